@@ -1,0 +1,1 @@
+"""The reference engine: speculative decoding with every accounting step in the open."""

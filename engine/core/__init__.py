@@ -1,0 +1,1 @@
+"""Ring 0: request, ledger, scheduler and configuration logic; standard library only."""

@@ -1,0 +1,1 @@
+"""Ring 2: drafting and judging."""
