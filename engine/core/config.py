@@ -1,0 +1,230 @@
+"""What was asked (EngineConfig), what is known of the models (Facts), and what will run (Resolved)."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields
+from difflib import get_close_matches
+from typing import Any, Final, Literal, TypeAlias
+
+from engine.core.errors import ConfigError
+
+AUTO: Final = "auto"
+Auto: TypeAlias = Literal["auto"]
+
+CHOICES: Final[dict[str, tuple[object, ...]]] = {
+    "spec_version": (AUTO, "v1", "v2"),
+    "dtype": (AUTO, "float32", "bfloat16", "float16"),
+    "device": (AUTO, "cpu", "cuda"),
+    "strict_memory": (0, 1, 2),
+}
+# Second names that SGLang's command line accepts for the same field.
+ALIASES: Final = {"model": "model_path", "speculative_draft_model": "speculative_draft_model_path"}
+TRUTHS: Final = {"true": True, "1": True, "false": False, "0": False}
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """What was asked, under the flag names that SGLang users know.
+
+    Sizes are in tokens, counts in requests; `auto` leaves the choice to `resolve`. ConfigError on a value of the
+    wrong type or outside a closed set; ranges and combinations are judged by `resolve`.
+    """
+
+    model_path: str
+    speculative_algorithm: str = "NONE"
+    speculative_draft_model_path: str | None = None
+    speculative_num_steps: int | Auto = AUTO
+    speculative_eagle_topk: int | Auto = AUTO
+    speculative_num_draft_tokens: int | Auto = AUTO
+    speculative_accept_threshold_single: float = 1.0
+    speculative_accept_threshold_acc: float = 1.0
+    spec_version: Literal["auto", "v1", "v2"] = AUTO
+    disable_overlap_schedule: bool = False
+    page_size: int | Auto = AUTO
+    disable_radix_cache: bool = False
+    chunked_prefill_size: int | Auto = AUTO
+    max_total_tokens: int | Auto = AUTO
+    max_running_requests: int | Auto = AUTO
+    context_length: int | Auto = AUTO
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = AUTO
+    device: Literal["auto", "cpu", "cuda"] = AUTO
+    random_seed: int = 0
+    strict_memory: int = 0
+    kv_stamps: bool = False
+
+    def __post_init__(self) -> None:
+        for name in KINDS:
+            _check(name, getattr(self, name))
+
+    @classmethod
+    def from_flags(cls, flags: Mapping[str, object]) -> "EngineConfig":
+        """A configuration from flags as typed (`--page-size`, `page-size` or `page_size`, values as text or typed).
+
+        ConfigError on an unknown flag (names the closest one), a flag given twice, or a value that does not parse.
+        """
+        values: dict[str, Any] = {}
+        for flag, value in flags.items():
+            name = flag.removeprefix("--").replace("-", "_")
+            name = ALIASES.get(name, name)
+            if name not in KINDS:
+                raise ConfigError(_unknown(flag, name))
+            if name in values:
+                raise ConfigError(f"{name} is given twice; give it once")
+            values[name] = _parse(name, value) if isinstance(value, str) else value
+        if "model_path" not in values:
+            raise ConfigError("model_path is missing; give the path or zoo name of the target model")
+        return cls(**values)
+
+
+def _kinds() -> dict[str, type]:
+    """The type of an explicit value, field by field; only sizes default to `auto`, only paths to None."""
+    kinds: dict[str, type] = {}
+    for field in fields(EngineConfig):
+        number = field.default == AUTO and field.name not in CHOICES
+        text = field.default in (MISSING, None, AUTO)
+        kinds[field.name] = int if number else str if text else type(field.default)
+    return kinds
+
+
+KINDS: Final = _kinds()
+UNASKED: Final[dict[str, object]] = {field.name: field.default for field in fields(EngineConfig)}
+WORDS: Final[dict[type, str]] = {int: "an integer", float: "a number", bool: "true or false", str: "a text"}
+
+
+def _unknown(flag: str, name: str) -> str:
+    close = get_close_matches(name, KINDS, n=1, cutoff=0.0)
+    return f"flag {flag!r} is unknown; the closest one is --{close[0].replace('_', '-')}"
+
+
+def _wants(name: str) -> str:
+    """The words for what a field accepts."""
+    if name in CHOICES:
+        return "one of " + ", ".join(str(choice) for choice in CHOICES[name])
+    return WORDS[KINDS[name]] + (" or 'auto'" if UNASKED[name] == AUTO else "")
+
+
+def _check(name: str, value: object) -> None:
+    kind = KINDS[name]
+    if name in CHOICES:
+        good = type(value) is kind and value in CHOICES[name]
+    elif kind is float:
+        good = type(value) in (int, float) and value == value
+    else:
+        good = type(value) is kind or (UNASKED[name] in (AUTO, None) and value == UNASKED[name])
+    if not good:
+        raise ConfigError(f"{name} must be {_wants(name)}, got {value!r}")
+
+
+def _parse(name: str, text: str) -> object:
+    """Text from a command line as the field's type; text that does not parse goes on to `_check` unchanged."""
+    kind = KINDS[name]
+    if kind is bool:
+        return TRUTHS.get(text.lower(), text)
+    try:
+        return text if text == UNASKED[name] else kind(text)
+    except ValueError:
+        return text
+
+
+@dataclass(frozen=True, slots=True)
+class DraftFacts:
+    """What a draft's checkpoint says of itself.
+
+    target_hidden_size: width of one target state that the draft reads, None for a draft that reads none.
+    draft_vocab_size: width of the draft's own head, None where it is vocab_size.
+    tokenizer_hash: None where the checkpoint brings no tokenizer.
+    aux_layers: indices of the target layers whose input states the draft reads.
+    """
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    target_hidden_size: int | None = None
+    draft_vocab_size: int | None = None
+    tokenizer_hash: str | None = None
+    aux_layers: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known of the models and the machine before a launch; context_length in tokens, gpus visible."""
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    context_length: int
+    tokenizer_hash: str | None = None
+    draft: DraftFacts | None = None
+    device_kind: Literal["cpu", "cuda"] = "cpu"
+    gpus: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why an automatic choice took its value."""
+
+    field: str
+    value: str | int | float | bool | None
+    because: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrite:
+    """A departure from an explicit ask; `field` is a field of EngineConfig."""
+
+    field: str
+    asked: str | int | float | bool | None
+    got: str | int | float | bool | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """What will run; only `engine.core.resolve.resolve` makes one.
+
+    num_steps: depth of a draft (0 without a drafter). topk: children per node (0 without a drafter).
+    num_draft_tokens: nodes per verified tree, root included (1 without a drafter).
+    lag: launched steps that may wait unread: 0 is spec v1, 1 is spec v2.
+    chunked_prefill_size: tokens per prefill chunk, None for whole prompts.
+    max_total_tokens: KV capacity in tokens, a whole number of pages; num_pages: the same in pages (padding page
+    not counted).
+    """
+
+    model_path: str
+    draft_path: str | None
+    algorithm: str
+    num_steps: int
+    topk: int
+    num_draft_tokens: int
+    lag: int
+    spec_version: Literal["v1", "v2"]
+    page_size: int
+    radix_cache: bool
+    chunked_prefill_size: int | None
+    max_total_tokens: int
+    num_pages: int
+    max_running_requests: int
+    context_length: int
+    dtype: Literal["float32", "bfloat16", "float16"]
+    device: Literal["cpu", "cuda"]
+    random_seed: int
+    strict_memory: int
+    kv_stamps: bool
+    reasons: tuple[Reason, ...] = ()
+    rewrites: tuple[Rewrite, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able values in the order of the fields."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values["reasons"] = [{"field": r.field, "value": r.value, "because": r.because} for r in self.reasons]
+        values["rewrites"] = [
+            {"field": r.field, "asked": r.asked, "got": r.got, "reason": r.reason} for r in self.rewrites
+        ]
+        return values
+
+    def launch_hash(self) -> str:
+        """12 hex digits over the values that run; reasons and rewrites do not change it."""
+        values = {name: value for name, value in self.as_dict().items() if name not in ("reasons", "rewrites")}
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]

@@ -1,0 +1,34 @@
+"""The exception tree of the engine.
+
+    Exception
+    ├── EngineError            speaks to a user: what was wrong, the value, what is allowed
+    │   ├── ConfigError        a launch that cannot run as asked
+    │   └── RequestError       one bad request; the rest of the batch goes on
+    └── EngineBug              a broken invariant of our own; never caught
+        ├── LedgerError        KV pages and accounts disagree
+        └── KernelError        a device operation broke its contract
+"""
+
+
+class EngineError(Exception):
+    """A mistake in what was asked; the text is one sentence that a user can act on."""
+
+
+class ConfigError(EngineError):
+    """A configuration that cannot run; the text names the fix."""
+
+
+class RequestError(EngineError):
+    """A request that cannot be served; it is refused alone."""
+
+
+class EngineBug(Exception):
+    """A broken invariant inside the engine; nothing may catch it and go on."""
+
+
+class LedgerError(EngineBug):
+    """A law of KV page ownership does not hold."""
+
+
+class KernelError(EngineBug):
+    """A device operation was called outside its contract or broke it."""
