@@ -1,0 +1,114 @@
+"""The launch rules that compare a draft's checkpoint with its target's."""
+
+from collections.abc import Callable
+from typing import Final
+
+from engine.core.config import DraftFacts
+from engine.core.situation import Rule, Situation
+
+FIX: Final = "use a draft made for this target"
+
+
+def _draft(s: Situation) -> DraftFacts | None:
+    """The draft's facts where the algorithm reads a draft at all."""
+    return s.facts.draft if s.traits.needs_draft_model else None
+
+
+def _head(draft: DraftFacts | None) -> bool:
+    """True for a head over hidden states, false for a full language model."""
+    return draft is not None and "eagle" in draft.architecture.lower()
+
+
+def _wrong_kind(s: Situation) -> bool:
+    draft = _draft(s)
+    return draft is not None and _head(draft) != s.traits.needs_hidden
+
+
+def _kind_sentence(s: Situation) -> str:
+    draft = _draft(s)
+    wants = "a head over hidden states" if s.traits.needs_hidden else "a full language model"
+    architecture = draft.architecture if draft else None
+    return f"{s.traits.name} needs {wants} as its draft, but {s.asked.speculative_draft_model_path} is a {architecture}"
+
+
+def _vocabulary(s: Situation) -> int | None:
+    draft = _draft(s)
+    return draft.vocab_size if draft and not s.traits.needs_hidden else None
+
+
+def _head_width(s: Situation) -> int | None:
+    draft = _draft(s)
+    return draft.draft_vocab_size if draft and s.traits.needs_hidden else None
+
+
+def _state_width(s: Situation) -> int | None:
+    draft = _draft(s)
+    return draft.target_hidden_size if draft and s.traits.needs_hidden else None
+
+
+def _tokenizers_differ(s: Situation) -> bool:
+    draft = _draft(s)
+    hashes = (draft.tokenizer_hash if draft else None, s.facts.tokenizer_hash)
+    return None not in hashes and hashes[0] != hashes[1]
+
+
+def _missing_layers(s: Situation) -> list[int]:
+    draft = _draft(s)
+    layers = draft.aux_layers if draft and s.traits.needs_hidden else ()
+    return [layer for layer in layers if not 0 <= layer < s.facts.num_layers]
+
+
+def _rule(name: str, why: str, broken: Callable[[Situation], bool], sentence: Callable[[Situation], str]) -> Rule:
+    return Rule(name, "refused", "speculative_draft_model_path", why, broken, sentence)
+
+
+PAIRING: Final[tuple[Rule, ...]] = (
+    _rule(
+        "draft-of-wrong-kind",
+        "a head over hidden states and a full language model are driven differently",
+        _wrong_kind,
+        _kind_sentence,
+    ),
+    _rule(
+        "vocabularies-differ",
+        "drafted token ids are compared with the target's",
+        lambda s: _vocabulary(s) not in (None, s.facts.vocab_size),
+        lambda s: (
+            f"the draft's vocabulary has {_vocabulary(s)} tokens and the target's {s.facts.vocab_size}; "
+            f"{s.traits.name} needs a draft with the target's own vocabulary"
+        ),
+    ),
+    _rule(
+        "draft-head-too-wide",
+        "every drafted id maps to one of the target's",
+        lambda s: (_head_width(s) or 0) > s.facts.vocab_size,
+        lambda s: f"the draft's head has {_head_width(s)} tokens, more than the target's {s.facts.vocab_size}; {FIX}",
+    ),
+    _rule(
+        "tokenizers-differ",
+        "the same id must mean the same text in draft and target",
+        _tokenizers_differ,
+        lambda s: (
+            f"the tokenizer of draft {s.asked.speculative_draft_model_path} is not the one of "
+            f"{s.asked.model_path}; {FIX}"
+        ),
+    ),
+    _rule(
+        "hidden-widths-differ",
+        "the draft reads the target's hidden states",
+        lambda s: _state_width(s) not in (None, s.facts.hidden_size),
+        lambda s: (
+            f"the draft reads hidden states of width {_state_width(s)}, but the target's are "
+            f"{s.facts.hidden_size} wide; {FIX}"
+        ),
+    ),
+    _rule(
+        "aux-layer-missing",
+        "the draft reads the states that enter certain layers of the target",
+        lambda s: bool(_missing_layers(s)),
+        lambda s: (
+            f"the draft reads the state entering layer {_missing_layers(s)[0]}, but the target has "
+            f"{s.facts.num_layers} layers; {FIX}"
+        ),
+    ),
+)

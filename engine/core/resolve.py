@@ -1,0 +1,110 @@
+"""From what was asked to what will run: pure, total, every value before any decision that depends on it."""
+
+from typing import Any, Final
+
+from engine.core.config import AUTO, EngineConfig, Facts, Reason, Resolved, Rewrite
+from engine.core.defaults import DEFAULTS, default_for
+from engine.core.errors import ConfigError
+from engine.core.rules import CAPACITY, RULES
+from engine.core.situation import Situation
+
+# In the order of the table: a field is chosen after everything that its rows read.
+ORDER: Final = tuple(dict.fromkeys(row.field for row in DEFAULTS))
+
+
+def resolve(config: EngineConfig, facts: Facts) -> Resolved:
+    """What will run for this ask on these models.
+
+    Every automatic value carries a Reason and every departure from an explicit value a Rewrite.
+    ConfigError, one sentence that names the fix, if it cannot run.
+    """
+    situation = Situation.of(config, facts)
+    _refuse(situation)
+    rewrites = _rewrites(situation)
+    reasons = _choose(situation, {rewrite.field: rewrite.got for rewrite in rewrites})
+    if CAPACITY.broken(situation):
+        raise ConfigError(CAPACITY.sentence(situation))
+    return _resolved(situation, reasons, rewrites)
+
+
+def _refuse(situation: Situation) -> None:
+    for rule in RULES:
+        if rule.kind == "refused" and rule.broken(situation):
+            raise ConfigError(rule.sentence(situation))
+
+
+def _rewrites(situation: Situation) -> tuple[Rewrite, ...]:
+    return tuple(
+        Rewrite(rule.field, getattr(situation.asked, rule.field), rule.got(situation), rule.sentence(situation))
+        for rule in RULES
+        if rule.got is not None and rule.broken(situation)
+    )
+
+
+def _choose(situation: Situation, rewritten: dict[str, Any]) -> tuple[Reason, ...]:
+    """Fill `situation.chosen` field by field; the reasons of the automatic ones."""
+    reasons = []
+    for field in ORDER:
+        value = rewritten.get(field, getattr(situation.asked, field))
+        if value == AUTO:
+            value, because = default_for(field, situation)
+            reasons.append(Reason(field, value, because))
+        situation.chosen[field] = value
+    return tuple(reasons)
+
+
+def _resolved(situation: Situation, reasons: tuple[Reason, ...], rewrites: tuple[Rewrite, ...]) -> Resolved:
+    asked = situation.asked
+    chosen: dict[str, Any] = situation.chosen
+    return Resolved(
+        model_path=asked.model_path,
+        draft_path=asked.speculative_draft_model_path,
+        algorithm=situation.traits.name,
+        num_steps=chosen["speculative_num_steps"],
+        topk=chosen["speculative_eagle_topk"],
+        num_draft_tokens=chosen["speculative_num_draft_tokens"],
+        lag=1 if chosen["spec_version"] == "v2" else 0,
+        spec_version=chosen["spec_version"],
+        page_size=chosen["page_size"],
+        radix_cache=not asked.disable_radix_cache,
+        chunked_prefill_size=None if chosen["chunked_prefill_size"] == -1 else chosen["chunked_prefill_size"],
+        max_total_tokens=chosen["max_total_tokens"],
+        num_pages=chosen["max_total_tokens"] // chosen["page_size"],
+        max_running_requests=chosen["max_running_requests"],
+        context_length=chosen["context_length"],
+        dtype=chosen["dtype"],
+        device=chosen["device"],
+        random_seed=asked.random_seed,
+        strict_memory=asked.strict_memory,
+        kv_stamps=asked.kv_stamps,
+        reasons=reasons,
+        rewrites=rewrites,
+    )
+
+
+def explicit(resolved: Resolved) -> EngineConfig:
+    """The configuration that asks for exactly these values; it resolves to them without reasons or rewrites.
+
+    Without a drafter the three draft sizes stay `auto`, the only ask that NONE accepts.
+    """
+    drafts = resolved.num_steps > 0
+    return EngineConfig(
+        model_path=resolved.model_path,
+        speculative_algorithm=resolved.algorithm,
+        speculative_draft_model_path=resolved.draft_path,
+        speculative_num_steps=resolved.num_steps if drafts else AUTO,
+        speculative_eagle_topk=resolved.topk if drafts else AUTO,
+        speculative_num_draft_tokens=resolved.num_draft_tokens if drafts else AUTO,
+        spec_version=resolved.spec_version,
+        page_size=resolved.page_size,
+        disable_radix_cache=not resolved.radix_cache,
+        chunked_prefill_size=-1 if resolved.chunked_prefill_size is None else resolved.chunked_prefill_size,
+        max_total_tokens=resolved.max_total_tokens,
+        max_running_requests=resolved.max_running_requests,
+        context_length=resolved.context_length,
+        dtype=resolved.dtype,
+        device=resolved.device,
+        random_seed=resolved.random_seed,
+        strict_memory=resolved.strict_memory,
+        kv_stamps=resolved.kv_stamps,
+    )

@@ -1,0 +1,268 @@
+"""The launch rules: what cannot run as asked is refused, what runs otherwise is rewritten; nothing else departs.
+
+`resolve` walks the table in order and the first refusal wins; the matrix lifts the same rows as constraints, so a
+cell that the matrix predicts refused is refused by the engine with the same sentence. Each predicate is total.
+"""
+
+from typing import Final
+
+from engine.core.config import AUTO
+from engine.core.pairing import PAIRING
+from engine.core.situation import Rule, Situation, tree_pool
+
+MAX_STEPS: Final = 255
+MAX_TOPK: Final = 64
+MAX_DRAFT_TOKENS: Final = 256
+MAX_PAGE: Final = 256
+MAX_SEED: Final = 2**63 - 1
+
+
+def _drafts(s: Situation) -> bool:
+    return s.traits.drafts
+
+
+def _draft_values(s: Situation) -> list[tuple[str, object]]:
+    """Explicit values that only a drafter reads."""
+    named = (
+        ("speculative_draft_model_path", s.asked.speculative_draft_model_path),
+        ("speculative_num_steps", s.asked.speculative_num_steps),
+        ("speculative_eagle_topk", s.asked.speculative_eagle_topk),
+        ("speculative_num_draft_tokens", s.asked.speculative_num_draft_tokens),
+    )
+    return [(name, value) for name, value in named if value not in (AUTO, None)]
+
+
+def _outside(value: int | str, low: int, high: int) -> bool:
+    return isinstance(value, int) and not low <= value <= high
+
+
+def _pool(s: Situation) -> int | None:
+    """Candidates of the asked tree; None for a chain or an automatic depth."""
+    steps = s.asked.speculative_num_steps
+    if not isinstance(steps, int) or s.asked_topk <= 1:
+        return None
+    return tree_pool(steps, s.asked_topk)
+
+
+def _too_wide(s: Situation) -> bool:
+    pool, width = _pool(s), s.asked.speculative_num_draft_tokens
+    return _drafts(s) and pool is not None and isinstance(width, int) and width - 1 > pool
+
+
+def _chain_width(s: Situation) -> int:
+    steps = s.asked.speculative_num_steps
+    return steps + 1 if isinstance(steps, int) else 0
+
+
+def _uneven_chain(s: Situation) -> bool:
+    width = s.asked.speculative_num_draft_tokens
+    explicit = isinstance(s.asked.speculative_num_steps, int) and isinstance(width, int)
+    return _drafts(s) and explicit and s.asked_topk == 1 and width != _chain_width(s)
+
+
+def _page(s: Situation) -> int:
+    return s.asked.page_size if isinstance(s.asked.page_size, int) else 1
+
+
+def _whole_pages(s: Situation) -> int:
+    tokens, page = s.asked.max_total_tokens, _page(s)
+    return tokens // page * page if isinstance(tokens, int) and page > 0 else 0
+
+
+def _uneven_pages(s: Situation) -> bool:
+    tokens = s.asked.max_total_tokens
+    return isinstance(tokens, int) and _page(s) > 0 and tokens != _whole_pages(s)
+
+
+def _thresholds(s: Situation) -> list[tuple[str, float]]:
+    named = (
+        ("speculative_accept_threshold_single", s.asked.speculative_accept_threshold_single),
+        ("speculative_accept_threshold_acc", s.asked.speculative_accept_threshold_acc),
+    )
+    return [(name, value) for name, value in named if value != 1.0]
+
+
+def _range(field: str, low: int, high: int, why: str) -> Rule:
+    """A whole number outside its range is refused."""
+    return Rule(
+        name=field.replace("speculative_", "").replace("eagle_", "").replace("_", "-") + "-range",
+        kind="refused",
+        field=field,
+        why=why,
+        broken=lambda s: _outside(getattr(s.asked, field), low, high),
+        sentence=lambda s: f"{field} must be {low} to {high}, got {getattr(s.asked, field)}: {why}",
+    )
+
+
+RULES: Final[tuple[Rule, ...]] = (
+    Rule(
+        name="nothing-to-draft",
+        kind="refused",
+        field="speculative_algorithm",
+        why="without a drafter the draft's values mean nothing",
+        broken=lambda s: not _drafts(s) and bool(_draft_values(s)),
+        sentence=lambda s: (
+            f"{_draft_values(s)[0][0]} {_draft_values(s)[0][1]} means nothing with speculative_algorithm "
+            f"{s.traits.name}; leave it out or name a drafter"
+        ),
+    ),
+    Rule(
+        name="draft-path-missing",
+        kind="refused",
+        field="speculative_draft_model_path",
+        why="the drafter has weights of its own",
+        broken=lambda s: s.traits.needs_draft_model and s.asked.speculative_draft_model_path is None,
+        sentence=lambda s: (
+            f"speculative_algorithm {s.traits.name} needs a draft checkpoint; give speculative_draft_model_path"
+        ),
+    ),
+    Rule(
+        name="draft-unread",
+        kind="refused",
+        field="speculative_draft_model_path",
+        why="a draft of which nothing is known cannot be checked against its target",
+        broken=lambda s: (
+            s.traits.needs_draft_model and s.asked.speculative_draft_model_path is not None and s.facts.draft is None
+        ),
+        sentence=lambda s: (
+            f"nothing is known of the draft at {s.asked.speculative_draft_model_path}; "
+            "read its config.json into the facts first"
+        ),
+    ),
+    Rule(
+        name="steps-auto-alone",
+        kind="refused",
+        field="speculative_num_steps",
+        why="depth, topk and width are chosen together or not at all",
+        broken=lambda s: (
+            _drafts(s)
+            and s.asked.speculative_num_steps == AUTO
+            and any(name != "speculative_draft_model_path" for name, _ in _draft_values(s))
+        ),
+        sentence=lambda s: (
+            "speculative_num_steps auto needs speculative_eagle_topk and speculative_num_draft_tokens auto too, got "
+            f"{s.asked.speculative_eagle_topk} and {s.asked.speculative_num_draft_tokens}; give speculative_num_steps"
+        ),
+    ),
+    _range("speculative_num_steps", 1, MAX_STEPS, "a drafter goes at least one step deep"),
+    _range("speculative_eagle_topk", 1, MAX_TOPK, "each step scores topk * topk candidates"),
+    _range("speculative_num_draft_tokens", 2, MAX_DRAFT_TOKENS, "the root and at least one draft are verified"),
+    Rule(
+        name="tree-too-wide",
+        kind="refused",
+        field="speculative_num_draft_tokens",
+        why="a tree of this depth and topk has fewer candidates than the asked width verifies",
+        broken=_too_wide,
+        sentence=lambda s: (
+            f"speculative_num_draft_tokens {s.asked.speculative_num_draft_tokens} is more than the root and the "
+            f"{_pool(s)} candidates of {s.asked.speculative_num_steps} steps with topk {s.asked_topk}; "
+            f"use 2 to {(_pool(s) or 0) + 1}"
+        ),
+    ),
+    Rule(
+        name="threshold-inexact",
+        kind="refused",
+        field="speculative_accept_threshold_single",
+        why="the verifier is exact: a looser threshold changes the answers",
+        broken=lambda s: bool(_thresholds(s)),
+        sentence=lambda s: f"{_thresholds(s)[0][0]} must be 1.0, got {_thresholds(s)[0][1]}: the verifier is exact",
+    ),
+    Rule(
+        name="v2-needs-overlap",
+        kind="refused",
+        field="spec_version",
+        why="v2 is the overlapped timing",
+        broken=lambda s: s.asked.disable_overlap_schedule and s.asked.spec_version == "v2",
+        sentence=lambda s: (
+            "spec_version v2 cannot run with disable_overlap_schedule; drop one of them or ask for spec_version v1"
+        ),
+    ),
+    *PAIRING,
+    _range("page_size", 1, MAX_PAGE, "tokens per KV page"),
+    Rule(
+        name="chunked-prefill-size-range",
+        kind="refused",
+        field="chunked_prefill_size",
+        why="a chunk holds at least one token",
+        broken=lambda s: (
+            isinstance(s.asked.chunked_prefill_size, int)
+            and s.asked.chunked_prefill_size < 1
+            and s.asked.chunked_prefill_size != -1
+        ),
+        sentence=lambda s: (
+            f"chunked_prefill_size must be at least 1, or -1 for whole prompts, got {s.asked.chunked_prefill_size}"
+        ),
+    ),
+    Rule(
+        name="max-running-requests-range",
+        kind="refused",
+        field="max_running_requests",
+        why="an engine that runs no request serves nobody",
+        broken=lambda s: isinstance(s.asked.max_running_requests, int) and s.asked.max_running_requests < 1,
+        sentence=lambda s: f"max_running_requests must be at least 1, got {s.asked.max_running_requests}",
+    ),
+    Rule(
+        name="context-length-range",
+        kind="refused",
+        field="context_length",
+        why="positions past the model's context were never trained",
+        broken=lambda s: _outside(s.asked.context_length, 2, s.facts.context_length),
+        sentence=lambda s: (
+            f"context_length must be 2 to {s.facts.context_length}, the model's own, got {s.asked.context_length}"
+        ),
+    ),
+    _range("random_seed", 0, MAX_SEED, "the counter-based generator takes 63 bits"),
+    Rule(
+        name="gpu-missing",
+        kind="refused",
+        field="device",
+        why="a GPU must be visible",
+        broken=lambda s: s.asked.device == "cuda" and s.facts.gpus == 0,
+        sentence=lambda s: "device cuda needs a visible GPU and there is none; use device cpu",
+    ),
+    Rule(
+        name="chain-width",
+        kind="rewritten",
+        field="speculative_num_draft_tokens",
+        why="a chain verifies its root and one token per step",
+        broken=_uneven_chain,
+        sentence=lambda s: (
+            f"with topk 1 a chain of {s.asked.speculative_num_steps} steps verifies {_chain_width(s)} tokens"
+        ),
+        got=_chain_width,
+    ),
+    Rule(
+        name="whole-pages",
+        kind="rewritten",
+        field="max_total_tokens",
+        why="KV memory comes in whole pages",
+        broken=_uneven_pages,
+        sentence=lambda s: f"KV memory comes in whole pages of {_page(s)} tokens, so the count is rounded down",
+        got=_whole_pages,
+    ),
+)
+
+
+def smallest_pool(s: Situation) -> int:
+    """Tokens of KV that one request of one prompt token reserves, in whole pages.
+
+    The committed token, the widths of the steps in flight and the width of the step to launch.
+    """
+    page = s.integer("page_size")
+    lag = 1 if s.chosen["spec_version"] == "v2" else 0
+    tokens = 1 + (lag + 1) * s.integer("speculative_num_draft_tokens")
+    return -(-tokens // page) * page
+
+
+# Judged last, over the chosen values.
+CAPACITY: Final = Rule(
+    name="pool-too-small",
+    kind="refused",
+    field="max_total_tokens",
+    why="the KV pool must hold at least one request",
+    broken=lambda s: s.integer("max_total_tokens") < smallest_pool(s),
+    sentence=lambda s: (
+        f"max_total_tokens {s.asked.max_total_tokens} holds no request: one token and its steps in flight need "
+        f"{smallest_pool(s)} (pages of {s.chosen['page_size']}); give at least that"
+    ),
+)
