@@ -1,12 +1,12 @@
 """The exception tree of the engine.
 
-    Exception
-    ├── EngineError            speaks to a user: what was wrong, the value, what is allowed
-    │   ├── ConfigError        a launch that cannot run as asked
-    │   └── RequestError       one bad request; the rest of the batch goes on
-    └── EngineBug              a broken invariant of our own; never caught
-        ├── LedgerError        KV pages and accounts disagree
-        └── KernelError        a device operation broke its contract
+Exception
+├── EngineError            speaks to a user: what was wrong, the value, what is allowed
+│   ├── ConfigError        a launch that cannot run as asked
+│   └── RequestError       one bad request; the rest of the batch goes on
+└── EngineBug              a broken invariant of our own; never caught
+    ├── LedgerError        KV pages and accounts disagree
+    └── KernelError        a device operation broke its contract
 """
 
 

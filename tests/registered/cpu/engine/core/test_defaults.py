@@ -1,0 +1,115 @@
+import pytest
+
+from engine.core.config import AUTO, DraftFacts, EngineConfig, Facts
+from engine.core.defaults import DEFAULTS
+from engine.core.resolve import ORDER, resolve
+
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+
+HEAD = DraftFacts("LlamaForCausalLMEagle3", 512, 96)
+MODEL = DraftFacts("LlamaForCausalLM", 512, 64)
+
+
+def facts(draft: DraftFacts | None = None, architecture: str = "LlamaForCausalLM", gpus: int = 0) -> Facts:
+    return Facts(architecture, 512, 128, 4, 1024, None, draft, "cuda" if gpus else "cpu", gpus)
+
+
+def test_every_auto_field_ends_in_a_row_that_always_applies():
+    rows = {field: [row for row in DEFAULTS if row.field == field] for field in ORDER}
+    assert all(row[-1].condition in ("always", "otherwise", "a tree", "explicit steps") for row in rows.values())
+    autos = {name for name in EngineConfig.__dataclass_fields__ if getattr(EngineConfig("m"), name) == AUTO}
+    assert set(ORDER) == autos
+
+
+@pytest.mark.parametrize(
+    ("config", "known", "shape"),
+    [
+        (EngineConfig("m"), facts(), (0, 0, 1)),
+        (EngineConfig("m", "STANDALONE", "d"), facts(MODEL), (3, 1, 4)),
+        (EngineConfig("m", "EAGLE3", "d"), facts(HEAD), (5, 4, 8)),
+        (EngineConfig("m", "EAGLE3", "d"), facts(HEAD, "Qwen3ForCausalLM"), (3, 1, 4)),
+        (EngineConfig("m", "EAGLE3", "d", 3), facts(HEAD), (3, 1, 4)),
+        (EngineConfig("m", "EAGLE3", "d", 1, 2), facts(HEAD), (1, 2, 3)),
+        (EngineConfig("m", "EAGLE3", "d", 1, 4), facts(HEAD), (1, 4, 5)),
+        (EngineConfig("m", "EAGLE3", "d", 3, 4), facts(HEAD), (3, 4, 8)),
+        (EngineConfig("m", "EAGLE3", "d", 5, 4, 16), facts(HEAD), (5, 4, 16)),
+    ],
+)
+def test_shape(config, known, shape):
+    resolved = resolve(config, known)
+    assert (resolved.num_steps, resolved.topk, resolved.num_draft_tokens) == shape
+
+
+@pytest.mark.parametrize(
+    ("asked", "known", "version", "because"),
+    [
+        ({}, facts(), "v2", "overlapped steps are the default"),
+        (
+            {"disable_overlap_schedule": True},
+            facts(),
+            "v1",
+            "overlap scheduling is disabled, so steps resolve synchronously",
+        ),
+        (
+            {"speculative_algorithm": "EAGLE3", "speculative_draft_model_path": "d"},
+            facts(HEAD),
+            "v1",
+            "trees (topk > 1) default to v1; ask for spec_version v2 to overlap them",
+        ),
+        (
+            {"speculative_algorithm": "EAGLE3", "speculative_draft_model_path": "d", "speculative_num_steps": 3},
+            facts(HEAD),
+            "v2",
+            "overlapped steps are the default",
+        ),
+    ],
+    ids=["plain", "overlap-off", "automatic-tree", "explicit-chain"],
+)
+def test_spec_version_is_decided_after_the_shape(asked, known, version, because):
+    resolved = resolve(EngineConfig("m", **asked), known)
+    (reason,) = (reason for reason in resolved.reasons if reason.field == "spec_version")
+    assert (resolved.spec_version, resolved.lag) == (version, int(version == "v2"))
+    assert (reason.value, reason.because) == (version, because)
+
+
+@pytest.mark.parametrize("version", ["v1", "v2"])
+@pytest.mark.parametrize("topk", [1, 4])
+def test_an_explicit_version_is_honoured(version, topk):
+    config = EngineConfig("m", "EAGLE3", "d", 3, topk, spec_version=version)
+    resolved = resolve(config, facts(HEAD))
+    assert resolved.spec_version == version
+    assert "spec_version" not in {reason.field for reason in resolved.reasons}
+
+
+@pytest.mark.parametrize(("config", "running"), [(EngineConfig("m"), 64), (EngineConfig("m", "EAGLE3", "d"), 48)])
+def test_running_requests_follow_the_drafter(config, running):
+    assert resolve(config, facts(HEAD if config.speculative_draft_model_path else None)).max_running_requests == running
+
+
+@pytest.mark.parametrize(("gpus", "device", "dtype"), [(0, "cpu", "float32"), (1, "cuda", "bfloat16")])
+def test_device_and_dtype_follow_the_machine(gpus, device, dtype):
+    resolved = resolve(EngineConfig("m"), facts(gpus=gpus))
+    assert (resolved.device, resolved.dtype) == (device, dtype)
+
+
+def test_dtype_follows_the_asked_device():
+    assert resolve(EngineConfig("m", device="cpu"), facts(gpus=1)).dtype == "float32"
+
+
+@pytest.mark.parametrize(
+    ("asked", "tokens"),
+    [
+        ({"max_running_requests": 4, "context_length": 100}, 4 * (100 + 2)),
+        ({"max_running_requests": 4, "context_length": 100, "page_size": 64}, 448),
+        ({}, 65536),
+        ({"page_size": 7}, 65541),
+    ],
+)
+def test_the_pool_holds_every_running_request_up_to_a_limit(asked, tokens):
+    resolved = resolve(EngineConfig("m", **asked), facts())
+    assert resolved.max_total_tokens == tokens == resolved.num_pages * resolved.page_size
+    assert not resolved.rewrites
+
+
+def test_rows_that_may_be_promoted_name_their_evidence():
+    assert all(row.evidence for row in DEFAULTS if row.field == "spec_version" and "disabled" not in row.condition)

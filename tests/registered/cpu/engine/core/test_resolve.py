@@ -1,0 +1,184 @@
+from dataclasses import fields
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.core.config import AUTO, DraftFacts, EngineConfig, Facts
+from engine.core.errors import ConfigError
+from engine.core.resolve import explicit, resolve
+from engine.core.situation import tree_pool
+
+pytestmark = pytest.mark.register(est_seconds=6, tier="cpu", stage="pr")
+
+# What an EngineConfig field is called once it is resolved, where the names differ.
+RESOLVED_NAME = {
+    "speculative_num_steps": "num_steps",
+    "speculative_eagle_topk": "topk",
+    "speculative_num_draft_tokens": "num_draft_tokens",
+    "speculative_draft_model_path": "draft_path",
+}
+
+
+HEAD = DraftFacts("LlamaForCausalLMEagle3", 512, 96, 128, 300, "t", (1, 2, 3))
+MODEL = DraftFacts("LlamaForCausalLM", 512, 64, None, None, "t")
+ANY = st.integers(-(2**70), 2**70)
+
+
+def auto(values: st.SearchStrategy[int]) -> st.SearchStrategy[object]:
+    return st.one_of(st.just(AUTO), values)
+
+
+def known(draft: st.SearchStrategy[DraftFacts | None]) -> st.SearchStrategy[Facts]:
+    return st.builds(
+        Facts,
+        architecture=st.sampled_from(["LlamaForCausalLM", "Qwen3ForCausalLM"]),
+        vocab_size=st.just(512),
+        hidden_size=st.just(128),
+        num_layers=st.just(4),
+        context_length=st.sampled_from([100, 1024, 131072]),
+        tokenizer_hash=st.sampled_from([None, "t"]),
+        draft=draft,
+        device_kind=st.sampled_from(["cpu", "cuda"]),
+        gpus=st.sampled_from([0, 1]),
+    )
+
+
+WILD = st.builds(
+    EngineConfig,
+    model_path=st.just("m"),
+    speculative_algorithm=st.sampled_from(["NONE", "standalone", "EAGLE3", "STANDALONE", "ngram"]),
+    speculative_draft_model_path=st.sampled_from([None, "d", "d", "d"]),
+    speculative_num_steps=auto(ANY),
+    speculative_eagle_topk=auto(ANY),
+    speculative_num_draft_tokens=auto(ANY),
+    speculative_accept_threshold_single=st.floats(allow_nan=False),
+    spec_version=st.sampled_from([AUTO, "v1", "v2"]),
+    disable_overlap_schedule=st.booleans(),
+    page_size=auto(ANY),
+    chunked_prefill_size=auto(ANY),
+    max_total_tokens=auto(ANY),
+    max_running_requests=auto(ANY),
+    context_length=auto(ANY),
+    device=st.sampled_from([AUTO, "cpu", "cuda"]),
+    random_seed=ANY,
+)
+WILD_FACTS = known(
+    st.sampled_from(
+        [
+            None,
+            HEAD,
+            MODEL,
+            DraftFacts("LlamaForCausalLM", 500, 64, None, None, "u"),
+            DraftFacts("LlamaForCausalLMEagle3", 512, 96, 256, 900, None, (1, 2, 9)),
+        ]
+    )
+)
+
+
+@st.composite
+def runnable(draw: st.DrawFn) -> tuple[EngineConfig, Facts]:
+    """An ask in which each value is legal; a pool too small for one request is the only refusal left."""
+    algorithm = draw(st.sampled_from(["NONE", "STANDALONE", "EAGLE3"]))
+    drafted = algorithm != "NONE"
+    steps = draw(auto(st.integers(1, 6))) if drafted else AUTO
+    topk = draw(auto(st.integers(1, 5))) if steps != AUTO else AUTO
+    children = 1 if topk == AUTO else topk
+    widest = tree_pool(steps, topk) + 1 if children > 1 else 12
+    width = draw(auto(st.integers(2, widest))) if steps != AUTO else AUTO
+    disabled = draw(st.booleans())
+    config = EngineConfig(
+        "m",
+        algorithm,
+        "d" if drafted else None,
+        steps,
+        topk,
+        width,
+        spec_version=draw(st.sampled_from([AUTO, "v1"] if disabled else [AUTO, "v1", "v2"])),
+        disable_overlap_schedule=disabled,
+        page_size=draw(auto(st.integers(1, 64))),
+        disable_radix_cache=draw(st.booleans()),
+        chunked_prefill_size=draw(auto(st.sampled_from([-1, 1, 7]))),
+        max_total_tokens=draw(auto(st.integers(400, 5000))),
+        max_running_requests=draw(auto(st.integers(1, 64))),
+        context_length=draw(auto(st.integers(2, 100))),
+        dtype=draw(st.sampled_from([AUTO, "float32", "bfloat16"])),
+        device=draw(st.sampled_from([AUTO, "cpu"])),
+        random_seed=draw(st.integers(0, 9)),
+        strict_memory=draw(st.integers(0, 2)),
+        kv_stamps=draw(st.booleans()),
+    )
+    draft = {"NONE": None, "STANDALONE": MODEL, "EAGLE3": HEAD}[algorithm]
+    return config, draw(known(st.just(draft)))
+
+
+def attempt(config: EngineConfig, facts: Facts) -> object:
+    try:
+        return resolve(config, facts)
+    except ConfigError as error:
+        return str(error)
+
+
+@settings(max_examples=400, deadline=None, derandomize=True)
+@given(WILD, WILD_FACTS)
+def test_total_and_pure(config, facts):
+    first = attempt(config, facts)
+    assert attempt(config, facts) == first
+    if isinstance(first, str):
+        assert first and "\n" not in first
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(runnable())
+def test_explicit_values_are_kept_or_rewritten_and_automatic_ones_have_a_reason(ask):
+    config, facts = ask
+    resolved = resolve(config, facts)
+    rewrites = {rewrite.field: rewrite for rewrite in resolved.rewrites}
+    reasons = {reason.field: reason for reason in resolved.reasons}
+    for field in fields(config):
+        asked = getattr(config, field.name)
+        name = RESOLVED_NAME.get(field.name, field.name)
+        if asked == AUTO:
+            assert reasons.pop(field.name).value == getattr(resolved, name)
+        elif field.name in rewrites:
+            assert rewrites[field.name].asked == asked
+            assert rewrites[field.name].got == getattr(resolved, name) != asked
+        elif name == "chunked_prefill_size":
+            assert resolved.chunked_prefill_size == (None if asked == -1 else asked)
+        elif name == "disable_radix_cache":
+            assert resolved.radix_cache is not asked
+        elif name == "disable_overlap_schedule":
+            assert not asked or resolved.spec_version == "v1"
+        elif not name.startswith("speculative_accept"):
+            assert getattr(resolved, {"speculative_algorithm": "algorithm"}.get(name, name)) == asked
+    assert not reasons
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(runnable())
+def test_resolution_is_idempotent_on_explicit_values(ask):
+    config, facts = ask
+    resolved = resolve(config, facts)
+    again = resolve(explicit(resolved), facts)
+    assert again.launch_hash() == resolved.launch_hash()
+    assert again.rewrites == ()
+    drafting = {"speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens"}
+    assert {reason.field for reason in again.reasons} == (set() if resolved.num_steps else drafting)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(runnable())
+def test_what_is_resolved_can_run(ask):
+    config, facts = ask
+    resolved = resolve(config, facts)
+    assert resolved.lag == int(resolved.spec_version == "v2")
+    assert resolved.num_pages * resolved.page_size == resolved.max_total_tokens
+    assert resolved.max_total_tokens >= 1 + (1 + resolved.lag) * resolved.num_draft_tokens
+    assert resolved.num_draft_tokens == resolved.num_steps + 1 or resolved.topk > 1
+    assert resolved.context_length <= facts.context_length
+
+
+def test_the_algorithm_is_named_in_upper_case_without_a_rewrite():
+    facts = Facts("LlamaForCausalLM", 512, 128, 4, 1024, draft=HEAD)
+    resolved = resolve(EngineConfig("m", "eagle3", "d"), facts)
+    assert resolved.algorithm == "EAGLE3" and not resolved.rewrites

@@ -1,0 +1,269 @@
+import pytest
+
+from engine.core.config import DraftFacts, EngineConfig, Facts
+from engine.core.errors import ConfigError
+from engine.core.resolve import resolve
+from engine.core.rules import CAPACITY, RULES
+from engine.core.situation import Situation, tree_pool
+
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+
+HEAD = DraftFacts(
+    "LlamaForCausalLMEagle3",
+    vocab_size=512,
+    hidden_size=96,
+    target_hidden_size=128,
+    draft_vocab_size=300,
+    tokenizer_hash="t",
+    aux_layers=(1, 2, 3),
+)
+MODEL = DraftFacts("LlamaForCausalLM", vocab_size=512, hidden_size=64, tokenizer_hash="t")
+
+
+def facts(draft: DraftFacts | None = HEAD, gpus: int = 0) -> Facts:
+    return Facts("LlamaForCausalLM", 512, 128, 4, 1024, "t", draft, "cuda" if gpus else "cpu", gpus)
+
+
+def eagle3(**asked: object) -> EngineConfig:
+    return EngineConfig("m", "EAGLE3", "d", **asked)
+
+
+def standalone(**asked: object) -> EngineConfig:
+    return EngineConfig("m", "STANDALONE", "d", **asked)
+
+
+def head(**changes: object) -> Facts:
+    values = {name: getattr(HEAD, name) for name in HEAD.__dataclass_fields__}
+    return facts(DraftFacts(**(values | changes)))
+
+
+REFUSED = [
+    (
+        "nothing-to-draft",
+        EngineConfig("m", speculative_num_steps=3),
+        facts(None),
+        "speculative_num_steps 3 means nothing with speculative_algorithm NONE; leave it out or name a drafter",
+    ),
+    (
+        "nothing-to-draft",
+        EngineConfig("m", speculative_draft_model_path="d"),
+        facts(),
+        "speculative_draft_model_path d means nothing with speculative_algorithm NONE; leave it out or name a drafter",
+    ),
+    (
+        "draft-path-missing",
+        EngineConfig("m", "EAGLE3"),
+        facts(None),
+        "speculative_algorithm EAGLE3 needs a draft checkpoint; give speculative_draft_model_path",
+    ),
+    (
+        "draft-unread",
+        eagle3(),
+        facts(None),
+        "nothing is known of the draft at d; read its config.json into the facts first",
+    ),
+    (
+        "steps-auto-alone",
+        eagle3(speculative_eagle_topk=2),
+        facts(),
+        "speculative_num_steps auto needs speculative_eagle_topk and speculative_num_draft_tokens auto too, "
+        "got 2 and auto; give speculative_num_steps",
+    ),
+    (
+        "num-steps-range",
+        eagle3(speculative_num_steps=0),
+        facts(),
+        "speculative_num_steps must be 1 to 255, got 0: a drafter goes at least one step deep",
+    ),
+    (
+        "topk-range",
+        eagle3(speculative_num_steps=1, speculative_eagle_topk=65),
+        facts(),
+        "speculative_eagle_topk must be 1 to 64, got 65: each step scores topk * topk candidates",
+    ),
+    (
+        "num-draft-tokens-range",
+        eagle3(speculative_num_steps=3, speculative_eagle_topk=2, speculative_num_draft_tokens=1),
+        facts(),
+        "speculative_num_draft_tokens must be 2 to 256, got 1: the root and at least one draft are verified",
+    ),
+    (
+        "tree-too-wide",
+        eagle3(speculative_num_steps=2, speculative_eagle_topk=2, speculative_num_draft_tokens=8),
+        facts(),
+        "speculative_num_draft_tokens 8 is more than the root and the 6 candidates of 2 steps with topk 2; use 2 to 7",
+    ),
+    (
+        "threshold-inexact",
+        eagle3(speculative_accept_threshold_single=0.9),
+        facts(),
+        "speculative_accept_threshold_single must be 1.0, got 0.9: the verifier is exact",
+    ),
+    (
+        "threshold-inexact",
+        EngineConfig("m", speculative_accept_threshold_acc=2.0),
+        facts(None),
+        "speculative_accept_threshold_acc must be 1.0, got 2.0: the verifier is exact",
+    ),
+    (
+        "v2-needs-overlap",
+        EngineConfig("m", spec_version="v2", disable_overlap_schedule=True),
+        facts(None),
+        "spec_version v2 cannot run with disable_overlap_schedule; drop one of them or ask for spec_version v1",
+    ),
+    (
+        "draft-of-wrong-kind",
+        eagle3(),
+        facts(MODEL),
+        "EAGLE3 needs a head over hidden states as its draft, but d is a LlamaForCausalLM",
+    ),
+    (
+        "draft-of-wrong-kind",
+        standalone(),
+        facts(HEAD),
+        "STANDALONE needs a full language model as its draft, but d is a LlamaForCausalLMEagle3",
+    ),
+    (
+        "vocabularies-differ",
+        standalone(),
+        facts(DraftFacts("LlamaForCausalLM", vocab_size=500, hidden_size=64)),
+        "the draft's vocabulary has 500 tokens and the target's 512; "
+        "STANDALONE needs a draft with the target's own vocabulary",
+    ),
+    (
+        "draft-head-too-wide",
+        eagle3(),
+        head(draft_vocab_size=513),
+        "the draft's head has 513 tokens, more than the target's 512; use a draft made for this target",
+    ),
+    (
+        "tokenizers-differ",
+        eagle3(),
+        head(tokenizer_hash="other"),
+        "the tokenizer of draft d is not the one of m; use a draft made for this target",
+    ),
+    (
+        "hidden-widths-differ",
+        eagle3(),
+        head(target_hidden_size=256),
+        "the draft reads hidden states of width 256, but the target's are 128 wide; use a draft made for this target",
+    ),
+    (
+        "aux-layer-missing",
+        eagle3(),
+        head(aux_layers=(1, 2, 9)),
+        "the draft reads the state entering layer 9, but the target has 4 layers; use a draft made for this target",
+    ),
+    (
+        "page-size-range",
+        EngineConfig("m", page_size=0),
+        facts(None),
+        "page_size must be 1 to 256, got 0: tokens per KV page",
+    ),
+    (
+        "chunked-prefill-size-range",
+        EngineConfig("m", chunked_prefill_size=0),
+        facts(None),
+        "chunked_prefill_size must be at least 1, or -1 for whole prompts, got 0",
+    ),
+    (
+        "max-running-requests-range",
+        EngineConfig("m", max_running_requests=0),
+        facts(None),
+        "max_running_requests must be at least 1, got 0",
+    ),
+    (
+        "context-length-range",
+        EngineConfig("m", context_length=1025),
+        facts(None),
+        "context_length must be 2 to 1024, the model's own, got 1025",
+    ),
+    (
+        "random-seed-range",
+        EngineConfig("m", random_seed=-1),
+        facts(None),
+        f"random_seed must be 0 to {2**63 - 1}, got -1: the counter-based generator takes 63 bits",
+    ),
+    (
+        "gpu-missing",
+        EngineConfig("m", device="cuda"),
+        facts(None),
+        "device cuda needs a visible GPU and there is none; use device cpu",
+    ),
+]
+REWRITTEN = [
+    (
+        "chain-width",
+        eagle3(speculative_num_steps=3, speculative_num_draft_tokens=8),
+        (8, 4, "with topk 1 a chain of 3 steps verifies 4 tokens"),
+    ),
+    (
+        "whole-pages",
+        eagle3(max_total_tokens=100, page_size=16),
+        (100, 96, "KV memory comes in whole pages of 16 tokens, so the count is rounded down"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("rule", "config", "known", "sentence"), REFUSED)
+def test_refused_in_one_sentence(rule, config, known, sentence):
+    with pytest.raises(ConfigError) as caught:
+        resolve(config, known)
+    assert str(caught.value) == sentence
+
+
+@pytest.mark.parametrize(("rule", "config", "known", "sentence"), REFUSED)
+def test_each_case_breaks_one_rule_alone(rule, config, known, sentence):
+    situation = Situation.of(config, known)
+    assert [row.name for row in RULES if row.broken(situation)] == [rule]
+
+
+@pytest.mark.parametrize(("rule", "config", "rewrite"), REWRITTEN)
+def test_rewritten_with_asked_got_and_reason(rule, config, rewrite):
+    situation = Situation.of(config, facts())
+    (row,) = (row for row in RULES if row.broken(situation))
+    (made,) = resolve(config, facts()).rewrites
+    assert row.name == rule and made.field == row.field
+    assert (made.asked, made.got, made.reason) == rewrite
+
+
+def test_every_rule_has_a_case():
+    tried = {case[0] for case in REFUSED} | {case[0] for case in REWRITTEN}
+    assert tried == {rule.name for rule in RULES}
+
+
+def test_names_are_unique_and_rewrites_name_their_value():
+    assert len({rule.name for rule in RULES}) == len(RULES)
+    assert all((rule.got is not None) == (rule.kind == "rewritten") for rule in RULES)
+
+
+@pytest.mark.parametrize(
+    ("version", "need"),
+    [("v1", 16), ("v2", 32)],
+)
+def test_a_pool_that_holds_no_request_is_refused_at_each_timing(version, need):
+    asked = {"speculative_num_steps": 7, "page_size": 16, "spec_version": version}
+    assert CAPACITY.name == "pool-too-small"
+    assert resolve(eagle3(max_total_tokens=need, **asked), facts()).num_pages == need // 16
+    with pytest.raises(ConfigError) as caught:
+        resolve(eagle3(max_total_tokens=need - 1, **asked), facts())
+    assert str(caught.value) == (
+        f"max_total_tokens {need - 1} holds no request: one token and its steps in flight need {need} "
+        "(pages of 16); give at least that"
+    )
+
+
+@pytest.mark.parametrize(("steps", "topk", "pool"), [(1, 4, 4), (2, 2, 6), (5, 4, 68), (3, 1, 3)])
+def test_tree_pool_counts_candidates_level_by_level(steps, topk, pool):
+    levels = [topk] + [topk * topk] * (steps - 1)
+    assert tree_pool(steps, topk) == sum(levels) == pool
+
+
+@pytest.mark.parametrize("width", [2, 7])
+def test_the_widest_legal_tree_runs(width):
+    config = eagle3(speculative_num_steps=2, speculative_eagle_topk=2, speculative_num_draft_tokens=width)
+    assert resolve(config, facts()).num_draft_tokens == width
+
+
+def test_facts_of_a_draft_that_is_not_read_do_not_refuse_plain_decoding():
+    assert resolve(EngineConfig("m"), head(tokenizer_hash="other")).algorithm == "NONE"
