@@ -1,0 +1,64 @@
+"""What a cell really exercised: one value per axis, taken from the resolved configuration wherever it says one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import combinations
+from typing import Final, TypeAlias
+
+from reports.schema import Json
+
+Value: TypeAlias = tuple[str, str]
+Pair: TypeAlias = tuple[Value, Value]
+
+# Axis -> field of the resolved configuration, where the two names differ; an axis named like a field needs no row.
+RESOLVED_FIELD: Final = {
+    "steps": "num_steps",
+    "draft_tokens": "num_draft_tokens",
+    "prefix_cache": "radix_cache",
+    "chunk": "chunked_prefill_size",
+}
+# Field of the resolved configuration -> fields of the request whose reason or rewrite explains it.
+ASKED_FIELDS: Final = {
+    "algorithm": ("speculative_algorithm",),
+    "num_steps": ("speculative_num_steps",),
+    "topk": ("speculative_eagle_topk",),
+    "num_draft_tokens": ("speculative_num_draft_tokens",),
+    "radix_cache": ("disable_radix_cache",),
+    "draft_path": ("speculative_draft_model_path",),
+    "lag": ("spec_version",),
+    "num_pages": ("max_total_tokens", "page_size"),
+}
+
+
+def effective(axes: Mapping[str, Json], resolved: Mapping[str, Json] | None) -> dict[str, str]:
+    """Axis -> effective value as text, for every axis of the cell.
+
+    A launch axis takes the resolved value whatever was asked; a request axis (batch, sampling, abort) is not in the
+    resolved configuration and keeps its own, which the cell's witness has proved.
+    """
+    if resolved is None:
+        return {axis: word(value) for axis, value in axes.items()}
+    return {axis: word(resolved.get(RESOLVED_FIELD.get(axis, axis), value)) for axis, value in axes.items()}
+
+
+def word(value: Json) -> str:
+    """A configuration value as text; switches read on and off, and an absent size is off."""
+    if value is None or value is False:
+        return "off"
+    return "on" if value is True else str(value)
+
+
+def pairs(values: Mapping[str, str]) -> list[Pair]:
+    """All pairs of (axis, value), each in the order of the axis names."""
+    return list(combinations(sorted(values.items()), 2))
+
+
+def pair_text(pair: Pair) -> str:
+    """A pair for people: `(spec_version=v2, topk=4)`."""
+    return f"({', '.join(f'{axis}={value}' for axis, value in pair)})"
+
+
+def explaining_fields(field: str) -> tuple[str, ...]:
+    """Names under which a reason or a rewrite may speak of the resolved field `field`."""
+    return (field, *ASKED_FIELDS.get(field, ()))

@@ -1,0 +1,82 @@
+"""The counts of a report, and `summary.json`."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from reports.atomic import write_text
+from reports.load import Report
+from reports.schema import SCHEMA, SUMMARY_FILE, CellResult, CellState, GateState, Header, Json, is_waived
+
+# Keys of summary.json for the states; part of its stable form.
+STATE_KEYS: Final[dict[CellState, str]] = {
+    "PASS": "pass", "FAIL": "fail", "NOT MEASURED": "not_measured", "INFRA": "infra",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Counts over one report.
+
+    `seconds` is the sum over cells, in seconds of wall time. `waived` cells are red under a waiver that has not
+    expired; they are counted in their state as well. `by_gate` has a row per gate that judged at least one cell.
+    """
+
+    header: Header
+    cells: int
+    states: dict[CellState, int]
+    waived: int
+    seconds: float
+    by_gate: dict[str, dict[GateState, int]]
+
+    @property
+    def red(self) -> int:
+        """Cells that fail the run: every state but PASS, less the waived ones."""
+        return self.cells - self.states["PASS"] - self.waived
+
+    def to_json(self) -> dict[str, Json]:
+        """The stable form of `summary.json`."""
+        return {
+            "schema": SCHEMA,
+            "cells": self.cells,
+            **{key: self.states[state] for state, key in STATE_KEYS.items()},
+            "waived": self.waived,
+            "red": self.red,
+            "seconds": round(self.seconds, 3),
+            "tier": self.header.tier,
+            "stage": self.header.stage,
+            "by_gate": self.by_gate,
+        }
+
+
+def is_red(cell: CellResult, today: str) -> bool:
+    """True if the cell is not green and no waiver covers it on `today` (ISO date)."""
+    return cell.state != "PASS" and not is_waived(cell, today)
+
+
+def summarise(report: Report) -> Summary:
+    """Count states, gates, waivers and seconds of a report; waivers are judged on the day of the run."""
+    states: dict[CellState, int] = dict.fromkeys(STATE_KEYS, 0)
+    gates: dict[str, Counter[GateState]] = {}
+    waived = 0
+    seconds = 0.0
+    for cell in report:
+        states[cell.state] += 1
+        seconds += cell.seconds
+        waived += cell.state != "PASS" and is_waived(cell, report.header.created)
+        for gate in cell.gates:
+            gates.setdefault(gate.name, Counter())[gate.state] += 1
+    return Summary(
+        report.header, len(report), states, waived, seconds, {name: dict(row) for name, row in gates.items()}
+    )
+
+
+def write_summary(summary: Summary, directory: Path) -> Path:
+    """Write `directory/summary.json` whole or not at all; returns its path. Raises ReportError."""
+    path = directory / SUMMARY_FILE
+    write_text(path, json.dumps(summary.to_json(), indent=2) + "\n")
+    return path
