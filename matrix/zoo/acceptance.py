@@ -1,0 +1,96 @@
+"""Accept lengths of a draft on the target's own greedy answers, for chains."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from matrix.zoo.corpus import Batch, Buckets, Sequences
+from matrix.zoo.eagle_net import EagleNet
+from matrix.zoo.net import LlamaNet
+
+LONGEST = 7
+LENGTHS = (1, 2, 3, 5, 7)
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """`length[k]`: tokens per round (bonus included) with k draft steps; `rate[j]`: acceptance of draft j+1 given all before it."""
+
+    length: dict[int, float]
+    rate: tuple[float, ...]
+
+
+Runs = Callable[[Batch], torch.Tensor]
+
+
+@torch.inference_mode()
+def standalone_runs(net: LlamaNet, batch: Batch) -> torch.Tensor:
+    """[B, T]: how many tokens after L the draft gets right in a row when L is the last known token; it never sees BOS."""
+    logits, _ = net(batch.tokens[:, 1:])
+    right = torch.zeros_like(batch.tokens, dtype=torch.bool)
+    right[:, 2:] = logits[:, :-1].argmax(-1) == batch.tokens[:, 2:]
+    runs = torch.zeros_like(batch.tokens)
+    alive = torch.ones_like(right)
+    for ahead in range(1, LONGEST + 1):
+        alive = alive & torch.nn.functional.pad(right[:, ahead:], (0, min(ahead, right.shape[1])))[:, : right.shape[1]]
+        runs += alive
+    return runs
+
+
+@torch.inference_mode()
+def eagle_runs(net: EagleNet, target: LlamaNet, aux: tuple[int, ...], kept: torch.Tensor, batch: Batch) -> torch.Tensor:
+    """As `standalone_runs`; the first proposal for known tokens 0..L comes from slot L-1."""
+    _, states = target(batch.tokens, aux=aux)
+    assert states is not None
+    runs = torch.zeros_like(batch.tokens)
+    alive = torch.ones_like(batch.tokens[:, :-1], dtype=torch.bool)
+    for step, logits in enumerate(net.unroll(batch.tokens, states, LONGEST)):
+        chosen = kept[logits.argmax(-1)]
+        truth = torch.nn.functional.pad(batch.tokens[:, 2 + step :], (0, 1 + step), value=-1)[:, : chosen.shape[1]]
+        alive = alive & (chosen == truth)
+        runs[:, 1:] += alive
+    return runs
+
+
+def _rounds(runs: npt.NDArray[np.int64], prompt: int, length: int, steps: int) -> tuple[list[int], list[int]]:
+    """Per round: drafts accepted, and drafts that the answer had room for."""
+    accepted, room = [], []
+    last = prompt
+    while last < length - 1:
+        possible = min(steps, length - 1 - last)
+        got = min(int(runs[last]), possible)
+        accepted.append(got)
+        room.append(possible)
+        last += got + 1
+    return accepted, room
+
+
+def measure(answers: Sequences, runs_of: Runs, device: torch.device) -> Acceptance:
+    """Acceptance over all rounds of all answers; a round that ends the answer counts the tokens it still emitted."""
+    rows: list[tuple[npt.NDArray[np.int64], int, int]] = []
+    for group in Buckets(answers, device).groups:
+        for part in torch.arange(len(group.tokens), device=device).split(256):
+            batch = Batch(group.tokens[part].long(), group.lengths[part], group.prompts[part])
+            found = runs_of(batch).cpu().numpy()
+            rows += zip(found, batch.prompts.tolist(), batch.lengths.tolist(), strict=True)
+    length: dict[int, float] = {}
+    for steps in LENGTHS:
+        emitted, rounds = 0, 0
+        for runs, prompt, end in rows:
+            accepted, _ = _rounds(runs, prompt, end, steps)
+            emitted += end - 1 - prompt
+            rounds += len(accepted)
+        length[steps] = emitted / max(rounds, 1)
+    return Acceptance(length, _rates(rows))
+
+
+def _rates(rows: Sequence[tuple[npt.NDArray[np.int64], int, int]]) -> tuple[float, ...]:
+    reached, passed = np.zeros(LONGEST), np.zeros(LONGEST)
+    for runs, prompt, end in rows:
+        for accepted, room in zip(*_rounds(runs, prompt, end, LONGEST), strict=True):
+            reached[: min(accepted + 1, room)] += 1
+            passed[:accepted] += 1
+    return tuple((passed / np.maximum(reached, 1)).round(4).tolist())

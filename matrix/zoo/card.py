@@ -1,0 +1,75 @@
+"""card.json: what is known about a checkpoint, and how it was measured."""
+
+import json
+import math
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """`right` of `total` questions, with the 95 % Wilson interval."""
+
+    right: int
+    total: int
+
+    @property
+    def share(self) -> float:
+        return self.right / self.total
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        return wilson(self.right, self.total)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"right": self.right, "total": self.total, "share": round(self.share, 4), "wilson95": [round(x, 4) for x in self.interval]}
+
+
+def wilson(right: int, total: int, z: float = 1.959964) -> tuple[float, float]:
+    """Wilson score interval of a proportion (Wilson, 1927)."""
+    share, spread = right / total, z * z / total
+    middle = (share + spread / 2) / (1 + spread)
+    half = z * math.sqrt(share * (1 - share) / total + spread / (4 * total)) / (1 + spread)
+    return middle - half, middle + half
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """The figures of one checkpoint; `accuracy` maps a split to a Score's dict, `acceptance` is empty for a target."""
+
+    name: str
+    kind: str
+    parameters: int
+    data_hash: str
+    recipe: dict[str, Any]
+    training: dict[str, Any]
+    accuracy: dict[str, dict[str, Any]] = field(default_factory=dict)
+    acceptance: dict[str, Any] = field(default_factory=dict)
+
+    def write(self, folder: Path) -> None:
+        """Store as card.json in the checkpoint's folder."""
+        (folder / "card.json").write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+
+
+def read(folder: Path) -> Card:
+    """The card of a checkpoint folder."""
+    return Card(**json.loads((folder / "card.json").read_text(encoding="utf-8")))
+
+
+def lines(card: Card) -> list[str]:
+    """The card as text for `zoo list`."""
+    training = card.training
+    out = [
+        f"{card.name} ({card.kind}): {card.parameters:,} parameters, data {card.data_hash}",
+        f"  trained {training['steps']:,} steps, {training['tokens'] / 1e6:.0f} M tokens, {training['seconds']:.0f} s on {training['device']},"
+        f" loss {training['loss']:.4f}",
+    ]
+    for split, score in card.accuracy.items():
+        low, high = score["wilson95"]
+        out.append(f"  accuracy {split}: {score['share']:.1%} of {score['total']} [{low:.1%}, {high:.1%}]")
+    if card.acceptance:
+        lengths = ", ".join(f"{steps}: {value:.2f}" for steps, value in card.acceptance["length"].items())
+        out.append(f"  accept length by draft steps: {lengths}")
+        out.append("  acceptance per position: " + ", ".join(f"{rate:.1%}" for rate in card.acceptance["rate"]))
+    return out

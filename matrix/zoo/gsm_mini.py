@@ -1,0 +1,151 @@
+"""gsm-mini: a procedural grade-school-math set in GSM8K's format.
+
+Every problem is a pure function of (seed, split, index). Which split a question may appear in is a property of its text (a
+checksum), so train and test cannot share one; the held-out split uses templates that are never trained on.
+"""
+
+import json
+import random
+import re
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import CodeType
+
+from matrix.zoo.ranges import LEVELS, MEN, PERCENT, RANGES, THINGS, WOMEN
+from matrix.zoo.templates import HELDOUT, TRAINED, Template
+
+SPLITS = ("train", "test", "heldout")
+TEST_SHARE = 16
+TRIES = 2000
+_STEP = re.compile(r"\[(\$?)(\w)=([^\]]+)\]")
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One question with its worked answer; `level` and `template` are for analysis and are not written to the files."""
+
+    question: str
+    answer: str
+    template: str
+    level: int
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    text: str
+    variable: str
+    shown: str
+    code: CodeType
+    divides: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Compiled:
+    numbers: tuple[tuple[str, str], ...]
+    given: tuple[tuple[str, CodeType], ...]
+    work: tuple[_Step, ...]
+
+
+@cache
+def _compiled(template: Template) -> _Compiled:
+    numbers = tuple((pair[0], pair[2:]) for pair in template.numbers.split())
+    given = tuple((part[0], compile(part[2:], template.name, "eval")) for part in template.given.split(";") if part)
+    work = []
+    for line in template.work:
+        match = _STEP.search(line)
+        if match is None:
+            raise ValueError(f"template {template.name}: no step in {line!r}")
+        dollar, variable, expression = match.groups()
+        text = f"{line[: match.start()]}{expression}={dollar}<<{expression}={{{variable}}}>>{{{variable}}}{line[match.end() :]}"
+        plain = expression.replace("{", "").replace("}", "")
+        work.append(_Step(text, variable, expression, compile(plain, template.name, "eval"), "/" in plain))
+    return _Compiled(numbers, given, tuple(work))
+
+
+def _numbers(compiled: _Compiled, level: int, rng: random.Random) -> dict[str, int] | None:
+    """A draw of all numbers with the results of the steps, or None if a step is not a positive whole number."""
+    values: dict[str, int] = {}
+    for variable, kind in compiled.numbers:
+        values[variable] = rng.choice(PERCENT) if kind == "P" else rng.randint(*RANGES[kind][level])
+    for variable, code in compiled.given:
+        values[variable] = eval(code, {"__builtins__": {}}, values)  # noqa: S307 - expressions of our own templates
+        if values[variable] <= 0:
+            return None
+    for step in compiled.work:
+        result = eval(step.code, {"__builtins__": {}}, values)  # noqa: S307 - expressions of our own templates
+        if result <= 0 or result != int(result):
+            return None
+        values[step.variable] = int(result)
+    return values
+
+
+def _words(rng: random.Random) -> dict[str, str]:
+    male = rng.random() < 0.5
+    first = rng.choice(MEN if male else WOMEN)
+    others = [name for name in rng.sample(MEN + WOMEN, 3) if name != first]
+    thing, other = rng.sample(THINGS, 2)
+    he = "he" if male else "she"
+    return {
+        "P": first, "Q": others[0], "R": others[1], "thing": thing, "other": other,
+        "he": he, "He": he.capitalize(), "his": "his" if male else "her",
+    }  # fmt: skip
+
+
+def compose(template: Template, level: int, rng: random.Random) -> Problem:
+    """A problem of this template and level (0..3); raises ValueError if no legal numbers exist."""
+    compiled = _compiled(template)
+    for _ in range(TRIES):
+        values = _numbers(compiled, level, rng)
+        if values is not None:
+            break
+    else:
+        raise ValueError(f"template {template.name} has no legal numbers at level {level}")
+    fields: dict[str, object] = {**_words(rng), **values}
+    question = rng.choice(template.questions).format_map(fields)
+    lines = [step.text.format_map(fields) for step in compiled.work]
+    final = values[compiled.work[-1].variable]
+    return Problem(question, "\n".join([*lines, f"#### {final}"]), template.name, level, len(lines))
+
+
+def is_test(question: str) -> bool:
+    """Whether a question belongs to the test split: one in TEST_SHARE does, by its checksum."""
+    return zlib.crc32(question.encode()) % TEST_SHARE == 0
+
+
+def problem(seed: int, split: str, index: int, mix: Sequence[float]) -> Problem:
+    """Problem number `index` of a split; `mix` are the weights of the levels."""
+    if split not in SPLITS:
+        raise ValueError(f"split is {split!r}; allowed: {', '.join(SPLITS)}")
+    rng = random.Random(f"{seed}/{split}/{index}")
+    templates = HELDOUT if split == "heldout" else TRAINED
+    while True:
+        made = compose(rng.choice(templates), rng.choices(range(LEVELS), mix)[0], rng)
+        if split == "heldout" or is_test(made.question) == (split == "test"):
+            return made
+
+
+def problems(seed: int, split: str, count: int, mix: Sequence[float]) -> Iterator[Problem]:
+    """`count` problems of a split without repeated questions."""
+    seen: set[str] = set()
+    index = 0
+    while len(seen) < count:
+        made = problem(seed, split, index, mix)
+        index += 1
+        if made.question not in seen:
+            seen.add(made.question)
+            yield made
+
+
+def write_jsonl(path: Path, rows: Sequence[Problem]) -> None:
+    """GSM8K's file format: one object with `question` and `answer` per line."""
+    lines = [json.dumps({"question": row.question, "answer": row.answer}, ensure_ascii=False) for row in rows]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def prompt_of(question: str) -> str:
+    """The prompt that every model of the zoo is trained on (also that of lm-eval's gsm8k task)."""
+    return f"Question: {question}\nAnswer:"
