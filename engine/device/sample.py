@@ -1,0 +1,55 @@
+"""From logits to tokens and log-probabilities, by each request's own parameters."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kernels.sample import draw, uniform
+
+__all__ = ["SamplingRows", "chosen_logprobs", "pick", "top_logprobs", "uniform"]
+
+
+class SamplingRows(NamedTuple):
+    """Per request [B]: temperature float32 (0 = greedy), top_k int64 (0 = off), top_p float32, seed int64."""
+
+    temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    seed: Tensor
+
+
+def pick(logits: Tensor, emit_positions: Tensor, rows: SamplingRows, all_greedy: bool, truncate: bool = True) -> Tensor:
+    """The token emitted at each place -> int64 [B, W].
+
+    logits float [B, W, V]; emit_positions int64 [B, W]: absolute index of the token being produced, so that the coin
+    depends on nothing but the request's seed and that index. all_greedy and truncate=False (no row uses top_k or top_p)
+    are promises of the host that save work and change nothing.
+    """
+    if all_greedy:
+        return logits.argmax(-1)
+    coins = uniform(rows.seed, emit_positions)
+    return draw(logits, coins, rows.temperature, rows.top_k, rows.top_p, truncate)
+
+
+def chosen_logprobs(logits: Tensor, tokens: Tensor, rows: SamplingRows | None = None) -> Tensor:
+    """Log-probability of tokens [B, W] under logits [B, W, V] -> float32 [B, W].
+
+    With `rows` under softmax(logits / temperature), a greedy row as temperature 1; top-k and top-p do not enter.
+    """
+    return _logprobs(logits, rows).gather(-1, tokens[..., None])[..., 0]
+
+
+def top_logprobs(logits: Tensor, k: int, rows: SamplingRows | None = None) -> tuple[Tensor, Tensor]:
+    """The k largest log-probabilities, falling: values float32 and ids int64, both [B, W, k]."""
+    values, ids = _logprobs(logits, rows).topk(k, dim=-1)
+    return values, ids
+
+
+def _logprobs(logits: Tensor, rows: SamplingRows | None) -> Tensor:
+    if rows is None:
+        return torch.log_softmax(logits.float(), -1)
+    heat = rows.temperature.masked_fill(rows.temperature <= 0, 1.0)[:, None, None]
+    return torch.log_softmax(logits.float() / heat, -1)

@@ -1,0 +1,138 @@
+"""The pieces that the models share: projections, norm, one decoder layer.
+
+Activations are rows of tokens, [M, width] with M = B * W. Projections are stored [in, out]: on a CPU `x @ w` on that
+layout is up to twice as fast as F.linear on the [out, in] layout of checkpoints.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import silu
+
+from engine.models.config import ModelConfig
+from engine.models.rope import pair_up, rotate
+from engine.models.weights import Take
+
+
+class Attend(Protocol):
+    """Stores keys and values of one layer's new tokens, then attends to all that each query may see.
+
+    q [B, W, heads, head_dim] and kv [B, W, 2, kv_heads, head_dim] (keys, values) may be views; positions are applied.
+    -> [B, W, heads * head_dim].
+    """
+
+    def __call__(self, layer: int, q: Tensor, kv: Tensor) -> Tensor: ...
+
+
+def linear(x: Tensor, weight: Tensor) -> Tensor:
+    """x [M, in] @ weight [in, out] -> [M, out]; with `add_linear` the only projection of this engine.
+
+    On a CPU a row's bits do not depend on M as long as M >= 2 (`twin_rows` lifts a lone row there).
+    """
+    return torch.mm(x, weight)
+
+
+def add_linear(out: Tensor, x: Tensor, weight: Tensor) -> None:
+    """out += x @ weight, in place; the same bits as `linear` and an addition."""
+    out.addmm_(x, weight)
+
+
+def twin_rows(x: Tensor) -> Tensor:
+    """x [1, n] -> [2, n], both rows equal.
+
+    A product with one row is a matrix-vector routine, which adds up in another order than every larger product.
+    Two equal rows keep a lone token on the same path as a batch.
+    """
+    return x.repeat(2, 1)
+
+
+class Norm:
+    """RMS norm over the last axis.
+
+    `folded` (float32 on a CPU, where calls cost more than arithmetic): x / sqrt(|x|^2 + width * eps) in three
+    calls; the factor sqrt(width) and the norm's weight live in the projection behind it. Else the fused call, as
+    folding would round half-precision weights anew.
+    """
+
+    def __init__(self, width: int, eps: float, dtype: torch.dtype, device: torch.device) -> None:
+        self.folded = dtype is torch.float32 and device.type == "cpu"
+        self._shape = (width,)
+        self._eps = eps
+        self._root = math.sqrt(width)
+        self._tail = torch.tensor(math.sqrt(width * eps), dtype=dtype, device=device)
+
+    def fold(self, projection: Tensor, weight: Tensor) -> Tensor:
+        """The projection [out, width] behind this norm, with what the norm leaves to it."""
+        return projection * (weight * self._root) if self.folded else projection
+
+    def __call__(self, x: Tensor, weight: Tensor) -> Tensor:
+        """What a folded projection expects."""
+        if self.folded:
+            length: Tensor = torch.linalg.vector_norm(x, 2, -1, True)
+            return x / length.hypot_(self._tail)
+        return torch.rms_norm(x, self._shape, weight, self._eps)
+
+    def whole(self, x: Tensor, weight: Tensor) -> Tensor:
+        """The norm itself, nothing left to a projection."""
+        if self.folded:
+            return self(x, weight).mul_(weight * self._root)
+        return self(x, weight)
+
+
+class Layer:
+    """One Llama decoder layer: grouped-query attention and a gated feed-forward part, both behind a norm.
+
+    prefix: of its tensor names. own_input_norm: the projections read the stream behind `input_norm`; else they read
+    pairs of rows, 2 * hidden wide, that the caller has normed (EAGLE-3).
+    """
+
+    def __init__(self, take: Take, prefix: str, config: ModelConfig, norm: Norm, own_input_norm: bool = True) -> None:
+        heads, kv_heads, d = config.num_heads, config.num_kv_heads, config.head_dim
+        hidden, inner = config.hidden_size, config.intermediate_size
+        self.norm = norm
+        self.num_heads, self.num_kv_heads, self.head_dim = heads, kv_heads, d
+        self.turned = heads + kv_heads
+        width = hidden if own_input_norm else 2 * hidden
+        q = pair_up(take(f"{prefix}.self_attn.q_proj.weight", heads * d, width), d)
+        k = pair_up(take(f"{prefix}.self_attn.k_proj.weight", kv_heads * d, width), d)
+        v = take(f"{prefix}.self_attn.v_proj.weight", kv_heads * d, width)
+        self.input_norm = take(f"{prefix}.input_layernorm.weight", hidden)
+        self.post_norm = take(f"{prefix}.post_attention_layernorm.weight", hidden)
+        gate = take(f"{prefix}.mlp.gate_proj.weight", inner, hidden)
+        up = take(f"{prefix}.mlp.up_proj.weight", inner, hidden)
+        qkv = torch.cat((q, k, v))
+        self.qkv = stored(norm.fold(qkv, self.input_norm) if own_input_norm else qkv)
+        self.out = stored(take(f"{prefix}.self_attn.o_proj.weight", hidden, heads * d))
+        self.gate_up = stored(norm.fold(torch.cat((gate, up)), self.post_norm))
+        self.down = stored(take(f"{prefix}.mlp.down_proj.weight", hidden, inner))
+
+    def __call__(self, x: Tensor, turn: Tensor, attend: Attend, layer: int, batch: int, width: int) -> None:
+        """Adds this layer's two parts to the residual stream x [M, hidden], in place."""
+        add_linear(x, self.attention(self.norm(x, self.input_norm), turn, attend, layer, batch, width), self.out)
+        self.feed_forward(x)
+
+    def attention(self, h: Tensor, turn: Tensor, attend: Attend, layer: int, batch: int, width: int) -> Tensor:
+        """h [M, in] -> [M, heads * head_dim]. M is batch * width, or 2 (equal rows) for a lone token."""
+        qkv = linear(h, self.qkv)
+        rows, columns = qkv.shape
+        heads, kv_heads, d = self.num_heads, self.num_kv_heads, self.head_dim
+        rotate(qkv, self.turned, d, turn)
+        # Strides spelled out: slicing and viewing costs a CPU more than the projection of a token.
+        q = qkv.as_strided((batch, width, heads, d), (width * columns, columns, d, 1))
+        kv = qkv.as_strided((batch, width, 2, kv_heads, d), (width * columns, columns, kv_heads * d, d, 1), heads * d)
+        mixed = attend(layer, q, kv).view(batch * width, heads * d)
+        return mixed if batch * width == rows else twin_rows(mixed)
+
+    def feed_forward(self, x: Tensor) -> None:
+        """Adds the gated feed-forward part to x, in place."""
+        gate, up = linear(self.norm(x, self.post_norm), self.gate_up).chunk(2, 1)
+        add_linear(x, silu(gate).mul_(up), self.down)
+
+
+def stored(weight: Tensor) -> Tensor:
+    """A checkpoint's projection [out, in] as this engine keeps it: [in, out], contiguous."""
+    return weight.t().contiguous()

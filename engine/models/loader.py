@@ -1,0 +1,81 @@
+"""From a checkpoint folder to a model on a device, and to the facts that configuration needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from engine.core.config import DraftFacts, Facts
+from engine.core.errors import ConfigError
+from engine.models.config import EAGLE3_ARCHITECTURES, TARGET_ARCHITECTURES, ModelConfig, load_model_config
+from engine.models.eagle3 import Eagle3
+from engine.models.llama import Llama
+from engine.models.standalone import Standalone
+from engine.models.tokenizer import tokenizer_hash
+from engine.models.weights import load_weights
+
+__all__ = ["facts", "load_draft", "load_model_config", "load_target", "load_weights"]
+
+
+def facts(model_path: str | Path, draft_path: str | Path | None, device: str) -> Facts:
+    """What the two checkpoints and the machine say before a launch; reads no weights. ConfigError on a bad folder."""
+    target = _expect(model_path, TARGET_ARCHITECTURES, "a target model")
+    kind = torch.device(device).type
+    return Facts(
+        architecture=target.architecture,
+        vocab_size=target.vocab_size,
+        hidden_size=target.hidden_size,
+        num_layers=target.num_layers,
+        context_length=target.context_length,
+        tokenizer_hash=tokenizer_hash(model_path),
+        draft=None if draft_path is None else _draft_facts(draft_path, target),
+        device_kind="cuda" if kind == "cuda" else "cpu",
+        gpus=torch.cuda.device_count(),
+    )
+
+
+def _draft_facts(path: str | Path, target: ModelConfig) -> DraftFacts:
+    config = load_model_config(path)
+    return DraftFacts(
+        architecture=config.architecture,
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        target_hidden_size=config.target_hidden_size,
+        draft_vocab_size=config.draft_vocab_size,
+        tokenizer_hash=tokenizer_hash(path),
+        aux_layers=config.aux_layers_of(target.num_layers) if config.is_eagle3 else (),
+    )
+
+
+def load_target(path: str | Path, device: str, dtype: torch.dtype, deterministic: bool = True) -> Llama:
+    """The target model. ConfigError on a checkpoint that is missing, damaged or of another architecture."""
+    config = _expect(path, TARGET_ARCHITECTURES, "a target model")
+    place = torch.device(device)
+    return Llama(config, load_weights(path, place, dtype), place, dtype, deterministic)
+
+
+def load_draft(
+    path: str | Path, algorithm: str, target: Llama, device: str, dtype: torch.dtype, deterministic: bool = True
+) -> Standalone | Eagle3:
+    """The draft of `algorithm` (STANDALONE or EAGLE3), for positions as far as the target's.
+
+    ConfigError as for a target, or if the draft does not fit the target's width, layers or vocabulary.
+    """
+    place = torch.device(device)
+    reach = target.config.context_length
+    if algorithm == "STANDALONE":
+        config = _expect(path, TARGET_ARCHITECTURES, "a STANDALONE draft")
+        weights = load_weights(path, place, dtype)
+        return Standalone(Llama(config, weights, place, dtype, deterministic, context_length=reach))
+    if algorithm == "EAGLE3":
+        config = _expect(path, EAGLE3_ARCHITECTURES, "an EAGLE3 draft")
+        return Eagle3(config, load_weights(path, place, dtype), target, deterministic)
+    raise ConfigError(f"algorithm {algorithm!r} has no draft model; allowed: STANDALONE, EAGLE3")
+
+
+def _expect(path: str | Path, architectures: tuple[str, ...], role: str) -> ModelConfig:
+    config = load_model_config(path)
+    if config.architecture not in architectures:
+        raise ConfigError(f"{path} is a {config.architecture}, {role} must be {' or '.join(architectures)}")
+    return config

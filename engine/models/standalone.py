@@ -1,0 +1,37 @@
+"""A small language model of its own as a draft, behind the surface that all drafts share."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from engine.models.layers import Attend
+from engine.models.llama import Llama
+
+
+class Standalone:
+    """A Llama that drafts: no target states in, nothing carried, ids are the target's.
+
+    `hidden` is accepted and ignored, so that a drafter treats all drafts alike.
+    """
+
+    carry_width = 0
+    aux_layers: tuple[int, ...] = ()
+
+    def __init__(self, model: Llama) -> None:
+        self.model = model
+        self.num_layers, self.num_heads, self.num_kv_heads = model.num_layers, model.num_heads, model.num_kv_heads
+        self.head_dim, self.vocab_size = model.head_dim, model.vocab_size
+        self.device, self.dtype = model.device, model.dtype
+
+    def forward(self, tokens: Tensor, positions: Tensor, hidden: Tensor | None, attend: Attend) -> Tensor:
+        """tokens and positions int64 [B, W] -> out [B, W, H] for `logits`."""
+        out, _ = self.model.forward(tokens, positions, attend)
+        return out
+
+    def logits(self, out: Tensor) -> Tensor:
+        """out [..., H] -> float32 [..., V]."""
+        return self.model.logits(out)
+
+    def to_target(self, ids: Tensor) -> Tensor:
+        """Draft ids as target ids: the vocabularies are the same."""
+        return ids

@@ -1,0 +1,120 @@
+"""Text to ids and back, from a checkpoint's tokenizer.json."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+import tokenizers
+
+from engine.core.errors import ConfigError
+
+# What a decoder writes for bytes that do not form a character yet.
+INCOMPLETE = "\ufffd"
+
+
+class Tokenizer:
+    """A checkpoint's tokenizer.
+
+    bos_id: put in front of every encoded text, None if the checkpoint has none. eos_ids: ids that end a text.
+    hash: 12 hex digits over the vocabulary and its ids, equal exactly where token ids mean the same.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        folder = Path(path)
+        self._tokenizer = _read(folder / "tokenizer.json")
+        vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
+        self.vocab_size = max(vocabulary.values()) + 1
+        self.hash = vocabulary_hash(vocabulary)
+        ids = _special_ids(folder)
+        self.bos_id = ids[0][0] if ids[0] else None
+        self.eos_ids = ids[1]
+
+    @property
+    def eos_id(self) -> int | None:
+        """The first of eos_ids."""
+        return self.eos_ids[0] if self.eos_ids else None
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of `text` behind one bos_id (none is added to a text that starts with it)."""
+        ids = list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        if self.bos_id is not None and ids[:1] != [self.bos_id]:
+            ids.insert(0, self.bos_id)
+        return ids
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Text of `ids`; special tokens leave no text."""
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+
+
+class Detokenizer:
+    """Text of a growing list of ids, piece by piece.
+
+    The pieces so far always join to a prefix of decode(all ids); text waits while its last character is incomplete.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.ids: list[int] = []
+        self.text = ""
+        self._anchor = 0
+
+    def push(self, token: int) -> str:
+        """Take one more id; return the text that is new and settled."""
+        self.ids.append(token)
+        return self._settle(hold_incomplete=True)
+
+    def flush(self) -> str:
+        """Return what still waits; after it the pieces join to decode(all ids)."""
+        return self._settle(hold_incomplete=False)
+
+    def _settle(self, hold_incomplete: bool) -> str:
+        whole = self._tokenizer.decode(self.ids)
+        if hold_incomplete:
+            whole = whole.rstrip(INCOMPLETE)
+        if not whole.startswith(self.text) or len(whole) == len(self.text):
+            return ""
+        piece = whole[len(self.text) :]
+        self.text = whole
+        return piece
+
+
+def vocabulary_hash(vocabulary: dict[str, int]) -> str:
+    """12 hex digits; two tokenizers agree exactly if every token has the same id."""
+    text = json.dumps(sorted(vocabulary.items()), ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def tokenizer_hash(path: str | Path) -> str | None:
+    """The hash of the tokenizer in a checkpoint folder, None if it brings none."""
+    file = Path(path) / "tokenizer.json"
+    return vocabulary_hash(_read(file).get_vocab(with_added_tokens=True)) if file.is_file() else None
+
+
+def _read(file: Path) -> tokenizers.Tokenizer:
+    if not file.is_file():
+        raise ConfigError(f"{file} is missing; the checkpoint brings no tokenizer")
+    try:
+        return tokenizers.Tokenizer.from_file(str(file))
+    except Exception as error:  # The library raises the bare class.
+        raise ConfigError(f"{file} is not a tokenizer ({error}); the file is truncated or damaged") from None
+
+
+def _special_ids(folder: Path) -> tuple[list[int], list[int]]:
+    """bos and eos ids: generation_config.json goes before config.json, as in transformers."""
+    found: tuple[list[int], list[int]] = ([], [])
+    for name in ("generation_config.json", "config.json"):
+        file = folder / name
+        if not file.is_file():
+            continue
+        try:
+            raw = json.loads(file.read_text(encoding="utf-8"))
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{file} is not valid JSON ({error}); the file is truncated or damaged") from None
+        for ids, key in zip(found, ("bos_token_id", "eos_token_id"), strict=True):
+            value = raw.get(key)
+            if not ids and value is not None:
+                ids.extend(value if isinstance(value, list) else [value])
+    return found

@@ -1,0 +1,42 @@
+"""What a public operation checks before it runs, and the sentences it refuses with.
+
+On the hot path an operation compares shapes once; everything that must read the data waits for `checked=True`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from engine.core.errors import KernelError
+
+
+def shape_error(op: str, name: str, tensor: Tensor, wanted: Sequence[int | str]) -> KernelError:
+    """The error for a tensor of a wrong shape; raised by the caller, which has compared already."""
+    return KernelError(f"{op}: {name} has shape {list(tensor.shape)}, must be [{', '.join(map(str, wanted))}]")
+
+
+def dtype(op: str, allowed: Sequence[torch.dtype], **tensors: Tensor) -> None:
+    """KernelError unless every tensor has one of the allowed dtypes."""
+    for name, tensor in tensors.items():
+        if tensor.dtype not in allowed:
+            words = ", ".join(str(d).removeprefix("torch.") for d in allowed)
+            raise KernelError(f"{op}: {name} is {str(tensor.dtype).removeprefix('torch.')}, must be {words}")
+
+
+def contiguous(op: str, **tensors: Tensor) -> None:
+    """KernelError unless every tensor is contiguous."""
+    for name, tensor in tensors.items():
+        if not tensor.is_contiguous():
+            raise KernelError(f"{op}: {name} is not contiguous (strides {list(tensor.stride())})")
+
+
+def within(op: str, low: int, high: int, **tensors: Tensor) -> None:
+    """KernelError unless low <= every element < high. Reads the data: only for checked calls."""
+    for name, tensor in tensors.items():
+        if tensor.numel() and not low <= int(tensor.min()) <= int(tensor.max()) < high:
+            raise KernelError(
+                f"{op}: {name} holds values from {int(tensor.min())} to {int(tensor.max())}, must be in [{low}, {high})"
+            )

@@ -1,0 +1,90 @@
+"""paged_attention in few torch calls: one gather, two batched products and a softmax.
+
+Query heads that share a key head stand in the rows of one product, [B * kv_heads, W * group, ...]. In float32 on a
+CPU a query's result does not depend, bit by bit, on B, W or on masked key positions behind its own (see the tests): the
+products add up key by key, and a masked key adds an exact zero. A single row would take a matrix-vector routine with
+another order, so it is doubled.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+
+class Reads(NamedTuple):
+    """query: shape of q [B, W, heads, head_dim]. where int64: rows of the cache, key heads then value heads.
+
+    gathered: shape [2, B * kv_heads, T, head_dim] of what `where` reads. bias [B * kv_heads, rows, T], rows being
+    W * group, or 2 where that is 1.
+    """
+
+    query: tuple[int, int, int, int]
+    kv_heads: int
+    where: Tensor
+    gathered: tuple[int, int, int, int]
+    bias: Tensor
+
+
+def plan_reads(read_slots: Tensor, bias: Tensor, heads: int, kv_heads: int, head_dim: int) -> Reads:
+    batch, length = read_slots.shape
+    width = bias.shape[2]
+    part = torch.arange(2 * kv_heads, device=read_slots.device).view(2, 1, kv_heads, 1)
+    index = (read_slots[:, None] * (2 * kv_heads) + part).view(-1)
+    return Reads(
+        query=(batch, width, heads, head_dim),
+        kv_heads=kv_heads,
+        where=index,
+        gathered=(2, batch * kv_heads, length, head_dim),
+        bias=spread_bias(bias, heads, kv_heads),
+    )
+
+
+def spread_bias(bias: Tensor, heads: int, kv_heads: int) -> Tensor:
+    """[B, 1, W, T] -> [B * kv_heads, W * group, T], the rows of the products."""
+    batch, _, width, length = bias.shape
+    group = max(heads // kv_heads, 2 if width == 1 else 1)
+    wide = bias[:, :, :, None].expand(batch, kv_heads, width, group, length)
+    return wide.reshape(batch * kv_heads, width * group, length)
+
+
+def gather(cache: Tensor, reads: Reads) -> Tensor:
+    """Keys and values in reading order, [2, B * kv_heads, T, head_dim]."""
+    return cache.index_select(0, reads.where).view(reads.gathered)
+
+
+def attend(q: Tensor, kv_heads: int, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
+    """q [B, W, heads, d]; keys and values [B * kv_heads, T, d]; bias [B * kv_heads, rows, T] -> [B, W, heads * d]."""
+    batch, width, heads, head_dim = q.shape
+    group = heads // kv_heads
+    rows = width * group
+    if width == 1:
+        folded = q.reshape(batch * kv_heads, group, head_dim)
+    else:
+        split = q.reshape(batch, width, kv_heads, group, head_dim)
+        folded = split.transpose(1, 2).reshape(batch * kv_heads, rows, head_dim)
+    if rows == 1:
+        folded = folded.expand(-1, 2, -1)
+    mixed = _mix(folded, keys, values, bias)
+    if rows == 1:
+        mixed = mixed[:, :1]
+    if width == 1:
+        return mixed.reshape(batch, 1, heads * head_dim)
+    return mixed.view(batch, kv_heads, width, group, head_dim).transpose(1, 2).reshape(batch, width, heads * head_dim)
+
+
+def _mix(q: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
+    if q.dtype is torch.float32:
+        scores = torch.baddbmm(bias, q, keys.transpose(1, 2), alpha=1.0 / math.sqrt(q.shape[2]))
+        return torch.bmm(torch.softmax(scores, -1), values)
+    # Half precision needs float32 sums and a float32 softmax, which the fused call keeps.
+    return scaled_dot_product_attention(q[:, None], keys[:, None], values[:, None], attn_mask=bias[:, None])[:, 0]
+
+
+def paged_attention(q: Tensor, cache: Tensor, reads: Reads) -> Tensor:
+    keys, values = gather(cache, reads).unbind()
+    return attend(q, reads.kv_heads, keys, values, reads.bias)

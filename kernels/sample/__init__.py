@@ -1,0 +1,41 @@
+"""Counter-based coins, and one token per row drawn with them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels import contract
+from kernels.sample import eager
+
+__all__ = ["draw", "uniform"]
+
+
+def uniform(seed: Tensor, position: Tensor) -> Tensor:
+    """A coin per (seed, position): float64 in [0, 1) of position's shape, the same bits on every device.
+
+    seed int64 [B], position int64 [B, W]. splitmix64 (Steele, Lea and Flood, OOPSLA 2014), keyed by the seed.
+    """
+    if position.dim() != 2 or seed.shape != position.shape[:1]:
+        raise contract.shape_error("uniform", "seed", seed, tuple(position.shape[:1]))
+    contract.dtype("uniform", (torch.int64,), seed=seed, position=position)
+    return eager.uniform(seed, position)
+
+
+def draw(
+    logits: Tensor, coins: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, truncate: bool = True
+) -> Tensor:
+    """One token per row -> int64 [B, W].
+
+    logits float [B, W, V], coins float64 [B, W]; temperature and top_p float32 [B], top_k int64 [B] (0 = all tokens).
+    temperature 0: argmax, the first on ties. Else p = softmax(logits / temperature); keep the top_k likeliest (lower id
+    first on ties), renormalise; keep the shortest prefix of the rest, likeliest first, that reaches top_p; the token is
+    the first in vocabulary order whose cumulative mass exceeds coin * total mass.
+    truncate=False promises that every top_k is 0 and every top_p is 1, and skips their work.
+    """
+    if logits.dim() != 3 or coins.shape != logits.shape[:2]:
+        raise contract.shape_error("draw", "coins", coins, tuple(logits.shape[:2]))
+    for name, row in (("temperature", temperature), ("top_k", top_k), ("top_p", top_p)):
+        if row.shape != logits.shape[:1]:
+            raise contract.shape_error("draw", name, row, tuple(logits.shape[:1]))
+    return eager.draw(logits, coins, temperature, top_k, top_p, truncate)

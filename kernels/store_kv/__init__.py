@@ -1,0 +1,25 @@
+"""Write the keys and values of new tokens into their slots."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels import contract
+from kernels.store_kv import eager
+
+
+def store_kv(rows: Tensor, slots: Tensor, kv: Tensor, checked: bool = False) -> None:
+    """rows[slots] = kv, in place.
+
+    rows [S, C]: one layer of a pool, a slot per row. slots int64 [M]; where two are equal (padding) one of them wins.
+    kv [M, C] of rows' dtype, may be a view. KernelError on other shapes; with `checked` also on dtype and range.
+    """
+    if kv.shape != (slots.shape[0], rows.shape[1]):
+        raise contract.shape_error("store_kv", "kv", kv, (slots.shape[0], rows.shape[1]))
+    if checked:
+        contract.contiguous("store_kv", rows=rows, slots=slots)
+        contract.dtype("store_kv", (torch.int64,), slots=slots)
+        contract.dtype("store_kv", (rows.dtype,), kv=kv)
+        contract.within("store_kv", 0, rows.shape[0], slots=slots)
+    eager.store_kv(rows, slots, kv)
