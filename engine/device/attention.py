@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from engine.device.pool import KVPool
-from kernels.paged_attention import attend, gather, paged_attention, plan_reads
-from kernels.paged_attention.eager import spread_bias
+from kernels.paged_attention import Reads, attend, paged_attention, plan_reads, spread_bias, spread_slots
 from kernels.store_kv import store_kv
 
 
@@ -15,17 +14,21 @@ class StepAttention:
     """Store the step's tokens in the pool, then attend over the slots that each request reads.
 
     write_slots int64 [B, W]; read_slots int64 [B, T], the written ones among them; bias [B, 1, W, T] of the pool's
-    dtype, 0 or -inf, at least one 0 per query; heads: query heads.
+    dtype, 0 or -inf, at least one 0 per query.
     """
 
-    def __init__(self, pool: KVPool, heads: int, write_slots: Tensor, read_slots: Tensor, bias: Tensor) -> None:
+    def __init__(self, pool: KVPool, write_slots: Tensor, read_slots: Tensor, bias: Tensor) -> None:
         self._pool = pool
         self._write = write_slots.reshape(-1)
-        self._shape = (self._write.shape[0], 2 * pool.kv_heads * pool.head_dim)
-        self._reads = plan_reads(read_slots, bias, heads, pool.kv_heads, pool.head_dim)
+        self._row = (self._write.shape[0], 2 * pool.kv_heads * pool.head_dim)
+        self._plan = (read_slots, bias)
+        self._reads: Reads | None = None
 
     def __call__(self, layer: int, q: Tensor, kv: Tensor) -> Tensor:
-        store_kv(self._pool.rows[layer], self._write, kv.view(self._shape))
+        if self._reads is None:
+            # The first layer's queries say how many heads share a key head; all layers have the same shape.
+            self._reads = plan_reads(*self._plan, q.shape[2], self._pool.kv_heads, self._pool.head_dim)
+        store_kv(self._pool.rows[layer], self._write, kv.view(self._row))
         return paged_attention(q, self._pool.heads[layer], self._reads)
 
 
@@ -36,43 +39,46 @@ class DraftAttention:
     that one round can write. Nothing goes back to the pool: the extend after verification writes the accepted tokens.
     """
 
-    def __init__(self, pool: KVPool, heads: int, read_slots: Tensor, prefix_bias: Tensor, capacity: int) -> None:
+    def __init__(self, pool: KVPool, read_slots: Tensor, prefix_bias: Tensor, capacity: int) -> None:
         self._pool = pool
-        self._heads = heads
-        self._length = read_slots.shape[1]
-        self._capacity = capacity
-        # Scratch columns read the padding slot, so one gather also allocates them and all of it is finite.
-        slots = torch.nn.functional.pad(read_slots, (0, capacity))
-        self._bias = torch.nn.functional.pad(prefix_bias, (0, capacity), value=float("-inf"))
-        self._reads = plan_reads(slots, self._bias, heads, pool.kv_heads, pool.head_dim)
-        self._buffers: dict[int, Tensor] = {}
-        self._wide: dict[int, Tensor] = {}
-        self._at = 0
+        self._prefix = read_slots.shape[1]
+        # Scratch columns read the padding slot: one gather then also allocates them, and all of it is finite.
+        self._where = spread_slots(pad(read_slots, (0, capacity)), pool.kv_heads)
+        self._shape = (2, read_slots.shape[0] * pool.kv_heads, self._prefix + capacity, pool.head_dim)
+        self._bias = pad(prefix_bias, (0, capacity), value=float("-inf"))
+        self._by_layer: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+        self._spread: Tensor | None = None
+        self._offset = 0
 
-    def begin(self, offset: int, beams: int, ancestors: Tensor | None = None) -> None:
-        """Before each forward of `beams` tokens per request, which take scratch columns offset..offset+beams-1.
+    def begin(self, offset: int, ancestors: Tensor | None = None) -> None:
+        """Before each forward, whose K tokens per request take scratch columns offset..offset+K-1.
 
-        ancestors bool [B, beams, offset + beams]: scratch columns that a beam may see, itself included; None for a
-        chain (one beam, which sees every earlier one).
+        ancestors bool [B, K, offset + K]: the columns that each beam may see, itself included; None for a chain, one
+        beam that sees itself and all earlier ones.
         """
-        self._at = offset
-        if beams not in self._wide:
-            self._wide[beams] = self._bias.expand(-1, -1, beams, -1).contiguous()
-        bias = self._wide[beams]
-        scratch = bias[:, 0, :, self._length : self._length + offset + beams]
-        if ancestors is None:
-            scratch.zero_()
-        else:
-            scratch.zero_().masked_fill_(~ancestors, float("-inf"))
-        self._rows = spread_bias(bias, self._heads, self._pool.kv_heads)
+        beams = 1 if ancestors is None else ancestors.shape[1]
+        if self._bias.shape[2] != beams:
+            self._bias = self._bias[:, :, :1].repeat(1, 1, beams, 1)
+        scratch = self._bias[:, 0, :, self._prefix : self._prefix + offset + beams].zero_()
+        if ancestors is not None:
+            scratch.masked_fill_(~ancestors, float("-inf"))
+        self._offset = offset
+        self._spread = None
 
     def __call__(self, layer: int, q: Tensor, kv: Tensor) -> Tensor:
-        buffer = self._buffers.get(layer)
-        if buffer is None:
-            buffer = self._buffers[layer] = gather(self._pool.heads[layer], self._reads)
-        batch, beams = kv.shape[:2]
-        first = self._length + self._at
-        keys, values = buffer.unbind()
-        columns = buffer.view(2, batch, self._pool.kv_heads, -1, self._pool.head_dim)[:, :, :, first : first + beams]
-        columns.copy_(kv.permute(2, 0, 3, 1, 4))
-        return attend(q, self._pool.kv_heads, keys, values, self._rows)
+        pool = self._pool
+        if self._spread is None:
+            self._spread = spread_bias(self._bias, q.shape[2], pool.kv_heads)
+        if layer not in self._by_layer:
+            self._by_layer[layer] = self._gather(layer)
+        columns, keys, values = self._by_layer[layer]
+        first = self._prefix + self._offset
+        columns[:, first : first + kv.shape[1]] = kv
+        return attend(q, pool.kv_heads, keys, values, self._spread)
+
+    def _gather(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Prefix and scratch of one layer: as columns [B, T + capacity, 2, kv_heads, head_dim], keys and values."""
+        pool = self._pool
+        read = pool.heads[layer].index_select(0, self._where).view(self._shape)
+        split = read.view(2, -1, pool.kv_heads, *self._shape[2:])
+        return split.permute(1, 3, 0, 2, 4), read[0], read[1]

@@ -8,9 +8,9 @@ from torch import Tensor
 from engine.core.errors import KernelError
 from kernels import contract
 from kernels.paged_attention import eager
-from kernels.paged_attention.eager import Reads, attend, gather
+from kernels.paged_attention.eager import Reads, attend, spread_bias, spread_slots
 
-__all__ = ["Reads", "attend", "gather", "paged_attention", "plan_reads"]
+__all__ = ["Reads", "attend", "paged_attention", "plan_reads", "spread_bias", "spread_slots"]
 
 
 def plan_reads(

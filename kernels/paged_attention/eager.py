@@ -32,16 +32,19 @@ class Reads(NamedTuple):
 
 def plan_reads(read_slots: Tensor, bias: Tensor, heads: int, kv_heads: int, head_dim: int) -> Reads:
     batch, length = read_slots.shape
-    width = bias.shape[2]
-    part = torch.arange(2 * kv_heads, device=read_slots.device).view(2, 1, kv_heads, 1)
-    index = (read_slots[:, None] * (2 * kv_heads) + part).view(-1)
     return Reads(
-        query=(batch, width, heads, head_dim),
+        query=(batch, bias.shape[2], heads, head_dim),
         kv_heads=kv_heads,
-        where=index,
+        where=spread_slots(read_slots, kv_heads),
         gathered=(2, batch * kv_heads, length, head_dim),
         bias=spread_bias(bias, heads, kv_heads),
     )
+
+
+def spread_slots(read_slots: Tensor, kv_heads: int) -> Tensor:
+    """Slots [B, T] -> rows of the cache in the order [2, B, kv_heads, T], flat."""
+    kind = torch.arange(2 * kv_heads, device=read_slots.device).view(2, 1, kv_heads, 1)
+    return (read_slots[:, None] * (2 * kv_heads) + kind).view(-1)
 
 
 def spread_bias(bias: Tensor, heads: int, kv_heads: int) -> Tensor:
@@ -50,11 +53,6 @@ def spread_bias(bias: Tensor, heads: int, kv_heads: int) -> Tensor:
     group = max(heads // kv_heads, 2 if width == 1 else 1)
     wide = bias[:, :, :, None].expand(batch, kv_heads, width, group, length)
     return wide.reshape(batch * kv_heads, width * group, length)
-
-
-def gather(cache: Tensor, reads: Reads) -> Tensor:
-    """Keys and values in reading order, [2, B * kv_heads, T, head_dim]."""
-    return cache.index_select(0, reads.where).view(reads.gathered)
 
 
 def attend(q: Tensor, kv_heads: int, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
@@ -86,5 +84,5 @@ def _mix(q: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
 
 
 def paged_attention(q: Tensor, cache: Tensor, reads: Reads) -> Tensor:
-    keys, values = gather(cache, reads).unbind()
+    keys, values = cache.index_select(0, reads.where).view(reads.gathered).unbind()
     return attend(q, reads.kv_heads, keys, values, reads.bias)

@@ -1,0 +1,24 @@
+"""One step of best-first draft tree growth (EAGLE-2, arXiv 2406.16858)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels import contract
+from kernels.expand_topk import eager
+
+
+def expand_topk(scores: Tensor, probs: Tensor, checked: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    """Every beam proposes k children; the best k of all children are the next beams.
+
+    scores float32 [B, K]: product of probabilities along each beam; probs float32 [B, K, k]: of its k children.
+    -> grown [B, K * k]: score of child `rank` of `beam` at beam * k + rank, beam score times probability;
+    best [B, k] the largest of them, falling, and chosen int64 [B, k] where they stand (the lower first on ties).
+    KernelError on other shapes or K * k < k; with `checked` also on dtype.
+    """
+    if probs.dim() != 3 or scores.shape != probs.shape[:2] or scores.shape[1] == 0:
+        raise contract.shape_error("expand_topk", "scores", scores, (*probs.shape[:1], "K >= 1"))
+    if checked:
+        contract.dtype("expand_topk", (torch.float32,), scores=scores, probs=probs)
+    return eager.expand_topk(scores, probs)

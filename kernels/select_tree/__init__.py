@@ -1,0 +1,35 @@
+"""Which candidates of a drafting round become the nodes of its tree."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from engine.core.errors import KernelError
+from kernels import contract
+from kernels.select_tree import eager
+
+
+def select_tree(
+    scores: Tensor, parent_list: Tensor, nodes: int, topk: int, checked: bool = False
+) -> tuple[Tensor, Tensor]:
+    """The nodes - 1 best candidates in ascending order, below a root.
+
+    scores float32 [B, P]: candidates 0..k-1 are the root's children, k + (i-1) * k^2 + beam * k + rank the children of
+    step i's beams, P = k + (S-1) * k^2. parent_list int64 [B, >= k * (S-1) + 1]: [-1, 0, .., k-1], then the candidate
+    ids of the beams that each step but the last two chose; the parent of candidate s is parent_list[s // k], -1 being
+    the root. Ties go to the lower id. A child never scores above its parent and has a larger id, so parents come along.
+    -> ids int64 [B, nodes - 1] ascending; parents int64 [B, nodes] in node numbers: node 0 is the root with parent -1,
+    node n >= 1 is ids[:, n - 1].
+    KernelError on other shapes or too few candidates; with `checked` also on NaN scores.
+    """
+    batch, pool = scores.shape
+    if parent_list.shape[0] != batch or (parent_list.shape[1] - 1) * topk + topk < pool:
+        raise contract.shape_error("select_tree", "parent_list", parent_list, (batch, f">= {-(-pool // topk)}"))
+    if not 2 <= nodes <= pool + 1:
+        raise KernelError(f"select_tree: {nodes} nodes is not in [2, {pool + 1}], a root and {pool} candidates")
+    if checked:
+        contract.dtype("select_tree", (torch.int64,), parent_list=parent_list)
+        if bool(scores.isnan().any()):
+            raise KernelError("select_tree: scores holds NaN, which has no place in an order")
+    return eager.select_tree(scores, parent_list, nodes, topk)

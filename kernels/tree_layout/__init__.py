@@ -1,0 +1,26 @@
+"""Depths and ancestors of the nodes of draft trees."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from engine.core.errors import KernelError
+from kernels import contract
+from kernels.tree_layout import eager
+
+
+def tree_layout(parents: Tensor, checked: bool = False) -> tuple[Tensor, Tensor]:
+    """parents int64 [B, N], parents[:, 0] = -1, else 0 <= parents[:, n] < n.
+
+    -> depths int64 [B, N], the root's 0; ancestors bool [B, N, N]: [b, n, m] is true where m is n or lies above it.
+    KernelError on another shape; with `checked` also on a parent that does not precede its child.
+    """
+    if parents.dim() != 2 or parents.shape[1] == 0:
+        raise contract.shape_error("tree_layout", "parents", parents, ("B", "N >= 1"))
+    if checked:
+        contract.dtype("tree_layout", (torch.int64,), parents=parents)
+        order = torch.arange(parents.shape[1], device=parents.device)
+        if not bool(((parents < order) & ((parents >= 0) | (order == 0)) & ((parents == -1) | (order > 0))).all()):
+            raise KernelError("tree_layout: parents must be -1 for node 0 and an earlier node for every other")
+    return eager.tree_layout(parents)
