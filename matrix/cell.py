@@ -1,0 +1,136 @@
+"""A cell: one value per axis. Frozen, hashable, ordered; its id is its content."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, NamedTuple
+
+from engine.core.config import AUTO, Auto, EngineConfig
+from engine.core.errors import ConfigError
+from matrix.axes import AXES, INDEX, LAUNCH, NAMES, axis
+
+TARGET: Final = "llama-mini"
+DRAFTS: Final = {"standalone": "llama-mini-standalone", "eagle3": "llama-mini-eagle3"}
+# Holds the longest request of a workload alone, but no two of them to their end; a multiple of every page size.
+TIGHT_TOKENS: Final = 192
+
+
+class Cell(NamedTuple):
+    """One value per axis, in the order of AXES; the values are their names."""
+
+    algorithm: str = "none"
+    steps: str = "auto"
+    topk: str = "auto"
+    draft_tokens: str = "auto"
+    spec_version: str = "auto"
+    overlap: str = "on"
+    page_size: str = "1"
+    prefix_cache: str = "on"
+    prefill_chunk: str = "off"
+    memory: str = "ample"
+    slots: str = "auto"
+    batch: str = "single"
+    sampling: str = "greedy"
+    finish: str = "eos"
+    abort: str = "none"
+
+    @property
+    def id(self) -> str:
+        """The tokens of the values that are not defaults, joined by dots; `from_id` reads it back."""
+        return ".".join([token for table, value in zip(TOKENS, self, strict=True) if (token := table[value])])
+
+    @classmethod
+    def from_id(cls, text: str) -> "Cell":
+        """The cell of an id. ConfigError on a token that no axis has, or on two tokens of one axis."""
+        values: dict[str, str] = {}
+        for token in text.split("."):
+            if token not in MEANINGS:
+                raise ConfigError(f"cell id {text!r} has an unknown part {token!r}; parts are {', '.join(MEANINGS)}")
+            name, value = MEANINGS[token]
+            if name in values:
+                raise ConfigError(f"cell id {text!r} gives {name} twice")
+            values[name] = value
+        if "algorithm" not in values:
+            raise ConfigError(f"cell id {text!r} names no algorithm; begin with {', '.join(axis('algorithm').names)}")
+        return cls(**values)
+
+    @classmethod
+    def of(cls, assignment: Mapping[str, str]) -> "Cell":
+        """The cell with these values, defaults elsewhere. ConfigError on an unknown axis or value."""
+        return cls(**{name: axis(name).value(value).name for name, value in assignment.items()})
+
+    @property
+    def values(self) -> dict[str, str]:
+        """Axis name to value."""
+        return self._asdict()
+
+    @property
+    def launch_key(self) -> tuple[str, ...]:
+        """The values of the launch axes; cells with equal keys share one engine start."""
+        return self[: len(LAUNCH)]
+
+    @property
+    def baseline(self) -> "Cell":
+        """The same cell without a drafter: what a paired gate compares with."""
+        return self._replace(algorithm="none", steps="auto", topk="auto", draft_tokens="auto")
+
+    @property
+    def seconds(self) -> float:
+        """Estimated price on one CPU thread."""
+        return sum(price[value] for price, value in zip(SECONDS, self, strict=True))
+
+    @property
+    def gpus(self) -> int:
+        """GPUs that the cell needs; 0 runs on a CPU."""
+        return max(table[value] for table, value in zip(GPUS, self, strict=True))
+
+    def config(self) -> EngineConfig:
+        """What this cell asks of an engine: the only bridge from the matrix to the engine."""
+        return EngineConfig(
+            model_path=TARGET,
+            speculative_algorithm=self.algorithm.upper(),
+            speculative_draft_model_path=DRAFTS.get(self.algorithm),
+            speculative_num_steps=_size(self.steps),
+            speculative_eagle_topk=_size(self.topk),
+            speculative_num_draft_tokens=_size(self.draft_tokens),
+            spec_version=VERSIONS[self.spec_version],
+            disable_overlap_schedule=self.overlap == "off",
+            page_size=int(self.page_size),
+            disable_radix_cache=self.prefix_cache == "off",
+            chunked_prefill_size=-1 if self.prefill_chunk == "off" else int(self.prefill_chunk),
+            max_total_tokens=TIGHT_TOKENS if self.memory == "tight" else AUTO,
+            max_running_requests=_size(self.slots),
+        )
+
+
+VERSIONS: Final[dict[str, Any]] = {"auto": "auto", "v1": "v1", "v2": "v2"}
+TOKENS: Final = tuple({value.name: value.token for value in axis.values} for axis in AXES)
+SECONDS: Final = tuple({value.name: value.seconds for value in axis.values} for axis in AXES)
+GPUS: Final = tuple({value.name: value.gpus for value in axis.values} for axis in AXES)
+MEANINGS: Final = {value.token: (axis.name, value.name) for axis in AXES for value in axis.values if value.token}
+
+
+def _size(value: str) -> int | Auto:
+    return AUTO if value == AUTO else int(value)
+
+
+def parse_assignment(text: str) -> dict[str, str]:
+    """`algorithm=eagle3 topk=4` (blanks or commas between) as a mapping; ConfigError on anything else."""
+    values: dict[str, str] = {}
+    for part in text.replace(",", " ").split():
+        name, equals, value = part.partition("=")
+        if not (name and equals and value):
+            raise ConfigError(f"{part!r} is no assignment; write axis=value, for example algorithm=eagle3 topk=4")
+        if name in values:
+            raise ConfigError(f"{name} is given twice; give it once")
+        values[axis(name).name] = axis(name).value(value).name
+    return values
+
+
+def order(cells: Iterable[Cell]) -> list[Cell]:
+    """Cells without repeats, by the position of their values on the axes."""
+    return sorted(set(cells), key=lambda cell: [RANKS[i][value] for i, value in enumerate(cell)])
+
+
+RANKS: Final = tuple({name: rank for rank, name in enumerate(axis.names)} for axis in AXES)
+
+if Cell._fields != NAMES or any(Cell._field_defaults[name] != AXES[INDEX[name]].default for name in NAMES):
+    raise TypeError("the fields of Cell must be the axes, with their defaults")

@@ -1,0 +1,191 @@
+"""The constraints: which cells exist, and what is expected of those that do.
+
+Kinds: *impossible* cannot exist; *redundant* means nothing that another cell does not mean; *refused*: the engine must
+raise, with its own sentence; *rewritten*: the engine must report the rewrite. The last two are lifted from
+`engine.core.rules`, so the matrix and the engine cannot disagree, and are tested as negative cells.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from typing import Final, Literal
+
+from engine.core.errors import ConfigError
+from engine.core.resolve import resolve
+from engine.core.rules import RULES
+from engine.core.situation import Rule, Situation, tree_pool
+from matrix.axes import AXES, INDEX, LAUNCH, axis, describe
+from matrix.cell import Cell, parse_assignment
+from matrix.zoo_facts import zoo_facts
+
+Kind = Literal["impossible", "redundant", "refused", "rewritten"]
+Expect = Literal["runs", "rewritten", "refused"]
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """One constraint.
+
+    axes: the only axes that `forbids` reads. forbids: true for a cell that the constraint applies to.
+    """
+
+    name: str
+    kind: Kind
+    why: str
+    axes: tuple[str, ...]
+    forbids: Callable[[Cell], bool]
+
+    @cached_property
+    def columns(self) -> tuple[int, ...]:
+        """Positions of `axes` in a cell."""
+        return tuple(INDEX[name] for name in self.axes)
+
+    @cached_property
+    def forbidden(self) -> frozenset[tuple[str, ...]]:
+        """Every combination of values of `axes` that the constraint applies to."""
+        combinations = product(*(axis(name).names for name in self.axes))
+        return frozenset(c for c in combinations if self.forbids(Cell(**dict(zip(self.axes, c, strict=True)))))
+
+    def applies(self, cell: Cell) -> bool:
+        """The same answer as `forbids`, from the table."""
+        return tuple([cell[column] for column in self.columns]) in self.forbidden
+
+
+def situation(cell: Cell) -> Situation:
+    """What the engine's launch rules look at for this cell."""
+    return Situation.of(cell.config(), zoo_facts(cell.algorithm))
+
+
+def _lifted(name: str, *axes: str) -> Constraint:
+    rule: Rule = next(rule for rule in RULES if rule.name == name)
+    return Constraint(name, rule.kind, rule.why, axes, lambda cell: rule.broken(situation(cell)))
+
+
+def _equal_widths(cell: Cell) -> bool:
+    """A tree whose width is the length of its paths: steps + 1."""
+    explicit = "auto" not in (cell.steps, cell.topk, cell.draft_tokens)
+    if not explicit or cell.algorithm == "none" or int(cell.topk) == 1:
+        return False
+    width = int(cell.draft_tokens)
+    return width == int(cell.steps) + 1 and width - 1 <= tree_pool(int(cell.steps), int(cell.topk))
+
+
+CONSTRAINTS: Final[tuple[Constraint, ...]] = (
+    _lifted("nothing-to-draft", "algorithm", "steps", "topk", "draft_tokens"),
+    _lifted("steps-auto-alone", "algorithm", "steps", "topk", "draft_tokens"),
+    _lifted("tree-too-wide", "algorithm", "steps", "topk", "draft_tokens"),
+    _lifted("v2-needs-overlap", "spec_version", "overlap"),
+    _lifted("chain-width", "algorithm", "steps", "topk", "draft_tokens"),
+    Constraint(
+        "equal-widths",
+        "redundant",
+        "a tree as wide as its paths are long hides a wrong stride; another width shows it",
+        ("algorithm", "steps", "topk", "draft_tokens"),
+        _equal_widths,
+    ),
+    Constraint(
+        "v1-without-overlap",
+        "redundant",
+        "v1 is the timing without overlap already",
+        ("spec_version", "overlap"),
+        lambda cell: cell.overlap == "off" and cell.spec_version == "v1",
+    ),
+    Constraint(
+        "alone-under-pressure",
+        "redundant",
+        "a lone request is never retracted",
+        ("memory", "batch"),
+        lambda cell: cell.memory == "tight" and cell.batch == "single",
+    ),
+    Constraint(
+        "slots-unfilled",
+        "redundant",
+        "two requests never wait for four slots",
+        ("slots", "batch"),
+        lambda cell: cell.slots == "4" and cell.batch in ("single", "pair"),
+    ),
+    Constraint(
+        "mixed-alone",
+        "redundant",
+        "one request has one way of sampling",
+        ("sampling", "batch"),
+        lambda cell: cell.sampling == "mixed" and cell.batch == "single",
+    ),
+    Constraint(
+        "queue-empty",
+        "impossible",
+        "no request waits unless there are more requests than slots",
+        ("abort", "slots", "batch"),
+        lambda cell: cell.abort == "queued" and (cell.slots == "auto" or cell.batch not in ("ragged", "burst")),
+    ),
+    Constraint(
+        "exam-cut-short",
+        "impossible",
+        "an answer that is cut short or aborted cannot be graded",
+        ("batch", "finish", "abort"),
+        lambda cell: cell.batch == "exam" and (cell.finish != "eos" or cell.abort != "none"),
+    ),
+    Constraint(
+        "exam-under-pressure",
+        "redundant",
+        "retraction is proven token by token; hundreds of retracted questions only take hours",
+        ("batch", "memory"),
+        lambda cell: cell.batch == "exam" and cell.memory == "tight",
+    ),
+)
+
+
+def explain(cell: Cell) -> tuple[Constraint, ...]:
+    """Every constraint that applies to a cell: the only judge of cover, runner and report."""
+    return tuple(constraint for constraint in CONSTRAINTS if constraint.applies(cell))
+
+
+def expect(cell: Cell) -> Expect:
+    """What the engine must do with a cell. ConfigError for a combination that is no cell."""
+    kinds = {constraint.kind: constraint for constraint in reversed(explain(cell))}
+    for kind in ("impossible", "redundant"):
+        if kind in kinds:
+            raise ConfigError(f"cell {cell.id} is {kind} ({kinds[kind].name}): {kinds[kind].why}")
+    return "refused" if "refused" in kinds else "rewritten" if "rewritten" in kinds else "runs"
+
+
+def explain_text(asked: str | Cell) -> str:
+    """What a cell, an id or an assignment (`algorithm=eagle3 topk=4`) comes to, in words.
+
+    The verdict with the constraints that apply, then the resolved configuration with its reasons and rewrites.
+    """
+    cell = asked if isinstance(asked, Cell) else read_cell(asked)
+    lines = [cell.id, describe(cell.values.items()), *_verdict(cell)]
+    try:
+        resolved = resolve(cell.config(), zoo_facts(cell.algorithm))
+    except ConfigError as error:
+        return "\n".join([*lines, f"the engine says: {error}"])
+    lines += [f"  {name}: {value}" for name, value in resolved.as_dict().items() if name not in ("reasons", "rewrites")]
+    lines += [f"because {r.field} = {r.value}: {r.because}" for r in resolved.reasons]
+    lines += [f"rewritten {r.field}: {r.asked} -> {r.got}: {r.reason}" for r in resolved.rewrites]
+    return "\n".join(lines)
+
+
+def read_cell(text: str) -> Cell:
+    """The cell of an id or of an assignment; ConfigError on neither."""
+    return Cell.of(parse_assignment(text)) if "=" in text else Cell.from_id(text.strip())
+
+
+def _verdict(cell: Cell) -> list[str]:
+    found = explain(cell)
+    return [f"{c.kind} by {c.name}: {c.why}" for c in found] or ["runs"]
+
+
+def tables_hash() -> str:
+    """12 hex digits over axes (names, values, tokens) and constraints (names, kinds, forbidden combinations)."""
+    axes = [[a.name, a.scope, [[value.name, value.token] for value in a.values]] for a in AXES]
+    rows = [[c.name, c.kind, list(c.axes), sorted(c.forbidden)] for c in CONSTRAINTS]
+    return hashlib.sha256(json.dumps([axes, rows]).encode()).hexdigest()[:12]
+
+
+def launch_constraints() -> Iterable[Constraint]:
+    """The constraints that read launch axes only."""
+    return (constraint for constraint in CONSTRAINTS if set(constraint.axes) <= set(LAUNCH))

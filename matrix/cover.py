@@ -1,0 +1,155 @@
+"""Choosing cells: enumeration of all that run, a t-wise cover by covertable, and the cells that may never drop."""
+
+from collections.abc import Iterable, Iterator
+from functools import partial
+from itertools import combinations, product
+from typing import Any, Final
+
+from matrix.axes import AXES, LAUNCH, NAMES
+from matrix.cell import Cell, order
+from matrix.constraints import CONSTRAINTS, Constraint, explain
+
+# Another salt gives another cover of about the same size; this one is as good as any.
+SALT: Final = "specmatrix"
+NEGATIVES: Final = {"smoke": 0, "pr": 2, "nightly": 8}
+STRENGTHS: Final = {"smoke": 1, "pr": 2, "nightly": 3}
+
+# One row per way in which an incident could come back; the id, and what it must show.
+PRESETS: Final[dict[str, str]] = {
+    "eagle3": "sglang#21062: automatic sizes become a tree, so v1; the worker is chosen after the sizes",
+    "eagle3.s3.k4.n8.pair": "sglang#21062: topk > 1 without an explicit version runs v1 and says why",
+    "standalone.pair": "sglang#21062: an automatic chain runs v2",
+    "eagle3.s3.sync.ragged": "sglang#21062: the explicit off path",
+    "eagle3.s3.k1.n4.v1.ragged": "sglang#21062: explicit v1 is honoured",
+    "eagle3.s3.k4.n8.v2.ragged": "sglang#26866: bonus stride, steps + 1 != draft tokens, batch >= 2",
+    "eagle3.s3.k4.n8.v2.p16.ragged.temperature": "sglang#26866: tree compaction with pages and sampling",
+    "standalone.s2.k2.n6.v2.p4.pair": "sglang#26997: trees on v2 for a drafter without hidden states",
+    "eagle3.s5.k4.n16.v2.tight.burst": "sglang#26981: the wide tree and the retraction whose tests a revert deleted",
+    "eagle3.s5.v2.m4.burst": "sglang#24055: one depth while the batch shrinks and grows",
+    "none.v2.p4.c7.ragged.mixed": "sglang#24999: the relay under plain decoding",
+    "standalone.s3.v2.p64.c32.pair": "sglang#24999: the relay of a drafter with KV of its own",
+    "eagle3.s5.v2.p16.ragged.length": "sglang#22651: a length finish inside an accepted run, one round in flight",
+    "eagle3.s5.v2.p4.ragged.stop_token": "sglang#22651: a stop token inside an accepted run",
+    "eagle3.s3.k2.n6.v2.p64.nocache.ragged.abort_running": "sglang#22651: no page leaks from an abort in flight",
+    "standalone.s5.v2.p16.tight.m4.burst.abort_queued": "sglang#22651: no page leaks from a retraction and an abort",
+}
+# Launches on which the request axes are swept pairwise: one engine start each, exams left out for their price.
+SWEEPS: Final[dict[str, tuple[str, ...]]] = {
+    "smoke": (),
+    "pr": ("eagle3.s3.k4.n8.v2.p16",),
+    "nightly": (
+        "none.v2.p4.c7.m4",
+        "standalone.s3.k2.n6.v1.p64.tight.m4",
+        "eagle3.s5.v2.nocache.tight",
+        "eagle3.s5.k2.n16.v2.c32.m4",
+    ),
+}
+SMOKE_PRESETS: Final = ("eagle3.s3.k4.n8.v2.ragged", "standalone.pair")
+
+
+def enumerate_cells() -> Iterator[Cell]:
+    """Every cell that runs as asked, in the order of the axes; branches are cut as soon as a constraint applies."""
+    split = len(LAUNCH)
+    crossing = {column for c in CONSTRAINTS if c.columns[-1] >= split for column in c.columns if column < split}
+    make = partial(tuple.__new__, Cell)
+    tails: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
+    for launch in _grow([()], 0, split):
+        key = tuple([launch[column] for column in sorted(crossing)])
+        if key not in tails:
+            tails[key] = [cell[split:] for cell in _grow([launch], split, len(AXES))]
+        for tail in tails[key]:
+            yield make(launch + tail)
+
+
+def _grow(prefixes: Iterable[tuple[str, ...]], start: int, stop: int) -> Iterator[tuple[str, ...]]:
+    """Extend prefixes by the axes start..stop-1, dropping each one that a constraint forbids."""
+    for column in range(start, stop):
+        judges = [(c.columns, c.forbidden) for c in CONSTRAINTS if max(c.columns) == column]
+        prefixes = _step(prefixes, AXES[column].names, judges)
+    return iter(prefixes)
+
+
+def _step(
+    prefixes: Iterable[tuple[str, ...]],
+    values: tuple[str, ...],
+    judges: list[tuple[tuple[int, ...], frozenset[tuple[str, ...]]]],
+) -> Iterator[tuple[str, ...]]:
+    for prefix in prefixes:
+        for value in values:
+            longer = (*prefix, value)
+            if not any(tuple([longer[c] for c in columns]) in forbidden for columns, forbidden in judges):
+                yield longer
+
+
+def cover(strength: int, kept: Iterable[Cell] = ()) -> list[Cell]:
+    """Cells that, with the kept ones, hold every feasible combination of `strength` values; only the new ones.
+
+    Deterministic. Infeasible combinations are left out; `matrix.verifier` proves that nothing else is.
+    """
+    return _make({axis.name: list(axis.names) for axis in AXES}, strength, list(kept))
+
+
+def sweep(launch: Cell, kept: Iterable[Cell] = ()) -> list[Cell]:
+    """New cells that hold, with the kept ones, every pair of request values (exams excepted) on this launch."""
+    factors = {name: [launch.values[name]] for name in LAUNCH}
+    factors |= {axis.name: [v for v in axis.names if v != "exam"] for axis in AXES if axis.scope == "request"}
+    here = [cell for cell in kept if cell.launch_key == launch.launch_key and cell.batch != "exam"]
+    return _make(factors, 2, here)
+
+
+def _make(factors: dict[str, list[str]], strength: int, kept: list[Cell]) -> list[Cell]:
+    # covertable is slow to import and only wanted when the lock file grows.
+    from covertable.main import Controller
+
+    presets = [cell.values for cell in kept]
+    controller = Controller(factors, strength=strength, salt=SALT, presets=presets, constraints=_conditions())
+    rows = [Cell(**row) for row in controller.make_async()]
+    return [cell for cell in rows if cell not in set(kept)]
+
+
+def _conditions() -> list[dict[str, Any]]:
+    """The constraints for covertable, with what follows from them for fewer axes.
+
+    covertable judges a condition once all its axes have values; the projections let it see a dead end earlier.
+    """
+    conditions = []
+    for axes in {c.axes for c in CONSTRAINTS}:
+        names = [AXES[NAMES.index(name)].names for name in axes]
+        banned = frozenset().union(*(c.forbidden for c in CONSTRAINTS if c.axes == axes))
+        allowed = [values for values in product(*names) if values not in banned]
+        for size in range(2, len(axes) + 1):
+            for columns in combinations(range(len(axes)), size):
+                seen = {tuple(values[column] for column in columns) for values in allowed}
+                conditions.append(_condition(tuple(axes[column] for column in columns), seen))
+    return sorted(conditions, key=lambda condition: condition["requires"])
+
+
+def _condition(names: tuple[str, ...], seen: set[tuple[str, ...]]) -> dict[str, Any]:
+    def holds(row: dict[str, str]) -> bool:
+        return tuple(row[name] for name in names) in seen
+
+    return {"operator": "fn", "requires": list(names), "evaluate": holds}
+
+
+def negatives(constraint: Constraint, count: int) -> list[Cell]:
+    """Up to `count` cells that trigger exactly this refused or rewritten constraint, spread over its combinations."""
+    cells = order(
+        cell
+        for values in constraint.forbidden
+        if explain(cell := _background(dict(zip(constraint.axes, values, strict=True)))) == (constraint,)
+    )
+    wanted = min(count, len(cells))
+    return [cells[index * (len(cells) - 1) // max(wanted - 1, 1)] for index in range(wanted)]
+
+
+def _background(values: dict[str, str]) -> Cell:
+    """These values before a background in which speculation matters: a chain of EAGLE3, two requests."""
+    own = {"algorithm": "eagle3", "steps": "3", "batch": "pair"}
+    if "algorithm" in values:
+        own = {"batch": "pair"}
+    return Cell.of(own | values)
+
+
+def negative_constraints() -> tuple[Constraint, ...]:
+    """The refused and rewritten constraints: each needs cells of its own."""
+    return tuple(constraint for constraint in CONSTRAINTS if constraint.kind in ("refused", "rewritten"))

@@ -1,0 +1,139 @@
+"""Selecting cells with words: `algorithm=eagle3 and topk in (2, 4) and not memory=tight`, or a cell's id."""
+
+import re
+from collections.abc import Callable
+from typing import Final, TypeAlias
+
+from engine.core.errors import ConfigError
+from matrix.axes import INDEX, axis
+from matrix.cell import MEANINGS, Cell
+
+Selector: TypeAlias = Callable[[Cell], bool]
+LEXEME: Final = re.compile(r"\s*(?:(!=|==?|[(),])|([\w.-]+))")
+HELP: Final = "write axis=value, axis!=value or axis in (a, b), joined with and, or, not and parentheses, or a cell id"
+
+
+def parse_selector(text: str) -> Selector:
+    """A predicate over cells. ConfigError on bad grammar, an unknown axis or an unknown value."""
+    return _Parser(text).parse()
+
+
+class _Parser:
+    """Recursive descent over the lexemes of one selector; `at` is the next lexeme."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.lexemes = self._split()
+        self.at = 0
+
+    def parse(self) -> Selector:
+        selector = self._either()
+        if self._peek():
+            raise self._wrong("the end")
+        return selector
+
+    def _split(self) -> list[str]:
+        lexemes, position, text = [], 0, self.text.rstrip()
+        while position < len(text):
+            match = LEXEME.match(text, position)
+            if match is None:
+                raise ConfigError(
+                    f"selector {self.text!r} has {text[position:].strip()[0]!r}, which means nothing; {HELP}"
+                )
+            lexemes.append(match[1] or match[2])
+            position = match.end()
+        return lexemes
+
+    def _peek(self) -> str:
+        return self.lexemes[self.at] if self.at < len(self.lexemes) else ""
+
+    def _take(self, *wanted: str) -> bool:
+        """Step over the next lexeme if it is one of these."""
+        found = self._peek() in wanted
+        self.at += found
+        return found
+
+    def _wrong(self, wanted: str) -> ConfigError:
+        got = repr(self._peek()) if self._peek() else "the end"
+        return ConfigError(f"selector {self.text!r} has {got} where {wanted} must stand; {HELP}")
+
+    def _either(self) -> Selector:
+        selector = self._both()
+        while self._take("or"):
+            selector = _or(selector, self._both())
+        return selector
+
+    def _both(self) -> Selector:
+        selector = self._single()
+        while self._take("and"):
+            selector = _and(selector, self._single())
+        return selector
+
+    def _single(self) -> Selector:
+        if self._take("not"):
+            return _not(self._single())
+        if self._take("("):
+            selector = self._either()
+            if not self._take(")"):
+                raise self._wrong("')'")
+            return selector
+        return self._comparison()
+
+    def _comparison(self) -> Selector:
+        name = self._word("an axis")
+        if self._peek() not in ("=", "==", "!=", "in", "not") and (name not in INDEX):
+            return self._cell(name)
+        axis(name)
+        if self._take("=", "=="):
+            return _within(name, frozenset({self._value(name)}))
+        if self._take("!="):
+            return _not(_within(name, frozenset({self._value(name)})))
+        if self._take("in"):
+            return _within(name, self._values(name))
+        if self._take("not") and self._take("in"):
+            return _not(_within(name, self._values(name)))
+        raise self._wrong("=, != or in")
+
+    def _cell(self, text: str) -> Selector:
+        """A lone word: the id of one cell, or a mistake."""
+        if text.split(".")[0] not in MEANINGS:
+            axis(text)
+        wanted = Cell.from_id(text)
+        return lambda cell: cell == wanted
+
+    def _values(self, name: str) -> frozenset[str]:
+        if not self._take("("):
+            raise self._wrong("'('")
+        values = {self._value(name)}
+        while self._take(","):
+            values.add(self._value(name))
+        if not self._take(")"):
+            raise self._wrong("',' or ')'")
+        return frozenset(values)
+
+    def _value(self, name: str) -> str:
+        return axis(name).value(self._word(f"a value of {name}")).name
+
+    def _word(self, wanted: str) -> str:
+        word = self._peek()
+        if not word or word in ("(", ")", ",", "=", "==", "!="):
+            raise self._wrong(wanted)
+        self.at += 1
+        return word
+
+
+def _or(left: Selector, right: Selector) -> Selector:
+    return lambda cell: left(cell) or right(cell)
+
+
+def _and(left: Selector, right: Selector) -> Selector:
+    return lambda cell: left(cell) and right(cell)
+
+
+def _not(inner: Selector) -> Selector:
+    return lambda cell: not inner(cell)
+
+
+def _within(name: str, values: frozenset[str]) -> Selector:
+    index = INDEX[name]
+    return lambda cell: cell[index] in values

@@ -1,0 +1,132 @@
+import random
+
+import pytest
+
+from engine.core.config import EngineConfig
+from engine.core.errors import ConfigError
+from matrix.axes import AXES, LAUNCH, NAMES
+from matrix.cell import TIGHT_TOKENS, Cell, order, parse_assignment
+
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+
+
+def any_cells(count: int) -> list[Cell]:
+    source = random.Random(1)
+    return [Cell(*(source.choice(axis.names) for axis in AXES)) for _ in range(count)]
+
+
+def refusal(call, text) -> str:
+    with pytest.raises(ConfigError) as caught:
+        call(text)
+    return str(caught.value)
+
+
+def test_an_id_is_the_content_of_its_cell():
+    cells = any_cells(2000)
+    assert all(Cell.from_id(cell.id) == cell for cell in cells)
+    assert len({cell.id for cell in cells}) == len(set(cells))
+
+
+def test_ids_are_readable_and_leave_defaults_out():
+    assert Cell().id == "none"
+    cell = Cell.of({"algorithm": "eagle3", "steps": "3", "topk": "4", "draft_tokens": "8", "batch": "ragged"})
+    assert cell.id == "eagle3.s3.k4.n8.ragged"
+
+
+def test_parts_of_an_id_may_come_in_any_order():
+    assert Cell.from_id("ragged.eagle3.s3").id == "eagle3.s3.ragged"
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("eagle3.s4", "cell id 'eagle3.s4' has an unknown part 's4'; parts are none, standalone, eagle3, s1, "),
+        ("eagle3.s3.s5", "cell id 'eagle3.s3.s5' gives steps twice"),
+        ("s3.k1", "cell id 's3.k1' names no algorithm; begin with none, standalone, eagle3"),
+        ("", "cell id '' has an unknown part ''; parts are none,"),
+    ],
+)
+def test_a_bad_id_is_refused_in_one_sentence(text, sentence):
+    assert refusal(Cell.from_id, text).startswith(sentence)
+
+
+def test_cells_are_frozen_hashable_ordered_and_small():
+    cell = Cell()
+    with pytest.raises(AttributeError):
+        cell.topk = "4"
+    assert not hasattr(cell, "__dict__")
+    assert hash(cell) == hash(Cell())
+    assert sorted([Cell(algorithm="standalone"), Cell(algorithm="eagle3")])[0].algorithm == "eagle3"
+
+
+def test_order_follows_the_axes_and_drops_repeats():
+    cells = order([Cell(page_size="64"), Cell(page_size="4"), Cell(page_size="16"), Cell(page_size="4")])
+    assert [cell.page_size for cell in cells] == ["4", "16", "64"]
+
+
+def test_the_launch_key_holds_launch_axes_only():
+    cell = Cell(batch="pair", sampling="mixed", finish="length", abort="running")
+    assert cell.launch_key == Cell().launch_key
+    for name in LAUNCH:
+        other = AXES[NAMES.index(name)].names[1]
+        assert Cell()._replace(**{name: other}).launch_key != Cell().launch_key
+
+
+def test_the_baseline_drops_the_drafter_and_nothing_else():
+    cell = Cell.from_id("eagle3.s3.k4.n8.v2.p16.tight.burst.mixed.length.abort_running")
+    assert cell.baseline.id == "none.v2.p16.tight.burst.mixed.length.abort_running"
+
+
+def test_config_asks_what_the_cell_says():
+    cell = Cell.from_id("eagle3.s3.k4.n8.v1.sync.p16.nocache.c7.tight.m4.burst")
+    assert cell.config() == EngineConfig(
+        "llama-mini",
+        speculative_algorithm="EAGLE3",
+        speculative_draft_model_path="llama-mini-eagle3",
+        speculative_num_steps=3,
+        speculative_eagle_topk=4,
+        speculative_num_draft_tokens=8,
+        spec_version="v1",
+        disable_overlap_schedule=True,
+        page_size=16,
+        disable_radix_cache=True,
+        chunked_prefill_size=7,
+        max_total_tokens=TIGHT_TOKENS,
+        max_running_requests=4,
+    )
+
+
+def test_the_default_cell_asks_for_plain_decoding_with_everything_automatic():
+    assert Cell().config() == EngineConfig("llama-mini", page_size=1, chunked_prefill_size=-1)
+
+
+def test_tight_memory_is_whole_pages_of_every_size():
+    sizes = [int(name) for name in AXES[NAMES.index("page_size")].names]
+    assert all(TIGHT_TOKENS % size == 0 for size in sizes)
+
+
+def test_prices_add_up():
+    assert Cell(batch="exam").seconds > Cell(batch="burst").seconds > Cell().seconds > 0
+    assert Cell().gpus == 0
+
+
+def test_assignments_take_blanks_and_commas():
+    assert parse_assignment("algorithm=eagle3, topk=4  page_size=16") == {
+        "algorithm": "eagle3",
+        "topk": "4",
+        "page_size": "16",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("topk", "'topk' is no assignment; write axis=value, for example algorithm=eagle3 topk=4"),
+        ("topk=", "'topk=' is no assignment; write axis=value, for example algorithm=eagle3 topk=4"),
+        ("topk=4 topk=2", "topk is given twice; give it once"),
+        ("topk=9", "topk has no value '9'; it must be one of auto, 1, 2, 4"),
+        ("tree=9", f"axis 'tree' is unknown; it must be one of {', '.join(NAMES)}"),
+    ],
+)
+def test_a_bad_assignment_is_refused_in_one_sentence(text, sentence):
+    assert refusal(parse_assignment, text) == sentence

@@ -1,0 +1,92 @@
+import subprocess
+import sys
+from itertools import islice
+from math import prod
+
+import pytest
+
+from matrix.cell import Cell
+from matrix.constraints import CONSTRAINTS, expect, explain
+from matrix.cover import PRESETS, SMOKE_PRESETS, SWEEPS, cover, enumerate_cells, negative_constraints, negatives, sweep
+from matrix.verifier import allowed, components, uncovered, uncovered_sweep
+
+pytestmark = pytest.mark.register(est_seconds=8, tier="cpu", stage="pr")
+
+INCIDENTS = ("sglang#21062", "sglang#26866", "sglang#24055", "sglang#24999", "sglang#22651")
+
+TIMED = """
+import sys, time
+start = time.perf_counter()
+from itertools import islice
+from math import prod
+import matrix.axes, matrix.cell, matrix.constraints, matrix.cover, matrix.lock, matrix.verifier
+ids = [cell.id for cell in islice(matrix.cover.enumerate_cells(), 100_000)]
+print(len(set(ids)), "torch" in sys.modules, time.perf_counter() - start)
+"""
+
+
+def test_every_enumerated_cell_runs():
+    assert all(explain(cell) == () for cell in islice(enumerate_cells(), 0, 3_000_000, 997))
+
+
+def test_the_enumeration_is_the_product_without_what_constraints_forbid():
+    count = sum(1 for _ in enumerate_cells())
+    assert count == prod(len(allowed(component)) for component in components())
+
+
+def test_a_hundred_thousand_names_take_less_than_a_second_and_no_torch():
+    out = subprocess.run([sys.executable, "-c", TIMED], capture_output=True, text=True, check=True).stdout.split()
+    assert out[:2] == ["100000", "False"]
+    assert float(out[2]) < 1.0
+
+
+def test_pairs_are_covered_whole_and_the_same_each_time():
+    cells = cover(2)
+    assert uncovered(cells, 2) == []
+    assert all(expect(cell) == "runs" for cell in cells)
+    assert cells == cover(2)
+
+
+def test_a_cover_grows_around_the_kept_cells():
+    kept = [Cell.from_id(text) for text in PRESETS]
+    fresh = cover(2, kept)
+    assert uncovered([*kept, *fresh], 2) == []
+    assert not set(kept) & set(fresh)
+    assert uncovered(fresh, 2) != []
+
+
+@pytest.mark.parametrize("text", PRESETS)
+def test_a_preset_runs_and_is_written_as_its_id(text):
+    cell = Cell.from_id(text)
+    assert cell.id == text
+    assert expect(cell) == "runs"
+
+
+@pytest.mark.parametrize("incident", INCIDENTS)
+def test_every_incident_has_presets(incident):
+    assert any(note.startswith(incident) for note in PRESETS.values())
+
+
+def test_smoke_presets_are_presets():
+    assert set(SMOKE_PRESETS) <= set(PRESETS)
+
+
+@pytest.mark.parametrize("constraint", negative_constraints(), ids=lambda c: c.name)
+def test_negative_cells_trigger_exactly_their_constraint(constraint):
+    cells = negatives(constraint, 4)
+    assert cells and len(set(cells)) == len(cells)
+    assert all(explain(cell) == (constraint,) for cell in cells)
+    assert {expect(cell) for cell in cells} == {constraint.kind}
+
+
+def test_all_refused_and_rewritten_constraints_are_tested():
+    assert {c.kind for c in CONSTRAINTS if c not in negative_constraints()} == {"impossible", "redundant"}
+
+
+@pytest.mark.parametrize("text", [text for launches in SWEEPS.values() for text in launches])
+def test_a_sweep_holds_every_request_pair_on_one_launch(text):
+    launch = Cell.from_id(text)
+    cells = sweep(launch)
+    assert {cell.launch_key for cell in cells} == {launch.launch_key}
+    assert uncovered_sweep(launch, cells) == []
+    assert uncovered_sweep(launch, cells[: len(cells) // 2]) != []

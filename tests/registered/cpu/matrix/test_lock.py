@@ -1,0 +1,177 @@
+from time import perf_counter
+
+import pytest
+
+from matrix import lock as lock_module
+from matrix.axes import AXES
+from matrix.cell import Cell
+from matrix.constraints import expect
+from matrix.cover import PRESETS
+from matrix.lock import check, extend
+from matrix.lockfile import LOCK_FILE, STAGES, Lock, read, stage_cells, write
+
+pytestmark = pytest.mark.register(est_seconds=10, tier="cpu", stage="pr")
+
+
+@pytest.fixture
+def lock() -> Lock:
+    return read()
+
+
+@pytest.fixture
+def problems(tmp_path):
+    """The problems that a check finds in an edited lock."""
+
+    def judge(lock: Lock, full: bool = False) -> tuple[str, ...]:
+        write(lock, tmp_path / "cells.lock")
+        return check(tmp_path / "cells.lock", full).problems
+
+    return judge
+
+
+def test_the_committed_lock_is_complete_and_checked_in_time():
+    start = perf_counter()
+    report = check(full=True)
+    assert report.problems == ()
+    assert report.ok and report.pairs[0] == report.pairs[1] and report.triples[0] == report.triples[1]
+    assert perf_counter() - start < 2.0
+
+
+def test_stages_keep_their_budgets():
+    counts = {stage: len(stage_cells(stage)) for stage in STAGES}
+    assert counts["smoke"] <= 10 and 55 <= counts["pr"] <= 85 and 250 <= counts["nightly"] <= 450
+
+
+def test_smoke_touches_every_value():
+    cells = stage_cells("smoke")
+    assert {(axis.name, name) for axis in AXES for name in axis.names} == {
+        (axis.name, getattr(cell, axis.name)) for cell in cells for axis in AXES
+    }
+
+
+def test_each_stage_runs_negative_cells():
+    assert {expect(cell) for cell in stage_cells("pr")} == {"runs", "rewritten", "refused"}
+
+
+def test_one_launch_serves_several_cells():
+    cells = stage_cells("pr")
+    assert len({cell.launch_key for cell in cells}) <= len(cells) - 15
+
+
+def test_a_report_reads_as_one_line_when_complete():
+    text = check().text()
+    assert text.startswith("cells.lock: complete; smoke ") and "\n" not in text
+
+
+def test_other_tables_are_noticed(lock, problems):
+    lock.tables = "0" * 12
+    assert problems(lock)[0] == "axes or constraints changed since the lock was written; run `specmatrix lock --extend`"
+
+
+def test_an_unreadable_id_is_noticed(lock, tmp_path):
+    write(lock, tmp_path / "cells.lock")
+    with (tmp_path / "cells.lock").open("a") as file:
+        file.write("ngram.s3\n")
+    assert "ngram.s3 is no cell of today's axes" in check(tmp_path / "cells.lock").problems
+
+
+def test_a_dropped_preset_is_noticed(lock, problems):
+    text = "eagle3.s3.k4.n8.v2.ragged"
+    lock.cells["smoke"].remove(Cell.from_id(text))
+    assert f"preset {text} is missing ({PRESETS[text]})" in problems(lock)
+
+
+def test_a_dropped_cover_row_is_noticed(lock, problems):
+    del lock.cells["pr"][-12:]
+    assert any("combinations of 2 values uncovered: " in problem for problem in problems(lock))
+
+
+def test_a_dropped_nightly_row_is_noticed_by_the_full_check_only(lock, problems):
+    lock.cells["nightly"] = lock.cells["nightly"][:-30]
+    assert problems(lock) == ()
+    assert any("combinations of 3 values uncovered: " in problem for problem in problems(lock, full=True))
+
+
+def test_a_dropped_negative_cell_is_noticed(lock, problems):
+    lock.cells["pr"] = [cell for cell in lock.cells["pr"] if not (cell.overlap == "off" and cell.spec_version == "v2")]
+    assert "stage pr has 0 of 1 cells that are refused by v2-needs-overlap" in problems(lock)
+
+
+def test_a_dropped_sweep_row_is_noticed(lock, problems):
+    row = Cell.from_id("eagle3.s3.k4.n8.v2.p16.burst.mixed.length")
+    lock.cells["pr"].remove(row)
+    assert any(problem.startswith("sweep of eagle3.s3.k4.n8.v2.p16 lacks ") for problem in problems(lock))
+
+
+def test_a_repeated_row_is_noticed(lock, problems):
+    lock.cells["nightly"].append(Cell.from_id("eagle3"))
+    assert problems(lock) == ("eagle3 stands twice",)
+
+
+def test_a_row_that_is_no_cell_is_noticed(lock, problems):
+    lock.cells["pr"].append(Cell.from_id("none.tight"))
+    assert problems(lock) == ("none.tight is redundant: a lone request is never retracted",)
+
+
+@pytest.mark.parametrize(
+    ("text", "note", "sentence"),
+    [
+        (
+            "none.s2.pair",
+            "refused by tree-too-wide",
+            "none.s2.pair is refused by nothing-to-draft, but its note says 'refused by tree-too-wide'",
+        ),
+        ("none.s2.pair", "", "none.s2.pair is refused by nothing-to-draft, but its note says 'nothing'"),
+        ("none.v1.p64", "refused by tree-too-wide", "none.v1.p64 runs, but its note says 'refused by tree-too-wide'"),
+    ],
+)
+def test_a_false_note_is_noticed(lock, problems, text, note, sentence):
+    lock.cells["pr"].append(Cell.from_id(text))
+    lock.notes |= {Cell.from_id(text): note} if note else {}
+    assert problems(lock) == (sentence,)
+
+
+@pytest.fixture
+def pairs_only(monkeypatch):
+    """Extending without the triples, which take half a minute."""
+    monkeypatch.setattr(lock_module, "STRENGTHS", {"smoke": 1, "pr": 2, "nightly": 2})
+
+
+def test_a_complete_lock_is_extended_by_nothing(tmp_path, pairs_only):
+    path = tmp_path / "cells.lock"
+    path.write_text(LOCK_FILE.read_text())
+    assert extend(path) == (0, 0)
+    assert path.read_text() == LOCK_FILE.read_text()
+
+
+def test_extending_keeps_every_valid_row_in_place_and_appends(lock, tmp_path, pairs_only):
+    path = tmp_path / "cells.lock"
+    gone = lock.cells["pr"][-12:]
+    del lock.cells["pr"][-12:]
+    lock.cells["pr"].insert(3, Cell.from_id("none.tight"))
+    kept = [cell for cell in lock.cells["pr"] if cell.id != "none.tight"]
+    write(lock, path)
+    dropped, added = extend(path)
+    fresh = read(path)
+    assert dropped == 1 and 0 < added <= len(gone) + 4
+    assert fresh.cells["pr"][: len(kept)] == kept
+    assert fresh.cells["nightly"] == [cell for cell in lock.cells["nightly"] if cell not in fresh.cells["pr"]]
+    assert check(path).ok
+
+
+def test_extending_renews_the_note_of_a_cell_that_runs_now(lock, tmp_path, pairs_only):
+    path = tmp_path / "cells.lock"
+    cell = Cell.from_id("none.v1.p64")
+    lock.cells["pr"].append(cell)
+    lock.notes[cell] = "refused by tree-too-wide"
+    write(lock, path)
+    extend(path)
+    assert cell not in read(path).notes
+    assert check(path).ok
+
+
+def test_extending_an_absent_file_starts_one(tmp_path, pairs_only):
+    path = tmp_path / "cells.lock"
+    dropped, added = extend(path)
+    assert dropped == 0 and added == len(read(path).upto("nightly"))
+    assert check(path).ok

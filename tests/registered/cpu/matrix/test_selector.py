@@ -1,0 +1,66 @@
+import pytest
+
+from engine.core.errors import ConfigError
+from matrix.axes import NAMES
+from matrix.cell import Cell
+from matrix.selector import HELP, parse_selector
+
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+
+TREE = Cell.from_id("eagle3.s3.k4.n8.v2.ragged")
+CHAIN = Cell.from_id("eagle3.s3.k1.p16")
+PLAIN = Cell.from_id("none.tight.pair")
+CELLS = {"tree": TREE, "chain": CHAIN, "plain": PLAIN}
+
+
+def chosen(text: str) -> list[str]:
+    selector = parse_selector(text)
+    return [name for name, cell in CELLS.items() if selector(cell)]
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("algorithm=eagle3", ["tree", "chain"]),
+        ("algorithm==eagle3 and topk=4", ["tree"]),
+        ("topk = 4 or memory=tight", ["tree", "plain"]),
+        ("not algorithm=eagle3", ["plain"]),
+        ("algorithm != eagle3", ["plain"]),
+        ("topk in (1, 4)", ["tree", "chain"]),
+        ("topk not in (1,4)", ["plain"]),
+        ("memory=tight or algorithm=eagle3 and topk=4", ["tree", "plain"]),
+        ("(memory=tight or algorithm=eagle3) and topk!=4", ["chain", "plain"]),
+        ("not (topk=4 or topk=1)", ["plain"]),
+        ("not not topk=4", ["tree"]),
+        ("eagle3.s3.k1.p16", ["chain"]),
+        ("eagle3.s3.k1.p16 or none.tight.pair", ["chain", "plain"]),
+        ("none", []),
+    ],
+)
+def test_selects(text, names):
+    assert chosen(text) == names
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", f"selector '' has the end where an axis must stand; {HELP}"),
+        ("topk=4 and", f"selector 'topk=4 and' has the end where an axis must stand; {HELP}"),
+        ("topk=4 batch=pair", f"selector 'topk=4 batch=pair' has 'batch' where the end must stand; {HELP}"),
+        ("(topk=4", f"selector '(topk=4' has the end where ')' must stand; {HELP}"),
+        ("topk=", f"selector 'topk=' has the end where a value of topk must stand; {HELP}"),
+        ("topk 4", f"selector 'topk 4' has '4' where =, != or in must stand; {HELP}"),
+        ("topk in 4", f"selector 'topk in 4' has '4' where '(' must stand; {HELP}"),
+        ("topk in (4 2)", f"selector 'topk in (4 2)' has '2' where ',' or ')' must stand; {HELP}"),
+        ("topk=4 & batch=pair", f"selector 'topk=4 & batch=pair' has '&', which means nothing; {HELP}"),
+        ("topk=3", "topk has no value '3'; it must be one of auto, 1, 2, 4"),
+        ("topk in (4, 3)", "topk has no value '3'; it must be one of auto, 1, 2, 4"),
+        ("width=3", f"axis 'width' is unknown; it must be one of {', '.join(NAMES)}"),
+        ("width", f"axis 'width' is unknown; it must be one of {', '.join(NAMES)}"),
+        ("eagle3.s3.s3", "cell id 'eagle3.s3.s3' gives steps twice"),
+    ],
+)
+def test_a_bad_selector_is_refused_in_one_sentence(text, sentence):
+    with pytest.raises(ConfigError) as caught:
+        parse_selector(text)
+    assert str(caught.value) == sentence

@@ -1,0 +1,60 @@
+import ast
+import random
+from pathlib import Path
+
+import pytest
+
+from matrix import verifier
+from matrix.axes import AXES, NAMES
+from matrix.cell import Cell
+from matrix.constraints import CONSTRAINTS, explain
+from matrix.cover import enumerate_cells
+from matrix.verifier import allowed, components, covered, feasible, uncovered
+
+pytestmark = pytest.mark.register(est_seconds=4, tier="cpu", stage="pr")
+
+
+def test_it_shares_no_code_with_the_generator():
+    tree = ast.parse(Path(verifier.__file__).read_text())
+    modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert modules <= {"collections.abc", "itertools", "typing", "matrix.axes", "matrix.cell", "matrix.constraints"}
+
+
+def test_components_partition_the_axes_and_hold_every_constraint():
+    groups = components()
+    assert sorted(name for group in groups for name in group) == sorted(NAMES)
+    assert all(any(set(constraint.axes) <= set(group) for group in groups) for constraint in CONSTRAINTS)
+
+
+def test_components_are_independent():
+    source = random.Random(3)
+    rows = {group: allowed(group) for group in components()}
+    for _ in range(2000):
+        parts = [source.choice(choices) for choices in rows.values()]
+        cell = Cell(**{name: value for part in parts for name, value in part.items()})
+        assert explain(cell) == ()
+
+
+def test_feasible_combinations_are_those_of_the_enumerated_cells():
+    sampled = covered((cell for index, cell in enumerate(enumerate_cells()) if index % 211 == 0), 2)
+    assert sampled == feasible(2)
+
+
+@pytest.mark.parametrize("pair", [(("algorithm", "none"), ("steps", "3")), (("batch", "single"), ("slots", "4"))])
+def test_what_no_cell_holds_is_infeasible(pair):
+    assert tuple(sorted(pair, key=lambda part: NAMES.index(part[0]))) not in feasible(2)
+
+
+def test_a_missing_pair_is_reported():
+    cells = [cell for index, cell in enumerate(enumerate_cells()) if index % 211 == 0]
+    without = [cell for cell in cells if not (cell.topk == "4" and cell.page_size == "64")]
+    assert uncovered(without, 2) == [(("topk", "4"), ("page_size", "64"))]
+
+
+def test_cells_that_do_not_run_cover_nothing():
+    refused = Cell.from_id("none.s3.p64")
+    assert explain(refused) and uncovered([refused], 1) == sorted(feasible(1))
+
+
+def test_single_values_are_all_feasible():
+    assert feasible(1) == {((axis.name, name),) for axis in AXES for name in axis.names}
