@@ -16,7 +16,8 @@ RESOLVED_FIELD: Final = {
     "steps": "num_steps",
     "draft_tokens": "num_draft_tokens",
     "prefix_cache": "radix_cache",
-    "chunk": "chunked_prefill_size",
+    "prefill_chunk": "chunked_prefill_size",
+    "slots": "max_running_requests",
 }
 # Field of the resolved configuration -> fields of the request whose reason or rewrite explains it.
 ASKED_FIELDS: Final = {
@@ -25,10 +26,11 @@ ASKED_FIELDS: Final = {
     "topk": ("speculative_eagle_topk",),
     "num_draft_tokens": ("speculative_num_draft_tokens",),
     "radix_cache": ("disable_radix_cache",),
-    "draft_path": ("speculative_draft_model_path",),
-    "lag": ("spec_version",),
-    "num_pages": ("max_total_tokens", "page_size"),
 }
+# Fields that follow from others, say where files lie, or are listed elsewhere in a cell: no choice of their own.
+DERIVED: Final = frozenset(
+    {"lag", "num_pages", "model_path", "draft_path", "random_seed", "strict_memory", "kv_stamps", "reasons", "rewrites"}
+)
 
 
 def effective(axes: Mapping[str, Json], resolved: Mapping[str, Json] | None) -> dict[str, str]:
@@ -43,10 +45,10 @@ def effective(axes: Mapping[str, Json], resolved: Mapping[str, Json] | None) -> 
 
 
 def word(value: Json) -> str:
-    """A configuration value as text; switches read on and off, and an absent size is off."""
+    """A configuration value as lower-case text; switches read on and off, and an absent size is off."""
     if value is None or value is False:
         return "off"
-    return "on" if value is True else str(value)
+    return "on" if value is True else str(value).lower()
 
 
 def pairs(values: Mapping[str, str]) -> list[Pair]:

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final, TypeVar
 
 from reports.codec import decode_cell, decode_header
 from reports.effective import effective
-from reports.schema import REPORT_FILE, CellResult, Header, Json, ReportError
+from reports.schema import CELL_STATES, REPORT_FILE, CellResult, CellState, Header, Json, ReportError
 from reports.writer import PARTIAL_FILE
 
 # Below this size every line is parsed at load (about 0.3 s per 32 MB); above it a line is parsed when it is first used.
 EAGER_BYTES: Final = 32_000_000
 
 _CELL_START: Final = re.compile(rb'\{\s*"kind"\s*:\s*"cell"\s*,\s*"id"\s*:\s*"([^"\\]+)"')
-_FRONT: Final = re.compile(r'\{"kind":"cell","id":"[^"\\]+","state":"([A-Z ]+)","axes":')
-_RESOLVED: Final = ',"resolved":'
+_FRONT: Final = re.compile(rb'\{"kind":"cell","id":"[^"\\]+","state":"([A-Z ]+)","axes":')
+_RESOLVED: Final = b',"resolved":'
+_EXPECT: Final = b',"expect":'
 _SECONDS: Final = re.compile(rb'"seconds"\s*:\s*[0-9.eE+-]+')
-_DECODER: Final = json.JSONDecoder()
 _Record = TypeVar("_Record")
 
 
@@ -38,6 +38,8 @@ class Report:
         self._data = data
         self._spans = spans
         self._parsed: dict[str, CellResult] = {}
+        # Cells of one launch share their resolved configuration byte for byte.
+        self._resolved: dict[bytes, dict[str, Json] | None] = {}
 
     def __len__(self) -> int:
         return len(self._spans)
@@ -60,18 +62,18 @@ class Report:
         """All cell ids in file order."""
         return list(self._spans)
 
+    def state(self, cell: str) -> CellState:
+        """The state of a cell, from the front of its line where that is enough."""
+        match = _FRONT.match(self._data, *self._spans[cell])
+        state = match[1].decode() if match is not None else ""
+        return next((known for known in CELL_STATES if known == state), None) or self[cell].state
+
     def effective(self, cell: str) -> dict[str, str] | None:
-        """The effective axis values of a cell that ran and passed, else None. Parses only the front of the line."""
-        if cell not in self._parsed:
-            start, end = self._spans[cell]
-            front = _front(self._data[start:end])
-            if front is not None:
-                state, axes, resolved = front
-                return effective(axes, resolved) if state == "PASS" and resolved is not None else None
-        record = self[cell]
-        return (
-            effective(record.axes, record.resolved) if record.state == "PASS" and record.resolved is not None else None
-        )
+        """The effective axis values of a cell that ran and passed, else None."""
+        if self.state(cell) != "PASS":
+            return None
+        axes, resolved = self._front(cell) or (self[cell].axes, self[cell].resolved)
+        return None if resolved is None else effective(axes, resolved)
 
     def rewrites_something(self, cell: str) -> bool:
         """False if the line shows without parsing that the cell has no rewrite."""
@@ -83,6 +85,23 @@ class Report:
         start, end = self._spans[cell]
         other_start, other_end = other._spans[cell]
         return _timeless(self._data, start, end) == _timeless(other._data, other_start, other_end)
+
+    def _front(self, cell: str) -> tuple[Mapping[str, Json], Mapping[str, Json] | None] | None:
+        """Axes and resolved configuration from the front of a line, or None if its keys have another order."""
+        start, end = self._spans[cell]
+        match = _FRONT.match(self._data, start, end)
+        resolved_at = self._data.find(_RESOLVED, start, end)
+        expect_at = self._data.find(_EXPECT, resolved_at, end)
+        if match is None or resolved_at < 0 or expect_at < 0:
+            return None
+        text = self._data[resolved_at + len(_RESOLVED) : expect_at]
+        try:
+            axes = json.loads(self._data[match.end() : resolved_at])
+            if text not in self._resolved:
+                self._resolved[text] = json.loads(text)
+        except ValueError:
+            return None
+        return axes, self._resolved[text]
 
     def _where(self, start: int) -> str:
         return _place(self.path, self._data, start)
@@ -164,26 +183,10 @@ def _parse_cell(line: bytes, where: str) -> CellResult:
     return _in_file(decode_cell, body, where)
 
 
-def _front(line: bytes) -> tuple[str, dict[str, Json], dict[str, Json] | None] | None:
-    """State, axes and resolved configuration from the front of a line, or None if it has another order of keys."""
-    text = line.decode()
-    match = _FRONT.match(text)
-    if match is None:
-        return None
-    try:
-        axes, end = _DECODER.raw_decode(text, match.end())
-        if not text.startswith(_RESOLVED, end):
-            return None
-        resolved, _ = _DECODER.raw_decode(text, end + len(_RESOLVED))
-    except ValueError:
-        return None
-    return match[1], axes, resolved
-
-
-def _timeless(data: bytes, start: int, end: int) -> bytes:
+def _timeless(data: bytes, start: int, end: int) -> tuple[bytes, bytes]:
     at = data.rfind(b'"seconds"', start, end)
     match = _SECONDS.match(data, at, end) if at >= 0 else None
-    return data[start:end] if match is None else data[start:at] + data[match.end() : end]
+    return (data[start:end], b"") if match is None else (data[start:at], data[match.end() : end])
 
 
 def _place(file: Path, data: bytes, start: int) -> str:

@@ -1,0 +1,180 @@
+"""The state of one cell between two reports."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from reports.compare.acknowledge import Acknowledged
+from reports.compare.evidence import allowed_loss, is_bounded
+from reports.compare.ledger import new_rewrites, path_changes, signature
+from reports.compare.states import CellChange, Effect, GateChange, PathChange, State
+from reports.schema import CellResult, is_waived
+
+UNITS: Final = {"acceptance": " %", "accuracy": " pt"}
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What holds for every cell of a comparison: gates that cannot be compared, acknowledgements, the day."""
+
+    incomparable: frozenset[str]
+    acknowledged: Acknowledged
+    today: str
+
+
+def lost_cell(base: CellResult, context: Context) -> CellChange:
+    """A cell that head does not have."""
+    excused = context.acknowledged.reason("lost", base.id)
+    why = f"head does not have this cell; it was {base.state} in base"
+    return CellChange(base.id, State.LOST, why, not excused, base.repro, excused=excused)
+
+
+def new_cell(head: CellResult, context: Context) -> CellChange:
+    """A cell that base does not have."""
+    if head.state == "INFRA":
+        return _infra(head, context)
+    why = f"base does not have this cell; it is {head.state} in head"
+    red, excused = _red(head, context)
+    gates = tuple(GateChange(gate.name, None, gate.state, gate.message) for gate in head.gates if gate.state != "PASS")
+    return CellChange(
+        head.id, State.NEW, why, red, head.repro, gates=gates, excused=excused, first_divergence=_divergence(head)
+    )
+
+
+def compare_cell(base: CellResult, head: CellResult, effects: Sequence[Effect], context: Context) -> CellChange:
+    """A cell that both reports have; `effects` are its changed numbers, already judged."""
+    if head.state == "INFRA":
+        return _infra(head, context)
+    gates = gate_changes(base, head)
+    path = path_changes(base, head)
+    worse = [change for change in gates if change.head != "PASS" and change.base in ("PASS", None)]
+    blocked = [change for change in worse if change.gate in context.incomparable]
+    state, why = _state(base, head, effects, worse, blocked, path, context)
+    red, excused = False, ""
+    if state is State.REGRESSED or (state is State.NOT_COMPARABLE and worse):
+        red, excused = _red(head, context, numbers=state is State.REGRESSED and head.state == "PASS")
+    elif state is State.REWRITTEN:
+        excused = _acknowledged(path, base, head, context)
+        red = not excused
+    bound = _bound_text(effects) if state in (State.SAME, State.UNKNOWN) else ""
+    return CellChange(
+        head.id, state, why, red, head.repro, tuple(effects), gates, path, bound, excused, _divergence(head)
+    )
+
+
+def gate_changes(base: CellResult, head: CellResult) -> tuple[GateChange, ...]:
+    """Gates whose state differs, in head's order, then those that head no longer runs."""
+    old = {gate.name: gate for gate in base.gates}
+    new = {gate.name: gate for gate in head.gates}
+    changes = []
+    for name in (*new, *(name for name in old if name not in new)):
+        before = old[name].state if name in old else None
+        after = new[name].state if name in new else None
+        # A gate that is new and green adds evidence and takes none away.
+        if before != after and not (before is None and after == "PASS"):
+            message = new[name].message if name in new else "head does not run this gate"
+            changes.append(GateChange(name, before, after, message))
+    return tuple(changes)
+
+
+def _state(
+    base: CellResult,
+    head: CellResult,
+    effects: Sequence[Effect],
+    worse: Sequence[GateChange],
+    blocked: Sequence[GateChange],
+    path: Sequence[PathChange],
+    context: Context,
+) -> tuple[State, str]:
+    if base.axes != head.axes:
+        return State.NOT_COMPARABLE, "the two reports mean different axis values by this id"
+    if len(worse) > len(blocked):
+        return State.REGRESSED, "; ".join(_gate_text(change) for change in worse if change not in blocked)
+    if base.state == "PASS" and head.state != "PASS" and not worse:
+        return State.REGRESSED, f"PASS before, {head.state} now: {head.error or 'no gate says why'}"
+    losses = [effect for effect in effects if effect.significant == "loss"]
+    if losses:
+        return State.REGRESSED, "; ".join(effect_text(effect) for effect in losses)
+    if blocked:
+        return State.NOT_COMPARABLE, "; ".join(_gate_text(change) for change in blocked) + " (an input differs)"
+    if path or new_rewrites(base, head):
+        return State.REWRITTEN, _path_text(path, base, head)
+    return _quiet_state(base, head, effects, context)
+
+
+def _quiet_state(base: CellResult, head: CellResult, effects: Sequence[Effect], context: Context) -> tuple[State, str]:
+    """The state of a cell on which nothing got worse and nothing was rewritten."""
+    if base.state == "INFRA":
+        return State.UNKNOWN, f"base could not run this cell; it is {head.state} in head"
+    better = [c for c in gate_changes(base, head) if c.head == "PASS" and c.base in ("FAIL", "NOT MEASURED")]
+    gains = [effect for effect in effects if effect.significant == "gain"]
+    if better or (base.state != "PASS" and head.state == "PASS"):
+        return State.IMPROVED, "; ".join(_gate_text(change) for change in better) or f"{base.state} before, PASS now"
+    if gains:
+        return State.IMPROVED, "; ".join(effect_text(effect) for effect in gains)
+    measured = {gate.name for gate in (*base.gates, *head.gates)} & context.incomparable
+    if measured:
+        return State.NOT_COMPARABLE, f"{', '.join(sorted(measured))}: an input differs"
+    loose = [effect for effect in effects if not is_bounded(effect)]
+    if loose:
+        return State.UNKNOWN, "; ".join(effect_text(effect) for effect in loose) + "; more samples would tell"
+    if head.state != "PASS":
+        return State.SAME, f"{head.state} in both"
+    return State.SAME, "; ".join(effect_text(effect) for effect in effects) or "no gate and no number differs"
+
+
+def _infra(head: CellResult, context: Context) -> CellChange:
+    red, excused = _red(head, context)
+    why = f"the machine failed: {head.error or 'no error text was recorded'}"
+    return CellChange(head.id, State.INFRA, why, red, head.repro, excused=excused)
+
+
+def _red(head: CellResult, context: Context, numbers: bool = False) -> tuple[bool, str]:
+    """(counts for the verdict, the waiver that covers it). `numbers`: red by comparison, though its own gates are
+    green."""
+    if head.state == "PASS" and not numbers:
+        return False, ""
+    if is_waived(head, context.today) and head.waived is not None:
+        return False, f"waived until {head.waived.expiry}: {head.waived.reason}"
+    return True, ""
+
+
+def _acknowledged(path: Sequence[PathChange], base: CellResult, head: CellResult, context: Context) -> str:
+    """The reasons under which everything that was rewritten is accepted, or "" if anything is not."""
+    signatures = dict.fromkeys(
+        [change.signature() for change in path] + [signature(rewrite) for rewrite in new_rewrites(base, head)]
+    )
+    reasons = [context.acknowledged.reason("rewrite", each) for each in signatures]
+    return "; ".join(dict.fromkeys(reasons)) if all(reasons) else ""
+
+
+def _path_text(path: Sequence[PathChange], base: CellResult, head: CellResult) -> str:
+    texts = [f"resolves to {c.field}={c.head} instead of {c.base}: {c.because}" for c in path]
+    texts += [f"rewritten, {signature(rewrite)}: {rewrite.reason}" for rewrite in new_rewrites(base, head)]
+    return "; ".join(texts)
+
+
+def _gate_text(change: GateChange) -> str:
+    before, after = change.base or "not run", change.head or "not run"
+    return f"{change.gate} {before} -> {after}" + (f": {change.message}" if change.message else "")
+
+
+def effect_text(effect: Effect) -> str:
+    """One effect for people: `acceptance 3.10 -> 2.93 (-5.5 % [-6.9, -4.0], p 0.0005)`."""
+    unit = UNITS[effect.gate]
+    low, high = (100 * end for end in effect.interval)
+    p = min(effect.p_loss, effect.p_gain)
+    numbers = f"{effect.base:.3f} -> {effect.head:.3f}"
+    return f"{effect.gate} {numbers} ({100 * effect.change:+.1f}{unit} [{low:+.1f}, {high:+.1f}], p {p:.2g})"
+
+
+def _bound_text(effects: Sequence[Effect]) -> str:
+    return ", ".join(f"{e.gate} loss below {100 * allowed_loss(e):.1f}{UNITS[e.gate]}" for e in effects)
+
+
+def _divergence(head: CellResult) -> str:
+    gate = head.gate("lossless")
+    found = None if gate is None else gate.numbers.get("first_divergence")
+    return "" if found in (None, "") else str(found)

@@ -1,0 +1,78 @@
+"""Inputs that must be equal before two results mean the same, and the rules that a change may have loosened."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from reports.compare.states import Mismatch, RuleChange
+from reports.schema import Header, Json
+
+NUMERIC: Final = ("acceptance", "accuracy")
+# Gates whose result depends on the prompts and the weights; the others state facts about the engine alone.
+JUDGED: Final = ("lossless", "distribution", "finish", "acceptance", "accuracy")
+
+
+class Input(NamedTuple):
+    """An input of a run, the gates that a difference makes incomparable, and what a difference means."""
+
+    name: str
+    read: Callable[[Header], Json]
+    gates: tuple[str, ...]
+    why: str
+
+
+INPUTS: Final = (
+    Input("data", lambda h: h.data_hash, JUDGED, "the prompts differ, so their results cannot be compared"),
+    Input("zoo", lambda h: h.zoo_hash, JUDGED, "the models differ, so their results cannot be compared"),
+    Input("gpus", lambda h: h.host.get("gpus"), NUMERIC, "other hardware rounds differently"),
+    Input("seed", lambda h: h.seed, (*NUMERIC, "distribution"), "other seeds draw other samples"),
+    Input("lock", lambda h: h.lock_hash, (), "cells are matched by id, which is their content; see NEW and LOST"),
+    Input("tier", lambda h: h.tier, (), "each tier has its own cells; see NEW and LOST"),
+    Input("stage", lambda h: h.stage, (), "each stage has its own cells; see NEW and LOST"),
+    Input("cpu", lambda h: h.host.get("cpu"), (), "running times cannot be compared"),
+)  # fmt: skip
+
+
+def mismatches(base: Header, head: Header) -> tuple[Mismatch, ...]:
+    """Every input and version that differs, those that matter first."""
+    rows = [(row.name, row.read(base), row.read(head), row.gates, row.why) for row in INPUTS]
+    for name in sorted({*base.versions, *head.versions}):
+        why = "a version is part of the change that is compared"
+        rows.append((name, base.versions.get(name), head.versions.get(name), (), why))
+    for side, header in (("base", base), ("head", head)):
+        if header.dirty:
+            rows.append((f"{side} checkout", "clean", "dirty", (), f"{side} ran with changes that no commit holds"))
+    return tuple(Mismatch(name, _text(a), _text(b), gates, why) for name, a, b, gates, why in rows if a != b)
+
+
+def incomparable_gates(found: tuple[Mismatch, ...]) -> frozenset[str]:
+    """The gates that no cell can compare."""
+    return frozenset(gate for mismatch in found for gate in mismatch.gates)
+
+
+def threshold_changes(base: Header, head: Header) -> tuple[RuleChange, ...]:
+    """Thresholds of gates that appeared, went or moved."""
+    old, new = _thresholds(base), _thresholds(head)
+    return _changes(old, new)
+
+
+def waiver_changes(base: Header, head: Header) -> tuple[RuleChange, ...]:
+    """Waivers that appeared, went or changed their reason or expiry."""
+    old = {rule.cells: f"until {rule.expiry}: {rule.reason}" for rule in base.waivers}
+    new = {rule.cells: f"until {rule.expiry}: {rule.reason}" for rule in head.waivers}
+    return _changes(old, new)
+
+
+def _thresholds(header: Header) -> dict[str, str]:
+    return {f"{gate}.{name}": _text(value) for gate, row in header.thresholds.items() for name, value in row.items()}
+
+
+def _changes(old: dict[str, str], new: dict[str, str]) -> tuple[RuleChange, ...]:
+    names = sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
+    return tuple(RuleChange(name, old.get(name, ""), new.get(name, "")) for name in names)
+
+
+def _text(value: Json) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

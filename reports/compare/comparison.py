@@ -1,0 +1,143 @@
+"""compare(base, head): two reports against each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from reports.compare.acknowledge import Acknowledged, Acknowledgement
+from reports.compare.cells import Context, compare_cell, lost_cell, new_cell
+from reports.compare.comparability import incomparable_gates, mismatches, threshold_changes, waiver_changes
+from reports.compare.coverage import coverage_change
+from reports.compare.drift import drifts
+from reports.compare.evidence import effects, judge
+from reports.compare.factors import common_factors
+from reports.compare.ledger import choice_changes, rewrite_changes
+from reports.compare.states import CellChange, Comparison, Effect, Factor, RewriteChange, Side, State
+from reports.effective import effective
+from reports.load import Report
+from reports.schema import SCHEMA, CellResult, Json
+from reports.text import count
+
+_FAILURES = (State.REGRESSED, State.NEW, State.NOT_COMPARABLE)
+
+
+def compare(base: Report, head: Report, acknowledgements: Sequence[Acknowledgement] = ()) -> Comparison:
+    """What changed from `base` to `head`; `states` defines every state and the verdict.
+
+    Acknowledgements and waivers are judged on the day of the head run. Cells whose lines are equal but for the
+    running time are not parsed. Raises ReportError if a line that has to be read is broken.
+    """
+    found = mismatches(base.header, head.header)
+    blocked = incomparable_gates(found)
+    today = head.header.created[:10]
+    acknowledged = Acknowledged(tuple(acknowledgements), today)
+    context = Context(blocked, acknowledged, today)
+    common = [cell for cell in base.ids() if cell in head]
+    # With an input that differs, equal lines may still mean different things.
+    same = [] if blocked else [cell for cell in common if base.same_line(head, cell)]
+    known = set(same)
+    differing = [cell for cell in common if cell not in known]
+    lost = [cell for cell in base.ids() if cell not in head]
+    new = [cell for cell in head.ids() if cell not in base]
+    measured = _measure(base, head, differing, blocked)
+    changes = [
+        *(lost_cell(base[cell], context) for cell in lost),
+        *(compare_cell(base[cell], head[cell], measured[cell], context) for cell in differing),
+        *(new_cell(head[cell], context) for cell in new),
+    ]
+    touched: list[tuple[CellResult | None, CellResult | None]] = [
+        *((base[cell], None) for cell in lost),
+        *((base[cell], head[cell]) for cell in differing),
+        *((None, head[cell]) for cell in new),
+    ]
+    rewrites = rewrite_changes(touched, acknowledged)
+    counts = dict.fromkeys(State, 0)
+    counts[State.SAME] = len(same)
+    for change in changes:
+        counts[change.state] += 1
+    reasons = _reasons(changes, rewrites)
+    return Comparison(
+        base=Side(str(base.path), base.header, len(base)),
+        head=Side(str(head.path), head.header, len(head)),
+        verdict="red" if reasons else "green",
+        reasons=reasons,
+        counts=counts,
+        changes=tuple(sorted(filter(_is_news, changes), key=_urgency)),
+        still_red=tuple(cell for cell in common if head.state(cell) != "PASS" and base.state(cell) != "PASS"),
+        mismatches=found,
+        coverage=coverage_change(base, head, same, [*lost, *differing, *new]),
+        rewrites=rewrites,
+        choices=choice_changes(touched),
+        factors=_factors(changes, head),
+        drifts=drifts(_moves(head, measured)),
+        thresholds=threshold_changes(base.header, head.header),
+        waivers=waiver_changes(base.header, head.header),
+        unused=acknowledged.unused(),
+    )
+
+
+def comparison_json(comparison: Comparison) -> dict[str, Json]:
+    """The stable machine-readable form: schema, verdict, its reasons, and the number of cells per state."""
+    return {
+        "schema": SCHEMA,
+        "verdict": comparison.verdict,
+        "reasons": list(comparison.reasons),
+        "states": {state.value: comparison.counts[state] for state in State},
+    }
+
+
+def _measure(
+    base: Report, head: Report, cells: Iterable[str], blocked: frozenset[str]
+) -> dict[str, tuple[Effect, ...]]:
+    """The effects of every cell, judged all together."""
+    raw = {cell: effects(base[cell], head[cell], blocked) for cell in cells}
+    judged = iter(judge([effect for row in raw.values() for effect in row]))
+    return {cell: tuple(next(judged) for _ in row) for cell, row in raw.items()}
+
+
+def _is_news(change: CellChange) -> bool:
+    """False for cells that are the same in everything that is compared."""
+    return change.state is not State.SAME or bool(change.effects or change.gates)
+
+
+def _urgency(change: CellChange) -> tuple[bool, int, str]:
+    order = (State.REGRESSED, State.INFRA, State.LOST, State.REWRITTEN, State.NOT_COMPARABLE)
+    rank = order.index(change.state) if change.state in order else len(order)
+    return not change.red, rank, change.id
+
+
+def _reasons(changes: Iterable[CellChange], rewrites: Iterable[RewriteChange]) -> tuple[str, ...]:
+    """Why the comparison is red, one sentence per state."""
+    red: dict[State, int] = {}
+    for change in changes:
+        if change.red:
+            red[change.state] = red.get(change.state, 0) + 1
+    words = {
+        State.REGRESSED: "regressed",
+        State.INFRA: "could not be judged because the machine failed",
+        State.LOST: "lost without an acknowledgement",
+        State.REWRITTEN: "rewritten without an acknowledgement",
+        State.NEW: "new and red",
+        State.NOT_COMPARABLE: "red in head and not comparable with base",
+    }
+    reasons = [f"{count(red[state], 'cell')} {text}" for state, text in words.items() if state in red]
+    for rewrite in rewrites:
+        if rewrite.red:
+            reasons.append(f"{rewrite.signature} in {count(len(rewrite.cells), 'cell')} is not acknowledged")
+    return tuple(reasons)
+
+
+def _factors(changes: Iterable[CellChange], head: Report) -> tuple[Factor, ...]:
+    failing = [change.id for change in changes if change.red and change.state in _FAILURES]
+    if not failing:
+        return ()
+    reds = [effective(head[cell].axes, head[cell].resolved) for cell in failing]
+    judged = set(failing)
+    greens = [values for cell in head.ids() if cell not in judged and (values := head.effective(cell)) is not None]
+    return common_factors(reds, greens)
+
+
+def _moves(head: Report, measured: dict[str, tuple[Effect, ...]]) -> Iterable[tuple[dict[str, str], Effect]]:
+    for cell, row in measured.items():
+        for effect in row:
+            yield effective(head[cell].axes, head[cell].resolved), effect

@@ -1,0 +1,51 @@
+"""A small change in one direction, spread over many cells: in all of them, or in those that share an axis value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from statistics import median
+from typing import Final
+
+from reports.compare.states import FALSE_DISCOVERY_RATE, Drift, Effect
+from reports.stats import benjamini_hochberg, fisher_exact, sign_test
+
+LEAST_CELLS: Final = 8
+
+
+def drifts(changes: Iterable[tuple[Mapping[str, str], Effect]]) -> tuple[Drift, ...]:
+    """Where numbers moved mostly one way although no single cell is significant.
+
+    `changes` are (effective values, effect) of every changed number. Per gate: a sign test over all cells, and per
+    axis value Fisher's exact test that its cells moved in that direction more often than the others,
+    Benjamini-Hochberg over all. Cells share their prompts, so the p values are optimistic: a drift is a hint and no
+    verdict.
+    """
+    rows: list[Drift] = []
+    quiet = [(values, effect) for values, effect in changes if effect.change and not effect.significant]
+    for gate in dict.fromkeys(effect.gate for _, effect in quiet):
+        moves = [(values, effect.change) for values, effect in quiet if effect.gate == gate]
+        if len(moves) >= LEAST_CELLS:
+            rows.append(_overall(gate, [change for _, change in moves]))
+            rows += _by_value(gate, moves)
+    found = benjamini_hochberg([row.p for row in rows], FALSE_DISCOVERY_RATE)
+    return tuple(sorted((row for row, hit in zip(rows, found, strict=True) if hit), key=lambda row: row.p))
+
+
+def _overall(gate: str, moves: list[float]) -> Drift:
+    down = sum(move < 0 for move in moves)
+    return Drift(gate, "", "", down, len(moves) - down, median(moves), sign_test(down, len(moves) - down))
+
+
+def _by_value(gate: str, moves: list[tuple[Mapping[str, str], float]]) -> list[Drift]:
+    rows = []
+    falling = sum(change < 0 for _, change in moves)
+    for axis, value in dict.fromkeys(item for values, _ in moves for item in values.items()):
+        inside = [change for values, change in moves if values.get(axis) == value]
+        down = sum(change < 0 for change in inside)
+        up = len(inside) - down
+        if LEAST_CELLS <= len(inside) < len(moves):
+            hits, total = (down, falling) if down >= up else (up, len(moves) - falling)
+            rows.append(
+                Drift(gate, axis, value, down, up, median(inside), fisher_exact(hits, total, len(inside), len(moves)))
+            )
+    return rows

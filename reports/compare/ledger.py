@@ -1,0 +1,137 @@
+"""Rewrites and automatic choices: what the engine ran instead of what was asked, and how that changed."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final, NamedTuple
+
+from reports.compare.acknowledge import Acknowledged
+from reports.compare.states import ChoiceChange, PathChange, RewriteChange
+from reports.effective import ASKED_FIELDS, DERIVED, explaining_fields, word
+from reports.schema import CellResult, Json, Reason, Rewrite
+
+CellPairs = Iterable[tuple[CellResult | None, CellResult | None]]
+_RESOLVED_NAME: Final = {
+    asked: field for field, names in ASKED_FIELDS.items() for asked in names if not asked.startswith("disable_")
+}
+# Where files lie and which seed drew the samples says nothing about the path.
+_UNASKED: Final = frozenset({"model_path", "speculative_draft_model_path", "random_seed"})
+
+
+def signature(rewrite: Rewrite) -> str:
+    """How a rewrite is named and acknowledged: `num_draft_tokens: 6 -> 4`, under the resolved field's name."""
+    field = _RESOLVED_NAME.get(rewrite.field, rewrite.field)
+    return f"{field}: {word(rewrite.asked)} -> {word(rewrite.got)}"
+
+
+def new_rewrites(base: CellResult | None, head: CellResult) -> tuple[Rewrite, ...]:
+    """Rewrites of head that base does not have."""
+    known = set() if base is None else {signature(rewrite) for rewrite in base.rewrites}
+    return tuple(rewrite for rewrite in head.rewrites if signature(rewrite) not in known)
+
+
+def path_changes(base: CellResult, head: CellResult) -> tuple[PathChange, ...]:
+    """Resolved values that differ, with head's reason; a cell that asks for something else says so first."""
+    changes = [
+        PathChange(f"asked {name}", old, new, "the cell asks for something else now")
+        for name, old, new in _differences(base.requested, head.requested, _UNASKED)
+    ]
+    if base.resolved is None or head.resolved is None:
+        if base.resolved is not head.resolved:
+            refusal = (head if head.resolved is None else base).error or "no error text was recorded"
+            words = ("refused", "runs") if base.resolved is None else ("runs", "refused")
+            changes.append(PathChange("launch", *words, refusal))
+        return tuple(changes)
+    differing = _differences(base.resolved, head.resolved, DERIVED)
+    return (*changes, *(PathChange(name, old, new, explanation(head, name)) for name, old, new in differing))
+
+
+def explanation(cell: CellResult, field: str) -> str:
+    """The engine's own words for the value of the resolved field `field`."""
+    names = explaining_fields(field)
+    for rewrite in cell.rewrites:
+        if rewrite.field in names:
+            return rewrite.reason
+    for reason in cell.reasons:
+        if reason.field in names:
+            return reason.because
+    return "the engine gives no reason"
+
+
+class _Group(NamedTuple):
+    """Cells with one change of one signature, and whether any of them did not declare it."""
+
+    reason: str
+    cells: list[str]
+    silent: list[bool]
+
+
+def rewrite_changes(pairs: CellPairs, acknowledged: Acknowledged) -> tuple[RewriteChange, ...]:
+    """The rewrite ledger over (base, head) cells of which one may be missing, in the order of status and signature.
+
+    A new rewrite or a moved value is red until acknowledged, unless all of its cells are new and declare it (`expect`
+    is "rewritten").
+    """
+    groups: dict[tuple[str, str], _Group] = {}
+    for base, head in pairs:
+        for status, name, reason, silent in _cell_changes(base, head):
+            group = groups.setdefault((status, name), _Group(reason, [], []))
+            group.cells.append((head or base).id)  # type: ignore[union-attr]  # one of the two exists
+            group.silent.append(silent)
+    order = ("new", "moved", "changed", "gone")
+    rows = []
+    for (status, name), group in sorted(groups.items(), key=lambda item: (order.index(item[0][0]), item[0][1])):
+        silent = any(group.silent)
+        excused = acknowledged.reason("rewrite", name) if silent else ""
+        rows.append(
+            RewriteChange(name, status, group.reason, tuple(group.cells), silent, silent and not excused, excused)
+        )
+    return tuple(rows)
+
+
+def _cell_changes(base: CellResult | None, head: CellResult | None) -> Iterator[tuple[str, str, str, bool]]:
+    """(status, signature, reason, silent) of everything that differs in what one cell runs."""
+    old = {} if base is None else {signature(rewrite): rewrite.reason for rewrite in base.rewrites}
+    now = {} if head is None else {signature(rewrite): rewrite.reason for rewrite in head.rewrites}
+    declared = base is None and head is not None and head.expect == "rewritten"
+    for name, reason in now.items():
+        if name not in old:
+            yield "new", name, reason, not declared
+        elif old[name] != reason:
+            yield "changed", name, f"{old[name]} -> {reason}", False
+    for name in old.keys() - now.keys():
+        yield "gone", name, old[name], False
+    if base is not None and head is not None:
+        for change in path_changes(base, head):
+            if change.signature() not in now:
+                yield "moved", change.signature(), change.because, True
+
+
+def choice_changes(pairs: CellPairs) -> tuple[ChoiceChange, ...]:
+    """Automatic choices of cells in both reports whose value or reason differs, grouped by both."""
+    groups: dict[tuple[str, str, str, str, str], list[str]] = defaultdict(list)
+    for base, head in pairs:
+        if base is None or head is None:
+            continue
+        old, now = _reasons(base.reasons), _reasons(head.reasons)
+        for field in sorted(old.keys() | now.keys()):
+            before, after = old.get(field, ("", "")), now.get(field, ("", ""))
+            if before != after:
+                groups[(field, *before, *after)].append(head.id)
+    return tuple(ChoiceChange(*key, cells=tuple(cells)) for key, cells in sorted(groups.items()))
+
+
+def _reasons(reasons: Iterable[Reason]) -> dict[str, tuple[str, str]]:
+    return {reason.field: (word(reason.value), reason.because) for reason in reasons}
+
+
+def _differences(
+    base: Mapping[str, Json], head: Mapping[str, Json], ignored: frozenset[str]
+) -> list[tuple[str, str, str]]:
+    names = [name for name in (*head, *(name for name in base if name not in head)) if name not in ignored]
+    return [
+        (name, word(base.get(name, "absent")), word(head.get(name, "absent")))
+        for name in names
+        if base.get(name, "absent") != head.get(name, "absent")
+    ]

@@ -1,0 +1,64 @@
+"""Over-representation, signs, and many tests at once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from reports.stats.check import check_confidence, check_count
+from reports.stats.paired import binomial_tail
+
+
+def fisher_exact(hits: int, failing: int, matching: int, total: int) -> float:
+    """One-sided p value that a property is over-represented among the failures (Fisher 1922, J. R. Stat. Soc. 85:87).
+
+    `hits` of `failing` failures have the property, and `matching` of all `total` cells do: the hypergeometric chance
+    of at least `hits`.
+    """
+    check_count("failing", failing, 0, total)
+    check_count("matching", matching, 0, total)
+    check_count("hits", hits, max(0, failing + matching - total), min(failing, matching))
+    if hits * total > failing * matching:
+        return min(1.0, _tail(hits, failing, matching, total, 1))
+    return max(0.0, 1.0 - _tail(hits - 1, failing, matching, total, -1))
+
+
+def _tail(hits: int, failing: int, matching: int, total: int, step: int) -> float:
+    """Sum of the hypergeometric weights from `hits` on, away from the mean, where each is smaller than the last."""
+    weight = math.exp(
+        _log_comb(matching, hits) + _log_comb(total - matching, failing - hits) - _log_comb(total, failing)
+    )
+    tail = 0.0
+    while weight > tail * 1e-17:
+        tail += weight
+        up = (matching - hits) * (failing - hits), (hits + 1) * (total - matching - failing + hits + 1)
+        down = hits * (total - matching - failing + hits), (matching - hits + 1) * (failing - hits + 1)
+        weight *= up[0] / up[1] if step > 0 else down[0] / down[1]
+        hits += step
+    return tail
+
+
+def _log_comb(n: int, k: int) -> float:
+    if not 0 <= k <= n:
+        return -math.inf
+    return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
+
+
+def sign_test(down: int, up: int) -> float:
+    """Two-sided exact p value that changes are as often down as up; ties are left out (Arbuthnott 1710)."""
+    check_count("down", down, 0)
+    check_count("up", up, 0)
+    return min(1.0, 2 * binomial_tail(max(down, up), down + up))
+
+
+def benjamini_hochberg(values: Sequence[float], rate: float = 0.05) -> list[bool]:
+    """Which p values are discoveries if a share `rate` of the discoveries may be false.
+
+    Step-up procedure of Benjamini and Hochberg (1995, J. R. Stat. Soc. B 57:289), in the order of `values`.
+    """
+    check_confidence(rate)
+    limit = -1.0
+    for rank, value in enumerate(sorted(values), start=1):
+        if value <= rate * rank / len(values):
+            limit = value
+    return [value <= limit for value in values]

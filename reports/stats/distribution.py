@@ -1,0 +1,100 @@
+"""Samples against a known distribution: is the engine's sampler the one that it claims?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from reports.stats.check import check_count, check_same_length
+
+
+@dataclass(frozen=True, slots=True)
+class FitResult:
+    """`p` is the chance of a statistic at least this large if the samples follow the distribution."""
+
+    statistic: float
+    p: float
+    freedom: int | None = None
+
+
+def chi_square(observed: Sequence[int], expected: Sequence[float], least: float = 5.0) -> FitResult:
+    """Pearson's test (1900, Phil. Mag. 50:157) of counts against probabilities, one entry per token.
+
+    Tokens expected fewer than `least` times are pooled, rarest first (Cochran 1954, Biometrics 10:417). A token that
+    was drawn though its probability is 0 gives p = 0. ValueError if the probabilities do not sum to 1 or fewer than
+    two groups are left.
+    """
+    check_same_length(observed=len(observed), expected=len(expected))
+    counts, shares = np.asarray(observed, dtype=np.float64), np.asarray(expected, dtype=np.float64)
+    if not math.isclose(float(shares.sum()), 1.0, abs_tol=1e-6) or shares.min() < 0:
+        raise ValueError(f"the probabilities sum to {float(shares.sum()):.6g}, allowed is 1 without negative ones")
+    if counts[shares == 0].sum() > 0:
+        return FitResult(math.inf, 0.0)
+    groups = _pooled(counts, shares * counts.sum(), least)
+    if len(groups) < 2:
+        raise ValueError(f"{int(counts.sum())} draws leave fewer than two groups that are expected {least:g} times")
+    statistic = sum((count - mean) ** 2 / mean for count, mean in groups)
+    return FitResult(statistic, _chi_square_tail(statistic, len(groups) - 1), len(groups) - 1)
+
+
+def _pooled(counts: npt.NDArray[np.float64], means: npt.NDArray[np.float64], least: float) -> list[tuple[float, float]]:
+    """(count, expected) per group: single tokens, and the rarest together until they are expected `least` times."""
+    groups: list[tuple[float, float]] = []
+    count = mean = 0.0
+    for index in np.argsort(means, kind="stable"):
+        count, mean = count + float(counts[index]), mean + float(means[index])
+        if mean >= least:
+            groups.append((count, mean))
+            count = mean = 0.0
+    if mean > 0 and groups:
+        last_count, last_mean = groups.pop()
+        groups.append((last_count + count, last_mean + mean))
+    return groups
+
+
+def _chi_square_tail(statistic: float, freedom: int) -> float:
+    # scipy takes 0.3 s to import, and only sampled cells need it.
+    from scipy.special import chdtrc
+
+    return float(chdtrc(freedom, statistic))
+
+
+def randomised_pit(below: Sequence[float], at: Sequence[float], uniform: Sequence[float]) -> npt.NDArray[np.float64]:
+    """Probability integral transform of discrete samples: below + uniform * at, in [0, 1].
+
+    Per sample: `below` is the probability of all tokens before the drawn one, `at` that of the drawn one, `uniform` an
+    independent uniform number (not the one that drew it). The results are uniform if each sample follows its own
+    distribution, so samples from different contexts can be tested together (Rueschendorf 2009, J. Stat. Plan. Inf.
+    139:3921).
+    """
+    check_same_length(below=len(below), at=len(at), uniform=len(uniform))
+    values = np.asarray(below, dtype=np.float64) + np.asarray(uniform) * np.asarray(at)
+    if values.size and (values.min() < 0 or values.max() > 1 + 1e-6):
+        raise ValueError(
+            f"transformed values reach {float(values.min()):.6g} and {float(values.max()):.6g}, allowed is 0 to 1"
+        )
+    clipped: npt.NDArray[np.float64] = np.minimum(values, 1.0)
+    return clipped
+
+
+def ks_uniform(values: Sequence[float] | npt.NDArray[np.float64]) -> FitResult:
+    """Kolmogorov-Smirnov test that `values` are uniform on [0, 1].
+
+    p from the limiting distribution with the small-sample correction of Stephens (1970, J. R. Stat. Soc. B 32:115).
+    ValueError below 5 values or outside [0, 1].
+    """
+    from scipy.special import kolmogorov
+
+    ordered = np.sort(np.asarray(values, dtype=np.float64))
+    n = ordered.size
+    check_count("number of values", n, 5)
+    if ordered[0] < 0 or ordered[-1] > 1:
+        raise ValueError(f"values reach from {ordered[0]:.6g} to {ordered[-1]:.6g}, allowed is 0 to 1")
+    steps = np.arange(n)
+    distance = float(max((ordered - steps / n).max(), ((steps + 1) / n - ordered).max()))
+    root = math.sqrt(n)
+    return FitResult(distance, float(kolmogorov((root + 0.12 + 0.11 / root) * distance)))
