@@ -20,7 +20,6 @@ class StepAttention:
     def __init__(self, pool: KVPool, write_slots: Tensor, read_slots: Tensor, bias: Tensor) -> None:
         self._pool = pool
         self._write = write_slots.reshape(-1)
-        self._row = (self._write.shape[0], 2 * pool.kv_heads * pool.head_dim)
         self._plan = (read_slots, bias)
         self._reads: Reads | None = None
 
@@ -28,7 +27,7 @@ class StepAttention:
         if self._reads is None:
             # The first layer's queries say how many heads share a key head; all layers have the same shape.
             self._reads = plan_reads(*self._plan, q.shape[2], self._pool.kv_heads, self._pool.head_dim)
-        store_kv(self._pool.rows[layer], self._write, kv.view(self._row))
+        store_kv(self._pool.rows[layer], self._write, kv)
         return paged_attention(q, self._pool.heads[layer], self._reads)
 
 
@@ -71,14 +70,16 @@ class DraftAttention:
             self._spread = spread_bias(self._bias, q.shape[2], pool.kv_heads)
         if layer not in self._by_layer:
             self._by_layer[layer] = self._gather(layer)
-        columns, keys, values = self._by_layer[layer]
+        columns, keys_t, values = self._by_layer[layer]
         first = self._prefix + self._offset
-        columns[:, first : first + kv.shape[1]] = kv
-        return attend(q, pool.kv_heads, keys, values, self._spread)
+        batch, beams = q.shape[:2]
+        columns[:, first : first + beams] = kv.view(batch, beams, 2, pool.kv_heads, pool.head_dim)
+        return attend(q, pool.kv_heads, keys_t, values, self._spread)
 
     def _gather(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Prefix and scratch of one layer: as columns [B, T + capacity, 2, kv_heads, head_dim], keys and values."""
+        """Prefix and scratch of one layer, once as columns [B, T + capacity, 2, kv_heads, head_dim] to write to, and
+        once as the keys and values that `attend` reads."""
         pool = self._pool
         read = pool.heads[layer].index_select(0, self._where).view(self._shape)
         split = read.view(2, -1, pool.kv_heads, *self._shape[2:])
-        return split.permute(1, 3, 0, 2, 4), read[0], read[1]
+        return split.permute(1, 3, 0, 2, 4), read[0].transpose(1, 2), read[1]

@@ -37,8 +37,8 @@ class KVPool:
         self.stamps = torch.zeros(slots, dtype=torch.int64, device=device) if stamps else None
 
     def store(self, layer: int, slots: Tensor, kv: Tensor) -> None:
-        """kv [M, 2, kv_heads, head_dim] into slots [M] of one layer."""
-        store_kv(self.rows[layer], slots, kv.view(slots.shape[0], -1))
+        """kv [M, 2 * kv_heads * head_dim] (key heads, then value heads) into slots [M] of one layer."""
+        store_kv(self.rows[layer], slots, kv)
 
     def move(self, source: Tensor, target: Tensor) -> None:
         """Copy slots source [M] to target [M] in all layers, all reads before all writes; stamps move along."""

@@ -9,10 +9,11 @@ from torch import Tensor
 
 from engine.core.errors import ConfigError
 from engine.models.config import ModelConfig
-from engine.models.layers import Attend, Layer, Norm, add_linear, linear, stored, twin_rows
+from engine.models.layers import Attend, Layer, Norm, linear, stored, twin_rows
 from engine.models.llama import POSITION_MARGIN, Llama, head_logits
 from engine.models.rope import rotations
 from engine.models.weights import Take
+from engine.models.workspace import Workspaces
 
 
 class Eagle3:
@@ -48,6 +49,7 @@ class Eagle3:
         take.done()
         length = max(config.context_length, target.config.context_length) + POSITION_MARGIN
         self.rotations = rotations(config.rope, config.head_dim, length, self.device)
+        self.workspaces = Workspaces(config, self.dtype, self.device, double_lone=deterministic)
 
     def forward(self, tokens: Tensor, positions: Tensor, hidden: Tensor, attend: Attend) -> Tensor:
         """tokens and positions int64 [B, W] (target ids) -> the residual stream before the final norm [B, W, Hd].
@@ -66,8 +68,9 @@ class Eagle3:
         normed = self.norm.whole(x, self.state_norm)
         pair = torch.cat((twin_rows(word) if lone else word, normed), 1)
         turn = self.rotations.index_select(0, positions.reshape(rows))[:, None]
-        add_linear(x, self.layer.attention(pair, turn, attend, 0, batch, width), self.layer.out)
-        self.layer.feed_forward(x)
+        space = self.workspaces.of(batch, width)
+        self.layer.attention(x, pair, turn, attend, 0, space)
+        self.layer.feed_forward(x, space)
         return x[:rows].view(batch, width, self.carry_width)
 
     def logits(self, out: Tensor) -> Tensor:

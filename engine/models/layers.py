@@ -16,24 +16,25 @@ from torch.nn.functional import silu
 from engine.models.config import ModelConfig
 from engine.models.rope import pair_up, rotate
 from engine.models.weights import Take
+from engine.models.workspace import Workspace
 
 
 class Attend(Protocol):
     """Stores keys and values of one layer's new tokens, then attends to all that each query may see.
 
-    q [B, W, heads, head_dim] and kv [B, W, 2, kv_heads, head_dim] (keys, values) may be views; positions are applied.
-    -> [B, W, heads * head_dim].
+    q [B, W, heads, head_dim] and kv [B * W, 2 * kv_heads * head_dim] (a row: key heads, then value heads) are views
+    that the next layer overwrites; positions are applied. -> [B, W, heads * head_dim].
     """
 
     def __call__(self, layer: int, q: Tensor, kv: Tensor) -> Tensor: ...
 
 
-def linear(x: Tensor, weight: Tensor) -> Tensor:
-    """x [M, in] @ weight [in, out] -> [M, out]; with `add_linear` the only projection of this engine.
+def linear(x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
+    """x [M, in] @ weight [in, out] -> [M, out] (into `out`); with `add_linear` the only projection of this engine.
 
     On a CPU a row's bits do not depend on M as long as M >= 2 (`twin_rows` lifts a lone row there).
     """
-    return torch.mm(x, weight)
+    return torch.mm(x, weight, out=out)
 
 
 def add_linear(out: Tensor, x: Tensor, weight: Tensor) -> None:
@@ -94,8 +95,7 @@ class Layer:
         heads, kv_heads, d = config.num_heads, config.num_kv_heads, config.head_dim
         hidden, inner = config.hidden_size, config.intermediate_size
         self.norm = norm
-        self.num_heads, self.num_kv_heads, self.head_dim = heads, kv_heads, d
-        self.turned = heads + kv_heads
+        self.turned, self.head_dim = heads + kv_heads, d
         width = hidden if own_input_norm else 2 * hidden
         q = pair_up(take(f"{prefix}.self_attn.q_proj.weight", heads * d, width), d)
         k = pair_up(take(f"{prefix}.self_attn.k_proj.weight", kv_heads * d, width), d)
@@ -110,27 +110,25 @@ class Layer:
         self.gate_up = stored(norm.fold(torch.cat((gate, up)), self.post_norm))
         self.down = stored(take(f"{prefix}.mlp.down_proj.weight", hidden, inner))
 
-    def __call__(self, x: Tensor, turn: Tensor, attend: Attend, layer: int, batch: int, width: int) -> None:
-        """Adds this layer's two parts to the residual stream x [M, hidden], in place."""
-        add_linear(x, self.attention(self.norm(x, self.input_norm), turn, attend, layer, batch, width), self.out)
-        self.feed_forward(x)
+    def __call__(self, x: Tensor, turn: Tensor, attend: Attend, layer: int, space: Workspace) -> None:
+        """Adds this layer's two parts to the residual stream x [R, hidden], in place."""
+        self.attention(x, self.norm(x, self.input_norm), turn, attend, layer, space)
+        self.feed_forward(x, space)
 
-    def attention(self, h: Tensor, turn: Tensor, attend: Attend, layer: int, batch: int, width: int) -> Tensor:
-        """h [M, in] -> [M, heads * head_dim]. M is batch * width, or 2 (equal rows) for a lone token."""
-        qkv = linear(h, self.qkv)
-        rows, columns = qkv.shape
-        heads, kv_heads, d = self.num_heads, self.num_kv_heads, self.head_dim
-        rotate(qkv, self.turned, d, turn)
-        # Strides spelled out: slicing and viewing costs a CPU more than the projection of a token.
-        q = qkv.as_strided((batch, width, heads, d), (width * columns, columns, d, 1))
-        kv = qkv.as_strided((batch, width, 2, kv_heads, d), (width * columns, columns, kv_heads * d, d, 1), heads * d)
-        mixed = attend(layer, q, kv).view(batch * width, heads * d)
-        return mixed if batch * width == rows else twin_rows(mixed)
+    def attention(self, x: Tensor, h: Tensor, turn: Tensor, attend: Attend, layer: int, space: Workspace) -> None:
+        """Adds to x [R, hidden], in place, what its tokens attend to; h [R, in] is what the projections read."""
+        linear(h, self.qkv, space.qkv)
+        if space.turned is not None:
+            space.turned.mul_(turn)
+        else:
+            rotate(space.qkv, self.turned, self.head_dim, turn)
+        mixed = attend(layer, space.q, space.kv).flatten(0, 1)
+        add_linear(x, mixed if mixed.shape[0] == x.shape[0] else mixed.expand(2, -1), self.out)
 
-    def feed_forward(self, x: Tensor) -> None:
-        """Adds the gated feed-forward part to x, in place."""
-        gate, up = linear(self.norm(x, self.post_norm), self.gate_up).chunk(2, 1)
-        add_linear(x, silu(gate).mul_(up), self.down)
+    def feed_forward(self, x: Tensor, space: Workspace) -> None:
+        """Adds the gated feed-forward part to x [R, hidden], in place."""
+        linear(self.norm(x, self.post_norm), self.gate_up, space.gate_up)
+        add_linear(x, silu(space.gate).mul_(space.up), self.down)
 
 
 def stored(weight: Tensor) -> Tensor:

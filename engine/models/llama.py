@@ -11,6 +11,7 @@ from engine.models.config import ModelConfig
 from engine.models.layers import Attend, Layer, Norm, linear, stored, twin_rows
 from engine.models.rope import rotations
 from engine.models.weights import Take
+from engine.models.workspace import Workspaces
 
 # Nodes drafted past the end of the context still need a position; they are never committed.
 POSITION_MARGIN = 256
@@ -50,6 +51,7 @@ class Llama:
         take.done()
         length = max(config.context_length, context_length or 0) + POSITION_MARGIN
         self.rotations = rotations(config.rope, config.head_dim, length, device)
+        self.workspaces = Workspaces(config, dtype, device, double_lone=deterministic)
 
     def forward(
         self, tokens: Tensor, positions: Tensor, attend: Attend, capture: tuple[int, ...] = ()
@@ -61,6 +63,7 @@ class Llama:
         """
         batch, width = tokens.shape
         rows, hidden = batch * width, self.hidden_size
+        space = self.workspaces.of(batch, width)
         x = self.embedding.index_select(0, tokens.reshape(rows))
         turn = self.rotations.index_select(0, positions.reshape(rows))[:, None]
         if rows == 1 and self.deterministic:
@@ -69,7 +72,7 @@ class Llama:
         for i, layer in enumerate(self.layers):
             if states is not None:
                 self._keep(x, i, capture, states)
-            layer(x, turn, attend, i, batch, width)
+            layer(x, turn, attend, i, space)
         if states is not None:
             self._keep(x, self.num_layers, capture, states)
         return self.norm.whole(x[:rows], self.final_norm).view(batch, width, hidden), states

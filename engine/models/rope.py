@@ -93,11 +93,6 @@ def rotate(rows: Tensor, heads: int, head_dim: int, turn: Tensor) -> None:
 
     turn: complex64 [M or 1, 1, head_dim / 2].
     """
-    half = head_dim // 2
-    if rows.dtype is torch.float32:
-        pairs = rows.view(torch.complex64)
-        pairs.as_strided((rows.shape[0], heads, half), (pairs.shape[1], half, 1)).mul_(turn)
-        return
     part = rows[:, : heads * head_dim]
-    pairs = torch.view_as_complex(part.float().view(-1, heads, half, 2)).mul_(turn)
+    pairs = torch.view_as_complex(part.float().view(-1, heads, head_dim // 2, 2)).mul_(turn)
     part.copy_(torch.view_as_real(pairs).flatten(1))

@@ -17,26 +17,34 @@ from torch.nn.functional import scaled_dot_product_attention
 
 
 class Reads(NamedTuple):
-    """query: shape of q [B, W, heads, head_dim]. where int64: rows of the cache, key heads then value heads.
+    """What the layers of one step share, a buffer among it: one layer reads at a time.
 
-    gathered: shape [2, B * kv_heads, T, head_dim] of what `where` reads. bias [B * kv_heads, rows, T], rows being
-    W * group, or 2 where that is 1.
+    query: shape of q [B, W, heads, head_dim]. where int64: rows of the cache in the order [2, B, kv_heads, T].
+    buffer: what `where` reads; of it keys_t [B * kv_heads, head_dim, T] and values [B * kv_heads, T, head_dim].
+    bias [B * kv_heads, rows, T], rows being W * group, or 2 where that is 1.
     """
 
     query: tuple[int, int, int, int]
     kv_heads: int
     where: Tensor
-    gathered: tuple[int, int, int, int]
+    buffer: Tensor
+    keys_t: Tensor
+    values: Tensor
     bias: Tensor
 
 
 def plan_reads(read_slots: Tensor, bias: Tensor, heads: int, kv_heads: int, head_dim: int) -> Reads:
     batch, length = read_slots.shape
+    where = spread_slots(read_slots, kv_heads)
+    buffer = bias.new_empty(where.shape[0], head_dim)
+    keys, values = buffer.view(2, batch * kv_heads, length, head_dim).unbind()
     return Reads(
         query=(batch, bias.shape[2], heads, head_dim),
         kv_heads=kv_heads,
-        where=spread_slots(read_slots, kv_heads),
-        gathered=(2, batch * kv_heads, length, head_dim),
+        where=where,
+        buffer=buffer,
+        keys_t=keys.transpose(1, 2),
+        values=values,
         bias=spread_bias(bias, heads, kv_heads),
     )
 
@@ -55,8 +63,11 @@ def spread_bias(bias: Tensor, heads: int, kv_heads: int) -> Tensor:
     return wide.reshape(batch * kv_heads, width * group, length)
 
 
-def attend(q: Tensor, kv_heads: int, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
-    """q [B, W, heads, d]; keys and values [B * kv_heads, T, d]; bias [B * kv_heads, rows, T] -> [B, W, heads * d]."""
+def attend(q: Tensor, kv_heads: int, keys_t: Tensor, values: Tensor, bias: Tensor) -> Tensor:
+    """q [B, W, heads, d]; keys_t [B * kv_heads, d, T]; values [B * kv_heads, T, d]; bias [B * kv_heads, rows, T].
+
+    -> [B, W, heads * d].
+    """
     batch, width, heads, head_dim = q.shape
     group = heads // kv_heads
     rows = width * group
@@ -67,7 +78,7 @@ def attend(q: Tensor, kv_heads: int, keys: Tensor, values: Tensor, bias: Tensor)
         folded = split.transpose(1, 2).reshape(batch * kv_heads, rows, head_dim)
     if rows == 1:
         folded = folded.expand(-1, 2, -1)
-    mixed = _mix(folded, keys, values, bias)
+    mixed = _mix(folded, keys_t, values, bias)
     if rows == 1:
         mixed = mixed[:, :1]
     if width == 1:
@@ -75,14 +86,15 @@ def attend(q: Tensor, kv_heads: int, keys: Tensor, values: Tensor, bias: Tensor)
     return mixed.view(batch, kv_heads, width, group, head_dim).transpose(1, 2).reshape(batch, width, heads * head_dim)
 
 
-def _mix(q: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
+def _mix(q: Tensor, keys_t: Tensor, values: Tensor, bias: Tensor) -> Tensor:
     if q.dtype is torch.float32:
-        scores = torch.baddbmm(bias, q, keys.transpose(1, 2), alpha=1.0 / math.sqrt(q.shape[2]))
+        scores = torch.baddbmm(bias, q, keys_t, alpha=1.0 / math.sqrt(q.shape[2]))
         return torch.bmm(torch.softmax(scores, -1), values)
     # Half precision needs float32 sums and a float32 softmax, which the fused call keeps.
+    keys = keys_t.transpose(1, 2)
     return scaled_dot_product_attention(q[:, None], keys[:, None], values[:, None], attn_mask=bias[:, None])[:, 0]
 
 
 def paged_attention(q: Tensor, cache: Tensor, reads: Reads) -> Tensor:
-    keys, values = cache.index_select(0, reads.where).view(reads.gathered).unbind()
-    return attend(q, reads.kv_heads, keys, values, reads.bias)
+    torch.index_select(cache, 0, reads.where, out=reads.buffer)
+    return attend(q, reads.kv_heads, reads.keys_t, reads.values, reads.bias)

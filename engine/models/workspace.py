@@ -1,0 +1,79 @@
+"""Buffers that the layers of one forward share, with the views that each operation needs made once per shape.
+
+On a CPU a small model spends more time on making views and allocating than on arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from engine.models.config import ModelConfig
+
+KEPT_SHAPES = 32
+KEPT_ROWS = 256
+
+
+class Workspace(NamedTuple):
+    """For B requests of W tokens in R rows; R = B * W, or 2 where a lone token is doubled.
+
+    qkv [R, (heads + 2 * kv_heads) * head_dim]; of it turned complex [R, heads + kv_heads, head_dim / 2] (float32 only),
+    q [B, W, heads, head_dim] and kv [B * W, 2 * kv_heads * head_dim]. gate_up [R, 2 * inner], halves gate and up.
+    """
+
+    batch: int
+    width: int
+    qkv: Tensor
+    turned: Tensor | None
+    q: Tensor
+    kv: Tensor
+    gate_up: Tensor
+    gate: Tensor
+    up: Tensor
+
+
+class Workspaces:
+    """The workspaces of one model; a few small shapes are kept, larger ones made anew."""
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device, double_lone: bool) -> None:
+        self._config, self._dtype, self._device = config, dtype, device
+        self._double_lone = double_lone
+        self._kept: OrderedDict[tuple[int, int], Workspace] = OrderedDict()
+
+    def of(self, batch: int, width: int) -> Workspace:
+        """The workspace of a shape; valid until the next forward of the same shape."""
+        space = self._kept.get((batch, width))
+        if space is None:
+            # Made as ordinary tensors, so that a model can be called in and out of inference mode.
+            with torch.inference_mode(False):
+                space = self._make(batch, width)
+            if batch * width <= KEPT_ROWS:
+                self._kept[batch, width] = space
+                if len(self._kept) > KEPT_SHAPES:
+                    self._kept.popitem(last=False)
+        return space
+
+    def _make(self, batch: int, width: int) -> Workspace:
+        c, d = self._config, self._config.head_dim
+        tokens = batch * width
+        rows = 2 if tokens == 1 and self._double_lone else tokens
+        queries, keys = c.num_heads * d, c.num_kv_heads * d
+        qkv = torch.zeros(rows, queries + 2 * keys, dtype=self._dtype, device=self._device)
+        gate_up = torch.zeros(rows, 2 * c.intermediate_size, dtype=self._dtype, device=self._device)
+        turned = None
+        if self._dtype is torch.float32:
+            turned = torch.view_as_complex(qkv[:, : queries + keys].view(rows, -1, d // 2, 2))
+        return Workspace(
+            batch=batch,
+            width=width,
+            qkv=qkv,
+            turned=turned,
+            q=qkv[:tokens, :queries].view(batch, width, c.num_heads, d),
+            kv=qkv[:tokens, queries:],
+            gate_up=gate_up,
+            gate=gate_up[:, : c.intermediate_size],
+            up=gate_up[:, c.intermediate_size :],
+        )
