@@ -1,0 +1,152 @@
+"""Which host runs which cells: a pure function from cells, durations and hosts to a plan, as data.
+
+Cells with one launch key form a group, because one engine start serves them all. Groups longer than SPLIT average
+shards are split; then the longest group goes to the shard that has least to do (LPT). Executors only read the plan.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import ceil
+from typing import Any, Final
+
+from engine.core.errors import ConfigError
+from matrix.cell import Cell
+
+SPLIT: Final = 1.3
+START_SECONDS: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """One machine: its GPUs, and how many CPU workers it runs at once (read for cells without GPUs only)."""
+
+    name: str
+    gpus: int = 0
+    workers: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Cells for one engine start, the longest first; seconds include the start."""
+
+    launch: tuple[str, ...]
+    cells: tuple[Cell, ...]
+    seconds: float
+
+
+@dataclass(slots=True)
+class Shard:
+    """One lane of a host; `plan` is the only writer. gpus are device indices on the host."""
+
+    host: str
+    lane: int
+    gpus: tuple[int, ...]
+    groups: list[Group] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> float:
+        return sum(group.seconds for group in self.groups)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Every cell once. bound: seconds below which no plan of these groups can stay."""
+
+    gpus: int
+    shards: tuple[Shard, ...]
+    bound: float
+
+    @property
+    def seconds(self) -> float:
+        """The longest shard."""
+        return max(shard.seconds for shard in self.shards)
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able, in a fixed order: shard -> ordered launch groups -> cell ids."""
+        return {
+            "schema": 1,
+            "gpus": self.gpus,
+            "seconds": round(self.seconds, 3),
+            "bound": round(self.bound, 3),
+            "shards": [_shard(shard) for shard in self.shards],
+        }
+
+
+def _shard(shard: Shard) -> dict[str, Any]:
+    return {
+        "host": shard.host,
+        "lane": shard.lane,
+        "gpus": list(shard.gpus),
+        "seconds": round(shard.seconds, 3),
+        "groups": [
+            {"seconds": round(group.seconds, 3), "cells": [cell.id for cell in group.cells]} for group in shard.groups
+        ],
+    }
+
+
+def plan(
+    cells: Iterable[Cell],
+    durations: Mapping[str, float],
+    hosts: Sequence[Host],
+    gpus: int = 0,
+    start_seconds: float = START_SECONDS,
+) -> Plan:
+    """A plan for cells that take `gpus` GPUs each; the order of `cells` does not matter.
+
+    durations: measured seconds by cell id; a cell without one costs its estimate. start_seconds: per engine start.
+    ConfigError if no host can run such a cell, a cell needs more GPUs, or a duration is not a positive number.
+    """
+    shards = _lanes(hosts, gpus)
+    costs = _costs(cells, durations, gpus)
+    groups = _groups(costs, start_seconds)
+    average = sum(group.seconds for group in groups) / len(shards)
+    parts = [part for group in groups for part in _split(group, costs, average, start_seconds)]
+    for part in sorted(parts, key=lambda part: (-part.seconds, part.cells)):
+        min(shards, key=lambda shard: shard.seconds).groups.append(part)
+    longest = max((part.seconds for part in parts), default=0.0)
+    return Plan(gpus, tuple(shards), max(longest, sum(part.seconds for part in parts) / len(shards)))
+
+
+def _lanes(hosts: Sequence[Host], gpus: int) -> list[Shard]:
+    """One empty shard per worker (no GPUs) or per set of `gpus` GPUs of one host."""
+    lanes = [
+        Shard(host.name, lane, tuple(range(lane * gpus, (lane + 1) * gpus)))
+        for host in hosts
+        for lane in range(host.gpus // gpus if gpus else host.workers)
+    ]
+    if not lanes:
+        wants = f"{gpus} GPUs" if gpus else "a CPU worker"
+        raise ConfigError(f"no host offers {wants}; hosts are {', '.join(host.name for host in hosts) or 'missing'}")
+    return lanes
+
+
+def _costs(cells: Iterable[Cell], durations: Mapping[str, float], gpus: int) -> dict[Cell, float]:
+    costs = {cell: durations.get(cell.id, cell.seconds) for cell in sorted(set(cells))}
+    for cell, seconds in costs.items():
+        if not 0 < seconds < float("inf"):
+            raise ConfigError(f"duration of {cell.id} must be a positive number of seconds, got {seconds}")
+        if cell.gpus > gpus:
+            raise ConfigError(f"cell {cell.id} needs {cell.gpus} GPUs, but this plan gives {gpus}")
+    return costs
+
+
+def _groups(costs: Mapping[Cell, float], start_seconds: float) -> list[Group]:
+    members: dict[tuple[str, ...], list[Cell]] = {}
+    for cell in costs:
+        members.setdefault(cell.launch_key, []).append(cell)
+    return [_group(cells, costs, start_seconds) for cells in members.values()]
+
+
+def _group(cells: Sequence[Cell], costs: Mapping[Cell, float], start_seconds: float) -> Group:
+    ordered = tuple(sorted(cells, key=lambda cell: (-costs[cell], cell)))
+    return Group(ordered[0].launch_key, ordered, start_seconds + sum(costs[cell] for cell in ordered))
+
+
+def _split(group: Group, costs: Mapping[Cell, float], average: float, start_seconds: float) -> list[Group]:
+    """The group whole, or in even parts of about an average shard; each part pays for its own start."""
+    if group.seconds <= SPLIT * average or len(group.cells) == 1:
+        return [group]
+    parts: list[list[Cell]] = [[] for _ in range(min(ceil(group.seconds / average), len(group.cells)))]
+    for cell in group.cells:
+        min(parts, key=lambda part: sum(costs[c] for c in part)).append(cell)
+    return [_group(part, costs, start_seconds) for part in parts]

@@ -1,0 +1,18 @@
+import pytest
+
+from ci.tiers import TIERS, tier
+from engine.core.errors import ConfigError
+
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+
+
+def test_the_folder_is_the_price():
+    assert [(row.name, row.gpus) for row in TIERS] == [("cpu", 0), ("gpu1", 1), ("gpu2", 2), ("gpu4", 4), ("gpu8", 8)]
+    assert all(row.folder == f"tests/registered/{row.name}" for row in TIERS)
+    assert tier("cpu").budget_seconds == 180
+
+
+def test_an_unknown_tier_lists_the_tiers():
+    with pytest.raises(ConfigError) as caught:
+        tier("gpu3")
+    assert str(caught.value) == "tier 'gpu3' is unknown; it must be one of cpu, gpu1, gpu2, gpu4, gpu8"
