@@ -27,7 +27,8 @@ STEPS = 20
 
 def our_step(model: Llama, batch: int, length: int) -> Callable[[], None]:
     """STEPS decode steps of `batch` requests that read `length` slots each."""
-    pool = KVPool(model.num_layers, batch + 1, length, model.num_kv_heads, model.head_dim, model.dtype, model.device)
+    shape = (model.num_layers, batch + 1, length, model.num_kv_heads, model.head_dim)
+    pool = KVPool(*shape, model.dtype, model.device, deterministic=model.deterministic)
     read = (torch.arange(batch * length) + length).view(batch, length)
     bias = torch.zeros(batch, 1, 1, length)
     tokens = torch.randint(0, model.vocab_size, (batch, 1))

@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from engine.device.pool import KVPool
-from kernels.paged_attention import Reads, attend, paged_attention, plan_reads, spread_bias, spread_slots
+from kernels.paged_attention import MIN_READ, Reads, attend, paged_attention, plan_reads, spread_bias, spread_slots
 from kernels.store_kv import store_kv
 
 
@@ -26,7 +26,8 @@ class StepAttention:
     def __call__(self, layer: int, q: Tensor, kv: Tensor) -> Tensor:
         if self._reads is None:
             # The first layer's queries say how many heads share a key head; all layers have the same shape.
-            self._reads = plan_reads(*self._plan, q.shape[2], self._pool.kv_heads, self._pool.head_dim)
+            pool = self._pool
+            self._reads = plan_reads(*self._plan, q.shape[2], pool.kv_heads, pool.head_dim, pool.deterministic)
         store_kv(self._pool.rows[layer], self._write, kv)
         return paged_attention(q, self._pool.heads[layer], self._reads)
 
@@ -41,6 +42,7 @@ class DraftAttention:
     def __init__(self, pool: KVPool, read_slots: Tensor, prefix_bias: Tensor, capacity: int) -> None:
         self._pool = pool
         self._prefix = read_slots.shape[1]
+        capacity = max(capacity, MIN_READ - self._prefix)
         # Scratch columns read the padding slot: one gather then also allocates them, and all of it is finite.
         self._where = spread_slots(pad(read_slots, (0, capacity)), pool.kv_heads)
         self._shape = (2, read_slots.shape[0] * pool.kv_heads, self._prefix + capacity, pool.head_dim)
@@ -74,7 +76,7 @@ class DraftAttention:
         first = self._prefix + self._offset
         batch, beams = q.shape[:2]
         columns[:, first : first + beams] = kv.view(batch, beams, 2, pool.kv_heads, pool.head_dim)
-        return attend(q, pool.kv_heads, keys_t, values, self._spread)
+        return attend(q, pool.kv_heads, keys_t, values, self._spread, None)
 
     def _gather(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
         """Prefix and scratch of one layer, once as columns [B, T + capacity, 2, kv_heads, head_dim] to write to, and

@@ -14,6 +14,7 @@ class KVPool:
 
     `pages` counts page 0, which is padding and owned by nobody. All slots start as zeros, since a masked key must be
     finite. stamps: int64 [slots], what the engine wrote where (0 = nothing); None unless asked for.
+    deterministic: steps over this pool attend in a way that keeps a query's bits independent of the rest of its step.
     rows[layer] [slots, 2 * kv_heads * head_dim] and heads[layer] [slots * 2 * kv_heads, head_dim] are views of data.
     """
 
@@ -27,10 +28,12 @@ class KVPool:
         dtype: torch.dtype,
         device: torch.device | str,
         stamps: bool = False,
+        deterministic: bool = True,
     ) -> None:
         slots = pages * page_size
         self.page_size = page_size
         self.kv_heads, self.head_dim = kv_heads, head_dim
+        self.deterministic = deterministic
         self.data = torch.zeros(layers, slots, 2, kv_heads, head_dim, dtype=dtype, device=device)
         self.rows = list(self.data.view(layers, slots, -1).unbind())
         self.heads = list(self.data.view(layers, -1, head_dim).unbind())

@@ -1,19 +1,28 @@
 """paged_attention in few torch calls: one gather, two batched products and a softmax.
 
-Query heads that share a key head stand in the rows of one product, [B * kv_heads, W * group, ...]. In float32 on a
-CPU a query's result does not depend, bit by bit, on B, W or on masked key positions behind its own (see the tests): the
-products add up key by key, and a masked key adds an exact zero. A single row would take a matrix-vector routine with
-another order, so it is doubled.
+Query heads that share a key head stand in the rows of one product, [B * kv_heads, W * group, ...].
+
+With `deterministic`, in float32 and for head_dim up to 32, a query's result does not depend, bit by bit, on B, on W, or
+on how many masked keys lie between and behind those that it sees (tests hold this where torch's BLAS adds up a product
+key by key for every size, as MKL does with AVX-512). It takes four things:
+- at least two rows per product, as a lone one takes a matrix-vector routine with another order;
+- at least MIN_READ keys, as tiny products take a routine of their own;
+- the factor of the scores on the queries, as inside the product it comes before or after the sum, by size;
+- the sum of a softmax as one more product, since torch.softmax adds up key positions in 8 or 16 lanes.
+Only the last costs time (three more calls), so it alone is left out otherwise.
 """
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
+
+MIN_READ = 32
+# Columns of ones that a softmax is summed with; one column would be a matrix-vector product.
+ONES = 2
 
 
 class Reads(NamedTuple):
@@ -22,6 +31,7 @@ class Reads(NamedTuple):
     query: shape of q [B, W, heads, head_dim]. where int64: rows of the cache in the order [2, B, kv_heads, T].
     buffer: what `where` reads; of it keys_t [B * kv_heads, head_dim, T] and values [B * kv_heads, T, head_dim].
     bias [B * kv_heads, rows, T], rows being W * group, or 2 where that is 1.
+    ones [B * kv_heads, T, ONES], None where sums need not be deterministic.
     """
 
     query: tuple[int, int, int, int]
@@ -31,9 +41,15 @@ class Reads(NamedTuple):
     keys_t: Tensor
     values: Tensor
     bias: Tensor
+    ones: Tensor | None
 
 
-def plan_reads(read_slots: Tensor, bias: Tensor, heads: int, kv_heads: int, head_dim: int) -> Reads:
+def plan_reads(
+    read_slots: Tensor, bias: Tensor, heads: int, kv_heads: int, head_dim: int, deterministic: bool
+) -> Reads:
+    if read_slots.shape[1] < MIN_READ:
+        missing = MIN_READ - read_slots.shape[1]
+        read_slots, bias = pad(read_slots, (0, missing)), pad(bias, (0, missing), value=float("-inf"))
     batch, length = read_slots.shape
     where = spread_slots(read_slots, kv_heads)
     buffer = bias.new_empty(where.shape[0], head_dim)
@@ -46,6 +62,7 @@ def plan_reads(read_slots: Tensor, bias: Tensor, heads: int, kv_heads: int, head
         keys_t=keys.transpose(1, 2),
         values=values,
         bias=spread_bias(bias, heads, kv_heads),
+        ones=bias.new_ones(batch * kv_heads, length, ONES) if deterministic else None,
     )
 
 
@@ -63,14 +80,16 @@ def spread_bias(bias: Tensor, heads: int, kv_heads: int) -> Tensor:
     return wide.reshape(batch * kv_heads, width * group, length)
 
 
-def attend(q: Tensor, kv_heads: int, keys_t: Tensor, values: Tensor, bias: Tensor) -> Tensor:
+def attend(q: Tensor, kv_heads: int, keys_t: Tensor, values: Tensor, bias: Tensor, ones: Tensor | None) -> Tensor:
     """q [B, W, heads, d]; keys_t [B * kv_heads, d, T]; values [B * kv_heads, T, d]; bias [B * kv_heads, rows, T].
 
-    -> [B, W, heads * d].
+    ones: as in Reads. -> [B, W, heads * d].
     """
     batch, width, heads, head_dim = q.shape
     group = heads // kv_heads
     rows = width * group
+    if q.dtype is torch.float32:
+        q = q * head_dim**-0.5
     if width == 1:
         folded = q.reshape(batch * kv_heads, group, head_dim)
     else:
@@ -78,7 +97,7 @@ def attend(q: Tensor, kv_heads: int, keys_t: Tensor, values: Tensor, bias: Tenso
         folded = split.transpose(1, 2).reshape(batch * kv_heads, rows, head_dim)
     if rows == 1:
         folded = folded.expand(-1, 2, -1)
-    mixed = _mix(folded, keys_t, values, bias)
+    mixed = _mix(folded, keys_t, values, bias, ones)
     if rows == 1:
         mixed = mixed[:, :1]
     if width == 1:
@@ -86,10 +105,13 @@ def attend(q: Tensor, kv_heads: int, keys_t: Tensor, values: Tensor, bias: Tenso
     return mixed.view(batch, kv_heads, width, group, head_dim).transpose(1, 2).reshape(batch, width, heads * head_dim)
 
 
-def _mix(q: Tensor, keys_t: Tensor, values: Tensor, bias: Tensor) -> Tensor:
+def _mix(q: Tensor, keys_t: Tensor, values: Tensor, bias: Tensor, ones: Tensor | None) -> Tensor:
     if q.dtype is torch.float32:
-        scores = torch.baddbmm(bias, q, keys_t, alpha=1.0 / math.sqrt(q.shape[2]))
-        return torch.bmm(torch.softmax(scores, -1), values)
+        scores = torch.baddbmm(bias, q, keys_t)
+        if ones is None:
+            return torch.bmm(torch.softmax(scores, -1), values)
+        mass = scores.sub_(scores.amax(-1, True)).exp_()
+        return torch.bmm(mass, values).div_(torch.bmm(mass, ones)[:, :, :1])
     # Half precision needs float32 sums and a float32 softmax, which the fused call keeps.
     keys = keys_t.transpose(1, 2)
     return scaled_dot_product_attention(q[:, None], keys[:, None], values[:, None], attn_mask=bias[:, None])[:, 0]
@@ -97,4 +119,4 @@ def _mix(q: Tensor, keys_t: Tensor, values: Tensor, bias: Tensor) -> Tensor:
 
 def paged_attention(q: Tensor, cache: Tensor, reads: Reads) -> Tensor:
     torch.index_select(cache, 0, reads.where, out=reads.buffer)
-    return attend(q, reads.kv_heads, reads.keys_t, reads.values, reads.bias)
+    return attend(q, reads.kv_heads, reads.keys_t, reads.values, reads.bias, reads.ones)

@@ -1,0 +1,169 @@
+"""The EAGLE-3 draft against the training code's independent network on the same weights, and its refusals."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from engine.core.errors import ConfigError
+from engine.device.attention import DraftAttention
+from engine.models.config import load_model_config
+from engine.models.loader import load_draft, load_target
+from engine.models.weights import load_weights
+from matrix.zoo.eagle_net import EagleNet
+from matrix.zoo.recipes import Shape
+
+BOUND = 1e-4
+TOKENS = torch.randint(0, 97, (2, 21), generator=torch.Generator().manual_seed(1))
+STATES = torch.randn(2, 21, 3 * 48, generator=torch.Generator().manual_seed(2))
+
+
+@pytest.fixture
+def draft(llama_folder, eagle_folder):
+    """A factory: the draft of a random target; keywords go to its checkpoint."""
+
+    def build(deterministic: bool = True, **changes: object):
+        target = load_target(llama_folder(), "cpu", torch.float32)
+        return load_draft(eagle_folder(**changes), "EAGLE3", target, "cpu", torch.float32, deterministic)
+
+    return build
+
+
+def network(folder) -> EagleNet:
+    """The training code's network with the weights of a checkpoint folder."""
+    c = load_model_config(folder)
+    shape = Shape(
+        hidden=c.hidden_size,
+        layers=1,
+        heads=c.num_heads,
+        kv_heads=c.num_kv_heads,
+        intermediate=c.intermediate_size,
+        vocab=c.vocab_size,
+        rope_theta=c.rope.theta,
+        eps=c.norm_eps,
+        head_dim=c.head_dim,
+    )
+    net = EagleNet(shape, 3 * 48, 41)
+    weights = load_weights(folder, "cpu", torch.float32)
+    net.load_state_dict({k: w for k, w in weights.items() if k not in ("d2t", "t2d")})
+    return net.eval()
+
+
+def extend(model, driver, tokens: Tensor, states: Tensor) -> Tensor:
+    """The draft's pass over given tokens and target states, causal, from position 0."""
+    width = tokens.shape[1]
+    seen = torch.ones(width, width).tril().bool()
+    attend = driver.attend(list(range(len(tokens))), [0] * len(tokens), seen)
+    return model.forward(tokens, torch.arange(width).expand_as(tokens), states, attend)
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+@torch.inference_mode()
+def test_extend_matches_the_training_network(draft, paged, tmp_path, deterministic):
+    model = draft(deterministic)
+    (theirs,) = network(tmp_path / "eagle").unroll(TOKENS, STATES, 1)
+    out = extend(model, paged(model, 2, 20), TOKENS[:, 1:], STATES[:, :20])
+    assert theirs.abs().max() > 1.0
+    assert (model.logits(out) - theirs).abs().max() < BOUND
+
+
+@pytest.mark.parametrize("base", [5, 12])
+@torch.inference_mode()
+def test_a_drafted_chain_matches_the_training_network(draft, paged, tmp_path, base):
+    """From base slot q on, step j reads token q+1+j at position q+j, the carried stream, the prefix and the scratch."""
+    model = draft()
+    theirs = network(tmp_path / "eagle").unroll(TOKENS, STATES, 4)
+    driver = paged(model, 2, 20)
+    out = extend(model, driver, TOKENS[:, 1 : base + 2], STATES[:, : base + 1])[:, -1:]
+    hidden_keys = torch.arange(20) > base
+    bias = torch.zeros(2, 1, 1, 20).masked_fill_(hidden_keys, float("-inf"))
+    attend = DraftAttention(driver.pool, driver.slots, bias, capacity=3)
+    for step in range(1, 4):
+        attend.begin(step - 1)
+        positions = torch.full((2, 1), base + step)
+        out = model.forward(TOKENS[:, base + 1 + step : base + 2 + step], positions, out, attend)
+        assert (model.logits(out)[:, 0] - theirs[step][:, base]).abs().max() < BOUND
+
+
+@torch.inference_mode()
+def test_the_carried_stream_is_not_changed(draft, paged):
+    model = draft()
+    driver = paged(model, 2, 20)
+    carried = torch.randn(2, 1, model.carry_width)
+    before = carried.clone()
+    attend = driver.attend([0, 1], [0, 0], torch.ones(1, 1).bool())
+    model.forward(TOKENS[:, :1], torch.zeros(2, 1, dtype=torch.int64), carried, attend)
+    assert torch.equal(carried, before)
+
+
+@torch.inference_mode()
+def test_ids_map_by_differences(draft, tmp_path):
+    model = draft()
+    d2t = load_weights(tmp_path / "eagle", "cpu", torch.float32)["d2t"]
+    ids = torch.tensor([[0, 40], [7, 7]])
+    assert model.to_target(ids).tolist() == [[int(i + d2t[i]) for i in row] for row in ids.tolist()]
+
+
+def test_aux_layers_are_the_states_behind_the_named_layers(draft):
+    assert draft().aux_layers == (1, 2, 3)
+
+
+def test_aux_layers_default_to_two_the_middle_and_three_from_the_end(llama_folder, eagle_folder):
+    target = load_target(llama_folder(num_hidden_layers=9), "cpu", torch.float32)
+    model = load_draft(eagle_folder(eagle_config=None), "EAGLE3", target, "cpu", torch.float32)
+    assert model.aux_layers == (2, 4, 6)
+
+
+def test_embeddings_and_head_come_from_the_target_where_missing(llama_folder, eagle_folder):
+    target = load_target(llama_folder(), "cpu", torch.float32)
+    shared = {"drop": ("embed_tokens.weight", "lm_head.weight", "d2t", "t2d")}
+    folder = eagle_folder(hidden_size=48, head_dim=16, draft_vocab_size=97, **shared)
+    model = load_draft(folder, "EAGLE3", target, "cpu", torch.float32)
+    assert torch.equal(model.head, target.head)
+    assert torch.allclose(model.embedding, model.norm.whole(target.embedding, model.layer.input_norm))
+    assert model.to_target(torch.tensor([5])).tolist() == [5]
+
+
+def test_vllm_names_load_as_well(llama_folder, eagle_folder, tmp_path):
+    target = load_target(llama_folder(), "cpu", torch.float32)
+    weights = load_weights(eagle_folder(), "cpu", torch.float32)
+    renamed = {"model." + k.replace("midlayer.", "layers.0."): w for k, w in weights.items()}
+    other = eagle_folder("other", drop=tuple(weights))
+    save_file(renamed, other / "model.safetensors")
+    one = load_draft(tmp_path / "eagle", "EAGLE3", target, "cpu", torch.float32)
+    two = load_draft(other, "EAGLE3", target, "cpu", torch.float32)
+    assert torch.equal(one.layer.qkv, two.layer.qkv)
+    assert torch.equal(one.id_map, two.id_map)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"target_hidden_size": 50}, "target_hidden_size 50 differs from the target's 48"),
+        (
+            {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 3]}},
+            r"aux layers \[1, 2, 4\] must lie in 0..3 for a target of 3 layers",
+        ),
+        ({"drop": ("fc.weight",)}, "tensor 'fc.weight' is missing from the weights"),
+        ({"drop": ("d2t",)}, "d2t is missing, but 41 draft ids are not the target's 97"),
+        (
+            {"drop": ("lm_head.weight",)},
+            r"lm_head.weight is missing, and the target's has shape \(97, 48\), not \(41, 36\)",
+        ),
+        ({"drop": ("embed_tokens.weight",)}, "embed_tokens.weight is missing, and the target's is 48 wide, not 36"),
+        (
+            {"put": {"d2t": torch.zeros(41, dtype=torch.int64).index_fill_(0, torch.tensor([0]), 1)}},
+            "d2t must map draft ids to distinct target ids below 97, it reaches from 1 to 40",
+        ),
+        (
+            {"put": {"d2t": torch.full((41,), 90)}},
+            "d2t must map draft ids to distinct target ids below 97, it reaches from 90 to 130",
+        ),
+        ({"put": {"midlayer.bias": torch.zeros(1)}}, "tensor 'midlayer.bias' has no place in this architecture"),
+    ],
+)
+def test_refusals(draft, changes, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        draft(**changes)

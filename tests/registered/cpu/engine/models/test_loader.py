@@ -1,0 +1,81 @@
+"""Facts of checkpoints, and which checkpoint may play which role."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+
+from engine.core.config import DraftFacts, Facts
+from engine.core.errors import ConfigError
+from engine.models.loader import facts, load_draft, load_target
+from engine.models.tokenizer import tokenizer_hash
+
+
+def test_facts_without_a_draft(llama_folder):
+    assert facts(llama_folder(), None, "cpu") == Facts(
+        architecture="LlamaForCausalLM",
+        vocab_size=97,
+        hidden_size=48,
+        num_layers=3,
+        context_length=256,
+        tokenizer_hash=None,
+        draft=None,
+        device_kind="cpu",
+        gpus=torch.cuda.device_count(),
+    )
+
+
+def test_facts_of_drafts(llama_folder, eagle_folder):
+    target = llama_folder()
+    assert facts(target, eagle_folder(), "cpu").draft == DraftFacts(
+        architecture="LlamaForCausalLMEagle3",
+        vocab_size=97,
+        hidden_size=36,
+        target_hidden_size=48,
+        draft_vocab_size=41,
+        tokenizer_hash=None,
+        aux_layers=(1, 2, 3),
+    )
+    standalone = facts(target, llama_folder("draft", hidden_size=32), "cpu").draft
+    assert standalone == DraftFacts(architecture="LlamaForCausalLM", vocab_size=97, hidden_size=32)
+
+
+def test_facts_read_the_tokenizers(llama_folder):
+    folder = llama_folder()
+    Tokenizer(WordLevel({"a": 0, "b": 1}, unk_token="a")).save(str(folder / "tokenizer.json"))
+    assert facts(folder, None, "cpu").tokenizer_hash == tokenizer_hash(folder)
+
+
+def test_roles(llama_folder, eagle_folder):
+    target = load_target(llama_folder(), "cpu", torch.float32)
+    eagle = eagle_folder()
+    with pytest.raises(ConfigError, match="is a LlamaForCausalLMEagle3, a target model must be LlamaForCausalLM"):
+        load_target(eagle, "cpu", torch.float32)
+    with pytest.raises(ConfigError, match="is a LlamaForCausalLMEagle3, a target model must be LlamaForCausalLM"):
+        facts(eagle, None, "cpu")
+    with pytest.raises(ConfigError, match="is a LlamaForCausalLMEagle3, a STANDALONE draft must be LlamaForCausalLM"):
+        load_draft(eagle, "STANDALONE", target, "cpu", torch.float32)
+    with pytest.raises(ConfigError, match="is a LlamaForCausalLM, an EAGLE3 draft must be LlamaForCausalLMEagle3"):
+        load_draft(llama_folder("draft"), "EAGLE3", target, "cpu", torch.float32)
+    with pytest.raises(ConfigError, match="algorithm 'NONE' has no draft model; allowed: STANDALONE, EAGLE3"):
+        load_draft(eagle, "NONE", target, "cpu", torch.float32)
+
+
+def test_a_pytorch_checkpoint_is_not_loaded(llama_folder):
+    """Weights come from safetensors only: a pickle beside config.json is as good as no weights."""
+    folder = llama_folder()
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(ConfigError, match="has no weights"):
+        load_target(folder, "cpu", torch.float32)
+
+
+def test_config_of_another_shape_than_the_weights(llama_folder):
+    folder = llama_folder()
+    config = json.loads((folder / "config.json").read_text()) | {"intermediate_size": 80}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=r"has shape \(88, 48\), config.json implies \(80, 48\)"):
+        load_target(folder, "cpu", torch.float32)

@@ -1,0 +1,80 @@
+"""Rotary frequencies against transformers, and the paired form against the rotate-half form."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+
+from engine.core.errors import ConfigError
+from engine.models.rope import RopeConfig, frequencies, pair_up, rotate, rotations
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+ROWS = [
+    {"rope_type": "default", "rope_theta": 10000.0},
+    {"rope_type": "linear", "rope_theta": 300.0, "factor": 2.5},
+    LLAMA3,
+    LLAMA3 | {"original_max_position_embeddings": 64, "low_freq_factor": 2.0},
+]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row["rope_type"])
+@pytest.mark.parametrize("head_dim", [8, 24, 128])
+def test_frequencies_match_transformers(row, head_dim):
+    theirs = LlamaRotaryEmbedding(LlamaConfig(hidden_size=head_dim, num_attention_heads=1, rope_parameters=row))
+    ours = frequencies(RopeConfig.read({"rope_parameters": row}, "config.json"), head_dim)
+    torch.testing.assert_close(ours, theirs.inv_freq, rtol=1e-6, atol=0)
+
+
+def test_the_old_spelling_means_the_same():
+    old = {"rope_theta": 500000.0, "rope_scaling": {**LLAMA3, "type": "llama3"}}
+    del old["rope_scaling"]["rope_theta"], old["rope_scaling"]["rope_type"]
+    assert RopeConfig.read(old, "") == RopeConfig.read({"rope_parameters": LLAMA3}, "")
+    assert RopeConfig.read({"rope_theta": 5.0, "rope_scaling": None}, "") == RopeConfig(5.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_turning_pairs_equals_rotating_halves(dtype):
+    """Scores of turned queries and keys are those of the rotate-half form that checkpoints are made for."""
+    torch.manual_seed(0)
+    heads, d, tokens, width = 3, 8, 5, 16
+    x, weight = torch.randn(tokens, width), torch.randn(heads * d, width)
+    turn = rotations(RopeConfig(100.0), d, 40, torch.device("cpu"))[7 : 7 + tokens]
+    half = (x @ weight.T).view(1, tokens, heads, d).transpose(1, 2)
+    angle = torch.arange(7, 7 + tokens)[:, None] * frequencies(RopeConfig(100.0), d)
+    cos, sin = angle.cos().repeat(1, 2)[None], angle.sin().repeat(1, 2)[None]
+    theirs, _ = apply_rotary_pos_emb(half, half, cos, sin)
+    ours = torch.cat((x @ pair_up(weight, d).T, torch.full((tokens, d), 9.0)), 1).to(dtype)
+    rotate(ours, heads, d, turn[:, None])
+    assert bool((ours[:, heads * d :] == 9.0).all())
+    ours = ours[:, : heads * d].float().view(1, tokens, heads, d).transpose(1, 2)
+    bound = 1e-4 if dtype is torch.float32 else 1.0
+    torch.testing.assert_close(ours @ ours.mT, theirs @ theirs.mT, atol=bound, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("raw", "sentence"),
+    [
+        (
+            {"rope_parameters": {"rope_type": "yarn"}},
+            "rope_type 'yarn' is not supported; allowed: default, linear, llama3",
+        ),
+        ({"rope_scaling": {"type": "linear"}}, "factor must be a positive number for rope_type 'linear', got None"),
+        ({"rope_theta": "big"}, "rope_theta must be a positive number for rope_type 'default', got 'big'"),
+        (
+            {"rope_parameters": LLAMA3 | {"low_freq_factor": 0}},
+            "low_freq_factor must be a positive number for rope_type 'llama3', got 0",
+        ),
+    ],
+)
+def test_refusals(raw, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        RopeConfig.read(raw, "config.json")

@@ -1,0 +1,82 @@
+"""Reading safetensors: dtypes, shards, and every way in which a file can be wrong."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from engine.core.errors import ConfigError
+from engine.models.weights import Take, load_weights
+
+TENSORS = {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(2, dtype=torch.bfloat16), "n": torch.arange(3)}
+INDEX = "model.safetensors.index.json"
+
+
+def shards(folder, **promised: str):
+    save_file({"a": TENSORS["a"]}, folder / "one.safetensors")
+    save_file({"b": TENSORS["b"]}, folder / "two.safetensors")
+    (folder / INDEX).write_text(json.dumps({"weight_map": {"a": "one.safetensors", "b": "two.safetensors"} | promised}))
+
+
+def test_floats_are_cast_and_integers_kept(tmp_path):
+    save_file(TENSORS, tmp_path / "model.safetensors")
+    weights = load_weights(tmp_path, "cpu", torch.float16)
+    assert {name: t.dtype for name, t in weights.items()} == {"a": torch.float16, "b": torch.float16, "n": torch.int64}
+    assert torch.equal(weights["a"].float(), TENSORS["a"])
+
+
+def test_shards_are_joined(tmp_path):
+    shards(tmp_path)
+    assert set(load_weights(tmp_path, "cpu", torch.float32)) == {"a", "b"}
+
+
+def test_no_weights(tmp_path):
+    with pytest.raises(
+        ConfigError, match=r"has no weights; model.safetensors or model.safetensors.index.json is needed"
+    ):
+        load_weights(tmp_path, "cpu", torch.float32)
+
+
+@pytest.mark.parametrize("keep", [0, 7, 100, -1])
+def test_truncated_file(tmp_path, keep):
+    file = tmp_path / "model.safetensors"
+    save_file(TENSORS, file)
+    file.write_bytes(file.read_bytes()[:keep])
+    with pytest.raises(ConfigError, match=r"model.safetensors cannot be read as safetensors \(.*\); it is truncated"):
+        load_weights(tmp_path, "cpu", torch.float32)
+
+
+def test_missing_shard(tmp_path):
+    shards(tmp_path, c="three.safetensors")
+    with pytest.raises(ConfigError, match=r"three.safetensors is missing; the checkpoint is incomplete"):
+        load_weights(tmp_path, "cpu", torch.float32)
+
+
+def test_shard_without_a_promised_tensor(tmp_path):
+    shards(tmp_path, c="two.safetensors")
+    with pytest.raises(
+        ConfigError, match=r"two.safetensors lacks tensor 'c' which model.safetensors.index.json promises"
+    ):
+        load_weights(tmp_path, "cpu", torch.float32)
+
+
+@pytest.mark.parametrize("text", ['{"weight_map": {"a"', "{}", '{"weight_map": 3}', "[]"])
+def test_broken_index(tmp_path, text):
+    (tmp_path / INDEX).write_text(text)
+    with pytest.raises(ConfigError, match="is not a safetensors index; it must hold a weight_map of names to files"):
+        load_weights(tmp_path, "cpu", torch.float32)
+
+
+def test_take_refuses_what_is_missing_misshapen_or_left_over():
+    take = Take({"a": torch.zeros(2, 3), "b": torch.zeros(1), "x.rotary_emb.inv_freq": torch.zeros(4)}, "Model")
+    with pytest.raises(ConfigError, match="Model: tensor 'c' is missing from the weights"):
+        take("c", 1)
+    with pytest.raises(ConfigError, match=r"Model: tensor 'b' has shape \(1,\), config.json implies \(2,\)"):
+        take("b", 2)
+    with pytest.raises(ConfigError, match="Model: tensor 'a' has no place in this architecture"):
+        take.done()
+    assert take("a", 2, 3).shape == (2, 3)
+    take.done()
