@@ -4,56 +4,89 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
-from itertools import combinations
 from typing import Final
 
 from reports.compare.ledger import explanation
 from reports.compare.states import CoverageChange, LostPairs
-from reports.effective import RESOLVED_FIELD, Pair, Value, effective, pairs
+from reports.effective import RESOLVED_FIELD, Pair, Value, effective, pairs, word
 from reports.load import Report
+from reports.schema import Json
 from reports.text import count
 
 Carriers = dict[Pair, list[str]]
 SINGULAR: Final = {"are": "is", "resolve": "resolves"}
 
 
-def coverage_change(base: Report, head: Report, unchanged: Collection[str], changed: Iterable[str]) -> CoverageChange:
+def coverage_change(base: Report, head: Report, unchanged: Iterable[str], changed: Iterable[str]) -> CoverageChange:
     """Pairs lost and gained. `unchanged` cells have the same line in both reports; `changed` are all others of
     either."""
-    touched = list(changed)
-    old, new = _carriers(base, touched), _carriers(head, touched)
-    still = _carried(head, unchanged, (old.keys() | new.keys()) - (old.keys() & new.keys()))
-    lost = {pair: cells for pair, cells in old.items() if pair not in new and pair not in still}
-    gained = {pair: cells for pair, cells in new.items() if pair not in old and pair not in still}
+    steady = list(unchanged)
+    old: dict[str, dict[str, str]] = {}
+    new: dict[str, dict[str, str]] = {}
+    for cell in changed:
+        before = base.effective(cell) if cell in base else None
+        after = head.effective(cell) if cell in head else None
+        if before != after:
+            old.update({cell: before} if before is not None else {})
+            new.update({cell: after} if after is not None else {})
+        elif after is not None:
+            steady.append(cell)
+    old_pairs, new_pairs = _all_pairs(old.values()), _all_pairs(new.values())
+    still = _carried(head, steady, old_pairs ^ new_pairs)
+    lost = _carriers(old, old_pairs - new_pairs - still)
+    gained = _carriers(new, new_pairs - old_pairs - still)
     return CoverageChange(
         lost=_by_cause(lost, lambda cell, pair: _loss_cause(cell, pair, head)),
         gained=_by_cause(gained, lambda cell, pair: _gain_cause(cell, pair, base, head)),
     )
 
 
-def _carriers(report: Report, cells: Iterable[str]) -> Carriers:
-    """Pair -> green cells that carry it."""
+def _all_pairs(cells: Iterable[Mapping[str, str]]) -> set[Pair]:
+    found: set[Pair] = set()
+    for values in cells:
+        found.update(pairs(values))
+    return found
+
+
+def _carriers(cells: Mapping[str, Mapping[str, str]], wanted: Collection[Pair]) -> Carriers:
+    """Pair -> cells that carry it, for the pairs in `wanted`."""
     carriers: Carriers = defaultdict(list)
-    for cell in cells:
-        values = report.effective(cell) if cell in report else None
-        for pair in pairs(values or {}):
-            carriers[pair].append(cell)
+    if wanted:
+        for cell, values in cells.items():
+            for pair in pairs(values):
+                if pair in wanted:
+                    carriers[pair].append(cell)
     return carriers
 
 
 def _carried(report: Report, cells: Iterable[str], candidates: Collection[Pair]) -> set[Pair]:
-    """Those of `candidates` that at least one of `cells` carries."""
+    """Those of `candidates` that at least one of the green cells among `cells` carries.
+
+    A launch rules out most pairs for all of its cells at once; only the others need a cell's own axes.
+    """
     missing = set(candidates)
-    wanted = {value for pair in missing for value in pair}
+    by_launch: dict[bytes, list[Pair]] = {}
     for cell in cells:
         if not missing:
             break
-        values = report.effective(cell) or {}
-        hits = missing.intersection(combinations(sorted(value for value in values.items() if value in wanted), 2))
-        if hits:
-            missing -= hits
-            wanted = {value for pair in missing for value in pair}
+        key, resolved = report.launch(cell)
+        if resolved is None or report.state(cell) != "PASS":
+            continue
+        if key not in by_launch:
+            by_launch[key] = [pair for pair in missing if _may_carry(resolved, pair)]
+        if by_launch[key]:
+            values = effective(report.axes(cell), resolved)
+            hits = {(a, b) for a, b in by_launch[key] if values.get(a[0]) == a[1] and values.get(b[0]) == b[1]}
+            if hits:
+                missing -= hits
+                by_launch = {each: [pair for pair in row if pair in missing] for each, row in by_launch.items()}
     return set(candidates) - missing
+
+
+def _may_carry(resolved: Mapping[str, Json], pair: Pair) -> bool:
+    """False if the resolved configuration alone contradicts the pair."""
+    fields = [(RESOLVED_FIELD.get(axis, axis), value) for axis, value in pair]
+    return all(field not in resolved or word(resolved[field]) == value for field, value in fields)
 
 
 def _by_cause(lost: Mapping[Pair, list[str]], cause: Callable[[str, Pair], str]) -> tuple[LostPairs, ...]:

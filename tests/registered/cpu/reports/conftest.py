@@ -4,7 +4,6 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,7 +14,7 @@ TOPK_ON_V1 = "trees run on v1 until the tree gates are green on v2"
 DEFAULT_V2 = "the overlap schedule is on"
 
 
-def header(**changes: Any) -> Header:
+def header(**changes: object) -> Header:
     """A header of a clean pr run on the CPU tier."""
     whole = Header(
         tier="cpu",
@@ -35,7 +34,7 @@ def header(**changes: Any) -> Header:
     return replace(whole, **changes)
 
 
-def cell(name: str = "eagle3.k4", **changes: Any) -> CellResult:
+def cell(name: str = "eagle3.k4", **changes: object) -> CellResult:
     """A green cell with a little of everything."""
     whole = CellResult(
         id=name,
@@ -56,7 +55,7 @@ def cell(name: str = "eagle3.k4", **changes: Any) -> CellResult:
     return replace(whole, **changes)
 
 
-def write_cells(directory: Path, cells: list[CellResult], **header_changes: Any) -> Path:
+def write_cells(directory: Path, cells: list[CellResult], **header_changes: object) -> Path:
     """A finished report with these cells."""
     with ReportWriter(directory, header(**header_changes)) as writer:
         for each in cells:
@@ -212,7 +211,9 @@ def specimen() -> type[Specimen]:
 def rewritten() -> Callable[..., CellResult]:
     """A cell whose six draft tokens were rewritten to four."""
 
-    def make(name: str = "eagle3.n6", reason: str = "a chain verifies steps + 1 tokens", **changes: Any) -> CellResult:
+    def make(
+        name: str = "eagle3.n6", reason: str = "a chain verifies steps + 1 tokens", **changes: object
+    ) -> CellResult:
         rewrite = Rewrite("speculative_num_draft_tokens", 6, 4, reason)
         return cell(name, rewrites=(rewrite,), **changes)
 
