@@ -13,12 +13,14 @@ from engine.core.errors import ConfigError
 
 # What a decoder writes for bytes that do not form a character yet.
 INCOMPLETE = "\ufffd"
+WINDOW = 16
 
 
 class Tokenizer:
     """A checkpoint's tokenizer.
 
-    bos_id: put in front of every encoded text, None if the checkpoint has none. eos_ids: ids that end a text.
+    bos_id: put in front of every encoded text, None if the checkpoint has none. eos_ids: ids that end a text; eos_id
+    the first of them.
     hash: 12 hex digits over the vocabulary and its ids, equal exactly where token ids mean the same.
     """
 
@@ -26,16 +28,12 @@ class Tokenizer:
         folder = Path(path)
         self._tokenizer = _read(folder / "tokenizer.json")
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
-        self.vocab_size = max(vocabulary.values()) + 1
         self.hash = vocabulary_hash(vocabulary)
+        self.vocab_size = max(vocabulary.values()) + 1
         ids = _special_ids(folder)
         self.bos_id = ids[0][0] if ids[0] else None
-        self.eos_ids = ids[1]
-
-    @property
-    def eos_id(self) -> int | None:
-        """The first of eos_ids."""
-        return self.eos_ids[0] if self.eos_ids else None
+        self.eos_id = ids[1][0] if ids[1] else None
+        self.eos_ids = frozenset(ids[1])
 
     def encode(self, text: str) -> list[int]:
         """Ids of `text` behind one bos_id (none is added to a text that starts with it)."""
@@ -50,35 +48,35 @@ class Tokenizer:
 
 
 class Detokenizer:
-    """Text of a growing list of ids, piece by piece.
+    """Text of a growing list of ids.
 
-    The pieces so far always join to a prefix of decode(all ids); text waits while its last character is incomplete.
+    The text is at all times a prefix of what `Tokenizer.decode` gives for all ids: it waits while the last character
+    is incomplete. Only a window of recent ids is decoded, so a push costs the same at any length.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self.ids: list[int] = []
+        self._ids: list[int] = []
         self.text = ""
-        self._anchor = 0
+        self._window = 0
+        self._shown = ""
+        self._settled = 0
 
     def push(self, token: int) -> str:
-        """Take one more id; return the text that is new and settled."""
-        self.ids.append(token)
-        return self._settle(hold_incomplete=True)
-
-    def flush(self) -> str:
-        """Return what still waits; after it the pieces join to decode(all ids)."""
-        return self._settle(hold_incomplete=False)
-
-    def _settle(self, hold_incomplete: bool) -> str:
-        whole = self._tokenizer.decode(self.ids)
-        if hold_incomplete:
-            whole = whole.rstrip(INCOMPLETE)
-        if not whole.startswith(self.text) or len(whole) == len(self.text):
-            return ""
-        piece = whole[len(self.text) :]
-        self.text = whole
-        return piece
+        """Take one more id; return the whole text so far."""
+        self._ids.append(token)
+        seen = self._tokenizer.decode(self._ids[self._window :])
+        ready = seen.rstrip(INCOMPLETE)
+        self.text += ready[len(self._shown) :]
+        self._shown = max(self._shown, ready, key=len)
+        if len(ready) < len(seen):
+            return self.text
+        if len(self._ids) - self._window > WINDOW:
+            # An earlier end of whole characters, so that the window starts between two of them.
+            self._window = self._settled
+            self._shown = self._tokenizer.decode(self._ids[self._window :])
+        self._settled = len(self._ids)
+        return self.text
 
 
 def vocabulary_hash(vocabulary: dict[str, int]) -> str:

@@ -15,10 +15,12 @@ def expand_topk(scores: Tensor, probs: Tensor, checked: bool = False) -> tuple[T
     scores float32 [B, K]: product of probabilities along each beam; probs float32 [B, K, k]: of its k children.
     -> grown [B, K * k]: score of child `rank` of `beam` at beam * k + rank, beam score times probability;
     best [B, k] the largest of them, falling, and chosen int64 [B, k] where they stand (the lower first on ties).
-    KernelError on other shapes or K * k < k; with `checked` also on dtype.
+    KernelError on other shapes; with `checked` also on dtype.
     """
-    if probs.dim() != 3 or scores.shape != probs.shape[:2] or scores.shape[1] == 0:
-        raise contract.shape_error("expand_topk", "scores", scores, (*probs.shape[:1], "K >= 1"))
+    if probs.dim() != 3 or probs.shape[1] == 0:
+        raise contract.shape_error("expand_topk", "probs", probs, ("B", "K >= 1", "k"))
+    if scores.shape != probs.shape[:2]:
+        raise contract.shape_error("expand_topk", "scores", scores, tuple(probs.shape[:2]))
     if checked:
         contract.dtype("expand_topk", (torch.float32,), scores=scores, probs=probs)
     return eager.expand_topk(scores, probs)

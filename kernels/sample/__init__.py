@@ -16,7 +16,9 @@ def uniform(seed: Tensor, position: Tensor) -> Tensor:
 
     seed int64 [B], position int64 [B, W]. splitmix64 (Steele, Lea and Flood, OOPSLA 2014), keyed by the seed.
     """
-    if position.dim() != 2 or seed.shape != position.shape[:1]:
+    if position.dim() != 2:
+        raise contract.shape_error("uniform", "position", position, ("B", "W"))
+    if seed.shape != position.shape[:1]:
         raise contract.shape_error("uniform", "seed", seed, tuple(position.shape[:1]))
     contract.dtype("uniform", (torch.int64,), seed=seed, position=position)
     return eager.uniform(seed, position)

@@ -40,10 +40,11 @@ def draw(logits: Tensor, coins: Tensor, temperature: Tensor, top_k: Tensor, top_
     if truncate:
         mass = _truncated(mass, top_k, top_p)
     level = mass.cumsum(-1, dtype=torch.float64)
-    target = coins[..., None] * level[..., -1:]
+    total = level[..., -1:].contiguous()
+    target = coins[..., None] * total
     token = torch.searchsorted(level, target, right=True)
     # Rounding may lift the target to the total; the last token with mass takes it.
-    last = torch.searchsorted(level, level[..., -1:])
+    last = torch.searchsorted(level, total)
     token = torch.minimum(token, last)[..., 0]
     return torch.where(greedy[:, None], logits.argmax(-1), token)
 

@@ -1,0 +1,29 @@
+"""Cases of move_kv: (data, source, target)."""
+
+import torch
+from torch import Generator, Tensor
+
+from kernels.case import Case
+
+
+def _move(layers: int, slots: int, source: list[int], target: list[int], dtype: torch.dtype = torch.float32) -> Case:
+    def make(g: Generator) -> tuple[Tensor, ...]:
+        data = torch.randn(layers, slots, 2, 3, generator=g).to(dtype)
+        return data, torch.tensor(source, dtype=torch.int64), torch.tensor(target, dtype=torch.int64)
+
+    return Case(f"{source} to {target} in {layers} layers, {str(dtype).removeprefix('torch.')}", make)
+
+
+def _stamps(g: Generator) -> tuple[Tensor, ...]:
+    return torch.randint(2**62, (1, 9), generator=g), torch.tensor([8, 3]), torch.tensor([3, 4])
+
+
+CASES = (
+    _move(1, 3, [], []),
+    _move(2, 4, [3], [1]),
+    _move(1, 8, [2, 3, 4], [1, 2, 3]),
+    _move(3, 8, [1, 2, 3], [2, 3, 4]),
+    _move(2, 8, [5, 2], [2, 5]),
+    _move(2, 8, [4, 0, 0, 0], [3, 0, 0, 0], torch.bfloat16),
+    Case("stamps", _stamps),
+)

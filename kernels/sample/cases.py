@@ -1,0 +1,63 @@
+"""Cases of uniform: (seed, position), and of draw: (logits, coins, temperature, top_k, top_p)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Generator, Tensor
+
+from kernels.case import Case
+
+EXTREMES = torch.tensor([0, 1, -1, 2**63 - 1, -(2**63)])
+
+
+def _coins(batch: int, width: int) -> Case:
+    def make(g: Generator) -> tuple[Tensor, ...]:
+        seed = torch.randint(-(2**62), 2**62, (batch,), generator=g)
+        return seed, torch.randint(2**40, (batch, width), generator=g)
+
+    return Case(f"{batch} x {width}", make)
+
+
+def _draws(batch: int, width: int, vocab: int) -> Case:
+    """Rows of all kinds in turn: greedy, plain, top-k, top-p, both."""
+
+    def make(g: Generator) -> tuple[Tensor, ...]:
+        kind = torch.arange(batch) % 5
+        top_k = torch.where((kind == 2) | (kind == 4), 1 + vocab // 3, 0)
+        top_p = torch.where(kind >= 3, 0.7, 1.0)
+        temperature = torch.where(kind == 0, 0.0, 0.6 + 0.1 * kind)
+        logits = torch.randn(batch, width, vocab, generator=g) * 3
+        return logits, torch.rand(batch, width, dtype=torch.float64, generator=g), temperature, top_k, top_p
+
+    return Case(f"{batch} x {width} of {vocab}", make)
+
+
+def _edge_coins(g: Generator) -> tuple[Tensor, ...]:
+    """Coins at both ends and on a boundary, over masses that binary fractions hold exactly."""
+    logits = torch.log2(torch.tensor([0.25, 0.0, 0.5, 0.25, 0.0])) * torch.log(torch.tensor(2.0))
+    coins = torch.tensor([[0.0, 0.26, 0.74, 0.76, 1 - 2.0**-53]], dtype=torch.float64)
+    one = torch.ones(1)
+    return logits.expand(1, 5, 5).contiguous(), coins, one, torch.zeros(1, dtype=torch.int64), one
+
+
+def _ties(g: Generator) -> tuple[Tensor, ...]:
+    """Equal logits: argmax and top-k take the lower ids."""
+    logits = torch.zeros(3, 2, 6)
+    coins = torch.tensor([[0.1, 0.9]] * 3, dtype=torch.float64)
+    return logits, coins, torch.tensor([0.0, 1.0, 1.0]), torch.tensor([0, 2, 6]), torch.tensor([1.0, 1.0, 0.4])
+
+
+UNIFORM_CASES = (
+    _coins(0, 3),
+    _coins(1, 1),
+    _coins(5, 7),
+    Case("extremes", lambda g: (EXTREMES, EXTREMES.clamp(min=0).expand(5, 5).contiguous())),
+)
+DRAW_CASES = (
+    _draws(0, 2, 5),
+    _draws(1, 1, 1),
+    _draws(5, 3, 11),
+    _draws(10, 4, 301),
+    Case("edge coins", _edge_coins),
+    Case("ties", _ties),
+)

@@ -1,0 +1,31 @@
+"""Cases of store_kv: (rows, slots, kv)."""
+
+import torch
+from torch import Generator, Tensor
+
+from kernels.case import Case
+
+
+def _store(slots: int, width: int, tokens: int, dtype: torch.dtype = torch.float32) -> Case:
+    def make(g: Generator) -> tuple[Tensor, ...]:
+        # What is not written is NaN and must stay so.
+        rows = torch.full((slots, width), float("nan"), dtype=dtype)
+        return rows, torch.randperm(slots, generator=g)[:tokens], torch.randn(tokens, width, generator=g).to(dtype)
+
+    return Case(f"{tokens} of {slots} x {width} {str(dtype).removeprefix('torch.')}", make)
+
+
+def _strided(g: Generator) -> tuple[Tensor, ...]:
+    # As the models pass it: the tail of a wider projection.
+    return torch.zeros(9, 6), torch.tensor([8, 0, 3]), torch.randn(3, 11, generator=g)[:, 5:]
+
+
+CASES = (
+    _store(5, 3, 0),
+    _store(1, 1, 1),
+    _store(7, 5, 3),
+    _store(64, 12, 64),
+    _store(33, 24, 17, torch.bfloat16),
+    _store(33, 24, 17, torch.float16),
+    Case("a view", _strided),
+)

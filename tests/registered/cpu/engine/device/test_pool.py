@@ -1,0 +1,47 @@
+"""The pool: layout, views and moves."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine.device.pool import KVPool
+
+
+@pytest.fixture
+def pool():
+    return KVPool(2, 4, 3, 2, 5, torch.float32, "cpu", stamps=True)
+
+
+def test_slots_are_pages_times_size_and_start_as_zeros(pool):
+    assert pool.data.shape == (2, 12, 2, 2, 5)
+    assert not pool.data.any()
+    assert pool.stamps.tolist() == [0] * 12
+    assert KVPool(1, 2, 1, 1, 2, torch.float32, "cpu").stamps is None
+
+
+def test_store_writes_keys_then_values_of_one_layer(pool):
+    keys, values = torch.randn(3, 2, 5), torch.randn(3, 2, 5)
+    slots = torch.tensor([11, 4, 7])
+    pool.store(1, slots, torch.cat((keys.flatten(1), values.flatten(1)), 1))
+    assert torch.equal(pool.data[1, slots, 0], keys)
+    assert torch.equal(pool.data[1, slots, 1], values)
+    assert not pool.data[0].any()
+    assert pool.data[1].any(dim=(1, 2, 3)).nonzero().flatten().tolist() == [4, 7, 11]
+
+
+def test_views_share_memory(pool):
+    pool.rows[0][5, 13] = 1.0
+    pool.heads[1][(5 * 2 + 1) * 2 + 1, 4] = 2.0
+    assert pool.data[0, 5, 1, 0, 3] == 1.0
+    assert pool.data[1, 5, 1, 1, 4] == 2.0
+
+
+def test_move_reads_before_it_writes_and_takes_stamps_along(pool):
+    pool.data.copy_(torch.randn_like(pool.data))
+    pool.stamps.copy_(torch.arange(100, 112))
+    before = pool.data.clone()
+    pool.move(torch.tensor([5, 6, 7]), torch.tensor([4, 5, 6]))
+    assert torch.equal(pool.data[:, 4:7], before[:, 5:8])
+    assert torch.equal(pool.data[:, 7:], before[:, 7:])
+    assert pool.stamps[3:8].tolist() == [103, 105, 106, 107, 107]

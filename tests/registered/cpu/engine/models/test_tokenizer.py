@@ -1,0 +1,116 @@
+"""The tokenizer against transformers' on the same folder; the detokenizer against decoding everything at once."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
+
+from engine.core.errors import ConfigError
+from engine.models.tokenizer import WINDOW, Detokenizer, Tokenizer, tokenizer_hash
+
+TEXTS = ["A farmer has 12 cows and 7 sheep.", "grüße, 你好 🙂 and naïve café"] * 20
+
+
+def byte_level(vocab_size: int = 300) -> Backend:
+    backend = Backend(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size, special_tokens=["<s>", "</s>"], initial_alphabet=alphabet, show_progress=False
+    )
+    backend.train_from_iterator(TEXTS, trainer)
+    backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    return backend
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("tokenizer")
+    byte_level().save(str(path / "tokenizer.json"))
+    (path / "config.json").write_text(json.dumps({"bos_token_id": 0, "eos_token_id": [1, 7]}))
+    return path
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder):
+    return Tokenizer(folder)
+
+
+@pytest.mark.parametrize("text", ["", "7 cows", "grüße 你好🙂", "unseen ⟂ \t\n x"])
+def test_encode_and_decode_match_transformers(folder, tokenizer, text):
+    theirs = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), bos_token="<s>", eos_token="</s>")
+    ids = tokenizer.encode(text)
+    assert ids == theirs(text)["input_ids"]
+    assert tokenizer.decode(ids) == text == theirs.decode(ids, skip_special_tokens=True)
+
+
+def test_one_bos_only(tokenizer):
+    assert tokenizer.encode("<s>cows") == tokenizer.encode("cows")
+    assert tokenizer.encode("cows")[0] == tokenizer.bos_id == 0
+
+
+def test_special_ids(folder, tokenizer, tmp_path):
+    assert (tokenizer.eos_id, tokenizer.eos_ids, tokenizer.vocab_size) == (1, {1, 7}, 300)
+    (tmp_path / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
+    bare = Tokenizer(tmp_path)
+    assert (bare.bos_id, bare.eos_id, bare.eos_ids) == (None, None, frozenset())
+    assert bare.encode("cows") == tokenizer.encode("cows")[1:]
+    (tmp_path / "config.json").write_text(json.dumps({"bos_token_id": 0, "eos_token_id": 1}))
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [5]}))
+    both = Tokenizer(tmp_path)
+    assert (both.bos_id, both.eos_ids) == (0, {5})
+
+
+def test_the_hash_is_that_of_the_vocabulary(folder, tokenizer, tmp_path):
+    assert tokenizer_hash(folder) == tokenizer.hash
+    assert len(tokenizer.hash) == 12
+    byte_level(301).save(str(tmp_path / "tokenizer.json"))
+    assert tokenizer_hash(tmp_path) != tokenizer.hash
+    assert tokenizer_hash(tmp_path / "nowhere") is None
+
+
+@given(st.lists(st.integers(0, 299), max_size=4 * WINDOW))
+def test_text_grows_as_a_prefix_of_the_whole(tokenizer, ids):
+    stream = Detokenizer(tokenizer)
+    whole = tokenizer.decode(ids)
+    shown = ""
+    for token in ids:
+        text = stream.push(token)
+        assert text.startswith(shown)
+        shown = text
+    assert whole.startswith(shown)
+    assert set(whole[len(shown) :]) <= {"\ufffd"}
+
+
+@given(st.text(st.characters(codec="utf-8", exclude_characters="\ufffd"), max_size=60))
+def test_a_whole_text_comes_back_whole(tokenizer, text):
+    stream = Detokenizer(tokenizer)
+    ids = tokenizer.encode(text)
+    assert [stream.push(token) for token in ids][-1] == tokenizer.decode(ids) == text
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("tokenizer.json", None, "tokenizer.json is missing; the checkpoint brings no tokenizer"),
+        (
+            "tokenizer.json",
+            '{"version": "1.0", "mod',
+            r"tokenizer.json is not a tokenizer \(.*\); the file is truncated",
+        ),
+        ("tokenizer.json", "{}", r"tokenizer.json is not a tokenizer \(.*\); the file is truncated or damaged"),
+        ("config.json", '{"bos', r"config.json is not valid JSON \(.*\); the file is truncated or damaged"),
+    ],
+)
+def test_refusals(folder, tmp_path, name, content, sentence):
+    (tmp_path / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
+    (tmp_path / name).unlink() if content is None else (tmp_path / name).write_text(content)
+    with pytest.raises(ConfigError, match=sentence):
+        Tokenizer(tmp_path)

@@ -1,0 +1,156 @@
+"""What the public operations refuse, and in which words."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+
+from engine.core.errors import KernelError
+from kernels.accept_path import accept_path
+from kernels.expand_topk import expand_topk
+from kernels.move_kv import move_kv
+from kernels.paged_attention import paged_attention, plan_reads
+from kernels.sample import draw, uniform
+from kernels.select_tree import select_tree
+from kernels.store_kv import store_kv
+from kernels.tree_layout import tree_layout
+
+ROWS, KV = torch.zeros(5, 4), torch.ones(2, 4)
+SLOTS = torch.tensor([1, 3])
+TREE = torch.tensor([[-1, 0, 0]])
+IDS = torch.tensor([[5, 6, 7]])
+ONE = torch.ones(1)
+NONE = torch.zeros(1, dtype=torch.int64)
+COINS = torch.zeros(1, 2, dtype=torch.float64)
+
+
+def plan(**changes: object):
+    given = {"read_slots": torch.zeros(2, 6, dtype=torch.int64), "bias": torch.zeros(2, 1, 1, 6)}
+    return plan_reads(**given | {"heads": 4, "kv_heads": 2, "head_dim": 8} | changes)
+
+
+REFUSED = {
+    "store_kv shape": (partial(store_kv, ROWS, SLOTS, KV[:, :3]), r"store_kv: kv has shape \[2, 3\], must be \[2, 4\]"),
+    "store_kv count": (partial(store_kv, ROWS, SLOTS, KV[:1]), r"store_kv: kv has shape \[1, 4\], must be \[2, 4\]"),
+    "store_kv view": (
+        partial(store_kv, torch.zeros(4, 5).t(), SLOTS, KV, checked=True),
+        r"store_kv: rows is not contiguous \(strides \[1, 5\]\)",
+    ),
+    "store_kv dtype": (
+        partial(store_kv, ROWS, SLOTS, KV.double(), checked=True),
+        "store_kv: kv is float64, must be float32",
+    ),
+    "store_kv index dtype": (
+        partial(store_kv, ROWS, SLOTS.int(), KV, checked=True),
+        "store_kv: slots is int32, must be int64",
+    ),
+    "store_kv range": (
+        partial(store_kv, ROWS, SLOTS + 2, KV, checked=True),
+        r"store_kv: slots holds values from 3 to 5, must be in \[0, 5\)",
+    ),
+    "move_kv shape": (
+        partial(move_kv, ROWS[None], SLOTS, SLOTS[:1]),
+        r"move_kv: source has shape \[2\], must be \[1\]",
+    ),
+    "move_kv range": (
+        partial(move_kv, ROWS[None], SLOTS - 2, SLOTS, checked=True),
+        r"move_kv: source holds values from -1 to 1, must be in \[0, 5\)",
+    ),
+    "move_kv view": (
+        partial(move_kv, ROWS[None, ::2], SLOTS - 1, SLOTS - 1, checked=True),
+        "move_kv: data is not contiguous",
+    ),
+    "plan_reads bias": (
+        partial(plan, bias=torch.zeros(2, 1, 1, 5)),
+        r"paged_attention: bias has shape \[2, 1, 1, 5\], must be \[2, 1, W, 6\]",
+    ),
+    "plan_reads heads": (partial(plan, heads=3), "paged_attention: 3 heads must be a multiple of 2 key heads"),
+    "plan_reads dtype": (
+        partial(plan, read_slots=torch.zeros(2, 6, dtype=torch.int32), checked=True),
+        "paged_attention: read_slots is int32, must be int64",
+    ),
+    "plan_reads nothing": (
+        partial(plan, bias=torch.full((2, 1, 1, 6), float("-inf")), checked=True),
+        "paged_attention: a query may attend to nothing, each needs at least one 0 in its bias",
+    ),
+    "paged_attention q": (
+        lambda: paged_attention(torch.zeros(2, 2, 4, 8), torch.zeros(12, 8), plan()),
+        r"paged_attention: q has shape \[2, 2, 4, 8\], must be \[2, 1, 4, 8\]",
+    ),
+    "tree_layout shape": (
+        partial(tree_layout, TREE[0]),
+        r"tree_layout: parents has shape \[3\], must be \[B, N >= 1\]",
+    ),
+    "tree_layout root": (
+        partial(tree_layout, torch.tensor([[0, 0]]), checked=True),
+        "tree_layout: parents must be -1 for node 0 and an earlier node for every other",
+    ),
+    "tree_layout order": (
+        partial(tree_layout, torch.tensor([[-1, 2, 0]]), checked=True),
+        "tree_layout: parents must be -1 for node 0 and an earlier node for every other",
+    ),
+    "tree_layout second root": (
+        partial(tree_layout, torch.tensor([[-1, -1]]), checked=True),
+        "tree_layout: parents must be -1 for node 0 and an earlier node for every other",
+    ),
+    "accept_path shape": (
+        partial(accept_path, IDS, TREE, IDS[:, :2], 1),
+        r"accept_path: emit has shape \[1, 2\], must be \[1, 3\]",
+    ),
+    "accept_path depth": (
+        partial(accept_path, IDS, TREE, IDS, 3),
+        r"accept_path: depth 3 is not in \[0, 2\], a path of distinct nodes",
+    ),
+    "accept_path twins": (
+        partial(accept_path, torch.tensor([[5, 6, 6]]), TREE, IDS, 1, checked=True),
+        "accept_path: two children of one node have the same token, siblings must be distinct",
+    ),
+    "expand_topk shape": (
+        partial(expand_topk, torch.ones(1, 3), torch.ones(1, 2, 2)),
+        r"expand_topk: scores has shape \[1, 3\], must be \[1, 2\]",
+    ),
+    "expand_topk no beams": (
+        partial(expand_topk, torch.ones(1, 0), torch.ones(1, 0, 2)),
+        r"expand_topk: probs has shape \[1, 0, 2\], must be \[B, K >= 1, k\]",
+    ),
+    "expand_topk dtype": (
+        partial(expand_topk, torch.ones(1, 2).double(), torch.ones(1, 2, 2), checked=True),
+        "expand_topk: scores is float64, must be float32",
+    ),
+    "select_tree list": (
+        partial(select_tree, torch.ones(1, 6), torch.zeros(1, 2, dtype=torch.int64), 3, 2),
+        r"select_tree: parent_list has shape \[1, 2\], must be \[1, >= 3\]",
+    ),
+    "select_tree nodes": (
+        partial(select_tree, torch.ones(1, 2), torch.zeros(1, 3, dtype=torch.int64), 4, 2),
+        r"select_tree: 4 nodes is not in \[2, 3\], a root and 2 candidates",
+    ),
+    "select_tree NaN": (
+        partial(
+            select_tree, torch.full((1, 2), float("nan")), torch.zeros(1, 3, dtype=torch.int64), 2, 2, checked=True
+        ),
+        "select_tree: scores holds NaN, which has no place in an order",
+    ),
+    "uniform position": (partial(uniform, NONE, NONE), r"uniform: position has shape \[1\], must be \[B, W\]"),
+    "uniform seed": (partial(uniform, SLOTS, NONE[None]), r"uniform: seed has shape \[2\], must be \[1\]"),
+    "uniform dtype": (
+        partial(uniform, NONE.int(), NONE[None]),
+        "uniform: seed is int32, must be int64",
+    ),
+    "draw coins": (
+        partial(draw, torch.zeros(1, 3, 5), COINS, ONE, NONE, ONE),
+        r"draw: coins has shape \[1, 2\], must be \[1, 3\]",
+    ),
+    "draw rows": (
+        partial(draw, torch.zeros(1, 2, 5), COINS, ONE, torch.zeros(2, dtype=torch.int64), ONE),
+        r"draw: top_k has shape \[2\], must be \[1\]",
+    ),
+}
+
+
+@pytest.mark.parametrize(("call", "sentence"), REFUSED.values(), ids=REFUSED)
+def test_refusals(call, sentence):
+    with pytest.raises(KernelError, match=sentence):
+        call()

@@ -1,0 +1,62 @@
+"""Every operation on every case: agreement, poisoned memory, canaries, repeatability; no operation is left out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import kernels
+from kernels import check
+from kernels.registry import KERNELS
+
+ROWS = [pytest.param(k, c, id=f"{k}: {c}") for k in KERNELS for c in k.cases]
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize(("kernel", "case"), ROWS)
+def test_agrees_with_reference(kernel, case):
+    check.agreement(kernel, case)
+
+
+@pytest.mark.parametrize(("kernel", "case"), ROWS)
+def test_reads_no_unwritten_memory(kernel, case):
+    check.poisoned(kernel, case)
+
+
+@pytest.mark.parametrize(("kernel", "case"), ROWS)
+def test_writes_only_its_results(kernel, case):
+    check.canaries(kernel, case)
+
+
+@pytest.mark.parametrize(("kernel", "case"), ROWS)
+def test_two_runs_are_bitwise_equal(kernel, case):
+    check.repeatable(kernel, case)
+
+
+def test_every_folder_has_its_four_files_and_a_row():
+    folders = {p.parent.name for p in Path(kernels.__file__).parent.glob("*/__init__.py")}
+    modules = {k.reference.__module__.split(".")[1] for k in KERNELS}
+    assert folders == modules
+    for folder in folders:
+        files = {p.name for p in (Path(kernels.__file__).parent / folder).glob("*.py")}
+        assert files >= {"__init__.py", "reference.py", "eager.py", "cases.py"}, folder
+
+
+def test_case_names_are_unique():
+    for kernel in KERNELS:
+        names = [c.name for c in kernel.cases]
+        assert len(names) == len(set(names)), kernel
+
+
+def test_every_operation_has_empty_and_single_batches():
+    for kernel in KERNELS:
+        # The operations on a pool have M slots in place of B requests.
+        place = 1 if kernel.writes else 0
+        sizes = {c.arguments()[place].shape[0] for c in kernel.cases}
+        assert {0, 1} <= sizes, kernel
