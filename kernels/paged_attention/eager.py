@@ -14,6 +14,7 @@ Only the last costs time (three more calls), so it alone is left out otherwise.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -68,8 +69,14 @@ def plan_reads(
 
 def spread_slots(read_slots: Tensor, kv_heads: int) -> Tensor:
     """Slots [B, T] -> rows of the cache in the order [2, B, kv_heads, T], flat."""
-    kind = torch.arange(2 * kv_heads, device=read_slots.device).view(2, 1, kv_heads, 1)
-    return (read_slots[:, None] * (2 * kv_heads) + kind).view(-1)
+    return (read_slots[:, None] * (2 * kv_heads) + _kinds(kv_heads, read_slots.device)).view(-1)
+
+
+@lru_cache(maxsize=16)
+def _kinds(kv_heads: int, device: torch.device) -> Tensor:
+    """A slot's rows, [2, 1, kv_heads, 1]; kept, as every step needs it."""
+    with torch.inference_mode(False):
+        return torch.arange(2 * kv_heads, device=device).view(2, 1, kv_heads, 1)
 
 
 def spread_bias(bias: Tensor, heads: int, kv_heads: int) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from engine.core.errors import ConfigError
+from engine.models.layers import rows_keep_their_bits
 from engine.models.llama import POSITION_MARGIN
 from engine.models.loader import load_target
 
@@ -167,6 +168,7 @@ def test_positions_reach_past_the_context(pair, paged):
     assert hidden.isfinite().all()
 
 
+@pytest.mark.skipif(not rows_keep_their_bits(), reason="this BLAS sums in an order that depends on the number of rows")
 class TestBatchInvariance:
     """With `deterministic`, a token's logits have the same bits however many tokens share its call."""
 
