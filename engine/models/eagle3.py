@@ -38,12 +38,12 @@ class Eagle3:
         self.norm = Norm(hidden, config.norm_eps, self.dtype, self.device)
         self.vocab_size = config.draft_vocab_size or config.vocab_size
         self.fuse = stored(take("fc.weight", hidden, self.state_width))
-        self.state_norm = take("midlayer.hidden_norm.weight", hidden)
-        self.layer = Layer(take, "midlayer", config, self.norm, own_input_norm=False)
+        self.layer = Layer(take, "midlayer", config, self.norm, paired=True)
         self.final_norm = take("norm.weight", hidden)
-        self.head = stored(self._head(take, target))
+        self.head = stored(self.norm.fold(self._head(take, target), self.final_norm))
         # A token's normed embedding never changes, so the table holds it.
-        self.embedding = self.norm.whole(self._embedding(take, target), self.layer.input_norm)
+        embedding_norm = self.norm.scale(take("midlayer.input_layernorm.weight", hidden))
+        self.embedding = self.norm.whole(self._embedding(take, target), embedding_norm)
         self.id_map = self._id_map(take, target.vocab_size)
         take.drop("t2d")
         take.done()
@@ -65,7 +65,7 @@ class Eagle3:
             state = twin_rows(state)
         x = linear(state, self.fuse) if state.shape[1] == self.state_width else state.clone()
         word = self.embedding.index_select(0, tokens.reshape(rows))
-        normed = self.norm.whole(x, self.state_norm)
+        normed = self.norm(x, self.layer.input_norm)
         pair = torch.cat((twin_rows(word) if lone else word, normed), 1)
         turn = self.rotations.index_select(0, positions.reshape(rows))[:, None]
         space = self.workspaces.of(batch, width)
@@ -75,7 +75,7 @@ class Eagle3:
 
     def logits(self, out: Tensor) -> Tensor:
         """out [..., Hd] as `forward` returned it -> float32 [..., draft vocabulary]."""
-        return head_logits(self.norm.whole(out, self.final_norm), self.head, self.deterministic)
+        return head_logits(self.norm(out, self.final_norm), self.head, self.deterministic)
 
     def to_target(self, ids: Tensor) -> Tensor:
         """Draft ids as target ids, of any shape."""

@@ -85,7 +85,7 @@ class Norm:
 
     def fold(self, projection: Tensor, weight: Tensor) -> Tensor:
         """The projection [out, width] behind this norm, with what the norm leaves to it."""
-        return projection * (weight * self._root) if self.folded else projection
+        return projection * self.scale(weight) if self.folded else projection
 
     def __call__(self, x: Tensor, weight: Tensor) -> Tensor:
         """What a folded projection expects."""
@@ -94,35 +94,37 @@ class Norm:
             return x / length.hypot_(self._tail)
         return torch.rms_norm(x, self._shape, weight, self._eps)
 
-    def whole(self, x: Tensor, weight: Tensor) -> Tensor:
+    def scale(self, weight: Tensor) -> Tensor:
+        """The norm's weight in the form that `whole` takes."""
+        return weight * self._root if self.folded else weight
+
+    def whole(self, x: Tensor, scale: Tensor) -> Tensor:
         """The norm itself, nothing left to a projection."""
-        if self.folded:
-            return self(x, weight).mul_(weight * self._root)
-        return self(x, weight)
+        return self(x, scale).mul_(scale) if self.folded else self(x, scale)
 
 
 class Layer:
     """One Llama decoder layer: grouped-query attention and a gated feed-forward part, both behind a norm.
 
-    prefix: of its tensor names. own_input_norm: the projections read the stream behind `input_norm`; else they read
-    pairs of rows, 2 * hidden wide, that the caller has normed (EAGLE-3).
+    prefix: of its tensor names. paired (EAGLE-3): the q, k and v projections read pairs of rows, 2 * hidden wide: a
+    whole-normed embedding, and a stream behind the norm `hidden_norm`, which takes the place of `input_layernorm`.
     """
 
-    def __init__(self, take: Take, prefix: str, config: ModelConfig, norm: Norm, own_input_norm: bool = True) -> None:
+    def __init__(self, take: Take, prefix: str, config: ModelConfig, norm: Norm, paired: bool = False) -> None:
         heads, kv_heads, d = config.num_heads, config.num_kv_heads, config.head_dim
         hidden, inner = config.hidden_size, config.intermediate_size
         self.norm = norm
         self.turned, self.head_dim = heads + kv_heads, d
-        width = hidden if own_input_norm else 2 * hidden
+        width = 2 * hidden if paired else hidden
         q = pair_up(take(f"{prefix}.self_attn.q_proj.weight", heads * d, width), d)
         k = pair_up(take(f"{prefix}.self_attn.k_proj.weight", kv_heads * d, width), d)
         v = take(f"{prefix}.self_attn.v_proj.weight", kv_heads * d, width)
-        self.input_norm = take(f"{prefix}.input_layernorm.weight", hidden)
+        self.input_norm = take(f"{prefix}.hidden_norm.weight" if paired else f"{prefix}.input_layernorm.weight", hidden)
         self.post_norm = take(f"{prefix}.post_attention_layernorm.weight", hidden)
         gate = take(f"{prefix}.mlp.gate_proj.weight", inner, hidden)
         up = take(f"{prefix}.mlp.up_proj.weight", inner, hidden)
         qkv = torch.cat((q, k, v))
-        self.qkv = stored(norm.fold(qkv, self.input_norm) if own_input_norm else qkv)
+        self.qkv = stored(torch.cat((qkv[:, :-hidden], norm.fold(qkv[:, -hidden:], self.input_norm)), 1))
         self.out = stored(take(f"{prefix}.self_attn.o_proj.weight", hidden, heads * d))
         self.gate_up = stored(norm.fold(torch.cat((gate, up)), self.post_norm))
         self.down = stored(take(f"{prefix}.mlp.down_proj.weight", hidden, inner))

@@ -41,7 +41,7 @@ class Llama:
         self.norm = Norm(config.hidden_size, config.norm_eps, dtype, device)
         self.embedding = take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
         self.layers = [Layer(take, f"model.layers.{i}", config, self.norm) for i in range(config.num_layers)]
-        self.final_norm = take("model.norm.weight", config.hidden_size)
+        self.final_norm = self.norm.scale(take("model.norm.weight", config.hidden_size))
         if config.tie_embeddings:
             take.drop("lm_head.weight")
             head = self.embedding

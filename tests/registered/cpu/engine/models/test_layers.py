@@ -38,7 +38,7 @@ def test_the_folded_norm_is_the_norm(scale):
     norm = Norm(12, 1e-6, torch.float32, CPU)
     assert norm.folded
     wanted = definition(x, weight, 1e-6)
-    torch.testing.assert_close(norm.whole(x, weight), wanted)
+    torch.testing.assert_close(norm.whole(x, norm.scale(weight)), wanted)
     torch.testing.assert_close(linear(norm(x, weight), stored(norm.fold(projection, weight))), wanted @ projection.T)
 
 
@@ -47,6 +47,7 @@ def test_half_precision_norm_is_not_folded():
     norm = Norm(12, 1e-5, torch.bfloat16, CPU)
     assert not norm.folded
     assert norm.fold(x, weight) is x
+    assert norm.scale(weight) is weight
     for got in (norm(x, weight), norm.whole(x, weight)):
         torch.testing.assert_close(got.float(), definition(x.float(), weight.float(), 1e-5), atol=0.03, rtol=0.02)
 
