@@ -1,6 +1,51 @@
-"""Numbers as words, for every output."""
+"""Numbers and names as words, the same in every output."""
+
+from __future__ import annotations
+
+from reports.schema import CellResult, Header
 
 
 def count(number: int, noun: str) -> str:
     """`1 cell`, `3 cells`, `12,000 cells`."""
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def shorten(text: str, most: int) -> str:
+    """One line of at most `most` characters; an ellipsis says that there was more."""
+    line = " ".join(text.split())
+    return line if len(line) <= most else line[: most - 1] + "…"
+
+
+def duration(seconds: float) -> str:
+    """`0.42 s`, `38 s`, `12 min 5 s`."""
+    if seconds < 10:
+        return f"{seconds:.2f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def failure(cell: CellResult) -> str:
+    """Why a cell is not green, in one sentence: its red gates with their messages, or the error that stopped it."""
+    texts = [f"{g.name}: {g.message or g.state}" for g in cell.gates if g.state != "PASS"]
+    if cell.error:
+        texts.insert(0, cell.error)
+    return "; ".join(texts) or f"{cell.state} without a red gate"
+
+
+def first_divergence(cell: CellResult) -> str:
+    """Where the text of a cell first left that of plain decoding, as its lossless gate recorded it, or ""."""
+    gate = cell.gate("lossless")
+    found = None if gate is None else gate.numbers.get("first_divergence")
+    return "" if found in (None, "") else str(found)
+
+
+def build(header: Header) -> str:
+    """The commit as people name it: 12 digits, and whether the checkout held more."""
+    return header.commit[:12] + (" + changes" if header.dirty else "")
+
+
+def machine(header: Header) -> str:
+    """The machine in a few words."""
+    gpus = header.host.get("gpus") or []
+    parts = [str(header.host.get("cpu") or "unknown CPU"), *(str(gpu) for gpu in gpus)]
+    return ", ".join(parts)

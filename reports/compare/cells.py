@@ -11,6 +11,7 @@ from reports.compare.evidence import allowed_loss, is_bounded
 from reports.compare.ledger import new_rewrites, path_changes, signature
 from reports.compare.states import CellChange, Effect, GateChange, PathChange, State
 from reports.schema import CellResult, is_waived
+from reports.text import first_divergence
 
 UNITS: Final = {"acceptance": " %", "accuracy": " pt"}
 
@@ -39,7 +40,7 @@ def new_cell(head: CellResult, context: Context) -> CellChange:
     red, excused = _red(head, context)
     gates = tuple(GateChange(gate.name, None, gate.state, gate.message) for gate in head.gates if gate.state != "PASS")
     return CellChange(
-        head.id, State.NEW, why, red, head.repro, gates=gates, excused=excused, first_divergence=_divergence(head)
+        head.id, State.NEW, why, red, head.repro, gates=gates, excused=excused, first_divergence=first_divergence(head)
     )
 
 
@@ -60,7 +61,7 @@ def compare_cell(base: CellResult, head: CellResult, effects: Sequence[Effect], 
         red = not excused
     bound = _bound_text(effects) if state in (State.SAME, State.UNKNOWN) else ""
     return CellChange(
-        head.id, state, why, red, head.repro, tuple(effects), gates, path, bound, excused, _divergence(head)
+        head.id, state, why, red, head.repro, tuple(effects), gates, path, bound, excused, first_divergence(head)
     )
 
 
@@ -172,9 +173,3 @@ def effect_text(effect: Effect) -> str:
 
 def _bound_text(effects: Sequence[Effect]) -> str:
     return ", ".join(f"{e.gate} loss below {100 * allowed_loss(e):.1f}{UNITS[e.gate]}" for e in effects)
-
-
-def _divergence(head: CellResult) -> str:
-    gate = head.gate("lossless")
-    found = None if gate is None else gate.numbers.get("first_divergence")
-    return "" if found in (None, "") else str(found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 
 from reports.compare.acknowledge import Acknowledged, Acknowledgement
 from reports.compare.cells import Context, compare_cell, lost_cell, new_cell
@@ -84,6 +85,12 @@ def comparison_json(comparison: Comparison) -> dict[str, Json]:
         "reasons": list(comparison.reasons),
         "states": {state.value: comparison.counts[state] for state in State},
     }
+
+
+def comparison_record(comparison: Comparison) -> dict[str, Json]:
+    """`comparison_json` and, after it, everything else that the comparison holds."""
+    brief = comparison_json(comparison)
+    return brief | {name: value for name, value in asdict(comparison).items() if name not in (*brief, "counts")}
 
 
 def _measure(

@@ -150,15 +150,16 @@ class Specimen:
 
     def acceptance(self, draw: random.Random, name: str, topk: int, steps: int, broken: bool) -> GateResult:
         rate = (0.55 if "standalone" in name else 0.72) + 0.05 * (topk > 1)
-        if self.damage and self.damage in name:
-            rate *= 0.9
+        plain = rate
+        rate *= 0.85 if broken else 0.9 if self.damage and self.damage in name else 1.0
         per_position = [round(rate * 0.97**depth, 4) for depth in range(steps)]
         mean = 1 + sum(rate ** (depth + 1) for depth in range(steps))
+        reference = 1 + sum(plain ** (depth + 1) for depth in range(steps))
         emitted = [draw.randrange(60, 128) for _ in range(24)]
         rounds = [max(1, round(count / (mean * draw.uniform(0.93, 1.07)))) for count in emitted]
         length = sum(emitted) / sum(rounds)
         numbers = {
-            "length": round(length, 4), "reference": round(mean, 4), "per_position": per_position,
+            "length": round(length, 4), "reference": round(reference, 4), "per_position": per_position,
             "emitted": emitted, "rounds": rounds,
         }  # fmt: skip
         low, high = length * 0.97, length * 1.03

@@ -1,0 +1,120 @@
+"""`report.html`: one run, to be looked at and searched."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from typing import Final
+
+from reports.render.page import badge, banner, command, origin, page, section, table, tiles
+from reports.render.run_plots import acceptance_plot, accuracy_plot, position_plot
+from reports.render.run_table import cells_table, row_details
+from reports.render.view import RunView
+from reports.schema import GATE_STATES, CellResult
+from reports.summary import STATE_KEYS
+from reports.text import count, duration, failure, first_divergence
+
+# A page with more rows opens too slowly; red cells are never left out before green ones.
+MOST_ROWS: Final = 4000
+MOST_RED: Final = 200
+
+
+def run_page(run: RunView) -> str:
+    """The report as one HTML file."""
+    shown = run.cells[:MOST_ROWS]
+    head = f"{run.header.tier} / {run.header.stage}: {run.verdict}"
+    red = count(len(run.red), "red cell") + f" of {run.summary.cells:,}" if run.cells else "no cell ran"
+    body = "".join(
+        (
+            banner(run.verdict, f"{head}, {red}", [factor.text for factor in run.factors]),
+            _tiles(run),
+            section("Red cells", _red(run), "Each line at the end of a row runs its cell again."),
+            _plots(run),
+            section("All cells", cells_table(run, shown), _cells_note(run, shown)),
+            section("Gates", _gates(run)),
+            section("Rewrites", _rewrites(run), "What ran instead of what was asked."),
+            section("Choices", _choices(run), "What was left to the engine, and why it chose so."),
+            section("Waivers", _waivers(run), "Red, known, and still run."),
+            section("Origin", table(("what", "value"), origin(run.header))),
+        )
+    )
+    return page(f"specmatrix {head}", body, {"cells": [row_details(cell) for cell in shown]})
+
+
+def _tiles(run: RunView) -> str:
+    tones = {"PASS": "good", "FAIL": "bad"}
+    rows = [(state.lower(), f"{run.summary.states[state]:,}", tones.get(state, "warn")) for state in STATE_KEYS]
+    rows += [("waived", f"{run.summary.waived:,}", "calm"), ("cell time", duration(run.summary.seconds), "calm")]
+    return tiles(rows)
+
+
+def _red(run: RunView) -> str:
+    rows = [
+        f'<tr><td>{badge(cell.state)}</td><td><code class="id">{escape(cell.id)}</code></td>'
+        f"<td>{escape(failure(cell))}<br><small>{escape(first_divergence(cell))}</small></td>"
+        f"<td>{command(cell.repro)}</td></tr>"
+        for cell in run.red[:MOST_RED]
+    ]
+    if not rows:
+        return ""
+    more = f'<p class="note">{count(len(run.red) - MOST_RED, "more")} in the table below.</p>'
+    head = "<thead><tr><th>state</th><th>cell</th><th>why</th><th>run it again</th></tr></thead>"
+    return (
+        f'<div class="scroll"><table>{head}<tbody>{"".join(rows)}</tbody></table></div>'
+        f"{more if len(run.red) > MOST_RED else ''}"
+    )
+
+
+def _plots(run: RunView) -> str:
+    panels = (
+        (
+            "Acceptance length",
+            "Tokens per verify round: a point per cell with its 95 % interval, the reference as a tick.",
+            acceptance_plot(run.cells),
+        ),
+        (
+            "Accuracy against plain decoding",
+            "Points lost or won on the same questions, with the 95 % interval.",
+            accuracy_plot(run.cells),
+        ),
+        ("Acceptance by position", "Mean over the green cells with the deepest drafts.", position_plot(run.cells)),
+    )
+    figures = [
+        f"<figure><figcaption><b>{escape(title)}</b> {escape(note)}</figcaption>{plot}</figure>"
+        for title, note, plot in panels
+        if plot
+    ]
+    return section("Measurements", f'<div class="figures">{"".join(figures)}</div>' if figures else "")
+
+
+def _cells_note(run: RunView, shown: Sequence[CellResult]) -> str:
+    left_out = len(run.cells) - len(shown)
+    more = f" {count(left_out, 'green cell')} are left out of this page and are in report.jsonl." if left_out else ""
+    return "Filters take effective values: what ran, not what was asked. A row opens on a click." + more
+
+
+def _gates(run: RunView) -> str:
+    rows = [
+        (gate, *(str(states.get(state, 0)) for state in GATE_STATES)) for gate, states in run.summary.by_gate.items()
+    ]
+    return table(("gate", *GATE_STATES), rows, "numbers")
+
+
+def _rewrites(run: RunView) -> str:
+    rows = [(r.signature, str(r.cells), str(r.declared), r.reason) for r in run.rewrites]
+    return table(("rewrite*", "cells", "declared", "reason"), rows)
+
+
+def _choices(run: RunView) -> str:
+    rows = [(c.field, c.value, str(c.cells), c.because) for c in run.choices]
+    return table(("field*", "value*", "cells", "because"), rows)
+
+
+def _waivers(run: RunView) -> str:
+    rules = [(rule.cells, rule.reason, rule.expiry) for rule in run.header.waivers]
+    cells = [
+        (cell.id, cell.waived.reason, cell.waived.expiry, failure(cell))
+        for cell in run.waived
+        if cell.waived is not None
+    ]
+    return table(("cells*", "reason", "until"), rules) + table(("cell*", "reason", "until", "why red"), cells)

@@ -1,0 +1,131 @@
+"""The searchable table of all cells: a row per cell, and what a row shows when it is opened."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from html import escape
+from typing import Final, NamedTuple
+
+from reports.codec import encode_cell
+from reports.effective import effective
+from reports.render.page import badge, tone
+from reports.render.plots import Point, glyph
+from reports.render.run_plots import acceptance_point, accuracy_point
+from reports.render.view import RunView
+from reports.schema import GATES, CellResult, Json, is_waived
+from reports.summary import STATE_KEYS
+
+_MARKS: Final = {"PASS": "●", "FAIL": "✕", "NOT MEASURED": "?"}
+_COLUMNS: Final = (
+    ("state", "text"), ("cell", "text"), ("gates", "number"), ("acceptance", "number"), ("accuracy, points", "number"),
+    ("rewrites", "number"), ("seconds", "number"),
+)  # fmt: skip
+
+
+class _Scale(NamedTuple):
+    """Low and high end of a column of measured values."""
+
+    low: float
+    high: float
+
+
+def cells_table(run: RunView, shown: Sequence[CellResult]) -> str:
+    """Filters and rows of the cells in `shown`, "" without cells."""
+    if not shown:
+        return ""
+    gates = [gate for gate in dict.fromkeys((*GATES, *run.summary.by_gate)) if gate in run.summary.by_gate]
+    length_scale = _scale([acceptance_point(cell) for cell in shown])
+    accuracy_scale = _scale([accuracy_point(cell) for cell in shown])
+    head = "".join(f'<th data-sort="{kind}">{name}</th>' for name, kind in _COLUMNS)
+    body = "".join(
+        _row(index, cell, gates, run.header.created, length_scale, accuracy_scale) for index, cell in enumerate(shown)
+    )
+    legend = f"Gates from left to right: {', '.join(gates)}."
+    return (
+        f'{_filters(shown)}<p class="note"><b id="shown">{len(shown)} cells</b>. {escape(legend)}</p>'
+        f'<div class="scroll"><table id="cells"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    )
+
+
+def row_details(cell: CellResult) -> Json:
+    """What the script needs of a cell: its own line, and its effective values."""
+    body: dict[str, Json] = json.loads(encode_cell(cell))
+    return body | {"effective": effective(cell.axes, cell.resolved)}
+
+
+def _filters(shown: Sequence[CellResult]) -> str:
+    """A search box, a chip per state, and a choice per axis with more than one effective value."""
+    states = [state for state in STATE_KEYS if any(cell.state == state for cell in shown)]
+    chips = "".join(
+        f'<label class="chip {tone(state)}"><input type="checkbox" data-state="{state}" checked>{state.lower()}</label>'
+        for state in states
+    )
+    values: dict[str, set[str]] = {}
+    for cell in shown:
+        for axis, value in effective(cell.axes, cell.resolved).items():
+            values.setdefault(axis, set()).add(value)
+    choices = "".join(_choice(axis, found) for axis, found in values.items() if len(found) > 1)
+    hint = "search: id, axis=value, reason, gate message"
+    return (
+        f'<div class="filters"><input type="search" id="search" placeholder="{hint}">'
+        f'{chips}{choices}<button type="button" id="clear">clear</button></div>'
+    )
+
+
+def _choice(axis: str, values: set[str]) -> str:
+    ordered = sorted(values, key=lambda value: (not value.isdigit(), value.zfill(8)))
+    options = "".join(f"<option>{escape(value)}</option>" for value in ordered)
+    name = escape(axis)
+    return f'<label>{name}<select data-axis="{name}"><option value="">any</option>{options}</select></label>'
+
+
+def _row(
+    index: int, cell: CellResult, gates: Sequence[str], today: str, length_scale: _Scale, accuracy_scale: _Scale
+) -> str:
+    acceptance = cell.gate("acceptance")
+    known = None if acceptance is None else acceptance.numbers.get("reference")
+    reference = float(known) if isinstance(known, int | float) else None
+    axes = " ".join(f"{axis}={value}" for axis, value in effective(cell.axes, cell.resolved).items())
+    name = escape(cell.id)
+    return (
+        f'<tr data-row="{index}" data-state="{cell.state}" data-axes="{escape(axes)}" tabindex="0">'
+        f'<td data-key="{cell.state}">{badge(cell.state)} {_waiver(cell, today)}</td>'
+        f'<td data-key="{name}"><code class="id">{name}</code></td>'
+        f'<td data-key="{sum(gate.state != "PASS" for gate in cell.gates)}" class="marks">{_marks(cell, gates)}</td>'
+        f"{_measured(acceptance_point(cell), length_scale, reference, 2)}"
+        f"{_measured(accuracy_point(cell), accuracy_scale, 0.0, 1)}"
+        f'<td data-key="{len(cell.rewrites)}">{len(cell.rewrites) or ""}</td>'
+        f'<td data-key="{cell.seconds}" class="number">{cell.seconds:.2f}</td></tr>'
+    )
+
+
+def _waiver(cell: CellResult, today: str) -> str:
+    if cell.state == "PASS" or cell.waived is None:
+        return ""
+    return "waived" if is_waived(cell, today) else "waiver expired"
+
+
+def _marks(cell: CellResult, gates: Sequence[str]) -> str:
+    """One sign per gate of the report, always at the same place."""
+    marks = []
+    for name in gates:
+        gate = cell.gate(name)
+        state = "did not run" if gate is None else gate.state
+        sign = "·" if gate is None else _MARKS[gate.state]
+        marks.append(f'<i class="{tone(state)}" title="{escape(name)}: {state}">{sign}</i>')
+    return "".join(marks)
+
+
+def _measured(point: Point | None, scale: _Scale, reference: float | None, digits: int) -> str:
+    if point is None:
+        return '<td data-key="-1e9"></td>'
+    return (
+        f'<td data-key="{point.value}" class="measured" title="{escape(point.title)}">'
+        f"{glyph(point, scale.low, scale.high, reference)}<span>{point.value:.{digits}f}</span></td>"
+    )
+
+
+def _scale(points: Sequence[Point | None]) -> _Scale:
+    real = [point for point in points if point is not None]
+    return _Scale(min((p.low for p in real), default=0.0), max((p.high for p in real), default=1.0))

@@ -1,0 +1,88 @@
+"""Runs and comparisons on a terminal."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.markup import escape
+
+from reports.compare.states import Comparison, State
+from reports.effective import pair_text
+from reports.render.page import tone
+from reports.render.view import RunView
+from reports.summary import STATE_KEYS
+from reports.text import build, count, duration, failure, first_divergence, shorten
+
+COLOURS = {"good": "green", "bad": "red", "warn": "yellow", "calm": "cyan"}
+MOST = 12
+
+
+def print_run(run: RunView, console: Console) -> None:
+    """The verdict of a run, its red cells with one command each, and what they have in common."""
+    states = "  ".join(_counted(state, run.summary.states[state]) for state in STATE_KEYS)
+    _say(console, f"{states}  [dim]waived {run.summary.waived}, {duration(run.summary.seconds)} of cell time[/dim]")
+    for factor in run.factors:
+        _say(console, f"[bold red]{escape(factor.text)}[/bold red]")
+    for cell in run.red[:MOST]:
+        _say(console, f"[red]{cell.state}[/red] [bold]{escape(cell.id)}[/bold]: {escape(shorten(failure(cell), 240))}")
+        if first_divergence(cell):
+            _say(console, f"  [dim]{escape(first_divergence(cell))}[/dim]")
+        _say(console, f"  {escape(cell.repro)}")
+    if len(run.red) > MOST:
+        _say(console, f"… and {count(len(run.red) - MOST, 'more red cell')} in the report")
+    gates = {gate: sum(row.values()) - row.get("PASS", 0) for gate, row in run.summary.by_gate.items()}
+    words = [f"{gate} [red]{red} red[/red]" if red else f"{gate} [green]ok[/green]" for gate, red in gates.items()]
+    _say(console, "gates: " + ", ".join(words))
+    for rewrite in run.rewrites:
+        _say(console, f"[dim]rewritten in {count(rewrite.cells, 'cell')}: {escape(rewrite.signature)}[/dim]")
+    colour = "green" if run.verdict == "green" else "red"
+    tail = f"{count(len(run.red), 'cell')} red of {run.summary.cells:,}" if run.cells else "no cell ran"
+    _say(console, f"[bold {colour}]{run.verdict}[/bold {colour}]: {tail}")
+
+
+def print_comparison(comparison: Comparison, console: Console) -> None:
+    """The verdict of a comparison, its changed cells, coverage, rewrites and the inputs that differ."""
+    sides = f"{build(comparison.base.header)} → {build(comparison.head.header)}"
+    _say(console, f"[dim]{escape(sides)}[/dim]  " + "  ".join(_counted(s, comparison.counts[s]) for s in State))
+    for mismatch in comparison.mismatches:
+        if mismatch.gates:
+            _say(console, f"[yellow]{escape(mismatch.name)} differs: {escape(mismatch.why)}[/yellow]")
+    for factor in comparison.factors:
+        _say(console, f"[bold red]{escape(factor.text)}[/bold red]")
+    for word, rows in (("lost", comparison.coverage.lost), ("gained", comparison.coverage.gained)):
+        for row in rows[:8]:
+            shown = ", ".join(pair_text(pair) for pair in row.pairs[:4]) + (" …" if len(row.pairs) > 4 else "")
+            _say(console, f"{count(len(row.pairs), 'pair')} {word}, {escape(row.cause)}: [dim]{escape(shown)}[/dim]")
+    for rewrite in comparison.rewrites:
+        colour = "red" if rewrite.red else "dim"
+        text = f"{rewrite.status} rewrite {rewrite.signature} in {count(len(rewrite.cells), 'cell')}: {rewrite.reason}"
+        _say(console, f"[{colour}]{escape(text)}[/{colour}]")
+    _print_changes(comparison, console)
+    for rule in (*comparison.thresholds, *comparison.waivers):
+        _say(console, f"rule {escape(rule.name)}: {escape(rule.base or 'none')} → {escape(rule.head or 'none')}")
+    if comparison.still_red:
+        _say(console, f"[dim]{count(len(comparison.still_red), 'cell')} red in base too[/dim]")
+    colour = "green" if comparison.verdict == "green" else "red"
+    reasons = "; ".join(comparison.reasons) or "nothing got worse"
+    _say(console, f"[bold {colour}]{comparison.verdict}[/bold {colour}]: {escape(reasons)}")
+
+
+def _print_changes(comparison: Comparison, console: Console) -> None:
+    for state in State:
+        changes = [change for change in comparison.changes if change.state is state]
+        colour = COLOURS[tone(state)]
+        for change in changes[:MOST]:
+            text = f"[bold]{escape(change.id)}[/bold]: {escape(shorten(change.why, 240))}"
+            _say(console, f"[{colour}]{state}[/{colour}] {text}")
+            _say(console, f"  [dim]{escape(change.repro)}[/dim]")
+        if len(changes) > MOST:
+            _say(console, f"… and {count(len(changes) - MOST, 'more cell')} {state}")
+
+
+def _say(console: Console, text: str) -> None:
+    # A command that rich has wrapped or coloured by its own guess cannot be copied.
+    console.print(text, highlight=False, soft_wrap=True)
+
+
+def _counted(state: str, number: int) -> str:
+    colour = COLOURS[tone(state)] if number else "dim"
+    return f"[{colour}]{state.lower()} {number:,}[/{colour}]"
