@@ -1,0 +1,17 @@
+"""Every operation on every case on one CUDA device, against the reference on the CPU."""
+
+from __future__ import annotations
+
+import pytest
+
+from kernels import check
+from kernels.registry import KERNELS
+
+ROWS = [pytest.param(k, c, id=f"{k}: {c}") for k in KERNELS for c in k.cases]
+CHECKS = [check.agreement, check.poisoned, check.canaries, check.repeatable]
+
+
+@pytest.mark.parametrize("holds", CHECKS, ids=lambda holds: holds.__name__)
+@pytest.mark.parametrize(("kernel", "case"), ROWS)
+def test_on_cuda(kernel, case, holds):
+    holds(kernel, case, "cuda")
