@@ -17,7 +17,7 @@ _FRONT: Final = re.compile(
     rb'\{\s*"kind"\s*:\s*"cell"\s*,\s*"id"\s*:\s*"([^"\\]+)"\s*,\s*'
     rb'"state"\s*:\s*"(PASS|FAIL|NOT MEASURED|INFRA)"\s*,\s*"axes"\s*:\s*(?=\{)'
 )
-_RESOLVED: Final = b'"resolved"'
+_RESOLVED: Final = re.compile(rb'\s*,\s*"resolved"\s*:\s*(?=\{|null)')
 _EXPECT: Final = b'"expect"'
 _SECONDS: Final = re.compile(rb'"seconds"\s*:\s*[0-9.eE+-]+')
 
@@ -54,19 +54,23 @@ def cell_lines(file: Path, data: bytes, start: int, stop: int) -> dict[str, Line
 
 def axes_text(data: bytes, line: Line) -> bytes | None:
     """What should be the JSON of the axes, or None if only a full parse can tell."""
-    if line.axes < 0:
-        return None
-    end = data.find(_RESOLVED, line.axes, line.end)
-    return None if end < 0 else data[line.axes : end].rstrip(b" ,")
+    after = _after_axes(data, line)
+    return None if after is None else data[line.axes : after.start()]
 
 
 def resolved_text(data: bytes, line: Line) -> bytes | None:
     """What should be the JSON of the resolved configuration, or None if only a full parse can tell."""
-    if line.axes < 0:
+    after = _after_axes(data, line)
+    if after is None:
         return None
-    start = data.find(_RESOLVED, line.axes, line.end)
-    end = data.find(_EXPECT, start, line.end)
-    return None if start < 0 or end < 0 else data[start + len(_RESOLVED) : end].strip(b" ,:")
+    end = data.find(_EXPECT, after.end(), line.end)
+    return None if end < 0 else data[after.end() : end].rstrip(b" ,")
+
+
+def _after_axes(data: bytes, line: Line) -> re.Match[bytes] | None:
+    """The key that follows the axes. Axis values are plain, so the first brace closes them."""
+    brace = data.find(b"}", line.axes, line.end) if line.axes >= 0 else -1
+    return None if brace < 0 else _RESOLVED.match(data, brace + 1, line.end)
 
 
 def timeless(data: bytes, line: Line) -> tuple[bytes, bytes]:

@@ -1,0 +1,37 @@
+import errno
+from pathlib import Path
+
+import pytest
+
+from reports.atomic import write_all, write_text
+from reports.schema import ReportError
+
+
+def test_text_replaces_text_and_leaves_nothing_beside_it(tmp_path):
+    path = tmp_path / "deep" / "page.md"
+    write_text(path, "one")
+    write_text(path, "zwei – 2")
+    assert path.read_text() == "zwei – 2"
+    assert [each.name for each in path.parent.iterdir()] == ["page.md"]
+
+
+def test_a_full_disk_leaves_the_old_text(tmp_path):
+    path = tmp_path / "page.md"
+    write_text(path, "old")
+    (tmp_path / "page.md.partial").symlink_to("/dev/full")
+    with pytest.raises(ReportError, match=f"cannot write {path}: No space left on device"):
+        write_text(path, "new")
+    assert path.read_text() == "old"
+    assert [each.name for each in tmp_path.iterdir()] == ["page.md"]
+
+
+def test_a_place_that_is_no_directory_is_named(tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ReportError, match=r"cannot write .*file/page.md: (Not a directory|File exists)"):
+        write_text(tmp_path / "file" / "page.md", "x")
+
+
+def test_write_all_says_that_the_disk_is_full():
+    with Path("/dev/full").open("wb", buffering=0) as full, pytest.raises(OSError) as caught:
+        write_all(full.fileno(), b"x" * 10)
+    assert caught.value.errno == errno.ENOSPC

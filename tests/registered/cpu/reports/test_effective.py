@@ -1,0 +1,36 @@
+import pytest
+
+from reports.effective import effective, explaining_fields, pair_text, pairs, word
+
+
+def test_launch_axes_take_the_resolved_value_and_request_axes_their_own():
+    axes = {"algorithm": "eagle3", "steps": "auto", "prefill_chunk": "off", "prefix_cache": "on", "batch": "pair"}
+    resolved = {"algorithm": "EAGLE3", "num_steps": 5, "chunked_prefill_size": None, "radix_cache": False}
+    ran = {"algorithm": "eagle3", "steps": "5", "prefill_chunk": "off", "prefix_cache": "off", "batch": "pair"}
+    assert effective(axes, resolved) == ran
+
+
+def test_a_cell_that_did_not_run_keeps_what_was_asked():
+    assert effective({"topk": "4"}, None) == {"topk": "4"}
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "off"), (False, "off"), (True, "on"), (0, "0"), (1, "1"), ("EAGLE3", "eagle3"), (0.5, "0.5")],
+)
+def test_values_read_as_words(value, text):
+    assert word(value) == text
+
+
+def test_pairs_do_not_depend_on_the_order_of_the_axes():
+    assert pairs({"b": "1", "a": "2", "c": "3"}) == pairs({"c": "3", "a": "2", "b": "1"})
+    assert len(pairs({str(axis): "x" for axis in range(6)})) == 15
+
+
+def test_a_pair_reads_as_text():
+    assert pair_text((("spec_version", "v2"), ("topk", "4"))) == "(spec_version=v2, topk=4)"
+
+
+def test_reasons_use_the_names_of_the_request():
+    assert explaining_fields("topk") == ("topk", "speculative_eagle_topk")
+    assert explaining_fields("spec_version") == ("spec_version",)

@@ -1,0 +1,179 @@
+import json
+
+import pytest
+
+import reports.load
+from reports.load import load
+from reports.schema import ReportError
+
+
+def lines(directory):
+    return (directory / "report.jsonl").read_text().splitlines()
+
+
+def put(directory, rows):
+    (directory / "report.jsonl").write_text("".join(row + "\n" for row in rows))
+
+
+@pytest.fixture
+def three(tmp_path, make_cell, write_report):
+    return write_report(tmp_path / "run", [make_cell("a"), make_cell("b", state="FAIL"), make_cell("c")])
+
+
+def test_a_report_reads_back_from_its_directory_and_its_file(three, make_cell, make_header):
+    for report in (load(three), load(str(three / "report.jsonl"))):
+        assert report.header == make_header()
+        assert list(report) == [make_cell("a"), make_cell("b", state="FAIL"), make_cell("c")]
+        assert "a" in report and "z" not in report and len(report) == 3
+        assert [report.state(cell) for cell in report.ids()] == ["PASS", "FAIL", "PASS"]
+
+
+def test_a_missing_place_is_named(tmp_path):
+    with pytest.raises(ReportError, match=r"nowhere does not exist; give a report file or a directory"):
+        load(tmp_path / "nowhere")
+    with pytest.raises(ReportError, match=r"has no report.jsonl; it is not the directory of a finished run"):
+        load(tmp_path)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path):
+    (tmp_path / "report.jsonl").mkdir()
+    with pytest.raises(ReportError, match=r"cannot read .*report.jsonl: Is a directory"):
+        load(tmp_path)
+
+
+def test_an_empty_file_is_no_report(tmp_path):
+    put(tmp_path, [])
+    with pytest.raises(ReportError, match="is empty; the run that wrote it did not finish"):
+        load(tmp_path)
+
+
+def test_another_schema_is_refused(three):
+    rows = lines(three)
+    put(three, [rows[0].replace('"schema":1', '"schema":3'), *rows[1:]])
+    with pytest.raises(ReportError, match=r"report.jsonl, line 1: the report has schema 3, and this version reads"):
+        load(three)
+
+
+def test_a_first_line_that_is_no_json_is_named(three):
+    put(three, ["<html>", *lines(three)[1:]])
+    with pytest.raises(ReportError, match=r"line 1: broken at column 1: Expecting value"):
+        load(three)
+
+
+@pytest.mark.parametrize("keep", [1, 2, 3, 4])
+def test_a_report_without_its_end_is_cut_off(three, keep):
+    put(three, lines(three)[:keep])
+    with pytest.raises(ReportError, match="has no end line; it was cut off while it was written or copied"):
+        load(three)
+
+
+def test_every_cut_in_the_middle_of_a_line_is_seen(three):
+    whole = (three / "report.jsonl").read_bytes()
+    for size in range(1, len(whole), 97):
+        (three / "report.jsonl").write_bytes(whole[:size])
+        with pytest.raises(ReportError):
+            load(three)
+
+
+def test_a_number_of_cells_that_does_not_match_is_seen(three):
+    rows = lines(three)
+    put(three, [rows[0], *rows[2:]])
+    with pytest.raises(ReportError, match="has 2 cells, and its end line says 3"):
+        load(three)
+
+
+def test_a_cell_that_comes_twice_is_seen(three):
+    rows = lines(three)
+    put(three, [*rows[:3], rows[1], rows[4]])
+    with pytest.raises(ReportError, match=r"line 4: cell 'a' is in the report already"):
+        load(three)
+
+
+@pytest.mark.parametrize(
+    ("broken", "sentence"),
+    [
+        ("", "line 3: broken at column 1: Expecting value"),
+        ('{"kind":"cell","id":"b","state":"FAIL","axes":{"x" 1}}', "line 3: broken at column"),
+        ('{"kind":"cell","id":"b","state":"FAIL","axes":{}}', "line 3: cell 'b' has no 'waived'"),
+        ('{"kind":"cells","id":"b"}', "line 3: the line is not a cell"),
+        ("[1]", "line 3: the line is not a cell"),
+        ("<<<<<<< head", "line 3: broken at column 1"),
+    ],
+)
+def test_a_broken_line_is_named_by_its_number(three, broken, sentence):
+    rows = lines(three)
+    put(three, [*rows[:2], broken, *rows[3:]])
+    with pytest.raises(ReportError, match=sentence):
+        load(three)
+
+
+def test_a_line_that_is_no_text_is_named(three):
+    data = (three / "report.jsonl").read_bytes().replace(b'"state":"FAIL"', b'"state":"\xff"')
+    (three / "report.jsonl").write_bytes(data)
+    with pytest.raises(ReportError, match="line 3: broken, it is not UTF-8 text"):
+        load(three)
+
+
+def test_a_large_report_names_its_broken_line_when_it_is_used(three, monkeypatch):
+    rows = lines(three)
+    put(three, [*rows[:2], rows[2].replace('"repro":', '"rep":'), *rows[3:]])
+    monkeypatch.setattr(reports.load, "EAGER_BYTES", 100)
+    report = load(three)
+    assert report["a"].id == "a"
+    with pytest.raises(ReportError, match=r"line 3: cell 'b' has no 'repro'"):
+        report["b"]
+
+
+def test_keys_in_any_order_and_with_spaces_read_the_same(three, monkeypatch):
+    whole = load(three)
+    rows = [json.loads(row) for row in lines(three)]
+    put(
+        three,
+        [json.dumps(rows[0]), *(json.dumps(dict(reversed(row.items()))) for row in rows[1:-1]), json.dumps(rows[-1])],
+    )
+    monkeypatch.setattr(reports.load, "EAGER_BYTES", 100)
+    other = load(three)
+    for cell in whole.ids():
+        assert other[cell] == whole[cell]
+        assert other.state(cell) == whole.state(cell)
+        assert other.effective(cell) == whole.effective(cell)
+        assert other.axes(cell) == whole.axes(cell)
+
+
+def test_fronts_of_lines_tell_what_the_whole_line_tells(tmp_path, specimen, write_report, monkeypatch):
+    directory = write_report(tmp_path, specimen(stride=True).cells())
+    whole = load(directory)
+    monkeypatch.setattr(reports.load, "EAGER_BYTES", 100)
+    front = load(directory)
+    for cell in whole.ids():
+        assert front.state(cell) == whole[cell].state
+        assert front.axes(cell) == whole[cell].axes
+        assert front.launch(cell)[1] == whole[cell].resolved
+        assert (front.effective(cell) is None) == (whole[cell].state != "PASS")
+    assert not front._parsed
+
+
+def test_an_axis_named_like_a_key_does_not_mislead(tmp_path, make_cell, write_report, monkeypatch):
+    odd = make_cell("odd", axes={"resolved": "yes", "expect": "no"}, resolved={"expect": "x", "topk": 4})
+    monkeypatch.setattr(reports.load, "EAGER_BYTES", 100)
+    report = load(write_report(tmp_path, [odd]))
+    assert report.axes("odd") == odd.axes
+    assert report.launch("odd")[1] == odd.resolved
+
+
+def test_same_line_ignores_only_the_running_time(tmp_path, make_cell, write_report):
+    base = load(write_report(tmp_path / "base", [make_cell("a", seconds=1.0), make_cell("b"), make_cell("c")]))
+    head = load(
+        write_report(
+            tmp_path / "head", [make_cell("a", seconds=2.5e-05), make_cell("b", error="x"), make_cell("c", witness={})]
+        )
+    )
+    assert [base.same_line(head, cell) for cell in "abc"] == [True, False, False]
+
+
+def test_effective_values_are_those_of_green_cells_that_ran(tmp_path, make_cell, write_report):
+    cells = [make_cell("ran"), make_cell("red", state="FAIL"), make_cell("refused", resolved=None)]
+    report = load(write_report(tmp_path, cells))
+    assert report.effective("ran") == {"algorithm": "eagle3", "topk": "4", "spec_version": "v2", "batch": "ragged"}
+    assert report.effective("red") is None
+    assert report.effective("refused") is None

@@ -1,0 +1,41 @@
+import json
+
+from reports.load import load
+from reports.schema import GateResult, Waiver
+from reports.summary import is_red, summarise, write_summary
+
+KNOWN = Waiver("known", "2026-12-31")
+EXPIRED = Waiver("known", "2026-08-31")
+
+
+def cells(make_cell):
+    red_gate = (GateResult("ledger", "PASS"), GateResult("lossless", "NOT MEASURED"))
+    return [
+        make_cell("a", seconds=0.5),
+        make_cell("b", state="FAIL", seconds=0.25),
+        make_cell("c", state="FAIL", waived=KNOWN, seconds=0.25),
+        make_cell("d", state="FAIL", waived=EXPIRED, seconds=0),
+        make_cell("e", state="NOT MEASURED", gates=red_gate, seconds=0),
+        make_cell("f", state="INFRA", gates=(), seconds=0),
+        make_cell("g", waived=KNOWN, seconds=0),
+    ]
+
+
+def test_counts_are_stable_and_complete(tmp_path, make_cell, write_report):
+    report = load(write_report(tmp_path, cells(make_cell)))
+    path = write_summary(summarise(report), tmp_path)
+    assert path == tmp_path / "summary.json"
+    assert json.loads(path.read_text()) == {
+        "schema": 1, "cells": 7, "pass": 2, "fail": 3, "not_measured": 1, "infra": 1, "waived": 1, "red": 4,
+        "seconds": 1.0, "tier": "cpu", "stage": "pr",
+        "by_gate": {"ledger": {"PASS": 6}, "lossless": {"PASS": 5, "NOT MEASURED": 1}},
+    }  # fmt: skip
+
+
+def test_everything_but_green_and_waived_is_red(make_cell):
+    assert [cell.id for cell in cells(make_cell) if is_red(cell, "2026-09-01")] == ["b", "d", "e", "f"]
+
+
+def test_a_run_without_cells_counts_nothing(tmp_path, write_report):
+    summary = summarise(load(write_report(tmp_path, [])))
+    assert (summary.cells, summary.red, summary.by_gate) == (0, 0, {})

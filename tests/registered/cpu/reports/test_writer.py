@@ -1,0 +1,142 @@
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from reports.load import load
+from reports.schema import ReportError
+from reports.writer import ReportWriter
+
+CONFTEST = Path(__file__).with_name("conftest.py")
+# A run in its own process: writes cells without end, and says after each that it is on disk.
+ENDLESS = f"""
+import importlib.util, resource, sys
+from pathlib import Path
+spec = importlib.util.spec_from_file_location("made_up", {str(CONFTEST)!r})
+made_up = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(made_up)
+from reports.schema import ReportError
+from reports.writer import ReportWriter
+if len(sys.argv) > 2:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), int(sys.argv[2])))
+try:
+    with ReportWriter(Path(sys.argv[1]), made_up.header()) as writer:
+        for number in range(100_000):
+            writer.write(made_up.cell(f"cell{{number}}"))
+            print(number, flush=True)
+except ReportError as error:
+    sys.exit(str(error))
+"""
+
+
+def test_a_finished_report_reads_back(tmp_path, make_cell, make_header):
+    with ReportWriter(tmp_path / "out", make_header()) as writer:
+        writer.write(make_cell("a"))
+        writer.write(make_cell("b"))
+    report = load(tmp_path / "out")
+    assert report.ids() == ["a", "b"]
+    assert report["b"] == make_cell("b")
+    assert [each.name for each in (tmp_path / "out").iterdir()] == ["report.jsonl"]
+
+
+def test_cells_are_on_disk_before_the_run_ends(tmp_path, make_cell, make_header):
+    writer = ReportWriter(tmp_path, make_header())
+    writer.write(make_cell("a"))
+    assert b'"id":"a"' in writer.partial.read_bytes()
+    assert not writer.path.exists()
+    assert writer.close() == tmp_path / "report.jsonl"
+
+
+def test_an_exception_leaves_no_report(tmp_path, make_cell, make_header):
+    with pytest.raises(KeyboardInterrupt), ReportWriter(tmp_path, make_header()) as writer:
+        writer.write(make_cell("a"))
+        raise KeyboardInterrupt
+    with pytest.raises(ReportError, match=r"has only report.jsonl.partial; the run that wrote it did not finish"):
+        load(tmp_path)
+    with pytest.raises(ReportError, match="has no end line"):
+        load(tmp_path / "report.jsonl.partial")
+
+
+def test_opening_removes_what_an_earlier_run_left(tmp_path, make_cell, make_header, write_report):
+    write_report(tmp_path, [make_cell("old")])
+    for name in ("summary.json", "report.md", "report.html", "notes.txt"):
+        (tmp_path / name).write_text("old")
+    ReportWriter(tmp_path, make_header()).abort()
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["notes.txt", "report.jsonl.partial"]
+
+
+def test_a_new_run_starts_over_a_dead_one(tmp_path, make_cell, make_header):
+    dead = ReportWriter(tmp_path, make_header())
+    for number in range(5):
+        dead.write(make_cell(f"dead{number}"))
+    dead.abort()
+    with ReportWriter(tmp_path, make_header()) as writer:
+        writer.write(make_cell("alive"))
+    assert load(tmp_path).ids() == ["alive"]
+
+
+def test_two_runs_cannot_write_in_one_place(tmp_path, make_cell, make_header):
+    with ReportWriter(tmp_path, make_header()) as first:
+        with pytest.raises(ReportError, match=f"another run is writing a report in {tmp_path}"):
+            ReportWriter(tmp_path, make_header())
+        first.write(make_cell("a"))
+    assert load(tmp_path).ids() == ["a"]
+
+
+def test_a_cell_is_written_once(tmp_path, make_cell, make_header):
+    with ReportWriter(tmp_path, make_header()) as writer:
+        writer.write(make_cell("a"))
+        with pytest.raises(ReportError, match="cell 'a' is in the report twice; a cell is written once"):
+            writer.write(make_cell("a"))
+    assert len(load(tmp_path)) == 1
+
+
+def test_a_closed_report_takes_nothing(tmp_path, make_cell, make_header):
+    writer = ReportWriter(tmp_path, make_header())
+    writer.close()
+    with pytest.raises(ReportError, match=r"report.jsonl is closed; nothing can be added to it"):
+        writer.write(make_cell("a"))
+
+
+def test_a_full_disk_leaves_nothing(tmp_path, make_cell, make_header):
+    (tmp_path / "report.jsonl.partial").symlink_to("/dev/full")
+    with pytest.raises(
+        ReportError, match=r"report.jsonl: No space left on device after 0 cells; nothing is left there"
+    ):
+        ReportWriter(tmp_path, make_header())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path, make_header):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ReportError, match=f"cannot write a report in {tmp_path}/file: File exists"):
+        ReportWriter(tmp_path / "file", make_header())
+
+
+def test_a_disk_that_fills_up_in_the_middle_leaves_nothing(tmp_path):
+    """The size limit cuts a line in its middle, as a full disk does."""
+    done = subprocess.run(
+        [sys.executable, "-c", ENDLESS, str(tmp_path), "20000"], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1
+    assert done.stderr.strip() == (
+        f"cannot write {tmp_path}/report.jsonl: File too large after {len(done.stdout.split())} cells; "
+        "nothing is left there"
+    )
+    assert int(done.stdout.split()[-1]) > 5
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_killed_run_leaves_no_report(tmp_path):
+    with subprocess.Popen([sys.executable, "-c", ENDLESS, str(tmp_path)], stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None
+        for _ in range(20):
+            run.stdout.readline()
+        os.kill(run.pid, signal.SIGKILL)
+    assert run.returncode == -signal.SIGKILL
+    with pytest.raises(ReportError, match=r"has only report.jsonl.partial; the run that wrote it did not finish"):
+        load(tmp_path)
+    assert (tmp_path / "report.jsonl.partial").read_bytes().count(b'"kind":"cell"') >= 20
