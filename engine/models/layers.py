@@ -24,7 +24,7 @@ class Attend(Protocol):
     """Stores keys and values of one layer's new tokens, then attends to all that each query may see.
 
     q [B, W, heads, head_dim] and kv [B * W, 2 * kv_heads * head_dim] (a row: key heads, then value heads) are views
-    that the next layer overwrites; positions are applied. -> [B, W, heads * head_dim].
+    -> [B * W, heads * head_dim].
     """
 
     def __call__(self, layer: int, q: Tensor, kv: Tensor) -> Tensor: ...
@@ -49,7 +49,7 @@ def twin_rows(x: Tensor) -> Tensor:
     A product with one row is a matrix-vector routine, which adds up in another order than every larger product.
     Two equal rows keep a lone token on the same path as a batch.
     """
-    return x.repeat(2, 1)
+    return torch.cat((x, x))
 
 
 @lru_cache(maxsize=1)
@@ -141,8 +141,8 @@ class Layer:
             space.turned.mul_(turn)
         else:
             rotate(space.qkv, self.turned, self.head_dim, turn)
-        mixed = attend(layer, space.q, space.kv).flatten(0, 1)
-        add_linear(x, mixed if mixed.shape[0] == x.shape[0] else mixed.expand(2, -1), self.out)
+        mixed = attend(layer, space.q, space.kv)
+        add_linear(x, mixed if mixed.shape[0] == x.shape[0] else twin_rows(mixed), self.out)
 
     def feed_forward(self, x: Tensor, space: Workspace) -> None:
         """Adds the gated feed-forward part to x [R, hidden], in place."""

@@ -43,7 +43,7 @@ def plan_reads(
 
 
 def paged_attention(q: Tensor, cache: Tensor, reads: Reads) -> Tensor:
-    """softmax(q k^T / sqrt(head_dim) + bias) v -> [B, W, heads * head_dim].
+    """softmax(q k^T / sqrt(head_dim) + bias) v -> [B * W, heads * head_dim].
 
     q [B, W, heads, head_dim], may be a view. cache [S * 2 * kv_heads, head_dim]: one layer of a pool, row
     (slot * 2 + 0) * kv_heads + h is key head h of a slot, row (slot * 2 + 1) * kv_heads + h its value head.

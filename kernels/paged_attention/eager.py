@@ -90,7 +90,7 @@ def spread_bias(bias: Tensor, heads: int, kv_heads: int) -> Tensor:
 def attend(q: Tensor, kv_heads: int, keys_t: Tensor, values: Tensor, bias: Tensor, ones: Tensor | None) -> Tensor:
     """q [B, W, heads, d]; keys_t [B * kv_heads, d, T]; values [B * kv_heads, T, d]; bias [B * kv_heads, rows, T].
 
-    ones: as in Reads. -> [B, W, heads * d].
+    ones: as in Reads. -> [B * W, heads * d].
     """
     batch, width, heads, head_dim = q.shape
     group = heads // kv_heads
@@ -108,8 +108,8 @@ def attend(q: Tensor, kv_heads: int, keys_t: Tensor, values: Tensor, bias: Tenso
     if rows == 1:
         mixed = mixed[:, :1]
     if width == 1:
-        return mixed.reshape(batch, 1, heads * head_dim)
-    return mixed.view(batch, kv_heads, width, group, head_dim).transpose(1, 2).reshape(batch, width, heads * head_dim)
+        return mixed.reshape(batch, heads * head_dim)
+    return mixed.view(batch, kv_heads, width, group, head_dim).transpose(1, 2).reshape(batch * width, heads * head_dim)
 
 
 def _mix(q: Tensor, keys_t: Tensor, values: Tensor, bias: Tensor, ones: Tensor | None) -> Tensor:

@@ -53,6 +53,7 @@ def test_a_step_stores_then_attends(tokens, pool, deterministic):
     write = torch.stack([SLOTS[r, new[r]] for r in range(3)])
     attend = StepAttention(pool, write, SLOTS, bias_of(seen)[:, None])
     out = attend(1, torch.stack([q[r, new[r]] for r in range(3)]), torch.cat([kv[r, new[r]] for r in range(3)]))
+    out = out.view(3, width, -1)
     for r, start in enumerate(starts):
         assert torch.equal(pool.rows[1][SLOTS[r, new[r]]], kv[r, new[r]])
         torch.testing.assert_close(out[r], plain(q[r, new[r]], k[r], v[r], seen[r]))
@@ -66,8 +67,8 @@ def test_layers_of_a_step_do_not_mix(tokens, pool):
     first = attend(0, q, kv.flatten(0, 1))
     second = attend(1, q, 2 * kv.flatten(0, 1))
     seen = torch.ones(20, 20).tril().bool()
-    torch.testing.assert_close(first[2], plain(q[2], k[2], v[2], seen))
-    torch.testing.assert_close(second[2], plain(q[2], 2 * k[2], 2 * v[2], seen))
+    torch.testing.assert_close(first.view(3, 20, -1)[2], plain(q[2], k[2], v[2], seen))
+    torch.testing.assert_close(second.view(3, 20, -1)[2], plain(q[2], 2 * k[2], 2 * v[2], seen))
 
 
 def prefix(pool, tokens, lengths):
@@ -94,7 +95,7 @@ def test_a_drafted_chain_sees_the_prefix_and_itself(tokens, pool, layer):
         )
         for r, n in enumerate(now):
             torch.testing.assert_close(
-                out[r], plain(q[r, [n]], k[r, : n + 1], v[r, : n + 1], torch.ones(1, n + 1).bool())
+                out[r : r + 1], plain(q[r, [n]], k[r, : n + 1], v[r, : n + 1], torch.ones(1, n + 1).bool())
             )
     assert torch.equal(pool.data, before)
 
@@ -117,7 +118,7 @@ def test_beams_see_the_prefix_and_their_own_ancestors_only(tokens, pool):
         for r, n in enumerate(lengths):
             columns = torch.cat((torch.ones(3, 2, n).bool(), ancestors), 2)[r]
             end = n + 2 * step + 2
-            torch.testing.assert_close(out[r], plain(q[r, new[r]], k[r, :end], v[r, :end], columns))
+            torch.testing.assert_close(out[2 * r : 2 * r + 2], plain(q[r, new[r]], k[r, :end], v[r, :end], columns))
 
 
 def test_one_attention_serves_a_round_whose_width_changes(tokens, pool):
@@ -128,4 +129,4 @@ def test_one_attention_serves_a_round_whose_width_changes(tokens, pool):
     attend.begin(1, torch.tensor([[[True, True, False], [True, False, True]]]))
     out = attend(0, q[:1, 6:8], kv[0, 6:8])
     seen = torch.tensor([[1] * 6 + [1, 0], [1] * 6 + [0, 1]]).bool()
-    torch.testing.assert_close(out[0], plain(q[0, 6:8], k[0, :8], v[0, :8], seen))
+    torch.testing.assert_close(out, plain(q[0, 6:8], k[0, :8], v[0, :8], seen))
