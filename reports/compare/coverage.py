@@ -128,9 +128,10 @@ def _gain_cause(cell: str, pair: Pair, base: Report, head: Report) -> str:
         return "are new in head"
     if base.state(cell) != "PASS":
         return f"are PASS in head and {base.state(cell)} in base"
+    if base[cell].resolved is None:
+        return "are refused in base"
     before = effective(base[cell].axes, base[cell].resolved)
-    moved = _moved(cell, [(axis, before[axis]) for axis, _ in pair if axis in before], head)
-    return moved or "are refused in base"
+    return _moved(cell, [(axis, before[axis]) for axis, _ in pair if axis in before], head)
 
 
 def _moved(cell: str, values: Iterable[Value], head: Report) -> str:

@@ -38,7 +38,9 @@ def common_factors(failing: Sequence[Values], passing: Sequence[Values]) -> tupl
         rule, p = _best(conditions, open_cells, all_failing, len(failing), len(passing))
         if rule is None:
             break
-        found.append(_factor(rule, p, all_failing, len(failing), len(passing)))
+        order = [each.conditions[0] for each in conditions]
+        named = _Rule(tuple(sorted(rule.conditions, key=order.index)), rule.cells)
+        found.append(_factor(named, p, all_failing, len(failing), len(passing)))
         open_cells &= ~rule.cells
     return tuple(found)
 

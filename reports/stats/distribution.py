@@ -74,9 +74,8 @@ def randomised_pit(below: Sequence[float], at: Sequence[float], uniform: Sequenc
     check_same_length(below=len(below), at=len(at), uniform=len(uniform))
     values = np.asarray(below, dtype=np.float64) + np.asarray(uniform) * np.asarray(at)
     if values.size and (values.min() < 0 or values.max() > 1 + 1e-6):
-        raise ValueError(
-            f"transformed values reach {float(values.min()):.6g} and {float(values.max()):.6g}, allowed is 0 to 1"
-        )
+        raise ValueError(f"values reach from {values.min():.6g} to {values.max():.6g}, allowed is 0 to 1")
+    # Sums of probabilities exceed 1 by rounding.
     clipped: npt.NDArray[np.float64] = np.minimum(values, 1.0)
     return clipped
 

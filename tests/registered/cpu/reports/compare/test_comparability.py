@@ -1,0 +1,50 @@
+import pytest
+
+from reports.compare.comparability import incomparable_gates, mismatches, threshold_changes, waiver_changes
+from reports.schema import WaiverRule
+
+
+def test_equal_headers_match(make_header):
+    assert mismatches(make_header(), make_header(commit="other", created="2027-01-01T00:00:00+00:00")) == ()
+
+
+@pytest.mark.parametrize(
+    ("change", "name", "gates"),
+    [
+        ({"data_hash": "x"}, "data", {"lossless", "distribution", "finish", "acceptance", "accuracy"}),
+        ({"zoo_hash": "x"}, "zoo", {"lossless", "distribution", "finish", "acceptance", "accuracy"}),
+        ({"host": {"cpu": "Xeon 2 cores", "gpus": ["H100"]}}, "gpus", {"acceptance", "accuracy"}),
+        ({"seed": 5}, "seed", {"acceptance", "accuracy", "distribution"}),
+        ({"lock_hash": "x"}, "lock", set()),
+        ({"tier": "gpu1"}, "tier", set()),
+        ({"stage": "nightly"}, "stage", set()),
+        ({"host": {"cpu": "EPYC", "gpus": []}}, "cpu", set()),
+        ({"versions": {"python": "3.11.7", "torch": "2.12.0", "specmatrix": "0.1.0"}}, "torch", set()),
+        ({"dirty": True}, "head checkout", set()),
+    ],
+)
+def test_each_input_is_named_with_what_it_spoils(make_header, change, name, gates):
+    found = mismatches(make_header(), make_header(**change))
+    assert [mismatch.name for mismatch in found] == [name]
+    assert incomparable_gates(found) == gates
+    assert found[0].why
+    assert found[0].base != found[0].head
+
+
+def test_thresholds_that_moved(make_header):
+    head = make_header(thresholds={"acceptance": {"tripwire": 1.01}, "lossless": {"ties": 2}})
+    assert [(rule.name, rule.base, rule.head) for rule in threshold_changes(make_header(), head)] == [
+        ("acceptance.tripwire", "1.05", "1.01"),
+        ("accuracy.alpha", "0.01", ""),
+        ("lossless.ties", "", "2"),
+    ]
+
+
+def test_waivers_that_changed(make_header):
+    rule = make_header().waivers[0]
+    longer = WaiverRule(rule.cells, rule.reason, "2027-06-30")
+    changes = waiver_changes(make_header(), make_header(waivers=(longer, WaiverRule("topk=4", "new", "2026-10-01"))))
+    assert [(change.name, change.base, change.head) for change in changes] == [
+        (rule.cells, "until 2026-12-31: drafts leak on abort", "until 2027-06-30: drafts leak on abort"),
+        ("topk=4", "", "until 2026-10-01: new"),
+    ]

@@ -1,0 +1,115 @@
+"""Pairs of effective values gained and lost, and by which cause."""
+
+import pytest
+
+from reports.compare import compare
+from reports.load import load
+from reports.schema import Reason
+
+FALLBACK = "trees fall back"
+
+
+@pytest.fixture
+def sized(make_cell):
+    """A cell that asks for `topk` and no spec version, and runs `version`."""
+
+    def make(name, topk, version, state="PASS", page="1", **changes: object):
+        return make_cell(
+            name,
+            state=state,
+            axes={"topk": str(topk), "spec_version": "auto", "page_size": page},
+            resolved={"topk": topk, "spec_version": version, "page_size": int(page)},
+            reasons=(Reason("spec_version", version, FALLBACK if version == "v1" else "by default"),),
+            **changes,
+        )
+
+    return make
+
+
+@pytest.fixture
+def coverage(tmp_path, write_report):
+    def run(base, head):
+        sides = (("base", base), ("head", head))
+        return compare(*(load(write_report(tmp_path / name, cells)) for name, cells in sides)).coverage
+
+    return run
+
+
+def pair(**values: str):
+    return tuple(sorted(values.items()))
+
+
+def test_a_silent_fallback_loses_and_gains_pairs_with_its_reason(coverage, sized):
+    chain = sized("chain", 1, "v2")
+    base = [chain, *(sized(f"tree{index}", 4, "v2") for index in range(3))]
+    head = [chain, *(sized(f"tree{index}", 4, "v1") for index in range(3))]
+    change = coverage(base, head)
+    assert [(row.cause, row.pairs, row.only_carrier) for row in change.lost] == [
+        (f"3 cells resolve now to spec_version=v1: {FALLBACK}", (pair(spec_version="v2", topk="4"),), ())
+    ]
+    assert [(row.cause, set(row.pairs)) for row in change.gained] == [
+        (
+            f"3 cells resolve now to spec_version=v1: {FALLBACK}",
+            {pair(spec_version="v1", topk="4"), pair(page_size="1", spec_version="v1")},
+        )
+    ]
+
+
+def test_a_pair_that_another_cell_still_carries_is_not_lost(coverage, sized):
+    explicit = sized("explicit", 4, "v2")
+    change = coverage([explicit, sized("tree", 4, "v2")], [explicit, sized("tree", 4, "v1")])
+    assert change.lost == ()
+
+
+def test_a_pair_that_moves_to_another_changed_cell_is_not_lost(coverage, sized):
+    change = coverage([sized("a", 4, "v2"), sized("b", 4, "v1")], [sized("a", 4, "v1"), sized("b", 4, "v2")])
+    assert (change.lost, change.gained) == ((), ())
+
+
+def test_the_only_carrier_is_marked(coverage, sized):
+    change = coverage([sized("a", 4, "v2", page="16"), sized("b", 4, "v2")], [sized("b", 4, "v2")])
+    assert change.lost[0].cause == "1 cell is not in head"
+    assert set(change.lost[0].only_carrier) == {
+        pair(page_size="16", topk="4"),
+        pair(page_size="16", spec_version="v2"),
+    }
+
+
+def test_cells_that_turned_red_cover_nothing(coverage, sized):
+    change = coverage([sized("a", 4, "v2")], [sized("a", 4, "v2", state="FAIL")])
+    assert change.lost[0].cause == "1 cell is FAIL in head"
+    back = coverage([sized("a", 4, "v2", state="FAIL")], [sized("a", 4, "v2")])
+    assert back.gained[0].cause == "1 cell is PASS in head and FAIL in base"
+
+
+def test_refused_cells_cover_nothing(coverage, sized, make_cell):
+    refused = make_cell("a", resolved=None, axes=dict(sized("a", 4, "v2").axes), error="no")
+    assert coverage([sized("a", 4, "v2")], [refused]).lost[0].cause == "1 cell is refused in head"
+    assert coverage([refused], [sized("a", 4, "v2")]).gained[0].cause == "1 cell is refused in base"
+
+
+def test_new_cells_gain_pairs(coverage, sized):
+    change = coverage([sized("a", 1, "v2")], [sized("a", 1, "v2"), sized("b", 4, "v2"), sized("c", 4, "v2")])
+    assert [row.cause for row in change.gained] == ["2 cells are new in head"]
+
+
+def test_what_was_asked_does_not_count(coverage, make_cell):
+    """Both cells ask for topk 4; the engine ran topk 1."""
+    asked = make_cell("a", axes={"topk": "4", "batch": "pair"}, resolved={"topk": 1})
+    ran = make_cell("a", axes={"topk": "4", "batch": "pair"}, resolved={"topk": 4})
+    assert coverage([ran], [asked]).lost[0].pairs == (pair(batch="pair", topk="4"),)
+
+
+def test_every_lost_pair_is_really_lost(tmp_path, specimen, write_report):
+    """Against a count by brute force over all cells of the specimen."""
+    from reports.effective import pairs
+
+    base = load(write_report(tmp_path / "base", specimen().cells()))
+    head = load(write_report(tmp_path / "head", specimen(policy="v1", stride=True).cells()[9:]))
+
+    def carried(report):
+        return {found for cell in report.ids() for found in pairs(report.effective(cell) or {})}
+
+    change = compare(base, head).coverage
+    assert {found for row in change.lost for found in row.pairs} == carried(base) - carried(head)
+    assert {found for row in change.gained for found in row.pairs} == carried(head) - carried(base)

@@ -1,0 +1,87 @@
+import numpy as np
+import pytest
+
+from reports.stats import ratio_change, ratio_interval
+
+EMITTED = [64, 128, 100, 90, 110, 70, 128, 128, 96, 81]
+ROUNDS = [20, 41, 33, 30, 35, 25, 40, 44, 31, 29]
+
+
+def test_the_interval_holds_the_ratio_of_sums():
+    low, high = ratio_interval(EMITTED, ROUNDS)
+    assert low < sum(EMITTED) / sum(ROUNDS) < high
+
+
+def test_equal_seeds_give_equal_intervals():
+    assert ratio_interval(EMITTED, ROUNDS, seed=4) == ratio_interval(EMITTED, ROUNDS, seed=4)
+    assert ratio_interval(EMITTED, ROUNDS, seed=4) != ratio_interval(EMITTED, ROUNDS, seed=5)
+
+
+def test_equal_prompts_have_no_spread():
+    assert ratio_interval([30] * 6, [10] * 6) == (3.0, 3.0)
+
+
+def test_a_proportional_loss_is_certain_when_paired():
+    slower = [rounds * 1.02 for rounds in ROUNDS]
+    change = ratio_change((EMITTED, ROUNDS), (EMITTED, slower))
+    assert change.change == pytest.approx(1 / 1.02 - 1)
+    assert change.interval == pytest.approx((1 / 1.02 - 1,) * 2)
+    assert change.p_loss == pytest.approx(1 / 2001)
+    assert change.p_gain == 1.0
+
+
+def test_no_change_is_no_evidence():
+    change = ratio_change((EMITTED, ROUNDS), (EMITTED, ROUNDS))
+    assert (change.change, change.p_loss, change.p_gain) == (0.0, 1.0, 1.0)
+
+
+def test_long_prompts_weigh_more():
+    """A ratio of sums is not the mean of ratios: (10 + 300) / (10 + 100), not (1 + 3) / 2."""
+    change = ratio_change(([10, 300], [10, 100]), ([10, 300], [10, 150]))
+    assert change.change == pytest.approx((310 / 160) / (310 / 110) - 1)
+
+
+def prompts(draw, true_change, count=80):
+    """Paired emitted and rounds of two runs with 3 % noise per prompt."""
+    emitted = draw.integers(60, 129, count).astype(float)
+    base = emitted / (3 * draw.normal(1, 0.15, count))
+    head = base / (1 + true_change) * draw.normal(1, 0.03, count)
+    return (emitted, base), (emitted, head)
+
+
+def test_false_alarms_and_power_are_those_that_were_measured():
+    """80 prompts, 3 % noise: a paired bootstrap sees a loss of 2 % almost always and stays quiet without one."""
+    draw = np.random.default_rng(1)
+    quiet = [ratio_change(*prompts(draw, 0.0), resamples=400).p_loss <= 0.01 for _ in range(150)]
+    seen = [ratio_change(*prompts(draw, -0.02), resamples=400).p_loss <= 0.01 for _ in range(150)]
+    assert sum(quiet) / 150 <= 0.04
+    assert sum(seen) / 150 >= 0.95
+
+
+def test_the_interval_covers_as_promised():
+    draw = np.random.default_rng(8)
+    hits = 0
+    for _ in range(300):
+        low, high = ratio_change(*prompts(draw, -0.05), resamples=400).interval
+        hits += low <= -0.05 <= high
+    assert hits / 300 == pytest.approx(0.95, abs=0.04)
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda: ratio_interval([1, 2], [1]), "lengths differ: numerators has 2, denominators has 1"),
+        (lambda: ratio_interval([1], [1]), "number of prompts is 1, allowed is at least 2"),
+        (lambda: ratio_interval([1, 2], [1, 0]), "a denominator is 0, allowed is more than 0"),
+        (lambda: ratio_interval([1, -2], [1, 1]), "a numerator is -2, allowed is more than 0"),
+        (lambda: ratio_interval([1, 2], [1, 1], resamples=10), "resamples is 10, allowed is at least 100"),
+        (lambda: ratio_interval([1, 2], [1, 1], confidence=2), "confidence is 2, allowed is a fraction"),
+        (
+            lambda: ratio_change(([1, 2], [1, 1]), ([1, 2, 3], [1, 1, 1])),
+            "lengths differ: base has 2, head has 3",
+        ),
+    ],
+)
+def test_each_bad_argument_is_named(call, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        call()

@@ -1,0 +1,120 @@
+import random
+from math import sqrt
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reports.stats import (
+    difference_interval,
+    minimum_detectable_drop,
+    questions_needed,
+    two_rate_test,
+    wilson,
+    zero_count_bound,
+)
+
+
+@pytest.mark.parametrize(
+    ("successes", "n", "low", "high"),
+    [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)],
+)
+def test_wilson_matches_the_table_of_newcombe_1998(successes, n, low, high):
+    assert wilson(successes, n) == pytest.approx((low, high), abs=5e-5)
+
+
+@given(
+    st.integers(1, 400).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))), st.sampled_from([0.8, 0.95, 0.99])
+)
+def test_wilson_holds_the_rate_and_stays_inside(case, confidence):
+    successes, n = case
+    low, high = wilson(successes, n, confidence)
+    assert 0 <= low <= successes / n <= high <= 1
+    flipped_low, flipped_high = wilson(n - successes, n, confidence)
+    assert (1 - flipped_high, 1 - flipped_low) == pytest.approx((low, high))
+
+
+def test_wilson_ends_are_exact():
+    assert wilson(0, 7)[0] == 0.0
+    assert wilson(7, 7)[1] == 1.0
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.3, 0.75, 0.95])
+def test_wilson_covers_as_promised(rate):
+    draw = random.Random(11)
+    hits = 0
+    for _ in range(800):
+        low, high = wilson(sum(draw.random() < rate for _ in range(120)), 120)
+        hits += low <= rate <= high
+    assert hits / 800 == pytest.approx(0.95, abs=0.03)
+
+
+def test_difference_matches_newcombe_1998():
+    """Case 1 of his table: 56/70 against 48/80, method 10."""
+    assert difference_interval(48, 80, 56, 70) == pytest.approx((0.0524, 0.3339), abs=5e-5)
+
+
+@given(st.integers(0, 30), st.integers(0, 40))
+def test_difference_turns_round_with_its_sides(base, head):
+    low, high = difference_interval(base, 30, head, 40)
+    assert low <= head / 40 - base / 30 <= high
+    assert difference_interval(head, 40, base, 30) == pytest.approx((-high, -low))
+
+
+def test_two_rates():
+    assert two_rate_test(90, 100, 75, 100) == pytest.approx(0.0025, abs=2e-4)
+    assert two_rate_test(75, 100, 90, 100) == pytest.approx(0.9975, abs=2e-4)
+    assert two_rate_test(10, 10, 10, 10) == 1.0
+    assert two_rate_test(0, 10, 0, 10) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("rate", "n", "fixed", "fresh"),
+    [(0.75, 200, 7.6, 10.8), (0.88, 500, 3.6, 5.1), (0.95, 1319, 1.5, 2.1)],
+)
+def test_minimum_detectable_drop_matches_known_figures(rate, n, fixed, fresh):
+    assert 100 * minimum_detectable_drop(rate, n, against="reference") == pytest.approx(fixed, abs=0.05)
+    assert 100 * minimum_detectable_drop(rate, n) == pytest.approx(fresh, abs=0.05)
+
+
+@pytest.mark.parametrize(("rate", "n"), [(0.75, 23_200), (0.88, 13_060), (0.95, 5_870)])
+def test_questions_needed_for_one_point(rate, n):
+    assert questions_needed(rate, 0.01) == pytest.approx(n, abs=20)
+    assert minimum_detectable_drop(rate, questions_needed(rate, 0.01)) <= 0.01
+
+
+def test_the_drop_is_seen_as_often_as_promised():
+    draw = random.Random(5)
+    drop = minimum_detectable_drop(0.75, 300)
+    limit = 1.6449 * sqrt(2 * 0.75 * 0.25 / 300)
+    seen = 0
+    for _ in range(600):
+        base = sum(draw.random() < 0.75 for _ in range(300)) / 300
+        head = sum(draw.random() < 0.75 - drop for _ in range(300)) / 300
+        seen += base - head > limit
+    assert seen / 600 == pytest.approx(0.8, abs=0.05)
+
+
+def test_nothing_in_200_bounds_the_rate_below_one_and_a_half_points():
+    assert zero_count_bound(200) == pytest.approx(0.01487, abs=1e-5)
+    assert (1 - zero_count_bound(200)) ** 200 == pytest.approx(0.05)
+    assert zero_count_bound(1, 0.9) == pytest.approx(0.9)
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda: wilson(1, 0), "n is 0, allowed is at least 1"),
+        (lambda: wilson(-1, 5), "successes is -1, allowed is 0 to 5"),
+        (lambda: wilson(6, 5), "successes is 6, allowed is 0 to 5"),
+        (lambda: wilson(1, 5, 1.0), "confidence is 1.0, allowed is a fraction between 0 and 1"),
+        (lambda: zero_count_bound(0), "n is 0, allowed is at least 1"),
+        (lambda: zero_count_bound(5, 0), "confidence is 0, allowed is a fraction"),
+        (lambda: questions_needed(0.5, 0), "drop is 0, allowed is a positive fraction"),
+        (lambda: minimum_detectable_drop(0.5, 10, power=1), "confidence is 1, allowed is a fraction"),
+        (lambda: two_rate_test(1, 0, 1, 1), "base_n is 0, allowed is at least 1"),
+    ],
+)
+def test_each_bad_argument_is_named(call, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        call()
