@@ -53,8 +53,8 @@ class Document:
     def commands(self, title: str, lines: Sequence[str], most: int = 40) -> None:
         """Shell lines behind a fold, to be copied as they are."""
         if lines:
-            # A fence inside a command would end the block.
-            plain = [line.replace("```", "` ` `") for line in lines]
+            # A fence inside a command would end the block, and a newline would make it two commands.
+            plain = [line.replace("```", "` ` `").replace("\n", " ") for line in lines]
             head = [f"<details><summary>{escape(title)}</summary>", "", "```sh"]
             self._rows(head, plain, ["```", "", "</details>", ""], most)
 

@@ -130,7 +130,7 @@ def _scale(rows: Sequence[Row], zero: float | None) -> tuple[float, float, list[
     low, high = min(values, default=0.0), max(values, default=1.0)
     air = 0.04 * (high - low) or 0.5
     low, high = low - air, high + air
-    step = _round_step((high - low) / 6)
+    step = _round_step((high - low) / 8)
     first = math.ceil(low / step)
     return low, high, [step * i for i in range(first, math.floor(high / step) + 1)]
 

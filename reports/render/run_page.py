@@ -89,7 +89,7 @@ def _plots(run: RunView) -> str:
 
 def _cells_note(run: RunView, shown: Sequence[CellResult]) -> str:
     left_out = len(run.cells) - len(shown)
-    more = f" {count(left_out, 'green cell')} are left out of this page and are in report.jsonl." if left_out else ""
+    more = f" Left out of this page, not of report.jsonl: {count(left_out, 'green cell')}." if left_out else ""
     return "Filters take effective values: what ran, not what was asked. A row opens on a click." + more
 
 

@@ -1,0 +1,70 @@
+import re
+from itertools import pairwise
+from xml.etree import ElementTree
+
+import pytest
+
+from reports.render.plots import MOST_POINTS, Point, Row, curve_plot, glyph, strip_plot
+
+
+def point(value, tone="good"):
+    return Point(value, value - 0.1, value + 0.1, tone, f"<{value}>")
+
+
+def marks(svg, kind):
+    return [each for each in ElementTree.fromstring(svg).iter() if kind in each.get("class", "").split()]
+
+
+def test_every_point_has_its_place_interval_and_title():
+    svg = strip_plot([Row("a", (point(1.0), point(2.0, "bad"))), Row("b & c", (point(3.0),), reference=2.5)], "")
+    centres = [float(each.get("cx")) for each in marks(svg, "dot")]
+    assert centres == sorted(centres) and len(centres) == 3
+    assert len(marks(svg, "bar")) == 3 and len(marks(svg, "reference")) == 1
+    assert [each.text for each in ElementTree.fromstring(svg).iter("title")] == ["<1.0>", "<2.0>", "<3.0>"]
+    assert "b & c" in [each.text for each in marks(svg, "label")]
+    for bar, centre in zip(marks(svg, "bar"), centres, strict=True):
+        assert float(bar.get("x1")) < centre < float(bar.get("x2"))
+
+
+def test_the_scale_is_common_and_holds_everything():
+    svg = strip_plot([Row("a", (point(-3.0),)), Row("b", (point(8.0),))], " %", zero=0.0)
+    width = float(re.search(r'viewBox="0 0 (\S+)', svg)[1])
+    assert all(0 <= float(each.get("cx")) <= width for each in marks(svg, "dot"))
+    ticks = {each.text: float(each.get("x")) for each in marks(svg, "tick")}
+    assert "0 %" in ticks and len(ticks) >= 3
+    assert float(marks(svg, "zero")[0].get("x1")) == ticks["0 %"]
+
+
+def test_nothing_measured_is_no_plot():
+    assert strip_plot([], "") == ""
+    assert curve_plot([]) == ""
+    assert curve_plot([("a", [])]) == ""
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, 1e-9, 1e9])
+def test_equal_values_still_have_a_scale(value):
+    svg = strip_plot([Row("a", (Point(value, value, value, "good", ""),))], "")
+    assert marks(svg, "tick")
+
+
+def test_many_points_are_thinned_but_red_ones_stay():
+    many = [point(1 + index / 1000) for index in range(1000)] + [point(3.0, "bad") for _ in range(7)]
+    svg = strip_plot([Row("a", tuple(many))], "")
+    assert len(marks(svg, "bad")) == 7
+    assert len(marks(svg, "good")) <= MOST_POINTS
+
+
+def test_a_glyph_stays_in_its_column():
+    svg = glyph(Point(2.0, -5.0, 9.0, "bad", ""), 1.0, 3.0, 2.5)
+    places = [float(each.get(name)) for each in marks(svg, "bar") for name in ("x1", "x2")]
+    assert places == [4.0, 76.0]
+    assert float(marks(svg, "dot")[0].get("cx")) == 40.0
+    assert float(marks(svg, "reference")[0].get("x1")) == 58.0
+    assert marks(glyph(point(1.0), 1.0, 1.0, None), "reference") == []
+
+
+def test_curves_are_named_at_their_ends_without_overlap():
+    svg = curve_plot([("eagle3", [0.8, 0.7, 0.7]), ("standalone", [0.7, 0.7, 0.7]), ("short", [0.5])])
+    assert len(marks(svg, "curve")) == 3 and len(marks(svg, "mark")) == 7
+    places = sorted(float(each.get("y")) for each in marks(svg, "name"))
+    assert all(b - a >= 13.9 for a, b in pairwise(places))

@@ -1,0 +1,244 @@
+"""The outputs about one run: Markdown, page, terminal, and the files beside a report."""
+
+import io
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+from rich.console import Console
+
+from reports.load import load
+from reports.render.files import write_run
+from reports.render.markdown import LIMIT
+from reports.render.run_markdown import run_markdown
+from reports.render.run_page import MOST_ROWS, run_page
+from reports.render.run_plots import accuracy_point, position_plot, shape
+from reports.render.terminal import print_run
+from reports.render.view import view
+from reports.schema import GateResult, Reason, ReportError, Rewrite, Waiver
+
+VOID = {"meta", "br", "input", "circle", "line", "polyline"}
+FACTOR = "red at topk > 1 x spec_version=v2 x batch != single: 16 of 16 failing cells, 0 of 64 passing"
+EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)> \"'&|`"
+
+
+class Page(HTMLParser):
+    """Reads a page: balanced tags, attributes by tag, the embedded data, and the visible text."""
+
+    def __init__(self, text) -> None:
+        super().__init__()
+        self.open, self.tags, self.words, self.data = [], [], [], ""
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open[-1:] == ["script"] and not self.data:
+            self.data = data
+        elif self.open[-1:] not in (["script"], ["style"]):
+            self.words.append(data)
+
+    def all(self, tag, **attrs: str):
+        return [found for name, found in self.tags if name == tag and attrs.items() <= found.items()]
+
+    @property
+    def text(self):
+        return " ".join(self.words)
+
+
+@pytest.fixture
+def run_of(tmp_path, write_report):
+    return lambda cells, **header: view(load(write_report(tmp_path, cells, **header)))
+
+
+@pytest.fixture
+def red_run(run_of, specimen):
+    return run_of(specimen(stride=True).cells())
+
+
+def outside_code(markdown):
+    """Markdown without code, in which nothing is read as HTML."""
+    return re.sub(r"(`+).+?\1", "", re.sub(r"```sh.*?\n```", "", markdown, flags=re.S))
+
+
+def printed(run):
+    out = io.StringIO()
+    print_run(run, Console(file=out, width=60))
+    return out.getvalue()
+
+
+def test_the_view_puts_red_first(run_of, make_cell):
+    waived = make_cell("w", state="FAIL", waived=Waiver("known", "2026-12-31"))
+    run = run_of([make_cell("a"), waived, make_cell("r", state="FAIL")])
+    assert [cell.id for cell in run.cells] == ["r", "w", "a"]
+    assert ([cell.id for cell in run.red], [cell.id for cell in run.waived]) == (["r"], ["w"])
+    assert run.verdict == "red"
+
+
+def test_a_run_is_green_only_with_cells(run_of, make_cell):
+    assert run_of([make_cell("a")]).verdict == "green"
+
+
+def test_an_empty_run_is_red_in_every_output(run_of):
+    run = run_of([])
+    assert run.verdict == "red"
+    assert "red, no cell ran" in run_markdown(run)
+    assert "no cell ran" in Page(run_page(run)).text
+    assert "red: no cell ran" in printed(run)
+
+
+def test_markdown_says_what_is_red_why_and_how_to_run_it(red_run):
+    text = run_markdown(red_run)
+    assert text.startswith("## ❌ specmatrix cpu / pr: red, 16 cells red of 80\n")
+    assert FACTOR.replace("_", r"\_").replace(">", "&gt;") in text
+    for cell in red_run.red:
+        assert f"| FAIL | `{cell.id}` | lossless: 3 of 1280 tokens differ" in text
+        assert f"\n{cell.repro}\n" in text
+    assert "| lossless | 64 | 16 | 0 |" in text
+    assert "PASS 64 · FAIL 16 · NOT MEASURED 0 · INFRA 0 · waived 0" in text
+
+
+def test_markdown_of_a_green_run_is_short(run_of, specimen):
+    text = run_markdown(run_of(specimen().cells()))
+    assert text.startswith("## ✅ specmatrix cpu / pr: green, 0 cells red of 80\n")
+    assert len(text) < 2_000 and "### Red cells" not in text
+
+
+def test_markdown_fits_a_comment_whatever_the_run_holds(run_of, make_cell):
+    gate = (GateResult("lossless", "FAIL", {}, None, "é|" * 20_000),)
+    reasons = tuple(Reason(f"field{index}", index, "because " * 500) for index in range(40))
+    cells = [
+        make_cell(f"c{index}." + "x" * 200, state="FAIL", gates=gate, repro="run " * 1_000, reasons=reasons)
+        for index in range(120)
+    ]
+    text = run_markdown(run_of(cells))
+    assert 20_000 < len(text.encode()) <= LIMIT
+    assert "more rows in the full report" in text
+
+
+def test_markdown_lists_rewrites_choices_and_waivers(run_of, make_cell, rewritten):
+    waived = make_cell("w", state="FAIL", waived=Waiver("leaks on abort", "2026-12-31"))
+    text = run_markdown(run_of([rewritten("n6", expect="rewritten"), waived]))
+    assert "| `num_draft_tokens: 6 -> 4` | 1 | 1 | a chain verifies steps + 1 tokens |" in text
+    assert r"| spec\_version | `v2` | 2 | the overlap schedule is on |" in text
+    assert "| FAIL | `w` | leaks on abort | 2026-12-31 |" in text
+
+
+def test_the_page_holds_every_cell_and_opens_without_a_network(red_run):
+    page = Page(run_page(red_run))
+    rows = [row for row in page.all("tr") if "data-row" in row]
+    assert len(rows) == 80
+    assert [row["data-state"] for row in rows[:17]] == ["FAIL"] * 16 + ["PASS"]
+    data = json.loads(page.data)["cells"]
+    assert [cell["id"] for cell in data] == [cell.id for cell in red_run.cells]
+    assert data[0]["effective"]["spec_version"] == "v2"
+    assert FACTOR in page.text
+    assert all(cell.repro in page.text for cell in red_run.red)
+    links = [found for _, found in page.tags for name in ("src", "href") if name in found]
+    assert links == []
+    assert "http" not in run_page(red_run) and "url(" not in run_page(red_run)
+
+
+def test_the_page_filters_by_effective_values(red_run):
+    page = Page(run_page(red_run))
+    assert {found["data-axis"] for found in page.all("select")} >= {"algorithm", "topk", "spec_version", "batch"}
+    assert {found["data-state"] for found in page.all("input", type="checkbox")} == {"PASS", "FAIL"}
+    assert page.all("input", type="search")
+    assert all("spec_version=v" in row["data-axes"] for row in page.all("tr") if "data-row" in row)
+
+
+def test_the_page_plots_every_measured_cell(red_run):
+    text = run_page(red_run)
+    measured = sum(cell.gate("acceptance") is not None for cell in red_run.cells)
+    assert text.count('class="point ') == 2 * measured
+    assert text.count('class="glyph"') == 2 * measured
+    assert text.count('class="point bad"') == 2 * 16
+
+
+def test_hostile_text_stays_text(run_of, make_cell):
+    gate = GateResult("lossless", "FAIL", {"first_divergence": EVIL}, None, EVIL)
+    cell = make_cell(
+        EVIL, state="FAIL", gates=(gate,), error=EVIL, repro=EVIL, axes={EVIL: EVIL, "b": "1"},
+        reasons=(Reason(EVIL, EVIL, EVIL),), rewrites=(Rewrite(EVIL, EVIL, EVIL, EVIL),),
+    )  # fmt: skip
+    run = run_of([cell, make_cell("ok", axes={EVIL: "other", "b": "2"})], commit=EVIL, tier=EVIL)
+    page = Page(run_page(run))
+    assert len(page.all("script")) == 2 and not page.all("img")
+    assert json.loads(page.data)["cells"][0]["id"] == EVIL
+    assert EVIL in page.text
+    assert "<img" not in outside_code(run_markdown(run))
+    assert "alert(1)" in printed(run)
+
+
+def test_a_page_leaves_out_green_cells_before_red_ones(tmp_path, run_of, make_cell):
+    cells = [make_cell(f"g{index}") for index in range(MOST_ROWS)] + [make_cell("red", state="FAIL")]
+    page = Page(run_page(run_of(cells)))
+    assert len([row for row in page.all("tr") if "data-row" in row]) == MOST_ROWS
+    assert json.loads(page.data)["cells"][0]["id"] == "red"
+    assert "Left out of this page, not of report.jsonl: 1 green cell." in page.text
+
+
+def test_terminal_commands_are_never_wrapped(red_run):
+    lines = printed(red_run).splitlines()
+    for cell in red_run.red[:12]:
+        assert f"  {cell.repro}" in lines
+    assert "… and 4 more red cells in the report" in lines
+    assert FACTOR in lines
+    assert lines[-1] == "red: 16 cells red of 80"
+
+
+def test_files_beside_the_report(tmp_path, specimen, write_report):
+    report = load(write_report(tmp_path, specimen(stride=True).cells()))
+    run = write_run(report)
+    assert run.verdict == "red"
+    assert sorted(each.name for each in tmp_path.iterdir()) == [
+        "report.html", "report.jsonl", "report.md", "summary.json",
+    ]  # fmt: skip
+    assert json.loads((tmp_path / "summary.json").read_text())["fail"] == 16
+    assert (tmp_path / "report.md").read_text() == run_markdown(run)
+    assert (tmp_path / "report.html").read_text() == run_page(run)
+
+
+def test_a_full_disk_is_named(tmp_path, make_cell, write_report):
+    report = load(write_report(tmp_path, [make_cell("a")]))
+    (tmp_path / "report.md.partial").symlink_to("/dev/full")
+    with pytest.raises(ReportError, match=r"cannot write .*report.md: No space left on device"):
+        write_run(report)
+    assert not (tmp_path / "report.md").exists()
+
+
+def test_accuracy_is_plotted_against_plain_decoding(make_cell):
+    gate = GateResult("accuracy", "FAIL", {"accuracy": 0.7, "baseline": 0.8, "n": 100, "lost": 12, "won": 2})
+    point = accuracy_point(make_cell(gates=(gate,)))
+    assert (point.value, point.tone) == (-10.0, "bad")
+    assert point.low < -10 < point.high
+    assert point.title == "eagle3.k4: 12 lost, 2 won of 100, accuracy 70.0 %"
+    for numbers in ({}, {"lost": "x", "won": 1, "n": 2}, {"lost": 1, "won": 1, "n": 0}):
+        assert accuracy_point(make_cell(gates=(replace(gate, numbers=numbers),))) is None
+    assert accuracy_point(make_cell()) is None
+
+
+def test_shapes_are_those_that_ran(make_cell):
+    ran = make_cell(axes={"algorithm": "eagle3", "steps": "auto", "topk": "2"}, resolved={"num_steps": 3, "topk": 1})
+    assert shape(ran) == "eagle3 s3 k1"
+
+
+def test_positions_are_those_of_the_deepest_green_drafts(make_cell):
+    def drafted(name, state, rates):
+        return make_cell(name, state=state, gates=(GateResult("acceptance", "PASS", {"per_position": rates}),))
+
+    cells = [drafted("a", "PASS", [0.8, 0.6]), drafted("b", "PASS", [0.1]), drafted("c", "FAIL", [0.1, 0.1, 0.1])]
+    assert position_plot(cells).count("<circle") == 2
+    assert position_plot([make_cell()]) == ""
