@@ -50,8 +50,9 @@ def compare_cell(base: CellResult, head: CellResult, effects: Sequence[Effect], 
         return _infra(head, context)
     gates = gate_changes(base, head)
     path = path_changes(base, head)
-    worse = [change for change in gates if change.head != "PASS" and change.base in ("PASS", None)]
-    blocked = [change for change in worse if change.gate in context.incomparable]
+    worse = [change for change in gates if _is_worse(change)]
+    # That a gate is gone does not depend on prompts or hardware.
+    blocked = [change for change in worse if change.head is not None and change.gate in context.incomparable]
     state, why = _state(base, head, effects, worse, blocked, path, context)
     red, excused = False, ""
     if state is State.REGRESSED or (state is State.NOT_COMPARABLE and worse):
@@ -63,6 +64,11 @@ def compare_cell(base: CellResult, head: CellResult, effects: Sequence[Effect], 
     return CellChange(
         head.id, state, why, red, head.repro, tuple(effects), gates, path, bound, excused, first_divergence(head)
     )
+
+
+def _is_worse(change: GateChange) -> bool:
+    """True if a gate turned red or is gone; a red gate that is gone has not become green."""
+    return change.head is None or (change.head != "PASS" and change.base in ("PASS", None))
 
 
 def gate_changes(base: CellResult, head: CellResult) -> tuple[GateChange, ...]:

@@ -14,6 +14,7 @@ from reports.stats import (
     benjamini_hochberg,
     difference_interval,
     mcnemar,
+    normal_quantile,
     paired_difference,
     ratio_change,
     two_rate_test,
@@ -71,8 +72,10 @@ def _acceptance(old: GateResult, new: GateResult, cell: str) -> Effect | None:
     spread = math.hypot(_standard_error(old.interval), _standard_error(new.interval)) / base
     change = head / base - 1
     z = change / spread if spread else math.copysign(math.inf, change)
-    interval = (change - 1.96 * spread, change + 1.96 * spread)
-    return Effect("acceptance", base, head, change, interval, _NORMAL.cdf(z), _NORMAL.cdf(-z), "intervals")
+    half = normal_quantile(0.95) * spread
+    return Effect(
+        "acceptance", base, head, change, (change - half, change + half), _NORMAL.cdf(z), _NORMAL.cdf(-z), "intervals"
+    )
 
 
 def _accuracy(old: GateResult, new: GateResult, cell: str) -> Effect | None:
@@ -122,4 +125,4 @@ def _positive(gate: GateResult, name: str, cell: str) -> float:
 
 
 def _standard_error(interval: tuple[float, float]) -> float:
-    return (interval[1] - interval[0]) / (2 * 1.96)
+    return (interval[1] - interval[0]) / (2 * normal_quantile(0.95))

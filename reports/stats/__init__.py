@@ -14,6 +14,7 @@ from reports.stats.paired import mcnemar, paired_difference, sequential_mcnemar
 from reports.stats.proportions import (
     difference_interval,
     minimum_detectable_drop,
+    normal_quantile,
     questions_needed,
     two_rate_test,
     wilson,
@@ -30,6 +31,7 @@ __all__ = [
     "ks_uniform",
     "mcnemar",
     "minimum_detectable_drop",
+    "normal_quantile",
     "paired_difference",
     "questions_needed",
     "randomised_pit",

@@ -1,0 +1,120 @@
+"""Effects of single cells, and the edges of the rules that judge them."""
+
+import pytest
+
+from reports.compare.evidence import effects, is_bounded, judge
+from reports.compare.states import Effect
+from reports.schema import GateResult
+
+
+@pytest.fixture
+def effect_of(make_cell):
+    """The only effect between two sets of numbers of one gate, or None."""
+
+    def find(gate, base, head, base_interval=None, head_interval=None, states=("PASS", "PASS")):
+        old = make_cell("a", gates=(GateResult(gate, states[0], base, base_interval),))
+        new = make_cell("a", gates=(GateResult(gate, states[1], head, head_interval),))
+        found = effects(old, new, ())
+        assert len(found) <= 1
+        return found[0] if found else None
+
+    return find
+
+
+def made(change, p_loss=0.5, p_gain=0.5, low=0.0, gate="acceptance"):
+    return Effect(gate, 3.0, 3.0, change, (low, 0.1), p_loss, p_gain, "prompts")
+
+
+def test_two_intervals_make_one_effect(effect_of):
+    """Standard errors 0.1 and 0.1 of a base of 2.0: the change of 0.1 has a standard error of 7.07 %."""
+    half = 0.1 * 1.959964
+    effect = effect_of("acceptance", {"length": 2.0}, {"length": 2.1}, (2 - half, 2 + half), (2.1 - half, 2.1 + half))
+    assert effect.change == pytest.approx(0.05)
+    assert effect.interval == pytest.approx((0.05 - 0.13859, 0.05 + 0.13859), abs=1e-4)
+    assert effect.p_loss == pytest.approx(0.76025, abs=1e-4)
+    assert effect.p_gain == pytest.approx(0.23975, abs=1e-4)
+
+
+def test_numbers_without_spread_are_certain(effect_of):
+    effect = effect_of("acceptance", {"length": 2.0}, {"length": 1.9}, (2.0, 2.0), (1.9, 1.9))
+    assert (effect.p_loss, effect.p_gain) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize("intervals", [(None, (1.9, 2.0)), ((1.9, 2.0), None), (None, None)])
+def test_numbers_without_intervals_are_no_evidence(effect_of, intervals):
+    assert effect_of("acceptance", {"length": 2.0}, {"length": 1.5}, *intervals) is None
+
+
+def test_equal_lengths_without_prompts_are_no_effect(effect_of):
+    assert effect_of("acceptance", {"length": 2.0}, {"length": 2.0, "extra": 1}, (1.9, 2.1), (1.8, 2.2)) is None
+
+
+@pytest.mark.parametrize(
+    ("rounds", "pairing"),
+    [
+        ([40.0, 31.0], "prompts"),
+        ([40.0], "intervals"),
+        ([40.0, 0.0], "intervals"),
+        ([40.0, "31"], "intervals"),
+        ("40 31", "intervals"),
+        ([40.0, 31.0, 22.0], "intervals"),
+    ],
+)
+def test_prompts_pair_only_if_both_sides_list_them(effect_of, rounds, pairing):
+    base = {"length": 3.0, "emitted": [120.0, 90.0], "rounds": [40.0, 30.0]}
+    head = {"length": 2.9, "emitted": [120.0, 90.0], "rounds": rounds}
+    effect = effect_of("acceptance", base, head, (2.9, 3.1), (2.8, 3.0))
+    assert effect.pairing == pairing
+
+
+def test_one_prompt_is_not_a_sample(effect_of):
+    one = {"length": 3.0, "emitted": [120.0], "rounds": [40.0]}
+    assert effect_of("acceptance", one, {**one, "length": 2.9, "rounds": [41.0]}, (2.9, 3.1), (2.8, 3.0)).pairing == (
+        "intervals"
+    )
+
+
+@pytest.mark.parametrize("states", [("NOT MEASURED", "PASS"), ("PASS", "NOT MEASURED")])
+def test_what_was_not_measured_is_not_compared(effect_of, states):
+    assert effect_of("accuracy", {"accuracy": 0.5, "n": 9}, {"accuracy": 0.4, "n": 9}, states=states) is None
+
+
+@pytest.mark.parametrize(
+    ("base", "head", "pairing"),
+    [("1100", "1000", "prompts"), ("1100", "10001", "intervals"), ("", "", "intervals"), ("1", "0", "prompts")],
+)
+def test_outcomes_pair_only_if_they_are_of_the_same_questions(effect_of, base, head, pairing):
+    effect = effect_of(
+        "accuracy", {"accuracy": 0.5, "n": 4, "outcomes": base}, {"accuracy": 0.25, "n": 4, "outcomes": head, "x": 1}
+    )
+    assert effect.pairing == pairing
+
+
+def test_equal_shares_without_outcomes_are_no_effect(effect_of):
+    assert effect_of("accuracy", {"accuracy": 0.5, "n": 4}, {"accuracy": 0.5, "n": 4, "lost": 1}) is None
+
+
+def test_incomparable_gates_have_no_effect(make_cell):
+    old = make_cell("a", gates=(GateResult("accuracy", "PASS", {"accuracy": 0.9, "n": 9}),))
+    new = make_cell("a", gates=(GateResult("accuracy", "PASS", {"accuracy": 0.1, "n": 9}),))
+    assert effects(old, new, {"accuracy"}) == ()
+    assert len(effects(old, new, {"acceptance"})) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "p_loss", "p_gain", "significant"),
+    [
+        (-0.01, 0.05, 0.95, "loss"),
+        (-0.0099, 0.0, 1.0, ""),
+        (-0.01, 0.051, 0.949, ""),
+        (0.01, 0.95, 0.05, "gain"),
+        (0.0099, 1.0, 0.0, ""),
+    ],
+)
+def test_an_effect_counts_if_it_is_sure_and_large_enough(change, p_loss, p_gain, significant):
+    assert [effect.significant for effect in judge([made(change, p_loss, p_gain)])] == [significant]
+
+
+@pytest.mark.parametrize(("low", "bounded"), [(-0.02, True), (-0.0201, False), (0.01, True)])
+def test_the_tolerance_bounds_the_loss(low, bounded):
+    assert is_bounded(made(0.0, low=low)) is bounded
