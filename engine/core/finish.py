@@ -1,0 +1,61 @@
+"""The finish state machine, token by token.
+
+A verify round may deliver several tokens at once; each is judged as if it had been decoded alone, so a stop inside a
+run that also crosses the length limit ends as "stop" (the defect of sglang#33758, where length was tested first).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from engine.core.request import Finish, SamplingParams
+
+
+class TextStream(Protocol):
+    """Turns tokens into text. `push` returns the whole text so far."""
+
+    def push(self, token: int) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class StopRules:
+    """When one request ends. Order at one token: stop token, stop string, length."""
+
+    stop_ids: frozenset[int]
+    stop_strings: tuple[str, ...]
+    max_new_tokens: int
+
+    @classmethod
+    def of(cls, params: SamplingParams, eos_ids: frozenset[int]) -> StopRules:
+        """The rules of one request; `eos_ids` come from the model unless the request ignores them."""
+        eos = frozenset() if params.ignore_eos else eos_ids
+        return cls(eos | frozenset(params.stop_token_ids), params.stop, params.max_new_tokens)
+
+    def judge(self, token: int, count: int, before: str, text: str) -> tuple[Finish | None, str]:
+        """Judge one token.
+
+        Args: the token; `count` output tokens including it; the text before it and with it.
+        Returns the finish or None, and the text to show (without the stop token's text, cut before a stop string).
+        """
+        if token in self.stop_ids:
+            return Finish("stop", token), before
+        cut = self._first_stop_string(before, text)
+        if cut is not None:
+            start, matched = cut
+            return Finish("stop", matched), text[:start]
+        if count >= self.max_new_tokens:
+            return Finish("length"), text
+        return None, text
+
+    def _first_stop_string(self, before: str, text: str) -> tuple[int, str] | None:
+        hits = []
+        for stop in self.stop_strings:
+            # A match must end in the new text, so it cannot start earlier than this.
+            start = text.find(stop, max(0, len(before) - len(stop) + 1))
+            if start >= 0:
+                hits.append((start, -len(stop), stop))
+        if not hits:
+            return None
+        start, _, stop = min(hits)
+        return start, stop

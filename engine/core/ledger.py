@@ -1,0 +1,243 @@
+"""KV ownership as a pure ledger: few verbs, a journal, and laws that hold after every verb.
+
+Pages are numbered 1..num_pages; page 0 is padding on the device and belongs to nobody. Counts are token positions.
+
+Laws (`check`):
+1. each page has exactly one owner: free, the cache, or one request;
+2. a private page is in exactly one row;
+3. protected <= committed <= committed + in flight <= reserved;
+4. pins equal the rows that use a cached page, and only unpinned pages are evicted;
+5. a cached page is whole: a page enters the cache only from below its row's committed length.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from engine.core.errors import LedgerError
+
+FREE: Final = 0
+CACHE: Final = -1
+
+Entry = tuple[str, int, tuple[int, ...]]  # verb, request id (0 for none), arguments and results
+
+
+class OutOfPages(Exception):  # noqa: N818 - control flow inside the scheduler, not an error that reaches a user
+    """A reservation needs more free pages than there are. Nothing was changed."""
+
+
+@dataclass(eq=False, slots=True)
+class Account:
+    """What one request holds. Only the ledger writes it."""
+
+    rid: int
+    pages: list[int]  # shared (cached) pages first, then private ones; index i covers positions [i*P, (i+1)*P)
+    shared: int  # how many leading pages are cached
+    committed: int  # positions whose KV belongs to accepted tokens, by host knowledge
+    in_flight: deque[int] = field(default_factory=deque)  # widths of launched, unresolved steps, oldest first
+
+    @property
+    def flying(self) -> int:
+        return sum(self.in_flight)
+
+
+class Ledger:
+    """Who owns which page. `strict` checks every law after every verb."""
+
+    def __init__(self, num_pages: int, page_size: int, strict: bool = False) -> None:
+        if num_pages < 1 or page_size < 1:
+            raise LedgerError(f"a ledger needs at least one page of at least one token, got {num_pages} x {page_size}")
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self.strict = strict
+        self.owner: list[int] = [FREE] * (num_pages + 1)
+        self.free: list[int] = list(range(num_pages, 0, -1))
+        self.pins: dict[int, int] = {}  # cached page -> rows that use it
+        self.accounts: dict[int, Account] = {}
+        self.journal: list[Entry] = []
+
+    def open(self, rid: int, shared: Sequence[int] = ()) -> Account:
+        """Open an account that starts on cached pages, all of them whole."""
+        if rid <= 0 or rid in self.accounts:
+            raise LedgerError(f"open: request id {rid} is not a new positive id")
+        for page in shared:
+            if self.owner[page] != CACHE:
+                raise LedgerError(f"open: page {page} is not in the cache")
+        for page in shared:
+            self.pins[page] += 1
+        account = Account(rid, list(shared), len(shared), len(shared) * self.page_size)
+        self.accounts[rid] = account
+        self._record("open", rid, tuple(shared))
+        return account
+
+    def shortfall(self, rid: int, width: int) -> int:
+        """Free pages missing for a step of `width` positions behind everything in flight (0: it fits)."""
+        return max(0, self._growth(self._account(rid), width) - len(self.free))
+
+    def reserve(self, rid: int, width: int) -> tuple[int, ...]:
+        """Own every position up to committed + in flight + width. Returns the pages added.
+
+        Raises OutOfPages without changing anything.
+        """
+        account = self._account(rid)
+        grow = self._growth(account, width)
+        if grow > len(self.free):
+            raise OutOfPages(f"request {rid} needs {grow} pages, {len(self.free)} are free")
+        added = tuple(self.free.pop() for _ in range(grow))
+        for page in added:
+            self.owner[page] = rid
+        account.pages.extend(added)
+        self._record("reserve", rid, (width, *added))
+        return added
+
+    def launch(self, rid: int, width: int) -> None:
+        """A step that writes up to `width` positions was launched."""
+        account = self._account(rid)
+        if width < 1 or account.committed + account.flying + width > len(account.pages) * self.page_size:
+            raise LedgerError(
+                f"launch: request {rid} would write {width} positions behind "
+                f"{account.committed} + {account.flying} of {len(account.pages) * self.page_size} reserved"
+            )
+        account.in_flight.append(width)
+        self._record("launch", rid, (width,))
+
+    def settle(self, rid: int, accepted: int) -> None:
+        """The oldest launched step of `rid` resolved with `accepted` positions kept."""
+        account = self._account(rid)
+        if not account.in_flight:
+            raise LedgerError(f"settle: request {rid} has nothing in flight")
+        width = account.in_flight[0]
+        if not 0 <= accepted <= width:
+            raise LedgerError(f"settle: request {rid} accepted {accepted} of a step of width {width}")
+        account.in_flight.popleft()
+        account.committed += accepted
+        self._record("settle", rid, (accepted,))
+
+    def donate(self, rid: int, count: int) -> tuple[int, ...]:
+        """Give the first `count` private pages to the cache; the row keeps using them, pinned."""
+        account = self._account(rid)
+        end = account.shared + count
+        if count < 0 or end * self.page_size > account.committed:
+            raise LedgerError(f"donate: request {rid} has {account.committed} positions committed, not {end} whole pages")
+        given = tuple(account.pages[account.shared : end])
+        for page in given:
+            self.owner[page] = CACHE
+            self.pins[page] = 1
+        account.shared = end
+        self._record("donate", rid, (count, *given))
+        return given
+
+    def close(self, rid: int) -> None:
+        """Release the account: unpin cached pages, free private ones."""
+        account = self._account(rid)
+        if account.in_flight:
+            raise LedgerError(f"close: request {rid} still has {len(account.in_flight)} steps in flight")
+        for page in account.pages[: account.shared]:
+            self.pins[page] -= 1
+        for page in reversed(account.pages[account.shared :]):
+            self.owner[page] = FREE
+            self.free.append(page)
+        del self.accounts[rid]
+        self._record("close", rid, ())
+
+    def evict(self, page: int) -> None:
+        """Free one cached page that no row uses."""
+        if self.owner[page] != CACHE:
+            raise LedgerError(f"evict: page {page} is not in the cache")
+        if self.pins[page]:
+            raise LedgerError(f"evict: page {page} is used by {self.pins[page]} rows")
+        del self.pins[page]
+        self.owner[page] = FREE
+        self.free.append(page)
+        self._record("evict", 0, (page,))
+
+    @property
+    def cached(self) -> int:
+        return len(self.pins)
+
+    def check(self) -> None:
+        """Raise LedgerError naming the first law that does not hold."""
+        free = set(self.free)
+        if len(free) != len(self.free):
+            raise LedgerError("law 1: a page is in the free list twice")
+        owned: dict[int, int] = {}
+        used: dict[int, int] = dict.fromkeys(self.pins, 0)
+        for account in self.accounts.values():
+            self._check_account(account, owned, used)
+        for page in range(1, self.num_pages + 1):
+            owner = self.owner[page]
+            claims = (page in free) + (page in self.pins) + (page in owned)
+            held = FREE if page in free else CACHE if page in self.pins else owned.get(page)
+            if claims != 1 or held != owner:
+                raise LedgerError(f"law 1: page {page} is recorded for {owner} but held by {held} ({claims} claims)")
+        for page, rows in used.items():
+            if self.pins[page] != rows:
+                raise LedgerError(f"law 4: page {page} has {self.pins[page]} pins but {rows} rows use it")
+
+    def _check_account(self, account: Account, owned: dict[int, int], used: dict[int, int]) -> None:
+        for page in account.pages[: account.shared]:
+            if page not in used:
+                raise LedgerError(f"law 4: request {account.rid} uses page {page}, which is not cached")
+            used[page] += 1
+        for page in account.pages[account.shared :]:
+            if page in owned:
+                raise LedgerError(f"law 2: page {page} is in the rows of requests {owned[page]} and {account.rid}")
+            owned[page] = account.rid
+        protected = account.shared * self.page_size
+        reserved = len(account.pages) * self.page_size
+        if not protected <= account.committed <= account.committed + account.flying <= reserved:
+            raise LedgerError(
+                f"law 3: request {account.rid} has protected {protected}, committed {account.committed}, "
+                f"in flight {account.flying}, reserved {reserved}"
+            )
+
+    def _account(self, rid: int) -> Account:
+        account = self.accounts.get(rid)
+        if account is None:
+            raise LedgerError(f"request {rid} has no account")
+        return account
+
+    def _growth(self, account: Account, width: int) -> int:
+        if width < 1:
+            raise LedgerError(f"reserve: request {account.rid} asked for {width} positions")
+        end = account.committed + account.flying + width
+        return max(0, -(-end // self.page_size) - len(account.pages))
+
+    def _record(self, verb: str, rid: int, numbers: tuple[int, ...]) -> None:
+        self.journal.append((verb, rid, numbers))
+        if self.strict:
+            self.check()
+
+
+def replay(journal: Iterable[Entry], num_pages: int, page_size: int) -> Ledger:
+    """Re-run a journal on a fresh ledger, checking every law after every verb.
+
+    Raises LedgerError where a law breaks, or where the pages handed out differ from the recorded ones.
+    """
+    ledger = Ledger(num_pages, page_size, strict=True)
+    for index, (verb, rid, numbers) in enumerate(journal):
+        if verb == "open":
+            ledger.open(rid, numbers)
+        elif verb == "reserve":
+            _same(index, verb, ledger.reserve(rid, numbers[0]), numbers[1:])
+        elif verb == "launch":
+            ledger.launch(rid, numbers[0])
+        elif verb == "settle":
+            ledger.settle(rid, numbers[0])
+        elif verb == "donate":
+            _same(index, verb, ledger.donate(rid, numbers[0]), numbers[1:])
+        elif verb == "close":
+            ledger.close(rid)
+        elif verb == "evict":
+            ledger.evict(numbers[0])
+        else:
+            raise LedgerError(f"journal entry {index}: unknown verb {verb!r}")
+    return ledger
+
+
+def _same(index: int, verb: str, got: tuple[int, ...], recorded: tuple[int, ...]) -> None:
+    if got != recorded:
+        raise LedgerError(f"journal entry {index}: {verb} handed out pages {got}, the run recorded {recorded}")

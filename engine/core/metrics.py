@@ -1,0 +1,54 @@
+"""Per-request speculative metrics with SGLang's keys (`meta_info`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class SpecMetrics:
+    """Counts over processed verify rounds; a round still in flight at the finish is not counted.
+
+    `correct` excludes the bonus token, `emitted` includes it. `positions[j]` counts rounds whose j-th draft
+    (depth j + 1) was accepted.
+    """
+
+    verify_ct: int = 0
+    correct: int = 0
+    proposed: int = 0
+    emitted: int = 0
+    histogram: list[int] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+
+    def count(self, accepted: int, width: int) -> None:
+        """One verify round: `accepted` tokens including the bonus, `width` nodes including the root."""
+        drafts = accepted - 1
+        self.verify_ct += 1
+        self.correct += drafts
+        self.proposed += width - 1
+        self.emitted += accepted
+        self.histogram.extend([0] * (drafts + 1 - len(self.histogram)))
+        self.histogram[drafts] += 1
+        self.lengths.append(accepted)
+
+    def meta_info(self, completion_tokens: int) -> dict[str, object]:
+        """SGLang's keys. Empty without verify rounds that proposed drafts.
+
+        spec_accept_length = completion_tokens / spec_verify_ct (the prefill token counts, so it lies slightly above
+        the mean accept length); spec_accept_rate = correct drafts / proposed drafts.
+        """
+        if not self.proposed:
+            return {}
+        return {
+            "spec_verify_ct": self.verify_ct,
+            "spec_accept_length": completion_tokens / self.verify_ct,
+            "spec_accept_rate": self.correct / self.proposed,
+            "spec_num_correct_drafts": self.correct,
+            "spec_num_proposed_drafts": self.proposed,
+            "spec_correct_drafts_histogram": list(self.histogram),
+            "spec_accept_token_num": self.correct,
+            "spec_draft_token_num": self.proposed,
+            "spec_accepted_drafts": self.correct,
+            "spec_proposed_drafts": self.proposed,
+            "spec_accept_histogram": list(self.histogram),
+        }

@@ -1,0 +1,55 @@
+"""Behavioural counters: what the engine did, as opposed to what it was asked for.
+
+The effective gate reads them. A configuration whose probes stay at zero did not run, whatever it reported.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from engine.core.errors import LedgerError
+
+PROBES: Final[dict[str, str]] = {
+    "prefill.step": "a prefill step was launched",
+    "prefill.chunked": "a prompt was split over several prefill steps",
+    "decode.round": "a verify round was launched",
+    "decode.batched": "a verify round held two or more requests",
+    "spec.drafted": "draft nodes were proposed (sum over requests)",
+    "spec.accepted": "draft nodes were accepted (sum over requests)",
+    "spec.full_accept": "a request accepted a whole chain or tree depth",
+    "spec.rejected": "a request rejected every draft of a round",
+    "tree.branched": "a proposed tree had a node with two children",
+    "tree.compacted": "an accepted path was not a dense prefix and was moved",
+    "overlap.in_flight": "a step was launched while another was unresolved",
+    "overlap.dropped": "a round of a request that was no longer running was dropped",
+    "page.crossed": "a request's reservation grew by a page after its prefill",
+    "prefix.hit": "tokens taken from the prefix cache (sum)",
+    "prefix.insert": "pages given to the prefix cache (sum)",
+    "prefix.evict": "pages evicted from the prefix cache (sum)",
+    "queue.waited": "a request waited for a row or for pages",
+    "retract.done": "a running request was retracted",
+    "abort.waiting": "a waiting request was aborted",
+    "abort.running": "a running request was aborted",
+    "finish.stop_token": "a request ended by a stop token or end of sequence",
+    "finish.stop_string": "a request ended by a stop string",
+    "finish.length": "a request ended by its length limit",
+    "finish.overshoot": "tokens were accepted past a finish and dropped",
+    "sample.greedy": "tokens chosen by argmax (sum)",
+    "sample.random": "tokens drawn at random (sum)",
+    "stamp.checked": "KV slots whose stamps were compared (sum)",
+    "stamp.wrong": "KV slots that held another request's or position's stamp (sum)",
+}
+
+
+class Probes:
+    """Counters by probe name. An unknown name is a bug."""
+
+    __slots__ = ("counts",)
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = dict.fromkeys(PROBES, 0)
+
+    def hit(self, name: str, by: int = 1) -> None:
+        if name not in self.counts:
+            raise LedgerError(f"unknown probe {name!r}")
+        self.counts[name] += by

@@ -1,0 +1,138 @@
+"""A request, its sampling parameters and its phases.
+
+The phase table is data: an illegal move raises, and tests are parametrised by it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final
+
+from engine.core.errors import LedgerError, RequestError
+from engine.core.metrics import SpecMetrics
+
+
+class Phase(Enum):
+    """Where a request stands. Finished is not released: see DRAINING."""
+
+    WAITING = "waiting"  # queued, owns nothing
+    RUNNING = "running"  # owns a row and pages, is planned into steps
+    DRAINING = "draining"  # stopped, aborted or retracted, but steps that hold it are still unresolved
+    DONE = "done"  # released
+
+
+MOVES: Final[dict[Phase, frozenset[Phase]]] = {
+    Phase.WAITING: frozenset({Phase.RUNNING, Phase.DONE}),
+    Phase.RUNNING: frozenset({Phase.DRAINING}),
+    Phase.DRAINING: frozenset({Phase.DONE, Phase.WAITING}),
+    Phase.DONE: frozenset(),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """What the user asked of one request. Names and meanings follow SGLang's sampling parameters.
+
+    temperature 0 is greedy. top_k -1 is off, top_p 1.0 is off. `seed` None means the engine's seed.
+    `top_logprobs_num` > 0 implies `return_logprob`.
+    """
+
+    max_new_tokens: int = 128
+    temperature: float = 0.0
+    top_k: int = -1
+    top_p: float = 1.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    return_logprob: bool = False
+    top_logprobs_num: int = 0
+
+    def validate(self, vocab_size: int) -> None:
+        """Raise RequestError on the first value outside its range."""
+        checks = (
+            ("max_new_tokens", self.max_new_tokens, self.max_new_tokens >= 1, "an integer of at least 1"),
+            ("temperature", self.temperature, 0.0 <= self.temperature < float("inf"), "a finite number of at least 0"),
+            ("top_k", self.top_k, self.top_k == -1 or self.top_k >= 1, "-1 (off) or at least 1"),
+            ("top_p", self.top_p, 0.0 < self.top_p <= 1.0, "above 0 and at most 1"),
+            ("seed", self.seed, self.seed is None or 0 <= self.seed < 2**63, "an integer in [0, 2**63)"),
+            ("stop", self.stop, all(self.stop), "strings that are not empty"),
+            (
+                "stop_token_ids",
+                self.stop_token_ids,
+                all(0 <= t < vocab_size for t in self.stop_token_ids),
+                f"token ids in [0, {vocab_size})",
+            ),
+            (
+                "top_logprobs_num",
+                self.top_logprobs_num,
+                0 <= self.top_logprobs_num <= vocab_size,
+                f"an integer in [0, {vocab_size}]",
+            ),
+        )
+        for name, value, good, allowed in checks:
+            if not good:
+                raise RequestError(f"{name} is {value!r}; allowed: {allowed}")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return self.return_logprob or self.top_logprobs_num > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Why a request ended. `matched` is the stop token id or stop string that ended it."""
+
+    reason: str  # "stop" | "length" | "abort"
+    matched: int | str | None = None
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """One generation. Written by the scheduler (row, phase, prefilled) and by the loop's resolve (output, finish).
+
+    `output` holds only tokens that are shown; tokens accepted past the finish are dropped at the finish.
+    """
+
+    rid: int
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    seed: int
+    phase: Phase = Phase.WAITING
+    row: int = 0
+    output: list[int] = field(default_factory=list)
+    text: str = ""
+    prefilled: int = 0  # positions covered by prefill launches since admission, cached prefix included
+    prefill_target: int = 0  # positions that prefill must cover before decode rounds start
+    retracting: bool = False
+    retractions: int = 0
+    cached_tokens: int = 0
+    finish: Finish | None = None
+    logprobs: list[float] = field(default_factory=list)
+    top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
+    metrics: SpecMetrics = field(default_factory=SpecMetrics)
+
+    def move(self, to: Phase) -> None:
+        """Change phase; a move that MOVES does not list raises LedgerError."""
+        if to not in MOVES[self.phase]:
+            raise LedgerError(f"request {self.rid} cannot move from {self.phase.value} to {to.value}")
+        self.phase = to
+
+    @property
+    def tokens(self) -> list[int]:
+        """Prompt and shown output: every token the host knows."""
+        return [*self.prompt, *self.output]
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.prompt) + len(self.output)
+
+    @property
+    def decoding(self) -> bool:
+        """Running with its whole prefill launched, so decode rounds may be planned."""
+        return self.phase is Phase.RUNNING and self.prefilled == self.prefill_target

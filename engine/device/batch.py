@@ -1,0 +1,80 @@
+"""Every tensor of one step, built from the plan and the relay and nowhere else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.core.plan import StepPlan
+from engine.device.relay import Relay
+from engine.device.table import SlotTable
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class StepBatch:
+    """B requests by W positions, padded to the widest.
+
+    rows [B]; rids [B]; start [B] KV length before the step; reach: host bound on start + W over the batch.
+    slots [B, T] of positions 0..T-1, T = reach. lengths [B]: tokens of each chunk, None in a verify round, where
+    every row is W wide.
+    """
+
+    rows: Tensor
+    rids: Tensor
+    start: Tensor
+    width: int
+    reach: int
+    slots: Tensor
+    lengths: Tensor | None
+
+    @classmethod
+    def of(cls, plan: StepPlan, relay: Relay, table: SlotTable) -> StepBatch:
+        """The batch of a plan whose pages are already in the table. Reads lengths from the relay, not the host."""
+        device = relay.length.device
+        rows = torch.tensor([r.row for r in plan.rows], device=device)
+        rids = torch.tensor([r.rid for r in plan.rows], device=device)
+        if plan.prefill:
+            start = torch.tensor([r.start for r in plan.rows], device=device)
+            lengths = torch.tensor([r.width for r in plan.rows], device=device)
+        else:
+            start = relay.length.index_select(0, rows)
+            lengths = None
+        reach = max(r.bound for r in plan.rows)
+        return cls(rows, rids, start, max(r.width for r in plan.rows), reach, table.read(rows, reach), lengths)
+
+    def write_slots(self, offsets: Tensor) -> Tensor:
+        """Slots of positions start + offsets; offsets [W] or [B, W] -> [B, W]. Past a chunk's end: padding slot 0."""
+        at = self.start[:, None] + offsets
+        slots = self.slots.gather(1, at.clamp(max=self.reach - 1))
+        if self.lengths is None:
+            return slots
+        # A row's table may still name pages past its reservation; a padded position must not write there.
+        return slots.masked_fill(offsets >= self.lengths[:, None], 0)
+
+
+def causal_bias(positions: Tensor, reach: int, dtype: torch.dtype) -> Tensor:
+    """[B, 1, W, reach]: 0 where key position <= query position, else -inf. positions [B, W]."""
+    keys = torch.arange(reach, device=positions.device)
+    hidden = keys > positions[:, None, :, None]
+    return torch.zeros(hidden.shape, dtype=dtype, device=positions.device).masked_fill_(hidden, float("-inf"))
+
+
+def prefix_bias(start: Tensor, reach: int, dtype: torch.dtype) -> Tensor:
+    """[B, 1, 1, reach]: 0 at positions below start. start [B]."""
+    return causal_bias(start[:, None] - 1, reach, dtype)
+
+
+def tree_bias(start: Tensor, ancestors: Tensor, reach: int, dtype: torch.dtype) -> Tensor:
+    """[B, 1, N, reach]: 0 at positions below start and at the slots of a node's ancestors and itself.
+
+    ancestors [B, N, N] bool: [b, n, m] is true if node n may attend node m; node m lies at position start + m.
+    """
+    nodes = ancestors.shape[1]
+    key = torch.arange(reach, device=start.device) - start[:, None]  # [B, T] node index of each key
+    inside = (key >= 0) & (key < nodes)
+    seen = ancestors.gather(2, key.clamp(0, nodes - 1)[:, None, :].expand(-1, nodes, -1))
+    hidden = ~((key < 0)[:, None, :] | (inside[:, None, :] & seen))
+    bias = torch.zeros(hidden.shape, dtype=dtype, device=start.device).masked_fill_(hidden, float("-inf"))
+    return bias[:, None]

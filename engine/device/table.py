@@ -1,0 +1,61 @@
+"""The device's view of who owns which KV slot: request row x position -> slot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from engine.core.plan import PlanRow
+
+
+class SlotTable:
+    """slots [R, positions] int64; 0 (the padding page) where a row owns nothing.
+
+    With `stamps`, `writers` [R, positions] holds the request that must have written the position.
+    """
+
+    def __init__(self, rows: int, positions: int, page_size: int, device: torch.device, stamps: bool) -> None:
+        self.page_size = page_size
+        self.slots = torch.zeros(rows, positions, dtype=torch.int64, device=device)
+        self.writers = torch.zeros_like(self.slots) if stamps else None
+
+    def extend(self, rows: Sequence[PlanRow]) -> None:
+        """Enter the pages that the plan added."""
+        size = self.page_size
+        line: list[int] = []
+        column: list[int] = []
+        slot: list[int] = []
+        writer: list[int] = []
+        for row in rows:
+            if not row.pages:
+                continue
+            count = len(row.pages) * size
+            line.extend([row.row] * count)
+            column.extend(range(row.first_page * size, row.first_page * size + count))
+            for page, by in zip(row.pages, row.writers, strict=True):
+                slot.extend(range(page * size, page * size + size))
+                writer.extend([by] * size)
+        if not line:
+            return
+        device = self.slots.device
+        flat = torch.tensor(line, device=device) * self.slots.shape[1] + torch.tensor(column, device=device)
+        self.slots.view(-1).index_copy_(0, flat, torch.tensor(slot, device=device))
+        if self.writers is not None:
+            self.writers.view(-1).index_copy_(0, flat, torch.tensor(writer, device=device))
+
+    def read(self, rows: Tensor, length: int) -> Tensor:
+        """Slots of positions 0..length-1: [B, length]."""
+        return self.slots[:, :length].index_select(0, rows)
+
+    def expected(self, rows: Tensor, length: int) -> Tensor:
+        """Stamps that positions 0..length-1 must hold: [B, length] int64."""
+        assert self.writers is not None
+        position = torch.arange(length, device=self.slots.device)
+        return stamp(self.writers[:, :length].index_select(0, rows), position)
+
+
+def stamp(writer: Tensor, position: Tensor) -> Tensor:
+    """One int64 for (request, position); broadcasts."""
+    return (writer << 32) | position

@@ -1,0 +1,179 @@
+"""One launch on the device: propose, verify, compact, absorb, relay. The host reads nothing until `collect`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.core.plan import PlanRow, StepPlan, StepResult
+from engine.device.attention import StepAttention
+from engine.device.batch import StepBatch, causal_bias, tree_bias
+from engine.device.pool import KVPool
+from engine.device.relay import Relay
+from engine.device.sample import SamplingRows, chosen_logprobs, pick, top_logprobs
+from engine.device.staging import Staged, StagingRing
+from engine.device.table import SlotTable, stamp
+from engine.models.llama import Llama
+from engine.spec.drafter import Drafter
+from engine.spec.verify import judge
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class InFlight:
+    """A launched step: its plan and its results on their way to the host."""
+
+    plan: StepPlan
+    staged: Staged
+
+
+class DeviceExecutor:
+    """Runs plans on tensors. Holds every device buffer; makes no decision."""
+
+    def __init__(
+        self,
+        target: Llama,
+        drafter: Drafter,
+        pools: tuple[KVPool, ...],
+        table: SlotTable,
+        relay: Relay,
+        staging: StagingRing,
+    ) -> None:
+        self.target = target
+        self.drafter = drafter
+        self.pool = pools[0]
+        self.pools = pools
+        self.table = table
+        self.relay = relay
+        self.staging = staging
+
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan) -> InFlight:
+        """Start a step. Returns without waiting for the device."""
+        self.table.extend(plan.rows)
+        self._admit(plan.rows)
+        batch = StepBatch.of(plan, self.relay, self.table)
+        results = self._prefill(plan, batch) if plan.prefill else self._round(plan, batch)
+        return InFlight(plan, self.staging.put(results))
+
+    def collect(self, handle: InFlight) -> StepResult:
+        """Wait for a step and read it."""
+        values = {name: tensor.tolist() for name, tensor in self.staging.take(handle.staged).items()}
+        size = len(handle.plan.rows)
+        return StepResult(
+            values["tokens"],
+            values["count"],
+            values.get("moved", [False] * size),
+            values.get("branched", [False] * size),
+            values.get("logprobs"),
+            _pairs(values["top_ids"], values["top_values"]) if "top_ids" in values else None,
+            *values.get("stamps", (0, 0)),
+        )
+
+    def _admit(self, rows: tuple[PlanRow, ...]) -> None:
+        """Upload the sampling parameters of requests that begin a residence."""
+        new = [(row.row, *row.admit) for row in rows if row.admit is not None]
+        if not new:
+            return
+        sampling = self.relay.sampling
+        at = torch.tensor([row for row, _, _ in new], device=sampling.seed.device)
+        columns = (
+            [p.temperature for _, p, _ in new],
+            [max(0, p.top_k) for _, p, _ in new],
+            [p.top_p for _, p, _ in new],
+            [seed for _, _, seed in new],
+        )
+        for field, column in zip(sampling, columns, strict=True):
+            field.index_copy_(0, at, torch.tensor(column, dtype=field.dtype, device=field.device))
+
+    def _prefill(self, plan: StepPlan, batch: StepBatch) -> dict[str, Tensor]:
+        device = batch.rows.device
+        tokens = torch.tensor([_padded(row.tokens, batch.width) for row in plan.rows], device=device)
+        offsets = torch.arange(batch.width, device=device)
+        positions = batch.start[:, None] + offsets
+        bias = causal_bias(positions, batch.reach, self.pool.data.dtype)
+        write = batch.write_slots(offsets)
+        stamps = self._stamp(batch, write, positions)
+        hidden, aux = self.target.forward(
+            tokens, positions, StepAttention(self.pool, write, batch.slots, bias), self.drafter.capture
+        )
+        assert batch.lengths is not None
+        last = hidden.gather(1, (batch.lengths - 1)[:, None, None].expand(-1, 1, hidden.shape[2]))
+        logits = self.target.logits(last)
+        end = batch.start + batch.lengths
+        rows = self.relay.sampling_of(batch.rows)
+        sampled = pick(logits, end[:, None], rows, plan.greedy)
+        following = torch.tensor([-1 if r.following is None else r.following for r in plan.rows], device=device)
+        state = self.drafter.prime(batch, tokens, aux, sampled[:, 0], following)
+        self.relay.publish(batch.rows, end, sampled[:, 0])
+        self.relay.stash(batch.rows, state)
+        results = {"tokens": sampled, "count": (following < 0).long()}
+        return results | stamps | _logprobs(plan, logits, sampled, rows)
+
+    def _round(self, plan: StepPlan, batch: StepBatch) -> dict[str, Tensor]:
+        root = self.relay.last.index_select(0, batch.rows)
+        rows = self.relay.sampling_of(batch.rows)
+        tree = self.drafter.propose(batch, root, self.relay.state(batch.rows))
+        offsets = torch.arange(batch.width, device=root.device)
+        positions = batch.start[:, None] + tree.depths
+        if tree.ancestors is None:
+            bias = causal_bias(positions, batch.reach, self.pool.data.dtype)
+        else:
+            bias = tree_bias(batch.start, tree.ancestors, batch.reach, self.pool.data.dtype)
+        write = batch.write_slots(offsets)
+        stamps = self._stamp(batch, write, positions)
+        hidden, aux = self.target.forward(
+            tree.tokens, positions, StepAttention(self.pool, write, batch.slots, bias), self.drafter.capture
+        )
+        logits = self.target.logits(hidden)
+        verdict = judge(logits, tree, batch.start, rows, plan.greedy)
+        results = {"tokens": verdict.tokens, "count": verdict.count}
+        if tree.ancestors is not None:
+            results |= self._compact(tree.parents, verdict.path, verdict.count, write)
+            aux = None if aux is None else aux.gather(1, verdict.path[:, :, None].expand(-1, -1, aux.shape[2]))
+            if plan.logprobs >= 0:
+                logits = logits.gather(1, verdict.path[:, :, None].expand(-1, -1, logits.shape[2]))
+        state = self.drafter.absorb(batch, verdict, aux)
+        bonus = verdict.tokens.gather(1, (verdict.count - 1)[:, None])[:, 0]
+        self.relay.publish(batch.rows, batch.start + verdict.count, bonus)
+        self.relay.stash(batch.rows, state)
+        return results | stamps | _logprobs(plan, logits, verdict.tokens, rows)
+
+    def _compact(self, parents: Tensor, path: Tensor, count: Tensor, write: Tensor) -> dict[str, Tensor]:
+        """Move the accepted path's KV to the front of the block. Sources never lie before their destination."""
+        order = torch.arange(path.shape[1], device=path.device)
+        taken = torch.where(order < count[:, None], path, order)
+        self.pool.move(write.gather(1, taken).flatten(), write[:, : path.shape[1]].flatten())
+        siblings = (parents[:, 1:, None] == parents[:, None, 1:]).sum((1, 2)) > parents.shape[1] - 1
+        return {"moved": (taken != order).any(1), "branched": siblings}
+
+    def _stamp(self, batch: StepBatch, write: Tensor, positions: Tensor) -> dict[str, Tensor]:
+        """Stamp the slots about to be written, and compare the stamps of every position below `start`."""
+        if self.pool.stamps is None:
+            return {}
+        expected = self.table.expected(batch.rows, batch.reach)
+        below = torch.arange(batch.reach, device=write.device) < batch.start[:, None]
+        wrong = (self.pool.stamps[batch.slots] != expected) & below
+        self.pool.stamps[write.flatten()] = stamp(batch.rids[:, None], positions).flatten()
+        return {"stamps": torch.stack((below.sum(), wrong.sum()))}
+
+
+def _padded(tokens: tuple[int, ...], width: int) -> list[int]:
+    return [*tokens, *([0] * (width - len(tokens)))]
+
+
+def _logprobs(plan: StepPlan, logits: Tensor, tokens: Tensor, rows: SamplingRows) -> dict[str, Tensor]:
+    """Log-probabilities of `tokens` [B, W] and of the best `plan.logprobs` tokens, from logits [B, W, V]."""
+    if plan.logprobs < 0:
+        return {}
+    results = {"logprobs": chosen_logprobs(logits, tokens, rows)}
+    if plan.logprobs:
+        results["top_values"], results["top_ids"] = top_logprobs(logits, plan.logprobs, rows)
+    return results
+
+
+def _pairs(ids: list[list[list[int]]], values: list[list[list[float]]]) -> list[list[list[tuple[int, float]]]]:
+    return [
+        [list(zip(*column, strict=True)) for column in zip(*row, strict=True)] for row in zip(ids, values, strict=True)
+    ]

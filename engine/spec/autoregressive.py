@@ -1,0 +1,151 @@
+"""One stepper for every drafter that runs a draft model token by token: EAGLE3 and STANDALONE.
+
+Draft KV slot p holds the pair (token p + 1, target feature of position p), at position p; its output predicts token
+p + 2. The first proposal of a round comes from the previous absorb (or prime); steps - 1 further forwards deepen it.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from engine.core.algorithm import Traits
+from engine.core.tree import max_depth
+from engine.device.attention import DraftAttention, StepAttention
+from engine.device.batch import StepBatch, causal_bias, prefix_bias
+from engine.device.pool import KVPool
+from engine.device.relay import DraftState
+from engine.spec.drafter import DraftTree, Verdict, chain
+from kernels.expand_topk import expand_topk
+from kernels.select_tree import select_tree
+from kernels.tree_layout import tree_layout
+
+
+class DraftModel(Protocol):
+    """A draft network. `hidden` is a target state, or the model's own `out` of the step before."""
+
+    carry_width: int
+
+    def forward(self, tokens: Tensor, positions: Tensor, hidden: Tensor | None, attend: object) -> Tensor:
+        """tokens, positions [B, W]; returns out [B, W, C]."""
+        ...
+
+    def logits(self, out: Tensor) -> Tensor:
+        """[..., C] -> [..., draft vocabulary] float32."""
+        ...
+
+    def to_target(self, ids: Tensor) -> Tensor:
+        """Draft-vocabulary ids -> target-vocabulary ids."""
+        ...
+
+
+class AutoregressiveDrafter:
+    """Chains (topk 1) and trees (topk > 1) over one draft model whose KV shares the target's slots."""
+
+    def __init__(
+        self,
+        traits: Traits,
+        model: DraftModel,
+        pool: KVPool,
+        *,
+        steps: int,
+        topk: int,
+        nodes: int,
+        capture: tuple[int, ...],
+    ) -> None:
+        self.traits = traits
+        self.model = model
+        self.pool = pool
+        self.steps = steps
+        self.topk = topk
+        self.nodes = nodes
+        self.depth = max_depth(steps, nodes)
+        self.capture = capture if traits.needs_hidden else ()
+        self.carry = model.carry_width
+
+    def prime(
+        self, batch: StepBatch, tokens: Tensor, aux: Tensor | None, sampled: Tensor, following: Tensor
+    ) -> DraftState:
+        assert batch.lengths is not None
+        tail = torch.where(following < 0, sampled, following)
+        shifted = tokens.roll(-1, 1).scatter(1, (batch.lengths - 1)[:, None], tail[:, None])
+        return self._extend(batch, shifted, aux, batch.lengths)
+
+    def absorb(self, batch: StepBatch, verdict: Verdict, aux: Tensor | None) -> DraftState:
+        # Rows at and past `count` write KV that the next round overwrites before it is read.
+        return self._extend(batch, verdict.tokens, aux, verdict.count)
+
+    def propose(self, batch: StepBatch, root: Tensor, state: DraftState) -> DraftTree:
+        reach = batch.reach - batch.width
+        if self.topk == 1:
+            return self._propose_chain(batch, root, state, reach)
+        return self._propose_tree(batch, root, state, reach)
+
+    def _extend(self, batch: StepBatch, tokens: Tensor, aux: Tensor | None, count: Tensor) -> DraftState:
+        """Write draft KV for `tokens` [B, W] at start.., and propose from row count - 1 of each request."""
+        offsets = torch.arange(tokens.shape[1], device=tokens.device)
+        positions = batch.start[:, None] + offsets
+        bias = causal_bias(positions, batch.reach, self.pool.data.dtype)
+        attend = StepAttention(self.pool, batch.write_slots(offsets), batch.slots, bias)
+        out = self.model.forward(tokens, positions, aux, attend)
+        last = out.gather(1, (count - 1)[:, None, None].expand(-1, 1, out.shape[2]))
+        probs, ids = self._top(last)
+        return DraftState(ids[:, 0], probs[:, 0], last[:, 0, : self.carry])
+
+    def _top(self, out: Tensor) -> tuple[Tensor, Tensor]:
+        """The best topk of each row: probabilities and target ids, [..., topk], best first."""
+        logits = self.model.logits(out)
+        if self.topk == 1:
+            # A chain takes no part in selection, where equal scores would tie.
+            best = logits.argmax(-1, keepdim=True)
+            return torch.ones_like(best, dtype=torch.float32), self.model.to_target(best)
+        probs, ids = torch.softmax(logits, -1).topk(self.topk, -1)
+        return probs, self.model.to_target(ids)
+
+    def _propose_chain(self, batch: StepBatch, root: Tensor, state: DraftState, reach: int) -> DraftTree:
+        tokens = [root[:, None], state.ids]
+        hidden = state.hidden[:, None]
+        attend = self._draft_attention(batch, reach, self.steps - 1)
+        for step in range(self.steps - 1):
+            seen = torch.ones(1, 1, step + 1, dtype=torch.bool, device=root.device)
+            attend.begin(step, seen.expand(root.shape[0], -1, -1))
+            hidden = self.model.forward(tokens[-1], (batch.start + step)[:, None], hidden, attend)
+            tokens.append(self._top(hidden)[1][:, 0])
+        return chain(torch.cat(tokens, 1))
+
+    def _propose_tree(self, batch: StepBatch, root: Tensor, state: DraftState, reach: int) -> DraftTree:
+        """Best-first expansion (EAGLE-2): the topk best of each step's topk**2 children live on, every candidate of
+        every step may be selected."""
+        beams, topk = root.shape[0], self.topk
+        candidate_ids, candidate_scores = [state.ids], [state.probs]
+        parents = [torch.arange(-1, topk, device=root.device).expand(beams, -1)]
+        tokens, scores = state.ids, state.probs
+        hidden = state.hidden[:, None].expand(-1, topk, -1)
+        attend = self._draft_attention(batch, reach, (self.steps - 1) * topk)
+        seen = torch.eye(topk, dtype=torch.bool, device=root.device).expand(beams, -1, -1)
+        for step in range(self.steps - 1):
+            attend.begin(step * topk, seen)
+            positions = (batch.start + step)[:, None].expand(-1, topk)
+            out = self.model.forward(tokens, positions, hidden, attend)
+            probs, ids = self._top(out)
+            grown, scores, chosen = expand_topk(scores, probs)
+            candidate_ids.append(ids.flatten(1))
+            candidate_scores.append(grown)
+            tokens = ids.flatten(1).gather(1, chosen)
+            beam = chosen // topk
+            parents.append(chosen + topk + step * topk * topk)
+            hidden = out.gather(1, beam[:, :, None].expand(-1, -1, out.shape[2]))
+            own = torch.eye(topk, dtype=torch.bool, device=root.device).expand(beams, -1, -1)
+            seen = torch.cat((seen.gather(1, beam[:, :, None].expand(-1, -1, seen.shape[2])), own), 2)
+        picked, tree_parents = select_tree(
+            torch.cat(candidate_scores, 1), torch.cat(parents[: max(1, self.steps - 1)], 1), self.nodes, topk
+        )
+        drafts = torch.cat(candidate_ids, 1).gather(1, picked)
+        depths, ancestors = tree_layout(tree_parents)
+        return DraftTree(torch.cat((root[:, None], drafts), 1), tree_parents, depths, ancestors, self.depth)
+
+    def _draft_attention(self, batch: StepBatch, reach: int, scratch: int) -> DraftAttention:
+        bias = prefix_bias(batch.start, reach, self.pool.data.dtype)
+        return DraftAttention(self.pool, batch.slots[:, :reach], bias, scratch)

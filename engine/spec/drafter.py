@@ -1,0 +1,74 @@
+"""The drafter protocol and the tree that a drafter proposes.
+
+A drafter sees batches and target outputs; it knows no request, ledger, scheduler or configuration.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from engine.core.algorithm import Traits
+from engine.device.batch import StepBatch
+from engine.device.relay import DraftState
+
+
+class DraftTree(NamedTuple):
+    """One proposal per request: N nodes, node 0 the root (the last known token).
+
+    tokens [B, N] int64; parents [B, N] int64 with parents[:, 0] == -1 and parents[:, n] < n; depths [B, N];
+    ancestors [B, N, N] bool, or None for a chain, where they are the causal triangle; depth: longest path allowed.
+    """
+
+    tokens: Tensor
+    parents: Tensor
+    depths: Tensor
+    ancestors: Tensor | None
+    depth: int
+
+
+class Verdict(NamedTuple):
+    """What the target made of a tree.
+
+    path [B, D+1] node indices, root first, padded with their own column number; count [B] accepted rows in
+    1..D+1, bonus included; tokens [B, D+1] emitted after each path node, valid below count.
+    """
+
+    path: Tensor
+    count: Tensor
+    tokens: Tensor
+
+
+class Drafter(Protocol):
+    """Proposes trees. Each method returns the state that the relay keeps for the next round."""
+
+    traits: Traits
+    nodes: int  # N, root included
+    depth: int  # D
+    capture: tuple[int, ...]  # target layers whose input states are needed
+    topk: int  # width of DraftState.ids
+    carry: int  # width of DraftState.hidden
+
+    def prime(
+        self, batch: StepBatch, tokens: Tensor, aux: Tensor | None, sampled: Tensor, following: Tensor
+    ) -> DraftState:
+        """After a prefill step. tokens [B, W] prompt chunk; aux [B, W, A] captured states; sampled [B] the target's
+        next token; following [B] the next prompt token, or -1 where the chunk is the last."""
+        ...
+
+    def propose(self, batch: StepBatch, root: Tensor, state: DraftState) -> DraftTree:
+        """root [B]: the bonus token of the previous round."""
+        ...
+
+    def absorb(self, batch: StepBatch, verdict: Verdict, aux: Tensor | None) -> DraftState:
+        """After verification. aux [B, D+1, A]: captured states along the accepted path."""
+        ...
+
+
+def chain(tokens: Tensor) -> DraftTree:
+    """A tree without branches. tokens [B, N], root first."""
+    nodes = tokens.shape[1]
+    order = torch.arange(nodes, device=tokens.device)
+    return DraftTree(tokens, (order - 1).expand_as(tokens), order.expand_as(tokens), None, nodes - 1)

@@ -1,0 +1,32 @@
+"""The verifier: sample, then match.
+
+At every node the target's own next token is drawn with the counter-based randomness of its position; a child is
+accepted if and only if its token is that draw, and the draw at the last accepted node is the bonus token. For drafts
+that do not depend on the draw, a child x of node n is accepted with probability p_n(x), the same as under SGLang's
+target-only tree sampling, the output distribution is exactly the target's, and the tokens are those that plain
+decoding draws with the same seed. Greedy is the case in which the draw is the argmax.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from engine.device.sample import SamplingRows, pick
+from engine.spec.drafter import DraftTree, Verdict
+from kernels.accept_path import accept_path
+
+
+def judge(logits: Tensor, tree: DraftTree, start: Tensor, rows: SamplingRows, greedy: bool) -> Verdict:
+    """Accept a path of each tree.
+
+    logits [B, N, V]; start [B] KV length before the round; greedy: no row of the batch draws at random.
+    The token emitted after node n has absolute position start + depth(n) + 1.
+    """
+    emit = pick(logits, start[:, None] + tree.depths + 1, rows, greedy)
+    if tree.ancestors is None:
+        order = torch.arange(emit.shape[1], device=emit.device)
+        hits = (tree.tokens[:, 1:] == emit[:, :-1]).cumprod(1)
+        return Verdict(order.expand_as(emit), 1 + hits.sum(1), emit)
+    path, count = accept_path(tree.tokens, tree.parents, emit, tree.depth)
+    return Verdict(path, count, emit.gather(1, path))

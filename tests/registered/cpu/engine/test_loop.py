@@ -1,0 +1,136 @@
+"""The step loop at lags 0 to 3 over a toy device: same tokens as plain decoding, every law, every page home."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.core.errors import LedgerError, RequestError
+from engine.core.ledger import replay
+from engine.core.request import Finish, Phase, SamplingParams
+
+sys.path.insert(0, str(Path(__file__).parent))
+from toy import VOCAB, reference, request, toy_loop  # noqa: E402 - the toy lies beside this file
+
+JOB = st.tuples(
+    st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=12),
+    st.integers(1, 14),
+    st.sampled_from([(), ("ab",), ("c",), ("dd", "e")]),
+    st.sampled_from([None, None, 0, 3]),
+)
+
+
+def drain(loop, jobs, eos, aborts):
+    requests = [
+        request(i + 1, prompt, SamplingParams(max_new_tokens=n, stop=stop)) for i, (prompt, n, stop, _) in enumerate(jobs)
+    ]
+    for r in requests:
+        loop.add(r)
+    for _ in range(20_000):
+        if not loop.busy:
+            return requests
+        loop.step()
+        for r in requests:
+            after = aborts.get(r.rid)
+            if after is not None and len(r.output) >= after and r.phase is not Phase.DONE:
+                loop.abort(r.rid)
+    raise AssertionError("the loop does not end")
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(
+    jobs=st.lists(JOB, min_size=1, max_size=7),
+    lag=st.integers(0, 3),
+    page_size=st.sampled_from([1, 2, 3, 5, 8]),
+    width=st.integers(1, 5),
+    extra=st.integers(0, 30),
+    rows=st.integers(1, 5),
+    chunk=st.sampled_from([None, 1, 3, 7]),
+    cache=st.booleans(),
+    eos=st.sampled_from([(), (2,)]),
+)
+def test_equals_plain_decoding_and_returns_every_page(jobs, lag, page_size, width, extra, rows, chunk, cache, eos):
+    longest = max(len(p) + n for p, n, _, _ in jobs) + (lag + 1) * width
+    pages = -(-longest // page_size) + extra // page_size
+    loop = toy_loop(
+        lag=lag, page_size=page_size, pages=pages, width=width, rows=rows, chunk=chunk, cache=cache, eos=eos
+    )
+    aborts = {i + 1: job[3] for i, job in enumerate(jobs) if job[3] is not None}
+    for r in drain(loop, jobs, eos, aborts):
+        out, text, finish = reference(r.prompt, r.params, eos)
+        if r.finish == Finish("abort"):
+            assert r.output == out[: len(r.output)]
+        else:
+            assert (r.output, r.text, r.finish) == (out, text, finish)
+    ledger = loop.scheduler.ledger
+    assert not ledger.accounts
+    assert len(ledger.free) + ledger.cached == ledger.num_pages
+    replay(ledger.journal, ledger.num_pages, page_size)
+
+
+def test_a_tight_pool_retracts_and_still_gives_the_same_tokens():
+    loop = toy_loop(lag=1, page_size=2, pages=14, width=3, rows=4)
+    jobs = [([i, 1, 2], 12, (), None) for i in range(4)]
+    requests = drain(loop, jobs, (), {})
+    assert loop.probes.counts["retract.done"] > 0
+    assert [r.output for r in requests] == [reference(r.prompt, r.params)[0] for r in requests]
+
+
+def test_prefix_hits_are_counted_and_change_nothing():
+    loop = toy_loop(lag=1, page_size=2, pages=40, rows=1)
+    prompt = [1, 2, 3, 4, 5, 6, 7]
+    requests = drain(loop, [(prompt, 3, (), None), ([*prompt, 8], 3, (), None)], (), {})
+    assert [r.cached_tokens for r in requests] == [0, 6]
+    assert requests[1].output == reference(requests[1].prompt, requests[1].params)[0]
+
+
+def test_lag_leaves_a_step_unread():
+    seen = {}
+    for lag in (0, 1, 2):
+        loop = toy_loop(lag=lag, page_size=4, pages=20)
+        drain(loop, [([1, 2], 6, (), None)], (), {})
+        seen[lag] = (loop.probes.counts["overlap.in_flight"], loop.probes.counts["overlap.dropped"])
+    assert seen[0] == (0, 0)
+    assert seen[1][0] > 0 and seen[1][1] == 1
+    assert seen[2][1] == 2
+
+
+def test_a_request_that_cannot_fit_is_refused_alone():
+    loop = toy_loop(lag=0, page_size=4, pages=3)
+    with pytest.raises(RequestError, match=r"prompt plus max_new_tokens \(13\) and 1 speculative positions do not fit"):
+        loop.add(request(1, [1], SamplingParams(max_new_tokens=12)))
+    with pytest.raises(RequestError, match="the prompt is empty; allowed: at least one token"):
+        loop.add(request(2, [], SamplingParams(max_new_tokens=1)))
+    with pytest.raises(RequestError, match="allowed: at most the context length, 10000"):
+        loop.add(request(3, [1], SamplingParams(max_new_tokens=10_000)))
+    loop.add(request(4, [1], SamplingParams(max_new_tokens=4)))
+    while loop.busy:
+        loop.step()
+
+
+def test_abort_in_every_phase():
+    loop = toy_loop(lag=1, page_size=2, pages=30, rows=1)
+    running, queued = (request(i, [i, i], SamplingParams(max_new_tokens=8)) for i in (1, 2))
+    loop.add(running)
+    loop.add(queued)
+    loop.step()
+    assert loop.abort(2) and queued.phase is Phase.DONE
+    assert loop.abort(1) and running.phase is Phase.DRAINING
+    assert not loop.abort(1)
+    while loop.busy:
+        loop.step()
+    assert running.finish == queued.finish == Finish("abort")
+    assert not loop.abort(1) and not loop.abort(99)
+
+
+def test_no_progress_is_a_bug_and_raises():
+    loop = toy_loop(lag=0, page_size=2, pages=10)
+    stuck = request(1, [1], SamplingParams(max_new_tokens=2))
+    loop.add(stuck)
+    loop.scheduler._free_rows.clear()
+    with pytest.raises(LedgerError, match="no request can run and nothing is in flight"):
+        loop.step()
