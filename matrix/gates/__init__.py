@@ -1,0 +1,1 @@
+"""Gates: PASS, FAIL or NOT MEASURED, each with numbers and an interval."""

@@ -1,0 +1,44 @@
+"""The gate protocol and its outcome."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+from matrix.cell import Cell
+from matrix.subjects.protocol import Capability, Run
+
+Number = float | int | str | bool | list[float] | None
+
+
+class State(StrEnum):
+    """NOT MEASURED is red: missing evidence never passes."""
+
+    PASS = "PASS"
+    FAIL = "FAIL"
+    NOT_MEASURED = "NOT MEASURED"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one gate says of one cell. `message` is one sentence where it does not pass."""
+
+    gate: str
+    state: State
+    numbers: Mapping[str, Number] = field(default_factory=dict)
+    interval: tuple[float, float] | None = None
+    message: str = ""
+
+
+class Gate(Protocol):
+    """Judges a cell's run, paired with the same workload on drafter `none` in its canonical launch."""
+
+    name: str
+    needs: frozenset[Capability]
+    thresholds: Mapping[str, float]
+
+    def applies(self, cell: Cell) -> bool: ...
+
+    def judge(self, cell: Cell, run: Run, baseline: Run) -> Outcome: ...

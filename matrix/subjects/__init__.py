@@ -1,0 +1,1 @@
+"""Subjects: engines that gates can judge. Gates see only the protocol, never an engine's internals."""

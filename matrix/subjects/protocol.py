@@ -1,0 +1,124 @@
+"""What a gate may ask of an engine: launch, generate, read back, witness counters, close."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Protocol
+
+from engine.core.config import EngineConfig
+
+
+class Capability(StrEnum):
+    """What a subject can show. A gate names what it needs; without it the cell says so, nothing is skipped."""
+
+    TOKEN_IDS = "token_ids"
+    LOGPROBS = "logprobs"
+    COUNTERS = "counters"
+    JOURNAL = "journal"
+    READBACK = "readback"
+    ABORT = "abort"
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request of a workload.
+
+    `prompt` is text; `name` identifies it across runs (for pairing). `abort_after`: abort once that many tokens were
+    produced (0: while it is queued or before its first token). Sampling fields as in SGLang.
+    """
+
+    name: str
+    prompt: str
+    max_new_tokens: int
+    temperature: float = 0.0
+    top_k: int = -1
+    top_p: float = 1.0
+    seed: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    top_logprobs: int = 0
+    abort_after: int | None = None
+    answer: str | None = None  # the reference answer, for the accuracy gate
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came back for one Ask."""
+
+    name: str
+    prompt_ids: tuple[int, ...]
+    output_ids: tuple[int, ...]
+    text: str
+    finish: str  # "stop" | "length" | "abort"
+    matched: int | str | None
+    cached_tokens: int
+    accept_lengths: tuple[int, ...]  # tokens of each verify round, bonus included
+    logprobs: tuple[float, ...] = ()  # of the output tokens, empty unless asked for
+    top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
+    meta_info: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """KV pages at rest: free + cached must be all of them once nothing runs."""
+
+    pages: int
+    free: int
+    cached: int
+    accounts: int
+
+
+class Session(Protocol):
+    """A launched engine. Counters and journal cover its whole life."""
+
+    @property
+    def resolved(self) -> Mapping[str, Any]:
+        """The resolved configuration with its reasons and rewrites (`Resolved.as_dict`)."""
+        ...
+
+    @property
+    def launch_hash(self) -> str: ...
+
+    def generate(self, asks: Sequence[Ask]) -> list[Answer]:
+        """Run the asks together to their end, in the order given."""
+        ...
+
+    def readback(self) -> Mapping[str, Any]:
+        """What runs, read from the running parts."""
+        ...
+
+    def counters(self) -> Mapping[str, int]: ...
+
+    def journal(self) -> tuple[Sequence[tuple[str, int, tuple[int, ...]]], int, int]:
+        """(entries, number of pages, page size)."""
+        ...
+
+    def memory(self) -> Memory: ...
+
+    def close(self) -> None: ...
+
+
+class Subject(Protocol):
+    """An engine that can be launched. A refused configuration raises engine.core.errors.ConfigError."""
+
+    name: str
+    capabilities: frozenset[Capability]
+
+    def launch(self, config: EngineConfig) -> Session: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One workload on one session, with what the session witnessed meanwhile (differences of its counters)."""
+
+    asks: tuple[Ask, ...]
+    answers: tuple[Answer, ...]
+    resolved: Mapping[str, Any]
+    readback: Mapping[str, Any]
+    witness: Mapping[str, int]
+    memory: Memory
+    journal: tuple[Sequence[tuple[str, int, tuple[int, ...]]], int, int] | None
+    seconds: float
