@@ -67,6 +67,24 @@ def test_a_report_without_its_end_is_cut_off(three, keep):
         load(three)
 
 
+def test_an_end_line_without_its_newline_is_cut_off(three):
+    path = three / "report.jsonl"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ReportError, match="has no end line"):
+        load(three)
+
+
+def test_a_report_up_to_the_limit_is_checked_whole(three, monkeypatch):
+    rows = lines(three)
+    put(three, [*rows[:2], rows[2].replace('"repro":', '"rep":'), *rows[3:]])
+    size = (three / "report.jsonl").stat().st_size
+    monkeypatch.setattr(reports.load, "EAGER_BYTES", size)
+    with pytest.raises(ReportError, match="line 3"):
+        load(three)
+    monkeypatch.setattr(reports.load, "EAGER_BYTES", size - 1)
+    assert len(load(three)) == 3
+
+
 def test_every_cut_in_the_middle_of_a_line_is_seen(three):
     whole = (three / "report.jsonl").read_bytes()
     for size in range(1, len(whole), 97):

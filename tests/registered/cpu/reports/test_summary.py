@@ -18,6 +18,7 @@ def cells(make_cell):
         make_cell("e", state="NOT MEASURED", gates=red_gate, seconds=0),
         make_cell("f", state="INFRA", gates=(), seconds=0),
         make_cell("g", waived=KNOWN, seconds=0),
+        make_cell("h", state="NOT MEASURED", gates=(), waived=KNOWN, seconds=0),
     ]
 
 
@@ -26,7 +27,7 @@ def test_counts_are_stable_and_complete(tmp_path, make_cell, write_report):
     path = write_summary(summarise(report), tmp_path)
     assert path == tmp_path / "summary.json"
     assert json.loads(path.read_text()) == {
-        "schema": 1, "cells": 7, "pass": 2, "fail": 3, "not_measured": 1, "infra": 1, "waived": 1, "red": 4,
+        "schema": 1, "cells": 8, "pass": 2, "fail": 3, "not_measured": 2, "infra": 1, "waived": 2, "red": 4,
         "seconds": 1.0, "tier": "cpu", "stage": "pr",
         "by_gate": {"ledger": {"PASS": 6}, "lossless": {"PASS": 5, "NOT MEASURED": 1}},
     }  # fmt: skip

@@ -122,6 +122,18 @@ def test_red_on_both_sides_is_the_same_and_says_so(against, gated):
     assert (other.counts[State.SAME], other.still_red) == (1, ("a",))
 
 
+def test_red_on_one_side_is_not_still_red(against, gated):
+    assert against([gated("lossless")], [gated("lossless", "FAIL")]).still_red == ()
+    assert against([gated("lossless", "FAIL")], [gated("lossless")]).still_red == ()
+
+
+def test_what_is_red_comes_first(against, make_cell):
+    base = [make_cell("a"), make_cell("b"), make_cell("c", state="FAIL", gates=())]
+    head = [make_cell("0new"), make_cell("b", state="FAIL", error="x"), make_cell("c", gates=())]
+    changes = against(base, head).changes
+    assert [(change.id, change.red) for change in changes] == [("b", True), ("a", True), ("0new", False), ("c", False)]
+
+
 @pytest.mark.parametrize("state", ["FAIL", "NOT MEASURED"])
 def test_a_gate_that_turns_green_is_improved(against, gated, state):
     change = only(against([gated("lossless", state)], [gated("lossless")]))

@@ -61,6 +61,17 @@ def test_a_pair_that_another_cell_still_carries_is_not_lost(coverage, sized):
     assert change.lost == ()
 
 
+def test_a_red_cell_does_not_keep_a_pair(coverage, sized):
+    red = sized("red", 4, "v2", state="FAIL")
+    assert coverage([red, sized("tree", 4, "v2")], [red, sized("tree", 4, "v1")]).lost[0].cells == ("tree",)
+
+
+def test_a_cell_that_changed_otherwise_keeps_its_pairs(coverage, sized):
+    base = [sized("other", 4, "v2"), sized("tree", 4, "v2")]
+    head = [sized("other", 4, "v2", witness={"speculated": 3}), sized("tree", 4, "v1")]
+    assert coverage(base, head).lost == ()
+
+
 def test_a_pair_that_moves_to_another_changed_cell_is_not_lost(coverage, sized):
     change = coverage([sized("a", 4, "v2"), sized("b", 4, "v1")], [sized("a", 4, "v1"), sized("b", 4, "v2")])
     assert (change.lost, change.gained) == ((), ())

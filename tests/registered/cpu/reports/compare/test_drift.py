@@ -36,5 +36,9 @@ def test_noise_and_few_cells_are_no_drift():
     assert drifts([]) == ()
 
 
+def test_eight_cells_are_enough():
+    assert [(row.down, row.up) for row in drifts(cells([-0.01] * 8, page="64"))] == [(8, 0)]
+
+
 def test_significant_cells_speak_for_themselves():
     assert drifts([({"page": "64"}, effect(-0.05, "loss"))] * 20) == ()
