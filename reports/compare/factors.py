@@ -8,11 +8,12 @@ show as two lines.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from reports.compare.states import FALSE_DISCOVERY_RATE, Factor
-from reports.stats import benjamini_hochberg, fisher_exact
+from reports.stats import benjamini_hochberg, fisher_log
 
 MOST_CONDITIONS: Final = 4
 MOST_FACTORS: Final = 4
@@ -106,7 +107,7 @@ def _best(
     def score(rule: _Rule) -> tuple[float, int]:
         if rule not in scores:
             hits, matching = (rule.cells & open_cells).bit_count(), (rule.cells & ~explained).bit_count()
-            scores[rule] = fisher_exact(hits, open_cells.bit_count(), matching, total)
+            scores[rule] = fisher_log(hits, open_cells.bit_count(), matching, total)
         return scores[rule], len(rule.conditions)
 
     beam = sorted(conditions, key=score)[:BEAM]
@@ -124,10 +125,10 @@ def _best(
         beam = sorted(distinct.values(), key=score)[:BEAM]
     if not beam:
         return None, 1.0
-    tried = list(scores.values())
+    tried = [math.exp(value) for value in scores.values()]
     discoveries = benjamini_hochberg(tried, FALSE_DISCOVERY_RATE)
     found = discoveries[list(scores).index(beam[0])]
-    return (beam[0], min(1.0, scores[beam[0]] * len(tried))) if found else (None, 1.0)
+    return (beam[0], min(1.0, math.exp(scores[beam[0]]) * len(tried))) if found else (None, 1.0)
 
 
 def _factor(rule: _Rule, p: float, all_failing: int, failing: int, passing: int) -> Factor:

@@ -7,7 +7,7 @@
 - `association`: over-representation, signs, and many tests at once
 """
 
-from reports.stats.association import benjamini_hochberg, fisher_exact, sign_test
+from reports.stats.association import benjamini_hochberg, fisher_exact, fisher_log, sign_test
 from reports.stats.bootstrap import RatioChange, ratio_change, ratio_interval
 from reports.stats.distribution import FitResult, chi_square, ks_uniform, randomised_pit
 from reports.stats.paired import mcnemar, paired_difference, sequential_mcnemar
@@ -28,6 +28,7 @@ __all__ = [
     "chi_square",
     "difference_interval",
     "fisher_exact",
+    "fisher_log",
     "ks_uniform",
     "mcnemar",
     "minimum_detectable_drop",

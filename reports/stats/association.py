@@ -15,27 +15,35 @@ def fisher_exact(hits: int, failing: int, matching: int, total: int) -> float:
     `hits` of `failing` failures have the property, and `matching` of all `total` cells do: the hypergeometric chance
     of at least `hits`.
     """
+    return math.exp(fisher_log(hits, failing, matching, total))
+
+
+def fisher_log(hits: int, failing: int, matching: int, total: int) -> float:
+    """Natural logarithm of `fisher_exact`, which ranks properties whose p values are too small for a float."""
     check_count("failing", failing, 0, total)
     check_count("matching", matching, 0, total)
     check_count("hits", hits, max(0, failing + matching - total), min(failing, matching))
     if hits * total > failing * matching:
-        return min(1.0, _tail(hits, failing, matching, total, 1))
-    return max(0.0, 1.0 - _tail(hits - 1, failing, matching, total, -1))
+        return min(0.0, _log_tail(hits, failing, matching, total, 1))
+    below = math.exp(_log_tail(hits - 1, failing, matching, total, -1))
+    # Rounding can bring the lower tail to 1, and the upper one is never empty.
+    return math.log1p(-min(below, 1.0 - 1e-16))
 
 
-def _tail(hits: int, failing: int, matching: int, total: int, step: int) -> float:
-    """Sum of the hypergeometric weights from `hits` on, away from the mean, where each is smaller than the last."""
-    weight = math.exp(
-        _log_comb(matching, hits) + _log_comb(total - matching, failing - hits) - _log_comb(total, failing)
-    )
-    tail = 0.0
+def _log_tail(hits: int, failing: int, matching: int, total: int, step: int) -> float:
+    """Log of the sum of hypergeometric weights from `hits` on, away from the mean, where each is smaller than the
+    last."""
+    first = _log_comb(matching, hits) + _log_comb(total - matching, failing - hits) - _log_comb(total, failing)
+    if first == -math.inf:
+        return first
+    weight, tail = 1.0, 0.0
     while weight > tail * 1e-17:
         tail += weight
         up = (matching - hits) * (failing - hits), (hits + 1) * (total - matching - failing + hits + 1)
         down = hits * (total - matching - failing + hits), (matching - hits + 1) * (failing - hits + 1)
         weight *= up[0] / up[1] if step > 0 else down[0] / down[1]
         hits += step
-    return tail
+    return first + math.log(tail)
 
 
 def _log_comb(n: int, k: int) -> float:

@@ -86,3 +86,11 @@ def test_axes_that_some_cells_lack():
     failing = [{"session": "on", "n": str(index % 2)} for index in range(8)]
     passing = [{"n": str(index % 2)} for index in range(20)]
     assert common_factors(failing, passing)[0].conditions == ("session=on",)
+
+
+def test_many_cells_are_told_apart():
+    """The p values of all candidates are far below the smallest float here."""
+    failing, passing = split(lambda c: c["page_size"] == "64" and c["batch"] == "5" and c["spec_version"] == "v2")
+    factor = common_factors(failing * 200, passing * 200)[0]
+    assert factor.conditions == ("spec_version=v2", "batch=5", "page_size=64")
+    assert (factor.failing, factor.passing) == (len(failing) * 200, 0)

@@ -1,4 +1,5 @@
 import random
+from math import log
 
 import pytest
 from hypothesis import assume, given
@@ -6,7 +7,7 @@ from hypothesis import strategies as st
 from scipy.stats import binomtest, false_discovery_control
 from scipy.stats import fisher_exact as scipy_fisher
 
-from reports.stats import benjamini_hochberg, fisher_exact, sign_test
+from reports.stats import benjamini_hochberg, fisher_exact, fisher_log, sign_test
 
 
 @given(st.integers(0, 40), st.integers(0, 40), st.integers(0, 40), st.integers(0, 40))
@@ -21,8 +22,11 @@ def test_fisher_of_a_perfect_factor():
     assert fisher_exact(6, 6, 6, 37) == pytest.approx(1 / 2_324_784)
 
 
-def test_fisher_of_many_cells_is_quick_and_finite():
+def test_fisher_of_many_cells_is_quick_and_ranks_the_smallest():
     assert fisher_exact(3000, 5000, 5000, 100_000) == 0.0
+    assert fisher_log(3001, 5000, 5000, 100_000) < fisher_log(3000, 5000, 5000, 100_000) < -2_000
+    assert fisher_log(6, 6, 6, 37) == pytest.approx(-log(2_324_784))
+    assert fisher_log(0, 5, 5, 100) == 0.0
     assert fisher_exact(250, 5000, 5000, 100_000) == pytest.approx(0.5, abs=0.05)
 
 
