@@ -58,7 +58,9 @@ class LLM:
         tokens = tuple(self.tokenizer.encode(prompt)) if isinstance(prompt, str) else tuple(prompt)
         bad = [t for t in tokens if not 0 <= t < self.tokenizer.vocab_size]
         if bad:
-            raise RequestError(f"prompt token {bad[0]} is outside the vocabulary; allowed: [0, {self.tokenizer.vocab_size})")
+            raise RequestError(
+                f"prompt token {bad[0]} is outside the vocabulary; allowed: [0, {self.tokenizer.vocab_size})"
+            )
         rid = self._next_rid
         seed = self.resolved.random_seed if params.seed is None else params.seed
         self.loop.add(Request(rid, tokens, params, seed))
@@ -160,4 +162,5 @@ class LLM:
             "device": executor.pool.data.device.type,
             "strict_memory": self.loop.strict_memory,
             "kv_stamps": executor.pool.stamps is not None,
+            "enable_deterministic_inference": executor.pool.deterministic,
         }

@@ -34,7 +34,7 @@ def build(resolved: Resolved, facts: Facts, tokenizer: Tokenizer, locate: Locate
     device, dtype = torch.device(resolved.device), getattr(torch, resolved.dtype)
     slack = (resolved.lag + 1) * resolved.num_draft_tokens
     positions = resolved.context_length + slack
-    target = load_target(locate(resolved.model_path), device, dtype)
+    target = load_target(locate(resolved.model_path), resolved.device, dtype, resolved.enable_deterministic_inference)
     drafter, draft_pools = _drafter(resolved, facts, target, locate)
     probes = Probes()
     ledger = Ledger(resolved.num_pages, resolved.page_size, strict=resolved.strict_memory == 2)
@@ -76,7 +76,14 @@ def _drafter(resolved: Resolved, facts: Facts, target: Llama, locate: Locate) ->
         return PlainDrafter(), ()
     assert resolved.draft_path is not None and facts.draft is not None
     device, dtype = torch.device(resolved.device), getattr(torch, resolved.dtype)
-    model = load_draft(locate(resolved.draft_path), traits.name, target, device, dtype)
+    model = load_draft(
+        locate(resolved.draft_path),
+        traits.name,
+        target,
+        resolved.device,
+        dtype,
+        resolved.enable_deterministic_inference,
+    )
     pool = _pool(resolved, model, device, dtype, stamps=False)
     drafter = AutoregressiveDrafter(
         traits,
@@ -100,4 +107,5 @@ def _pool(resolved: Resolved, model: Llama, device: torch.device, dtype: torch.d
         dtype,
         device,
         stamps=stamps,
+        deterministic=resolved.enable_deterministic_inference,
     )

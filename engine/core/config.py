@@ -52,6 +52,7 @@ class EngineConfig:
     random_seed: int = 0
     strict_memory: int = 0
     kv_stamps: bool = False
+    enable_deterministic_inference: bool = False
 
     def __post_init__(self) -> None:
         for name in KINDS:
@@ -190,6 +191,7 @@ class Resolved:
     chunked_prefill_size: tokens per prefill chunk, None for whole prompts.
     max_total_tokens: KV capacity in tokens, a whole number of pages; num_pages: the same in pages (padding page
     not counted).
+    enable_deterministic_inference: the bits of a token's logits do not depend on the rest of its step.
     """
 
     model_path: str
@@ -212,6 +214,7 @@ class Resolved:
     random_seed: int
     strict_memory: int
     kv_stamps: bool
+    enable_deterministic_inference: bool
     reasons: tuple[Reason, ...] = ()
     rewrites: tuple[Rewrite, ...] = ()
 

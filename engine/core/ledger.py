@@ -25,7 +25,7 @@ CACHE: Final = -1
 Entry = tuple[str, int, tuple[int, ...]]  # verb, request id (0 for none), arguments and results
 
 
-class OutOfPages(Exception):  # noqa: N818 - control flow inside the scheduler, not an error that reaches a user
+class OutOfPages(Exception):
     """A reservation needs more free pages than there are. Nothing was changed."""
 
 
@@ -75,7 +75,15 @@ class Ledger:
 
     def shortfall(self, rid: int, width: int) -> int:
         """Free pages missing for a step of `width` positions behind everything in flight (0: it fits)."""
-        return max(0, self._growth(self._account(rid), width) - len(self.free))
+        return max(0, self.growth(rid, width) - len(self.free))
+
+    def growth(self, rid: int, width: int) -> int:
+        """Pages that a step of `width` positions behind everything in flight would add."""
+        account = self._account(rid)
+        if width < 1:
+            raise LedgerError(f"reserve: request {rid} asked for {width} positions")
+        end = account.committed + account.flying + width
+        return max(0, -(-end // self.page_size) - len(account.pages))
 
     def reserve(self, rid: int, width: int) -> tuple[int, ...]:
         """Own every position up to committed + in flight + width. Returns the pages added.
@@ -83,7 +91,7 @@ class Ledger:
         Raises OutOfPages without changing anything.
         """
         account = self._account(rid)
-        grow = self._growth(account, width)
+        grow = self.growth(rid, width)
         if grow > len(self.free):
             raise OutOfPages(f"request {rid} needs {grow} pages, {len(self.free)} are free")
         added = tuple(self.free.pop() for _ in range(grow))
@@ -121,7 +129,9 @@ class Ledger:
         account = self._account(rid)
         end = account.shared + count
         if count < 0 or end * self.page_size > account.committed:
-            raise LedgerError(f"donate: request {rid} has {account.committed} positions committed, not {end} whole pages")
+            raise LedgerError(
+                f"donate: request {rid} has {account.committed} positions committed, not {end} whole pages"
+            )
         given = tuple(account.pages[account.shared : end])
         for page in given:
             self.owner[page] = CACHE
@@ -199,12 +209,6 @@ class Ledger:
         if account is None:
             raise LedgerError(f"request {rid} has no account")
         return account
-
-    def _growth(self, account: Account, width: int) -> int:
-        if width < 1:
-            raise LedgerError(f"reserve: request {account.rid} asked for {width} positions")
-        end = account.committed + account.flying + width
-        return max(0, -(-end // self.page_size) - len(account.pages))
 
     def _record(self, verb: str, rid: int, numbers: tuple[int, ...]) -> None:
         self.journal.append((verb, rid, numbers))

@@ -77,6 +77,7 @@ def _resolved(situation: Situation, reasons: tuple[Reason, ...], rewrites: tuple
         random_seed=asked.random_seed,
         strict_memory=asked.strict_memory,
         kv_stamps=asked.kv_stamps,
+        enable_deterministic_inference=asked.enable_deterministic_inference,
         reasons=reasons,
         rewrites=rewrites,
     )
@@ -107,4 +108,5 @@ def explicit(resolved: Resolved) -> EngineConfig:
         random_seed=resolved.random_seed,
         strict_memory=resolved.strict_memory,
         kv_stamps=resolved.kv_stamps,
+        enable_deterministic_inference=resolved.enable_deterministic_inference,
     )

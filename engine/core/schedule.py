@@ -169,14 +169,23 @@ class Scheduler:
         return rows
 
     def _admissible(self, request: Request) -> bool:
-        """A row is free, no victim drains, and the whole prompt with one round fits beside what runs."""
+        """A row is free, no victim drains, and the whole prompt with one round fits beside what runs.
+
+        What runs keeps room for the rest of its prefill and one round each; without that a request admitted into
+        the pages that its own retraction freed is retracted again, for ever.
+        """
         if not self._free_rows or any(r.retracting for r in self.active):
             return False
         shared = self.cache.match(request.tokens)
         need = -(-(request.num_tokens + self.width) // self.ledger.page_size) - len(shared)
         # Pages that the match would pin stop being evictable.
         pinned = sum(1 for page in shared if not self.ledger.pins[page])
-        return need <= len(self.ledger.free) + self.cache.evictable - pinned
+        promised = sum(self._promised(r) for r in self.active if r.phase is Phase.RUNNING)
+        return need + promised <= len(self.ledger.free) + self.cache.evictable - pinned
+
+    def _promised(self, request: Request) -> int:
+        """Pages that a running request still needs for the rest of its prefill and one round."""
+        return self.ledger.growth(request.rid, request.prefill_target - request.prefilled + self.width)
 
     def _admit(self, request: Request) -> Request:
         shared = self.cache.match(request.tokens)

@@ -14,7 +14,9 @@ from engine.core.ledger import replay
 from engine.core.request import Finish, Phase, SamplingParams
 
 sys.path.insert(0, str(Path(__file__).parent))
-from toy import VOCAB, reference, request, toy_loop  # noqa: E402 - the toy lies beside this file
+from toy import VOCAB, reference, request, toy_loop
+
+pytestmark = pytest.mark.register(est_seconds=15, tier="cpu", stage="pr")
 
 JOB = st.tuples(
     st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=12),
@@ -26,7 +28,8 @@ JOB = st.tuples(
 
 def drain(loop, jobs, eos, aborts):
     requests = [
-        request(i + 1, prompt, SamplingParams(max_new_tokens=n, stop=stop)) for i, (prompt, n, stop, _) in enumerate(jobs)
+        request(i + 1, prompt, SamplingParams(max_new_tokens=n, stop=stop))
+        for i, (prompt, n, stop, _) in enumerate(jobs)
     ]
     for r in requests:
         loop.add(r)
@@ -78,6 +81,13 @@ def test_a_tight_pool_retracts_and_still_gives_the_same_tokens():
     requests = drain(loop, jobs, (), {})
     assert loop.probes.counts["retract.done"] > 0
     assert [r.output for r in requests] == [reference(r.prompt, r.params)[0] for r in requests]
+
+
+def test_a_retracted_request_is_not_admitted_into_the_pages_it_gave_up():
+    loop = toy_loop(lag=2, page_size=2, pages=18, rows=5)
+    jobs = [([4, 10, 10, 4, 10, 5, 7, 0, 8], 9, (), None), ([4], 14, (), None), ([4, 9, 3, 4, 6, 5, 8, 3], 9, (), None)]
+    requests = drain(loop, jobs, (), {})
+    assert max(r.retractions for r in requests) <= 2
 
 
 def test_prefix_hits_are_counted_and_change_nothing():

@@ -103,7 +103,12 @@ def toy_loop(*, lag, page_size, pages, width=1, rows=4, chunk=None, cache=True, 
         context_length=10_000,
     )
     return Loop(
-        scheduler, ToyExecutor(page_size, pages), probes, lag=lag, eos_ids=frozenset(eos), text_stream=Letters,
+        scheduler,
+        ToyExecutor(page_size, pages),
+        probes,
+        lag=lag,
+        eos_ids=frozenset(eos),
+        text_stream=Letters,
         strict_memory=2,
     )
 

@@ -107,6 +107,7 @@ def runnable(draw: st.DrawFn) -> tuple[EngineConfig, Facts]:
         random_seed=draw(st.integers(0, 9)),
         strict_memory=draw(st.integers(0, 2)),
         kv_stamps=draw(st.booleans()),
+        enable_deterministic_inference=draw(st.booleans()),
     )
     draft = {"NONE": None, "STANDALONE": MODEL, "EAGLE3": HEAD}[algorithm]
     return config, draw(known(st.just(draft)))
