@@ -9,9 +9,9 @@ from torch import Tensor
 
 from engine.core.plan import PlanRow, StepPlan, StepResult
 from engine.device.attention import StepAttention
-from engine.device.batch import StepBatch, causal_bias, tree_bias
+from engine.device.batch import StepBatch, causal_bias, count, tree_bias
 from engine.device.pool import KVPool
-from engine.device.relay import Relay
+from engine.device.relay import DraftState, Relay
 from engine.device.sample import SamplingRows, chosen_logprobs, pick, top_logprobs
 from engine.device.staging import Staged, StagingRing
 from engine.device.table import SlotTable, stamp
@@ -90,11 +90,11 @@ class DeviceExecutor:
     def _prefill(self, plan: StepPlan, batch: StepBatch) -> dict[str, Tensor]:
         device = batch.rows.device
         tokens = torch.tensor([_padded(row.tokens, batch.width) for row in plan.rows], device=device)
-        offsets = torch.arange(batch.width, device=device)
+        offsets = count(batch.width, device)
         positions = batch.start[:, None] + offsets
         bias = causal_bias(positions, batch.reach, self.pool.data.dtype)
         write = batch.write_slots(offsets)
-        stamps = self._stamp(batch, write, positions)
+        stamps = self._stamp(plan, batch, write, positions)
         hidden, aux = self.target.forward(
             tokens, positions, StepAttention(self.pool, write, batch.slots, bias), self.drafter.capture
         )
@@ -102,32 +102,29 @@ class DeviceExecutor:
         last = hidden.gather(1, (batch.lengths - 1)[:, None, None].expand(-1, 1, hidden.shape[2]))
         logits = self.target.logits(last)
         end = batch.start + batch.lengths
-        rows = self.relay.sampling_of(batch.rows)
-        sampled = pick(logits, end[:, None], rows, plan.greedy)
+        rows = None if plan.greedy else self.relay.sampling_of(batch.rows)
+        sampled = pick(logits, end[:, None], rows)
         following = torch.tensor([-1 if r.following is None else r.following for r in plan.rows], device=device)
         state = self.drafter.prime(batch, tokens, aux, sampled[:, 0], following)
-        self.relay.publish(batch.rows, end, sampled[:, 0])
-        self.relay.stash(batch.rows, state)
+        self._relay(batch, end, sampled, state)
         results = {"tokens": sampled, "count": (following < 0).long()}
         return results | stamps | _logprobs(plan, logits, sampled, rows)
 
     def _round(self, plan: StepPlan, batch: StepBatch) -> dict[str, Tensor]:
-        root = self.relay.last.index_select(0, batch.rows)
-        rows = self.relay.sampling_of(batch.rows)
-        tree = self.drafter.propose(batch, root, self.relay.state(batch.rows))
-        offsets = torch.arange(batch.width, device=root.device)
+        rows = None if plan.greedy else self.relay.sampling_of(batch.rows)
+        tree = self.drafter.propose(batch, self.relay)
         positions = batch.start[:, None] + tree.depths
         if tree.ancestors is None:
             bias = causal_bias(positions, batch.reach, self.pool.data.dtype)
         else:
             bias = tree_bias(batch.start, tree.ancestors, batch.reach, self.pool.data.dtype)
-        write = batch.write_slots(offsets)
-        stamps = self._stamp(batch, write, positions)
+        write = batch.write_slots(count(batch.width, tree.tokens.device))
+        stamps = self._stamp(plan, batch, write, positions)
         hidden, aux = self.target.forward(
             tree.tokens, positions, StepAttention(self.pool, write, batch.slots, bias), self.drafter.capture
         )
         logits = self.target.logits(hidden)
-        verdict = judge(logits, tree, batch.start, rows, plan.greedy)
+        verdict = judge(logits, tree, batch.start, rows)
         results = {"tokens": verdict.tokens, "count": verdict.count}
         if tree.ancestors is not None:
             results |= self._compact(tree.parents, verdict.path, verdict.count, write)
@@ -135,27 +132,32 @@ class DeviceExecutor:
             if plan.logprobs >= 0:
                 logits = logits.gather(1, verdict.path[:, :, None].expand(-1, -1, logits.shape[2]))
         state = self.drafter.absorb(batch, verdict, aux)
-        bonus = verdict.tokens.gather(1, (verdict.count - 1)[:, None])[:, 0]
-        self.relay.publish(batch.rows, batch.start + verdict.count, bonus)
-        self.relay.stash(batch.rows, state)
+        bonus = verdict.tokens.gather(1, (verdict.count - 1)[:, None])
+        self._relay(batch, batch.start + verdict.count, bonus, state)
         return results | stamps | _logprobs(plan, logits, verdict.tokens, rows)
 
-    def _compact(self, parents: Tensor, path: Tensor, count: Tensor, write: Tensor) -> dict[str, Tensor]:
+    def _relay(self, batch: StepBatch, length: Tensor, bonus: Tensor, state: DraftState | None) -> None:
+        self.relay.publish(batch.rows, length, bonus)
+        if state is not None:
+            self.relay.stash(batch.rows, state)
+
+    def _compact(self, parents: Tensor, path: Tensor, accepted: Tensor, write: Tensor) -> dict[str, Tensor]:
         """Move the accepted path's KV to the front of the block. Sources never lie before their destination."""
-        order = torch.arange(path.shape[1], device=path.device)
-        taken = torch.where(order < count[:, None], path, order)
+        order = count(path.shape[1], path.device)
+        taken = torch.where(order < accepted[:, None], path, order)
         self.pool.move(write.gather(1, taken).flatten(), write[:, : path.shape[1]].flatten())
         siblings = (parents[:, 1:, None] == parents[:, None, 1:]).sum((1, 2)) > parents.shape[1] - 1
         return {"moved": (taken != order).any(1), "branched": siblings}
 
-    def _stamp(self, batch: StepBatch, write: Tensor, positions: Tensor) -> dict[str, Tensor]:
+    def _stamp(self, plan: StepPlan, batch: StepBatch, write: Tensor, positions: Tensor) -> dict[str, Tensor]:
         """Stamp the slots about to be written, and compare the stamps of every position below `start`."""
         if self.pool.stamps is None:
             return {}
         expected = self.table.expected(batch.rows, batch.reach)
-        below = torch.arange(batch.reach, device=write.device) < batch.start[:, None]
+        below = count(batch.reach, write.device) < batch.start[:, None]
+        rids = torch.tensor([row.rid for row in plan.rows], device=write.device)
         wrong = (self.pool.stamps[batch.slots] != expected) & below
-        self.pool.stamps[write.flatten()] = stamp(batch.rids[:, None], positions).flatten()
+        self.pool.stamps[write.flatten()] = stamp(rids[:, None], positions).flatten()
         return {"stamps": torch.stack((below.sum(), wrong.sum()))}
 
 
@@ -163,7 +165,7 @@ def _padded(tokens: tuple[int, ...], width: int) -> list[int]:
     return [*tokens, *([0] * (width - len(tokens)))]
 
 
-def _logprobs(plan: StepPlan, logits: Tensor, tokens: Tensor, rows: SamplingRows) -> dict[str, Tensor]:
+def _logprobs(plan: StepPlan, logits: Tensor, tokens: Tensor, rows: SamplingRows | None) -> dict[str, Tensor]:
     """Log-probabilities of `tokens` [B, W] and of the best `plan.logprobs` tokens, from logits [B, W, V]."""
     if plan.logprobs < 0:
         return {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -16,14 +17,15 @@ from engine.device.table import SlotTable
 class StepBatch:
     """B requests by W positions, padded to the widest.
 
-    rows [B]; rids [B]; start [B] KV length before the step; reach: host bound on start + W over the batch.
+    rows [B]; start [B] KV length before the step; reach: host bound on start + W over the batch; root [B, 1] the bonus
+    token of the previous round (of no meaning in a prefill step).
     slots [B, T] of positions 0..T-1, T = reach. lengths [B]: tokens of each chunk, None in a verify round, where
     every row is W wide.
     """
 
     rows: Tensor
-    rids: Tensor
     start: Tensor
+    root: Tensor
     width: int
     reach: int
     slots: Tensor
@@ -32,31 +34,40 @@ class StepBatch:
     @classmethod
     def of(cls, plan: StepPlan, relay: Relay, table: SlotTable) -> StepBatch:
         """The batch of a plan whose pages are already in the table. Reads lengths from the relay, not the host."""
-        device = relay.length.device
+        device = relay.head.device
         rows = torch.tensor([r.row for r in plan.rows], device=device)
-        rids = torch.tensor([r.rid for r in plan.rows], device=device)
+        start, root = relay.lengths_and_roots(rows)
+        lengths = None
         if plan.prefill:
             start = torch.tensor([r.start for r in plan.rows], device=device)
             lengths = torch.tensor([r.width for r in plan.rows], device=device)
-        else:
-            start = relay.length.index_select(0, rows)
-            lengths = None
         reach = max(r.bound for r in plan.rows)
-        return cls(rows, rids, start, max(r.width for r in plan.rows), reach, table.read(rows, reach), lengths)
+        return cls(rows, start, root, max(r.width for r in plan.rows), reach, table.read(rows, reach), lengths)
 
     def write_slots(self, offsets: Tensor) -> Tensor:
         """Slots of positions start + offsets; offsets [W] or [B, W] -> [B, W]. Past a chunk's end: padding slot 0."""
         at = self.start[:, None] + offsets
-        slots = self.slots.gather(1, at.clamp(max=self.reach - 1))
         if self.lengths is None:
-            return slots
+            return self.slots.gather(1, at)
+        slots = self.slots.gather(1, at.clamp(max=self.reach - 1))
         # A row's table may still name pages past its reservation; a padded position must not write there.
         return slots.masked_fill(offsets >= self.lengths[:, None], 0)
 
 
+@lru_cache(maxsize=8)
+def _counted(size: int, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):
+        return torch.arange(size, device=device)
+
+
+def count(size: int, device: torch.device) -> Tensor:
+    """0..size-1 as int64, a view of a table that grows by doubling; never write to it."""
+    return _counted(1 << max(size - 1, 63).bit_length(), device)[:size]
+
+
 def causal_bias(positions: Tensor, reach: int, dtype: torch.dtype) -> Tensor:
     """[B, 1, W, reach]: 0 where key position <= query position, else -inf. positions [B, W]."""
-    keys = torch.arange(reach, device=positions.device)
+    keys = count(reach, positions.device)
     hidden = keys > positions[:, None, :, None]
     return torch.zeros(hidden.shape, dtype=dtype, device=positions.device).masked_fill_(hidden, float("-inf"))
 
@@ -72,7 +83,7 @@ def tree_bias(start: Tensor, ancestors: Tensor, reach: int, dtype: torch.dtype) 
     ancestors [B, N, N] bool: [b, n, m] is true if node n may attend node m; node m lies at position start + m.
     """
     nodes = ancestors.shape[1]
-    key = torch.arange(reach, device=start.device) - start[:, None]  # [B, T] node index of each key
+    key = count(reach, start.device) - start[:, None]  # [B, T] node index of each key
     inside = (key >= 0) & (key < nodes)
     seen = ancestors.gather(2, key.clamp(0, nodes - 1)[:, None, :].expand(-1, nodes, -1))
     hidden = ~((key < 0)[:, None, :] | (inside[:, None, :] & seen))

@@ -28,13 +28,12 @@ class DraftState(NamedTuple):
 class Relay:
     """Device buffers indexed by request row.
 
-    length [R]: tokens in the target's KV. last [R]: the bonus token, known but not in KV. Sampling parameters are
-    uploaded once per residence of a request.
+    head [R, 2]: tokens in the target's KV, and the bonus token, known but not in KV. Sampling parameters are uploaded
+    once per residence of a request.
     """
 
     def __init__(self, rows: int, topk: int, carry: int, dtype: torch.dtype, device: torch.device) -> None:
-        self.length = torch.zeros(rows, dtype=torch.int64, device=device)
-        self.last = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.head = torch.zeros(rows, 2, dtype=torch.int64, device=device)
         self.ids = torch.zeros(rows, topk, dtype=torch.int64, device=device)
         self.probs = torch.zeros(rows, topk, dtype=torch.float32, device=device)
         self.hidden = torch.zeros(rows, carry, dtype=dtype, device=device)
@@ -46,9 +45,13 @@ class Relay:
         )
 
     def publish(self, rows: Tensor, length: Tensor, last: Tensor) -> None:
-        """rows, length, last: [B] int64."""
-        self.length.index_copy_(0, rows, length)
-        self.last.index_copy_(0, rows, last)
+        """rows [B], length [B], last [B, 1], all int64."""
+        self.head.index_copy_(0, rows, torch.cat((length[:, None], last), 1))
+
+    def lengths_and_roots(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """KV lengths [B] and bonus tokens [B, 1] of the batch."""
+        head = self.head.index_select(0, rows)
+        return head[:, 0], head[:, 1:]
 
     def stash(self, rows: Tensor, state: DraftState) -> None:
         """Keep the drafter's state of the batch."""

@@ -23,27 +23,22 @@ class SlotTable:
 
     def extend(self, rows: Sequence[PlanRow]) -> None:
         """Enter the pages that the plan added."""
-        size = self.page_size
-        line: list[int] = []
-        column: list[int] = []
+        size, stride = self.page_size, self.slots.shape[1]
+        cell: list[int] = []
         slot: list[int] = []
         writer: list[int] = []
         for row in rows:
-            if not row.pages:
-                continue
-            count = len(row.pages) * size
-            line.extend([row.row] * count)
-            column.extend(range(row.first_page * size, row.first_page * size + count))
+            first = row.row * stride + row.first_page * size
+            cell.extend(range(first, first + len(row.pages) * size))
             for page, by in zip(row.pages, row.writers, strict=True):
                 slot.extend(range(page * size, page * size + size))
                 writer.extend([by] * size)
-        if not line:
+        if not cell:
             return
-        device = self.slots.device
-        flat = torch.tensor(line, device=device) * self.slots.shape[1] + torch.tensor(column, device=device)
-        self.slots.view(-1).index_copy_(0, flat, torch.tensor(slot, device=device))
+        at, slots, writers = torch.tensor((cell, slot, writer), device=self.slots.device)
+        self.slots.view(-1).index_copy_(0, at, slots)
         if self.writers is not None:
-            self.writers.view(-1).index_copy_(0, flat, torch.tensor(writer, device=device))
+            self.writers.view(-1).index_copy_(0, at, writers)
 
     def read(self, rows: Tensor, length: int) -> Tensor:
         """Slots of positions 0..length-1: [B, length]."""

@@ -14,9 +14,9 @@ from torch import Tensor
 from engine.core.algorithm import Traits
 from engine.core.tree import max_depth
 from engine.device.attention import DraftAttention, StepAttention
-from engine.device.batch import StepBatch, causal_bias, prefix_bias
+from engine.device.batch import StepBatch, causal_bias, count, prefix_bias
 from engine.device.pool import KVPool
-from engine.device.relay import DraftState
+from engine.device.relay import DraftState, Relay
 from engine.spec.drafter import DraftTree, Verdict, chain
 from kernels.expand_topk import expand_topk
 from kernels.select_tree import select_tree
@@ -77,20 +77,19 @@ class AutoregressiveDrafter:
         # Rows at and past `count` write KV that the next round overwrites before it is read.
         return self._extend(batch, verdict.tokens, aux, verdict.count)
 
-    def propose(self, batch: StepBatch, root: Tensor, state: DraftState) -> DraftTree:
+    def propose(self, batch: StepBatch, relay: Relay) -> DraftTree:
         reach = batch.reach - batch.width
-        if self.topk == 1:
-            return self._propose_chain(batch, root, state, reach)
-        return self._propose_tree(batch, root, state, reach)
+        state = relay.state(batch.rows)
+        return self._chain(batch, state, reach) if self.topk == 1 else self._tree(batch, state, reach)
 
-    def _extend(self, batch: StepBatch, tokens: Tensor, aux: Tensor | None, count: Tensor) -> DraftState:
-        """Write draft KV for `tokens` [B, W] at start.., and propose from row count - 1 of each request."""
-        offsets = torch.arange(tokens.shape[1], device=tokens.device)
+    def _extend(self, batch: StepBatch, tokens: Tensor, aux: Tensor | None, kept: Tensor) -> DraftState:
+        """Write draft KV for `tokens` [B, W] at start.., and propose from row kept - 1 of each request."""
+        offsets = count(tokens.shape[1], tokens.device)
         positions = batch.start[:, None] + offsets
         bias = causal_bias(positions, batch.reach, self.pool.data.dtype)
         attend = StepAttention(self.pool, batch.write_slots(offsets), batch.slots, bias)
         out = self.model.forward(tokens, positions, aux, attend)
-        last = out.gather(1, (count - 1)[:, None, None].expand(-1, 1, out.shape[2]))
+        last = out.gather(1, (kept - 1)[:, None, None].expand(-1, 1, out.shape[2]))
         probs, ids = self._top(last)
         return DraftState(ids[:, 0], probs[:, 0], last[:, 0, : self.carry])
 
@@ -104,27 +103,26 @@ class AutoregressiveDrafter:
         probs, ids = torch.softmax(logits, -1).topk(self.topk, -1)
         return probs, self.model.to_target(ids)
 
-    def _propose_chain(self, batch: StepBatch, root: Tensor, state: DraftState, reach: int) -> DraftTree:
-        tokens = [root[:, None], state.ids]
+    def _chain(self, batch: StepBatch, state: DraftState, reach: int) -> DraftTree:
+        tokens = [batch.root, state.ids]
         hidden = state.hidden[:, None]
         attend = self._draft_attention(batch, reach, self.steps - 1)
         for step in range(self.steps - 1):
-            seen = torch.ones(1, 1, step + 1, dtype=torch.bool, device=root.device)
-            attend.begin(step, seen.expand(root.shape[0], -1, -1))
+            attend.begin(step)
             hidden = self.model.forward(tokens[-1], (batch.start + step)[:, None], hidden, attend)
             tokens.append(self._top(hidden)[1][:, 0])
         return chain(torch.cat(tokens, 1))
 
-    def _propose_tree(self, batch: StepBatch, root: Tensor, state: DraftState, reach: int) -> DraftTree:
+    def _tree(self, batch: StepBatch, state: DraftState, reach: int) -> DraftTree:
         """Best-first expansion (EAGLE-2): the topk best of each step's topk**2 children live on, every candidate of
         every step may be selected."""
-        beams, topk = root.shape[0], self.topk
+        (batch_size, topk), device = state.ids.shape, state.ids.device
         candidate_ids, candidate_scores = [state.ids], [state.probs]
-        parents = [torch.arange(-1, topk, device=root.device).expand(beams, -1)]
+        parents = [torch.arange(-1, topk, device=device).expand(batch_size, -1)]
         tokens, scores = state.ids, state.probs
         hidden = state.hidden[:, None].expand(-1, topk, -1)
         attend = self._draft_attention(batch, reach, (self.steps - 1) * topk)
-        seen = torch.eye(topk, dtype=torch.bool, device=root.device).expand(beams, -1, -1)
+        own = seen = torch.eye(topk, dtype=torch.bool, device=device).expand(batch_size, -1, -1)
         for step in range(self.steps - 1):
             attend.begin(step * topk, seen)
             positions = (batch.start + step)[:, None].expand(-1, topk)
@@ -137,14 +135,13 @@ class AutoregressiveDrafter:
             beam = chosen // topk
             parents.append(chosen + topk + step * topk * topk)
             hidden = out.gather(1, beam[:, :, None].expand(-1, -1, out.shape[2]))
-            own = torch.eye(topk, dtype=torch.bool, device=root.device).expand(beams, -1, -1)
             seen = torch.cat((seen.gather(1, beam[:, :, None].expand(-1, -1, seen.shape[2])), own), 2)
         picked, tree_parents = select_tree(
             torch.cat(candidate_scores, 1), torch.cat(parents[: max(1, self.steps - 1)], 1), self.nodes, topk
         )
         drafts = torch.cat(candidate_ids, 1).gather(1, picked)
         depths, ancestors = tree_layout(tree_parents)
-        return DraftTree(torch.cat((root[:, None], drafts), 1), tree_parents, depths, ancestors, self.depth)
+        return DraftTree(torch.cat((batch.root, drafts), 1), tree_parents, depths, ancestors, self.depth)
 
     def _draft_attention(self, batch: StepBatch, reach: int, scratch: int) -> DraftAttention:
         bias = prefix_bias(batch.start, reach, self.pool.data.dtype)

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-import torch
 from torch import Tensor
 
 from engine.core.algorithm import Traits
-from engine.device.batch import StepBatch
-from engine.device.relay import DraftState
+from engine.device.batch import StepBatch, count
+from engine.device.relay import DraftState, Relay
 
 
 class DraftTree(NamedTuple):
@@ -42,7 +41,7 @@ class Verdict(NamedTuple):
 
 
 class Drafter(Protocol):
-    """Proposes trees. Each method returns the state that the relay keeps for the next round."""
+    """Proposes trees. prime and absorb return the state that the relay keeps for the next round, None for none."""
 
     traits: Traits
     nodes: int  # N, root included
@@ -53,16 +52,16 @@ class Drafter(Protocol):
 
     def prime(
         self, batch: StepBatch, tokens: Tensor, aux: Tensor | None, sampled: Tensor, following: Tensor
-    ) -> DraftState:
+    ) -> DraftState | None:
         """After a prefill step. tokens [B, W] prompt chunk; aux [B, W, A] captured states; sampled [B] the target's
         next token; following [B] the next prompt token, or -1 where the chunk is the last."""
         ...
 
-    def propose(self, batch: StepBatch, root: Tensor, state: DraftState) -> DraftTree:
-        """root [B]: the bonus token of the previous round."""
+    def propose(self, batch: StepBatch, relay: Relay) -> DraftTree:
+        """A tree for each request, from the state that the relay holds."""
         ...
 
-    def absorb(self, batch: StepBatch, verdict: Verdict, aux: Tensor | None) -> DraftState:
+    def absorb(self, batch: StepBatch, verdict: Verdict, aux: Tensor | None) -> DraftState | None:
         """After verification. aux [B, D+1, A]: captured states along the accepted path."""
         ...
 
@@ -70,5 +69,5 @@ class Drafter(Protocol):
 def chain(tokens: Tensor) -> DraftTree:
     """A tree without branches. tokens [B, N], root first."""
     nodes = tokens.shape[1]
-    order = torch.arange(nodes, device=tokens.device)
+    order = count(nodes, tokens.device)
     return DraftTree(tokens, (order - 1).expand_as(tokens), order.expand_as(tokens), None, nodes - 1)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from engine.core.algorithm import NONE
 from engine.device.batch import StepBatch
-from engine.device.relay import DraftState
+from engine.device.relay import Relay
 from engine.spec.drafter import DraftTree, Verdict, chain
 
 
@@ -21,18 +20,11 @@ class PlainDrafter:
     topk = 0
     carry = 0
 
-    def prime(
-        self, batch: StepBatch, tokens: Tensor, aux: Tensor | None, sampled: Tensor, following: Tensor
-    ) -> DraftState:
-        return self._nothing(batch)
+    def prime(self, batch: StepBatch, tokens: Tensor, aux: Tensor | None, sampled: Tensor, following: Tensor) -> None:
+        return None
 
-    def propose(self, batch: StepBatch, root: Tensor, state: DraftState) -> DraftTree:
-        return chain(root[:, None])
+    def propose(self, batch: StepBatch, relay: Relay) -> DraftTree:
+        return chain(batch.root)
 
-    def absorb(self, batch: StepBatch, verdict: Verdict, aux: Tensor | None) -> DraftState:
-        return self._nothing(batch)
-
-    @staticmethod
-    def _nothing(batch: StepBatch) -> DraftState:
-        empty = torch.empty(batch.rows.shape[0], 0, device=batch.rows.device)
-        return DraftState(empty.long(), empty, empty)
+    def absorb(self, batch: StepBatch, verdict: Verdict, aux: Tensor | None) -> None:
+        return None

@@ -9,7 +9,6 @@ decoding draws with the same seed. Greedy is the case in which the draw is the a
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from engine.device.sample import SamplingRows, pick
@@ -17,16 +16,15 @@ from engine.spec.drafter import DraftTree, Verdict
 from kernels.accept_path import accept_path
 
 
-def judge(logits: Tensor, tree: DraftTree, start: Tensor, rows: SamplingRows, greedy: bool) -> Verdict:
+def judge(logits: Tensor, tree: DraftTree, start: Tensor, rows: SamplingRows | None) -> Verdict:
     """Accept a path of each tree.
 
-    logits [B, N, V]; start [B] KV length before the round; greedy: no row of the batch draws at random.
+    logits [B, N, V]; start [B] KV length before the round; rows: None if no row of the batch draws at random.
     The token emitted after node n has absolute position start + depth(n) + 1.
     """
-    emit = pick(logits, start[:, None] + tree.depths + 1, rows, greedy)
+    emit = pick(logits, start[:, None] + tree.depths + 1, rows)
     if tree.ancestors is None:
-        order = torch.arange(emit.shape[1], device=emit.device)
         hits = (tree.tokens[:, 1:] == emit[:, :-1]).cumprod(1)
-        return Verdict(order.expand_as(emit), 1 + hits.sum(1), emit)
-    path, count = accept_path(tree.tokens, tree.parents, emit, tree.depth)
-    return Verdict(path, count, emit.gather(1, path))
+        return Verdict(tree.depths, 1 + hits.sum(1), emit)
+    path, accepted = accept_path(tree.tokens, tree.parents, emit, tree.depth, tree.ancestors)
+    return Verdict(path, accepted, emit.gather(1, path))

@@ -45,7 +45,7 @@ def test_coins_look_uniform_and_independent():
 
 def test_pick_draws_the_target_distribution():
     p = torch.tensor([0.1, 0.2, 0.3, 0.4])
-    tokens = pick(p.log().expand(1, 20_000, 4), torch.arange(20_000)[None], rows((1.0, 0, 1.0, 3)), False)
+    tokens = pick(p.log().expand(1, 20_000, 4), torch.arange(20_000)[None], rows((1.0, 0, 1.0, 3)))
     assert chisquare(tokens.flatten().bincount(minlength=4).numpy(), p.numpy() * 20_000).pvalue > 0.01
 
 
@@ -63,7 +63,7 @@ def test_pick_draws_the_target_distribution():
 def test_temperature_top_k_and_top_p(row, wanted):
     """p = .1 .2 .3 .4; top-p applies to what top-k left, renormalised."""
     p = torch.tensor([0.1, 0.2, 0.3, 0.4])
-    tokens = pick(p.log().expand(1, 20_000, 4), torch.arange(20_000)[None], rows(row), False)
+    tokens = pick(p.log().expand(1, 20_000, 4), torch.arange(20_000)[None], rows(row))
     counts = tokens.flatten().bincount(minlength=4).double()
     share = torch.tensor(wanted, dtype=torch.float64) / sum(wanted)
     kept = share > 0
@@ -75,28 +75,28 @@ def test_temperature_top_k_and_top_p(row, wanted):
 def test_greedy_takes_the_first_of_equals_whatever_the_promise():
     logits = torch.tensor([[[0.0, 2.0, 2.0, 1.0]]])
     at = torch.zeros(1, 1, dtype=torch.int64)
-    assert pick(logits, at, rows((0.0, 0, 1.0, 1)), True).tolist() == [[1]]
-    assert pick(logits, at, rows((0.0, 0, 1.0, 1)), False).tolist() == [[1]]
+    assert pick(logits, at, None).tolist() == [[1]]
+    assert pick(logits, at, rows((0.0, 0, 1.0, 1))).tolist() == [[1]]
 
 
 def test_a_mixed_batch_gives_each_row_what_it_gets_alone():
     given = [(0.0, 0, 1.0, 5), (1.0, 0, 1.0, 6), (0.7, 5, 1.0, 7), (1.3, 0, 0.8, 8), (0.9, 9, 0.5, 9)]
     logits = torch.randn(5, 7, 50, generator=torch.Generator().manual_seed(0)) * 2
     at = torch.randint(0, 1000, (5, 7), generator=torch.Generator().manual_seed(1))
-    together = pick(logits, at, rows(*given), False)
+    together = pick(logits, at, rows(*given))
     for r, row in enumerate(given):
         one = slice(r, r + 1)
-        assert torch.equal(pick(logits[one], at[one], rows(row), row[0] == 0), together[one])
+        assert torch.equal(pick(logits[one], at[one], None if row[0] == 0 else rows(row)), together[one])
         for column in range(7):
             cut = (one, slice(column, column + 1))
-            assert torch.equal(pick(logits[cut], at[cut], rows(row), False), together[cut])
+            assert torch.equal(pick(logits[cut], at[cut], rows(row)), together[cut])
 
 
 def test_the_promise_of_no_truncation_changes_nothing():
     logits = torch.randn(3, 4, 50, generator=torch.Generator().manual_seed(0)) * 2
     given = rows((1.0, 0, 1.0, 1), (0.0, 0, 1.0, 2), (0.6, 0, 1.0, 3))
     at = torch.arange(12).view(3, 4)
-    assert torch.equal(pick(logits, at, given, False, truncate=False), pick(logits, at, given, False))
+    assert torch.equal(pick(logits, at, given, truncate=False), pick(logits, at, given))
 
 
 def test_logprobs():
