@@ -35,7 +35,7 @@ class StepBatch:
     def of(cls, plan: StepPlan, relay: Relay, table: SlotTable) -> StepBatch:
         """The batch of a plan whose pages are already in the table. Reads lengths from the relay, not the host."""
         device = relay.head.device
-        rows = torch.tensor([r.row for r in plan.rows], device=device)
+        rows = _index(tuple(r.row for r in plan.rows), device)
         start, root = relay.lengths_and_roots(rows)
         lengths = None
         if plan.prefill:
@@ -54,10 +54,24 @@ class StepBatch:
         return slots.masked_fill(offsets >= self.lengths[:, None], 0)
 
 
+@lru_cache(maxsize=256)
+def _index(numbers: tuple[int, ...], device: torch.device) -> Tensor:
+    """Row numbers on the device; consecutive rounds mostly hold the same rows."""
+    with torch.inference_mode(False):
+        return torch.tensor(numbers, device=device)
+
+
 @lru_cache(maxsize=8)
 def _counted(size: int, device: torch.device) -> Tensor:
     with torch.inference_mode(False):
         return torch.arange(size, device=device)
+
+
+@lru_cache(maxsize=8)
+def _hidden_or_seen(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The two values of a bias, -inf and 0."""
+    with torch.inference_mode(False):
+        return torch.tensor(float("-inf"), dtype=dtype, device=device), torch.tensor(0.0, dtype=dtype, device=device)
 
 
 def count(size: int, device: torch.device) -> Tensor:
@@ -68,8 +82,7 @@ def count(size: int, device: torch.device) -> Tensor:
 def causal_bias(positions: Tensor, reach: int, dtype: torch.dtype) -> Tensor:
     """[B, 1, W, reach]: 0 where key position <= query position, else -inf. positions [B, W]."""
     keys = count(reach, positions.device)
-    hidden = keys > positions[:, None, :, None]
-    return torch.zeros(hidden.shape, dtype=dtype, device=positions.device).masked_fill_(hidden, float("-inf"))
+    return torch.where(keys > positions[:, None, :, None], *_hidden_or_seen(dtype, positions.device))
 
 
 def prefix_bias(start: Tensor, reach: int, dtype: torch.dtype) -> Tensor:
@@ -87,5 +100,4 @@ def tree_bias(start: Tensor, ancestors: Tensor, reach: int, dtype: torch.dtype) 
     inside = (key >= 0) & (key < nodes)
     seen = ancestors.gather(2, key.clamp(0, nodes - 1)[:, None, :].expand(-1, nodes, -1))
     hidden = ~((key < 0)[:, None, :] | (inside[:, None, :] & seen))
-    bias = torch.zeros(hidden.shape, dtype=dtype, device=start.device).masked_fill_(hidden, float("-inf"))
-    return bias[:, None]
+    return torch.where(hidden[:, None], *_hidden_or_seen(dtype, start.device))

@@ -21,14 +21,15 @@ class SamplingRows(NamedTuple):
     seed: Tensor
 
 
-def pick(logits: Tensor, emit_positions: Tensor, rows: SamplingRows | None, truncate: bool = True) -> Tensor:
+def pick(logits: Tensor, emit_positions: Tensor | None, rows: SamplingRows | None, truncate: bool = True) -> Tensor:
     """The token emitted at each place -> int64 [B, W].
 
     logits float [B, W, V]; emit_positions int64 [B, W]: absolute index of the token being produced, so that the coin
-    depends on nothing but the request's seed and that index. rows None (every row is greedy) and truncate=False (no row
-    uses top_k or top_p) are promises of the host that save work and change nothing.
+    depends on nothing but the request's seed and that index. rows None (every row is greedy, so no coins and no
+    positions) and truncate=False (no row uses top_k or top_p) are promises of the host that save work and change
+    nothing.
     """
-    if rows is None:
+    if rows is None or emit_positions is None:
         return logits.argmax(-1)
     coins = uniform(rows.seed, emit_positions)
     return draw(logits, coins, rows.temperature, rows.top_k, rows.top_p, truncate)

@@ -35,10 +35,11 @@ class SlotTable:
                 writer.extend([by] * size)
         if not cell:
             return
-        at, slots, writers = torch.tensor((cell, slot, writer), device=self.slots.device)
-        self.slots.view(-1).index_copy_(0, at, slots)
+        device = self.slots.device
+        at = torch.tensor(cell, device=device)
+        self.slots.view(-1).index_copy_(0, at, torch.tensor(slot, device=device))
         if self.writers is not None:
-            self.writers.view(-1).index_copy_(0, at, writers)
+            self.writers.view(-1).index_copy_(0, at, torch.tensor(writer, device=device))
 
     def read(self, rows: Tensor, length: int) -> Tensor:
         """Slots of positions 0..length-1: [B, length]."""

@@ -69,5 +69,5 @@ class Drafter(Protocol):
 def chain(tokens: Tensor) -> DraftTree:
     """A tree without branches. tokens [B, N], root first."""
     nodes = tokens.shape[1]
-    order = count(nodes, tokens.device)
-    return DraftTree(tokens, (order - 1).expand_as(tokens), order.expand_as(tokens), None, nodes - 1)
+    depths = count(nodes, tokens.device).expand_as(tokens)
+    return DraftTree(tokens, depths - 1, depths, None, nodes - 1)

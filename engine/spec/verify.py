@@ -9,6 +9,7 @@ decoding draws with the same seed. Greedy is the case in which the draw is the a
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from engine.device.sample import SamplingRows, pick
@@ -22,7 +23,9 @@ def judge(logits: Tensor, tree: DraftTree, start: Tensor, rows: SamplingRows | N
     logits [B, N, V]; start [B] KV length before the round; rows: None if no row of the batch draws at random.
     The token emitted after node n has absolute position start + depth(n) + 1.
     """
-    emit = pick(logits, start[:, None] + tree.depths + 1, rows)
+    emit = pick(logits, None if rows is None else start[:, None] + tree.depths + 1, rows)
+    if not tree.depth:
+        return Verdict(tree.depths, torch.ones_like(start), emit)
     if tree.ancestors is None:
         hits = (tree.tokens[:, 1:] == emit[:, :-1]).cumprod(1)
         return Verdict(tree.depths, 1 + hits.sum(1), emit)
