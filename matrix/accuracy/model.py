@@ -1,0 +1,77 @@
+"""The engine as a model of lm-eval. Import it only after `matrix.accuracy.task.offline`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import LM
+
+from engine.api import LLM, Output
+from engine.core.config import AUTO, EngineConfig
+from engine.core.errors import RequestError
+from engine.core.request import SamplingParams
+from matrix.accuracy.generation import parameters
+
+Tick = Callable[[int], None]
+
+
+class EngineModel(LM):  # type: ignore[misc]  # lm-eval ships no types, so its class is Any
+    """Answers every request of a task in one batch; `outputs` keeps what the engine said of each, in order.
+
+    A cell with a KV pool of fixed size keeps that pool's meaning: it grows to hold the longest request and no second.
+    tick: called with the number of requests that ended since the last call.
+    """
+
+    def __init__(self, config: EngineConfig, locate: Callable[[str], Path], tick: Tick) -> None:
+        super().__init__()
+        self.llm = LLM(config, locate)
+        self.outputs: list[Output] = []
+        self._config = config
+        self._locate = locate
+        self._tick = tick
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        """The answers in order. RequestError if a prompt is too long or asks for what the engine cannot give."""
+        encode = self.llm.tokenizer.encode
+        prompts = [tuple(encode(request.args[0])) for request in requests]
+        asked = [parameters(request.args[1]) for request in requests]
+        room = self.llm.resolved.context_length
+        for number, (prompt, params) in enumerate(zip(prompts, asked, strict=True), 1):
+            if len(prompt) + params.max_new_tokens > room:
+                raise RequestError(
+                    f"prompt {number} has {len(prompt)} tokens, which with {params.max_new_tokens} new ones exceed the "
+                    f"context of {room}; use fewer examples per prompt or fewer new tokens"
+                )
+        self._fit(max(len(p) + a.max_new_tokens for p, a in zip(prompts, asked, strict=True)))
+        self.outputs = self._run(prompts, asked)
+        return [output.text for output in self.outputs]
+
+    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        raise RequestError("the task asks for log-likelihoods of given texts; only generation tasks can run")
+
+    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
+        raise RequestError("the task asks for log-likelihoods of given texts; only generation tasks can run")
+
+    def _fit(self, longest: int) -> None:
+        """Enlarge a pool of fixed size so that the longest request runs, alone."""
+        if self._config.max_total_tokens == AUTO:
+            return
+        page = self.llm.resolved.page_size
+        tokens = -(-(longest + 2 * self.llm.resolved.num_draft_tokens) // page) * page
+        self.llm = LLM(replace(self._config, max_total_tokens=tokens), self._locate)
+
+    def _run(self, prompts: Sequence[tuple[int, ...]], asked: Sequence[SamplingParams]) -> list[Output]:
+        rids = [self.llm.add(prompt, params) for prompt, params in zip(prompts, asked, strict=True)]
+        scheduler = self.llm.loop.scheduler
+        open_before = len(rids)
+        more = True
+        while more:
+            more = self.llm.step()
+            still_open = len(scheduler.waiting) + len(scheduler.active)
+            if still_open != open_before:
+                self._tick(open_before - still_open)
+                open_before = still_open
+        return [self.llm.take(rid) for rid in rids]

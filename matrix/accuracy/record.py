@@ -1,0 +1,52 @@
+"""The record of one paired run, as JSON and as Markdown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from reports.atomic import write_text
+
+SCHEMA: Final = 1
+
+
+def write_record(folder: Path, record: Mapping[str, Any]) -> None:
+    """Write accuracy.json and accuracy.md, whole or not at all. ReportError where the folder cannot be written."""
+    write_text(folder / "accuracy.json", json.dumps(record, indent=1) + "\n")
+    write_text(folder / "accuracy.md", markdown(record))
+
+
+def markdown(record: Mapping[str, Any]) -> str:
+    """The figures of a record in words and two tables; no single answers."""
+    task = record["task"]
+    lines = [
+        f"# {task['name']}: `{record['cell']}` beside `{record['baseline']}`: {record['state']}",
+        "",
+        f"{task['questions']:,} questions of {task['source']} (hash {task['digest']}), "
+        f"{task['num_fewshot']} examples per prompt, at most {task['max_new_tokens']} new tokens, greedy; "
+        f"lm-eval {record['versions']['lm_eval']} with its own definition of the task, "
+        f"torch {record['versions']['torch']}. Both runs saw the same prompts (compared by hash).",
+        "",
+        "| of the questions | baseline | cell | lost | won | p (loss) | difference, 95 % | state |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for test in record["tests"]:
+        low, high = (100 * bound for bound in test["difference_interval"])
+        shares = [f"{test[run]:,} ({test[run] / test['n']:.2%})" for run in ("baseline", "cell")]
+        lines.append(
+            f"| {test['name']} | {shares[0]} | {shares[1]} | {test['lost']} | {test['won']} | {test['p']:.3g} "
+            f"| {low:+.2f} to {high:+.2f} points | {test['state']} |"
+        )
+    lines += ["", *(f"- {test['name']}: {test['message']}." for test in record["tests"] if test["message"])]
+    lines += [f"- {record['doubt']}."] if record["doubt"] else []
+    lines += ["", "| | baseline | cell |", "|---|---|---|"]
+    for name, value in record["runs"]["baseline"].items():
+        lines.append(f"| {name.replace('_', ' ')} | {_shown(value)} | {_shown(record['runs']['cell'][name])} |")
+    lines += ["", f"Answers that differ in any character: {record['different_texts']} of {task['questions']:,}."]
+    return "\n".join(lines).replace("\n\n\n", "\n\n") + "\n"
+
+
+def _shown(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:.3f}"

@@ -1,0 +1,151 @@
+"""lm-eval's own task definition on local files, without a network."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stderr
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, Final
+
+import yaml
+
+from engine.core.config import EngineConfig
+from engine.core.errors import ConfigError
+from matrix.accuracy.data import Question, Split
+
+if TYPE_CHECKING:
+    from matrix.accuracy.model import EngineModel
+
+# Task name to its definition inside the installed lm-eval.
+TASKS: Final = {"gsm8k": "gsm8k/gsm8k.yaml"}
+EXTRACTORS: Final = ("strict-match", "flexible-extract")
+INVALID: Final = "[invalid]"
+OFFLINE: Final = {
+    "HF_HUB_OFFLINE": "1",
+    "HF_DATASETS_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "TQDM_DISABLE": "1",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One judged answer. `right` and `valid` by extractor: equal to the reference, and an answer found at all."""
+
+    line: int
+    prompt_hash: str
+    right: Mapping[str, bool]
+    valid: Mapping[str, bool]
+    text: str
+    by_length: bool
+    tokens: int
+    rounds: int
+
+
+def offline() -> None:
+    """Keep the Hugging Face libraries off the network. They read this once, so call it before they are imported."""
+    os.environ.update(OFFLINE)
+
+
+def definition(task: str) -> Path:
+    """The installed definition of a task. ConfigError on an unknown task or without lm-eval."""
+    if task not in TASKS:
+        raise ConfigError(f"task {task!r} is unknown; it must be one of {', '.join(TASKS)}")
+    found = importlib.util.find_spec("lm_eval")
+    if found is None or found.origin is None:
+        raise ConfigError("lm-eval is not installed; install specmatrix with its extra `accuracy`")
+    return Path(found.origin).parent / "tasks" / TASKS[task]
+
+
+def evaluate(
+    task: str,
+    questions: Split,
+    config: EngineConfig,
+    locate: Callable[[str], Path],
+    *,
+    max_new_tokens: int,
+    tick: Callable[[int], None] = lambda ended: None,
+) -> tuple[tuple[Sample, ...], EngineModel]:
+    """Run one engine over the questions; samples in their order, and the model with its engine.
+
+    Raises ConfigError and RequestError as the engine does.
+    """
+    installed = definition(task)
+    offline()
+    from lm_eval import simple_evaluate
+    from lm_eval.tasks import TaskManager
+
+    from matrix.accuracy.model import EngineModel
+
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    model = EngineModel(config, locate, tick)
+    name = f"{task}_local"
+    with TemporaryDirectory(prefix="specmatrix-") as folder:
+        _write_task(Path(folder), name, installed, questions)
+        # lm-eval's own bars ignore every switch; they would bury the one sentence of a refusal.
+        with redirect_stderr(StringIO()):
+            result = simple_evaluate(
+                model=model,
+                tasks=[name],
+                num_fewshot=len(questions.examples),
+                gen_kwargs={"max_gen_toks": max_new_tokens},
+                task_manager=TaskManager(include_path=folder, include_defaults=False),
+                log_samples=True,
+                bootstrap_iters=0,
+            )
+    return _samples(result["samples"][name], questions.asked, model), model
+
+
+def _write_task(folder: Path, name: str, installed: Path, questions: Split) -> None:
+    """Upstream's definition with local files; `first_n` because the default sampler draws examples at random."""
+    # The loader needs a train file even where no example is used.
+    files = {"train": questions.examples or questions.asked[:1], "test": questions.asked}
+    paths = {}
+    for part, rows in files.items():
+        paths[part] = str(folder / f"{part}.jsonl")
+        lines = (json.dumps({"question": q.question, "answer": q.answer}) for q in rows)
+        Path(paths[part]).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    settings = {
+        "include": str(installed),
+        "task": name,
+        "dataset_path": "json",
+        "dataset_name": None,
+        "dataset_kwargs": {"data_files": paths, "cache_dir": str(folder / "cache")},
+        "fewshot_config": {"sampler": "first_n"},
+    }
+    (folder / f"{name}.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
+
+
+def _samples(rows: Sequence[Mapping[str, Any]], asked: Sequence[Question], model: EngineModel) -> tuple[Sample, ...]:
+    """lm-eval writes one row per question and extractor; join them with what the engine said."""
+    table: dict[int, dict[str, Mapping[str, Any]]] = {}
+    for row in rows:
+        table.setdefault(int(row["doc_id"]), {})[row["filter"]] = row
+    samples = []
+    for index, (question, output) in enumerate(zip(asked, model.outputs, strict=True)):
+        found = table[index]
+        first = found[EXTRACTORS[0]]
+        if first["doc"]["question"] != question.question or first["resps"][0][0] != output.text:
+            raise AssertionError(f"lm-eval's sample {index} is not the answer to line {question.line}")
+        samples.append(
+            Sample(
+                line=question.line,
+                prompt_hash=str(first["prompt_hash"]),
+                right={name: bool(found[name]["exact_match"] == 1.0) for name in EXTRACTORS},
+                valid={name: found[name]["filtered_resps"][0] != INVALID for name in EXTRACTORS},
+                text=output.text,
+                by_length=output.finish.reason == "length",
+                tokens=len(output.output_ids),
+                rounds=len(output.accept_lengths),
+            )
+        )
+    return tuple(samples)

@@ -1,0 +1,103 @@
+"""`accuracy` end to end on questions that the model was trained for, in a process of its own as a user runs it.
+
+lm-eval and the libraries below it read the environment once and warn on import, which is why it is not this process.
+"""
+
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from engine.core.errors import EngineError
+from matrix.accuracy.command import main_accuracy
+
+pytestmark = [
+    pytest.mark.register(est_seconds=12, tier="cpu", stage="pr"),
+    pytest.mark.skipif(find_spec("lm_eval") is None, reason="the extra `accuracy` is not installed"),
+]
+QUESTIONS = Path(__file__).parents[5] / "matrix" / "zoo" / "data" / "test.jsonl"
+RUN = """
+import json, sys
+from pathlib import Path
+from engine.core.errors import EngineError
+from matrix.accuracy.command import main_accuracy
+asked = json.loads(sys.argv[1])
+paths = {name: Path(asked[name]) for name in ("data", "train", "out") if name in asked}
+try:
+    sys.exit(main_accuracy(**asked | paths))
+except EngineError as error:
+    sys.exit(f"refused: {error}")
+"""
+
+
+def run(**asked: str | int | Path):
+    values = {name: str(value) if isinstance(value, Path) else value for name, value in asked.items()}
+    command = [sys.executable, "-c", RUN, json.dumps({"task": "gsm8k"} | values)]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def test_a_cell_equals_plain_decoding_on_the_zoos_questions(tmp_path):
+    done = run(data=QUESTIONS, limit=24, max_new_tokens=160, out=tmp_path, json_=True, cell="eagle3.s2.k2.n6.p4.tight")
+    assert (done.returncode, done.stderr) == (0, "")
+    shown, written = json.loads(done.stdout), json.loads((tmp_path / "accuracy.json").read_text())
+    assert written.pop("answers")[5]["line"] == 6
+    assert shown == written
+    assert shown["state"] == "PASS" and shown["different_texts"] == 0
+    right = {test["name"]: (test["baseline"], test["cell"]) for test in shown["tests"]}
+    # The card states about 80 %; 10 of 24 is 4 standard errors below.
+    assert right["right by strict-match"][0] == right["right by strict-match"][1] >= 10
+    assert shown["runs"]["cell"]["tokens_per_round"] > 1.2 * shown["runs"]["baseline"]["tokens_per_round"]
+    assert shown["launches"]["baseline"]["resolved"]["algorithm"] == "NONE"
+    assert shown["launches"]["cell"]["readback"]["num_draft_tokens"] == 6
+    assert shown["launches"]["cell"]["readback"]["num_pages"] < 192, "the tight pool holds one request, not all"
+    text = (tmp_path / "accuracy.md").read_text()
+    assert text.startswith("# gsm8k: `eagle3.s2.k2.n6.p4.tight` beside `none.v1.nocache`: PASS\n")
+    assert "| right by flexible-extract |" in text
+
+
+def test_cut_answers_are_counted_and_thin_evidence_is_red():
+    done = run(data=QUESTIONS, limit=3, max_new_tokens=4, json_=True, num_fewshot=1)
+    shown = json.loads(done.stdout)
+    assert (done.returncode, shown["state"]) == (1, "NOT MEASURED")
+    assert shown["runs"]["cell"]["ended_by_length"] == shown["runs"]["cell"]["invalid_strict-match"] == 3
+    assert shown["task"]["num_fewshot"] == 1
+
+
+def test_a_prompt_longer_than_the_context_is_refused(tmp_path):
+    data = tmp_path / "long.jsonl"
+    data.write_text(json.dumps({"question": "7 " * 5000, "answer": "#### 7"}) + "\n")
+    done = run(data=data, limit=1)
+    assert done.returncode == 1
+    assert done.stderr.startswith("refused: prompt 1 has ")
+    assert done.stderr.rstrip().endswith("use fewer examples per prompt or fewer new tokens")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        ({"task": "mmlu"}, "task 'mmlu' is unknown; it must be one of gsm8k"),
+        ({"num_fewshot": 6}, "num_fewshot is 6; allowed: 0 to 5"),
+        ({"num_fewshot": -1}, "num_fewshot is -1; allowed: 0 to 5"),
+        ({"max_new_tokens": 0}, "max_new_tokens is 0; allowed: at least 1"),
+        ({"limit": 0}, "limit is 0; allowed: at least 1"),
+        (
+            {"cell": "eagle3.temperature.stop_string"},
+            "cell eagle3.temperature.stop_string sets sampling=temperature finish=stop_string, which the task "
+            "decides; leave it out",
+        ),
+        ({"data": Path("absent.jsonl")}, "cannot read absent.jsonl: No such file or directory"),
+    ],
+)
+def test_bad_input_is_one_sentence(asked, sentence):
+    with pytest.raises(EngineError) as caught:
+        main_accuracy(**{"task": "gsm8k", "data": QUESTIONS} | asked)
+    assert str(caught.value) == sentence
+
+
+def test_an_unknown_cell_is_refused():
+    with pytest.raises(EngineError, match=r"^cell id 'eagle9' has an unknown part 'eagle9'; parts are none, "):
+        main_accuracy("gsm8k", QUESTIONS, cell="eagle9")

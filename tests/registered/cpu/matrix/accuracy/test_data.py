@@ -1,0 +1,91 @@
+"""Question files: what is read, and the sentence for each way in which one can be broken."""
+
+import json
+
+import pytest
+
+from matrix.accuracy.data import DataError, read_questions, split
+
+pytestmark = pytest.mark.register(est_seconds=0.2, tier="cpu", stage="pr")
+
+
+def line(number, **changes: str):
+    return json.dumps({"question": f"What is {number}?", "answer": f"It is {number}.\n#### {number}"} | changes)
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(name, *lines: str):
+        path = tmp_path / name
+        path.write_text("".join(text + "\n" for text in lines), encoding="utf-8")
+        return path
+
+    return write
+
+
+def test_questions_keep_their_text_and_line(write):
+    path = write("q.jsonl", line(1), line(2, question="cut\u2028here?"))
+    assert [(q.line, q.question) for q in read_questions(path)] == [(1, "What is 1?"), (2, "cut\u2028here?")]
+    assert read_questions(path)[0].answer == "It is 1.\n#### 1"
+
+
+def test_a_raw_line_separator_inside_a_question_ends_no_line(write):
+    path = write("q.jsonl", json.dumps({"question": "a\u2028b", "answer": "#### 1"}, ensure_ascii=False))
+    assert read_questions(path)[0].question == "a\u2028b"
+
+
+@pytest.mark.parametrize(
+    ("broken", "sentence"),
+    [
+        ('{"question": "cut', "line 2 is not valid JSON (Unterminated string starting at at column 14)"),
+        ("", "line 2 is not valid JSON (Expecting value at column 1)"),
+        ("[1]", "line 2 is list, not an object with question and answer"),
+        ('{"question": "q"}', "line 2 has no text under 'answer'; it needs question and answer"),
+        ('{"answer": "#### 1"}', "line 2 has no text under 'question'; it needs question and answer"),
+        ('{"question": 3, "answer": "#### 1"}', "line 2 has no text under 'question'; it needs question and answer"),
+        (line(1, answer="one"), "line 2 has an answer without '#### n'; its final number cannot be judged"),
+    ],
+)
+def test_a_broken_line_is_named(write, broken, sentence):
+    path = write("q.jsonl", line(1), broken, line(3))
+    with pytest.raises(DataError) as caught:
+        read_questions(path)
+    assert str(caught.value) == f"{path} {sentence}"
+
+
+def test_a_missing_an_empty_and_a_damaged_file(write, tmp_path):
+    with pytest.raises(DataError, match=r"^cannot read .*absent\.jsonl: No such file or directory$"):
+        read_questions(tmp_path / "absent.jsonl")
+    with pytest.raises(DataError, match=r"empty\.jsonl is empty; give a file with one question per line$"):
+        read_questions(write("empty.jsonl"))
+    damaged = tmp_path / "damaged.jsonl"
+    damaged.write_bytes(line(1).encode() + b"\n\xff\n")
+    with pytest.raises(DataError, match=r"damaged\.jsonl line 2 is not UTF-8; the file is damaged$"):
+        read_questions(damaged)
+
+
+def test_examples_come_from_train_and_are_never_asked(write):
+    data, train = write("test.jsonl", *map(line, range(6))), write("train.jsonl", *map(line, range(10, 14)))
+    apart = split(data, train, 2, 3)
+    assert [q.question for q in apart.examples] == ["What is 10?", "What is 11?"]
+    assert [q.line for q in apart.asked] == [1, 2, 3]
+    own = split(data, None, 2, None)
+    assert [q.line for q in own.examples] == [1, 2]
+    assert [q.line for q in own.asked] == [3, 4, 5, 6]
+    assert (apart.source, own.source) == ("test.jsonl, examples from train.jsonl", "test.jsonl")
+
+
+def test_the_digest_follows_the_content(write):
+    data = write("a.jsonl", *map(line, range(4)))
+    same, other = write("b.jsonl", *map(line, range(4))), write("c.jsonl", *map(line, range(1, 5)))
+    digests = [split(path, None, 0, None).digest for path in (data, same, other)]
+    assert digests[0] == digests[1] != digests[2]
+    assert split(data, None, 0, 3).digest != digests[0]
+
+
+def test_too_few_lines(write):
+    data = write("a.jsonl", line(1), line(2))
+    with pytest.raises(DataError, match=r"a\.jsonl has 2 lines; 3 examples per prompt need as many$"):
+        split(data, None, 3, None)
+    with pytest.raises(DataError, match=r"has 2 lines, all of them examples; give --train or fewer examples$"):
+        split(data, None, 2, None)

@@ -1,0 +1,25 @@
+"""lm-eval's generation arguments: nothing is dropped silently."""
+
+import pytest
+
+from engine.core.errors import RequestError
+from matrix.accuracy.generation import parameters
+
+pytestmark = pytest.mark.register(est_seconds=0.2, tier="cpu", stage="pr")
+
+
+def test_stop_strings_length_and_temperature():
+    wanted = {"until": ["Question:", "</s>"], "do_sample": False, "temperature": 0.7, "max_gen_toks": 9}
+    params = parameters(wanted)
+    assert (params.stop, params.max_new_tokens, params.temperature) == (("Question:", "</s>"), 9, 0.0)
+    assert parameters(wanted | {"do_sample": True}).temperature == 0.7
+    assert parameters(wanted | {"until": "\n\n"}).stop == ("\n\n",)
+
+
+def test_what_the_engine_cannot_give_is_refused():
+    with pytest.raises(RequestError, match=r"^the task sets 'num_beams', which the engine lacks; it knows do_sample"):
+        parameters({"until": [], "max_gen_toks": 9, "num_beams": 4})
+    with pytest.raises(
+        RequestError, match=r"^the task sets no max_gen_toks; the number of new tokens must be explicit$"
+    ):
+        parameters({"until": []})

@@ -1,0 +1,91 @@
+"""Pairing: the same prompts only, exact McNemar at its boundary, and evidence that is too thin to judge."""
+
+from dataclasses import replace
+
+import pytest
+
+from matrix.accuracy.task import EXTRACTORS, Sample
+from matrix.accuracy.verdict import ALPHA, LEAST_RIGHT, PairingError, counts, overall, pair, unproven
+from matrix.gates.gate import State
+
+pytestmark = pytest.mark.register(est_seconds=0.2, tier="cpu", stage="pr")
+
+
+def samples(right, n=40):
+    """`right` right answers first, then wrong ones, all of them valid and ended."""
+    yes = dict.fromkeys(EXTRACTORS, True)
+    return [
+        Sample(i + 1, f"hash{i}", dict.fromkeys(EXTRACTORS, i < right), yes, "#### 1", False, tokens=11, rounds=4)
+        for i in range(n)
+    ]
+
+
+def states(tests):
+    return {test.name: test.state for test in tests}
+
+
+def test_equal_runs_pass():
+    tests = pair(samples(20), samples(20))
+    assert set(states(tests).values()) == {State.PASS}
+    assert overall(tests, "") is State.PASS
+    assert overall(tests, "nothing was drafted") is State.NOT_MEASURED
+
+
+def test_the_boundary_of_mcnemar():
+    passing, failing = pair(samples(20), samples(14)), pair(samples(20), samples(13))
+    assert (passing[0].lost, failing[0].lost) == (6, 7)
+    assert failing[0].p < ALPHA <= passing[0].p
+    assert (overall(passing, ""), overall(failing, "")) == (State.PASS, State.FAIL)
+    assert failing[0].message == "the cell loses 7 questions of 40 and wins 0 (p = 0.0078, allowed 0.01)"
+
+
+def test_a_gain_is_no_loss():
+    assert overall(pair(samples(10), samples(30)), "") is State.PASS
+
+
+def test_fewer_right_answers_than_a_loss_needs_are_not_measured():
+    assert LEAST_RIGHT == 7
+    assert overall(pair(samples(7), samples(7)), "") is State.PASS
+    thin = pair(samples(6), samples(6))
+    assert overall(thin, "") is State.NOT_MEASURED
+    assert thin[0].message.startswith("the baseline answers 6 of 40 questions rightly; with fewer than 7")
+
+
+@pytest.mark.parametrize("extractor", EXTRACTORS)
+def test_each_extractor_is_judged_alone(extractor):
+    base = samples(20)
+    head = [replace(s, right=s.right | {extractor: False}) for s in base]
+    red = [name for name, state in states(pair(base, head)).items() if state is State.FAIL]
+    assert red == [f"right by {extractor}"]
+    head = [replace(s, valid=s.valid | {extractor: False}) for s in base]
+    red = [name for name, state in states(pair(base, head)).items() if state is State.FAIL]
+    assert red == [f"an answer by {extractor}"]
+
+
+def test_answers_that_run_into_the_limit_are_red():
+    base = samples(20)
+    head = [replace(s, by_length=True) for s in base]
+    red = [name for name, state in states(pair(base, head)).items() if state is State.FAIL]
+    assert red == ["ended before the limit"]
+
+
+def test_other_prompts_cannot_be_paired():
+    base = samples(20)
+    with pytest.raises(PairingError, match=r"^the prompts of line 3 differ between the runs; no answer can be paired$"):
+        pair(base, [*base[:2], replace(base[2], prompt_hash="other"), *base[3:]])
+    with pytest.raises(PairingError, match=r"^the runs answer 40 and 39 questions, not the same ones$"):
+        pair(base, base[:-1])
+
+
+def test_counts():
+    numbers = counts(samples(3, n=5))
+    assert numbers["right_strict-match"] == 3
+    assert numbers["invalid_flexible-extract"] == numbers["ended_by_length"] == 0
+    assert numbers["tokens_per_round"] == pytest.approx((55 - 5) / 20)
+
+
+def test_a_cell_that_never_drafted_proves_nothing():
+    assert unproven("eagle3", {"spec.drafted": 9, "spec.accepted": 2}) == unproven("none", {}) == ""
+    assert unproven("eagle3", {"spec.drafted": 9, "spec.accepted": 0}) == (
+        "the cell asks for eagle3, yet spec.accepted stayed 0: its answers say nothing about speculation"
+    )
