@@ -1,0 +1,1 @@
+"""Planted faults: the proof that each gate can fail."""

@@ -1,0 +1,24 @@
+"""The catalogue of faults, by class of defect."""
+
+from typing import Final
+
+from matrix.faults.catalogue.acceptance import ACCEPTANCE_FAULTS
+from matrix.faults.catalogue.accuracy import ACCURACY_FAULTS
+from matrix.faults.catalogue.configuration import CONFIGURATION_FAULTS
+from matrix.faults.catalogue.endings import ENDING_FAULTS
+from matrix.faults.catalogue.indexing import INDEXING_FAULTS
+from matrix.faults.catalogue.memory import MEMORY_FAULTS
+from matrix.faults.catalogue.sampling import SAMPLING_FAULTS
+from matrix.faults.catalogue.timing import TIMING_FAULTS
+from matrix.faults.fault import Fault
+
+CATALOGUE: Final[tuple[Fault, ...]] = (
+    *INDEXING_FAULTS,
+    *TIMING_FAULTS,
+    *MEMORY_FAULTS,
+    *ACCEPTANCE_FAULTS,
+    *SAMPLING_FAULTS,
+    *ACCURACY_FAULTS,
+    *ENDING_FAULTS,
+    *CONFIGURATION_FAULTS,
+)

@@ -1,0 +1,103 @@
+"""Drafts that are worse than they should be. The answers stay right; only the acceptance shows it."""
+
+from typing import Final
+
+from matrix.faults.fault import Fault
+
+STATE: Final = "stale or un-restored state"
+
+ACCEPTANCE_FAULTS: Final[tuple[Fault, ...]] = (
+    Fault(
+        id="draft-position-high",
+        klass="off-by-one length or KV position",
+        origin="sglang#25015 (semantics 13.5)",
+        file="engine/spec/autoregressive.py",
+        old="            hidden = self.model.forward(tokens[-1], (batch.start + step)[:, None], hidden, attend)\n",
+        new="            hidden = self.model.forward(tokens[-1], (batch.start + step + 1)[:, None], hidden, attend)\n",
+        expected=("acceptance",),
+        cells=("eagle3.s5.v2.ragged", "standalone.s3.v2.ragged"),
+        why="draft positions advance before the forward instead of after it",
+    ),
+    Fault(
+        id="chunk-tail-sampled",
+        klass=STATE,
+        origin="sglang#26329 (semantics 13.20)",
+        file="engine/spec/autoregressive.py",
+        old="        tail = torch.where(following < 0, sampled, following)\n",
+        new="        tail = sampled\n",
+        expected=("acceptance",),
+        cells=("eagle3.s3.v2.c7.ragged", "standalone.s3.v2.c7.ragged"),
+        why="the last pair of a prefill chunk holds the sampled token, not the next one of the prompt",
+    ),
+    Fault(
+        id="aux-not-gathered",
+        klass="stride / indexing",
+        origin="sglang#26997 (semantics 5.5), sglang#9976",
+        file="engine/launch.py",
+        old="aux.gather(1, verdict.path[:, :, None].expand(-1, -1, aux.shape[2]))\n",
+        new="aux[:, : verdict.path.shape[1]]\n",
+        expected=("acceptance",),
+        cells=("eagle3.s3.k4.n8.v2.ragged",),
+        why="the drafter absorbs the states of the tree's first nodes instead of the accepted path's",
+    ),
+    Fault(
+        id="unigram-keys",
+        klass="prefix-cache semantics under EAGLE",
+        origin="sglang#10846 (B062)",
+        file="engine/build.py",
+        old="PrefixCache(ledger, drafter.traits.key_span, resolved.radix_cache)",
+        new="PrefixCache(ledger, 0, resolved.radix_cache)",
+        expected=("acceptance",),
+        cells=("eagle3.s3.v2.ragged", "eagle3.s3.v2.p4.burst", "standalone.s3.v2.burst"),
+        why="cached pages are keyed by their own tokens, but draft KV depends on one more",
+    ),
+    Fault(
+        id="draft-map-ignored",
+        klass="config parsing, weights, draft/target mix-up",
+        origin="vllm#53017 (B107)",
+        file="engine/models/eagle3.py",
+        old="        return self.id_map.index_select(0, ids.reshape(-1)).view(ids.shape)\n",
+        new="        return ids\n",
+        expected=("acceptance",),
+        cells=("eagle3.s3.v2.ragged",),
+        why="ids of the draft's own vocabulary are taken for the target's",
+    ),
+    Fault(
+        id="draft-norm-dropped",
+        klass="config parsing, weights, draft/target mix-up",
+        origin="vllm#14464 (B095)",
+        file="engine/models/eagle3.py",
+        old="        normed = self.norm(x, self.layer.input_norm)\n",
+        new="        normed = x\n",
+        expected=("acceptance",),
+        cells=("eagle3.s3.v2.ragged",),
+        why="the fused states enter the draft's layer without their norm",
+    ),
+    Fault(
+        id="draft-kv-frozen",
+        klass="prefix-cache semantics under EAGLE",
+        origin="vllm#14649 (B097), sglang#19897 (B063)",
+        file="engine/spec/autoregressive.py",
+        old="        return self._extend(batch, verdict.tokens, aux, verdict.count)\n",
+        new=(
+            "        kept = self.pool.data.clone()\n"
+            "        state = self._extend(batch, verdict.tokens, aux, verdict.count)\n"
+            "        self.pool.data.copy_(kept)\n"
+            "        return state\n"
+        ),
+        expected=("acceptance",),
+        cells=("standalone.s3.v2.pair",),
+        why="draft KV of accepted tokens is never written",
+    ),
+    Fault(
+        id="acceptance-inflated",
+        klass="metric misreport",
+        origin="sglang#18483 (B060)",
+        file="engine/core/metrics.py",
+        old="        self.lengths.append(accepted)\n",
+        new="        self.lengths.append(accepted + 1)\n",
+        expected=("finish", "acceptance"),
+        cells=("eagle3.s3.v2.ragged",),
+        why="each round is reported one token longer than it was",
+    ),
+)

@@ -1,0 +1,22 @@
+"""Damage that is the same with and without a drafter, in tokens that nothing else knows: only the answers show it."""
+
+from typing import Final
+
+from matrix.faults.fault import Fault
+
+ACCURACY_FAULTS: Final[tuple[Fault, ...]] = (
+    Fault(
+        id="temperature-drifts",
+        klass="sampling distribution",
+        origin="semantics 6.5 (sampling state applied twice), sglang#33643 (B045)",
+        file="engine/device/sample.py",
+        old="    return draw(logits, coins, rows.temperature,",
+        new=(
+            "    spent = 1.0 + (emit_positions - 24).clamp(min=0)[..., None] / 8\n"
+            "    return draw(logits / spent, coins, rows.temperature,"
+        ),
+        expected=("accuracy",),
+        cells=("none.p16.exam.topk_topp",),
+        why="sampling parameters pile up step by step, so long answers are drawn ever hotter",
+    ),
+)

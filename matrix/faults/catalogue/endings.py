@@ -1,0 +1,157 @@
+"""Stops, limits, texts and the numbers that are reported with them."""
+
+from typing import Final
+
+from matrix.faults.fault import Fault
+
+KLASS: Final = "stop / EOS / length-cap handling"
+METRIC: Final = "metric misreport"
+FINISH: Final = "engine/core/finish.py"
+LOOP: Final = "engine/loop.py"
+
+ENDING_FAULTS: Final[tuple[Fault, ...]] = (
+    Fault(
+        id="length-beats-stop",
+        klass=KLASS,
+        origin="sglang#33758 (B054)",
+        file=LOOP,
+        old="            if finish is not None:\n",
+        new=(
+            "            if finish and len(request.output) - 1 - j + count >= rules.max_new_tokens:\n"
+            '                finish = type(finish)("length") if len(request.output) >= rules.max_new_tokens else None\n'
+            "            if finish is not None:\n"
+        ),
+        expected=("finish", "lossless"),
+        cells=("eagle3.s5.v2.p4.ragged.stop_token",),
+        why="a run that crosses the limit ends as length, though a stop stands inside it",
+    ),
+    Fault(
+        id="stop-overrun",
+        klass=KLASS,
+        origin="sglang#25980 (B052), sglang#31738 (B049)",
+        file=LOOP,
+        old="                self.scheduler.finish(request, finish)\n",
+        new=(
+            "                request.output.extend(result.tokens[index][j + 1 : count])\n"
+            "                self.scheduler.finish(request, finish)\n"
+        ),
+        expected=("finish", "lossless"),
+        cells=("eagle3.s5.v2.p4.ragged.stop_token",),
+        why="the tokens accepted behind a stop are shown",
+    ),
+    Fault(
+        id="length-overrun",
+        klass=KLASS,
+        origin="sglang#22897 (semantics 13.15)",
+        file=FINISH,
+        old="        if count >= self.max_new_tokens:\n",
+        new="        if count > self.max_new_tokens:\n",
+        expected=("finish",),
+        cells=("none.v1.pair.length",),
+        why="one token more than the limit is produced",
+    ),
+    Fault(
+        id="stop-string-left",
+        klass=KLASS,
+        origin="sglang#28802 (B053)",
+        file=FINISH,
+        old='            return Finish("stop", matched), text[:start]\n',
+        new='            return Finish("stop", matched), text\n',
+        expected=("finish",),
+        cells=("none.v1.pair.stop_string",),
+        why="the stop string stays in the text",
+    ),
+    Fault(
+        id="stop-string-split-missed",
+        klass=KLASS,
+        origin="sglang#28802 (B053): stop strings over token borders",
+        file=FINISH,
+        old="            start = text.find(stop, max(0, len(before) - len(stop) + 1))\n",
+        new="            start = text.find(stop, len(before))\n",
+        expected=("finish",),
+        cells=("none.v1.pair.stop_string", "eagle3.s3.v2.ragged.stop_string"),
+        why="a stop string that begins in an earlier token is not found",
+    ),
+    Fault(
+        id="stop-token-shown",
+        klass=KLASS,
+        origin="vllm#47616 (B105)",
+        file=FINISH,
+        old='            return Finish("stop", token), before\n',
+        new='            return Finish("stop", token), text\n',
+        expected=("finish",),
+        cells=("none.v1.pair.stop_token",),
+        why="the text of the stop token is shown",
+    ),
+    Fault(
+        id="matched-lost",
+        klass=METRIC,
+        origin="sglang#21723 (B047)",
+        file=FINISH,
+        old='            return Finish("stop", token), before\n',
+        new='            return Finish("stop"), before\n',
+        expected=("finish",),
+        cells=("none.v1.pair.stop_token",),
+        why="a request does not say which token ended it",
+    ),
+    Fault(
+        id="detokenizer-swallows",
+        klass="tokenizer",
+        origin="transformers#46124 (B139)",
+        file="engine/models/tokenizer.py",
+        old="            self._window = self._settled\n",
+        new="            self._window = len(self._ids)\n",
+        expected=("finish",),
+        cells=("none.v1.pair",),
+        why="text is lost where the window of the detokenizer moves",
+    ),
+    Fault(
+        id="text-of-first-token",
+        klass="tokenizer",
+        origin="sglang#18483-like: text assembled per run",
+        file=LOOP,
+        old="            finish, request.text = rules.judge(token, len(request.output), before, stream.push(token))\n",
+        new=(
+            "            pushed = stream.push(token)\n"
+            "            shown = before if 0 < j < count - 1 else pushed\n"
+            "            finish, request.text = rules.judge(token, len(request.output), before, shown)\n"
+            "            request.text = pushed if finish is None and j == count - 1 else request.text\n"
+        ),
+        expected=("finish",),
+        cells=("eagle3.s5.v2.ragged.stop_string", "eagle3.s5.v2.p16.ragged.length"),
+        why="stop strings are searched at the ends of accepted runs only",
+    ),
+    Fault(
+        id="rate-above-one",
+        klass=METRIC,
+        origin="sglang#11572 (B059)",
+        file="engine/core/metrics.py",
+        old="        self.correct += drafts\n",
+        new="        self.correct += accepted\n",
+        expected=("finish",),
+        cells=("eagle3.s3.v2.pair",),
+        why="the numerator of the acceptance rate counts the bonus token",
+    ),
+    Fault(
+        id="accept-length-excludes-bonus",
+        klass=METRIC,
+        origin="sglang#18483 (B060), vllm#42508 (B114)",
+        file="engine/core/metrics.py",
+        old='            "spec_accept_length": completion_tokens / self.verify_ct,\n',
+        new='            "spec_accept_length": self.correct / self.verify_ct,\n',
+        expected=("finish",),
+        cells=("eagle3.s3.v2.pair",),
+        why="the accept length is computed from another numerator than the one it is named after",
+    ),
+    Fault(
+        id="logprobs-once-per-round",
+        klass="logprob",
+        origin="sglang#14046 (B057), sglang#10660 (B058)",
+        file=LOOP,
+        old="        if request.params.wants_logprobs and result.logprobs is not None:\n",
+        new="        if request.params.wants_logprobs and result.logprobs is not None and j == 0:\n",
+        expected=("finish",),
+        cells=("eagle3.s3.v2.pair.temperature",),
+        why="only the first token of a round gets its log-probability",
+    ),
+)

@@ -1,0 +1,113 @@
+"""Strides, masks and rows: the right values read from the wrong place."""
+
+from typing import Final
+
+from matrix.faults.fault import Edit, Fault
+
+KLASS: Final = "stride / indexing"
+TREE: Final = "eagle3.s3.k4.n8.v2.ragged"
+
+INDEXING_FAULTS: Final[tuple[Fault, ...]] = (
+    Fault(
+        id="bonus-stride",
+        klass=KLASS,
+        origin="sglang#26866 (B001)",
+        file="engine/launch.py",
+        old="        bonus = verdict.tokens.gather(1, (verdict.count - 1)[:, None])\n",
+        new=(
+            "        block = torch.arange(len(verdict.count), device=verdict.count.device) * batch.width\n"
+            "        at = block + verdict.count - 1\n"
+            "        bonus = verdict.tokens.reshape(-1)[at.clamp(max=verdict.tokens.numel() - 1)][:, None]\n"
+        ),
+        expected=("lossless",),
+        cells=(TREE,),
+        why="the bonus token is read with the stride of the draft tokens instead of steps + 1",
+    ),
+    Fault(
+        id="path-not-compacted",
+        klass=KLASS,
+        origin="sglang#15360 (B002)",
+        file="engine/launch.py",
+        old="        self.pool.move(write.gather(1, taken).flatten(), write[:, : path.shape[1]].flatten())\n",
+        new="",
+        expected=("lossless", "ledger"),
+        cells=(TREE, "standalone.s2.k2.n6.v2.p4.pair"),
+        why="the accepted path of a tree stays scattered over its block",
+    ),
+    Fault(
+        id="tokens-not-compacted",
+        klass=KLASS,
+        origin="sglang#15360 (B002)",
+        file="engine/spec/verify.py",
+        old="emit.gather(1, path))",
+        new="emit[:, : path.shape[1]])",
+        expected=("lossless",),
+        cells=(TREE,),
+        why="the predictions of the first nodes are taken for those of the accepted ones",
+    ),
+    Fault(
+        id="siblings-visible",
+        klass=KLASS,
+        origin="semantics 13.31, sglang#26866",
+        file="engine/launch.py",
+        old="            bias = tree_bias(batch.start, tree.ancestors, batch.reach, self.pool.data.dtype)\n",
+        new=(
+            "            seen = torch.ones_like(tree.ancestors).tril()\n"
+            "            bias = tree_bias(batch.start, seen, batch.reach, self.pool.data.dtype)\n"
+        ),
+        expected=("lossless",),
+        cells=(TREE,),
+        why="a node attends to its elder siblings as if it followed them",
+    ),
+    Fault(
+        id="tree-positions-dense",
+        klass="off-by-one length or KV position",
+        origin="semantics 3, sglang#33659-like positions of a flattened tree",
+        file="engine/launch.py",
+        old="        positions = batch.start[:, None] + tree.depths\n",
+        new="        positions = batch.start[:, None] + count(batch.width, tree.depths.device)\n",
+        expected=("lossless",),
+        cells=(TREE,),
+        why="a node's position is its number in the tree instead of its depth",
+    ),
+    Fault(
+        id="logprob-row",
+        klass="logprob",
+        origin="sglang#21589 (B056), sglang#14046 (B057)",
+        file="engine/launch.py",
+        old="            if plan.logprobs >= 0:\n",
+        new="            if plan.logprobs >= 0 and not batch.width:\n",
+        expected=("distribution",),
+        cells=("eagle3.s3.k4.n8.v2.p16.ragged.temperature", "eagle3.s3.k4.n8.v2.pair.temperature"),
+        why="log-probabilities come from the first nodes of the tree, not from the accepted path",
+    ),
+    Fault(
+        id="neighbour-state",
+        klass=KLASS,
+        origin="sglang#2730 (B005)",
+        file="engine/spec/autoregressive.py",
+        old="        last = out.gather(1, (kept - 1)[:, None, None].expand(-1, 1, out.shape[2]))\n",
+        new="        last = out[:1].expand_as(out).gather(1, (kept - 1)[:, None, None].expand(-1, 1, out.shape[2]))\n",
+        expected=("acceptance",),
+        cells=("eagle3.s3.v2.ragged", TREE),
+        why="every request drafts from the first request's hidden states",
+    ),
+    Fault(
+        id="prefix-table-stale",
+        klass="stale or un-restored state",
+        origin="sglang#18647 (B035), sglang#18803",
+        file="engine/core/schedule.py",
+        old="        before = 0 if admitted else len(account.pages)\n",
+        new="        before = len(account.pages)\n",
+        expected=("lossless", "ledger"),
+        cells=("none.v1.p4.ragged", "eagle3.s3.k1.n4.v1.p4.ragged"),
+        why="the pages of a prefix hit never reach the device's table, so the row reads its former owner's slots",
+        also=(
+            Edit(
+                "engine/core/schedule.py",
+                "        cached = account.shared if admitted else 0\n",
+                "        cached = 0\n",
+            ),
+        ),
+    ),
+)

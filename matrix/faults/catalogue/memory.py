@@ -1,0 +1,134 @@
+"""Pages: leaked, kept without a journal, shared where they must not be, or written where nobody looks."""
+
+from typing import Final
+
+from matrix.faults.fault import Fault
+
+LEAK: Final = "KV leak / over-allocation"
+PREFIX: Final = "prefix-cache semantics under EAGLE"
+CLOSE: Final = "        self.ledger.close(request.rid)\n"
+
+MEMORY_FAULTS: Final[tuple[Fault, ...]] = (
+    Fault(
+        id="abort-leaks-pages",
+        klass=LEAK,
+        origin="sglang#21875 (B012), incident sglang#22651",
+        file="engine/core/schedule.py",
+        old=CLOSE,
+        new=(
+            '        if request.finish is None or request.finish.reason != "abort":\n'
+            "            self.ledger.close(request.rid)\n"
+        ),
+        expected=("ledger",),
+        cells=("eagle3.s3.k2.n6.v2.p64.nocache.ragged.abort_running",),
+        why="the pages of a request aborted while it runs never come home",
+    ),
+    Fault(
+        id="retract-leaks-page",
+        klass=LEAK,
+        origin="sglang#31616 (B008), sglang#22862",
+        file="engine/core/schedule.py",
+        old=CLOSE,
+        new=(
+            CLOSE + "        if request.retracting:\n"
+            "            orphan = request.rid + 1_000_000 * (request.retractions + 1)\n"
+            "            self.ledger.open(orphan)\n"
+            "            self.ledger.reserve(orphan, 1)\n"
+        ),
+        expected=("ledger",),
+        cells=("none.v1.tight.pair", "eagle3.s3.v2.tight.pair"),
+        why="each retraction strands one page",
+    ),
+    Fault(
+        id="finish-leaks-page",
+        klass=LEAK,
+        origin="sglang#31616 (B008): page above 1 and a chain",
+        file="engine/core/schedule.py",
+        old=CLOSE,
+        new=(
+            CLOSE + "        if self.ledger.page_size > 1 and request.finish:\n"
+            "            self.ledger.open(request.rid + 1_000_000)\n"
+            "            self.ledger.reserve(request.rid + 1_000_000, 1)\n"
+        ),
+        expected=("ledger",),
+        cells=("standalone.s3.v2.p16.pair",),
+        why="with pages of more than one token the page behind the last whole one is kept at the finish",
+    ),
+    Fault(
+        id="evict-unjournalled",
+        klass=LEAK,
+        origin="sglang#34870 (B018): eviction and accounts disagree",
+        file="engine/core/ledger.py",
+        old='        self._record("evict", 0, (page,))\n',
+        new="",
+        expected=("ledger",),
+        cells=("none.v1.tight.burst", "eagle3.s3.v2.tight.burst"),
+        why="evictions are missing from the journal, so no audit can follow the pages",
+    ),
+    Fault(
+        id="stamps-unchecked",
+        klass="the test itself",
+        origin="sglang#27228: the busy check was off where it was needed",
+        file="engine/launch.py",
+        old='        return {"stamps": torch.stack((below.sum(), wrong.sum()))}\n',
+        new="        return {}\n",
+        expected=("ledger",),
+        cells=("standalone.pair",),
+        why="the device's page tables are no longer compared with the ledger",
+    ),
+    Fault(
+        id="padding-written",
+        klass="CUDA-graph capture, padding, buffer size",
+        origin="sglang#10892 (B033)",
+        file="engine/device/batch.py",
+        old="        return slots.masked_fill(offsets >= self.lengths[:, None], 0)\n",
+        new="        return slots\n",
+        expected=("lossless", "ledger"),
+        cells=("none.v1.ragged", "none.v2.p4.c7.ragged.mixed", "none.v1.m4.burst"),
+        why="the padded end of a short prompt writes through the row's old table into pages of others",
+    ),
+    Fault(
+        id="page-key-short",
+        klass=PREFIX,
+        origin="vllm#48375 (B088), sglang#19570",
+        file="engine/core/prefix.py",
+        old="        return tuple(tokens[index * size : (index + 1) * size + self.key_span])\n",
+        new="        return tuple(tokens[index * size : index * size + 1])\n",
+        expected=("lossless",),
+        cells=("none.v1.p4.ragged", "standalone.s3.v2.p4.ragged"),
+        why="a page is shared when its first token matches, whatever stands behind it",
+    ),
+    Fault(
+        id="retract-drops-output",
+        klass="stale or un-restored state",
+        origin="semantics 5.10, sglang#18984",
+        file="engine/core/schedule.py",
+        old="        request.prefill_target = request.num_tokens\n",
+        new="        request.prefill_target = len(request.prompt) + max(0, len(request.output) - 1)\n",
+        expected=("lossless",),
+        cells=("none.v1.tight.pair", "eagle3.s3.v2.tight.pair"),
+        why="a retracted request is read back without its last token and produces it twice",
+    ),
+    Fault(
+        id="retract-unmarked",
+        klass="stale or un-restored state",
+        origin="sglang#24055 review: drift after retraction",
+        file="engine/core/schedule.py",
+        old='        self.probes.hit("retract.done")\n',
+        new="",
+        expected=("effective",),
+        cells=("none.v1.tight.pair",),
+        why="retractions happen and nothing counts them",
+    ),
+    Fault(
+        id="cache-never-fed",
+        klass="silent fallback / ignored parameter",
+        origin="sglang#32459 (B061), vllm#44082 (B091)",
+        file="engine/core/prefix.py",
+        old="        if not self.enabled:\n            return 0\n",
+        new="        if not self.enabled or self.key_span:\n            return 0\n",
+        expected=("effective",),
+        cells=("standalone.s3.v2.ragged",),
+        why="with a drafter nothing enters the prefix cache, which is reported as on",
+    ),
+)

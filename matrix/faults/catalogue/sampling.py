@@ -1,0 +1,133 @@
+"""Output distributions that are not the target's."""
+
+from typing import Final
+
+from matrix.faults.fault import Fault
+
+KLASS: Final = "sampling distribution"
+SEED: Final = "RNG / seed"
+SAMPLE: Final = "kernels/sample/eager.py"
+
+SAMPLING_FAULTS: Final[tuple[Fault, ...]] = (
+    Fault(
+        id="temperature-argmax",
+        klass=KLASS,
+        origin="mistral.rs#2424 (B140), sglang#37134 (B041)",
+        file=SAMPLE,
+        old="    return torch.where(greedy[:, None], logits.argmax(-1), token)\n",
+        new="    return logits.argmax(-1)\n",
+        expected=("distribution",),
+        cells=("none.v1.pair.temperature",),
+        why="the filtered distribution is built, and then the best token is returned",
+    ),
+    Fault(
+        id="temperature-ignored",
+        klass="silent fallback / ignored parameter",
+        origin="sglang#37134 (B041)",
+        file=SAMPLE,
+        old="    heat = temperature.masked_fill(greedy, 1.0)[:, None, None]\n",
+        new="    heat = torch.ones_like(temperature)[:, None, None]\n",
+        expected=("distribution",),
+        cells=("none.v1.pair.temperature",),
+        why="tokens are drawn at temperature 1 whatever was asked",
+    ),
+    Fault(
+        id="top-p-ignored",
+        klass="silent fallback / ignored parameter",
+        origin="sglang#36173 (B044), vllm#42744 (B099)",
+        file=SAMPLE,
+        old="& (rank > 0)\n",
+        new="& (rank < 0)\n",
+        expected=("distribution",),
+        cells=("none.v1.pair.topk_topp",),
+        why="top-p is accepted and has no effect",
+    ),
+    Fault(
+        id="top-p-before-top-k",
+        klass=KLASS,
+        origin="sglang#36173 (B044)",
+        file=SAMPLE,
+        old=">= top_p[:, None, None].double() * level[..., -1:])",
+        new=">= top_p[:, None, None].double())",
+        expected=("distribution",),
+        cells=("none.v1.pair.topk_topp",),
+        why="top-p counts mass of the full vocabulary, not what top-k left",
+    ),
+    Fault(
+        id="top-k-off-by-one",
+        klass=KLASS,
+        origin="rtp-llm#1311 (B141): tokens the target does not support",
+        file=SAMPLE,
+        old="    ranked = ranked.masked_fill_(rank >= kept, 0.0)\n",
+        new="    ranked = ranked.masked_fill_(rank > 2 * kept, 0.0)\n",
+        expected=("distribution",),
+        cells=("none.v1.pair.topk_topp",),
+        why="twice as many tokens stay as top-k allows",
+    ),
+    Fault(
+        id="seed-ignored",
+        klass=SEED,
+        origin="vllm#6038 (B101)",
+        file=SAMPLE,
+        old="    state = _mix(seed + GOLDEN)[:, None] + (position + 1) * GOLDEN\n",
+        new="    state = _mix(torch.zeros_like(seed) + GOLDEN)[:, None] + (position + 1) * GOLDEN\n",
+        expected=("distribution",),
+        cells=("none.v1.pair.temperature",),
+        why="every request draws the same coins",
+    ),
+    Fault(
+        id="position-not-mixed",
+        klass=SEED,
+        origin="vllm#9441 (B101)",
+        file=SAMPLE,
+        old="[:, None] + (position + 1) * GOLDEN\n",
+        new="[:, None] + torch.ones_like(position) * GOLDEN\n",
+        expected=("distribution",),
+        cells=("none.v1.pair.temperature",),
+        why="a request draws with one and the same coin at every position",
+    ),
+    Fault(
+        id="coin-of-the-step",
+        klass=SEED,
+        origin="DESIGN: randomness is f(seed, position); vllm#9441 (B101)",
+        file="engine/spec/verify.py",
+        old="start[:, None] + tree.depths + 1, rows)\n",
+        new="start[:, None] + 0 * tree.depths + 1, rows)\n",
+        expected=("lossless",),
+        cells=("eagle3.s3.k4.n8.v2.pair.temperature",),
+        why="all nodes of a tree draw with the root's coin",
+    ),
+    Fault(
+        id="biased-to-draft",
+        klass=KLASS,
+        origin="sglang#37134 (B043): accepted where it must reject",
+        file="engine/spec/verify.py",
+        old="    if tree.ancestors is None:\n        hits",
+        new=(
+            "    if tree.ancestors is None:\n"
+            "        mass = torch.softmax(logits[:, :-1], -1).gather(2, tree.tokens[:, 1:, None])[..., 0]\n"
+            "        emit = torch.cat((torch.where(mass > 0.3, tree.tokens[:, 1:], emit[:, :-1]), emit[:, -1:]), 1)\n"
+            "        hits"
+        ),
+        expected=("lossless",),
+        cells=("eagle3.s3.v2.pair.temperature",),
+        why="a draft with a third of the target's mass is accepted without a draw",
+    ),
+    Fault(
+        id="loose-acceptance",
+        klass=KLASS,
+        origin="semantics 4: thresholds below 1 change the answers",
+        file="engine/spec/verify.py",
+        old="    if tree.ancestors is None:\n        hits",
+        new=(
+            "    if tree.ancestors is None and rows is None:\n"
+            "        best = logits[:, :-1].amax(-1)\n"
+            "        near = best - logits[:, :-1].gather(2, tree.tokens[:, 1:, None])[..., 0] < 0.7\n"
+            "        emit = torch.cat((torch.where(near, tree.tokens[:, 1:], emit[:, :-1]), emit[:, -1:]), 1)\n"
+            "    if tree.ancestors is None:\n        hits"
+        ),
+        expected=("lossless",),
+        cells=("eagle3.s3.v2.ragged", "standalone.s3.v2.burst"),
+        why="a greedy request accepts a draft that is nearly as good as the best token",
+    ),
+)

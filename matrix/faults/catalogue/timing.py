@@ -1,0 +1,99 @@
+"""Lengths, relay rows and rounds in flight: what one step leaves for the next."""
+
+from typing import Final
+
+from matrix.faults.fault import Edit, Fault
+
+STALE: Final = "stale or un-restored state"
+RACE: Final = "race / missing stream order"
+OFF_BY_ONE: Final = "off-by-one length or KV position"
+
+TIMING_FAULTS: Final[tuple[Fault, ...]] = (
+    Fault(
+        id="bound-forgets-flight",
+        klass=OFF_BY_ONE,
+        origin="semantics 5.3, sglang#23336",
+        file="engine/core/schedule.py",
+        old="            bound = account.committed + account.flying\n",
+        new="            bound = account.committed + self.width\n",
+        expected=("lossless", "ledger"),
+        cells=("eagle3.s3.v2.ragged",),
+        why="the reach of a round forgets the rounds in flight, so late slots are clamped onto each other",
+    ),
+    Fault(
+        id="length-one-late",
+        klass=OFF_BY_ONE,
+        origin="sglang#22651 (semantics 6.7)",
+        file="engine/launch.py",
+        old="        self._relay(batch, batch.start + verdict.count, bonus, state)\n",
+        new="        self._relay(batch, batch.start + verdict.count - (verdict.count > 1).long(), bonus, state)\n",
+        expected=("lossless",),
+        cells=("eagle3.s3.v2.ragged",),
+        why="the length is published one short when drafts were accepted, so the last accepted token's KV is lost",
+    ),
+    Fault(
+        id="stale-sampling-row",
+        klass=STALE,
+        origin="sglang#18744 (semantics 13.21)",
+        file="engine/launch.py",
+        old="        new = [(row.row, *row.admit) for row in rows if row.admit is not None]\n",
+        new=(
+            "        new = [\n"
+            "            (row.row, *row.admit) for row in rows\n"
+            "            if row.admit is not None and not self.relay.head[row.row, 0]\n"
+            "        ]\n"
+        ),
+        expected=("lossless",),
+        cells=("none.v2.m4.burst.mixed", "eagle3.s3.v2.m4.burst.mixed"),
+        why="a reused row keeps the sampling parameters and the seed of its former owner",
+    ),
+    Fault(
+        id="stale-draft-state",
+        klass=STALE,
+        origin="sglang#9976 (B072), vllm#14649 (B097)",
+        file="engine/launch.py",
+        old="        self._relay(batch, batch.start + verdict.count, bonus, state)\n",
+        new="        self._relay(batch, batch.start + verdict.count, bonus, None)\n",
+        expected=("acceptance",),
+        cells=("eagle3.s3.v2.ragged", "standalone.pair"),
+        why="the draft's state after a round never reaches the relay, so each round starts from the prompt's",
+    ),
+    Fault(
+        id="release-before-drained",
+        klass=RACE,
+        origin="sglang#21875 (B012), sglang#18803",
+        file="engine/core/schedule.py",
+        old="            if request.phase is Phase.DRAINING and not self._account(request).in_flight:\n",
+        new=(
+            "            if request.phase is Phase.DRAINING:\n"
+            "                self._account(request).in_flight.clear()\n"
+        ),
+        expected=("ledger",),
+        cells=("eagle3.s3.v2.ragged", "eagle3.s3.k2.n6.v2.p64.nocache.ragged.abort_running"),
+        why="a stopped request gives its pages back while a round in flight still writes them",
+        also=(
+            Edit(
+                "engine/loop.py",
+                "            self.scheduler.ledger.settle(row.rid, row.width if plan.prefill else count)\n",
+                "            account = self.scheduler.ledger.accounts.get(row.rid)\n"
+                "            if account is not None and account.in_flight:\n"
+                "                self.scheduler.ledger.settle(row.rid, row.width if plan.prefill else count)\n",
+            ),
+        ),
+    ),
+    Fault(
+        id="stale-result-counted",
+        klass=STALE,
+        origin="sglang#23456 (semantics 13.8)",
+        file="engine/loop.py",
+        old='                self.probes.hit("overlap.dropped")\n',
+        new=(
+            '                self.probes.hit("overlap.dropped")\n'
+            "                if not plan.prefill:\n"
+            "                    self._count_round(request, row, result, index)\n"
+        ),
+        expected=("finish",),
+        cells=("eagle3.s3.v2.ragged",),
+        why="the round that was in flight at a request's end is counted in its statistics",
+    ),
+)

@@ -1,0 +1,90 @@
+"""`specmatrix faults`: plant every fault, print who kills it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from engine.core.errors import ConfigError
+from matrix.faults.catalogue import CATALOGUE
+from matrix.faults.fault import GATES, Fault
+from matrix.faults.kill import Matrix, kill_matrix
+from matrix.lockfile import stage_cells
+
+NOBODY: Final = "[red]nobody's only killer[/]"
+
+
+def main_faults(
+    stage: str = "pr",
+    json_: bool = False,
+    only: Sequence[str] = (),
+    seed: int = 0,
+    workers: int = 2,
+    verbose: bool = False,
+) -> int:
+    """Print the kill matrix of the catalogue (or of the faults `only`), as a table or as JSON; the exit status.
+
+    1 if a fault survives or only crashes, or if the unfaulted run of the same cells is red. ConfigError on an unknown
+    stage or id, a number of workers below 1, and a fault that no longer applies.
+    """
+    faults = select(only)
+    if workers < 1:
+        raise ConfigError(f"workers must be at least 1, got {workers}")
+    matrix = _run(faults, stage, seed, workers)
+    if json_:
+        print(json.dumps(matrix.as_dict()))
+    else:
+        _show(matrix, Console(), whole=len(faults) == len(CATALOGUE), verbose=verbose)
+    return 0 if matrix.ok else 1
+
+
+def select(only: Sequence[str]) -> list[Fault]:
+    """The faults with these ids, all for none. ConfigError lists the ids."""
+    known = {fault.id: fault for fault in CATALOGUE}
+    for name in only:
+        if name not in known:
+            raise ConfigError(f"fault {name!r} is unknown; it must be one of {', '.join(known)}")
+    return [known[name] for name in only] if only else list(CATALOGUE)
+
+
+def _run(faults: Sequence[Fault], stage: str, seed: int, workers: int) -> Matrix:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(file=sys.stderr), transient=True) as progress:
+        task = progress.add_task("faults", total=len(faults) + workers)
+
+        def tell(name: str) -> None:
+            progress.update(task, advance=1, description=name)
+
+        return kill_matrix(faults, stage_cells(stage), seed, workers, tell)
+
+
+def _show(matrix: Matrix, console: Console, whole: bool, verbose: bool) -> None:
+    table = Table("fault", "class", "origin", *GATES, "crash", "s")
+    for kill in matrix.kills:
+        marks = ["x" if gate in kill.killed_by else "" for gate in GATES]
+        name = kill.fault.id if kill.killed else f"[bold red]{kill.fault.id} SURVIVED[/]"
+        crash, seconds = "x" if kill.crashed else "", f"{kill.seconds:.1f}"
+        table.add_row(name, kill.fault.klass, kill.fault.origin, *marks, crash, seconds)
+    console.print(table)
+    data = matrix.as_dict()
+    console.print(f"{data['killed']} of {data['total']} faults killed")
+    for gate, alone in matrix.sole.items():
+        if alone or whole:
+            console.print(f"{gate}: {'only killer of ' + ', '.join(alone) if alone else NOBODY}")
+    for kill in matrix.kills:
+        if kill.unexpected:
+            words = f"expected {', '.join(kill.fault.expected)}, not {', '.join(kill.killed_by)}"
+            console.print(f"{kill.fault.id}: {words}")
+        if kill.crashed:
+            console.print(f"{kill.fault.id} crashed: {kill.crashed}", markup=False)
+        if verbose:
+            for gate, message in kill.messages.items():
+                console.print(f"{kill.fault.id}: {gate}: {message}", markup=False)
+    for line in matrix.unfaulted_red:
+        console.print(f"red without any fault: {line}", markup=False)

@@ -1,0 +1,174 @@
+"""The kill matrix: which gate sees which fault."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import Any, Final
+
+from matrix.cell import Cell, order
+from matrix.faults.fault import GATES, Fault
+from matrix.faults.plant import CellVerdict, Trial, trial
+
+RED: Final = ("FAIL", "NOT MEASURED")
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """What became of one fault. killed_by: gates that are red with the fault and green without, in GATES' order.
+
+    crashed: the first crash with the fault, None if every cell was judged. unexpected: no expected gate killed it.
+    """
+
+    fault: Fault
+    killed_by: tuple[str, ...]
+    crashed: str | None
+    messages: dict[str, str]
+    seconds: float
+
+    @property
+    def killed(self) -> bool:
+        return bool(self.killed_by)
+
+    @property
+    def unexpected(self) -> bool:
+        return self.killed and not set(self.killed_by) & set(self.fault.expected)
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """Every fault's kill, and what was red or crashed without any fault."""
+
+    kills: tuple[Kill, ...]
+    unfaulted_red: tuple[str, ...]
+
+    @property
+    def survivors(self) -> tuple[Kill, ...]:
+        return tuple(kill for kill in self.kills if not kill.killed)
+
+    @property
+    def sole(self) -> dict[str, tuple[str, ...]]:
+        """Gate to the faults that nobody else kills."""
+        alone = {gate: tuple(k.fault.id for k in self.kills if k.killed_by == (gate,)) for gate in GATES}
+        return alone
+
+    @property
+    def ok(self) -> bool:
+        return not self.survivors and not self.unfaulted_red
+
+    def as_dict(self) -> dict[str, Any]:
+        """The stable machine-readable form."""
+        return {
+            "total": len(self.kills),
+            "killed": sum(kill.killed for kill in self.kills),
+            "faults": [
+                {
+                    "id": kill.fault.id,
+                    "class": kill.fault.klass,
+                    "origin": kill.fault.origin,
+                    "killed_by": list(kill.killed_by),
+                    "crashed": kill.crashed is not None,
+                }
+                for kill in self.kills
+            ],
+        }
+
+
+def kill_matrix(
+    faults: Sequence[Fault],
+    locked: Sequence[Cell],
+    seed: int = 0,
+    workers: int = 2,
+    tell: Callable[[str], None] = lambda text: None,
+) -> Matrix:
+    """Run every fault's cells, once without any fault and once with it, `workers` processes at a time.
+
+    tell: called with the name of each part as it ends. ConfigError if a fault does not apply or finds no cell.
+    """
+    chosen = {fault.id: fault.chosen(locked) for fault in faults}
+    every = order(cell for cells in chosen.values() for cell in cells)
+    plain: list[Trial] = []
+    found: dict[str, Trial] = {}
+    jobs: list[tuple[Fault | None, list[Cell]]] = [(None, part) for part in shares(every, workers)]
+    jobs += [(fault, chosen[fault.id]) for fault in faults]
+    for fault, result in _run(jobs, seed, workers):
+        if fault is None:
+            plain.append(result)
+        else:
+            found[fault.id] = result
+        tell("no fault" if fault is None else fault.id)
+    green = _greens(plain)
+    return Matrix(tuple(judge(fault, found[fault.id], green) for fault in faults), _reds(plain))
+
+
+def shares(cells: Sequence[Cell], count: int) -> list[list[Cell]]:
+    """Cells in `count` parts of about the same price; cells of one launch stay together."""
+    launches: dict[tuple[str, ...], list[Cell]] = {}
+    for cell in cells:
+        launches.setdefault(cell.launch_key, []).append(cell)
+    parts: list[list[Cell]] = [[] for _ in range(count)]
+    for group in sorted(launches.values(), key=lambda group: -sum(cell.seconds for cell in group)):
+        min(parts, key=lambda part: sum(cell.seconds for cell in part)).extend(group)
+    return [part for part in parts if part]
+
+
+def judge(fault: Fault, result: Trial, green: dict[tuple[str, str], bool]) -> Kill:
+    """A gate kills where it is red with the fault and green without. A crash kills nothing."""
+    messages: dict[str, str] = {}
+    crashed = result.died
+    for verdict in result.verdicts:
+        crashed = crashed or verdict.error
+        for gate, (state, message) in verdict.gates.items():
+            if state in RED and green.get((verdict.cell, gate)):
+                messages.setdefault(gate, f"{verdict.cell}: {message}")
+    killed_by = tuple(gate for gate in GATES if gate in messages)
+    return Kill(fault, killed_by, crashed, messages, sum(verdict.seconds for verdict in result.verdicts))
+
+
+def _run(
+    jobs: Sequence[tuple[Fault | None, list[Cell]]], seed: int, workers: int
+) -> Iterator[tuple[Fault | None, Trial]]:
+    """Trials as they end. The threads only wait for their processes."""
+    with ThreadPoolExecutor(workers) as pool:
+        running: dict[Future[Trial], Fault | None] = {}
+        queue = list(jobs)
+        try:
+            while queue or running:
+                while queue and len(running) < workers:
+                    fault, cells = queue.pop(0)
+                    running[pool.submit(_trial, fault, cells, seed)] = fault
+                for done in wait(running, return_when=FIRST_COMPLETED).done:
+                    yield running.pop(done), done.result()
+        finally:
+            queue.clear()
+
+
+def _trial(fault: Fault | None, cells: list[Cell], seed: int) -> Trial:
+    """The unfaulted run holds the cells of all faults, so it has no limit of one trial."""
+    return trial(fault, cells, seed) if fault is not None else trial(None, cells, seed, seconds=3600.0)
+
+
+def _greens(plain: Sequence[Trial]) -> dict[tuple[str, str], bool]:
+    return {
+        (verdict.cell, gate): state == "PASS"
+        for result in plain
+        for verdict in result.verdicts
+        for gate, (state, _) in verdict.gates.items()
+    }
+
+
+def _reds(plain: Sequence[Trial]) -> tuple[str, ...]:
+    """What is red or missing without any fault, in words."""
+    found = [result.died for result in plain if result.died]
+    for verdict in (verdict for result in plain for verdict in result.verdicts):
+        found += [f"{verdict.cell}: {verdict.error}"] if verdict.error else _red_gates(verdict)
+    return tuple(found)
+
+
+def _red_gates(verdict: CellVerdict) -> list[str]:
+    return [
+        f"{verdict.cell}: {gate} is {state}: {message}"
+        for gate, (state, message) in verdict.gates.items()
+        if state in RED
+    ]

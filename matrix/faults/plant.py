@@ -1,0 +1,88 @@
+"""Planting: a copy of the packages, the fault in it, and the cells run in a fresh process that imports the copy."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+from engine.core.errors import ConfigError
+from matrix.cell import Cell
+from matrix.faults.fault import Fault
+
+ROOT: Final = Path(__file__).parents[2]
+PACKAGES: Final = ("engine", "kernels", "matrix", "ci", "reports")
+# Several times what the longest trial takes; a fault may make the engine loop for ever.
+SECONDS: Final = 180.0
+LAST_WORDS: Final = 300
+
+
+@dataclass(frozen=True, slots=True)
+class CellVerdict:
+    """What the gates said of one cell: name to (state, message). `error`: the crash, None if there was none."""
+
+    cell: str
+    gates: dict[str, tuple[str, str]]
+    error: str | None
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One process: the cells it judged, and how it ended if it did not judge them all."""
+
+    verdicts: tuple[CellVerdict, ...]
+    died: str | None
+
+
+@contextmanager
+def planted(fault: Fault | None, root: Path = ROOT) -> Iterator[Path]:
+    """A copy of the packages with the fault in it (None: as they are). ConfigError if the fault does not apply."""
+    with TemporaryDirectory(prefix="specmatrix-fault-") as folder:
+        tree = Path(folder)
+        for package in PACKAGES:
+            shutil.copytree(root / package, tree / package)
+        if fault is not None:
+            fault.apply(tree)
+            for edit in fault.edits:
+                # Same size and same second would let the old byte code pass for the new source.
+                Path(importlib.util.cache_from_source(str(tree / edit.file))).unlink(missing_ok=True)
+        yield tree
+
+
+def trial(fault: Fault | None, cells: Sequence[Cell], seed: int = 0, seconds: float = SECONDS) -> Trial:
+    """Judge cells in a fresh process with the fault planted."""
+    if not cells:
+        raise ConfigError("a trial needs at least one cell")
+    with planted(fault) as tree:
+        file = tree / "verdicts.jsonl"
+        command = [sys.executable, "-m", "matrix.faults.trial", str(tree), str(seed), str(file)]
+        died = _run([*command, *(cell.id for cell in cells)], tree, seconds)
+        lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+    return Trial(tuple(_verdict(json.loads(line)) for line in lines), died)
+
+
+def _run(command: list[str], tree: Path, seconds: float) -> str | None:
+    """None if the process ended well, else its last words."""
+    environment = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    try:
+        done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, timeout=seconds)
+    except subprocess.TimeoutExpired:
+        return f"the process was still running after {seconds:g} s"
+    if done.returncode == 0:
+        return None
+    return f"exit status {done.returncode}: {done.stderr.strip()[-LAST_WORDS:]}"
+
+
+def _verdict(line: dict[str, Any]) -> CellVerdict:
+    gates = {name: (state, message) for name, (state, message) in line["gates"].items()}
+    return CellVerdict(line["cell"], gates, line["error"], line["seconds"])
