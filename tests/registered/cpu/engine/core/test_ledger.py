@@ -1,0 +1,372 @@
+"""The ledger: a state machine against a model of plain sets, every illegal verb, every law, and the replay."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from engine.core.errors import LedgerError
+from engine.core.ledger import CACHE, FREE, Ledger, OutOfPages, replay
+
+pytestmark = pytest.mark.register(est_seconds=12, tier="cpu", stage="pr")
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """Verbs in any order. The model keeps who holds which page in sets and counts positions one by one."""
+
+    @initialize(pages=st.integers(1, 10), size=st.integers(1, 4))
+    def start(self, pages, size):
+        self.ledger, self.size = Ledger(pages, size, strict=True), size
+        self.free = set(range(1, pages + 1))
+        self.cached: set[int] = set()
+        self.rows: dict[int, list[int]] = {}
+        self.shared: dict[int, int] = {}
+        self.committed: dict[int, int] = {}
+        self.flights: dict[int, list[int]] = {}
+        self.verbs = 0
+        self.next = 1
+
+    def some_row(self, data):
+        return data.draw(st.sampled_from(sorted(self.rows)))
+
+    def pins(self, page):
+        return sum(page in row[: self.shared[rid]] for rid, row in self.rows.items())
+
+    @rule(data=st.data())
+    def open(self, data):
+        pages = data.draw(st.lists(st.sampled_from(sorted(self.cached)), unique=True)) if self.cached else []
+        account = self.ledger.open(self.next, pages)
+        self.rows[self.next], self.shared[self.next], self.flights[self.next] = list(pages), len(pages), []
+        self.committed[self.next] = len(pages) * self.size
+        assert (account.rid, account.committed, account.flying) == (self.next, self.committed[self.next], 0)
+        self.next += 1
+        self.verbs += 1
+
+    @precondition(lambda self: self.rows)
+    @rule(data=st.data(), width=st.integers(1, 9))
+    def reserve(self, data, width):
+        rid = self.some_row(data)
+        end = self.committed[rid] + sum(self.flights[rid]) + width
+        missing = 0
+        while (len(self.rows[rid]) + missing) * self.size < end:
+            missing += 1
+        assert self.ledger.growth(rid, width) == missing
+        assert self.ledger.shortfall(rid, width) == max(0, missing - len(self.free))
+        if missing > len(self.free):
+            with pytest.raises(OutOfPages, match=f"request {rid} needs {missing} pages, {len(self.free)} are free"):
+                self.ledger.reserve(rid, width)
+            return
+        added = self.ledger.reserve(rid, width)
+        assert len(added) == missing and set(added) <= self.free
+        self.free -= set(added)
+        self.rows[rid] += added
+        self.verbs += 1
+
+    @precondition(lambda self: self.rows)
+    @rule(data=st.data(), width=st.integers(1, 9))
+    def launch(self, data, width):
+        rid = self.some_row(data)
+        if self.committed[rid] + sum(self.flights[rid]) + width > len(self.rows[rid]) * self.size:
+            with pytest.raises(LedgerError, match=f"launch: request {rid} would write {width} positions behind"):
+                self.ledger.launch(rid, width)
+            return
+        self.ledger.launch(rid, width)
+        self.flights[rid].append(width)
+        self.verbs += 1
+
+    @precondition(lambda self: any(self.flights.values()))
+    @rule(data=st.data())
+    def settle(self, data):
+        rid = data.draw(st.sampled_from(sorted(r for r, f in self.flights.items() if f)))
+        accepted = data.draw(st.integers(0, self.flights[rid][0]))
+        self.ledger.settle(rid, accepted)
+        self.flights[rid].pop(0)
+        self.committed[rid] += accepted
+        self.verbs += 1
+
+    @precondition(lambda self: self.rows)
+    @rule(data=st.data())
+    def donate(self, data):
+        rid = self.some_row(data)
+        whole = self.committed[rid] // self.size - self.shared[rid]
+        count = data.draw(st.integers(0, whole))
+        given = self.ledger.donate(rid, count)
+        assert list(given) == self.rows[rid][self.shared[rid] : self.shared[rid] + count]
+        self.cached |= set(given)
+        self.shared[rid] += count
+        self.verbs += 1
+        with pytest.raises(LedgerError, match=r"not .* whole pages"):
+            self.ledger.donate(rid, whole - count + 1)
+
+    @precondition(lambda self: any(not f for f in self.flights.values()))
+    @rule(data=st.data())
+    def close(self, data):
+        rid = data.draw(st.sampled_from(sorted(r for r, f in self.flights.items() if not f)))
+        self.ledger.close(rid)
+        self.free |= set(self.rows[rid][self.shared[rid] :])
+        for table in (self.rows, self.shared, self.committed, self.flights):
+            del table[rid]
+        self.verbs += 1
+
+    @precondition(lambda self: self.cached)
+    @rule(data=st.data())
+    def evict(self, data):
+        page = data.draw(st.sampled_from(sorted(self.cached)))
+        if self.pins(page):
+            with pytest.raises(LedgerError, match=f"evict: page {page} is used by {self.pins(page)} rows"):
+                self.ledger.evict(page)
+            return
+        self.ledger.evict(page)
+        self.cached.remove(page)
+        self.free.add(page)
+        self.verbs += 1
+
+    @invariant()
+    def law_1_each_page_has_one_owner(self):
+        private = {page: rid for rid, row in self.rows.items() for page in row[self.shared[rid] :]}
+        for page in range(1, self.ledger.num_pages + 1):
+            owner = FREE if page in self.free else CACHE if page in self.cached else private[page]
+            assert self.ledger.owner[page] == owner
+        assert sorted(self.ledger.free) == sorted(self.free)
+
+    @invariant()
+    def law_2_a_private_page_is_in_one_row(self):
+        private = [page for a in self.ledger.accounts.values() for page in a.pages[a.shared :]]
+        assert len(private) == len(set(private))
+        assert {a.rid: a.pages for a in self.ledger.accounts.values()} == self.rows
+
+    @invariant()
+    def law_3_what_is_counted_is_reserved(self):
+        for rid, account in self.ledger.accounts.items():
+            assert account.committed == self.committed[rid] and list(account.in_flight) == self.flights[rid]
+            assert self.shared[rid] * self.size <= account.committed
+            assert account.committed + account.flying <= len(self.rows[rid]) * self.size
+
+    @invariant()
+    def law_4_pins_count_rows(self):
+        assert self.ledger.pins == {page: self.pins(page) for page in self.cached}
+        assert self.ledger.cached == len(self.cached)
+
+    @invariant()
+    def law_5_a_cached_page_is_whole(self):
+        for rid, row in self.rows.items():
+            assert self.committed[rid] // self.size >= sum(page in self.cached for page in row)
+
+    @invariant()
+    def only_verbs_are_journalled(self):
+        assert len(self.ledger.journal) == self.verbs
+
+    def teardown(self):
+        if not hasattr(self, "ledger"):
+            return
+        again = replay(self.ledger.journal, self.ledger.num_pages, self.size)
+        assert (again.owner, again.free, again.pins) == (self.ledger.owner, self.ledger.free, self.ledger.pins)
+        assert again.journal == self.ledger.journal
+
+
+LedgerMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None, derandomize=True)
+TestLedger = LedgerMachine.TestCase
+
+
+def two_requests() -> Ledger:
+    """Pages of 2; request 1 with one cached page and a step in flight, request 2 on the same cached page."""
+    ledger = Ledger(6, 2, strict=True)
+    ledger.open(1)
+    ledger.reserve(1, 5)
+    ledger.launch(1, 3)
+    ledger.settle(1, 3)
+    ledger.donate(1, 1)
+    ledger.open(2, ledger.accounts[1].pages[:1])
+    ledger.reserve(2, 1)
+    ledger.launch(1, 2)
+    return ledger
+
+
+@pytest.mark.parametrize(
+    ("verb", "arguments", "sentence"),
+    [
+        ("open", (1,), "open: request id 1 is not a new positive id"),
+        ("open", (0,), "open: request id 0 is not a new positive id"),
+        ("open", (3, (2,)), "open: page 2 is not in the cache"),
+        ("growth", (1, 0), "reserve: request 1 asked for 0 positions"),
+        ("reserve", (1, 0), "reserve: request 1 asked for 0 positions"),
+        ("reserve", (9, 1), "request 9 has no account"),
+        ("launch", (1, 2), "launch: request 1 would write 2 positions behind 3 + 2 of 6 reserved"),
+        ("launch", (1, 0), "launch: request 1 would write 0 positions behind 3 + 2 of 6 reserved"),
+        ("settle", (2, 1), "settle: request 2 has nothing in flight"),
+        ("settle", (1, 3), "settle: request 1 accepted 3 of a step of width 2"),
+        ("settle", (1, -1), "settle: request 1 accepted -1 of a step of width 2"),
+        ("donate", (1, 1), "donate: request 1 has 3 positions committed, not 2 whole pages"),
+        ("donate", (1, -1), "donate: request 1 has 3 positions committed, not 0 whole pages"),
+        ("close", (1,), "close: request 1 still has 1 steps in flight"),
+        ("close", (7,), "request 7 has no account"),
+        ("evict", (1,), "evict: page 1 is used by 2 rows"),
+        ("evict", (2,), "evict: page 2 is not in the cache"),
+    ],
+)
+def test_an_illegal_verb_raises_and_changes_nothing(verb, arguments, sentence):
+    ledger = two_requests()
+    journal = list(ledger.journal)
+    with pytest.raises(LedgerError, match=f"^{re.escape(sentence)}$"):
+        getattr(ledger, verb)(*arguments)
+    ledger.check()
+    assert ledger.journal == journal
+
+
+@pytest.mark.parametrize("shape", [(0, 1), (1, 0)])
+def test_a_ledger_of_nothing_is_refused(shape):
+    with pytest.raises(LedgerError, match=f"at least one page of at least one token, got {shape[0]} x {shape[1]}"):
+        Ledger(*shape)
+
+
+def broken(change) -> str:
+    ledger = two_requests()
+    change(ledger)
+    with pytest.raises(LedgerError) as error:
+        ledger.check()
+    return str(error.value)
+
+
+def lose(ledger):
+    ledger.free.remove(6)
+
+
+def free_twice(ledger):
+    ledger.free.append(6)
+
+
+def free_while_owned(ledger):
+    ledger.free.append(2)
+
+
+def wrong_owner(ledger):
+    ledger.owner[2] = 2
+
+
+def cached_and_private(ledger):
+    ledger.pins[2] = 0
+
+
+def in_two_rows(ledger):
+    ledger.accounts[2].pages.append(2)
+
+
+def too_much_in_flight(ledger):
+    ledger.accounts[1].in_flight.append(2)
+
+
+def committed_below_the_cached_prefix(ledger):
+    ledger.accounts[2].committed = 1
+
+
+def one_pin_too_many(ledger):
+    ledger.pins[1] = 3
+
+
+def row_on_an_uncached_page(ledger):
+    ledger.accounts[2].shared = 2
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lose, "law 1: page 6 is recorded for 0 but held by None (0 claims)"),
+        (free_twice, "law 1: a page is in the free list twice"),
+        (free_while_owned, "law 1: page 2 is recorded for 1 but held by 0 (2 claims)"),
+        (wrong_owner, "law 1: page 2 is recorded for 2 but held by 1 (1 claims)"),
+        (cached_and_private, "law 1: page 2 is recorded for 1 but held by -1 (2 claims)"),
+        (in_two_rows, "law 2: page 2 is in the rows of requests 1 and 2"),
+        (too_much_in_flight, "law 3: request 1 has protected 2, committed 3, in flight 4, reserved 6"),
+        (committed_below_the_cached_prefix, "law 3: request 2 has protected 2, committed 1, in flight 0, reserved 4"),
+        (one_pin_too_many, "law 4: page 1 has 3 pins but 2 rows use it"),
+        (row_on_an_uncached_page, "law 4: request 2 uses page 4, which is not cached"),
+    ],
+)
+def test_a_law_broken_by_hand_is_named(change, sentence):
+    assert broken(change) == sentence
+
+
+def test_strict_checks_the_laws_after_every_verb():
+    ledger = two_requests()
+    free_twice(ledger)
+    with pytest.raises(LedgerError, match="law 1"):
+        ledger.settle(1, 1)
+    ledger = two_requests()
+    ledger.strict = False
+    free_twice(ledger)
+    ledger.settle(1, 1)
+
+
+def journal_of_one() -> list[tuple[str, int, tuple[int, ...]]]:
+    """One request after another, the second on a page of the first, which is evicted at the end."""
+    ledger = Ledger(4, 2)
+    ledger.open(1)
+    ledger.reserve(1, 4)
+    ledger.launch(1, 4)
+    ledger.settle(1, 3)
+    ledger.donate(1, 1)
+    ledger.close(1)
+    ledger.open(2, (1,))
+    ledger.reserve(2, 3)
+    ledger.launch(2, 3)
+    ledger.settle(2, 3)
+    ledger.close(2)
+    ledger.evict(1)
+    ledger.open(3)
+    ledger.reserve(3, 8)
+    return list(ledger.journal)
+
+
+JOURNAL = journal_of_one()
+
+
+def test_replay_accepts_an_honest_journal():
+    assert [verb for verb, _, _ in JOURNAL].count("open") == 3
+    assert replay(JOURNAL, 4, 2).journal == JOURNAL
+
+
+@pytest.mark.parametrize("index", range(len(JOURNAL) - 1))
+def test_replay_refuses_a_missing_verb(index):
+    with pytest.raises((LedgerError, OutOfPages)):
+        replay(JOURNAL[:index] + JOURNAL[index + 1 :], 4, 2)
+
+
+# Verbs of different accounts may change places where neither needs the other; these may not.
+ORDERED = [
+    i
+    for i in range(len(JOURNAL) - 1)
+    if JOURNAL[i][1] == JOURNAL[i + 1][1] or (JOURNAL[i][0], JOURNAL[i + 1][0]) == ("close", "evict")
+]
+
+
+@pytest.mark.parametrize("index", ORDERED)
+def test_replay_refuses_a_swapped_order(index):
+    swapped = [*JOURNAL[:index], JOURNAL[index + 1], JOURNAL[index], *JOURNAL[index + 2 :]]
+    with pytest.raises((LedgerError, OutOfPages)):
+        replay(swapped, 4, 2)
+
+
+@pytest.mark.parametrize("verb", ["reserve", "donate"])
+def test_replay_refuses_another_page(verb):
+    index = next(i for i, entry in enumerate(JOURNAL) if entry[0] == verb)
+    rid, numbers = JOURNAL[index][1:]
+    altered = (*numbers[:-1], numbers[-1] + 1)
+    sentence = f"journal entry {index}: {verb} handed out pages {numbers[1:]}, the run recorded {altered[1:]}"
+    with pytest.raises(LedgerError, match=re.escape(sentence)):
+        replay([*JOURNAL[:index], (verb, rid, altered), *JOURNAL[index + 1 :]], 4, 2)
+
+
+def test_replay_refuses_an_unknown_verb():
+    with pytest.raises(LedgerError, match="journal entry 14: unknown verb 'lend'"):
+        replay([*JOURNAL, ("lend", 3, ())], 4, 2)
+
+
+def test_replay_refuses_another_pool():
+    with pytest.raises(LedgerError, match="journal entry 1: reserve handed out pages"):
+        replay(JOURNAL, 4, 1)
+    with pytest.raises((LedgerError, OutOfPages)):
+        replay(JOURNAL, 3, 2)
