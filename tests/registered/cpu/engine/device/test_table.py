@@ -1,0 +1,60 @@
+"""The slot table: pages become slots, position by position."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine.core.plan import PlanRow
+from engine.device.table import SlotTable, stamp
+
+pytestmark = pytest.mark.register(est_seconds=2, tier="cpu", stage="pr")
+
+CPU = torch.device("cpu")
+
+
+def row(at, pages, first, writers=None):
+    return PlanRow(at + 50, at, 1, 1, pages, writers or (at + 50,) * len(pages), first)
+
+
+@pytest.mark.parametrize("page_size", [1, 3, 4])
+def test_pages_become_slots_where_they_belong(page_size):
+    table = SlotTable(4, 12 * page_size, page_size, CPU, stamps=False)
+    pages = {1: [5, 2], 3: [7]}
+    table.extend([row(1, (5, 2), 0), row(3, (7,), 0)])
+    table.extend([row(1, (9, 4, 6), 2), row(3, (), 1)])
+    pages[1] += [9, 4, 6]
+    read = table.read(torch.tensor([3, 1, 2]), 4 * page_size)
+    for line, at in zip(read.tolist(), (3, 1, 2), strict=True):
+        own = pages.get(at, [])
+        expected = [page * page_size + offset for page in own for offset in range(page_size)]
+        assert line == (expected + [0] * len(line))[: len(line)]
+
+
+def test_an_extension_without_pages_changes_nothing():
+    table = SlotTable(3, 8, 2, CPU, stamps=True)
+    table.extend([row(1, (), 0)])
+    assert not table.slots.any() and not table.writers.any()
+
+
+def test_a_row_of_a_new_request_is_overwritten():
+    table = SlotTable(3, 8, 2, CPU, stamps=False)
+    table.extend([row(1, (1, 2), 0)])
+    table.extend([row(1, (3,), 0)])
+    assert table.read(torch.tensor([1]), 2).tolist() == [[6, 7]]
+
+
+def test_expected_stamps_name_the_writer_and_the_position():
+    table = SlotTable(3, 8, 2, CPU, stamps=True)
+    table.extend([row(1, (4, 3), 0, writers=(17, 51))])
+    assert table.expected(torch.tensor([1]), 3).tolist() == [[17 << 32, (17 << 32) + 1, (51 << 32) + 2]]
+
+
+def test_writers_are_kept_only_when_asked_for():
+    assert SlotTable(2, 4, 2, CPU, stamps=False).writers is None
+
+
+def test_a_stamp_tells_requests_and_positions_apart():
+    writers, positions = torch.tensor([[1], [2], [3]]), torch.arange(4000)
+    assert stamp(writers, positions).unique().numel() == 12000
+    assert int(stamp(torch.tensor(1), torch.tensor(0))) != 0
