@@ -1,0 +1,117 @@
+"""Does the drafter accept what an independent implementation of the same round accepts?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from matrix.cell import Cell
+from matrix.gates.gate import Number, Outcome, State
+from matrix.gates.oracle import Combination, Oracle, load_oracle, oracle_index
+from matrix.gates.threshold import Threshold, values
+from matrix.subjects.protocol import Capability, Run
+from reports.stats import ratio_change
+
+THRESHOLDS: Final = {
+    "low": Threshold(0.97, "a paired bootstrap over prompts sees a loss of 3 % at 32 prompts; sglang#34145 lost 20 %"),
+    "high": Threshold(1.03, "more than the oracle accepts is as wrong: it reads tokens that it must not know"),
+}
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """Tokens and verify rounds of one prompt over the range that both sides decoded; the last round may be a part."""
+
+    emitted: float
+    engine: float
+    oracle: float
+
+
+@dataclass
+class AcceptanceGate:
+    """Tokens per round against the oracle's, prompt by prompt, on greedy requests."""
+
+    name: str = "acceptance"
+    needs: frozenset[Capability] = frozenset({Capability.COUNTERS})
+    thresholds: Mapping[str, float] = field(default_factory=lambda: values(THRESHOLDS))
+    oracle: Oracle | None = field(default_factory=load_oracle)
+
+    def applies(self, cell: Cell) -> bool:
+        """Cells with a drafter and greedy requests that run to their end."""
+        return cell.algorithm != "none" and cell.abort == "none" and cell.sampling in ("greedy", "mixed")
+
+    def judge(self, cell: Cell, run: Run, baseline: Run) -> Outcome:
+        """NOT MEASURED where the oracle lacks the combination or no round was decoded."""
+        key = combination(cell, run.resolved)
+        rounds = None if self.oracle is None else self.oracle.rounds.get(key)
+        if rounds is None:
+            text = f"the oracle has no rounds for {key[0]} {key[1]}/{key[2]}/{key[3]}"
+            return Outcome(self.name, State.NOT_MEASURED, message=text)
+        lengths = {answer.name: answer.accept_lengths for answer in run.answers}
+        greedy = [
+            (lengths.get(ask.name, ()), rounds[index])
+            for ask in run.asks
+            if ask.temperature == 0 and (index := oracle_index(ask)) is not None and index < len(rounds)
+        ]
+        measured = [same_range(mine, theirs) for mine, theirs in greedy if mine and theirs]
+        if not measured:
+            return Outcome(
+                self.name, State.NOT_MEASURED, message="no greedy request of the oracle's prompts decoded a round"
+            )
+        numbers = _numbers(measured, [mine for mine, _ in greedy])
+        interval = _interval(measured)
+        low, high = self.thresholds["low"], self.thresholds["high"]
+        if low <= interval[0] and interval[1] <= high:
+            return Outcome(self.name, State.PASS, numbers, interval)
+        text = (
+            f"{numbers['length']:.3f} tokens per round, the oracle has {numbers['reference']:.3f}: "
+            f"ratio {interval[0]:.3f} to {interval[1]:.3f}, allowed {low:g} to {high:g}"
+        )
+        return Outcome(self.name, State.FAIL, numbers, interval, text)
+
+
+def combination(cell: Cell, resolved: Mapping[str, Any]) -> Combination:
+    """The oracle's key of what runs."""
+    return cell.algorithm, int(resolved["num_steps"]), int(resolved["topk"]), int(resolved["num_draft_tokens"])
+
+
+def same_range(mine: Sequence[int], theirs: Sequence[int]) -> Rounds:
+    """Both sides over the tokens that both decoded: a shorter answer must not read as a lower acceptance."""
+    emitted = min(sum(mine), sum(theirs))
+    return Rounds(emitted, _rounds(mine, emitted), _rounds(theirs, emitted))
+
+
+def _rounds(lengths: Sequence[int], emitted: int) -> float:
+    """Rounds to the `emitted`-th token, the last one by its share."""
+    left, rounds = emitted, 0.0
+    for length in lengths:
+        rounds += min(1.0, left / length)
+        left -= min(left, length)
+    return rounds
+
+
+def _interval(measured: Sequence[Rounds]) -> tuple[float, float]:
+    """95 % interval of engine over oracle; a single prompt has no spread to draw from and gives its ratio."""
+    if len(measured) == 1:
+        ratio = measured[0].oracle / measured[0].engine
+        return ratio, ratio
+    emitted = [one.emitted for one in measured]
+    change = ratio_change((emitted, [one.oracle for one in measured]), (emitted, [one.engine for one in measured]))
+    return 1 + change.interval[0], 1 + change.interval[1]
+
+
+def _numbers(measured: Sequence[Rounds], lengths: Sequence[Sequence[int]]) -> dict[str, Number]:
+    emitted = sum(one.emitted for one in measured)
+    engine, oracle = sum(one.engine for one in measured), sum(one.oracle for one in measured)
+    drafts = [length - 1 for each in lengths for length in each]
+    reached = [sum(d >= j for d in drafts) for j in range(max(drafts) + 1)]
+    return {
+        "length": emitted / engine,
+        "reference": emitted / oracle,
+        "ratio": oracle / engine,
+        "prompts": len(measured),
+        "per_position": [round(sum(d > j for d in drafts) / reached[j], 4) for j in range(max(drafts))],
+        "emitted": [one.emitted for one in measured],
+        "rounds": [one.engine for one in measured],
+    }

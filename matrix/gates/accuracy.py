@@ -1,0 +1,122 @@
+"""Does the model still solve what it solves without a drafter?"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from matrix.cell import Cell
+from matrix.gates.derive import CHECKPOINT
+from matrix.gates.gate import Number, Outcome, State
+from matrix.gates.pairs import Pair, pairs, unpaired
+from matrix.gates.threshold import Threshold, values
+from matrix.subjects.protocol import Capability, Run
+from reports.stats import mcnemar, wilson
+
+THRESHOLDS: Final = {
+    "alpha": Threshold(0.01, "one-sided exact McNemar per extractor: seven questions lost without one won are red"),
+    "collapse": Threshold(0.0001, "chance of so few right answers at the card's rate; binomial, so size matters"),
+}
+# As lm-eval's gsm8k task: each extractor is blind to what the other sees (overrun text, a missing last line).
+STRICT: Final = re.compile(r"#### (-?[0-9.,]+)")
+FLEXIBLE: Final = re.compile(r"-?[$0-9.,]{2,}|-?[0-9]+")
+EXTRACTORS: Final = ("strict", "flexible")
+
+
+@cache
+def card_accuracy(folder: Path = CHECKPOINT) -> float | None:
+    """Share of the test split that the target solves, from its card; None without one."""
+    file = folder / "card.json"
+    if not file.is_file():
+        return None
+    return float(json.loads(file.read_text(encoding="utf-8"))["accuracy"]["test"]["share"])
+
+
+@dataclass
+class AccuracyGate:
+    """Right answers paired with the baseline's, by two extractors; and a tripwire for a target that lost its skill."""
+
+    name: str = "accuracy"
+    needs: frozenset[Capability] = frozenset({Capability.TOKEN_IDS})
+    thresholds: Mapping[str, float] = field(default_factory=lambda: values(THRESHOLDS))
+    card: float | None = field(default_factory=lambda: card_accuracy(CHECKPOINT))
+
+    def applies(self, cell: Cell) -> bool:
+        """Exam cells."""
+        return cell.batch == "exam"
+
+    def judge(self, cell: Cell, run: Run, baseline: Run) -> Outcome:
+        """NOT MEASURED without questions, or greedy without the target's card."""
+        missing = unpaired(self.name, run, baseline)
+        if missing:
+            return missing
+        graded = [pair for pair in pairs(run, baseline) if pair.ask.answer is not None]
+        if not graded:
+            return Outcome(self.name, State.NOT_MEASURED, message="no request has a reference answer")
+        if cell.sampling == "greedy" and self.card is None:
+            return Outcome(self.name, State.NOT_MEASURED, message="the target's card is missing")
+        numbers, interval = _numbers(graded)
+        if cell.sampling == "greedy" and self.card is not None:
+            numbers["card_test_share"] = self.card
+        fault = self._lost(numbers) or (self._collapsed(numbers, len(graded)) if cell.sampling == "greedy" else "")
+        return Outcome(self.name, State.FAIL if fault else State.PASS, numbers, interval, fault)
+
+    def _lost(self, numbers: Mapping[str, Number]) -> str:
+        for extractor, suffix in zip(EXTRACTORS, ("", "_flexible"), strict=True):
+            lost, won = int(str(numbers[f"lost{suffix}"])), int(str(numbers[f"won{suffix}"]))
+            p = mcnemar(lost, won)
+            if p < self.thresholds["alpha"]:
+                return f"{lost} questions lost and {won} won against plain decoding ({extractor}), p = {p:.2g}"
+        return ""
+
+    def _collapsed(self, numbers: Mapping[str, Number], n: int) -> str:
+        """So few right answers that the card's rate cannot explain them: both sides may have lost alike."""
+        assert self.card is not None
+        right = round(float(str(numbers["accuracy"])) * n)
+        if binomial_below(right, n, self.card) < self.thresholds["collapse"]:
+            return f"{right} of {n} questions are right, the target's card has {self.card:.1%} on the test split"
+        return ""
+
+
+def extract(text: str, extractor: str) -> str | None:
+    """The number that a text answers with, normalised; None without one."""
+    found = STRICT.findall(text)[:1] if extractor == "strict" else FLEXIBLE.findall(text)[-1:]
+    return _plain(found[0]) if found else None
+
+
+def right(text: str, reference: str, extractor: str) -> bool:
+    """True if the text answers with the number behind the reference's `####`."""
+    return extract(text, extractor) == _plain(reference.rsplit("####", 1)[-1])
+
+
+def binomial_below(k: int, n: int, rate: float) -> float:
+    """P(X <= k) for n trials of a rate, exact."""
+    from scipy.special import bdtr
+
+    return float(bdtr(k, n, rate))
+
+
+def _plain(number: str) -> str:
+    return number.replace(",", "").replace("$", "").strip().rstrip(".")
+
+
+def _numbers(graded: list[Pair]) -> tuple[dict[str, Number], tuple[float, float]]:
+    numbers: dict[str, Number] = {"n": len(graded)}
+    n = len(graded)
+    interval = (0.0, 1.0)
+    for extractor, suffix in zip(EXTRACTORS, ("", "_flexible"), strict=True):
+        mine = [right(pair.answer.text, pair.ask.answer or "", extractor) for pair in graded]
+        base = [right(pair.baseline.text, pair.ask.answer or "", extractor) for pair in graded]
+        numbers[f"accuracy{suffix}"] = sum(mine) / n
+        numbers[f"baseline{suffix}"] = sum(base) / n
+        numbers[f"lost{suffix}"] = sum(b and not m for m, b in zip(mine, base, strict=True))
+        numbers[f"won{suffix}"] = sum(m and not b for m, b in zip(mine, base, strict=True))
+        if not suffix:
+            interval = wilson(sum(mine), n)
+            numbers["outcomes"] = "".join("01"[ok] for ok in mine)
+    return numbers, interval

@@ -1,0 +1,143 @@
+"""A second book of the KV pages, kept from the journal alone; shares no code with the engine's ledger.
+
+Each verb is checked where it happens, in time proportional to its own pages, so a journal of any length can be audited.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+CACHE: Final = -1
+
+
+class AuditError(Exception):
+    """The journal breaks a law of KV ownership; the message names the entry."""
+
+
+@dataclass(slots=True)
+class Holding:
+    """What one request holds: pages in the order of their positions, the first `shared` of them cached."""
+
+    pages: list[int]
+    shared: int
+    committed: int
+    flights: deque[int] = field(default_factory=deque)
+
+    @property
+    def end(self) -> int:
+        return self.committed + sum(self.flights)
+
+
+class Audit:
+    """Pages 1..`pages` of `size` positions; a page without an owner is free."""
+
+    def __init__(self, pages: int, size: int) -> None:
+        self.pages = pages
+        self.size = size
+        self.owner: dict[int, int] = {}
+        self.users: dict[int, int] = {}  # cached page -> requests that read it
+        self.holdings: dict[int, Holding] = {}
+        self.verbs: dict[str, Callable[[int, tuple[int, ...]], None]] = {
+            "open": self._open,
+            "reserve": self._reserve,
+            "launch": self._launch,
+            "settle": self._settle,
+            "donate": self._donate,
+            "close": self._close,
+            "evict": self._evict,
+        }
+
+    @property
+    def free(self) -> int:
+        return self.pages - len(self.owner)
+
+    @property
+    def cached(self) -> int:
+        return len(self.users)
+
+    def _open(self, rid: int, shared: tuple[int, ...]) -> None:
+        _law(rid > 0 and rid not in self.holdings, "the request is open already")
+        for page in shared:
+            _law(self.owner.get(page) == CACHE, f"page {page} is shared, but not cached")
+            self.users[page] += 1
+        self.holdings[rid] = Holding(list(shared), len(shared), len(shared) * self.size)
+
+    def _reserve(self, rid: int, numbers: tuple[int, ...]) -> None:
+        width, *added = numbers
+        holding = self.holdings[rid]
+        due = max(0, -(-(holding.end + width) // self.size) - len(holding.pages))
+        _law(len(added) == due, f"{len(added)} pages were added, {due} are due")
+        for page in added:
+            _law(1 <= page <= self.pages, f"page {page} does not exist")
+            _law(page not in self.owner, f"page {page} is handed out, but belongs to {self.owner.get(page)}")
+            self.owner[page] = rid
+        holding.pages += added
+
+    def _launch(self, rid: int, numbers: tuple[int, ...]) -> None:
+        holding, (width,) = self.holdings[rid], numbers
+        reserved = len(holding.pages) * self.size
+        _law(width >= 1 and holding.end + width <= reserved, f"a step writes to {holding.end + width} of {reserved}")
+        holding.flights.append(width)
+
+    def _settle(self, rid: int, numbers: tuple[int, ...]) -> None:
+        holding, (accepted,) = self.holdings[rid], numbers
+        _law(bool(holding.flights), "nothing is in flight")
+        width = holding.flights.popleft()
+        _law(0 <= accepted <= width, f"{accepted} positions of a step of {width} are kept")
+        holding.committed += accepted
+
+    def _donate(self, rid: int, numbers: tuple[int, ...]) -> None:
+        count, *given = numbers
+        holding = self.holdings[rid]
+        end = holding.shared + count
+        _law(
+            given == holding.pages[holding.shared : end] and len(given) == count,
+            "the pages given are not the next ones",
+        )
+        _law(end * self.size <= holding.committed, f"page {end} is cached before it is whole")
+        for page in given:
+            self.owner[page] = CACHE
+            self.users[page] = 1
+        holding.shared = end
+
+    def _close(self, rid: int, numbers: tuple[int, ...]) -> None:
+        holding = self.holdings.pop(rid)
+        _law(not holding.flights, "steps are still in flight")
+        for page in holding.pages[: holding.shared]:
+            self.users[page] -= 1
+        for page in holding.pages[holding.shared :]:
+            _law(self.owner.get(page) == rid, f"page {page} is released, but belongs to {self.owner.get(page)}")
+            del self.owner[page]
+
+    def _evict(self, rid: int, numbers: tuple[int, ...]) -> None:
+        (page,) = numbers
+        _law(self.owner.get(page) == CACHE, f"page {page} is evicted, but not cached")
+        _law(self.users[page] == 0, f"page {page} is evicted while {self.users[page]} requests read it")
+        del self.users[page], self.owner[page]
+
+
+def audit(journal: Iterable[tuple[str, int, tuple[int, ...]]], pages: int, size: int) -> Audit:
+    """Read a journal from an empty start. AuditError at the first entry that breaks a law."""
+    book = Audit(pages, size)
+    for index, (verb, rid, numbers) in enumerate(journal):
+        if verb not in book.verbs:
+            raise AuditError(f"journal entry {index} has the unknown verb {verb!r}")
+        if verb not in ("open", "evict") and rid not in book.holdings:
+            raise AuditError(f"journal entry {index} ({verb}): request {rid} holds nothing")
+        try:
+            book.verbs[verb](rid, tuple(numbers))
+        except _BrokenLaw as broken:
+            raise AuditError(f"journal entry {index} ({verb} of request {rid}): {broken}") from None
+    return book
+
+
+class _BrokenLaw(Exception):
+    """Carries the sentence of a law to the place that knows the entry."""
+
+
+def _law(holds: bool, sentence: str) -> None:
+    if not holds:
+        raise _BrokenLaw(sentence)

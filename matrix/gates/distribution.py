@@ -1,0 +1,134 @@
+"""Are drawn tokens drawn from the target's own distribution, and are the reported log-probabilities its?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from matrix.cell import Cell
+from matrix.gates.gate import Number, Outcome, State
+from matrix.gates.pairs import Pair, pairs, unpaired
+from matrix.gates.threshold import Threshold, values
+from matrix.subjects.protocol import Ask, Capability, Run
+from matrix.workload import draws_apply, tokenizer
+from reports.stats import ks_uniform, randomised_pit
+
+THRESHOLDS: Final = {
+    "alpha": Threshold(1e-4, "Kolmogorov-Smirnov over some 600 draws: one false alarm in 10,000 cells"),
+    "logprob_nats": Threshold(1e-3, "above float32 rounding between batch shapes, below any change of the model"),
+    "least_draws": Threshold(100, "fewer draws cannot show a bias of a tenth"),
+    "edge": Threshold(1e-5, "mass by which the last token of a top-p set may miss its edge in float32"),
+}
+Floats = npt.NDArray[np.float64]
+Context = tuple[tuple[int, float], ...]  # token id and log-probability of every token, falling
+
+
+@dataclass
+class DistributionGate:
+    """The randomised probability integral transform of every draw must be uniform.
+
+    The distribution is rebuilt here from the run's own log-probabilities (softmax of logits / temperature), top-k and
+    top-p applied again; log-probabilities are compared with the baseline's where the text before is equal.
+    """
+
+    name: str = "distribution"
+    needs: frozenset[Capability] = frozenset({Capability.TOKEN_IDS, Capability.LOGPROBS})
+    thresholds: Mapping[str, float] = field(default_factory=lambda: values(THRESHOLDS))
+
+    def applies(self, cell: Cell) -> bool:
+        """Cells whose workload holds draws."""
+        return draws_apply(cell)
+
+    def judge(self, cell: Cell, run: Run, baseline: Run) -> Outcome:
+        """NOT MEASURED with fewer draws than `least_draws` or without log-probabilities of the whole vocabulary."""
+        missing = unpaired(self.name, run, baseline)
+        if missing:
+            return missing
+        drawn = [pair for pair in pairs(run, baseline) if pair.ask.name.startswith("d") and pair.ask.temperature > 0]
+        whole = tokenizer().get_vocab_size()
+        if any(len(p.answer.top_logprobs) < len(p.answer.output_ids) for p in drawn) or any(
+            len(context) < whole for p in drawn for context in p.answer.top_logprobs
+        ):
+            text = f"the subject does not report log-probabilities of all {whole} tokens"
+            return Outcome(self.name, State.NOT_MEASURED, message=text)
+        draws = [
+            (pair.ask, context, token)
+            for pair in drawn
+            for context, token in zip(pair.answer.top_logprobs, pair.answer.output_ids, strict=False)
+        ]
+        if len(draws) < self.thresholds["least_draws"]:
+            text = f"{len(draws)} tokens were drawn, {self.thresholds['least_draws']:g} are needed"
+            return Outcome(self.name, State.NOT_MEASURED, {"draws": len(draws)}, message=text)
+        return self._judge_draws(draws, _largest_gap(drawn))
+
+    def _judge_draws(self, draws: Sequence[tuple[Ask, Context, int]], gap: float) -> Outcome:
+        below, at, outside = [], [], 0
+        for ask, context, token in draws:
+            before, share = place(ask, context, token, self.thresholds["edge"])
+            outside += share == 0.0
+            below.append(before)
+            at.append(share)
+        uniform = np.random.default_rng(len(draws)).random(len(draws))
+        fit = ks_uniform(randomised_pit(below, at, list(uniform)))
+        numbers: dict[str, Number] = {
+            "draws": len(draws),
+            "outside": outside,
+            "statistic": fit.statistic,
+            "p": fit.p,
+            "logprob_gap": gap,
+        }
+        fault = ""
+        if outside:
+            fault = f"{outside} of {len(draws)} drawn tokens lie outside the support of their top-k and top-p"
+        elif fit.p < self.thresholds["alpha"]:
+            fault = f"the draws do not follow the target's distribution (Kolmogorov-Smirnov p = {fit.p:.2g})"
+        elif gap > self.thresholds["logprob_nats"]:
+            fault = f"a log-probability differs from plain decoding's by {gap:.3g} nats"
+        return Outcome(self.name, State.FAIL if fault else State.PASS, numbers, message=fault)
+
+
+def place(ask: Ask, context: Context, token: int, edge: float) -> tuple[float, float]:
+    """Mass before the token, most probable first, and its own mass, after top-k and then top-p renormalise.
+
+    (1, 0) for a token outside the support. A token within `edge` of the top-p boundary counts as inside.
+    """
+    probabilities = np.exp(np.array([value for _, value in context], dtype=np.float64))
+    index = next((rank for rank, (other, _) in enumerate(context) if other == token), len(context))
+    if ask.top_k > 0:
+        probabilities = probabilities[: ask.top_k]
+    probabilities = probabilities / probabilities.sum()
+    before = np.concatenate(([0.0], np.cumsum(probabilities)[:-1]))
+    inside = before < ask.top_p
+    if index >= len(probabilities) or before[index] >= ask.top_p + edge:
+        return 1.0, 0.0
+    inside[index] = True
+    mass = float(probabilities[inside].sum())
+    return float(before[index] / mass), float(probabilities[index] / mass)
+
+
+def _largest_gap(drawn: Sequence[Pair]) -> float:
+    """Largest difference of a log-probability between run and baseline at equal prefixes, and of a token's own."""
+    largest = 0.0
+    for pair in drawn:
+        for index, token in enumerate(pair.answer.output_ids):
+            if pair.answer.output_ids[:index] != pair.baseline.output_ids[:index]:
+                break
+            mine = pair.answer.top_logprobs[index]
+            largest = max(largest, abs(dict(mine)[token] - pair.answer.logprobs[index]))
+            if index < len(pair.baseline.top_logprobs):
+                largest = max(largest, _gap(mine, pair.baseline.top_logprobs[index]))
+    return largest
+
+
+def _gap(mine: Context, theirs: Context) -> float:
+    size = 1 + max(token for token, _ in (*mine, *theirs))
+    vectors = np.zeros((2, size))
+    for row, context in zip(vectors, (mine, theirs), strict=True):
+        row[[token for token, _ in context]] = [value for _, value in context]
+    # Beyond e^-16 no log-probability matters, and rounding grows.
+    matters = vectors[1] > -16.0
+    return float(np.abs(vectors[0] - vectors[1])[matters].max(initial=0.0))

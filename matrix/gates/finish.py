@@ -1,0 +1,126 @@
+"""Did every request end where, why and with the text that its tokens demand, and do its own numbers add up?"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import isclose
+from typing import Any, Final
+
+from matrix.cell import Cell
+from matrix.gates.derive import ending
+from matrix.gates.gate import Number, Outcome, State
+from matrix.gates.threshold import Threshold, values
+from matrix.subjects.protocol import Answer, Ask, Capability, Run
+
+THRESHOLDS: Final = {
+    "faults": Threshold(0, "how a request ends follows from its tokens; there is nothing to tolerate"),
+}
+
+
+@dataclass
+class FinishGate:
+    """Re-derives each ending token by token from the ids, and checks the identities of the reported metrics."""
+
+    name: str = "finish"
+    needs: frozenset[Capability] = frozenset({Capability.TOKEN_IDS})
+    thresholds: Mapping[str, float] = field(default_factory=lambda: values(THRESHOLDS))
+
+    def applies(self, cell: Cell) -> bool:
+        """Every request ends."""
+        return True
+
+    def judge(self, cell: Cell, run: Run, baseline: Run) -> Outcome:
+        """NOT MEASURED where a request has no answer."""
+        answers = {answer.name: answer for answer in run.answers}
+        missing = [ask.name for ask in run.asks if ask.name not in answers]
+        if missing or not run.asks:
+            text = f"the run has no answer to {missing[0]}" if missing else "the cell has no requests"
+            return Outcome(self.name, State.NOT_MEASURED, message=text)
+        faults = []
+        for ask in run.asks:
+            answer = answers[ask.name]
+            fault = _end(ask, answer) or _logprobs(ask, answer) or _metrics(cell, run.resolved, answer)
+            if fault:
+                faults.append(f"{ask.name} {fault}")
+        reasons = Counter(answer.finish for answer in run.answers)
+        numbers: dict[str, Number] = {"requests": len(run.asks), "faults": len(faults), **reasons}
+        if faults:
+            return Outcome(self.name, State.FAIL, numbers, message=faults[0])
+        return Outcome(self.name, State.PASS, numbers)
+
+
+def _end(ask: Ask, answer: Answer) -> str:
+    """What is wrong with the ending, or ""."""
+    ids = answer.output_ids
+    due = ending(ask, ids)
+    if due.tokens < len(ids):
+        return f"has {len(ids)} tokens, but ended by {due.reason} {due.matched!r} at token {due.tokens}"
+    if answer.finish == "abort":
+        if ask.abort_after is None or len(ids) < ask.abort_after:
+            return f"was aborted after {len(ids)} tokens, asked was {ask.abort_after}"
+        if due.reason != "open":
+            return f"was aborted, but had ended by {due.reason} {due.matched!r}"
+    elif (answer.finish, answer.matched) != (due.reason, due.matched):
+        return f"ended by {answer.finish} {answer.matched!r}, its tokens say {due.reason} {due.matched!r}"
+    if answer.text != due.text:
+        return f"shows the text {answer.text[-40:]!r}, its tokens say {due.text[-40:]!r}"
+    return ""
+
+
+def _logprobs(ask: Ask, answer: Answer) -> str:
+    if not ask.top_logprobs:
+        return ""
+    counts = {len(answer.logprobs), len(answer.top_logprobs), len(answer.output_ids)}
+    if len(counts) > 1:
+        return f"has log-probabilities for {len(answer.logprobs)} of {len(answer.output_ids)} tokens"
+    if any(len(top) != ask.top_logprobs for top in answer.top_logprobs):
+        return f"does not hold {ask.top_logprobs} log-probabilities at every token"
+    if any(value > 1e-6 for value in answer.logprobs):
+        return f"has the log-probability {max(answer.logprobs)}, allowed is at most 0"
+    return ""
+
+
+def _metrics(cell: Cell, resolved: Mapping[str, Any], answer: Answer) -> str:
+    """SGLang's definitions: spec_accept_length = completion_tokens / spec_verify_ct, spec_accept_rate = correct drafts
+    / (spec_verify_ct * (draft tokens - 1)), histogram over correct drafts per round."""
+    info, lengths = answer.meta_info, answer.accept_lengths
+    counts = {"prompt_tokens": len(answer.prompt_ids), "completion_tokens": len(answer.output_ids)}
+    deepest = int(resolved["num_steps"]) + 1
+    if any(not 1 <= length <= deepest for length in lengths):
+        return f"accepted {max(lengths)} tokens in a round, allowed is 1 to {deepest}"
+    if cell.algorithm != "none" and lengths:
+        correct, proposed = sum(lengths) - len(lengths), len(lengths) * (int(resolved["num_draft_tokens"]) - 1)
+        counts |= {
+            "spec_verify_ct": len(lengths),
+            "spec_num_correct_drafts": correct,
+            "spec_num_proposed_drafts": proposed,
+        }
+        histogram = Counter(length - 1 for length in lengths)
+        expected = [histogram[drafts] for drafts in range(max(lengths))]
+        if info.get("spec_correct_drafts_histogram") != expected:
+            return f"reports the histogram {info.get('spec_correct_drafts_histogram')}, its rounds say {expected}"
+        ratios = {
+            "spec_accept_length": len(answer.output_ids) / len(lengths),
+            "spec_accept_rate": correct / proposed,
+        }
+        for key, value in ratios.items():
+            if not isclose(float(info.get(key, -1.0)), value, rel_tol=1e-9):
+                return f"reports {key} {info.get(key)}, its rounds say {value:.6g}"
+    for key, count in counts.items():
+        if info.get(key) != count:
+            return f"reports {key} {info.get(key)}, expected {count}"
+    return _emitted(cell, answer)
+
+
+def _emitted(cell: Cell, answer: Answer) -> str:
+    """The prefill's token and all rounds but a part of the last one; a retraction reads a token by prefill again."""
+    if cell.memory == "tight" or answer.finish == "abort" or not answer.output_ids:
+        return ""
+    lengths = answer.accept_lengths
+    most = 1 + sum(lengths)
+    least = 2 + sum(lengths[:-1]) if lengths else 1
+    if not least <= len(answer.output_ids) <= most:
+        return f"has {len(answer.output_ids)} tokens, its rounds emitted {least} to {most}"
+    return ""

@@ -1,0 +1,59 @@
+"""The golden resolutions: launch id to values, reasons and rewrites, or to the sentence of refusal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+from engine.core.errors import ConfigError
+from engine.core.resolve import resolve
+from matrix.cell import Cell
+from matrix.resolution import REQUEST_DEFAULTS
+from matrix.zoo_facts import zoo_facts
+
+GOLDEN_FILE: Final = Path(__file__).parents[1] / "golden" / "resolved.yaml"
+# Where the models lie, and the instruments that the runner switches on: neither is part of what a cell asks.
+LEFT_OUT: Final = frozenset(
+    {"model_path", "draft_path", "strict_memory", "kv_stamps", "enable_deterministic_inference", "reasons", "rewrites"}
+)
+
+
+def launch_id(cell: Cell) -> str:
+    """The id of a cell's launch: the cell with default request values."""
+    return cell._replace(**REQUEST_DEFAULTS).id
+
+
+def golden_row(resolved: Mapping[str, Any]) -> dict[str, Any]:
+    """What is compared of a resolved configuration."""
+    return {
+        "values": {key: value for key, value in resolved.items() if key not in LEFT_OUT},
+        "reasons": [f"{r['field']} = {r['value']}: {r['because']}" for r in resolved["reasons"]],
+        "rewrites": [f"{r['field']} {r['asked']} -> {r['got']}: {r['reason']}" for r in resolved["rewrites"]],
+    }
+
+
+def golden_rows(cells: Iterable[Cell]) -> dict[str, dict[str, Any]]:
+    """The rows of today's resolution, one per launch: what the golden file must hold."""
+    rows: dict[str, dict[str, Any]] = {}
+    for cell in cells:
+        key = launch_id(cell)
+        if key not in rows:
+            try:
+                rows[key] = golden_row(resolve(cell.config(), zoo_facts(cell.algorithm)).as_dict())
+            except ConfigError as error:
+                rows[key] = {"refused": str(error)}
+    return rows
+
+
+@cache
+def golden_table(path: Path = GOLDEN_FILE) -> dict[str, Any]:
+    """The reviewed rows; empty without the file, so that every launch is NOT MEASURED."""
+    # PyYAML takes time to import, and collection does not need it.
+    import yaml
+
+    if not path.is_file():
+        return {}
+    with path.open(encoding="utf-8") as file:
+        return dict(yaml.load(file, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))

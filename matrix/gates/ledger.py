@@ -1,0 +1,73 @@
+"""Is every page accounted for, and did every slot hold what its owner wrote?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from matrix.cell import Cell
+from matrix.gates.audit import AuditError, audit
+from matrix.gates.gate import Number, Outcome, State
+from matrix.gates.threshold import Threshold, values
+from matrix.subjects.protocol import Capability, Memory, Run
+
+Journal = tuple[Sequence[tuple[str, int, tuple[int, ...]]], int, int]
+THRESHOLDS: Final = {
+    "leaked_pages": Threshold(0, "a page that nobody owns is memory lost until restart"),
+    "wrong_stamps": Threshold(0, "a slot holds its own request's position or the answer is a coincidence"),
+}
+
+
+@dataclass
+class LedgerGate:
+    """Audits the journal against the laws, counts the pages at rest, and reads the stamps of the KV slots.
+
+    The journal covers the session's life, so a law that an earlier cell of the launch broke is red here too.
+    """
+
+    name: str = "ledger"
+    needs: frozenset[Capability] = frozenset({Capability.JOURNAL, Capability.COUNTERS})
+    thresholds: Mapping[str, float] = field(default_factory=lambda: values(THRESHOLDS))
+
+    def applies(self, cell: Cell) -> bool:
+        """Every cell holds KV memory."""
+        return True
+
+    def judge(self, cell: Cell, run: Run, baseline: Run) -> Outcome:
+        """NOT MEASURED without a journal or without compared stamps."""
+        memory = run.memory
+        leaked = memory.pages - memory.free - memory.cached
+        checked, wrong = run.witness.get("stamp.checked", 0), run.witness.get("stamp.wrong", 0)
+        numbers: dict[str, Number] = {"pages": memory.pages, "leaked": leaked, "stamps": checked, "wrong_stamps": wrong}
+        if run.journal is None or not run.journal[0]:
+            return Outcome(self.name, State.NOT_MEASURED, numbers, message="the subject shows no journal")
+        numbers["verbs"] = len(run.journal[0])
+        fault = _rest(memory, leaked) or _audited(run.journal, memory)
+        if not fault and wrong > self.thresholds["wrong_stamps"]:
+            fault = f"{wrong} of {checked} KV slots held another request's or position's stamp"
+        if fault:
+            return Outcome(self.name, State.FAIL, numbers, message=fault)
+        if not checked:
+            return Outcome(self.name, State.NOT_MEASURED, numbers, message="no KV stamp was compared")
+        return Outcome(self.name, State.PASS, numbers)
+
+
+def _rest(memory: Memory, leaked: int) -> str:
+    if memory.accounts:
+        return f"{memory.accounts} requests still hold memory after the last one ended"
+    if leaked:
+        return f"{leaked} of {memory.pages} pages are neither free nor cached at rest"
+    return ""
+
+
+def _audited(journal: Journal, memory: Memory) -> str:
+    try:
+        book = audit(*journal)
+    except AuditError as error:
+        return str(error)
+    kept = (book.pages, book.free, book.cached, len(book.holdings))
+    held = (memory.pages, memory.free, memory.cached, memory.accounts)
+    if kept != held:
+        return f"the journal ends with (pages, free, cached, accounts) = {kept}, the engine holds {held}"
+    return ""

@@ -1,0 +1,88 @@
+"""Are the tokens those of plain decoding?
+
+Verification draws with the randomness of seed and position, so sampled requests must agree token by token as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from matrix.cell import Cell
+from matrix.gates.gate import Number, Outcome, State
+from matrix.gates.oracle import Oracle, load_oracle, oracle_index
+from matrix.gates.pairs import TIE_NATS, Pair, first_difference, is_tie, pairs, unpaired
+from matrix.gates.threshold import Threshold, values
+from matrix.subjects.protocol import Capability, Run
+
+THRESHOLDS: Final = {
+    "tie_nats": Threshold(TIE_NATS, "above float32 rounding of a logit, below any gap that the zoo's models decide by"),
+    "divergent": Threshold(0, "exact verification: equal to plain decoding with the same seed"),
+}
+
+
+@dataclass
+class LosslessGate:
+    """Token equality with the baseline; greedy baselines also with the continuations of another library."""
+
+    name: str = "lossless"
+    needs: frozenset[Capability] = frozenset({Capability.TOKEN_IDS})
+    thresholds: Mapping[str, float] = field(default_factory=lambda: values(THRESHOLDS))
+    oracle: Oracle | None = field(default_factory=load_oracle)
+
+    def applies(self, cell: Cell) -> bool:
+        """Every cell, the cells without a drafter included: their launch differs from the baseline's."""
+        return True
+
+    def judge(self, cell: Cell, run: Run, baseline: Run) -> Outcome:
+        """A greedy divergence where the baseline's two best tokens are closer than `tie_nats` is a tie, not red."""
+        missing = unpaired(self.name, run, baseline)
+        if missing:
+            return missing
+        every = pairs(run, baseline)
+        found = [(pair, index) for pair in every if (index := _divergence(pair)) is not None]
+        ties = [f"{pair.ask.name}@{index}" for pair, index in found if is_tie(pair.ask, pair.baseline, index)]
+        broken = [(pair, i) for pair, i in found if f"{pair.ask.name}@{i}" not in ties]
+        numbers: dict[str, Number] = {
+            "tokens": sum(len(pair.answer.output_ids) for pair in every),
+            "divergent": len(broken),
+            "ties": len(ties),
+            "tied_at": ", ".join(ties),
+            "first_divergence": _describe(*broken[0]) if broken else "",
+        }
+        if broken:
+            text = f"{len(broken)} of {len(every)} requests left plain decoding, first {_describe(*broken[0])}"
+            return Outcome(self.name, State.FAIL, numbers, message=text)
+        if not numbers["tokens"]:
+            return Outcome(self.name, State.NOT_MEASURED, numbers, message="no token was produced")
+        return self._against_oracle(every, numbers)
+
+    def _against_oracle(self, every: list[Pair], numbers: dict[str, Number]) -> Outcome:
+        greedy = [pair for pair in every if pair.ask.temperature == 0 and oracle_index(pair.ask) is not None]
+        if not greedy:
+            return Outcome(self.name, State.PASS, numbers)
+        if self.oracle is None:
+            text = "the continuations of the oracle are missing, so the baseline itself is unproven"
+            return Outcome(self.name, State.NOT_MEASURED, numbers, message=text)
+        checked = 0
+        for pair in greedy:
+            expected = self.oracle.continuation(pair.ask)
+            index = first_difference(expected, pair.baseline.output_ids, prefix=True)
+            if index is not None and not is_tie(pair.ask, pair.baseline, index):
+                text = f"the baseline of {pair.ask.name} leaves the oracle's continuation at token {index}"
+                return Outcome(self.name, State.FAIL, {**numbers, "oracle_tokens": checked}, message=text)
+            checked += min(len(expected), len(pair.baseline.output_ids)) if index is None else index
+        return Outcome(self.name, State.PASS, {**numbers, "oracle_tokens": checked})
+
+
+def _divergence(pair: Pair) -> int | None:
+    """Where a pair first differs; an aborted request is held to what it produced."""
+    aborted = pair.ask.abort_after is not None and "abort" in (pair.answer.finish, pair.baseline.finish)
+    return first_difference(pair.answer.output_ids, pair.baseline.output_ids, prefix=aborted)
+
+
+def _describe(pair: Pair, index: int) -> str:
+    got, expected = pair.answer.output_ids[index : index + 1], pair.baseline.output_ids[index : index + 1]
+    words = [str(ids[0]) if ids else "its end" for ids in (got, expected)]
+    return f"{pair.ask.name} at token {index}: {words[0]} instead of {words[1]}"

@@ -1,0 +1,58 @@
+"""The oracle's file: greedy continuations by transformers, and what each draft's rounds accept on them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+from matrix.subjects.protocol import Ask
+from matrix.workload import DATA, ORACLE_PROMPTS
+
+ORACLE_FILE: Final = DATA / "oracle.json"
+_NAME: Final = re.compile(r"q(\d+)(\.again)?")
+
+Combination = tuple[str, int, int, int]  # algorithm (lower case), steps, topk, draft tokens
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """`continuations[i]`: token ids after prompt i. `rounds[combination][i]`: tokens of each verify round, bonus
+    included, of prompt i; the first token of a continuation belongs to no round."""
+
+    continuations: tuple[tuple[int, ...], ...]
+    rounds: Mapping[Combination, tuple[tuple[int, ...], ...]]
+
+    def continuation(self, ask: Ask) -> tuple[int, ...]:
+        """The tokens after the prompt of an ask that has an `oracle_index`."""
+        index = oracle_index(ask)
+        return () if index is None else self.continuations[index]
+
+
+def oracle_index(ask: Ask) -> int | None:
+    """The oracle's prompt that an ask is about, by its name; None if it has none."""
+    found = _NAME.fullmatch(ask.name)
+    index = int(found[1]) if found else ORACLE_PROMPTS
+    return index if index < ORACLE_PROMPTS else None
+
+
+@cache
+def load_oracle(path: Path = ORACLE_FILE) -> Oracle | None:
+    """The oracle's file; None if there is none, which gates report as NOT MEASURED."""
+    if not path.is_file():
+        return None
+    return decode(json.loads(path.read_text(encoding="utf-8")))
+
+
+def decode(body: Mapping[str, Any]) -> Oracle:
+    """{"continuations": [ids], "acceptance": {algorithm: {"steps/topk/draft_tokens": [rounds]}}}."""
+    rounds: dict[Combination, tuple[tuple[int, ...], ...]] = {}
+    for algorithm, combinations in body["acceptance"].items():
+        for shape, prompts in combinations.items():
+            steps, topk, width = (int(part) for part in shape.split("/"))
+            rounds[algorithm.lower(), steps, topk, width] = tuple(map(tuple, prompts))
+    return Oracle(tuple(map(tuple, body["continuations"])), rounds)

@@ -1,0 +1,53 @@
+"""Requests of a run beside the same requests of the baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from matrix.gates.gate import Outcome, State
+from matrix.subjects.protocol import Answer, Ask, Run
+
+TIE_NATS = 1e-3
+
+
+class Pair(NamedTuple):
+    """One request with both answers."""
+
+    ask: Ask
+    answer: Answer
+    baseline: Answer
+
+
+def pairs(run: Run, baseline: Run) -> list[Pair]:
+    """Every request that both sides answered, in the order of the run; see `unpaired` for the others."""
+    base = {answer.name: answer for answer in baseline.answers}
+    mine = {answer.name: answer for answer in run.answers}
+    return [Pair(ask, mine[ask.name], base[ask.name]) for ask in run.asks if ask.name in mine and ask.name in base]
+
+
+def unpaired(gate: str, run: Run, baseline: Run) -> Outcome | None:
+    """NOT MEASURED where there is no request, or one without an answer on both sides; else None."""
+    if not run.asks:
+        return Outcome(gate, State.NOT_MEASURED, message="the cell has no requests")
+    for side, answers in (("the run", run.answers), ("the baseline", baseline.answers)):
+        missing = {ask.name for ask in run.asks} - {answer.name for answer in answers}
+        if missing:
+            return Outcome(gate, State.NOT_MEASURED, message=f"{side} has no answer to {min(missing)}")
+    return None
+
+
+def first_difference(left: Sequence[int], right: Sequence[int], prefix: bool = False) -> int | None:
+    """Index of the first token that differs; a missing token differs unless `prefix` lets one side end early."""
+    for index, (one, other) in enumerate(zip(left, right, strict=False)):
+        if one != other:
+            return index
+    return None if prefix or len(left) == len(right) else min(len(left), len(right))
+
+
+def is_tie(ask: Ask, answer: Answer, index: int) -> bool:
+    """True where a greedy choice at `index` of `answer` lay within TIE_NATS of the second best token."""
+    if ask.temperature > 0 or index >= len(answer.top_logprobs) or len(answer.top_logprobs[index]) < 2:
+        return False
+    best, second = sorted((value for _, value in answer.top_logprobs[index]), reverse=True)[:2]
+    return best - second < TIE_NATS

@@ -1,0 +1,117 @@
+"""What a correct engine must have been seen doing, cell by cell: the evidence that an axis value took effect.
+
+A row that a correct engine cannot always show is not listed; each was measured on the reference engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from matrix.cell import Cell
+from matrix.subjects.protocol import Run
+
+
+@dataclass(frozen=True)
+class Witness:
+    """Where `when` holds, the probe (or one of several, joined by `|`) must have been hit (`seen`), or none of them."""
+
+    probe: str
+    seen: bool
+    why: str
+    when: Callable[[Cell, Run], bool]
+
+    def holds(self, run: Run) -> bool:
+        """A probe that the subject does not know counts as never hit."""
+        return any(run.witness.get(probe, 0) > 0 for probe in self.probe.split("|")) == self.seen
+
+
+def _drafts(cell: Cell, run: Run) -> bool:
+    return cell.algorithm != "none"
+
+
+def _tree(cell: Cell, run: Run) -> bool:
+    return _drafts(cell, run) and int(run.resolved.get("topk", 0)) > 1
+
+
+def _must_branch(cell: Cell, run: Run) -> bool:
+    """More nodes than levels: some level holds two. A narrower tree may be a chain."""
+    return _tree(cell, run) and run.resolved["num_draft_tokens"] - 1 > run.resolved["num_steps"]
+
+
+def _lag(lag: int) -> Callable[[Cell, Run], bool]:
+    return lambda cell, run: run.resolved.get("lag") == lag
+
+
+def _splits(cell: Cell, run: Run) -> bool:
+    """What the cache did not serve of some prompt is longer than the chunk."""
+    if cell.prefill_chunk == "off":
+        return False
+    return any(len(a.prompt_ids) - a.cached_tokens > int(cell.prefill_chunk) for a in run.answers if a.output_ids)
+
+
+def _starved(cell: Cell, run: Run) -> bool:
+    return cell.memory == "tight" and (cell.batch in ("ragged", "burst") or cell.abort == "none")
+
+
+def _caches(cell: Cell, run: Run) -> bool:
+    """Some request fills a page, so the cache takes it or had it; a drafter's keys reach one token past the page."""
+    room = int(cell.page_size) + 2
+    whole = any(len(a.prompt_ids) + len(a.output_ids) >= room for a in run.answers if a.finish != "abort")
+    return cell.prefix_cache == "on" and whole
+
+
+def _repeats(cell: Cell, run: Run) -> bool:
+    """A prompt is read again, behind more requests than run at once, and holds a whole page."""
+    waits = cell.slots != "auto" and cell.batch in ("ragged", "burst") and cell.abort == "none"
+    return waits and cell.prefix_cache == "on" and cell.memory == "ample" and int(cell.page_size) <= 16
+
+
+def _waits(cell: Cell, run: Run) -> bool:
+    return cell.slots != "auto" and len(run.asks) > int(cell.slots)
+
+
+def _finished(cell: Cell, run: Run, kind: str) -> bool:
+    return cell.finish == kind and not (cell.batch == "single" and cell.abort != "none")
+
+
+WITNESSES: Final[tuple[Witness, ...]] = (
+    Witness("prefill.step", True, "a prompt is read", lambda cell, run: True),
+    Witness("decode.round", True, "tokens are decoded", lambda cell, run: True),
+    Witness(
+        "decode.batched", True, "two requests share a round", lambda cell, run: cell.batch not in ("single", "pair")
+    ),
+    Witness("spec.drafted", True, "a drafter proposes", _drafts),
+    Witness("spec.drafted", False, "nobody drafts", lambda cell, run: cell.algorithm == "none"),
+    Witness("spec.accepted", True, "a trained draft is right at times", _drafts),
+    Witness("tree.branched", True, "topk above 1 makes branches", _must_branch),
+    Witness("tree.branched", False, "a chain has no branches", lambda cell, run: not _tree(cell, run)),
+    Witness("tree.compacted", False, "an accepted chain lies dense", lambda cell, run: not _tree(cell, run)),
+    Witness("overlap.in_flight", True, "v2 launches before it reads", _lag(1)),
+    Witness("overlap.in_flight", False, "v1 reads before it launches", _lag(0)),
+    Witness("overlap.dropped", False, "v1 never runs past an end", lambda cell, run: _lag(0)(cell, run)),
+    Witness("prefill.chunked", True, "a prompt longer than the chunk is split", _splits),
+    Witness("prefill.chunked", False, "whole prompts are not split", lambda cell, run: cell.prefill_chunk == "off"),
+    Witness("retract.done", True, "two requests do not fit to their end", _starved),
+    Witness("retract.done", False, "nothing is retracted with room for all", lambda cell, run: cell.memory == "ample"),
+    Witness("prefix.hit", False, "there is no prefix cache", lambda cell, run: cell.prefix_cache == "off"),
+    Witness("prefix.insert", False, "there is no prefix cache", lambda cell, run: cell.prefix_cache == "off"),
+    Witness("prefix.insert|prefix.hit", True, "whole pages are cached", _caches),
+    Witness("prefix.hit", True, "a repeated prompt is served from the cache", _repeats),
+    Witness("queue.waited", True, "more requests than slots", _waits),
+    Witness("sample.random", True, "tokens are drawn", lambda cell, run: cell.sampling != "greedy"),
+    Witness("sample.random", False, "tokens are the best ones", lambda cell, run: cell.sampling == "greedy"),
+    Witness("sample.greedy", True, "tokens are the best ones", lambda cell, run: cell.sampling in ("greedy", "mixed")),
+    Witness("abort.waiting", True, "a request is aborted in the queue", lambda cell, run: cell.abort == "queued"),
+    Witness("abort.running", True, "a request is aborted while it runs", lambda cell, run: cell.abort == "running"),
+    Witness("abort.waiting", False, "nothing is aborted", lambda cell, run: cell.abort == "none"),
+    Witness("abort.running", False, "nothing is aborted", lambda cell, run: cell.abort == "none"),
+    Witness("finish.stop_token", True, "an answer ends", lambda cell, run: _finished(cell, run, "eos")),
+    Witness(
+        "finish.stop_token", True, "a stop token ends an answer", lambda cell, run: _finished(cell, run, "stop_token")
+    ),
+    Witness("finish.stop_string", True, "a stop string ends it", lambda cell, run: _finished(cell, run, "stop_string")),
+    Witness("finish.length", True, "the limit ends an answer", lambda cell, run: _finished(cell, run, "length")),
+    Witness("finish.stop_token", False, "no end of text is heeded", lambda cell, run: cell.finish == "length"),
+)
