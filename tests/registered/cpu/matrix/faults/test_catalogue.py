@@ -1,0 +1,77 @@
+"""The catalogue fits today's sources: a fault that no longer applies is an error, not a skip."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from matrix.faults.catalogue import CATALOGUE
+from matrix.faults.fault import GATES, Fault
+from matrix.faults.plant import PACKAGES, ROOT
+from matrix.lockfile import stage_cells
+
+pytestmark = pytest.mark.register(est_seconds=2, tier="cpu", stage="pr")
+
+EACH = pytest.mark.parametrize("fault", CATALOGUE, ids=lambda fault: fault.id)
+# The classes of bugs.md that this engine can have; the others need graphs, ranks, grammars, windows or sessions.
+CLASSES = {
+    "stale or un-restored state",
+    "sampling distribution",
+    "CUDA-graph capture, padding, buffer size",
+    "stride / indexing",
+    "config parsing, weights, draft/target mix-up",
+    "KV leak / over-allocation",
+    "off-by-one length or KV position",
+    "silent fallback / ignored parameter",
+    "stop / EOS / length-cap handling",
+    "logprob",
+    "prefix-cache semantics under EAGLE",
+    "race / missing stream order",
+    "metric misreport",
+    "wrong or flipped default",
+    "the test itself",
+    "RNG / seed",
+    "tokenizer",
+}
+
+
+@pytest.fixture(scope="module")
+def locked() -> list:
+    return stage_cells("pr")
+
+
+def test_there_are_enough_faults_with_ids_of_their_own():
+    ids = [fault.id for fault in CATALOGUE]
+    assert len(ids) == len(set(ids))
+    assert len(ids) >= 28
+    assert all(re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)+", name) for name in ids)
+
+
+def test_every_class_that_this_engine_can_have_is_there():
+    assert {fault.klass for fault in CATALOGUE} == CLASSES
+
+
+def test_every_gate_is_expected_of_some_fault():
+    assert {gate for fault in CATALOGUE for gate in fault.expected} == set(GATES)
+
+
+@EACH
+def test_a_fault_applies_and_leaves_valid_python(fault: Fault, tmp_path: Path):
+    for edit in fault.edits:
+        assert edit.file.split("/")[0] in PACKAGES
+        copy = tmp_path / edit.file
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_text((ROOT / edit.file).read_text(encoding="utf-8"), encoding="utf-8")
+    fault.apply(tmp_path)
+    for edit in fault.edits:
+        ast.parse((tmp_path / edit.file).read_text(encoding="utf-8"))
+
+
+@EACH
+def test_a_fault_says_where_it_comes_from_and_who_must_see_it(fault: Fault, locked: list):
+    assert re.search(r"#\d+|semantics \d", fault.origin)
+    assert fault.expected
+    assert set(fault.expected) <= set(GATES)
+    assert 1 <= len(fault.chosen(locked)) <= 8
+    assert fault.why

@@ -1,0 +1,53 @@
+"""The command: choosing faults, the JSON form and the exit status, on real plants."""
+
+import json
+
+import pytest
+
+from engine.core.errors import ConfigError
+from matrix.faults.catalogue import CATALOGUE
+from matrix.faults.command import main_faults, select
+
+pytestmark = pytest.mark.register(est_seconds=20, tier="cpu", stage="pr")
+
+
+def test_all_faults_or_the_named_ones():
+    assert select([]) == list(CATALOGUE)
+    assert [fault.id for fault in select(["v2-downgraded", "bonus-stride"])] == ["v2-downgraded", "bonus-stride"]
+
+
+def test_an_unknown_fault_lists_the_ids():
+    with pytest.raises(ConfigError, match="fault 'nothing' is unknown; it must be one of bonus-stride, "):
+        main_faults(only=["nothing"])
+
+
+def test_an_unknown_stage_and_too_few_workers_are_refused():
+    with pytest.raises(ConfigError, match="stage 'weekly' is unknown"):
+        main_faults("weekly", only=["v2-downgraded"])
+    with pytest.raises(ConfigError, match="workers must be at least 1, got 0"):
+        main_faults(only=["v2-downgraded"], workers=0)
+
+
+def test_json_on_a_real_fault(capsys):
+    assert main_faults("smoke", json_=True, only=["v2-downgraded"]) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "total": 1,
+        "killed": 1,
+        "faults": [
+            {
+                "id": "v2-downgraded",
+                "class": "silent fallback / ignored parameter",
+                "origin": "sglang#21062",
+                "killed_by": ["effective"],
+                "crashed": False,
+            }
+        ],
+    }
+
+
+def test_the_table_names_the_only_killer(capsys):
+    assert main_faults("smoke", only=["v2-downgraded"], verbose=True) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "1 of 1 faults killed" in text
+    assert "effective: only killer of v2-downgraded" in text
+    assert "lag was resolved to 1, but 0 runs" in text
