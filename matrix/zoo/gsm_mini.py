@@ -20,6 +20,7 @@ from matrix.zoo.templates import HELDOUT, TRAINED, Template
 SPLITS = ("train", "test", "heldout")
 TEST_SHARE = 16
 TRIES = 2000
+LEADS, LEAD_WEIGHTS = ("", "Now: ", "Next: "), (0.7, 0.2, 0.1)
 _STEP = re.compile(r"\[(\$?)(\w)=([^\]]+)\]")
 
 
@@ -96,7 +97,7 @@ def _words(rng: random.Random) -> dict[str, str]:
 
 
 def compose(template: Template, level: int, rng: random.Random) -> Problem:
-    """A problem of this template and level (0..3); raises ValueError if no legal numbers exist."""
+    """A problem of this template and level (0..5); raises ValueError if no legal numbers exist."""
     compiled = _compiled(template)
     for _ in range(TRIES):
         values = _numbers(compiled, level, rng)
@@ -106,7 +107,8 @@ def compose(template: Template, level: int, rng: random.Random) -> Problem:
         raise ValueError(f"template {template.name} has no legal numbers at level {level}")
     fields: dict[str, object] = {**_words(rng), **values}
     question = rng.choice(template.questions).format_map(fields)
-    lines = [step.text.format_map(fields) for step in compiled.work]
+    # A lead that nothing foretells: without it the answers have almost no entropy and sampling is never tested.
+    lines = [rng.choices(LEADS, LEAD_WEIGHTS)[0] + step.text.format_map(fields) for step in compiled.work]
     final = values[compiled.work[-1].variable]
     return Problem(question, "\n".join([*lines, f"#### {final}"]), template.name, level, len(lines))
 

@@ -21,15 +21,17 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """gsm-mini as the models see it: seed, weights of the levels, sizes of the splits."""
+    """gsm-mini as the models see it: seed, weights of the levels in training and in the test splits, sizes of the splits."""
 
     seed: int = 20260
-    mix: tuple[float, ...] = (0.2, 0.4, 0.3, 0.1)
+    mix: tuple[float, ...] = (0.08, 0.17, 0.25, 0.25, 0.15, 0.10)
+    test_mix: tuple[float, ...] = (0.05, 0.10, 0.10, 0.25, 0.35, 0.15)
     train_problems: int = 700_000
     distill_problems: int = 120_000
     tokenizer_problems: int = 20_000
     test_problems: int = 1000
     heldout_problems: int = 200
+    level_problems: int = 250
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +69,15 @@ RECIPES: dict[str, Recipe] = {
     for recipe in (
         Recipe(
             "llama-mini", "target", Shape(hidden=128, layers=4, heads=4, kv_heads=2, intermediate=384),
-            Fit(steps=20_000, share=0.46, batch_tokens=49_152, peak_rate=4e-3, warmup=200), seed=1,
+            Fit(steps=6264, share=0.40, batch_tokens=49_152, peak_rate=4e-3, warmup=200), seed=1,
         ),
         Recipe(
             "llama-mini-standalone", "standalone", Shape(hidden=64, layers=2, heads=2, kv_heads=1, intermediate=160),
-            Fit(steps=20_000, share=0.18, batch_tokens=49_152, peak_rate=6e-3), seed=2, target="llama-mini",
+            Fit(steps=2693, share=0.15, batch_tokens=49_152, peak_rate=6e-3), seed=2, target="llama-mini",
         ),
         Recipe(
             "llama-mini-eagle3", "eagle3", Shape(hidden=96, layers=1, heads=3, kv_heads=1, intermediate=256),
-            Fit(steps=12_000, share=0.24, batch_tokens=24_576, peak_rate=4e-3, prompt_weight=0.0), seed=3, target="llama-mini",
+            Fit(steps=1145, share=0.25, batch_tokens=24_576, peak_rate=4e-3, prompt_weight=0.0), seed=3, target="llama-mini",
             aux_layers=(0, 1, 2), draft_vocab=320, unroll=7,
         ),
     )
@@ -87,4 +89,6 @@ def smoke(recipe: Recipe) -> Recipe:
     return replace(recipe, fit=replace(recipe.fit, steps=6, batch_tokens=2048, warmup=2))
 
 
-SMOKE_DATA = replace(DATA, train_problems=400, distill_problems=48, test_problems=24, heldout_problems=8)
+SMOKE_DATA = replace(
+    DATA, train_problems=400, distill_problems=48, test_problems=24, heldout_problems=8, level_problems=4
+)

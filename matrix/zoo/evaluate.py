@@ -1,0 +1,134 @@
+"""What the stored checkpoints can do: greedy accuracy of a target, accept lengths of a draft.
+
+`python -m matrix.zoo.evaluate` measures the committed checkpoints anew and rewrites their cards and the data files.
+"""
+
+import argparse
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+
+from matrix.zoo import card, checkpoint
+from matrix.zoo.acceptance import Acceptance, eagle_runs, measure, standalone_runs
+from matrix.zoo.card import Score
+from matrix.zoo.corpus import Sequences
+from matrix.zoo.decode import greedy
+from matrix.zoo.gsm_mini import Problem, problems, prompt_of, write_jsonl
+from matrix.zoo.net import LlamaNet
+from matrix.zoo.ranges import LEVELS
+from matrix.zoo.recipes import DATA, RECIPES, Data, Recipe
+
+HERE = Path(__file__).parent
+ANSWER_LIMIT = 320
+
+
+def split_rows(data: Data, split: str) -> list[Problem]:
+    """The problems of "test" or "heldout", as the data files hold them."""
+    count = data.test_problems if split == "test" else data.heldout_problems
+    return list(problems(data.seed, split, count, data.test_mix))
+
+
+def level_rows(data: Data, level: int) -> list[Problem]:
+    """Test problems of one level alone."""
+    alone = [float(level == each) for each in range(LEVELS)]
+    return list(problems(data.seed, "test", data.level_problems, alone))
+
+
+def data_hash(data: Data) -> str:
+    """Twelve hex digits over the test splits and the first thousand training problems."""
+    digest = hashlib.sha256()
+    for rows in (split_rows(data, "test"), split_rows(data, "heldout"), problems(data.seed, "train", 1000, data.mix)):
+        for row in rows:
+            digest.update(f"{row.question}\n{row.answer}\n".encode())
+    return digest.hexdigest()[:12]
+
+
+def _final(text: str) -> str:
+    return text.rsplit("####", 1)[-1].strip()
+
+
+def score(net: LlamaNet, tokenizer: Tokenizer, rows: Sequence[Problem]) -> tuple[Score, Sequences]:
+    """Greedy accuracy on the final `#### n`, and prompts with their generated answers."""
+    prompts: list[list[int]] = [tokenizer.encode(prompt_of(row.question)).ids for row in rows]
+    answers = greedy(net, prompts, ANSWER_LIMIT)
+    right = sum(
+        _final(tokenizer.decode(answer)) == _final(row.answer) for row, answer in zip(rows, answers, strict=True)
+    )
+    whole = [index for index, answer in enumerate(answers) if len(answer) > 1]
+    made = Sequences.of([prompts[i] + answers[i] for i in whole], [len(prompts[i]) for i in whole])
+    return Score(right, len(rows)), made
+
+
+def target_accuracy(net: LlamaNet, tokenizer: Tokenizer, data: Data) -> dict[str, Score]:
+    """Accuracy on the test split, on the held-out split and on each level alone."""
+    found = {split: score(net, tokenizer, split_rows(data, split))[0] for split in ("test", "heldout")}
+    for level in range(LEVELS):
+        found[f"level {level}"] = score(net, tokenizer, level_rows(data, level))[0]
+    return found
+
+
+def draft_acceptance(
+    recipe: Recipe, root: Path, target: LlamaNet, answers: Sequences, device: torch.device
+) -> Acceptance:
+    """Accept lengths of the stored draft `root`/NAME on the target's answers."""
+    folder = root / recipe.name
+    if recipe.kind == "standalone":
+        net = checkpoint.read_llama(folder, recipe, device)
+        return measure(answers, lambda batch: standalone_runs(net, batch), device)
+    head, ids = checkpoint.read_eagle(folder, recipe, len(recipe.aux_layers) * target.shape.hidden, device)
+    return measure(answers, lambda batch: eagle_runs(head, target, recipe.aux_layers, ids, batch), device)
+
+
+def figures(accepted: Acceptance) -> dict[str, object]:
+    """An Acceptance as a card holds it."""
+    return {"length": {str(k): round(v, 4) for k, v in accepted.length.items()}, "rate": list(accepted.rate)}
+
+
+def recipe_of(recipe: Recipe, data: Data) -> dict[str, object]:
+    """A recipe as a card holds it."""
+    plain: dict[str, object] = json.loads(json.dumps({**asdict(recipe), "data": asdict(data)}))
+    return plain
+
+
+def remeasure(root: Path, device: torch.device) -> None:
+    """Measure the checkpoints under `root` on today's splits and rewrite their cards; the weights stay as they are."""
+    hashed = data_hash(DATA)
+    for recipe in RECIPES.values():
+        folder = root / recipe.name
+        known = card.read(folder)
+        accuracy: dict[str, dict[str, object]] = {}
+        accepted: dict[str, object] = {}
+        parent = RECIPES[recipe.target or recipe.name]
+        target = checkpoint.read_llama(root / parent.name, parent, device)
+        tokenizer = Tokenizer.from_file(str(root / parent.name / "tokenizer.json"))
+        if recipe.target is None:
+            measured = target_accuracy(target, tokenizer, DATA)
+            accuracy = {split: value.as_dict() for split, value in measured.items()}
+        else:
+            answers = score(target, tokenizer, split_rows(DATA, "test"))[1]
+            accepted = figures(draft_acceptance(recipe, root, target, answers, device))
+        now = card.Card(
+            known.name, known.kind, known.parameters, hashed, recipe_of(recipe, DATA), known.training, accuracy, accepted
+        )
+        now.write(folder)
+        print("\n".join(card.lines(now)), flush=True)
+
+
+def main() -> None:
+    """Rewrite data files and cards."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--root", type=Path, default=HERE / "checkpoints")
+    parser.add_argument("--device", default="cpu")
+    arguments = parser.parse_args()
+    for split in ("test", "heldout"):
+        write_jsonl(HERE / "data" / f"{split}.jsonl", split_rows(DATA, split))
+    remeasure(arguments.root, torch.device(arguments.device))
+
+
+if __name__ == "__main__":
+    main()

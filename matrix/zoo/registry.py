@@ -1,0 +1,71 @@
+"""Where the zoo's checkpoints and data lie, and whether they are whole. Imports no torch."""
+
+import hashlib
+from pathlib import Path
+from typing import Final
+
+from engine.core.errors import ConfigError
+from matrix.zoo.recipes import RECIPES
+
+HERE: Final = Path(__file__).parent
+CHECKPOINTS: Final = HERE / "checkpoints"
+CHECKSUMS: Final = CHECKPOINTS / "SHA256SUMS"
+TEST: Final = HERE / "data" / "test.jsonl"
+HELDOUT: Final = HERE / "data" / "heldout.jsonl"
+NAMES: Final = tuple(RECIPES)
+
+
+def resolve_path(name_or_path: str | Path) -> Path:
+    """The folder of a zoo name or an existing folder; ConfigError lists the zoo names."""
+    if str(name_or_path) in NAMES:
+        return CHECKPOINTS / str(name_or_path)
+    path = Path(name_or_path)
+    if path.is_dir():
+        return path
+    raise ConfigError(f"model {str(name_or_path)!r} is neither a folder nor in the zoo ({', '.join(NAMES)})")
+
+
+def checksums(path: Path = CHECKSUMS) -> dict[str, tuple[str, int]]:
+    """File name relative to the checkpoints to (sha256, bytes). ConfigError if the list is missing or a line is broken."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        raise ConfigError(f"the zoo's checksum file {path} is missing; restore it from the repository") from None
+    known: dict[str, tuple[str, int]] = {}
+    for number, line in enumerate(lines, start=1):
+        parts = line.split()
+        if len(parts) != 3 or len(parts[0]) != 64 or not parts[1].isdigit():
+            raise ConfigError(f"{path} line {number} is {line!r}; it must be a sha256, a size and a file name")
+        known[parts[2]] = (parts[0], int(parts[1]))
+    return known
+
+
+def verify(name: str, root: Path = CHECKPOINTS) -> None:
+    """ConfigError names the first file of a zoo checkpoint that is missing, truncated or changed."""
+    if name not in NAMES:
+        raise ConfigError(f"zoo model {name!r} is unknown; the zoo has {', '.join(NAMES)}")
+    for file, (digest, size) in checksums().items():
+        if not file.startswith(f"{name}/"):
+            continue
+        path = root / file
+        if not path.is_file():
+            raise ConfigError(f"zoo file {path} is missing; restore it from the repository")
+        got = path.stat().st_size
+        if got < size:
+            raise ConfigError(f"zoo file {path} is truncated: {got} bytes of {size}; restore it from the repository")
+        if hashlib.sha256(path.read_bytes()).hexdigest() != digest:
+            raise ConfigError(f"zoo file {path} is changed: its sha256 is not the recorded one; restore it")
+
+
+def zoo_hash() -> str:
+    """Twelve hex digits over the recorded checksums: which weights a report was made with."""
+    return hashlib.sha256(repr(sorted(checksums().items())).encode()).hexdigest()[:12]
+
+
+def record(root: Path = CHECKPOINTS) -> None:
+    """Write the checksum file from what lies under `root`."""
+    lines = []
+    for path in sorted(path for name in NAMES for path in (root / name).iterdir()):
+        data = path.read_bytes()
+        lines.append(f"{hashlib.sha256(data).hexdigest()} {len(data)} {path.relative_to(root).as_posix()}")
+    (root / CHECKSUMS.name).write_text("\n".join(lines) + "\n", encoding="utf-8")
