@@ -23,8 +23,8 @@ def checkpoint(name: str) -> Path:
 class ReferenceSubject:
     """Launches the engine in process; shows everything that a gate can ask for."""
 
-    name: Final = "reference"
-    capabilities: Final = frozenset(Capability)
+    name = "reference"
+    capabilities = frozenset(Capability)
 
     def __init__(self, locate: Callable[[str], Path] = checkpoint) -> None:
         self._locate = locate

@@ -1,0 +1,155 @@
+"""The local executor: one process per shard of a plan, records streamed back as they come.
+
+Workers are spawned with one compute thread each. A worker that dies or hangs costs the cell it was at, which is
+recorded as INFRA; a fresh worker goes on with the rest of its shard.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from time import monotonic
+from typing import Final
+
+from ci.planner import Plan
+from matrix.cell import Cell
+from matrix.constraints import expect
+from reports.schema import CellResult
+
+# A cell takes seconds; a silence of this length means that its engine hangs.
+LIMIT_SECONDS: Final = 180.0
+THREADS: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What every worker must know. limit: seconds that one cell may take, the start of the worker included."""
+
+    seed: int
+    tier: str
+    stage: str
+    limit: float = LIMIT_SECONDS
+
+
+@dataclass(slots=True)
+class Worker:
+    """One process and what it still owes: cells, in the order in which it runs them. ready: it has started up."""
+
+    process: BaseProcess
+    connection: Connection
+    owed: list[Cell]
+    ready: bool = False
+    heard: float = field(default_factory=monotonic)
+
+
+def run_plan(plan: Plan, job: Job) -> Iterator[CellResult]:
+    """The records of every cell of the plan, in the order in which they end.
+
+    KeyboardInterrupt while waiting ends the workers, and the cells that are left are recorded as INFRA.
+    """
+    shards = [[cell for group in shard.groups for cell in group.cells] for shard in plan.shards]
+    workers = [_start(cells, job) for cells in shards if cells]
+    try:
+        while workers:
+            yield from _turn(workers, job)
+    except KeyboardInterrupt:
+        for worker in workers:
+            _stop(worker)
+        yield from [_lost(cell, job, "the run was interrupted") for worker in workers for cell in worker.owed]
+    finally:
+        for worker in workers:
+            _stop(worker)
+
+
+def _turn(workers: list[Worker], job: Job) -> Iterator[CellResult]:
+    """Wait for news, and take it from every worker that has some; replace workers that died or hang."""
+    patience = min(worker.heard for worker in workers) + job.limit - monotonic()
+    ready = wait([worker.connection for worker in workers], max(patience, 0.0))
+    for worker in [worker for worker in workers if worker.connection in ready]:
+        try:
+            record: CellResult | None = worker.connection.recv()
+        except (EOFError, ConnectionResetError):
+            worker.process.join()
+            yield from _replace(workers, worker, job, f"its worker died with exit code {worker.process.exitcode}")
+            continue
+        worker.heard = monotonic()
+        if record is None:
+            worker.ready = True
+            continue
+        worker.owed = [cell for cell in worker.owed if cell.id != record.id]
+        if not worker.owed:
+            workers.remove(worker)
+            _stop(worker)
+        yield record
+    for worker in [worker for worker in workers if monotonic() - worker.heard > job.limit]:
+        yield from _replace(workers, worker, job, f"it took more than {job.limit:g} s")
+
+
+def _replace(workers: list[Worker], worker: Worker, job: Job, what: str) -> Iterator[CellResult]:
+    """Record the cell that a worker was at as lost, and start another worker for what is left.
+
+    A worker that never started up takes all its cells with it: another one would not start up either.
+    """
+    _stop(worker)
+    workers.remove(worker)
+    lost = worker.owed[:1] if worker.ready else worker.owed
+    rest = worker.owed[len(lost) :]
+    if rest:
+        workers.append(_start(rest, job))
+    yield from [_lost(cell, job, what) for cell in lost]
+
+
+def _lost(cell: Cell, job: Job, what: str) -> CellResult:
+    return CellResult(
+        id=cell.id,
+        state="INFRA",
+        axes=cell.values,
+        resolved=None,
+        expect=expect(cell),
+        tier=job.tier,
+        stage=job.stage,
+        launch_hash=None,
+        requested={},
+        repro=f"specmatrix run --cells '{cell.id}' --seed {job.seed}",
+        error=f"the cell has no result: {what}",
+    )
+
+
+def _start(cells: Sequence[Cell], job: Job) -> Worker:
+    ours, theirs = get_context("spawn").Pipe(duplex=False)
+    process = get_context("spawn").Process(target=work, args=(tuple(cells), job, theirs), daemon=True)
+    process.start()
+    # Without this the pipe would stay open here, and the death of the worker would go unheard.
+    theirs.close()
+    return Worker(process, ours, list(cells))
+
+
+def _stop(worker: Worker) -> None:
+    worker.process.kill()
+    worker.process.join()
+    worker.connection.close()
+
+
+def work(cells: tuple[Cell, ...], job: Job, connection: Connection) -> None:
+    """The life of a worker: send None when it is ready, then the record of each cell. The parent handles Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for name in THREADS:
+        os.environ[name] = "1"
+    import torch
+
+    from matrix.runner import reference_runner
+
+    torch.set_num_threads(1)
+    runner = reference_runner(job.seed, job.tier, job.stage)
+    # The parent may have gone; then nobody waits for the rest.
+    with suppress(BrokenPipeError):
+        connection.send(None)
+        for cell in cells:
+            connection.send(runner.run_cell(cell))
+    connection.close()

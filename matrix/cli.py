@@ -1,0 +1,209 @@
+"""The command line: options of every command; what they do lies in `matrix.commands` and is imported when called.
+
+Exit status: 0 if nothing is red, 1 if something is, 2 if the question was wrong (one sentence on stderr), 130 after
+Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Final, cast
+
+import typer
+
+from engine.core.errors import EngineError
+from reports.schema import ReportError
+
+# The command line library's error for a wrong option; typer exports only the classes below it.
+UsageError = cast(type[typer.BadParameter], typer.BadParameter.__mro__[1])
+WORKERS: Final = min(os.cpu_count() or 1, 8)
+app = typer.Typer(
+    name="specmatrix",
+    help="A generated test matrix for speculative decoding: run cells, read what they prove, compare two runs.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+zoo = typer.Typer(help="The fixture models.", rich_markup_mode=None)
+app.add_typer(zoo, name="zoo")
+
+Stage = Annotated[str, typer.Option(help="cells of the lock file: smoke, pr or nightly; product is every cell")]
+Json = Annotated[bool, typer.Option("--json", help="print JSON instead of text")]
+
+
+@app.command()
+def run(
+    tier: Annotated[str, typer.Option(help="what the cells cost: cpu, gpu1, gpu2, gpu4 or gpu8")] = "cpu",
+    stage: Stage = "pr",
+    out: Annotated[Path, typer.Option(help="folder for report.jsonl, summary.json, report.md, report.html")] = Path(
+        "out"
+    ),
+    cells: Annotated[
+        str, typer.Option(help="which of them: a cell's id, or `algorithm=eagle3 and topk in (2, 4)`")
+    ] = "",
+    workers: Annotated[int, typer.Option(help="processes, one compute thread each")] = WORKERS,
+    seed: Annotated[int, typer.Option(help="rotates prompts and draws")] = 0,
+    limit: Annotated[int | None, typer.Option(help="run at most this many cells")] = None,
+    json_: Json = False,
+) -> int:
+    """Run cells and write their report."""
+    from matrix.commands.run import run as run_matrix
+
+    return run_matrix(tier, stage, out, cells, workers, seed, limit, json_)
+
+
+@app.command()
+def compare(
+    base: Annotated[Path, typer.Argument(help="a report, or the folder of a run")],
+    head: Annotated[Path, typer.Argument(help="the one that is judged against it")],
+    acknowledge: Annotated[Path | None, typer.Option(help="JSON file of accepted rewrites and lost cells")] = None,
+    out: Annotated[Path | None, typer.Option(help="also write comparison.json, .md and .html here")] = None,
+    json_: Json = False,
+) -> int:
+    """Compare two runs and what they exercised."""
+    from matrix.commands.compare import compare_reports
+
+    return compare_reports(base, head, acknowledge, out, json_)
+
+
+@app.command()
+def explain(
+    cell: Annotated[list[str], typer.Argument(help="a cell's id, or axis=value ...")],
+) -> int:
+    """Say what a cell comes to, and why."""
+    from matrix.constraints import explain_text
+
+    print(explain_text(" ".join(cell)))
+    return 0
+
+
+@app.command()
+def lock(
+    check: Annotated[bool, typer.Option("--check", help="only prove it (the default)")] = False,
+    extend: Annotated[bool, typer.Option("--extend", help="append what is missing")] = False,
+    full: Annotated[bool, typer.Option("--full", help="prove the triples of the nightly stage as well")] = False,
+) -> int:
+    """Prove or extend the lock file, the list of cells that run."""
+    from matrix.commands.lock import lock as lock_cells
+
+    return lock_cells(check, extend, full)
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def generate(
+    context: typer.Context,
+    question: Annotated[str, typer.Argument(help="a question in words")],
+    max_new_tokens: Annotated[int, typer.Option(help="longest answer in tokens")] = 160,
+    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token")] = 0.0,
+    seed: Annotated[int, typer.Option(help="of the draws")] = 0,
+    threads: Annotated[int, typer.Option(help="compute threads")] = 1,
+) -> int:
+    """Answer a question and time the drafter.
+
+    Engine flags such as --page-size 4 are taken too.
+    """
+    from engine.core.request import SamplingParams
+    from matrix.commands.generate import flags_of
+    from matrix.commands.generate import generate as answer
+
+    params = SamplingParams(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
+    return answer(question, params, flags_of(context.args), threads)
+
+
+@app.command()
+def faults(stage: Stage = "pr", json_: Json = False) -> int:
+    """Plant every fault and see which gate kills it."""
+    from matrix.faults.command import main_faults
+
+    return main_faults(stage, json_)
+
+
+@app.command()
+def accuracy(
+    task: Annotated[str, typer.Argument(help="the task's name, for example gsm8k")],
+    data: Annotated[Path, typer.Argument(help="its questions as JSON Lines")],
+    train: Annotated[Path | None, typer.Option(help="questions for worked examples")] = None,
+    cell: Annotated[str, typer.Option(help="the cell that answers, by its id")] = "eagle3.s3.k1.n4.v2",
+    limit: Annotated[int | None, typer.Option(help="ask at most this many questions")] = None,
+    num_fewshot: Annotated[int, typer.Option(help="worked examples per prompt")] = 0,
+    max_new_tokens: Annotated[int, typer.Option(help="longest answer in tokens")] = 256,
+    out: Annotated[Path | None, typer.Option(help="also write accuracy.json and accuracy.md here")] = None,
+    json_: Json = False,
+) -> int:
+    """Measure task accuracy with and without drafts."""
+    from matrix.accuracy.command import main_accuracy
+
+    return main_accuracy(
+        task,
+        data,
+        train=train,
+        cell=cell,
+        limit=limit,
+        num_fewshot=num_fewshot,
+        max_new_tokens=max_new_tokens,
+        out=out,
+        json_=json_,
+    )
+
+
+@app.command()
+def bench(
+    json_: Json = False,
+    out: Annotated[Path | None, typer.Option(help="folder for the result")] = None,
+) -> int:
+    """Time the engine, kernel by kernel and end to end."""
+    from benchmarks.command import main_bench
+
+    return main_bench(json_, out)
+
+
+@zoo.command("list")
+def zoo_list() -> int:
+    """Print what is known of every model."""
+    from matrix.commands.zoo import list_models
+
+    return list_models()
+
+
+@zoo.command("verify")
+def zoo_verify() -> int:
+    """Load every model and compare it with its card."""
+    from matrix.commands.zoo import verify_models
+
+    return verify_models()
+
+
+@zoo.command("train")
+def zoo_train(
+    names: Annotated[list[str] | None, typer.Argument(help="models; all of them if none is named")] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
+    out: Annotated[Path, typer.Option(help="folder for the checkpoints")] = Path("out/zoo"),
+    minutes: Annotated[float, typer.Option(help="wall clock for all of them")] = 8.0,
+    quick: Annotated[bool, typer.Option("--quick", help="a few steps only, to see that it works")] = False,
+) -> int:
+    """Train models from their recipes."""
+    from matrix.commands.zoo import train_models
+
+    return train_models(names or [], device, out, minutes, quick)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run the command line `words` (by default that of this process) and return its exit status."""
+    try:
+        status = app(args=None if words is None else list(words), prog_name="specmatrix", standalone_mode=False)
+    except (EngineError, ReportError) as error:
+        return _wrong(str(error))
+    except UsageError as error:
+        return _wrong(f"{error.format_message().rstrip('.')}; `specmatrix --help` lists what there is")
+    except (typer.Abort, KeyboardInterrupt):
+        print("interrupted; what was not finished is not a report", file=sys.stderr)
+        return 130
+    return int(status or 0)
+
+
+def _wrong(sentence: str) -> int:
+    print(f"specmatrix: {' '.join(sentence.split())}", file=sys.stderr)
+    return 2

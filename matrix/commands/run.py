@@ -1,0 +1,68 @@
+"""`specmatrix run`: cells over worker processes, and the report of what they found."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from ci.local import Job, run_plan
+from ci.planner import Host, plan
+from ci.tiers import tier as find_tier
+from engine.core.errors import ConfigError
+from matrix.cell import Cell
+from matrix.gates.table import GATES
+from matrix.provenance import run_header
+from matrix.selection import select
+from reports.load import load
+from reports.render.files import write_run
+from reports.render.terminal import print_run
+from reports.schema import PAGE_FILE, CellResult
+from reports.writer import ReportWriter
+
+
+def run(tier: str, stage: str, out: Path, cells: str, workers: int, seed: int, limit: int | None, json_: bool) -> int:
+    """Run, report, and return the exit status: 0 if nothing is red. ConfigError or ReportError on a wrong option."""
+    chosen = chosen_cells(tier, stage, cells, limit)
+    if workers < 1:
+        raise ConfigError(f"workers must be at least 1, got {workers}")
+    if seed < 0:
+        raise ConfigError(f"seed must be at least 0, got {seed}")
+    work = plan(chosen, {}, [Host("local", workers=workers)])
+    with ReportWriter(out, run_header(tier, stage, seed, GATES)) as writer:
+        for record in _shown(run_plan(work, Job(seed, tier, stage)), chosen):
+            writer.write(record)
+    view = write_run(load(out))
+    if json_:
+        print(json.dumps(view.summary.to_json(), indent=2))
+    else:
+        console = Console()
+        print_run(view, console)
+        console.print(f"report: {out / PAGE_FILE}", highlight=False, soft_wrap=True)
+    return int(view.verdict != "green")
+
+
+def chosen_cells(tier: str, stage: str, cells: str, limit: int | None) -> list[Cell]:
+    """The cells of a tier and a stage that a selector picks. ConfigError if there are none."""
+    gpus = find_tier(tier).gpus
+    if limit is not None and limit < 1:
+        raise ConfigError(f"limit must be at least 1, got {limit}")
+    chosen = [cell for cell in select(stage, cells, limit) if cell.gpus == gpus]
+    if not chosen:
+        raise ConfigError(f"tier {tier!r} has no cells in stage {stage!r}; cells without GPUs are in tier 'cpu'")
+    return chosen
+
+
+def _shown(records: Iterator[CellResult], cells: Sequence[Cell]) -> Iterator[CellResult]:
+    """Pass the records on while a bar on the terminal counts them and the red ones."""
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        bar = progress.add_task("", total=len(cells))
+        red = 0
+        for record in records:
+            red += record.state != "PASS"
+            progress.update(bar, advance=1, description=f"[red]{red} red[/red]" if red else "")
+            yield record

@@ -1,0 +1,161 @@
+"""The pytest plugin: cells as test items.
+
+A test file that holds `cells = MatrixCells()` collects one item per cell, in the order of their launches, so that
+neighbours share an engine. Nothing here imports torch before the first item runs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from engine.core.errors import EngineError
+from matrix.cell import Cell, order
+from matrix.gates.table import GATES
+from matrix.lockfile import STAGES
+from matrix.provenance import run_header
+from matrix.runner import Runner, reference_runner
+from matrix.selection import PRODUCT, select
+from reports.codec import decode_cell, encode_cell
+from reports.load import load
+from reports.render.files import write_run
+from reports.schema import CellResult, ReportError
+from reports.text import failure
+from reports.writer import ReportWriter
+
+# Name under which a cell's record travels with its test report, from an xdist worker to the process that writes.
+RECORD: Final = "specmatrix"
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixCells:
+    """Put into a test file to have the cells of a tier collected there."""
+
+    tier: str = "cpu"
+
+
+class CellFailed(Exception):
+    """A cell that is not green."""
+
+    def __init__(self, record: CellResult) -> None:
+        super().__init__(failure(record))
+        self.record = record
+
+
+class CellGroup(pytest.Collector):
+    """The cells that the command line picks."""
+
+    def collect(self) -> Iterator[CellItem]:
+        """One item per cell; those of one launch follow each other."""
+        config = self.config
+        try:
+            cells = select(config.getoption("--stage"), config.getoption("--cells"), config.getoption("--limit"))
+        except EngineError as error:
+            raise pytest.UsageError(str(error)) from None
+        if config.getoption("--stage") != PRODUCT:
+            cells = order(cells)
+        grouped = config.getoption("dist", "no") == "loadgroup"
+        for cell in cells:
+            item = CellItem.from_parent(self, name=cell.id, cell=cell)
+            if grouped:
+                item.add_marker(pytest.mark.xdist_group("-".join(cell.launch_key)))
+            yield item
+
+
+class CellItem(pytest.Item):
+    """One cell; it fails with the sentences of its red gates and one command that runs it again."""
+
+    def __init__(self, name: str, parent: pytest.Collector, cell: Cell) -> None:
+        super().__init__(name, parent)
+        self.cell = cell
+
+    def runtest(self) -> None:
+        """Run the cell on the session that the previous item left, if it has the same launch."""
+        record = _runner(self.config).run_cell(self.cell)
+        if self.config.getoption("--report"):
+            self.user_properties.append((RECORD, encode_cell(record)))
+        if record.state != "PASS":
+            raise CellFailed(record)
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: object = None) -> str:
+        """The red gates, a sentence each, and the command; anything else as pytest shows it."""
+        if not isinstance(excinfo.value, CellFailed):
+            return str(super().repr_failure(excinfo))
+        record = excinfo.value.record
+        lines = [f"{record.state} {record.id}", *([record.error] if record.error else [])]
+        lines += [f"{g.name}: {g.state}: {g.message}" for g in record.gates if g.state != "PASS"]
+        return "\n".join([*lines, record.repro])
+
+    def reportinfo(self) -> tuple[Path, int | None, str]:
+        """The file that collects the cell; a cell has no line in it."""
+        return self.path, None, self.cell.id
+
+
+def _runner(config: pytest.Config) -> Runner:
+    """The runner of this process, made for the first item."""
+    if _RUNNER not in config.stash:
+        import torch
+
+        torch.set_num_threads(1)
+        config.stash[_RUNNER] = reference_runner(config.getoption("--matrix-seed"), stage=config.getoption("--stage"))
+    return config.stash[_RUNNER]
+
+
+_RUNNER: Final = pytest.StashKey[Runner]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("specmatrix", "cells of the matrix")
+    stages = (*STAGES, PRODUCT)
+    group.addoption("--stage", default="pr", choices=stages, help="which cells run: a stage, or every cell")
+    group.addoption("--cells", default="", metavar="SELECTOR", help="run only cells like `algorithm=eagle3 and topk=4`")
+    group.addoption("--limit", default=None, type=int, metavar="N", help="collect at most N cells")
+    group.addoption("--matrix-seed", default=0, type=int, metavar="N", help="rotates prompts and draws")
+    group.addoption("--report", default="", metavar="DIR", help="write the report of the cells that ran")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "register(est_seconds, tier, stage): the price of a test file, as literals")
+    if config.getoption("--report") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(CellReports(config), "specmatrix-reports")
+
+
+def pytest_pycollect_makeitem(collector: pytest.Module | pytest.Class, name: str, obj: object) -> CellGroup | None:
+    if isinstance(obj, MatrixCells):
+        return CellGroup.from_parent(collector, name=name)
+    return None
+
+
+class CellReports:
+    """Writes the records of cells as they come in; the report becomes whole when the session ends."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.directory = Path(config.getoption("--report"))
+        header = run_header("cpu", config.getoption("--stage"), config.getoption("--matrix-seed"), GATES)
+        try:
+            self.writer = ReportWriter(self.directory, header)
+        except ReportError as error:
+            raise pytest.UsageError(str(error)) from None
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call":
+            for name, value in report.user_properties:
+                if name == RECORD:
+                    self.writer.write(_record(str(value)))
+
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        """Close the report, unless cells are missing because the session was cut short."""
+        if exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+            self.writer.close()
+            write_run(load(self.directory))
+        else:
+            self.writer.abort()
+
+
+def _record(line: str) -> CellResult:
+    return decode_cell(json.loads(line))

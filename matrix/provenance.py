@@ -1,0 +1,77 @@
+"""Where a run comes from: code, data, machine and rules, as the header of its report."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import subprocess
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Final
+
+from matrix.gates.gate import Gate
+from matrix.lockfile import LOCK_FILE
+from matrix.waivers import WAIVERS
+from reports.schema import Header
+
+ROOT: Final = Path(__file__).parents[1]
+ZOO: Final = Path(__file__).with_name("zoo")
+UNKNOWN: Final = "unknown"
+PACKAGES: Final = ("torch", "transformers", "specmatrix")
+
+
+def run_header(tier: str, stage: str, seed: int, gates: Iterable[Gate]) -> Header:
+    """The header of a run that starts now, on this machine."""
+    return Header(
+        tier=tier,
+        stage=stage,
+        seed=seed,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        commit=_git("rev-parse", "HEAD") or UNKNOWN,
+        dirty=bool(_git("status", "--porcelain", "--untracked-files=no")),
+        versions={"python": platform.python_version()} | {name: _version(name) for name in PACKAGES},
+        host={"cpu": _cpu(), "cores": os.cpu_count(), "gpus": []},
+        lock_hash=files_hash([LOCK_FILE]),
+        data_hash=files_hash(ZOO.glob("data/*")),
+        zoo_hash=files_hash(ZOO.glob("checkpoints/*/*")),
+        thresholds={gate.name: dict(gate.thresholds) for gate in gates},
+        waivers=WAIVERS,
+    )
+
+
+def files_hash(paths: Iterable[Path]) -> str:
+    """12 hex digits over the names and contents of files; the order of `paths` does not matter."""
+    digest = hashlib.sha256()
+    for path in sorted(path for path in paths if path.is_file()):
+        digest.update(f"{path.parent.name}/{path.name}\0".encode())
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()[:12]
+
+
+def _git(*words: str) -> str:
+    """What git says of this checkout; empty where there is no git or no checkout."""
+    try:
+        done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return done.stdout.strip()
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return UNKNOWN
+
+
+def _cpu() -> str:
+    """The processor's name: Linux tells it in a file, other systems through `platform`."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

@@ -1,0 +1,208 @@
+"""Running cells on a subject: one engine start per launch, a baseline beside each workload, every gate's verdict.
+
+A subject that crashes is that cell's result and nobody else's: the next cell of the launch gets a fresh start.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Final
+
+from engine.core.config import EngineConfig
+from engine.core.errors import ConfigError, EngineBug
+from matrix.cell import Cell
+from matrix.constraints import expect
+from matrix.gates.config import ConfigGate
+from matrix.gates.gate import Gate, Outcome, State
+from matrix.gates.table import GATES
+from matrix.subjects.protocol import Ask, Capability, Run, Session, Subject
+from matrix.waivers import waiver_for
+from matrix.workload import workload
+from reports.schema import CellResult, CellState, GateResult, Reason, Rewrite
+
+# The plainest launch that there is: what every drafter, timing and page size is compared with.
+CANONICAL: Final = Cell(prefix_cache="off", spec_version="v1")
+LAST_FRAMES: Final = 3
+
+
+def asked(cell: Cell) -> EngineConfig:
+    """What a cell asks of an engine when it is judged: bits that do not depend on the batch, stamps, every law."""
+    return replace(cell.config(), kv_stamps=True, strict_memory=1, enable_deterministic_inference=True)
+
+
+@dataclass(slots=True)
+class Runner:
+    """Runs cells on one subject. Keeps the session of the last launch and the baselines of every workload.
+
+    workload: the asks of a cell for a seed. gates: judge in this order. refusal: judges a launch that was refused
+    (with the error) or should have been (with None). tier, stage: what the records say.
+    """
+
+    subject: Subject
+    seed: int
+    workload: Callable[[Cell, int], tuple[Ask, ...]] = workload
+    gates: Sequence[Gate] = GATES
+    refusal: Callable[[Cell, ConfigError | None], Outcome] = ConfigGate().judge_refusal
+    tier: str = "cpu"
+    stage: str = "pr"
+    _launch: tuple[str, ...] | None = None
+    _session: Session | None = None
+    _plain: Session | None = None
+    _baselines: dict[tuple[Ask, ...], Run] = field(default_factory=dict)
+
+    def run_launch(self, cells: Iterable[Cell]) -> Iterator[CellResult]:
+        """The records of cells that share a launch, as they come."""
+        for cell in cells:
+            yield self.run_cell(cell)
+        self.close()
+
+    def run_cell(self, cell: Cell) -> CellResult:
+        """The record of one cell. Cells of one launch that follow each other share its session."""
+        start = perf_counter()
+        record = self._blank(cell)
+        try:
+            record = self._judged(cell, record)
+        except Exception as error:  # A crash of the subject is this cell's result; the other cells go on.
+            self._drop()
+            record = _crashed(record, error)
+        return replace(record, seconds=perf_counter() - start)
+
+    def close(self) -> None:
+        """End the current launch; baselines stay."""
+        if self._session is not None:
+            self._session.close()
+        self._drop()
+
+    def _drop(self) -> None:
+        self._launch = self._session = None
+
+    def _judged(self, cell: Cell, record: CellResult) -> CellResult:
+        try:
+            session = self._started(cell)
+        except ConfigError as error:
+            return _ended(record, [self.refusal(cell, error)])
+        record = _configured(record, session)
+        if record.expect == "refused":
+            return _ended(record, [self.refusal(cell, None)])
+        asks = self.workload(cell, self.seed)
+        run = drive(session, asks, self.subject.capabilities)
+        baseline = self._baseline(asks)
+        outcomes = [self._verdict(gate, cell, run, baseline) for gate in self.gates if gate.applies(cell)]
+        return _ended(replace(record, witness=dict(run.witness)), outcomes)
+
+    def _started(self, cell: Cell) -> Session:
+        if self._session is None or self._launch != cell.launch_key:
+            self.close()
+            self._session = self.subject.launch(asked(cell))
+            self._launch = cell.launch_key
+        return self._session
+
+    def _verdict(self, gate: Gate, cell: Cell, run: Run, baseline: Run) -> Outcome:
+        lacking = sorted(gate.needs - self.subject.capabilities)
+        if lacking:
+            message = f"subject {self.subject.name} does not show {', '.join(lacking)}"
+            return Outcome(gate.name, State.NOT_MEASURED, message=message)
+        return gate.judge(cell, run, baseline)
+
+    def _baseline(self, asks: Sequence[Ask]) -> Run:
+        """The same asks, none aborted, without a drafter in the canonical launch; once per process."""
+        plain = tuple(_whole(ask) for ask in asks)
+        if plain not in self._baselines:
+            if self._plain is None:
+                self._plain = self.subject.launch(asked(CANONICAL))
+            session, self._plain = self._plain, None
+            self._baselines[plain] = drive(session, plain, self.subject.capabilities)
+            self._plain = session
+        return self._baselines[plain]
+
+    def _blank(self, cell: Cell) -> CellResult:
+        return CellResult(
+            id=cell.id,
+            state="NOT MEASURED",
+            axes=cell.values,
+            resolved=None,
+            expect=expect(cell),
+            tier=self.tier,
+            stage=self.stage,
+            launch_hash=None,
+            requested=asdict(asked(cell)),
+            repro=f"specmatrix run --cells '{cell.id}' --seed {self.seed}",
+            waived=waiver_for(cell),
+        )
+
+
+def reference_runner(seed: int, tier: str = "cpu", stage: str = "pr") -> Runner:
+    """The reference engine in this process, judged by every gate."""
+    # It imports torch, which who only plans or collects cells need not wait for.
+    from matrix.subjects.reference import ReferenceSubject
+
+    return Runner(ReferenceSubject(), seed, tier=tier, stage=stage)
+
+
+def run_launch(
+    cells: Iterable[Cell], subject: Subject, seed: int, tier: str = "cpu", stage: str = "pr"
+) -> Iterator[CellResult]:
+    """The records of cells that share a launch, judged by every gate."""
+    return Runner(subject, seed, tier=tier, stage=stage).run_launch(cells)
+
+
+def drive(session: Session, asks: Sequence[Ask], capabilities: frozenset[Capability]) -> Run:
+    """Run asks on a session, and take down what it witnessed meanwhile (differences of its counters)."""
+    before = session.counters()
+    start = perf_counter()
+    answers = session.generate(asks)
+    seconds = perf_counter() - start
+    witness = {name: count - before.get(name, 0) for name, count in session.counters().items()}
+    journal = session.journal() if Capability.JOURNAL in capabilities else None
+    return Run(
+        tuple(asks), tuple(answers), session.resolved, session.readback(), witness, session.memory(), journal, seconds
+    )
+
+
+def _whole(ask: Ask) -> Ask:
+    """The baseline's form of an ask: not aborted; greedy ones show the two best tokens, to tell ties."""
+    shown = ask.top_logprobs if ask.temperature else max(2, ask.top_logprobs)
+    return replace(ask, abort_after=None, top_logprobs=shown)
+
+
+def _configured(record: CellResult, session: Session) -> CellResult:
+    resolved: dict[str, Any] = dict(session.resolved)
+    reasons: Iterable[Mapping[str, Any]] = resolved.pop("reasons", ())
+    rewrites: Iterable[Mapping[str, Any]] = resolved.pop("rewrites", ())
+    return replace(
+        record,
+        resolved=resolved,
+        launch_hash=session.launch_hash,
+        reasons=tuple(Reason(**reason) for reason in reasons),
+        rewrites=tuple(Rewrite(**rewrite) for rewrite in rewrites),
+    )
+
+
+def _ended(record: CellResult, outcomes: Sequence[Outcome]) -> CellResult:
+    """The record with its gates and the state that follows: no gate, no proof."""
+    states = {outcome.state for outcome in outcomes}
+    state: CellState = "PASS"
+    if State.FAIL in states:
+        state = "FAIL"
+    elif State.NOT_MEASURED in states or not outcomes:
+        state = "NOT MEASURED"
+    error = None if outcomes else "no gate judged this cell"
+    return replace(record, state=state, gates=tuple(_gate(outcome) for outcome in outcomes), error=error)
+
+
+def _gate(outcome: Outcome) -> GateResult:
+    numbers = {name: "none" if number is None else number for name, number in outcome.numbers.items()}
+    return GateResult(outcome.gate, outcome.state.value, numbers, outcome.interval, outcome.message)
+
+
+def _crashed(record: CellResult, error: Exception) -> CellResult:
+    """A law that the engine itself saw broken is a verdict; any other crash proves nothing about the cell."""
+    frames = traceback.extract_tb(error.__traceback__)
+    places = [f"{frame.name} ({Path(frame.filename).name}:{frame.lineno})" for frame in frames[: -LAST_FRAMES - 1 : -1]]
+    part = "the baseline: " if any(frame.name == Runner._baseline.__name__ for frame in frames) else ""
+    text = f"{part}{type(error).__name__}: {error}, in {' < '.join(places)}"
+    return replace(record, state="FAIL" if isinstance(error, EngineBug) else "INFRA", error=text)

@@ -1,0 +1,52 @@
+"""Which cells a command runs: a stage of the lock file, narrowed by a selector, or one cell by its id."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice, product
+from typing import Final
+
+from engine.core.errors import ConfigError
+from matrix.axes import AXES, LAUNCH
+from matrix.cell import MEANINGS, Cell
+from matrix.constraints import CONSTRAINTS, expect, launch_constraints
+from matrix.lockfile import stage_cells
+from matrix.selector import parse_selector
+
+PRODUCT: Final = "product"
+
+
+def select(stage: str, text: str = "", limit: int | None = None) -> list[Cell]:
+    """The cells of a stage that a selector picks; the id of a cell picks it whether the stage holds it or not.
+
+    Stage `product` is every cell that the axes and constraints allow. ConfigError on an unknown stage, a bad selector,
+    a combination that is no cell, or a choice that leaves nothing.
+    """
+    if text and all(part in MEANINGS for part in text.strip().split(".")):
+        cell = Cell.from_id(text.strip())
+        expect(cell)
+        return [cell]
+    chosen = parse_selector(text) if text else None
+    source = all_cells() if stage == PRODUCT else iter(stage_cells(stage))
+    cells = list(islice((cell for cell in source if chosen is None or chosen(cell)), limit))
+    if not cells:
+        raise ConfigError(f"selector {text!r} picks none of the cells of stage {stage!r}; pick with --stage or --cells")
+    return cells
+
+
+def all_cells() -> Iterator[Cell]:
+    """Every cell of the product of the axes that is neither impossible nor redundant, launch by launch."""
+    ruled_out = [c for c in CONSTRAINTS if c.kind in ("impossible", "redundant")]
+    launching = [c for c in launch_constraints() if c in ruled_out]
+    others = [c for c in ruled_out if c not in launching]
+    requests = list(product(*(axis.names for axis in AXES[len(LAUNCH) :])))
+    # What a launch leaves of the requests depends on few of its axes.
+    read = sorted({column for c in others for column in c.columns if column < len(LAUNCH)})
+    allowed: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
+    for launch in product(*(axis.names for axis in AXES[: len(LAUNCH)])):
+        if any(constraint.applies(Cell(*launch)) for constraint in launching):
+            continue
+        key = tuple(launch[column] for column in read)
+        if key not in allowed:
+            allowed[key] = [r for r in requests if not any(c.applies(Cell(*launch, *r)) for c in others)]
+        yield from (Cell._make(launch + request) for request in allowed[key])

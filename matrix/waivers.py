@@ -1,0 +1,17 @@
+"""Waivers: known failures that do not fail a run until they expire. Waived cells still run."""
+
+from typing import Final
+
+from matrix.cell import Cell
+from matrix.selector import parse_selector
+from reports.schema import Waiver, WaiverRule
+
+WAIVERS: Final[tuple[WaiverRule, ...]] = ()
+
+
+def waiver_for(cell: Cell, rules: tuple[WaiverRule, ...] = WAIVERS) -> Waiver | None:
+    """The first waiver whose selector holds for the cell; reports judge its expiry. ConfigError on a bad selector."""
+    for rule in rules:
+        if parse_selector(rule.cells)(cell):
+            return Waiver(rule.reason, rule.expiry)
+    return None
