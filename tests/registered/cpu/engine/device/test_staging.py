@@ -18,7 +18,7 @@ def test_one_more_than_the_lag_may_wait(lag):
     ring = StagingRing(lag, CPU)
     waiting = [ring.put({"n": torch.tensor(i)}) for i in range(lag + 1)]
     assert len({staged.slot for staged in waiting}) == lag + 1
-    with pytest.raises(LedgerError, match="^every staging slot still waits to be read$"):
+    with pytest.raises(LedgerError, match=r"^every staging slot still waits to be read$"):
         ring.put({"n": torch.tensor(9)})
     assert int(ring.take(waiting[0])["n"]) == 0
     again = ring.put({"n": torch.tensor(7)})

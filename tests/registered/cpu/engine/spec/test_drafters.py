@@ -1,0 +1,249 @@
+"""The contract of every drafter, on the zoo's models: shapes of trees, positions of forwards, and what is proposed."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.api import LLM
+from engine.core.config import EngineConfig
+from engine.core.request import SamplingParams
+from engine.core.tree import depths, max_depth
+from engine.device.batch import StepBatch
+from engine.spec.drafter import DraftTree
+
+pytestmark = pytest.mark.register(est_seconds=12, tier="cpu", stage="pr")
+
+PROMPTS = (
+    "Question: A garden is 19 feet long and 5 feet wide. What is its area in square feet?\nAnswer:",
+    "Question: Eli had 75 keys. He gave 11 of them to Cora. How many keys are left?\nAnswer:",
+)
+# (algorithm, steps, topk, nodes); no two sizes of a line are equal where that can hide a stride.
+SHAPES = [
+    ("NONE", 0, 0, 1),
+    ("STANDALONE", 1, 1, 2),
+    ("STANDALONE", 5, 1, 6),
+    ("STANDALONE", 3, 2, 5),
+    ("STANDALONE", 2, 3, 13),
+    ("EAGLE3", 1, 3, 3),
+    ("EAGLE3", 4, 1, 5),
+    ("EAGLE3", 4, 2, 7),
+    ("EAGLE3", 3, 4, 21),
+]
+SAMPLED = SamplingParams(max_new_tokens=14, temperature=0.9, seed=3, ignore_eos=True)
+
+
+@dataclass
+class Round:
+    """One proposal with the batch that it is for, and the draft model's calls since the previous one."""
+
+    batch: StepBatch
+    tree: DraftTree
+
+
+@dataclass
+class Call:
+    """One forward of the draft model."""
+
+    drafting: bool  # over the committed prefix and scratch, not a write of draft KV
+    tokens: Tensor
+    positions: Tensor
+
+
+@dataclass
+class Watch:
+    """Stands in front of a drafter and its model, hands everything on and keeps what passes."""
+
+    inner: Any
+    rounds: list[Round] = field(default_factory=list)
+    events: list[Call | Round] = field(default_factory=list)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.inner, name)
+
+    def propose(self, batch, relay):
+        self.rounds.append(Round(batch, self.inner.propose(batch, relay)))
+        self.events.append(self.rounds[-1])
+        return self.rounds[-1].tree
+
+
+@dataclass
+class WatchedModel:
+    inner: Any
+    events: list[Call | Round]
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.inner, name)
+
+    def forward(self, tokens, positions, hidden, attend):
+        self.events.append(Call(hasattr(attend, "begin"), tokens.clone(), positions.clone()))
+        return self.inner.forward(tokens, positions, hidden, attend)
+
+
+def launch(zoo, algorithm="NONE", steps=0, topk=0, nodes=1, model="llama-mini", **more: object) -> LLM:
+    """An engine on zoo models. Without a drafter the sizes stay automatic."""
+    sizes: dict[str, Any] = {}
+    if algorithm != "NONE":
+        sizes = {
+            "speculative_draft_model_path": str(zoo(f"llama-mini-{algorithm.lower()}")),
+            "speculative_num_steps": steps,
+            "speculative_eagle_topk": topk,
+            "speculative_num_draft_tokens": nodes,
+        }
+    config = EngineConfig(
+        str(zoo(model)), speculative_algorithm=algorithm, context_length=256, max_total_tokens=1024, **sizes, **more
+    )
+    return LLM(config)
+
+
+def watched(zoo, *shape: object, **more: object) -> tuple[LLM, Watch]:
+    llm = launch(zoo, *shape, **more)
+    watch = Watch(llm.loop.executor.drafter)
+    if hasattr(watch.inner, "model"):
+        watch.inner.model = WatchedModel(watch.inner.model, watch.events)
+    llm.loop.executor.drafter = watch
+    return llm, watch
+
+
+@pytest.mark.parametrize("version", ["v1", "v2"])
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda s: "-".join(map(str, s)))
+def test_every_proposal_is_a_tree_as_the_contract_says(zoo, shape, version):
+    algorithm, steps, topk, nodes = shape
+    llm, watch = watched(zoo, *shape, spec_version=version)
+    llm.generate(PROMPTS, SAMPLED)
+    assert len(watch.rounds) >= 3
+    drafter = watch.inner
+    assert (drafter.traits.name, drafter.nodes) == (algorithm, nodes)
+    assert drafter.depth == max_depth(steps, nodes)
+    for batch, tree in ((r.batch, r.tree) for r in watch.rounds):
+        assert tree.tokens.shape == tree.parents.shape == tree.depths.shape == (len(batch.rows), nodes)
+        assert tree.depth == drafter.depth
+        assert torch.equal(tree.tokens[:, :1], batch.root)
+        assert bool(((tree.tokens >= 0) & (tree.tokens < llm.tokenizer.vocab_size)).all())
+        for b, parents in enumerate(tree.parents.tolist()):
+            assert tree.depths[b].tolist() == depths(parents)  # raises unless parents precede their children
+            assert max(depths(parents)) <= tree.depth
+            places = list(zip(parents, tree.tokens[b].tolist(), strict=True))[1:]
+            assert len(set(places)) == len(places), "two siblings draft the same token"
+            assert max((parents.count(p) for p in range(nodes)), default=0) <= max(topk, 1)
+            if tree.ancestors is None:
+                assert parents == list(range(-1, nodes - 1))
+            else:
+                for n, m in itertools.product(range(nodes), repeat=2):
+                    above = n
+                    while above > m:
+                        above = parents[above]
+                    assert bool(tree.ancestors[b, n, m]) == (above == m)
+    assert (tree.ancestors is None) == (topk <= 1)
+
+
+@pytest.mark.parametrize("shape", SHAPES[1:], ids=lambda s: "-".join(map(str, s)))
+def test_draft_forwards_stand_at_the_positions_of_their_tokens(zoo, shape):
+    """The first draft step stands at position L, the length of the target's KV (sglang#25015)."""
+    _, steps, topk, _ = shape
+    llm, watch = watched(zoo, *shape, spec_version="v1")
+    prompt = llm.tokenizer.encode(PROMPTS[0])
+    rid = llm.add(prompt, SAMPLED)
+    while llm.step():
+        pass
+    tokens = [*prompt, *llm.request(rid).output]
+    prime, *rest = watch.events
+    assert not prime.drafting and prime.positions.tolist() == [list(range(len(prompt)))]
+    assert prime.tokens.tolist() == [tokens[1 : len(prompt) + 1]], "draft KV slot p holds token p + 1"
+    for round_, events in rounds_with_calls(rest, steps - 1):
+        length = int(round_.batch.start)
+        assert round_.tree.tokens[0, 0] == tokens[length]
+        drafts, extend = events
+        assert [call.positions.tolist() for call in drafts] == [[[length + i] * topk] for i in range(steps - 1)]
+        assert extend.positions.tolist() == [list(range(length, length + extend.tokens.shape[1]))]
+        # What is absorbed begins with the tokens that follow the root, up to the last that was shown.
+        told = tokens[length + 1 :]
+        following = next((int(r.batch.start) for r in watch.rounds if int(r.batch.start) > length), None)
+        kept = len(told) if following is None else following - length
+        assert extend.tokens[0, :kept].tolist()[: len(told)] == told[:kept]
+
+
+def rounds_with_calls(events, drafts):
+    """Events come as the draft calls of a round, the round, and the write of what was accepted."""
+    size = drafts + 2
+    assert len(events) % size == 0
+    for i in range(0, len(events), size):
+        *calls, round_, extend = events[i : i + size]
+        assert isinstance(round_, Round) and isinstance(extend, Call) and not extend.drafting
+        assert all(isinstance(call, Call) and call.drafting for call in calls)
+        yield round_, (calls, extend)
+
+
+@pytest.mark.parametrize("chunk", [-1, 7])
+@pytest.mark.parametrize("page_size", [1, 5])
+def test_a_standalone_chain_is_the_drafts_own_greedy_text(zoo, page_size, chunk):
+    """The draft model as an engine of its own, on the tokens behind the first, must say the same."""
+    llm, watch = watched(zoo, "STANDALONE", 5, 1, 6, spec_version="v1", page_size=page_size, chunked_prefill_size=chunk)
+    alone = launch(zoo, model="llama-mini-standalone", disable_radix_cache=True)
+    rid = llm.add(PROMPTS[1], SAMPLED)
+    while llm.step():
+        pass
+    request = llm.request(rid)
+    greedy = SamplingParams(max_new_tokens=5, ignore_eos=True)
+    for round_ in watch.rounds:
+        known = request.tokens[1 : int(round_.batch.start) + 1]
+        (said,) = alone.generate([known], greedy)
+        assert tuple(round_.tree.tokens[0, 1:].tolist()) == said.output_ids
+
+
+@pytest.mark.parametrize(("steps", "topk", "nodes"), [(3, 2, 6), (2, 3, 8)])
+def test_a_standalone_tree_is_the_best_of_all_paths(zoo, steps, topk, nodes):
+    """EAGLE-2's expansion by brute force, every path through a fresh run of the draft model."""
+    llm, watch = watched(zoo, "STANDALONE", steps, topk, nodes, spec_version="v2", page_size=3)
+    alone = launch(zoo, model="llama-mini-standalone", disable_radix_cache=True)
+    rid = llm.add(PROMPTS[0], SAMPLED)
+    while llm.step():
+        pass
+    tokens = llm.request(rid).tokens
+    one = SamplingParams(max_new_tokens=1, top_logprobs_num=topk, ignore_eos=True)
+
+    def children(known, path, score):
+        (out,) = alone.generate([[*known, *path]], one)
+        return [((*path, t), score + logprob) for t, logprob in out.top_logprobs[0]]
+
+    for round_ in watch.rounds[:4]:
+        known = tokens[1 : int(round_.batch.start) + 1]
+        candidates = beams = children(known, (), 0.0)
+        for _ in range(steps - 1):
+            grown = [child for path, score in beams for child in children(known, path, score)]
+            candidates = candidates + grown
+            beams = sorted(grown, key=lambda c: -c[1])[:topk]
+        best = {path for path, _ in sorted(candidates, key=lambda c: -c[1])[: nodes - 1]}
+        drafted: list[tuple[int, ...]] = []
+        for parent, token in zip(round_.tree.parents[0].tolist(), round_.tree.tokens[0].tolist(), strict=True):
+            drafted.append(() if parent < 0 else (*drafted[parent], token))
+        assert set(drafted[1:]) == best
+
+
+@pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE3"])
+def test_proposals_do_not_depend_on_chunks_pages_timing_or_company(zoo, algorithm):
+    """The prompt token behind a chunk, not the sampled one, closes its draft KV (sglang#26329)."""
+
+    def proposals(company: int, **more: object) -> list[list[int]]:
+        llm, watch = watched(zoo, algorithm, 3, 2, 6, disable_radix_cache=True, **more)
+        rids = [llm.add(prompt, SAMPLED) for prompt in PROMPTS[: 1 + company]]
+        while llm.step():
+            pass
+        row = next(r for r in watch.rounds).batch.rows.tolist()[0]
+        limit = len(llm.request(rids[0]).tokens) - 1
+        return [
+            r.tree.tokens[r.batch.rows.tolist().index(row)].tolist()
+            for r in watch.rounds
+            if row in r.batch.rows and int(r.batch.start[r.batch.rows.tolist().index(row)]) < limit
+        ]
+
+    plain = proposals(0, spec_version="v1")
+    assert len(plain) > 3
+    assert proposals(0, spec_version="v1", chunked_prefill_size=7, page_size=5) == plain
+    assert proposals(0, spec_version="v2", page_size=3) == plain
+    assert proposals(1, spec_version="v1") == plain
