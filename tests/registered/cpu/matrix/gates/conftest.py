@@ -1,0 +1,70 @@
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+
+from matrix.cell import Cell
+from matrix.gates.oracle import Oracle
+from matrix.runner import CANONICAL, asked, drive
+from matrix.subjects.protocol import Answer, Run
+from matrix.subjects.reference import ReferenceSubject
+from matrix.workload import ORACLE_PROMPTS, workload
+
+
+@cache
+def _both(cell_id: str) -> tuple[Run, Run]:
+    torch.set_num_threads(1)
+    cell, subject = Cell.from_id(cell_id), ReferenceSubject()
+    asks = workload(cell, 0)
+    plain = tuple(replace(a, abort_after=None, top_logprobs=a.top_logprobs if a.temperature else 2) for a in asks)
+    runs = []
+    for config, requests in ((asked(cell), asks), (asked(CANONICAL), plain)):
+        session = subject.launch(config)
+        runs.append(drive(session, requests, subject.capabilities))
+        session.close()
+    return runs[0], runs[1]
+
+
+@pytest.fixture(scope="session")
+def measured() -> Callable[[str], tuple[Cell, Run, Run]]:
+    """A cell's run and baseline on the reference engine, by the cell's id."""
+    return lambda cell_id: (Cell.from_id(cell_id), *_both(cell_id))
+
+
+@pytest.fixture(scope="session")
+def altered() -> Callable[..., Run]:
+    """A run with one answer changed: altered(run, index, field=value)."""
+
+    def change(run: Run, index: int, **fields: object) -> Run:
+        answers: list[Answer] = list(run.answers)
+        answers[index] = replace(answers[index], **fields)
+        return replace(run, answers=tuple(answers))
+
+    return change
+
+
+@pytest.fixture(scope="session")
+def witnessed() -> Callable[..., Run]:
+    """A run with other counters: witnessed(run, {probe: count})."""
+
+    def change(run: Run, counts: Mapping[str, int]) -> Run:
+        return replace(run, witness={**run.witness, **counts})
+
+    return change
+
+
+@pytest.fixture(scope="session")
+def oracle_of() -> Callable[[Cell, Run], Oracle]:
+    """An oracle that agrees with a run, as its file would."""
+
+    def make(cell: Cell, run: Run) -> Oracle:
+        found = {answer.name: answer for answer in run.answers}
+        shape = (run.resolved["num_steps"], run.resolved["topk"], run.resolved["num_draft_tokens"])
+        names = [f"q{index}" for index in range(ORACLE_PROMPTS)]
+        rounds = tuple(found[name].accept_lengths if name in found else () for name in names)
+        tokens = tuple(found[name].output_ids if name in found else () for name in names)
+        return Oracle(tokens, {(cell.algorithm, *shape): rounds})
+
+    return make

@@ -1,0 +1,59 @@
+import pytest
+
+from engine.core.ledger import replay
+from matrix.gates.audit import AuditError, audit
+
+pytestmark = pytest.mark.register(est_seconds=5, tier="cpu", stage="pr")
+
+# One request of five positions on pages of two, whose first page is cached and evicted at last.
+SOUND = [
+    ("open", 1, ()),
+    ("reserve", 1, (3, 1, 2)),
+    ("launch", 1, (3,)),
+    ("settle", 1, (3,)),
+    ("reserve", 1, (2, 3)),
+    ("launch", 1, (2,)),
+    ("settle", 1, (1,)),
+    ("donate", 1, (1, 1)),
+    ("open", 2, (1,)),
+    ("close", 2, ()),
+    ("close", 1, ()),
+    ("evict", 0, (1,)),
+]
+
+
+def test_a_sound_journal_balances():
+    book = audit(SOUND, pages=3, size=2)
+    assert (book.free, book.cached, book.holdings) == (3, 0, {})
+
+
+def test_it_agrees_with_the_engine_on_a_run_that_retracts(measured):
+    _, run, _ = measured("standalone.s3.v2.p16.tight.pair")
+    book, ledger = audit(*run.journal), replay(*run.journal)
+    assert (book.free, book.cached, len(book.holdings)) == (len(ledger.free), ledger.cached, len(ledger.accounts))
+
+
+@pytest.mark.parametrize(
+    ("index", "entry", "sentence"),
+    [
+        (1, ("reserve", 1, (3, 1)), "1 pages were added, 2 are due"),
+        (1, ("reserve", 1, (3, 1, 1)), "page 1 is handed out, but belongs to 1"),
+        (1, ("reserve", 1, (3, 1, 4)), "page 4 does not exist"),
+        (1, ("seize", 1, (3,)), "the unknown verb 'seize'"),
+        (2, ("launch", 1, (5,)), "a step writes to 5 of 4"),
+        (2, ("settle", 1, (1,)), "nothing is in flight"),
+        (3, ("settle", 1, (4,)), "4 positions of a step of 3 are kept"),
+        (3, ("close", 1, ()), "steps are still in flight"),
+        (4, ("open", 1, ()), "the request is open already"),
+        (4, ("launch", 7, (1,)), "request 7 holds nothing"),
+        (7, ("donate", 1, (1, 2)), "the pages given are not the next ones"),
+        (4, ("donate", 1, (2, 1, 2)), "page 2 is cached before it is whole"),
+        (8, ("open", 2, (2,)), "page 2 is shared, but not cached"),
+        (8, ("evict", 0, (1,)), "page 1 is evicted while 1 requests read it"),
+        (8, ("evict", 0, (2,)), "page 2 is evicted, but not cached"),
+    ],
+)
+def test_the_first_broken_law_is_named(index, entry, sentence):
+    with pytest.raises(AuditError) as caught:
+        audit([*SOUND[:index], entry], pages=3, size=2)
+    assert f"journal entry {index}" in str(caught.value) and sentence in str(caught.value)

@@ -1,0 +1,50 @@
+from dataclasses import replace
+
+import pytest
+
+from matrix.gates.effective import EffectiveGate
+from matrix.gates.gate import State
+from matrix.gates.witnesses import WITNESSES
+
+pytestmark = pytest.mark.register(est_seconds=10, tier="cpu", stage="pr")
+
+CELL = "eagle3.s3.k4.n8.v2.p16.pair"
+# Together they demand every row of WITNESSES.
+CELLS = [
+    CELL,
+    "none.v1.nocache.c7.ragged.temperature.stop_token.abort_running",
+    "standalone.s3.p4.m4.burst.mixed",
+    "standalone.s3.v1.p16.tight.m4.burst.stop_string.abort_queued",
+    "eagle3.s3.k2.n6.v2.length",
+]
+GATE = EffectiveGate()
+
+
+@pytest.mark.parametrize("cell_id", CELLS)
+def test_the_reference_engine_shows_every_witness(measured, cell_id):
+    outcome = GATE.judge(*measured(cell_id))
+    assert (outcome.state, outcome.message) == (State.PASS, "")
+    assert outcome.numbers["witnesses"] > 5
+
+
+@pytest.mark.parametrize("row", WITNESSES, ids=lambda row: f"{row.probe}{'+' if row.seen else '-'}")
+def test_each_witness_alone_turns_the_cell_red(measured, witnessed, row):
+    found = [measured(cell_id) for cell_id in CELLS]
+    cell, run, baseline = next(one for one in found if row.when(one[0], one[1]))
+    turned = witnessed(run, dict.fromkeys(row.probe.split("|"), 0 if row.seen else 1))
+    outcome = EffectiveGate(witnesses=(row,)).judge(cell, turned, baseline)
+    assert outcome.state is State.FAIL and row.why in outcome.message
+
+
+def test_another_value_that_runs_fails(measured):
+    cell, run, baseline = measured(CELL)
+    outcome = GATE.judge(cell, replace(run, readback={**run.readback, "topk": 1}), baseline)
+    assert (outcome.state, outcome.message) == (State.FAIL, "topk was resolved to 4, but 1 runs")
+
+
+def test_without_readback_or_counters_nothing_is_measured(measured):
+    cell, run, baseline = measured(CELL)
+    blind = GATE.judge(cell, replace(run, readback={}), baseline)
+    assert (blind.state, blind.message) == (State.NOT_MEASURED, "the subject does not read back algorithm")
+    still = GATE.judge(cell, replace(run, witness=dict.fromkeys(run.witness, 0)), baseline)
+    assert (still.state, still.message) == (State.NOT_MEASURED, "no counter was hit, so nothing was witnessed")

@@ -1,0 +1,53 @@
+from dataclasses import replace
+
+import pytest
+
+from matrix.gates.gate import State
+from matrix.gates.ledger import LedgerGate
+
+pytestmark = pytest.mark.register(est_seconds=5, tier="cpu", stage="pr")
+
+CELL = "eagle3.s3.k4.n8.v2.p16.pair"
+GATE = LedgerGate()
+
+
+def test_a_sound_run_passes(measured):
+    cell, run, baseline = measured(CELL)
+    outcome = GATE.judge(cell, run, baseline)
+    assert outcome.state is State.PASS and outcome.numbers["stamps"] > 0
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"free": -1}, "1 of 4096 pages are neither free nor cached at rest"),
+        ({"accounts": 1}, "1 requests still hold memory after the last one ended"),
+        ({"free": -1, "cached": 1}, "the journal ends with (pages, free, cached, accounts)"),
+    ],
+)
+def test_memory_at_rest_must_add_up(measured, change, sentence):
+    cell, run, baseline = measured(CELL)
+    values = {name: getattr(run.memory, name) + by for name, by in change.items()}
+    outcome = GATE.judge(cell, replace(run, memory=replace(run.memory, **values)), baseline)
+    assert outcome.state is State.FAIL and sentence in outcome.message
+
+
+def test_a_broken_journal_fails(measured):
+    cell, run, baseline = measured(CELL)
+    entries, pages, size = run.journal
+    outcome = GATE.judge(cell, replace(run, journal=(entries[1:], pages, size)), baseline)
+    assert outcome.state is State.FAIL and "journal entry 0" in outcome.message
+
+
+def test_one_wrong_stamp_fails(measured, witnessed):
+    cell, run, baseline = measured(CELL)
+    outcome = GATE.judge(cell, witnessed(run, {"stamp.wrong": 1}), baseline)
+    assert outcome.state is State.FAIL and outcome.message.startswith("1 of ")
+
+
+def test_without_stamps_or_journal_nothing_is_measured(measured, witnessed):
+    cell, run, baseline = measured(CELL)
+    unstamped = GATE.judge(cell, witnessed(run, {"stamp.checked": 0}), baseline)
+    assert (unstamped.state, unstamped.message) == (State.NOT_MEASURED, "no KV stamp was compared")
+    silent = GATE.judge(cell, replace(run, journal=None), baseline)
+    assert (silent.state, silent.message) == (State.NOT_MEASURED, "the subject shows no journal")

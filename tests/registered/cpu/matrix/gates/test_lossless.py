@@ -1,0 +1,88 @@
+from dataclasses import replace
+
+import pytest
+
+from matrix.gates.gate import State
+from matrix.gates.lossless import LosslessGate
+from matrix.gates.oracle import Oracle
+
+pytestmark = pytest.mark.register(est_seconds=6, tier="cpu", stage="pr")
+
+CELL = "eagle3.s3.k4.n8.v2.p16.pair"
+SAMPLED = "eagle3.s3.k4.n8.v2.p16.pair.temperature.stop_string.abort_running"
+
+
+@pytest.fixture(scope="session")
+def gate(measured, oracle_of):
+    cell, _, baseline = measured(CELL)
+    return LosslessGate(oracle=Oracle(oracle_of(cell, baseline).continuations, {}))
+
+
+def changed(ids, index):
+    return (*ids[:index], ids[index] ^ 1, *ids[index + 1 :])
+
+
+def gap(answer, index, nats):
+    """The answer with its two best log-probabilities at `index` that far apart."""
+    (best, value), (second, _) = answer.top_logprobs[index][:2]
+    rows = list(answer.top_logprobs)
+    rows[index] = ((best, value), (second, value - nats))
+    return tuple(rows)
+
+
+def test_equal_tokens_pass(measured, gate):
+    outcome = gate.judge(*measured(CELL))
+    assert outcome.state is State.PASS
+    assert outcome.numbers["oracle_tokens"] == outcome.numbers["tokens"] > 20
+
+
+def test_one_other_token_fails_and_is_named(measured, gate, altered):
+    cell, run, baseline = measured(CELL)
+    ids = run.answers[1].output_ids
+    outcome = gate.judge(cell, altered(run, 1, output_ids=changed(ids, 4)), baseline)
+    expected = f"{run.asks[1].name} at token 4: {ids[4] ^ 1} instead of {ids[4]}"
+    assert outcome.state is State.FAIL and outcome.numbers["first_divergence"] == expected
+
+
+def test_a_missing_last_token_fails(measured, gate, altered):
+    cell, run, baseline = measured(CELL)
+    outcome = gate.judge(cell, altered(run, 0, output_ids=run.answers[0].output_ids[:-1]), baseline)
+    assert outcome.state is State.FAIL and "its end instead of" in outcome.message
+
+
+@pytest.mark.parametrize(("nats", "state"), [(0.9e-3, State.PASS), (1.1e-3, State.FAIL)])
+def test_a_greedy_tie_is_listed_and_not_red(measured, gate, altered, nats, state):
+    cell, run, baseline = measured(CELL)
+    broken = altered(run, 0, output_ids=changed(run.answers[0].output_ids, 3))
+    close = altered(baseline, 0, top_logprobs=gap(baseline.answers[0], 3, nats))
+    outcome = gate.judge(cell, broken, close)
+    assert outcome.state is state
+    assert outcome.numbers["tied_at"] == (f"{run.asks[0].name}@3" if state is State.PASS else "")
+
+
+def test_sampled_and_aborted_requests_are_compared_too(measured, gate, altered):
+    cell, run, baseline = measured(SAMPLED)
+    assert run.answers[1].finish == "abort" and len(run.answers[1].output_ids) < len(baseline.answers[1].output_ids)
+    assert gate.judge(cell, run, baseline).state is State.PASS
+    for index in (0, 1):
+        broken = altered(run, index, output_ids=changed(run.answers[index].output_ids, 2))
+        assert gate.judge(cell, broken, baseline).state is State.FAIL
+
+
+def test_a_baseline_that_leaves_the_oracle_fails(measured, gate):
+    cell, run, baseline = measured(CELL)
+    index = int(run.asks[0].name[1:])
+    tokens = list(gate.oracle.continuations)
+    tokens[index] = changed(tokens[index], 2)
+    outcome = LosslessGate(oracle=Oracle(tuple(tokens), {})).judge(cell, run, baseline)
+    assert outcome.state is State.FAIL
+    assert outcome.message == f"the baseline of {run.asks[0].name} leaves the oracle's continuation at token 2"
+
+
+def test_without_evidence_nothing_is_measured(measured, gate):
+    cell, run, baseline = measured(CELL)
+    assert LosslessGate(oracle=None).judge(cell, run, baseline).state is State.NOT_MEASURED
+    lost = gate.judge(cell, run, replace(baseline, answers=baseline.answers[1:]))
+    assert (lost.state, lost.message) == (State.NOT_MEASURED, f"the baseline has no answer to {run.asks[0].name}")
+    empty = gate.judge(cell, replace(run, asks=(), answers=()), baseline)
+    assert (empty.state, empty.message) == (State.NOT_MEASURED, "the cell has no requests")
