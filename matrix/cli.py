@@ -14,7 +14,7 @@ from typing import Annotated, Final, cast
 
 import typer
 
-from engine.core.errors import EngineError
+from engine.core.errors import ConfigError, EngineError
 from reports.schema import ReportError
 
 # The command line library's error for a wrong option; typer exports only the classes below it.
@@ -31,6 +31,8 @@ zoo = typer.Typer(help="The fixture models.", rich_markup_mode=None)
 app.add_typer(zoo, name="zoo")
 
 Stage = Annotated[str, typer.Option(help="cells of the lock file: smoke, pr or nightly; product is every cell")]
+Workers = Annotated[int, typer.Option(help="processes, one compute thread each")]
+Seed = Annotated[int, typer.Option(help="rotates prompts and draws")]
 Json = Annotated[bool, typer.Option("--json", help="print JSON instead of text")]
 
 
@@ -44,8 +46,8 @@ def run(
     cells: Annotated[
         str, typer.Option(help="which of them: a cell's id, or `algorithm=eagle3 and topk in (2, 4)`")
     ] = "",
-    workers: Annotated[int, typer.Option(help="processes, one compute thread each")] = WORKERS,
-    seed: Annotated[int, typer.Option(help="rotates prompts and draws")] = 0,
+    workers: Workers = WORKERS,
+    seed: Seed = 0,
     limit: Annotated[int | None, typer.Option(help="run at most this many cells")] = None,
     json_: Json = False,
 ) -> int:
@@ -114,11 +116,18 @@ def generate(
 
 
 @app.command()
-def faults(stage: Stage = "pr", json_: Json = False) -> int:
-    """Plant every fault and see which gate kills it."""
+def faults(
+    only: Annotated[list[str] | None, typer.Argument(help="ids of faults; all of them if none is named")] = None,
+    stage: Stage = "pr",
+    seed: Seed = 0,
+    workers: Workers = WORKERS,
+    verbose: Annotated[bool, typer.Option("--verbose", help="also print what each gate said")] = False,
+    json_: Json = False,
+) -> int:
+    """Plant faults and see which gate kills each."""
     from matrix.faults.command import main_faults
 
-    return main_faults(stage, json_)
+    return main_faults(stage, json_, only or (), seed, workers, verbose)
 
 
 @app.command()
@@ -151,13 +160,17 @@ def accuracy(
 
 @app.command()
 def bench(
+    groups: Annotated[list[str] | None, typer.Argument(help="what to measure; everything if nothing is named")] = None,
+    out: Annotated[Path | None, typer.Option(help="also write bench.json and bench.md here")] = None,
     json_: Json = False,
-    out: Annotated[Path | None, typer.Option(help="folder for the result")] = None,
 ) -> int:
-    """Time the engine, kernel by kernel and end to end."""
-    from benchmarks.command import main_bench
+    """Measure every figure that has a goal."""
+    from benchmarks.command import GROUPS, main_bench
 
-    return main_bench(json_, out)
+    for group in groups or ():
+        if group not in GROUPS:
+            raise ConfigError(f"benchmark {group!r} is unknown; it must be one of {', '.join(GROUPS)}")
+    return main_bench(json_, out, groups or GROUPS)
 
 
 @zoo.command("list")

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Final
 
 from matrix.gates.gate import Gate
+from matrix.gates.oracle import ORACLE_FILE
 from matrix.lockfile import LOCK_FILE
 from matrix.waivers import WAIVERS
+from matrix.zoo.registry import TEST, zoo_hash
 from reports.schema import Header
 
 ROOT: Final = Path(__file__).parents[1]
-ZOO: Final = Path(__file__).with_name("zoo")
 UNKNOWN: Final = "unknown"
 PACKAGES: Final = ("torch", "transformers", "specmatrix")
 
@@ -35,8 +36,8 @@ def run_header(tier: str, stage: str, seed: int, gates: Iterable[Gate]) -> Heade
         versions={"python": platform.python_version()} | {name: _version(name) for name in PACKAGES},
         host={"cpu": _cpu(), "cores": os.cpu_count(), "gpus": []},
         lock_hash=files_hash([LOCK_FILE]),
-        data_hash=files_hash(ZOO.glob("data/*")),
-        zoo_hash=files_hash(ZOO.glob("checkpoints/*/*")),
+        data_hash=files_hash([TEST, ORACLE_FILE]),
+        zoo_hash=zoo_hash(),
         thresholds={gate.name: dict(gate.thresholds) for gate in gates},
         waivers=WAIVERS,
     )

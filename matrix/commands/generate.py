@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import fields, replace
-from pathlib import Path
 from time import perf_counter
 from typing import Any, Final
 
@@ -16,8 +15,8 @@ from engine.core.config import EngineConfig
 from engine.core.errors import ConfigError
 from engine.core.request import SamplingParams
 from matrix.cell import DRAFTS, TARGET
-from matrix.subjects.reference import checkpoint
 from matrix.zoo.gsm_mini import prompt_of
+from matrix.zoo.registry import resolve_path
 
 # Each engine answers once before it is timed; then the best of these counts.
 TIMED: Final = 3
@@ -41,14 +40,14 @@ def generate(question: str, params: SamplingParams, flags: Mapping[str, str], th
     torch.set_num_threads(threads)
     asked = configuration(flags)
     prompt = prompt_of(question)
-    llm = LLM(asked, checkpoint)
+    llm = LLM(asked, resolve_path)
     for text in llm.stream(prompt, params):
         print(text, end="", flush=True)
     print()
     output, seconds = _timed(llm, prompt, params)
     parts = [f"{len(output.output_ids)} tokens", f"{len(output.output_ids) / seconds:,.0f} tokens/s"]
     if llm.resolved.algorithm != "NONE":
-        plain = LLM(_without_drafter(asked), checkpoint)
+        plain = LLM(_without_drafter(asked), resolve_path)
         reference, plain_seconds = _timed(plain, prompt, params)
         length = output.meta_info.get("spec_accept_length", 1.0)
         same = "same tokens" if reference.output_ids == output.output_ids else "OTHER TOKENS"
@@ -66,12 +65,7 @@ def configuration(flags: Mapping[str, str]) -> EngineConfig:
     algorithm = asked.setdefault("speculative_algorithm", "EAGLE3").lower()
     if asked["model_path"] == TARGET and algorithm in DRAFTS:
         asked.setdefault("speculative_draft_model_path", DRAFTS[algorithm])
-    config = EngineConfig.from_flags(asked)
-    for path in (config.model_path, config.speculative_draft_model_path):
-        if path is not None and not Path(checkpoint(path)).is_dir():
-            names = ", ".join((TARGET, *DRAFTS.values()))
-            raise ConfigError(f"model {path!r} is no directory; give a path or one of {names}")
-    return config
+    return EngineConfig.from_flags(asked)
 
 
 def flags_of(words: list[str]) -> dict[str, str]:

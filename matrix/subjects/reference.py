@@ -4,29 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from engine.api import LLM, Output
 from engine.core.config import EngineConfig
 from engine.core.request import SamplingParams
 from matrix.subjects.protocol import Answer, Ask, Capability, Memory
+from matrix.zoo.registry import resolve_path
 
-CHECKPOINTS: Final = Path(__file__).parents[1] / "zoo" / "checkpoints"
 
-
-def checkpoint(name: str) -> Path:
-    """The directory of a zoo model, or the path itself where the zoo has no such name."""
-    found = CHECKPOINTS / name
-    return found if found.is_dir() else Path(name)
+# How the model names of a cell become folders.
+checkpoint = resolve_path
 
 
 class ReferenceSubject:
-    """Launches the engine in process; shows everything that a gate can ask for."""
+    """Launches the engine in process; shows everything that a gate can ask for. locate: model name to its folder."""
 
     name = "reference"
     capabilities = frozenset(Capability)
 
-    def __init__(self, locate: Callable[[str], Path] = checkpoint) -> None:
+    def __init__(self, locate: Callable[[str], Path] = resolve_path) -> None:
         self._locate = locate
 
     def launch(self, config: EngineConfig) -> ReferenceSession:
