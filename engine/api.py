@@ -10,6 +10,7 @@ from typing import Any
 from engine.build import Locate, build
 from engine.core.config import EngineConfig
 from engine.core.errors import RequestError
+from engine.core.finish import settled
 from engine.core.ledger import Entry
 from engine.core.request import Finish, Phase, Request, SamplingParams
 from engine.core.resolve import resolve
@@ -121,16 +122,16 @@ class LLM:
         return [self.take(rid) for rid in rids]
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[str]:
-        """Yield the new text of one request as it grows."""
-        rid = self.add(prompt, params)
+        """Yield the new text of one request as it grows. What a stop string may still cut is held back."""
+        request = self.request(self.add(prompt, params))
         shown = 0
-        more = True
-        while more:
-            more = self.step()
-            text = self.request(rid).text
-            if len(text) > shown:
-                yield text[shown:]
-                shown = len(text)
+        while request.phase is not Phase.DONE:
+            self.step()
+            end = len(request.text) if request.finish else settled(request.text, request.params.stop)
+            if end > shown:
+                yield request.text[shown:end]
+                shown = end
+        self.loop.forget(request.rid)
 
     @property
     def probes(self) -> dict[str, int]:

@@ -59,3 +59,15 @@ class StopRules:
             return None
         start, _, stop = min(hits)
         return start, stop
+
+
+def settled(text: str, stop_strings: tuple[str, ...]) -> int:
+    """Length of the text of a running request that no stop string can cut any more.
+
+    A tail that begins a stop string may turn out to belong to it.
+    """
+    held = 0
+    for stop in stop_strings:
+        sizes = range(min(len(stop) - 1, len(text)), held, -1)
+        held = next((size for size in sizes if text.endswith(stop[:size])), held)
+    return len(text) - held
