@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.core.finish import StopRules
+from engine.core.finish import StopRules, settled
 from engine.core.request import Finish, SamplingParams
 
 pytestmark = pytest.mark.register(est_seconds=3, tier="cpu", stage="pr")
@@ -98,3 +98,33 @@ def test_the_end_of_sequence_stops_unless_it_is_ignored():
     assert deliver([0, 1, 0], SamplingParams(ignore_eos=True), eos) == (3, "aba", None)
     ignoring_but_asked = SamplingParams(ignore_eos=True, stop_token_ids=(1,))
     assert deliver([0, 1, 0], ignoring_but_asked, eos)[2] == Finish("stop", 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "stop", "length"),
+    [
+        ("abc", (), 3),
+        ("abc", ("x",), 3),
+        ("abc", ("cd",), 2),
+        ("abc", ("bcd", "cx"), 1),
+        ("abc", ("cx", "bcd"), 1),
+        ("aaa", ("aaaa",), 0),
+        ("", ("ab",), 0),
+    ],
+)
+def test_a_tail_that_begins_a_stop_string_is_not_settled(text, stop, length):
+    assert settled(text, stop) == length
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(st.text("ab", max_size=8), st.lists(st.text("ab", min_size=1, max_size=4), max_size=3))
+def test_settled_text_is_never_taken_back(text, stop):
+    rules = StopRules(frozenset(), tuple(stop), 100)
+    shown, now = "", ""
+    for count, letter in enumerate(text, 1):
+        finish, now = rules.judge(0, count, now, now + letter)
+        end = len(now) if finish else settled(now, tuple(stop))
+        assert end >= len(shown) and now.startswith(shown)
+        shown = now[:end]
+        if finish:
+            break
