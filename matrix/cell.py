@@ -11,6 +11,8 @@ TARGET: Final = "llama-mini"
 DRAFTS: Final = {"standalone": "llama-mini-standalone", "eagle3": "llama-mini-eagle3"}
 # Holds the longest request of a workload alone, but no two of them to their end; a multiple of every page size.
 TIGHT_TOKENS: Final = 192
+# Holds every request of the largest workload at once; a pool larger than that only makes its checks slower.
+AMPLE_TOKENS: Final = 12_288
 
 
 class Cell(NamedTuple):
@@ -96,7 +98,7 @@ class Cell(NamedTuple):
             page_size=int(self.page_size),
             disable_radix_cache=self.prefix_cache == "off",
             chunked_prefill_size=-1 if self.prefill_chunk == "off" else int(self.prefill_chunk),
-            max_total_tokens=TIGHT_TOKENS if self.memory == "tight" else AUTO,
+            max_total_tokens=TIGHT_TOKENS if self.memory == "tight" else AMPLE_TOKENS,
             max_running_requests=_size(self.slots),
         )
 

@@ -5,7 +5,7 @@ import pytest
 from engine.core.config import EngineConfig
 from engine.core.errors import ConfigError
 from matrix.axes import AXES, LAUNCH, NAMES
-from matrix.cell import TIGHT_TOKENS, Cell, order, parse_assignment
+from matrix.cell import AMPLE_TOKENS, TIGHT_TOKENS, Cell, order, parse_assignment
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 
@@ -96,13 +96,16 @@ def test_config_asks_what_the_cell_says():
     )
 
 
-def test_the_default_cell_asks_for_plain_decoding_with_everything_automatic():
-    assert Cell().config() == EngineConfig("llama-mini", page_size=1, chunked_prefill_size=-1)
+def test_the_default_cell_asks_for_plain_decoding_and_leaves_the_draft_automatic():
+    assert Cell().config() == EngineConfig(
+        "llama-mini", page_size=1, chunked_prefill_size=-1, max_total_tokens=AMPLE_TOKENS
+    )
 
 
-def test_tight_memory_is_whole_pages_of_every_size():
+@pytest.mark.parametrize("tokens", [TIGHT_TOKENS, AMPLE_TOKENS])
+def test_memory_is_whole_pages_of_every_size(tokens):
     sizes = [int(name) for name in AXES[NAMES.index("page_size")].names]
-    assert all(TIGHT_TOKENS % size == 0 for size in sizes)
+    assert all(tokens % size == 0 for size in sizes)
 
 
 def test_prices_add_up():
