@@ -30,7 +30,7 @@ LIMITS: Final[dict[str, tuple[int, ...]]] = {
     "pair": (96, 88),
     "ragged": (96, 64, 88, 72, 80),
     "burst": (96, 64, 88, 72, 80, 96, 64, 88, 72),
-    "exam": (160,) * EXAM_QUESTIONS,
+    "exam": (256,) * EXAM_QUESTIONS,
 }
 LENGTH_LIMITS: Final = (37, 53, 61, 45, 75)
 TIGHT_LENGTH_LIMITS: Final = (91, 87, 83, 79, 95)
@@ -39,7 +39,9 @@ SLACK: Final = 2 * 16
 # Tight memory takes the longest answers of so many of the shortest prompts: with long prompts two requests and their
 # rounds would never be in three pages of 64 tokens at once.
 TIGHT_POOL: Final = 12
+# Elsewhere at least the first request must reach its own end within its limit.
 LONGEST_PROMPT: Final = 64
+LONGEST_ANSWER: Final = 84
 STOP_STRINGS: Final = ("\n####", ">>")
 STOP_TOKENS: Final = ("####", ">>")
 ABORT_AFTER: Final = 5
@@ -118,7 +120,7 @@ def _chosen(cell: Cell, count: int, seed: int) -> list[tuple[str, int]]:
         short = sorted(pool, key=lambda i: _lengths(i)[0])[: max(TIGHT_POOL, count + 1)]
         pool = sorted(short, key=lambda i: -_lengths(i)[1])[: count + 1]
     else:
-        pool = [i for i in pool if _lengths(i)[0] <= LONGEST_PROMPT]
+        pool = [i for i in pool if _lengths(i)[0] <= LONGEST_PROMPT and _lengths(i)[1] <= LONGEST_ANSWER]
     repeats = 0 if count < 5 else count // 4
     fresh = [pool[(seed * 5 + place) % len(pool)] for place in range(count - repeats)]
     return [(f"q{i}", i) for i in fresh] + [(f"q{i}.again", i) for i in fresh[:repeats]]

@@ -1,0 +1,97 @@
+from dataclasses import replace
+
+import pytest
+
+from matrix.cell import Cell
+from matrix.gates.acceptance import AcceptanceGate, same_range
+from matrix.gates.gate import State
+from matrix.gates.oracle import Oracle, decode, load_oracle
+
+pytestmark = pytest.mark.register(est_seconds=5, tier="cpu", stage="pr")
+
+CELL = "eagle3.s3.k4.n8.v2.p16.pair"
+
+
+@pytest.fixture(scope="session")
+def gate(measured, oracle_of):
+    cell, run, _ = measured(CELL)
+    return AcceptanceGate(oracle=oracle_of(cell, run))
+
+
+def test_the_same_rounds_pass(measured, gate):
+    outcome = gate.judge(*measured(CELL))
+    assert outcome.state is State.PASS and outcome.interval == pytest.approx((1.0, 1.0))
+    assert outcome.numbers["length"] == pytest.approx(outcome.numbers["reference"])
+    assert all(0 < rate <= 1 for rate in outcome.numbers["per_position"])
+
+
+@pytest.mark.parametrize("fewer", [0, 1])
+def test_rounds_that_accept_less_fail_and_so_do_rounds_that_accept_more(measured, gate, fewer):
+    """Every round of one side is cut to one token, so that it needs more rounds."""
+    cell, run, baseline = measured(CELL)
+    cut = [(1,) * sum(answer.accept_lengths) for answer in run.answers]
+    if fewer:
+        answers = tuple(replace(a, accept_lengths=lengths) for a, lengths in zip(run.answers, cut, strict=True))
+        outcome = gate.judge(cell, replace(run, answers=answers), baseline)
+        assert outcome.interval[1] < 0.97
+    else:
+        ((key, rounds),) = gate.oracle.rounds.items()
+        slow = {key: tuple((1,) * sum(lengths) for lengths in rounds)}
+        outcome = AcceptanceGate(oracle=Oracle(gate.oracle.continuations, slow)).judge(cell, run, baseline)
+        assert outcome.interval[0] > 1.03
+    assert outcome.state is State.FAIL and "tokens per round, the oracle has" in outcome.message
+
+
+def test_a_shorter_answer_is_no_loss():
+    measured = same_range((3, 3), (3, 3, 1, 1, 1, 1))
+    assert (measured.emitted, measured.engine, measured.oracle) == (6, 2, 2)
+    part = same_range((4, 4), (4, 1))
+    assert (part.emitted, part.engine, part.oracle) == (5, 1.25, 2)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "state"), [(100, State.PASS), (103, State.PASS), (104, State.FAIL), (98, State.PASS), (97, State.FAIL)]
+)
+def test_the_band_for_one_prompt(measured, gate, rounds, state):
+    """One prompt has no spread: its ratio itself must lie in the band. 400 tokens, the oracle takes 100 rounds."""
+    cell, run, baseline = measured(CELL)
+    lengths = [(400 // rounds,) * (rounds - 1), ()]
+    lengths[0] = (*lengths[0], 400 - sum(lengths[0]))
+    answers = tuple(replace(a, accept_lengths=each) for a, each in zip(run.answers, lengths, strict=True))
+    ((key, known),) = gate.oracle.rounds.items()
+    prompts = [()] * len(known)
+    prompts[int(run.asks[0].name[1:])] = (4,) * 100
+    outcome = AcceptanceGate(oracle=Oracle((), {key: tuple(prompts)})).judge(
+        cell, replace(run, answers=answers), baseline
+    )
+    assert outcome.interval == pytest.approx((100 / rounds, 100 / rounds))
+    assert outcome.state is state
+
+
+def test_a_missing_combination_is_not_measured(measured, gate):
+    cell, run, baseline = measured(CELL)
+    for oracle in (None, Oracle((), {})):
+        outcome = AcceptanceGate(oracle=oracle).judge(cell, run, baseline)
+        assert (outcome.state, outcome.message) == (State.NOT_MEASURED, "the oracle has no rounds for eagle3 3/4/8")
+    silent = replace(run, answers=tuple(replace(a, accept_lengths=()) for a in run.answers))
+    assert gate.judge(cell, silent, baseline).state is State.NOT_MEASURED
+
+
+@pytest.mark.parametrize(
+    ("cell_id", "applies"),
+    [
+        ("none", False),
+        ("eagle3", True),
+        ("eagle3.temperature", False),
+        ("eagle3.pair.mixed", True),
+        ("eagle3.abort_running", False),
+    ],
+)
+def test_it_applies_to_greedy_drafted_requests(gate, cell_id, applies):
+    assert gate.applies(Cell.from_id(cell_id)) is applies
+
+
+def test_the_file_is_read(tmp_path):
+    assert load_oracle(tmp_path / "none.json") is None
+    oracle = decode({"continuations": [[1, 2, 3]], "acceptance": {"EAGLE3": {"3/4/8": [[2, 1]]}}})
+    assert oracle == Oracle(((1, 2, 3),), {("eagle3", 3, 4, 8): ((2, 1),)})

@@ -1,0 +1,81 @@
+from dataclasses import replace
+from math import log
+
+import pytest
+
+from matrix.gates.distribution import DistributionGate, place
+from matrix.gates.gate import State
+from matrix.subjects.protocol import Ask
+
+pytestmark = pytest.mark.register(est_seconds=10, tier="cpu", stage="pr")
+
+PLAIN = "standalone.s3.k2.n6.v2.p16.temperature"
+FILTERED = "standalone.s3.k2.n6.v2.p16.topk_topp"
+GATE = DistributionGate()
+CONTEXT = ((7, log(0.5)), (2, log(0.3)), (9, log(0.15)), (4, log(0.05)))
+
+
+def drawn(run, choose, share=1):
+    """The run with every `share`-th draw replaced by the token that `choose` picks from its own distribution."""
+    answers = []
+    for number, answer in enumerate(run.answers):
+        if answer.name.startswith("d") and number % share == 0:
+            ids = tuple(choose(context) for context in answer.top_logprobs)
+            own = tuple(dict(context)[token] for context, token in zip(answer.top_logprobs, ids, strict=True))
+            answer = replace(answer, output_ids=ids, logprobs=own)
+        answers.append(answer)
+    return replace(run, answers=tuple(answers))
+
+
+@pytest.mark.parametrize("cell_id", [PLAIN, FILTERED])
+def test_the_reference_engine_draws_from_the_target(measured, cell_id):
+    outcome = GATE.judge(*measured(cell_id))
+    assert (outcome.state, outcome.message) == (State.PASS, "")
+    assert outcome.numbers["draws"] == 600 and outcome.numbers["outside"] == 0
+
+
+def test_a_sampler_that_prefers_the_best_token_fails(measured):
+    cell, run, baseline = measured(PLAIN)
+    outcome = GATE.judge(cell, drawn(run, lambda context: context[0][0], share=4), baseline)
+    assert outcome.state is State.FAIL and "do not follow the target's distribution" in outcome.message
+
+
+def test_one_token_outside_the_support_fails(measured):
+    cell, run, baseline = measured(FILTERED)
+    outcome = GATE.judge(cell, drawn(run, lambda context: context[12][0], share=200), baseline)
+    assert outcome.state is State.FAIL and "outside the support" in outcome.message
+
+
+@pytest.mark.parametrize(("nats", "state"), [(0.9e-3, State.PASS), (1.1e-3, State.FAIL)])
+def test_a_log_probability_may_differ_by_rounding_only(measured, altered, nats, state):
+    cell, run, baseline = measured(PLAIN)
+    last = baseline.answers[-1]
+    moved = ((last.top_logprobs[0][0][0], last.top_logprobs[0][0][1] + nats), *last.top_logprobs[0][1:])
+    outcome = GATE.judge(cell, run, altered(baseline, -1, top_logprobs=(moved, *last.top_logprobs[1:])))
+    assert outcome.state is state
+
+
+def test_too_few_draws_or_log_probabilities_are_not_measured(measured, altered):
+    cell, run, baseline = measured(PLAIN)
+    few = replace(run, asks=run.asks[:30], answers=run.answers[:30])
+    outcome = GATE.judge(cell, few, baseline)
+    assert (outcome.state, outcome.message) == (State.NOT_MEASURED, "87 tokens were drawn, 100 are needed")
+    blind = GATE.judge(cell, altered(run, -1, top_logprobs=()), baseline)
+    assert blind.state is State.NOT_MEASURED and "does not report log-probabilities" in blind.message
+
+
+@pytest.mark.parametrize(
+    ("top_k", "top_p", "token", "expected"),
+    [
+        (-1, 1.0, 9, (0.8, 0.15)),
+        (2, 1.0, 2, (0.625, 0.375)),
+        (2, 1.0, 9, (1.0, 0.0)),
+        (-1, 0.8, 2, (0.625, 0.375)),
+        (-1, 0.81, 9, (0.8 / 0.95, 0.15 / 0.95)),
+        (-1, 0.79, 9, (1.0, 0.0)),
+        (-1, 1.0, 5, (1.0, 0.0)),
+    ],
+)
+def test_filters_renormalise_in_turn(top_k, top_p, token, expected):
+    ask = Ask("d0", "", 1, temperature=1.0, top_k=top_k, top_p=top_p)
+    assert place(ask, CONTEXT, token, 1e-5) == pytest.approx(expected)

@@ -1,0 +1,88 @@
+from dataclasses import replace
+
+import pytest
+
+from matrix.gates.finish import FinishGate
+from matrix.gates.gate import State
+
+pytestmark = pytest.mark.register(est_seconds=6, tier="cpu", stage="pr")
+
+CELL = "eagle3.s3.k4.n8.v2.p16.pair"
+STRING = "eagle3.s3.k4.n8.v2.p16.pair.temperature.stop_string.abort_running"
+TOKEN = "eagle3.s3.k4.n8.v2.p16.pair.mixed.stop_token"
+LENGTH = "eagle3.s3.k2.n6.v2.length"
+DRAWN = "none.v1.temperature"
+GATE = FinishGate()
+
+
+@pytest.mark.parametrize("cell_id", [CELL, STRING, TOKEN, LENGTH, DRAWN])
+def test_what_the_reference_engine_ends_is_right(measured, cell_id):
+    outcome = GATE.judge(*measured(cell_id))
+    assert (outcome.state, outcome.message) == (State.PASS, "")
+
+
+def test_the_two_stops_and_the_limit_all_occur(measured):
+    matched = {cell_id: measured(cell_id)[1].answers[0].matched for cell_id in (CELL, STRING, TOKEN, LENGTH)}
+    assert matched[STRING] == "\n####" and matched[CELL] == 1 and matched[TOKEN] > 1 and matched[LENGTH] is None
+
+
+def info(answer, **changes: object):
+    return {**answer.meta_info, **changes}
+
+
+@pytest.mark.parametrize(
+    ("cell_id", "change", "sentence"),
+    [
+        (CELL, lambda a: {"finish": "length", "matched": None}, "ended by length None, its tokens say stop 1"),
+        (CELL, lambda a: {"output_ids": (*a.output_ids, 5)}, "but ended by stop 1 at token"),
+        (CELL, lambda a: {"output_ids": a.output_ids[:-1]}, "ended by stop 1, its tokens say open None"),
+        (CELL, lambda a: {"text": a.text + "x"}, "shows the text"),
+        (CELL, lambda a: {"finish": "abort", "matched": None}, "asked was None"),
+        (STRING, lambda a: {"text": a.text + "\n####"}, "shows the text"),
+        (STRING, lambda a: {"matched": ">>"}, "its tokens say stop '\\n####'"),
+        (TOKEN, lambda a: {"text": a.text + "####"}, "shows the text"),
+        (LENGTH, lambda a: {"output_ids": (*a.output_ids, 5)}, "but ended by length None at token 37"),
+        (
+            CELL,
+            lambda a: {"accept_lengths": (5, *a.accept_lengths[1:])},
+            "accepted 5 tokens in a round, allowed is 1 to 4",
+        ),
+        (CELL, lambda a: {"meta_info": info(a, spec_verify_ct=0)}, "reports spec_verify_ct 0, expected"),
+        (
+            CELL,
+            lambda a: {"meta_info": info(a, spec_accept_length=1.0)},
+            "reports spec_accept_length 1.0, its rounds say",
+        ),
+        (CELL, lambda a: {"meta_info": info(a, spec_accept_rate=1.5)}, "reports spec_accept_rate 1.5, its rounds say"),
+        (CELL, lambda a: {"meta_info": info(a, spec_correct_drafts_histogram=[1])}, "reports the histogram [1]"),
+        (CELL, lambda a: {"meta_info": info(a, completion_tokens=1)}, "reports completion_tokens 1, expected"),
+        (DRAWN, lambda a: {"accept_lengths": a.accept_lengths[:-1]}, "tokens, its rounds emitted"),
+    ],
+)
+def test_each_departure_is_named(measured, altered, cell_id, change, sentence):
+    cell, run, baseline = measured(cell_id)
+    outcome = GATE.judge(cell, altered(run, 0, **change(run.answers[0])), baseline)
+    assert outcome.state is State.FAIL and outcome.numbers["faults"] == 1
+    assert outcome.message.startswith(run.asks[0].name) and sentence in outcome.message
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda a: {"logprobs": a.logprobs[:-1]}, "has log-probabilities for 2 of 3 tokens"),
+        (lambda a: {"logprobs": (0.1, *a.logprobs[1:])}, "has the log-probability 0.1, allowed is at most 0"),
+        (lambda a: {"top_logprobs": (a.top_logprobs[0][1:], *a.top_logprobs[1:])}, "log-probabilities at every token"),
+    ],
+)
+def test_log_probabilities_are_complete(measured, altered, change, sentence):
+    cell, run, baseline = measured(DRAWN)
+    outcome = GATE.judge(cell, altered(run, -1, **change(run.answers[-1])), baseline)
+    assert outcome.state is State.FAIL and sentence in outcome.message
+
+
+def test_a_missing_answer_is_not_measured(measured):
+    cell, run, baseline = measured(CELL)
+    outcome = GATE.judge(cell, replace(run, answers=run.answers[1:]), baseline)
+    assert (outcome.state, outcome.message) == (State.NOT_MEASURED, f"the run has no answer to {run.asks[0].name}")
+    outcome = GATE.judge(cell, replace(run, asks=(), answers=()), baseline)
+    assert (outcome.state, outcome.message) == (State.NOT_MEASURED, "the cell has no requests")

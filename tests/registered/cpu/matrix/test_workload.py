@@ -1,0 +1,69 @@
+import pytest
+
+from engine.core.errors import ConfigError
+from matrix.axes import AXES
+from matrix.cell import TIGHT_TOKENS, Cell
+from matrix.constraints import expect
+from matrix.lockfile import stage_cells
+from matrix.workload import DRAWS, EXAM_QUESTIONS, SLACK, draws_apply, questions, token_id, tokenizer, workload
+
+pytestmark = pytest.mark.register(est_seconds=3, tier="cpu", stage="pr")
+
+CELLS = [cell for cell in stage_cells("nightly") if expect(cell) != "refused"]
+SIZES = {"single": 1, "pair": 2, "ragged": 5, "burst": 9, "exam": EXAM_QUESTIONS}
+
+
+@pytest.mark.parametrize("seed", [0, 1, 17])
+def test_every_workload_fits_its_cell(seed):
+    for cell in CELLS:
+        asks = workload(cell, seed)
+        own = [ask for ask in asks if not ask.name.startswith("d")]
+        assert len(own) == SIZES[cell.batch], cell.id
+        assert len({ask.name for ask in asks}) == len(asks), cell.id
+        assert len(asks) - len(own) == (DRAWS if draws_apply(cell) else 0), cell.id
+        if cell.memory == "tight":
+            sizes = [1 + len(tokenizer().encode(ask.prompt).ids) + ask.max_new_tokens for ask in own]
+            assert max(sizes) + SLACK <= TIGHT_TOKENS, cell.id
+
+
+def test_it_is_a_pure_function_and_reads_no_launch_value_but_memory():
+    request = {axis.name for axis in AXES if axis.scope == "request"}
+    cell = Cell.from_id("eagle3.s3.k4.n8.v2.p16.ragged.mixed.stop_string.abort_running")
+    plain = Cell(**{name: value for name, value in cell.values.items() if name in request})
+    assert workload(cell, 3) == workload(cell, 3) == workload(plain, 3)
+
+
+def test_the_seed_chooses_questions_and_randomness():
+    cell = Cell.from_id("none.pair.temperature")
+    one, other = workload(cell, 0), workload(cell, 1)
+    assert {ask.name for ask in one[:2]} != {ask.name for ask in other[:2]}
+    assert not {ask.seed for ask in one} & {ask.seed for ask in other}
+
+
+def test_repeated_prompts_reach_the_prefix_cache():
+    asks = workload(Cell.from_id("none.burst"), 0)
+    again = [ask for ask in asks if ask.name.endswith(".again")]
+    assert len(again) == 2
+    assert [ask.prompt for ask in again] == [asks[0].prompt, asks[1].prompt]
+
+
+def test_each_way_of_finishing_and_aborting_asks_for_it():
+    assert workload(Cell.from_id("none.length"), 0)[0].ignore_eos
+    assert workload(Cell.from_id("none.stop_string"), 0)[0].stop == ("\n####",)
+    assert workload(Cell.from_id("none.stop_token"), 0)[0].stop_token_ids == (token_id("####"),)
+    assert [ask.abort_after for ask in workload(Cell.from_id("none.m4.ragged.abort_queued"), 0)] == [None] * 4 + [0]
+    assert [ask.abort_after for ask in workload(Cell.from_id("none.pair.abort_running"), 0)] == [None, 5]
+
+
+def test_mixed_alternates():
+    assert [ask.temperature for ask in workload(Cell.from_id("none.ragged.mixed"), 0)] == [0.0, 0.8, 0.0, 0.8, 0.0]
+
+
+def test_exams_have_answers():
+    asks = workload(Cell.from_id("none.exam"), 5)
+    assert [ask.answer for ask in asks] == [answer for _, answer in questions()[:EXAM_QUESTIONS]]
+
+
+def test_a_text_that_is_no_token_is_refused():
+    with pytest.raises(ConfigError, match=r"'#### 12' is \d tokens, a stop token must be one"):
+        token_id("#### 12")
