@@ -16,6 +16,7 @@ CELLS = [
     "standalone.s3.p4.m4.burst.mixed",
     "standalone.s3.v1.p16.tight.m4.burst.stop_string.abort_queued",
     "eagle3.s3.k2.n6.v2.length",
+    "eagle3.s3.k2.n6.v2.stop_string",
 ]
 GATE = EffectiveGate()
 
