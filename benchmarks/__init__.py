@@ -1,0 +1,1 @@
+"""Timings: ratios from interleaved pairs of one run, one compute thread per process."""

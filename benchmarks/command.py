@@ -1,0 +1,80 @@
+"""`specmatrix bench`: every figure that has a goal, from one run."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.metric import Metric
+from reports.atomic import write_text
+
+GROUPS: Final = ("decoding", "overhead", "speculation", "harness")
+SIGNS: Final = {"higher": ">=", "lower": "<="}
+
+
+def main_bench(json_: bool = False, out: Path | None = None, groups: Iterable[str] = GROUPS) -> int:
+    """Measure, print (JSON with `json_`, else a table) and, with `out`, write bench.json and bench.md there.
+
+    Returns 0 if every goal is met, else 1: a figure that is missed, noisy, red or not measured meets none.
+    ReportError where `out` cannot be written.
+    """
+    found: list[Metric] = []
+    for group in groups:
+        print(f"measuring {group} ...", file=sys.stderr, flush=True)
+        found += _measure(group)()
+    record = {"metrics": [metric.as_dict() for metric in found], "machine": machine()}
+    if out is not None:
+        write_text(out / "bench.json", json.dumps(record, indent=1) + "\n")
+        write_text(out / "bench.md", markdown(record))
+    print(json.dumps(record) if json_ else markdown(record), flush=True)
+    return 0 if all(metric.state in ("met", "reported") or metric.goal is None for metric in found) else 1
+
+
+def _measure(group: str) -> Callable[[], list[Metric]]:
+    """The measurement of a group; torch is imported here, with one compute thread."""
+    import torch
+
+    from benchmarks import decoding, harness, overhead, speculation
+
+    torch.set_num_threads(1)
+    modules = {"decoding": decoding, "overhead": overhead, "speculation": speculation, "harness": harness}
+    measure: Callable[[], list[Metric]] = modules[group].measure
+    return measure
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were taken on."""
+    return {
+        "processor": platform.machine(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "torch": version("torch"),
+        "transformers": version("transformers"),
+    }
+
+
+def markdown(record: dict[str, Any]) -> str:
+    """The record as a table, one row per metric, and a list of the notes."""
+    host = record["machine"]
+    lines = [
+        f"{host['cores']}-core {host['processor']}, Python {host['python']}, torch {host['torch']}, "
+        f"transformers {host['transformers']}; one compute thread per process. A figure is the median of its pairs.",
+        "",
+        "| metric | figure | min to max | goal | pairs | spread of the peer | state |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in record["metrics"]:
+        goal = "" if row["goal"] is None else f"{SIGNS[row['better']]} {row['goal']:g}"
+        figure, span = "", ""
+        if row["ratio"] is not None:
+            figure, span = f"{row['ratio']:.4g}", f"{row['min']:.4g} to {row['max']:.4g}"
+        cells = (row["name"], figure, span, goal, row["pairs"], f"{row['spread']:.0%}", row["state"])
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    notes = [f"- {row['name']}: {row['note']}." for row in record["metrics"] if row["note"]]
+    return "\n".join([*lines, "", *notes]) + "\n"

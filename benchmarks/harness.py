@@ -1,0 +1,126 @@
+"""What the harness itself costs: wall time of fresh processes, start included."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from benchmarks import report_compare
+from benchmarks.metric import Metric, of, red, spread_of, unmeasured
+from benchmarks.pairs import seconds
+
+CELLS: Final = 100_000
+RUNS: Final = 10
+SLOW_RUNS: Final = 3
+ROOT: Final = Path(__file__).parents[1]
+MATRIX: Final = ROOT / "tests" / "registered" / "cpu" / "test_matrix.py"
+ENUMERATE: Final = f"""
+import json, sys
+from itertools import islice
+from matrix.cover import enumerate_cells
+from matrix.selector import parse_selector
+wanted = parse_selector("algorithm != none and not (memory = tight and batch = exam)")
+cells = list(islice(enumerate_cells(), {CELLS}))
+names = [cell.id for cell in cells if wanted(cell)]
+print(json.dumps([len(cells), len(names), len(set(names)), "torch" in sys.modules]))
+"""
+CHECK: Final = "import sys; from matrix.lock import check; r = check(); print(r.text()); sys.exit(not r.ok)"
+# Cells that compare tokens: four request cells per launch, 37 tokens or more in each request.
+LOSSLESS: Final = (
+    "algorithm in (standalone, eagle3) and batch in (single, pair) and sampling in (greedy, temperature) "
+    "and finish = length and memory = ample and abort = none"
+)
+LOSSLESS_CELLS: Final = 400
+LOSSLESS_GOAL: Final = 1000.0
+
+
+def measure() -> list[Metric]:
+    """Enumeration, lock check, collection, comparison of reports, and cells per minute."""
+    return [enumeration(), lock_check(), collection(), *comparisons(), lossless_rate()]
+
+
+def enumeration() -> Metric:
+    """Seconds to enumerate, filter and name CELLS cells, without torch."""
+    name, goal = "enumerate_100k_cells_seconds", 1.0
+    done, times = _repeat([sys.executable, "-c", ENUMERATE], RUNS)
+    if done.returncode:
+        return unmeasured(name, goal, _last(done.stderr))
+    cells, kept, distinct, torch = json.loads(done.stdout)
+    if cells != CELLS or kept != distinct or not 0 < kept < cells or torch:
+        return red(name, goal, f"{cells} cells, {kept} kept, {distinct} names, torch imported: {torch}")
+    return of(name, times, goal, spread_of(times), "lower", f"{kept:,} of {cells:,} cells pass the filter")
+
+
+def lock_check() -> Metric:
+    """Seconds to prove the lock file complete."""
+    name, goal = "lock_check_seconds", 2.0
+    done, times = _repeat([sys.executable, "-c", CHECK], RUNS)
+    if done.returncode:
+        return red(name, goal, _last(done.stdout + done.stderr))
+    return of(name, times, goal, spread_of(times), "lower", _last(done.stdout))
+
+
+def collection() -> Metric:
+    """Seconds of `pytest --collect-only` over CELLS cells."""
+    name, goal = "collect_100k_cells_seconds", 5.0
+    options = ["--collect-only", "-q", "--stage", "product", "--limit", str(CELLS)]
+    done, times = _repeat(_pytest(*options), SLOW_RUNS)
+    if done.returncode:
+        return unmeasured(name, goal, _last(done.stdout + done.stderr))
+    found = re.search(r"(\d+) tests collected", done.stdout)
+    if found is None or int(found[1]) != CELLS:
+        return red(name, goal, f"pytest says {_last(done.stdout)!r}")
+    return of(name, times, goal, spread_of(times), "lower")
+
+
+def comparisons() -> list[Metric]:
+    """Seconds to load and compare two reports of CELLS cells, case by case of `report_compare`."""
+    found = []
+    for number, row in enumerate(report_compare.measure(CELLS, SLOW_RUNS), 1):
+        middle, low, high = (float(str(row[key])) for key in ("seconds", "min", "max"))
+        name = f"compare_100k_cell_reports_{number}_seconds"
+        width, note = (high - low) / middle, str(row["case"])
+        found.append(Metric(name, middle, low, high, 2.0, SLOW_RUNS, "lower", width, note=note))
+    return found
+
+
+def lossless_rate() -> Metric:
+    """Cells per minute through `pytest -n 2`, start included; every cell compares its tokens with drafter none's."""
+    name = "lossless_cells_per_minute"
+    options = ["-q", "-n", "2", "--stage", "product", "--cells", LOSSLESS, "--limit", str(LOSSLESS_CELLS)]
+    done, times = _repeat(_pytest(*options), 1)
+    found = re.search(r"(\d+) passed", done.stdout)
+    if done.returncode or found is None or int(found[1]) != LOSSLESS_CELLS:
+        judge = red if re.search(r"\d+ (failed|passed)", done.stdout) else unmeasured
+        return judge(name, LOSSLESS_GOAL, _last(done.stdout + done.stderr))
+    rates = [60 * LOSSLESS_CELLS / taken for taken in times]
+    return of(name, rates, LOSSLESS_GOAL, 0.0, note=f"{LOSSLESS_CELLS} cells with all their gates, start included")
+
+
+def _pytest(*options: str) -> list[str]:
+    return [sys.executable, "-m", "pytest", str(MATRIX), "-p", "no:cacheprovider", *options]
+
+
+def _repeat(command: Sequence[str], runs: int) -> tuple[subprocess.CompletedProcess[str], list[float]]:
+    """Wall times of a command, and its last run; stops at the first that fails."""
+    one_thread = os.environ | {"OMP_NUM_THREADS": "1"}
+    times: list[float] = []
+    done: list[subprocess.CompletedProcess[str]] = []
+
+    def call() -> None:
+        done.append(subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=one_thread, check=False))
+
+    while len(times) < runs and not (done and done[-1].returncode):
+        times.append(seconds(call))
+    return done[-1], times
+
+
+def _last(text: str) -> str:
+    """The last line that says something."""
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "no output")

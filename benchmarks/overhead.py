@@ -1,0 +1,78 @@
+"""What a decode step costs beside the model forwards: planning, ledger, masks, sampling, relay, text."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Final, ParamSpec, TypeVar
+
+from benchmarks.metric import Metric, of, spread_of, unmeasured
+from benchmarks.speculation import STEPS, speculative
+from benchmarks.subjects import engine, fixed, prompts
+from engine.api import LLM
+
+BATCH: Final = 8
+GOAL: Final = 0.25
+WINDOWS: Final = 12
+STEPS_PER_WINDOW: Final = 8
+
+
+def measure() -> list[Metric]:
+    """The share without a drafter, and with a chain of EAGLE-3 drafts."""
+    return [
+        share(engine(), f"work_outside_forwards_batch_{BATCH}_none"),
+        share(speculative("eagle3"), f"work_outside_forwards_batch_{BATCH}_eagle3_k{STEPS}"),
+    ]
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Clock:
+    """Seconds spent inside wrapped calls; nested calls count once."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._inside = False
+
+    def wrap(self, call: Callable[P, T]) -> Callable[P, T]:
+        def timed(*args: P.args, **rest: P.kwargs) -> T:
+            if self._inside:
+                return call(*args, **rest)
+            self._inside = True
+            start = time.perf_counter()
+            try:
+                return call(*args, **rest)
+            finally:
+                self.seconds += time.perf_counter() - start
+                self._inside = False
+
+        return timed
+
+
+def share(llm: LLM, name: str) -> Metric:
+    """Share of the wall time of decode steps that is not inside a model's `forward` or `logits`."""
+    clock = Clock()
+    executor: Any = llm.loop.executor
+    models = [executor.target, *([executor.drafter.model] if executor.drafter.traits.drafts else [])]
+    for model in models:
+        model.forward, model.logits = clock.wrap(model.forward), clock.wrap(model.logits)
+    # Every accepted token shortens the run, so ask for more than any window can take.
+    needed = (WINDOWS + 2) * STEPS_PER_WINDOW * executor.drafter.nodes
+    for prompt in prompts(llm, BATCH):
+        llm.add(prompt, fixed(needed))
+    for _ in range(STEPS_PER_WINDOW):
+        llm.step()
+    shares, totals = [], []
+    for _ in range(WINDOWS):
+        inside, start = clock.seconds, time.perf_counter()
+        for _ in range(STEPS_PER_WINDOW):
+            llm.step()
+        total = time.perf_counter() - start
+        shares.append(1 - (clock.seconds - inside) / total)
+        totals.append(total)
+    if len(llm.loop.scheduler.active) != BATCH:
+        return unmeasured(name, GOAL, f"{len(llm.loop.scheduler.active)} of {BATCH} requests were left at the end")
+    note = f"a step takes {1000 * min(totals) / STEPS_PER_WINDOW:.2f} ms at best"
+    return of(name, shares, GOAL, spread_of(totals), "lower", note)

@@ -1,0 +1,46 @@
+"""Two systems by turns, so that whatever disturbs the machine hits both."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.metric import Metric, of, spread_of
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """Seconds of each turn, in order."""
+
+    ours: tuple[float, ...]
+    theirs: tuple[float, ...]
+
+    @property
+    def ratios(self) -> tuple[float, ...]:
+        """How many times as long as ours theirs took, pair by pair."""
+        return tuple(their / our for our, their in zip(self.ours, self.theirs, strict=True))
+
+    def metric(self, name: str, goal: float | None, scale: float = 1.0, note: str = "") -> Metric:
+        """The ratios as a metric. scale: multiplies each ratio, where the two did different amounts of work."""
+        return of(name, [scale * ratio for ratio in self.ratios], goal, spread_of(self.theirs), note=note)
+
+
+def interleave(ours: Callable[[], Any], theirs: Callable[[], Any], pairs: int, warm: int = 1) -> Pairs:
+    """Time `pairs` turns of each; who goes first alternates. `warm` turns of each go before and are not counted."""
+    for _ in range(warm):
+        ours()
+        theirs()
+    taken: dict[int, list[float]] = {0: [], 1: []}
+    for number in range(pairs):
+        for which in ((0, 1), (1, 0))[number % 2]:
+            taken[which].append(seconds((ours, theirs)[which]))
+    return Pairs(tuple(taken[0]), tuple(taken[1]))
+
+
+def seconds(call: Callable[[], Any]) -> float:
+    """Wall time of one call."""
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start

@@ -1,0 +1,30 @@
+"""`bench`: the JSON form, the table, the files and the exit status."""
+
+import json
+
+import pytest
+
+from benchmarks.command import main_bench, markdown
+from benchmarks.metric import of, red
+
+pytestmark = pytest.mark.register(est_seconds=3, tier="cpu", stage="pr")
+
+
+def test_json_has_the_stable_form_and_is_written_too(tmp_path, capsys):
+    status = main_bench(json_=True, out=tmp_path, groups=["overhead"])
+    shown = json.loads(capsys.readouterr().out)
+    assert shown == json.loads((tmp_path / "bench.json").read_text())
+    assert len(shown["metrics"]) == 2
+    for metric in shown["metrics"]:
+        assert {"name", "ratio", "min", "max", "goal", "pairs"} <= metric.keys()
+    assert status == (0 if all(metric["state"] == "met" for metric in shown["metrics"]) else 1)
+    assert (tmp_path / "bench.md").read_text().startswith(f"{shown['machine']['cores']}-core ")
+
+
+def test_the_table_shows_no_figure_for_a_red_cell():
+    machine = {"processor": "x", "cores": 2, "python": "3", "torch": "2", "transformers": "5"}
+    metrics = [red("r", 3.0, "tokens differ"), of("share", [0.2, 0.3, 0.25], 0.25, 0.1, "lower")]
+    text = markdown({"metrics": [metric.as_dict() for metric in metrics], "machine": machine})
+    assert "| r |  |  | >= 3 | 0 | 0% | red |" in text
+    assert "| share | 0.25 | 0.2 to 0.3 | <= 0.25 | 3 | 10% | met |" in text
+    assert "- r: tokens differ." in text

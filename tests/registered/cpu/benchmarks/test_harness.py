@@ -1,0 +1,32 @@
+"""Timings of whole processes: a process that fails or answers wrongly gives no figure."""
+
+import pytest
+
+from benchmarks import harness
+
+pytestmark = pytest.mark.register(est_seconds=3, tier="cpu", stage="pr")
+
+
+def test_enumeration_is_timed_only_if_it_did_its_work(monkeypatch):
+    monkeypatch.setattr(harness, "RUNS", 2)
+    metric = harness.enumeration()
+    assert metric.ratio is not None and metric.pairs == 2 and not metric.red
+    monkeypatch.setattr(harness, "ENUMERATE", "print([100000, 9, 8, False])".replace("False", "0"))
+    assert harness.enumeration().state == "red", "two cells with one name"
+    monkeypatch.setattr(harness, "ENUMERATE", "print([100000, 9, 9, 1])")
+    assert harness.enumeration().state == "red", "torch was imported"
+
+
+def test_a_process_that_fails_is_run_once_and_named_by_its_last_line(monkeypatch, tmp_path):
+    file = tmp_path / "runs"
+    script = f"open({str(file)!r}, 'a').write('x'); raise SystemExit('broken: 7')"
+    monkeypatch.setattr(harness, "ENUMERATE", script)
+    metric = harness.enumeration()
+    assert (metric.state, metric.note, metric.ratio) == ("not measured", "broken: 7", None)
+    assert file.read_text() == "x"
+
+
+def test_an_incomplete_lock_file_is_red(monkeypatch):
+    monkeypatch.setattr(harness, "CHECK", "print('pairs 3/4'); raise SystemExit(1)")
+    metric = harness.lock_check()
+    assert (metric.state, metric.note) == ("red", "pairs 3/4")

@@ -1,0 +1,22 @@
+"""Taking turns: order, count, and ratios pair by pair."""
+
+import pytest
+
+from benchmarks.pairs import Pairs, interleave
+
+pytestmark = pytest.mark.register(est_seconds=0.2, tier="cpu", stage="pr")
+
+
+def test_both_sides_take_turns_and_alternate_who_is_first():
+    turns = []
+    pairs = interleave(lambda: turns.append("a"), lambda: turns.append("b"), pairs=4)
+    assert "".join(turns) == "ab" + "ab" + "ba" + "ab" + "ba"
+    assert len(pairs.ours) == len(pairs.theirs) == 4
+
+
+def test_ratios_are_theirs_over_ours_pair_by_pair():
+    pairs = Pairs(ours=(1.0, 2.0, 4.0), theirs=(2.0, 8.0, 4.0))
+    assert pairs.ratios == (2.0, 4.0, 1.0)
+    metric = pairs.metric("m", goal=2.5, scale=2.0, note="n")
+    assert (metric.ratio, metric.low, metric.high, metric.pairs) == (4.0, 2.0, 8.0, 3)
+    assert metric.spread == pytest.approx(6.0 / 4.0)
