@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 import time
@@ -16,7 +17,7 @@ from engine.core.errors import ConfigError
 from matrix.accuracy.data import Split, split
 from matrix.accuracy.record import SCHEMA, markdown, write_record
 from matrix.axes import AXES, describe
-from matrix.cell import Cell
+from matrix.cell import DRAFTS, TARGET, Cell
 from matrix.gates.gate import State
 
 DEFAULT_CELL: Final = "eagle3.s3.k1.n4.v2"
@@ -106,6 +107,7 @@ def measure(task: str, questions: Split, cell: Cell, max_new_tokens: int, progre
         },
         "cell": cell.id,
         "baseline": BASELINE.id,
+        "weights": {name: _weights(checkpoint(name)) for name in (TARGET, *_drafts(cell))},
         "versions": {"lm_eval": version("lm_eval"), "torch": torch.__version__},
         "launches": launches,
         "tests": [test.as_dict() for test in tests],
@@ -138,6 +140,18 @@ def _cell(text: str) -> Cell:
 def _config(cell: Cell) -> EngineConfig:
     """Deterministic, so that a difference between the runs is a fault and not rounding."""
     return replace(cell.config(), enable_deterministic_inference=True)
+
+
+def _drafts(cell: Cell) -> tuple[str, ...]:
+    return (DRAFTS[cell.algorithm],) if cell.algorithm in DRAFTS else ()
+
+
+def _weights(folder: Path) -> str:
+    """12 hex digits over a checkpoint's weight files."""
+    digest = hashlib.sha256()
+    for file in sorted(folder.glob("*.safetensors")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 class _Bar:

@@ -21,13 +21,14 @@ def write_record(folder: Path, record: Mapping[str, Any]) -> None:
 def markdown(record: Mapping[str, Any]) -> str:
     """The figures of a record in words and two tables; no single answers."""
     task = record["task"]
+    weights = ", ".join(f"{name} ({digest})" for name, digest in record["weights"].items())
     lines = [
         f"# {task['name']}: `{record['cell']}` beside `{record['baseline']}`: {record['state']}",
         "",
         f"{task['questions']:,} questions of {task['source']} (hash {task['digest']}), "
         f"{task['num_fewshot']} examples per prompt, at most {task['max_new_tokens']} new tokens, greedy; "
         f"lm-eval {record['versions']['lm_eval']} with its own definition of the task, "
-        f"torch {record['versions']['torch']}. Both runs saw the same prompts (compared by hash).",
+        f"torch {record['versions']['torch']}; weights {weights}. Both runs saw the same prompts (compared by hash).",
         "",
         "| of the questions | baseline | cell | lost | won | p (loss) | difference, 95 % | state |",
         "|---|---|---|---|---|---|---|---|",
