@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -25,6 +26,7 @@ THRESHOLDS: Final = {
 }
 Floats = npt.NDArray[np.float64]
 Context = tuple[tuple[int, float], ...]  # token id and log-probability of every token, falling
+Draw = tuple[Ask, Context, int]
 
 
 @dataclass
@@ -50,9 +52,9 @@ class DistributionGate:
             return missing
         drawn = [pair for pair in pairs(run, baseline) if pair.ask.name.startswith("d") and pair.ask.temperature > 0]
         whole = tokenizer().get_vocab_size()
-        if any(len(p.answer.top_logprobs) < len(p.answer.output_ids) for p in drawn) or any(
-            len(context) < whole for p in drawn for context in p.answer.top_logprobs
-        ):
+        if any(
+            min(len(p.answer.top_logprobs), len(p.answer.logprobs)) < len(p.answer.output_ids) for p in drawn
+        ) or any(len(context) < whole for p in drawn for context in p.answer.top_logprobs):
             text = f"the subject does not report log-probabilities of all {whole} tokens"
             return Outcome(self.name, State.NOT_MEASURED, message=text)
         draws = [
@@ -65,7 +67,7 @@ class DistributionGate:
             return Outcome(self.name, State.NOT_MEASURED, {"draws": len(draws)}, message=text)
         return self._judge_draws(draws, _largest_gap(drawn))
 
-    def _judge_draws(self, draws: Sequence[tuple[Ask, Context, int]], gap: float) -> Outcome:
+    def _judge_draws(self, draws: Sequence[Draw], gap: float) -> Outcome:
         below, at, outside = [], [], 0
         for ask, context, token in draws:
             before, share = place(ask, context, token, self.thresholds["edge"])
@@ -74,11 +76,13 @@ class DistributionGate:
             at.append(share)
         uniform = np.random.default_rng(len(draws)).random(len(draws))
         fit = ks_uniform(randomised_pit(below, at, list(uniform)))
+        serial = ks_uniform(serial_turns(draws, self.thresholds["edge"]))
         numbers: dict[str, Number] = {
             "draws": len(draws),
             "outside": outside,
             "statistic": fit.statistic,
             "p": fit.p,
+            "serial_p": serial.p,
             "logprob_gap": gap,
         }
         fault = ""
@@ -86,6 +90,8 @@ class DistributionGate:
             fault = f"{outside} of {len(draws)} drawn tokens lie outside the support of their top-k and top-p"
         elif fit.p < self.thresholds["alpha"]:
             fault = f"the draws do not follow the target's distribution (Kolmogorov-Smirnov p = {fit.p:.2g})"
+        elif serial.p < self.thresholds["alpha"]:
+            fault = f"a draw depends on the draw before it (Kolmogorov-Smirnov p = {serial.p:.2g})"
         elif gap > self.thresholds["logprob_nats"]:
             fault = f"a log-probability differs from plain decoding's by {gap:.3g} nats"
         return Outcome(self.name, State.FAIL if fault else State.PASS, numbers, message=fault)
@@ -96,18 +102,48 @@ def place(ask: Ask, context: Context, token: int, edge: float) -> tuple[float, f
 
     (1, 0) for a token outside the support. A token within `edge` of the top-p boundary counts as inside.
     """
-    probabilities = np.exp(np.array([value for _, value in context], dtype=np.float64))
     index = next((rank for rank, (other, _) in enumerate(context) if other == token), len(context))
+    kept = _kept(ask, context, index, edge)
+    if index >= len(kept):
+        return 1.0, 0.0
+    return float(kept[:index].sum()), float(kept[index])
+
+
+def serial_turns(draws: Sequence[Draw], edge: float) -> Floats:
+    """From each draw of a request to its next, the turn (difference modulo 1) of their places in the order of ids.
+
+    Independent draws turn uniformly; a coin that is used again turns by nearly nothing. The order of ids matters: by
+    falling probability the same coin would land elsewhere in every context.
+    """
+    below, at = zip(*(_place_by_id(*draw, edge) for draw in draws), strict=True)
+    noise = np.random.default_rng(len(draws) + 1).random(len(draws))
+    places = randomised_pit(below, at, list(noise))
+    follows = np.array([one[0].name == other[0].name for one, other in pairwise(draws)])
+    turns: Floats = np.diff(places)[follows] % 1.0
+    return turns
+
+
+def _place_by_id(ask: Ask, context: Context, token: int, edge: float) -> tuple[float, float]:
+    index = next((rank for rank, (other, _) in enumerate(context) if other == token), len(context))
+    kept = _kept(ask, context, index, edge)
+    if index >= len(kept):
+        return 1.0, 0.0
+    ids = np.array([other for other, _ in context[: len(kept)]])
+    return float(kept[ids < token].sum()), float(kept[index])
+
+
+def _kept(ask: Ask, context: Context, index: int, edge: float) -> Floats:
+    """Probabilities, falling, that top-k and then top-p leave; `index` stays if it is within `edge` of top-p."""
+    probabilities = np.exp(np.array([value for _, value in context], dtype=np.float64))
     if ask.top_k > 0:
         probabilities = probabilities[: ask.top_k]
     probabilities = probabilities / probabilities.sum()
     before = np.concatenate(([0.0], np.cumsum(probabilities)[:-1]))
     inside = before < ask.top_p
-    if index >= len(probabilities) or before[index] >= ask.top_p + edge:
-        return 1.0, 0.0
-    inside[index] = True
-    mass = float(probabilities[inside].sum())
-    return float(before[index] / mass), float(probabilities[index] / mass)
+    if index < len(before) and before[index] < ask.top_p + edge:
+        inside[index] = True
+    kept: Floats = probabilities[inside] / probabilities[inside].sum()
+    return kept
 
 
 def _largest_gap(drawn: Sequence[Pair]) -> float:
