@@ -1,5 +1,7 @@
+from bisect import bisect
 from dataclasses import replace
-from math import log
+from itertools import accumulate
+from math import exp, log
 
 import pytest
 
@@ -40,6 +42,27 @@ def test_a_sampler_that_prefers_the_best_token_fails(measured):
     assert outcome.state is State.FAIL and "do not follow the target's distribution" in outcome.message
 
 
+def test_a_coin_that_is_used_again_fails(measured):
+    cell, run, baseline = measured(PLAIN)
+
+    def again(answer):
+        if not answer.name.startswith("d"):
+            return answer
+        coin = (int(answer.name[1:]) * 0.6180339887) % 1.0
+        ids = []
+        for context in answer.top_logprobs:
+            ordered = sorted(context)
+            level = list(accumulate(exp(value) for _, value in ordered))
+            ids.append(ordered[bisect(level, coin * level[-1])][0])
+        own = tuple(dict(context)[token] for context, token in zip(answer.top_logprobs, ids, strict=True))
+        return replace(answer, output_ids=tuple(ids), logprobs=own)
+
+    outcome = GATE.judge(cell, replace(run, answers=tuple(map(again, run.answers))), baseline)
+    assert outcome.state is State.FAIL
+    assert outcome.message.startswith("a draw depends on the draw before it")
+    assert outcome.numbers["p"] > 1e-4
+
+
 def test_one_token_outside_the_support_fails(measured):
     cell, run, baseline = measured(FILTERED)
     outcome = GATE.judge(cell, drawn(run, lambda context: context[12][0], share=200), baseline)
@@ -60,6 +83,8 @@ def test_too_few_draws_or_log_probabilities_are_not_measured(measured, altered):
     few = replace(run, asks=run.asks[:30], answers=run.answers[:30])
     outcome = GATE.judge(cell, few, baseline)
     assert (outcome.state, outcome.message) == (State.NOT_MEASURED, "87 tokens were drawn, 100 are needed")
+    short = GATE.judge(cell, altered(run, -1, logprobs=run.answers[-1].logprobs[:1]), baseline)
+    assert short.state is State.NOT_MEASURED
     blind = GATE.judge(cell, altered(run, -1, top_logprobs=()), baseline)
     assert blind.state is State.NOT_MEASURED and "does not report log-probabilities" in blind.message
 
