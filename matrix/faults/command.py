@@ -17,6 +17,7 @@ from matrix.faults.fault import GATES, Fault
 from matrix.faults.kill import Matrix, kill_matrix
 from matrix.lockfile import stage_cells
 
+WIDE: Final = 260
 NOBODY: Final = "[red]nobody's only killer[/]"
 
 
@@ -40,7 +41,7 @@ def main_faults(
     if json_:
         print(json.dumps(matrix.as_dict()))
     else:
-        _show(matrix, Console(), whole=len(faults) == len(CATALOGUE), verbose=verbose)
+        _show(matrix, _console(), whole=len(faults) == len(CATALOGUE), verbose=verbose)
     return 0 if matrix.ok else 1
 
 
@@ -51,6 +52,12 @@ def select(only: Sequence[str]) -> list[Fault]:
         if name not in known:
             raise ConfigError(f"fault {name!r} is unknown; it must be one of {', '.join(known)}")
     return [known[name] for name in only] if only else list(CATALOGUE)
+
+
+def _console() -> Console:
+    """The terminal as it is; a file or a pipe as wide as the table needs."""
+    console = Console()
+    return console if console.is_terminal else Console(width=WIDE)
 
 
 def _run(faults: Sequence[Fault], stage: str, seed: int, workers: int) -> Matrix:

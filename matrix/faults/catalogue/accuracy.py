@@ -6,6 +6,17 @@ from matrix.faults.fault import Fault
 
 ACCURACY_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
+        id="answers-unmatched",
+        klass="the test itself",
+        origin="unmatched ids of an exam; vllm#6743 (B102): a test that tested nothing",
+        file="matrix/workload.py",
+        old="        answer=answer if cell.batch",
+        new="        answer=questions()[index - 1][1] if cell.batch",
+        expected=("accuracy",),
+        cells=("standalone.s1.k4.p16.exam",),
+        why="each question is graded by the answer to the one before",
+    ),
+    Fault(
         id="temperature-drifts",
         klass="sampling distribution",
         origin="semantics 6.5 (sampling state applied twice), sglang#33643 (B045)",

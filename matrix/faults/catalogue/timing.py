@@ -15,7 +15,7 @@ TIMING_FAULTS: Final[tuple[Fault, ...]] = (
         origin="semantics 5.3, sglang#23336",
         file="engine/core/schedule.py",
         old="            bound = account.committed + account.flying\n",
-        new="            bound = account.committed + self.width\n",
+        new="            bound = max(account.committed, request.prefill_target) + self.width\n",
         expected=("lossless", "ledger"),
         cells=("eagle3.s3.v2.ragged",),
         why="the reach of a round forgets the rounds in flight, so late slots are clamped onto each other",
