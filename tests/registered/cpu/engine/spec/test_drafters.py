@@ -14,7 +14,8 @@ from engine.api import LLM
 from engine.core.config import EngineConfig
 from engine.core.request import SamplingParams
 from engine.core.tree import depths, max_depth
-from engine.device.batch import StepBatch
+from engine.device.attention import DraftAttention
+from engine.device.batch import StepBatch, prefix_bias
 from engine.spec.drafter import DraftTree
 
 pytestmark = pytest.mark.register(est_seconds=12, tier="cpu", stage="pr")
@@ -225,10 +226,71 @@ def test_a_standalone_tree_is_the_best_of_all_paths(zoo, steps, topk, nodes):
         assert set(drafted[1:]) == best
 
 
+@dataclass
+class PathByPath(Watch):
+    """Beside every proposal, the same search with each path drafted on its own, as a chain from the relay's state."""
+
+    expected: list[set[tuple[int, ...]]] = field(default_factory=list)
+
+    def propose(self, batch, relay):
+        drafter = self.inner
+        state = relay.state(batch.rows)
+        first = zip(state.ids[0].tolist(), state.probs[0].tolist(), strict=True)
+        candidates = beams = [((token,), score) for token, score in first]
+        for _ in range(drafter.steps - 1):
+            grown = [child for path, score in beams for child in self.children(batch, state, path, score)]
+            candidates = candidates + grown
+            beams = sorted(grown, key=lambda c: -c[1])[: drafter.topk]
+        self.expected.append({p for p, _ in sorted(candidates, key=lambda c: -c[1])[: drafter.nodes - 1]})
+        return super().propose(batch, relay)
+
+    def children(self, batch, state, path, score):
+        drafter, reach = self.inner, batch.reach - batch.width
+        bias = prefix_bias(batch.start, reach, drafter.pool.data.dtype)
+        attend = DraftAttention(drafter.pool, batch.slots[:, :reach], bias, len(path))
+        hidden = state.hidden[:, None]
+        for i, token in enumerate(path):
+            attend.begin(i)
+            hidden = drafter.model.forward(torch.tensor([[token]]), (batch.start + i)[:, None], hidden, attend)
+        probs, ids = torch.softmax(drafter.model.logits(hidden)[0, 0], -1).topk(drafter.topk)
+        pairs = zip(drafter.model.to_target(ids).tolist(), probs.tolist(), strict=True)
+        return [((*path, token), score * p) for token, p in pairs]
+
+
+@pytest.mark.parametrize("shape", [("EAGLE3", 4, 3, 14), ("STANDALONE", 4, 2, 11)], ids=["eagle3", "standalone"])
+def test_a_tree_is_the_best_of_all_paths_drafted_one_by_one(zoo, shape):
+    """Each beam goes on from its own parent's state, token and scratch."""
+    llm = launch(zoo, *shape, spec_version="v1", page_size=3)
+    watch = PathByPath(llm.loop.executor.drafter)
+    llm.loop.executor.drafter = watch
+    hot = SamplingParams(max_new_tokens=20, temperature=1.5, seed=5, ignore_eos=True)
+    for prompt in PROMPTS:
+        llm.generate([prompt], hot)
+    assert len(watch.rounds) > 5
+    for round_, best in zip(watch.rounds, watch.expected, strict=True):
+        drafted: list[tuple[int, ...]] = []
+        for parent, token in zip(round_.tree.parents[0].tolist(), round_.tree.tokens[0].tolist(), strict=True):
+            drafted.append(() if parent < 0 else (*drafted[parent], token))
+        assert set(drafted[1:]) == best
+
+
+@pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE3"])
+def test_a_chunk_ends_with_the_next_prompt_token_and_only_the_last_with_a_sampled_one(zoo, algorithm):
+    """sglang#26329: the sampled token at the end of a chunk breaks the draft's KV there."""
+    llm, watch = watched(zoo, algorithm, 3, 2, 6, chunked_prefill_size=7)
+    prompt = [0, *range(100, 130)]  # no text that the target would continue like this
+    rid = llm.add(prompt, SAMPLED)
+    while llm.step():
+        pass
+    known = [*prompt, llm.request(rid).output[0]]
+    chunks = [call for call in watch.events[: -(-len(prompt) // 7)] if isinstance(call, Call)]
+    assert [c.positions[0, 0].item() for c in chunks] == list(range(0, len(prompt), 7))
+    written = [token for c in chunks for token in c.tokens[0].tolist()]
+    assert written == known[1:]
+
+
 @pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE3"])
 def test_proposals_do_not_depend_on_chunks_pages_timing_or_company(zoo, algorithm):
-    """The prompt token behind a chunk, not the sampled one, closes its draft KV (sglang#26329)."""
-
     def proposals(company: int, **more: object) -> list[list[int]]:
         llm, watch = watched(zoo, algorithm, 3, 2, 6, disable_radix_cache=True, **more)
         rids = [llm.add(prompt, SAMPLED) for prompt in PROMPTS[: 1 + company]]
