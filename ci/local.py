@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from threading import Thread
 from time import monotonic
 from typing import Final
 
@@ -61,7 +61,7 @@ def run_plan(plan: Plan, job: Job) -> Iterator[CellResult]:
     except KeyboardInterrupt:
         for worker in workers:
             _stop(worker)
-        yield from [_lost(cell, job, "the run was interrupted") for worker in workers for cell in worker.owed]
+        yield from [lost_cell(cell, job, "the run was interrupted") for worker in workers for cell in worker.owed]
     finally:
         for worker in workers:
             _stop(worker)
@@ -102,10 +102,11 @@ def _replace(workers: list[Worker], worker: Worker, job: Job, what: str) -> Iter
     rest = worker.owed[len(lost) :]
     if rest:
         workers.append(_start(rest, job))
-    yield from [_lost(cell, job, what) for cell in lost]
+    yield from [lost_cell(cell, job, what) for cell in lost]
 
 
-def _lost(cell: Cell, job: Job, what: str) -> CellResult:
+def lost_cell(cell: Cell, job: Job, what: str) -> CellResult:
+    """The record of a cell that has no result, for a reason that says nothing about the cell."""
     return CellResult(
         id=cell.id,
         state="INFRA",
@@ -139,6 +140,7 @@ def _stop(worker: Worker) -> None:
 def work(cells: tuple[Cell, ...], job: Job, connection: Connection) -> None:
     """The life of a worker: send None when it is ready, then the record of each cell. The parent handles Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    Thread(target=_end_with_parent, daemon=True).start()
     for name in THREADS:
         os.environ[name] = "1"
     import torch
@@ -147,9 +149,15 @@ def work(cells: tuple[Cell, ...], job: Job, connection: Connection) -> None:
 
     torch.set_num_threads(1)
     runner = reference_runner(job.seed, job.tier, job.stage)
-    # The parent may have gone; then nobody waits for the rest.
-    with suppress(BrokenPipeError):
-        connection.send(None)
-        for cell in cells:
-            connection.send(runner.run_cell(cell))
+    connection.send(None)
+    for cell in cells:
+        connection.send(runner.run_cell(cell))
     connection.close()
+
+
+def _end_with_parent() -> None:
+    """End this worker at once when the process that started it is gone: nobody waits for its cells."""
+    parent = parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)

@@ -14,13 +14,14 @@ from typing import Final
 
 import pytest
 
+from ci.local import Job, lost_cell
 from engine.core.errors import EngineError
 from matrix.cell import Cell, order
 from matrix.gates.table import GATES
 from matrix.lockfile import STAGES
 from matrix.provenance import run_header
 from matrix.runner import Runner, reference_runner
-from matrix.selection import PRODUCT, select
+from matrix.selection import PRODUCT, is_id, select
 from reports.codec import decode_cell, encode_cell
 from reports.load import load
 from reports.render.files import write_run
@@ -136,17 +137,22 @@ class CellReports:
 
     def __init__(self, config: pytest.Config) -> None:
         self.directory = Path(config.getoption("--report"))
-        header = run_header("cpu", config.getoption("--stage"), config.getoption("--matrix-seed"), GATES)
+        self.job = Job(config.getoption("--matrix-seed"), "cpu", config.getoption("--stage"))
+        header = run_header(self.job.tier, self.job.stage, self.job.seed, GATES)
         try:
             self.writer = ReportWriter(self.directory, header)
         except ReportError as error:
             raise pytest.UsageError(str(error)) from None
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.when == "call":
+        """Write the record that came with the report; a worker that died at a cell sends none."""
+        phase = str(report.when)  # xdist adds a phase of its own
+        if phase == "call":
             for name, value in report.user_properties:
                 if name == RECORD:
-                    self.writer.write(_record(str(value)))
+                    self.writer.write(decode_cell(json.loads(str(value))))
+        elif phase == "???" and is_id(text := report.nodeid.rpartition("::")[2]):
+            self.writer.write(lost_cell(Cell.from_id(text), self.job, "its worker died"))
 
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         """Close the report, unless cells are missing because the session was cut short."""
@@ -155,7 +161,3 @@ class CellReports:
             write_run(load(self.directory))
         else:
             self.writer.abort()
-
-
-def _record(line: str) -> CellResult:
-    return decode_cell(json.loads(line))

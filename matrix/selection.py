@@ -22,7 +22,7 @@ def select(stage: str, text: str = "", limit: int | None = None) -> list[Cell]:
     Stage `product` is every cell that the axes and constraints allow. ConfigError on an unknown stage, a bad selector,
     a combination that is no cell, or a choice that leaves nothing.
     """
-    if text and all(part in MEANINGS for part in text.strip().split(".")):
+    if is_id(text):
         cell = Cell.from_id(text.strip())
         expect(cell)
         return [cell]
@@ -32,6 +32,11 @@ def select(stage: str, text: str = "", limit: int | None = None) -> list[Cell]:
     if not cells:
         raise ConfigError(f"selector {text!r} picks none of the cells of stage {stage!r}; pick with --stage or --cells")
     return cells
+
+
+def is_id(text: str) -> bool:
+    """True for a text whose every part is a part of cell ids."""
+    return all(part in MEANINGS for part in text.strip().split("."))
 
 
 def all_cells() -> Iterator[Cell]:

@@ -12,7 +12,6 @@ from engine.core.request import SamplingParams
 from matrix.subjects.protocol import Answer, Ask, Capability, Memory
 from matrix.zoo.registry import resolve_path
 
-
 # How the model names of a cell become folders.
 checkpoint = resolve_path
 

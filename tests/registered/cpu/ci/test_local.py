@@ -1,0 +1,77 @@
+"""The local executor: every cell once, whatever happens to its worker."""
+
+import signal
+from collections.abc import Iterator
+from multiprocessing import active_children
+
+import pytest
+
+from ci.local import Job, lost_cell, run_plan
+from ci.planner import Host, plan
+from matrix.cell import Cell
+from reports.schema import CellResult
+
+pytestmark = pytest.mark.register(est_seconds=25, tier="cpu", stage="pr")
+
+JOB = Job(seed=4, tier="cpu", stage="smoke")
+CELLS = [Cell.from_id(text) for text in ("none.length", "none.pair.length", "none.p4.length", "eagle3.k4")]
+
+
+def started(workers: int, job: Job = JOB) -> Iterator[CellResult]:
+    return run_plan(plan(CELLS, {}, [Host("here", workers=workers)]), job)
+
+
+def test_every_cell_comes_back_once():
+    records = list(started(2))
+    assert sorted(record.id for record in records) == sorted(cell.id for cell in CELLS)
+    assert {record.state for record in records} <= {"PASS", "FAIL", "NOT MEASURED"}
+    assert all("--seed 4" in record.repro and record.stage == "smoke" for record in records)
+    assert not active_children()
+
+
+def test_worker_that_dies_costs_one_cell():
+    records = started(1)
+    first = next(records)
+    (worker,) = active_children()
+    assert worker.pid is not None
+    worker.kill()
+    rest = list(records)
+    lost = [record for record in rest if record.state == "INFRA"]
+    assert sorted([first.id, *(record.id for record in rest)]) == sorted(cell.id for cell in CELLS)
+    # Results that were on their way when it died still count.
+    assert len(lost) <= 1
+    assert all(
+        record.error == f"the cell has no result: its worker died with exit code -{signal.SIGKILL:d}" for record in lost
+    )
+
+
+def test_cell_that_takes_too_long_is_lost():
+    records = list(started(1, Job(seed=0, tier="cpu", stage="pr", limit=0.05)))
+    assert len(records) == len(CELLS)
+    assert {(record.state, record.error) for record in records} == {
+        ("INFRA", "the cell has no result: it took more than 0.05 s")
+    }
+
+
+def test_interrupt_ends_the_workers_and_accounts_for_the_rest():
+    records = started(1)
+    assert isinstance(records, Iterator)
+    first = next(records)
+    seen = [records.throw(KeyboardInterrupt), *records]  # type: ignore[attr-defined]  # run_plan is a generator
+    assert sorted([first.id, *(record.id for record in seen)]) == sorted(cell.id for cell in CELLS)
+    assert {record.error for record in seen} == {"the cell has no result: the run was interrupted"}
+    assert not active_children()
+
+
+def test_leaving_early_ends_the_workers():
+    records = started(2)
+    next(records)
+    records.close()  # type: ignore[attr-defined]  # run_plan is a generator
+    assert not active_children()
+
+
+def test_lost_cell_is_red_and_repeatable():
+    record = lost_cell(CELLS[0], JOB, "the power went")
+    assert (record.state, record.gates, record.expect) == ("INFRA", (), "runs")
+    assert record.repro == "specmatrix run --cells 'none.length' --seed 4"
+    assert record.error == "the cell has no result: the power went"

@@ -1,0 +1,67 @@
+"""The reference subject: what it shows, and requests that are aborted at a token."""
+
+import pytest
+
+from engine.core.config import EngineConfig
+from engine.core.errors import ConfigError, RequestError
+from matrix.cell import Cell
+from matrix.runner import asked
+from matrix.subjects.protocol import Ask, Capability
+from matrix.subjects.reference import ReferenceSubject
+
+pytestmark = pytest.mark.register(est_seconds=3, tier="cpu", stage="pr")
+
+PROMPT = "Question: Tom has 12 apples and buys 15 more. How many apples does he have?\nAnswer:"
+
+
+def test_answers_come_in_the_order_of_the_asks():
+    session = ReferenceSubject().launch(asked(Cell.from_id("eagle3.s3.k4.n8")))
+    asks = [Ask("long", PROMPT, 20, ignore_eos=True, top_logprobs=2), Ask("short", PROMPT + " Now", 5)]
+    long, short = session.generate(asks)
+    assert (long.name, len(long.output_ids), long.finish) == ("long", 20, "length")
+    assert (short.name, len(short.output_ids)) == ("short", 5)
+    assert len(long.logprobs) == len(long.top_logprobs) == 20 and short.logprobs == ()
+    assert long.prompt_ids == short.prompt_ids[: len(long.prompt_ids)]
+    assert sum(long.accept_lengths) >= 19 and long.meta_info["completion_tokens"] == 20
+
+
+@pytest.mark.parametrize("algorithm", ["none", "eagle3"])
+def test_abort_after_some_tokens(algorithm: str):
+    session = ReferenceSubject().launch(asked(Cell.from_id(algorithm)))
+    kept, cut = session.generate([Ask("kept", PROMPT, 20, ignore_eos=True), Ask("cut", PROMPT, 20, abort_after=5)])
+    assert (kept.finish, len(kept.output_ids)) == ("length", 20)
+    assert cut.finish == "abort" and 5 <= len(cut.output_ids) < 20
+    assert cut.output_ids == kept.output_ids[: len(cut.output_ids)]
+    assert session.counters()["abort.running"] == 1
+
+
+def test_abort_while_queued():
+    session = ReferenceSubject().launch(asked(Cell.from_id("none.m4")))
+    answers = session.generate([Ask(f"q{i}", PROMPT, 8, abort_after=0 if i == 4 else None) for i in range(5)])
+    assert (answers[4].finish, answers[4].output_ids) == ("abort", ())
+    assert (session.counters()["abort.waiting"], session.counters()["queue.waited"]) == (1, 1)
+
+
+def test_memory_is_whole_at_rest():
+    session = ReferenceSubject().launch(asked(Cell.from_id("eagle3.p16")))
+    session.generate([Ask("a", PROMPT, 30)])
+    memory = session.memory()
+    entries, pages, page_size = session.journal()
+    assert memory.free + memory.cached == memory.pages == pages and memory.accounts == 0
+    assert page_size == 16 and entries
+
+
+def test_shows_everything_and_says_what_runs():
+    subject = ReferenceSubject()
+    session = subject.launch(asked(Cell.from_id("eagle3.s3.k4.n8.v2.p4")))
+    assert subject.capabilities == frozenset(Capability)
+    assert session.resolved["num_draft_tokens"] == session.readback()["num_draft_tokens"] == 8
+    assert len(session.launch_hash) == 12
+    session.close()
+
+
+def test_wrong_launch_and_wrong_ask_are_refused():
+    with pytest.raises(ConfigError, match="model 'gpt' is neither a folder nor in the zoo"):
+        ReferenceSubject().launch(EngineConfig("gpt"))
+    with pytest.raises(RequestError, match="max_new_tokens is 0"):
+        ReferenceSubject().launch(asked(Cell())).generate([Ask("a", PROMPT, 0)])

@@ -1,0 +1,132 @@
+"""The command line: each wrong input is one sentence and exit status 2; a run writes its four files."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from matrix.cli import main
+from reports.load import load
+from reports.schema import ReportError
+
+pytestmark = pytest.mark.register(est_seconds=25, tier="cpu", stage="pr")
+
+WRONG = {
+    (): "Missing command; `specmatrix --help` lists what there is",
+    ("--loud",): "No such option: --loud; `specmatrix --help` lists what there is",
+    ("walk",): "No such command 'walk'; `specmatrix --help` lists what there is",
+    ("run", "--cell", "x"): "No such option: --cell",
+    ("run", "--tier", "tpu"): "tier 'tpu' is unknown; it must be one of cpu, gpu1, gpu2, gpu4, gpu8",
+    ("run", "--tier", "gpu1"): "tier 'gpu1' has no cells in stage 'pr'; cells without GPUs are in tier 'cpu'",
+    ("run", "--stage", "weekly"): "stage 'weekly' is unknown; it must be one of smoke, pr, nightly",
+    ("run", "--workers", "0"): "workers must be at least 1, got 0",
+    ("run", "--seed", "-1"): "seed must be at least 0, got -1",
+    ("run", "--limit", "0"): "limit must be at least 1, got 0",
+    ("run", "--cells", "topk=3"): "topk has no value '3'; it must be one of auto, 1, 2, 4",
+    ("run", "--cells", "topk=2 and topk=4"): (
+        "selector 'topk=2 and topk=4' picks none of the cells of stage 'pr'; pick with --stage or --cells"
+    ),
+    ("run", "--cells", "none.tight"): (
+        "cell none.tight is redundant (alone-under-pressure): a lone request is never retracted"
+    ),
+    ("run", "--out", "/dev/null/there", "--cells", "none"): "cannot write a report in /dev/null/there: Not a directory",
+    ("compare", "/no/base", "/no/head"): (
+        "/no/base does not exist; give a report file or a directory with report.jsonl"
+    ),
+    ("explain", "topk"): "cell id 'topk' has an unknown part 'topk'; parts are none, ",
+    ("lock", "--check", "--extend"): "--check only reads and --extend writes; give one of them",
+    ("faults", "none-such"): "fault 'none-such' is unknown; it must be one of ",
+    ("faults", "--workers", "0"): "workers must be at least 1, got 0",
+    ("bench", "everything"): "benchmark 'everything' is unknown; it must be one of ",
+    ("accuracy", "gsm8k", "/no/data"): "cannot read /no/data: No such file or directory",
+    ("zoo", "train", "llama"): "zoo model 'llama' is unknown; it must be one of llama-mini, ",
+    ("zoo", "train", "--minutes", "0"): "minutes must be above 0, got 0",
+    ("zoo", "train", "--device", "abacus"): "device 'abacus' is not available; it must be one of cpu",
+    ("generate", "Hi", "--page-sise", "4"): "flag 'page_sise' is unknown; the closest one is --page-size",
+    ("generate", "Hi", "there"): "'there' is no engine flag; flags begin with --, for example --page-size 4",
+    ("generate", "Hi", "--page-size", "4", "--page-size=5"): "--page-size is given twice; give it once",
+    ("generate", "Hi", "--page-size", "0"): "page_size",
+    ("generate", "Hi", "--model-path", "/no/model"): "model '/no/model' is neither a folder nor in the zoo",
+    ("generate", "Hi", "--temperature", "-1"): "temperature is -1.0; allowed: a finite number of at least 0",
+    ("generate", "Hi", "--threads", "0"): "threads must be at least 1, got 0",
+}
+
+
+@pytest.mark.parametrize("words", WRONG, ids=" ".join)
+def test_wrong_input_is_one_sentence(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]):
+    status = main(words)
+    said = capsys.readouterr()
+    assert status == 2
+    assert WRONG[words] in said.err
+    assert said.err.startswith("specmatrix: ") and said.err.count("\n") == 1
+    assert said.out == ""
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]):
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    for name in ("run", "compare", "explain", "lock", "generate", "faults", "accuracy", "bench", "zoo"):
+        assert f"\n  {name} " in text
+
+
+def test_importing_the_command_line_imports_no_torch():
+    code = "import sys, matrix.cli, matrix.plugin; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_run_writes_four_files_and_compares_with_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    out = tmp_path / "out"
+    status = main(["run", "--cells", "eagle3.k4", "--workers", "1", "--out", str(out), "--json"])
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["cells"] == 1 and status == (summary["red"] > 0)
+    assert sorted(path.name for path in out.iterdir()) == ["report.html", "report.jsonl", "report.md", "summary.json"]
+    assert load(out).header.thresholds["ledger"]
+    assert main(["compare", str(out), str(out), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["verdict"] == "green"
+
+
+def test_killed_run_leaves_nothing_that_reads_as_whole(tmp_path: Path):
+    words = ["run", "--cells", "batch=pair", "--workers", "1", "--out", str(tmp_path)]
+    command = [sys.executable, "-c", "import sys; from matrix.cli import main; sys.exit(main())", *words]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+        partial = tmp_path / "report.jsonl.partial"
+        while process.poll() is None and not (partial.exists() and partial.read_text().count("\n") > 1):
+            os.sched_yield()
+        process.send_signal(signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL
+    with pytest.raises(ReportError, match="did not finish"):
+        load(tmp_path)
+
+
+def test_explain_says_what_runs(capsys: pytest.CaptureFixture[str]):
+    assert main(["explain", "algorithm=eagle3", "page_size=4"]) == 0
+    assert "page_size: 4" in capsys.readouterr().out
+
+
+def test_lock_is_complete(capsys: pytest.CaptureFixture[str]):
+    assert main(["lock", "--check"]) == 0
+    assert "cells.lock: complete" in capsys.readouterr().out
+
+
+def test_generate_streams_and_measures(capsys: pytest.CaptureFixture[str]):
+    question = "Tom has 12 apples and buys 15 more. How many apples does he have?"
+    assert main(["generate", question, "--max-new-tokens", "24", "--page-size=4", "--disable-radix-cache"]) == 0
+    said = capsys.readouterr()
+    assert said.out.strip()
+    assert said.err.startswith("EAGLE3 accepts ") and said.err.strip().endswith("(same tokens)")
+    assert "tokens/s; " in said.err and "times the speed of no drafter" in said.err
+
+
+def test_generate_without_a_drafter_compares_with_nothing(capsys: pytest.CaptureFixture[str]):
+    assert main(["generate", "Hi", "--max-new-tokens", "4", "--speculative-algorithm", "NONE"]) == 0
+    assert "drafter" not in capsys.readouterr().err
+
+
+def test_zoo_is_listed_and_whole(capsys: pytest.CaptureFixture[str]):
+    assert main(["zoo", "list"]) == 0
+    assert main(["zoo", "verify"]) == 0
+    assert "llama-mini-eagle3: whole" in capsys.readouterr().out

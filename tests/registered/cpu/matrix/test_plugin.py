@@ -1,0 +1,79 @@
+"""The pytest plugin: collection, selection, one command per red cell, reports, xdist."""
+
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from matrix.cell import Cell
+from matrix.plugin import CellFailed
+from matrix.runner import reference_runner
+from reports.load import load
+
+pytestmark = pytest.mark.register(est_seconds=20, tier="cpu", stage="pr")
+
+ROOT = Path(__file__).parents[4]
+FILE = "tests/registered/cpu/test_matrix.py"
+
+
+def pytest_on(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pytest", FILE, "-p", "no:cacheprovider", *words]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def collected(*words: str) -> list[str]:
+    done = pytest_on("--collect-only", "-q", *words)
+    assert done.returncode == 0, done.stdout
+    return [line.rpartition("::")[2] for line in done.stdout.splitlines() if "::cells::" in line]
+
+
+def test_collects_the_stage_launch_by_launch():
+    ids = collected("--stage", "smoke")
+    assert len(ids) == len(set(ids)) >= 7
+    launches = [Cell.from_id(text).launch_key for text in ids]
+    assert len([a for a, b in pairwise(launches) if a != b]) == len(set(launches)) - 1
+
+
+def test_selector_and_limit():
+    assert collected("--cells", "eagle3.p16.pair.length") == ["eagle3.p16.pair.length"]
+    assert len(collected("--stage", "product", "--cells", "algorithm=eagle3", "--limit", "40")) == 40
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--cells", "topk=3"), "topk has no value '3'; it must be one of auto, 1, 2, 4"),
+        (("--stage", "weekly"), "invalid choice: 'weekly'"),
+        (("--report", "/dev/null/there"), "cannot write a report in /dev/null/there"),
+    ],
+)
+def test_wrong_option_is_a_usage_error(words: tuple[str, ...], sentence: str):
+    done = pytest_on("--collect-only", "-q", *words)
+    assert done.returncode in (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.INTERRUPTED)
+    assert sentence in done.stdout + done.stderr
+
+
+def test_collection_imports_no_torch():
+    code = f"import sys, pytest; pytest.main([{FILE!r}, '--collect-only', '-q']); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False, capture_output=True).returncode == 0
+
+
+def test_report_of_two_workers_holds_every_cell(tmp_path: Path):
+    done = pytest_on(
+        "-n", "2", "-q", "--cells", "memory=ample and batch=pair and abort=none", "--report", str(tmp_path)
+    )
+    assert done.returncode in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED), done.stdout
+    report = load(tmp_path)
+    assert sorted(report.ids()) == sorted(collected(*chosen))
+    red = [cell for cell in report if cell.state != "PASS"]
+    assert (done.returncode == 0) == (not red)
+    assert all(cell.repro in done.stdout for cell in red)
+
+
+def test_red_cell_fails_with_its_sentences():
+    runner = reference_runner(0)
+    runner.gates = ()
+    record = runner.run_cell(Cell.from_id("none.length"))
+    assert str(CellFailed(record)) == "no gate judged this cell"

@@ -1,0 +1,51 @@
+"""Choosing cells: stages, selectors, single ids, and the whole product."""
+
+from itertools import islice
+
+import pytest
+
+from engine.core.errors import ConfigError
+from matrix.cell import Cell
+from matrix.constraints import explain
+from matrix.lockfile import stage_cells
+from matrix.selection import all_cells, is_id, select
+
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+
+
+def test_stage_is_the_lock_file():
+    assert select("smoke") == stage_cells("smoke")
+    assert len(select("nightly", limit=3)) == 3
+
+
+def test_selector_narrows_a_stage():
+    cells = select("pr", "algorithm=eagle3 and not memory=tight")
+    assert cells == [c for c in stage_cells("pr") if c.algorithm == "eagle3" and c.memory != "tight"]
+
+
+def test_id_picks_a_cell_outside_the_stage():
+    cell = Cell.from_id("eagle3.s3.k2.n8.p16.pair.topk_topp")
+    assert cell not in stage_cells("smoke")
+    assert select("smoke", " eagle3.s3.k2.n8.p16.pair.topk_topp ") == [cell]
+
+
+@pytest.mark.parametrize(("text", "answer"), [("none", True), ("eagle3.p4", True), ("", False), ("topk=2", False)])
+def test_is_id(text: str, answer: bool):
+    assert is_id(text) is answer
+
+
+def test_product_has_every_cell_that_exists_and_no_other():
+    some = list(islice(all_cells(), 5000))
+    assert len(set(some)) == 5000
+    assert not [c for c in some if {k.kind for k in explain(c)} & {"impossible", "redundant"}]
+    # Within the first launch, each cell that explain lets pass is there.
+    requests = {cell[11:] for cell in some if cell.launch_key == Cell().launch_key}
+    assert ("pair", "mixed", "length", "running") in requests
+    assert ("single", "mixed", "eos", "none") not in requests
+
+
+def test_nothing_chosen_is_refused():
+    with pytest.raises(
+        ConfigError, match=r"^selector 'topk=2 and topk=4' picks none of the cells of stage 'smoke'; pick"
+    ):
+        select("smoke", "topk=2 and topk=4")
