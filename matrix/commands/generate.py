@@ -20,6 +20,7 @@ from matrix.zoo.registry import resolve_path
 
 # Each engine answers once before it is timed; then the best of these counts.
 TIMED: Final = 3
+SHAPE_FIELDS: Final = {"speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens"}
 # What belongs to a drafter; the plain engine beside it runs without.
 DRAFTER_FIELDS: Final = (
     "speculative_algorithm",
@@ -65,6 +66,9 @@ def configuration(flags: Mapping[str, str]) -> EngineConfig:
     algorithm = asked.setdefault("speculative_algorithm", "EAGLE3").lower()
     if asked["model_path"] == TARGET and algorithm in DRAFTS:
         asked.setdefault("speculative_draft_model_path", DRAFTS[algorithm])
+    if algorithm in DRAFTS and not asked.keys() & SHAPE_FIELDS:
+        # The tree that is automatic for a Llama verifies more nodes than a CPU does for free; a chain pays there.
+        asked["speculative_num_steps"] = "5"
     return EngineConfig.from_flags(asked)
 
 
