@@ -239,6 +239,10 @@ def free_twice(ledger):
     ledger.free.append(6)
 
 
+def free_outside(ledger):
+    ledger.free.append(7)
+
+
 def free_while_owned(ledger):
     ledger.free.append(2)
 
@@ -268,7 +272,7 @@ def one_pin_too_many(ledger):
 
 
 def row_on_an_uncached_page(ledger):
-    ledger.accounts[2].shared = 2
+    ledger.accounts[2].shared, ledger.accounts[2].committed = 2, 4
 
 
 @pytest.mark.parametrize(
@@ -276,6 +280,7 @@ def row_on_an_uncached_page(ledger):
     [
         (lose, "law 1: page 6 is recorded for 0 but held by None (0 claims)"),
         (free_twice, "law 1: a page is in the free list twice"),
+        (free_outside, "law 1: the free list names pages outside 1..6"),
         (free_while_owned, "law 1: page 2 is recorded for 1 but held by 0 (2 claims)"),
         (wrong_owner, "law 1: page 2 is recorded for 2 but held by 1 (1 claims)"),
         (cached_and_private, "law 1: page 2 is recorded for 1 but held by -1 (2 claims)"),
@@ -288,6 +293,23 @@ def row_on_an_uncached_page(ledger):
 )
 def test_a_law_broken_by_hand_is_named(change, sentence):
     assert broken(change) == sentence
+
+
+@pytest.mark.parametrize(
+    ("change", "rid", "sentence"),
+    [
+        (wrong_owner, 1, "law 1: page 2 is recorded for 2 but held by 1"),
+        (too_much_in_flight, 1, "law 3: request 1 has protected 2, committed 3, in flight 4, reserved 6"),
+        (row_on_an_uncached_page, 2, "law 4: request 2 uses a page that is not cached"),
+    ],
+)
+def test_a_row_shows_what_its_own_account_breaks(change, rid, sentence):
+    ledger = two_requests()
+    change(ledger)
+    ledger.check_row(3 - rid)
+    ledger.check_row(99)
+    with pytest.raises(LedgerError, match=f"^{re.escape(sentence)}$"):
+        ledger.check_row(rid)
 
 
 def test_strict_checks_the_laws_after_every_verb():
