@@ -20,6 +20,9 @@ from reports.stats import mcnemar, wilson
 
 THRESHOLDS: Final = {
     "alpha": Threshold(0.01, "one-sided exact McNemar per extractor: seven questions lost without one won are red"),
+    "sampled_share": Threshold(
+        0.8, "of the card's greedy rate; plain decoding kept 0.88 to 0.90 of it on 48 questions"
+    ),
     "collapse": Threshold(0.0001, "chance of so few right answers at the card's rate; binomial, so size matters"),
 }
 # As lm-eval's gsm8k task: each extractor is blind to what the other sees (overrun text, a missing last line).
@@ -51,19 +54,19 @@ class AccuracyGate:
         return cell.batch == "exam"
 
     def judge(self, cell: Cell, run: Run, baseline: Run) -> Outcome:
-        """NOT MEASURED without questions, or greedy without the target's card."""
+        """NOT MEASURED without questions or without the target's card."""
         missing = unpaired(self.name, run, baseline)
         if missing:
             return missing
         graded = [pair for pair in pairs(run, baseline) if pair.ask.answer is not None]
         if not graded:
             return Outcome(self.name, State.NOT_MEASURED, message="no request has a reference answer")
-        if cell.sampling == "greedy" and self.card is None:
+        if self.card is None:
             return Outcome(self.name, State.NOT_MEASURED, message="the target's card is missing")
         numbers, interval = _numbers(graded)
-        if cell.sampling == "greedy" and self.card is not None:
-            numbers["card_test_share"] = self.card
-        fault = self._lost(numbers) or (self._collapsed(numbers, len(graded)) if cell.sampling == "greedy" else "")
+        numbers["card_test_share"] = self.card
+        rate = self.card * (1.0 if cell.sampling == "greedy" else self.thresholds["sampled_share"])
+        fault = self._lost(numbers) or self._collapsed(numbers, len(graded), rate)
         return Outcome(self.name, State.FAIL if fault else State.PASS, numbers, interval, fault)
 
     def _lost(self, numbers: Mapping[str, Number]) -> str:
@@ -74,12 +77,11 @@ class AccuracyGate:
                 return f"{lost} questions lost and {won} won against plain decoding ({extractor}), p = {p:.2g}"
         return ""
 
-    def _collapsed(self, numbers: Mapping[str, Number], n: int) -> str:
+    def _collapsed(self, numbers: Mapping[str, Number], n: int, rate: float) -> str:
         """So few right answers that the card's rate cannot explain them: both sides may have lost alike."""
-        assert self.card is not None
         right = round(float(str(numbers["accuracy"])) * n)
-        if binomial_below(right, n, self.card) < self.thresholds["collapse"]:
-            return f"{right} of {n} questions are right, the target's card has {self.card:.1%} on the test split"
+        if binomial_below(right, n, rate) < self.thresholds["collapse"]:
+            return f"{right} of {n} questions are right, the target's card says {rate:.1%}"
         return ""
 
 

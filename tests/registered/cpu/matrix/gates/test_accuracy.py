@@ -48,14 +48,17 @@ def test_each_extractor_sees_what_the_other_does_not(graded):
 
 
 def test_a_target_that_lost_its_skill_trips_the_wire(graded):
-    """Both sides wrong alike: only the card of the target shows it."""
-    for right in range(48):
-        outcome = GATE.judge(CELL, graded([1] * right + [0] * (48 - right)), graded([1] * right + [0] * (48 - right)))
-        expected = State.FAIL if binomial_below(right, 48, 0.8) < 1e-4 else State.PASS
-        assert outcome.state is expected
+    """Both sides wrong alike: only the card of the target shows it. Draws may cost a fifth of its rate."""
+    for cell, rate in ((CELL, 0.8), (CELL._replace(sampling="temperature"), 0.8 * 0.8)):
+        for right in range(48):
+            run = graded([1] * right + [0] * (48 - right))
+            outcome = GATE.judge(cell, run, run)
+            expected = State.FAIL if binomial_below(right, 48, rate) < 1e-4 else State.PASS
+            assert outcome.state is expected
+        outcome = GATE.judge(cell, graded([0] * 48), graded([0] * 48))
+        assert outcome.message == f"0 of 48 questions are right, the target's card says {rate:.1%}"
     assert binomial_below(26, 48, 0.8) < 1e-4 < binomial_below(28, 48, 0.8)
-    sampled = CELL._replace(sampling="temperature")
-    assert GATE.judge(sampled, graded([0] * 48), graded([0] * 48)).state is State.PASS
+    assert binomial_below(17, 48, 0.64) < 1e-4 < binomial_below(19, 48, 0.64)
 
 
 def test_without_questions_or_card_nothing_is_measured(graded):
