@@ -12,7 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
-from engine.core.config import EngineConfig
+from engine.core.config import AUTO, EngineConfig
 from engine.core.errors import ConfigError
 from matrix.accuracy.data import Split, split
 from matrix.accuracy.record import SCHEMA, markdown, write_record
@@ -138,8 +138,12 @@ def _cell(text: str) -> Cell:
 
 
 def _config(cell: Cell) -> EngineConfig:
-    """Deterministic, so that a difference between the runs is a fault and not rounding."""
-    return replace(cell.config(), enable_deterministic_inference=True)
+    """Deterministic, so that a difference between the runs is a fault and not rounding.
+
+    Ample memory is ample for the task's questions, which the cell's own size does not know.
+    """
+    config = replace(cell.config(), enable_deterministic_inference=True)
+    return config if cell.memory == "tight" else replace(config, max_total_tokens=AUTO)
 
 
 def _drafts(cell: Cell) -> tuple[str, ...]:

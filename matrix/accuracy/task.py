@@ -49,6 +49,7 @@ class Sample:
     by_length: bool
     tokens: int
     rounds: int
+    retractions: int
 
 
 def offline() -> None:
@@ -146,6 +147,7 @@ def _samples(rows: Sequence[Mapping[str, Any]], asked: Sequence[Question], model
                 by_length=output.finish.reason == "length",
                 tokens=len(output.output_ids),
                 rounds=len(output.accept_lengths),
+                retractions=output.retractions,
             )
         )
     return tuple(samples)

@@ -100,8 +100,9 @@ def counts(samples: Sequence[Sample]) -> Mapping[str, int | float]:
         numbers[f"right_{extractor}"] = sum(s.right[extractor] for s in samples)
         numbers[f"invalid_{extractor}"] = sum(not s.valid[extractor] for s in samples)
     numbers["ended_by_length"] = sum(s.by_length for s in samples)
-    # The first token of an answer comes from prefill, not from a round.
-    numbers["tokens_per_round"] = (tokens - len(samples)) / rounds if rounds else 0.0
+    numbers["retractions"] = retractions = sum(s.retractions for s in samples)
+    # Every prefill, the first and each one after a retraction, gives a token without a round.
+    numbers["tokens_per_round"] = (tokens - len(samples) - retractions) / rounds if rounds else 0.0
     return numbers
 
 

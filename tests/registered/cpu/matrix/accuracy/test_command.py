@@ -53,6 +53,7 @@ def test_a_cell_equals_plain_decoding_on_the_zoos_questions(tmp_path):
     assert shown["launches"]["baseline"]["resolved"]["algorithm"] == "NONE"
     assert shown["launches"]["cell"]["readback"]["num_draft_tokens"] == 6
     assert shown["launches"]["cell"]["readback"]["num_pages"] < 192, "the tight pool holds one request, not all"
+    assert shown["runs"]["cell"]["retractions"] > 0 == shown["runs"]["baseline"]["retractions"]
     text = (tmp_path / "accuracy.md").read_text()
     assert text.startswith("# gsm8k: `eagle3.s2.k2.n6.p4.tight` beside `none.v1.nocache`: PASS\n")
     assert "| right by flexible-extract |" in text

@@ -15,7 +15,17 @@ def samples(right, n=40):
     """`right` right answers first, then wrong ones, all of them valid and ended."""
     yes = dict.fromkeys(EXTRACTORS, True)
     return [
-        Sample(i + 1, f"hash{i}", dict.fromkeys(EXTRACTORS, i < right), yes, "#### 1", False, tokens=11, rounds=4)
+        Sample(
+            i + 1,
+            f"hash{i}",
+            dict.fromkeys(EXTRACTORS, i < right),
+            yes,
+            "#### 1",
+            False,
+            tokens=11,
+            rounds=4,
+            retractions=1,
+        )
         for i in range(n)
     ]
 
@@ -81,7 +91,8 @@ def test_counts():
     numbers = counts(samples(3, n=5))
     assert numbers["right_strict-match"] == 3
     assert numbers["invalid_flexible-extract"] == numbers["ended_by_length"] == 0
-    assert numbers["tokens_per_round"] == pytest.approx((55 - 5) / 20)
+    assert numbers["tokens_per_round"] == pytest.approx((55 - 5 - 5) / 20)
+    assert numbers["retractions"] == 5
 
 
 def test_a_cell_that_never_drafted_proves_nothing():
