@@ -17,7 +17,10 @@ LENGTHS = (1, 2, 3, 5, 7)
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """`length[k]`: tokens per round (bonus included) with k draft steps; `rate[j]`: acceptance of draft j+1 given all before it."""
+    """`length[k]`: tokens per round (bonus included) with k draft steps.
+
+    `rate[j]`: acceptance of draft j+1 given that all before it were accepted.
+    """
 
     length: dict[int, float]
     rate: tuple[float, ...]
@@ -28,7 +31,7 @@ Runs = Callable[[Batch], torch.Tensor]
 
 @torch.inference_mode()
 def standalone_runs(net: LlamaNet, batch: Batch) -> torch.Tensor:
-    """[B, T]: how many tokens after L the draft gets right in a row when L is the last known token; it never sees BOS."""
+    """[B, T]: how many tokens the draft gets right in a row after each last known token L; it never sees BOS."""
     logits, _ = net(batch.tokens[:, 1:])
     right = torch.zeros_like(batch.tokens, dtype=torch.bool)
     right[:, 2:] = logits[:, :-1].argmax(-1) == batch.tokens[:, 2:]
@@ -72,7 +75,7 @@ def measure(answers: Sequences, runs_of: Runs, device: torch.device) -> Acceptan
     """Acceptance over all rounds of all answers; a round that ends the answer counts the tokens it still emitted."""
     rows: list[tuple[npt.NDArray[np.int64], int, int]] = []
     for group in Buckets(answers, device).groups:
-        for part in torch.arange(len(group.tokens), device=device).split(256):
+        for part in torch.split(torch.arange(len(group.tokens), device=device), 256):
             batch = Batch(group.tokens[part].long(), group.lengths[part], group.prompts[part])
             found = runs_of(batch).cpu().numpy()
             rows += zip(found, batch.prompts.tolist(), batch.lengths.tolist(), strict=True)

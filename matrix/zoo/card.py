@@ -23,7 +23,12 @@ class Score:
         return wilson(self.right, self.total)
 
     def as_dict(self) -> dict[str, Any]:
-        return {"right": self.right, "total": self.total, "share": round(self.share, 4), "wilson95": [round(x, 4) for x in self.interval]}
+        return {
+            "right": self.right,
+            "total": self.total,
+            "share": round(self.share, 4),
+            "wilson95": [round(x, 4) for x in self.interval],
+        }
 
 
 def wilson(right: int, total: int, z: float = 1.959964) -> tuple[float, float]:
@@ -62,7 +67,8 @@ def lines(card: Card) -> list[str]:
     training = card.training
     out = [
         f"{card.name} ({card.kind}): {card.parameters:,} parameters, data {card.data_hash}",
-        f"  trained {training['steps']:,} steps, {training['tokens'] / 1e6:.0f} M tokens, {training['seconds']:.0f} s on {training['device']},"
+        f"  trained {training['steps']:,} steps, {training['tokens'] / 1e6:.0f} M tokens, {training['seconds']:.0f} s"
+        f" on {training['device']},"
         f" loss {training['loss']:.4f}",
     ]
     for split, score in card.accuracy.items():

@@ -50,12 +50,22 @@ def config_of(recipe: Recipe, target_hidden: int) -> dict[str, Any]:
     if eagle:
         config["draft_vocab_size"] = recipe.draft_vocab
         config["target_hidden_size"] = target_hidden
-        config["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": list(recipe.aux_layers), "use_aux_hidden_state": True}
+        config["eagle_config"] = {
+            "eagle_aux_hidden_state_layer_ids": list(recipe.aux_layers),
+            "use_aux_hidden_state": True,
+        }
     return config
 
 
-def write(folder: Path, recipe: Recipe, module: nn.Module, tokenizer_json: str, target_hidden: int = 0, kept: Tensor | None = None) -> None:
-    """Config, weights and tokenizer; `kept` [Vd] are the target ids of the draft vocabulary, ascending (EAGLE3 only)."""
+def write(
+    folder: Path,
+    recipe: Recipe,
+    module: nn.Module,
+    tokenizer_json: str,
+    target_hidden: int = 0,
+    kept: Tensor | None = None,
+) -> None:
+    """Config, weights and tokenizer; `kept` [Vd]: ascending target ids of the draft vocabulary (EAGLE3 only)."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.detach().to(STORED).cpu().contiguous() for name, tensor in module.state_dict().items()}
     if kept is not None:
@@ -64,7 +74,10 @@ def write(folder: Path, recipe: Recipe, module: nn.Module, tokenizer_json: str, 
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     _json(folder / "config.json", config_of(recipe, target_hidden))
     if recipe.kind != "eagle3":
-        _json(folder / "generation_config.json", {"bos_token_id": BOS_ID, "eos_token_id": EOS_ID, "pad_token_id": EOS_ID, "do_sample": False})
+        _json(
+            folder / "generation_config.json",
+            {"bos_token_id": BOS_ID, "eos_token_id": EOS_ID, "pad_token_id": EOS_ID, "do_sample": False},
+        )
     save_tokenizer(tokenizer_json, folder, recipe.shape.max_positions)
 
 

@@ -21,7 +21,7 @@ WIDTH = 32
 
 @dataclass(frozen=True, slots=True)
 class Sequences:
-    """Ragged sequences: `flat` uint16 tokens end to end, `lengths` and `prompts` (prompt lengths, BOS included) per sequence."""
+    """Ragged sequences: `flat` uint16 tokens end to end; `lengths` and `prompts` (BOS included) per sequence."""
 
     flat: npt.NDArray[np.uint16]
     lengths: npt.NDArray[np.int32]
@@ -103,14 +103,14 @@ class Buckets:
             )
 
     def epochs(self, batch_tokens: int, seed: int) -> Iterator[Batch]:
-        """Endless batches of about `batch_tokens` padded tokens; each epoch visits every sequence once, in random order."""
+        """Endless batches of about `batch_tokens` padded tokens; an epoch visits every sequence once, shuffled."""
         generator = torch.Generator().manual_seed(seed)
         while True:
             plan: list[tuple[int, torch.Tensor]] = []
             for number, group in enumerate(self.groups):
                 rows = max(1, batch_tokens // group.tokens.shape[1])
                 order = torch.randperm(len(group.tokens), generator=generator).to(group.tokens.device)
-                plan += [(number, part) for part in order.split(rows)]
+                plan += [(number, part) for part in torch.split(order, rows)]
             for position in torch.randperm(len(plan), generator=generator).tolist():
                 number, part = plan[position]
                 group = self.groups[number]

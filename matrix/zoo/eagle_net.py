@@ -1,8 +1,9 @@
 """The EAGLE3 head with its training-time test: several draft steps unrolled on one sequence.
 
-A base slot q rolls out on its own: at step j it holds token t[q+1+j] at position q+j and predicts t[q+2+j]. It sees the keys
-of step 0 at slots up to q, and of each later step only its own. The hidden state of step 0 is `fc` of the target's auxiliary
-states at q; that of later steps is the head's own output stream, before the final norm. (EAGLE-3, arXiv 2503.01840)
+A base slot q rolls out on its own: at step j it holds token t[q+1+j] at position q+j and predicts t[q+2+j]. It sees
+the keys of step 0 at slots up to q, and of each later step only its own. The hidden state of step 0 is `fc` of the
+target's auxiliary states at q; that of later steps is the head's own output stream, before the final norm.
+(EAGLE-3, arXiv 2503.01840)
 """
 
 import torch
@@ -13,7 +14,7 @@ from matrix.zoo.recipes import Shape
 
 
 def unrolled_attention(q: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
-    """q [B, H, S, D] over step-0 keys (causal by slot) and the same slot's key of each later step; keys[i] [B, 1, S, D]."""
+    """q [B, H, S, D] over step-0 keys (causal by slot) and its slot's key of each later step; keys[i] [B, 1, S, D]."""
     slots = q.shape[2]
     first = (q @ keys[0].transpose(-1, -2)).float()
     future = torch.ones(slots, slots, dtype=torch.bool, device=q.device).triu(1)

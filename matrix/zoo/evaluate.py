@@ -24,7 +24,6 @@ from matrix.zoo.ranges import LEVELS
 from matrix.zoo.recipes import DATA, RECIPES, Data, Recipe
 
 HERE = Path(__file__).parent
-ANSWER_LIMIT = 320
 
 
 def split_rows(data: Data, split: str) -> list[Problem]:
@@ -52,10 +51,10 @@ def _final(text: str) -> str:
     return text.rsplit("####", 1)[-1].strip()
 
 
-def score(net: LlamaNet, tokenizer: Tokenizer, rows: Sequence[Problem]) -> tuple[Score, Sequences]:
+def score(net: LlamaNet, tokenizer: Tokenizer, rows: Sequence[Problem], limit: int) -> tuple[Score, Sequences]:
     """Greedy accuracy on the final `#### n`, and prompts with their generated answers."""
     prompts: list[list[int]] = [tokenizer.encode(prompt_of(row.question)).ids for row in rows]
-    answers = greedy(net, prompts, ANSWER_LIMIT)
+    answers = greedy(net, prompts, limit)
     right = sum(
         _final(tokenizer.decode(answer)) == _final(row.answer) for row, answer in zip(rows, answers, strict=True)
     )
@@ -66,9 +65,11 @@ def score(net: LlamaNet, tokenizer: Tokenizer, rows: Sequence[Problem]) -> tuple
 
 def target_accuracy(net: LlamaNet, tokenizer: Tokenizer, data: Data) -> dict[str, Score]:
     """Accuracy on the test split, on the held-out split and on each level alone."""
-    found = {split: score(net, tokenizer, split_rows(data, split))[0] for split in ("test", "heldout")}
+    found = {
+        split: score(net, tokenizer, split_rows(data, split), data.answer_limit)[0] for split in ("test", "heldout")
+    }
     for level in range(LEVELS):
-        found[f"level {level}"] = score(net, tokenizer, level_rows(data, level))[0]
+        found[f"level {level}"] = score(net, tokenizer, level_rows(data, level), data.answer_limit)[0]
     return found
 
 
@@ -110,10 +111,17 @@ def remeasure(root: Path, device: torch.device) -> None:
             measured = target_accuracy(target, tokenizer, DATA)
             accuracy = {split: value.as_dict() for split, value in measured.items()}
         else:
-            answers = score(target, tokenizer, split_rows(DATA, "test"))[1]
+            answers = score(target, tokenizer, split_rows(DATA, "test"), DATA.answer_limit)[1]
             accepted = figures(draft_acceptance(recipe, root, target, answers, device))
         now = card.Card(
-            known.name, known.kind, known.parameters, hashed, recipe_of(recipe, DATA), known.training, accuracy, accepted
+            known.name,
+            known.kind,
+            known.parameters,
+            hashed,
+            recipe_of(recipe, DATA),
+            known.training,
+            accuracy,
+            accepted,
         )
         now.write(folder)
         print("\n".join(card.lines(now)), flush=True)

@@ -28,9 +28,14 @@ def rate_at(progress: float, step: int, fit: Fit) -> float:
 
 
 def optimise(
-    module: nn.Module, fit: Fit, seconds: float, batches: Iterator[Batch], loss_of: Callable[[Batch], Tensor], say: Callable[[str], None]
+    module: nn.Module,
+    fit: Fit,
+    seconds: float,
+    batches: Iterator[Batch],
+    loss_of: Callable[[Batch], Tensor],
+    say: Callable[[str], None],
 ) -> Trained:
-    """Run AdamW until `fit.steps` steps or `seconds` of wall clock; raises ArithmeticError on a loss that is not finite."""
+    """AdamW until `fit.steps` steps or `seconds` of wall clock; ArithmeticError on a loss that is not finite."""
     device = next(module.parameters()).device
     cuda = device.type == "cuda"
     matrices = [p for p in module.parameters() if p.dim() >= 2]
@@ -46,7 +51,7 @@ def optimise(
         batch = next(batches)
         with torch.autocast(device.type, torch.bfloat16, enabled=cuda):
             loss = loss_of(batch)
-        loss.backward()
+        torch.autograd.backward(loss)
         nn.utils.clip_grad_norm_(module.parameters(), 1.0)
         optimiser.step()
         optimiser.zero_grad(set_to_none=True)

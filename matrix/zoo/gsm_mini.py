@@ -1,7 +1,7 @@
 """gsm-mini: a procedural grade-school-math set in GSM8K's format.
 
-Every problem is a pure function of (seed, split, index). Which split a question may appear in is a property of its text (a
-checksum), so train and test cannot share one; the held-out split uses templates that are never trained on.
+Every problem is a pure function of (seed, split, index). Which split a question may appear in is a property of its
+text (a checksum), so train and test cannot share one; the held-out split uses templates that are never trained on.
 """
 
 import json
@@ -61,7 +61,8 @@ def _compiled(template: Template) -> _Compiled:
         if match is None:
             raise ValueError(f"template {template.name}: no step in {line!r}")
         dollar, variable, expression = match.groups()
-        text = f"{line[: match.start()]}{expression}={dollar}<<{expression}={{{variable}}}>>{{{variable}}}{line[match.end() :]}"
+        worked = f"{expression}={dollar}<<{expression}={{{variable}}}>>{{{variable}}}"
+        text = line[: match.start()] + worked + line[match.end() :]
         plain = expression.replace("{", "").replace("}", "")
         work.append(_Step(text, variable, expression, compile(plain, template.name, "eval"), "/" in plain))
     return _Compiled(numbers, given, tuple(work))
@@ -73,11 +74,11 @@ def _numbers(compiled: _Compiled, level: int, rng: random.Random) -> dict[str, i
     for variable, kind in compiled.numbers:
         values[variable] = rng.choice(PERCENT) if kind == "P" else rng.randint(*RANGES[kind][level])
     for variable, code in compiled.given:
-        values[variable] = eval(code, {"__builtins__": {}}, values)  # noqa: S307 - expressions of our own templates
+        values[variable] = eval(code, {"__builtins__": {}}, values)  # an expression of our own templates
         if values[variable] <= 0:
             return None
     for step in compiled.work:
-        result = eval(step.code, {"__builtins__": {}}, values)  # noqa: S307 - expressions of our own templates
+        result = eval(step.code, {"__builtins__": {}}, values)  # an expression of our own templates
         if result <= 0 or result != int(result):
             return None
         values[step.variable] = int(result)

@@ -12,7 +12,7 @@ STEP_DECAY = 0.9
 
 
 def predicted(batch: Batch, first: Tensor | int, prompt_weight: float) -> Tensor:
-    """Weights [B, T-1] of predicting token i+1 from i: 1 from token `first` of the answer on, `prompt_weight` before, 0 on padding."""
+    """Weights [B, T-1] of predicting token i+1: 1 from token `first` of the answer, else `prompt_weight`; pads 0."""
     index = torch.arange(1, batch.tokens.shape[1], device=batch.tokens.device)[None, :]
     weight = torch.where(index >= batch.prompts[:, None] + first, 1.0, prompt_weight)
     return weight * (index < batch.lengths[:, None])

@@ -37,7 +37,7 @@ class RMSNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Projections of grouped-query attention; `width` is the input width (twice the hidden width in the EAGLE3 head)."""
+    """Projections of grouped-query attention; `width` is the input's (twice the hidden width in the EAGLE3 head)."""
 
     def __init__(self, shape: Shape, width: int) -> None:
         super().__init__()
@@ -57,7 +57,8 @@ class Attention(nn.Module):
 
     def merge(self, heads: Tensor) -> Tensor:
         """[B, H, T, D] back to the hidden width."""
-        return self.o_proj(heads.transpose(1, 2).flatten(2))
+        out: Tensor = self.o_proj(heads.transpose(1, 2).flatten(2))
+        return out
 
 
 class MLP(nn.Module):
@@ -70,7 +71,8 @@ class MLP(nn.Module):
         self.down_proj = nn.Linear(shape.intermediate, shape.hidden, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return out
 
 
 class Cache:
@@ -107,7 +109,8 @@ class Layer(nn.Module):
         else:
             mixed = F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
         x = x + self.self_attn.merge(mixed)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return out
 
 
 class Body(nn.Module):
@@ -130,8 +133,10 @@ class LlamaNet(nn.Module):
         self.lm_head = nn.Linear(shape.hidden, shape.vocab, bias=False)
         initialise(self)
 
-    def forward(self, tokens: Tensor, cache: Cache | None = None, aux: tuple[int, ...] = ()) -> tuple[Tensor, Tensor | None]:
-        """Logits [B, T, V] for tokens [B, T], and the outputs of the layers in `aux` side by side [B, T, len(aux)*H]."""
+    def forward(
+        self, tokens: Tensor, cache: Cache | None = None, aux: tuple[int, ...] = ()
+    ) -> tuple[Tensor, Tensor | None]:
+        """Logits [B, T, V] for tokens [B, T], and outputs of the layers in `aux` side by side [B, T, len(aux)*H]."""
         start = 0 if cache is None else cache.length
         table = rope_table(self.shape, torch.arange(start, start + tokens.shape[1], device=tokens.device))
         x = self.model.embed_tokens(tokens)

@@ -38,8 +38,10 @@ Shape = tuple[int, int, int]  # steps, topk, draft tokens
 class Draft(Protocol):
     """Answers for one sequence: the state and the logits after the pairs of slots 0..L-1 and the drafts of a path."""
 
-    def after(self, known: int, paths: Sequence[TokenPath], states: Sequence[Sequence[Tensor]]) -> tuple[Tensor, Tensor]:
-        """Last state [n, H] and logits [n, Vd] for L = `known` and n paths of one length; the m states [H] of each path."""
+    def after(
+        self, known: int, paths: Sequence[TokenPath], states: Sequence[Sequence[Tensor]]
+    ) -> tuple[Tensor, Tensor]:
+        """Last state [n, H] and logits [n, Vd] for L = `known` and n equally long paths; states [H] fed on each."""
         ...
 
     def to_target(self, index: int) -> int:
@@ -54,7 +56,9 @@ class StandaloneDraft:
         self.net = net
         self.tokens = tokens
 
-    def after(self, known: int, paths: Sequence[TokenPath], states: Sequence[Sequence[Tensor]]) -> tuple[Tensor, Tensor]:
+    def after(
+        self, known: int, paths: Sequence[TokenPath], states: Sequence[Sequence[Tensor]]
+    ) -> tuple[Tensor, Tensor]:
         del states
         rows = torch.tensor([[*self.tokens[1 : known + 1], *path] for path in paths])
         logits = self.net(rows)[0][:, -1]
@@ -73,7 +77,9 @@ class EagleDraft:
         self.tokens = tokens
         self.features = net.fc(aux)
 
-    def after(self, known: int, paths: Sequence[TokenPath], states: Sequence[Sequence[Tensor]]) -> tuple[Tensor, Tensor]:
+    def after(
+        self, known: int, paths: Sequence[TokenPath], states: Sequence[Sequence[Tensor]]
+    ) -> tuple[Tensor, Tensor]:
         rows = torch.tensor([[*self.tokens[1 : known + 1], *path] for path in paths])
         hidden = torch.stack([torch.stack((*self.features[:known], *own)) for own in states])
         layer = self.net.midlayer
@@ -200,10 +206,11 @@ def _drafts(tokens: list[int]) -> dict[str, Draft]:
 
 @torch.inference_mode()
 def account(questions: Sequence[str], shapes: dict[str, list[Shape]]) -> dict[str, object]:
-    """`continuations` [ids per prompt], and `acceptance` {algorithm: {"steps/topk/draft_tokens": [rounds per prompt]}}."""
+    """`continuations` [prompt][ids], and `acceptance` {algorithm: {"steps/topk/draft_tokens": [prompt][round]}}."""
     from transformers import LlamaForCausalLM
 
-    model = LlamaForCausalLM.from_pretrained(CHECKPOINTS / "llama-mini", dtype=torch.float32).eval()
+    model = LlamaForCausalLM.from_pretrained(CHECKPOINTS / "llama-mini", dtype=torch.float32)
+    model.train(False)
     tokenizer = Tokenizer.from_file(str(CHECKPOINTS / "llama-mini" / "tokenizer.json"))
     continuations: list[list[int]] = []
     acceptance: dict[str, dict[str, list[list[int]]]] = {

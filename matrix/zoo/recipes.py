@@ -21,7 +21,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """gsm-mini as the models see it: seed, weights of the levels in training and in the test splits, sizes of the splits."""
+    """gsm-mini as the models see it: seed, weights of the levels in training and in the tests, sizes of the splits."""
 
     seed: int = 20260
     mix: tuple[float, ...] = (0.08, 0.17, 0.25, 0.25, 0.15, 0.10)
@@ -32,6 +32,7 @@ class Data:
     test_problems: int = 1000
     heldout_problems: int = 200
     level_problems: int = 250
+    answer_limit: int = 320
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,8 @@ RECIPES: dict[str, Recipe] = {
         ),
         Recipe(
             "llama-mini-eagle3", "eagle3", Shape(hidden=96, layers=1, heads=3, kv_heads=1, intermediate=256),
-            Fit(steps=1145, share=0.25, batch_tokens=24_576, peak_rate=4e-3, prompt_weight=0.0), seed=3, target="llama-mini",
+            Fit(steps=1145, share=0.25, batch_tokens=24_576, peak_rate=4e-3, prompt_weight=0.0),
+            seed=3, target="llama-mini",
             aux_layers=(0, 1, 2), draft_vocab=320, unroll=7,
         ),
     )
@@ -90,5 +92,11 @@ def smoke(recipe: Recipe) -> Recipe:
 
 
 SMOKE_DATA = replace(
-    DATA, train_problems=400, distill_problems=48, test_problems=24, heldout_problems=8, level_problems=4
+    DATA,
+    train_problems=400,
+    distill_problems=48,
+    test_problems=24,
+    heldout_problems=8,
+    level_problems=4,
+    answer_limit=12,
 )

@@ -26,7 +26,7 @@ def resolve_path(name_or_path: str | Path) -> Path:
 
 
 def checksums(path: Path = CHECKSUMS) -> dict[str, tuple[str, int]]:
-    """File name relative to the checkpoints to (sha256, bytes). ConfigError if the list is missing or a line is broken."""
+    """File name (relative to the checkpoints) to (sha256, bytes). ConfigError on a missing list or a broken line."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:

@@ -1,10 +1,11 @@
-"""Train the zoo: `python -m matrix.zoo.train all --device cuda --out DIR --minutes 8` (or one name, after its target)."""
+"""Train the zoo: `python -m matrix.zoo.train all --device cuda --out DIR --minutes 8`, or one name after its target."""
 
 import argparse
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer
@@ -16,7 +17,6 @@ from matrix.zoo.corpus import Batch, Buckets, Sequences, training_sequences
 from matrix.zoo.decode import greedy
 from matrix.zoo.eagle_net import EagleNet
 from matrix.zoo.evaluate import (
-    ANSWER_LIMIT,
     data_hash,
     draft_acceptance,
     figures,
@@ -58,7 +58,9 @@ class Plan:
         return (HERE / "data" / "tokenizer.json").read_text(encoding="utf-8")
 
 
-def _finish(plan: Plan, recipe: Recipe, module: nn.Module, done: Trained, card_parts: dict[str, dict[str, object]]) -> None:
+def _finish(
+    plan: Plan, recipe: Recipe, module: nn.Module, done: Trained, card_parts: dict[str, dict[str, Any]]
+) -> None:
     name = torch.cuda.get_device_name() if plan.device.type == "cuda" else "cpu"
     training = {"seconds": round(done.seconds, 1), "loss": round(done.loss, 5), "device": name}
     card = Card(
@@ -97,15 +99,17 @@ def own_answers(plan: Plan, target: LlamaNet, made: Sequences) -> Sequences:
     """The target's greedy answers to the problems in `made`."""
     prompts = [row[:length] for row, length in zip(made.rows(), made.prompts.tolist(), strict=True)]
     plan.say(f"greedy answers to {len(prompts):,} problems")
-    answers = greedy(target, prompts, ANSWER_LIMIT)
+    answers = greedy(target, prompts, plan.data.answer_limit)
     ended = [index for index, answer in enumerate(answers) if answer[-1] == EOS_ID]
     plan.say(f"{len(ended):,} answers ended by themselves")
     chosen = ended or range(len(prompts))
     return Sequences.of([prompts[i] + answers[i] for i in chosen], [len(prompts[i]) for i in chosen])
 
 
-def _accepted(plan: Plan, recipe: Recipe, target: LlamaNet) -> dict[str, dict[str, object]]:
-    answers = score(target, Tokenizer.from_str(plan.tokenizer_json()), split_rows(plan.data, "test"))[1]
+def _accepted(plan: Plan, recipe: Recipe, target: LlamaNet) -> dict[str, dict[str, Any]]:
+    answers = score(
+        target, Tokenizer.from_str(plan.tokenizer_json()), split_rows(plan.data, "test"), plan.data.answer_limit
+    )[1]
     return {"acceptance": figures(draft_acceptance(recipe, plan.out, target, answers, plan.device))}
 
 
@@ -171,9 +175,7 @@ def train(plan: Plan, names: Sequence[str]) -> None:
         target = checkpoint.read_llama(plan.out / parent.name, parent, plan.device)
         if parent.name not in answers:
             answers[parent.name] = own_answers(plan, target, made.part(data.train_problems - first, last - first))
-        (train_standalone if recipe.kind == "standalone" else train_eagle3)(
-            plan, recipe, target, answers[parent.name]
-        )
+        (train_standalone if recipe.kind == "standalone" else train_eagle3)(plan, recipe, target, answers[parent.name])
 
 
 def plan_of(device: str, out: Path, minutes: float, short: bool) -> Plan:

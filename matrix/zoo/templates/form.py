@@ -2,8 +2,8 @@
 
 `numbers`   "a:T b:S": each letter is drawn from the range of its class (see ranges.py).
 `given`     "n=a*b": numbers computed before the question is asked (so that a division comes out even).
-`questions` phrasings; `{a}` is a number, `{P}` `{Q}` people, `{he}` `{his}` pronouns of P, `{thing}` `{other}` plural objects.
-`work`      one line per step; `[c=a+b]` renders as `12+30=<<12+30=42>>42`, `[$c=a+b]` puts a dollar sign before the result.
+`questions` phrasings; `{a}` is a number, `{P}` `{Q}` people, `{he}` `{his}` pronouns of P, `{thing}` `{other}` plurals.
+`work`      one line per step; `[c=a+b]` renders as `12+30=<<12+30=42>>42`, `[$c=a+b]` puts `$` before the result.
 The last bracket is the answer. Draws for which a step is not a positive whole number are drawn again.
 """
 

@@ -1,4 +1,5 @@
 """Templates that no model of the zoo is ever trained on."""
+# ruff: noqa: E501 - a phrasing is one sentence and reads best on one line
 
 from matrix.zoo.templates.form import template
 

@@ -1,4 +1,5 @@
 """Longer problems of four to six steps."""
+# ruff: noqa: E501 - a phrasing is one sentence and reads best on one line
 
 from matrix.zoo.templates.form import template
 

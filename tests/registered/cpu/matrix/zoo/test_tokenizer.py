@@ -1,0 +1,36 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from matrix.zoo.registry import CHECKPOINTS, HERE, NAMES
+from matrix.zoo.tokenizer import BOS_ID, EOS, EOS_ID, VOCAB_SIZE
+
+pytestmark = pytest.mark.register(est_seconds=3, tier="cpu", stage="pr")
+
+TOKENIZER = Tokenizer.from_file(str(HERE / "data" / "tokenizer.json"))
+
+
+@settings(deadline=None, derandomize=True)
+@given(st.text())
+def test_any_text_survives_the_round_trip(text):
+    if "<|" in text:
+        return
+    ids = TOKENIZER.encode(text).ids
+    assert ids[0] == BOS_ID
+    assert TOKENIZER.decode(ids) == text
+
+
+def test_every_digit_is_one_token():
+    assert len(TOKENIZER.encode("20481", add_special_tokens=False).ids) == 5
+
+
+def test_the_special_tokens_and_the_size_are_fixed():
+    assert TOKENIZER.get_vocab_size() == VOCAB_SIZE
+    assert TOKENIZER.token_to_id(EOS) == EOS_ID
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_checkpoint_carries_the_same_tokenizer(name):
+    stored = CHECKPOINTS / name / "tokenizer.json"
+    assert stored.read_bytes() == (HERE / "data" / "tokenizer.json").read_bytes()
