@@ -30,7 +30,10 @@ T = TypeVar("T")
 
 
 class Clock:
-    """Seconds spent inside wrapped calls; nested calls count once."""
+    """Seconds spent inside wrapped calls; nested calls count once.
+
+    CPU seconds of this one-threaded process, so that what else runs on the machine has no share.
+    """
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -41,18 +44,18 @@ class Clock:
             if self._inside:
                 return call(*args, **rest)
             self._inside = True
-            start = time.perf_counter()
+            start = time.process_time()
             try:
                 return call(*args, **rest)
             finally:
-                self.seconds += time.perf_counter() - start
+                self.seconds += time.process_time() - start
                 self._inside = False
 
         return timed
 
 
 def share(llm: LLM, name: str) -> Metric:
-    """Share of the wall time of decode steps that is not inside a model's `forward` or `logits`."""
+    """Share of the time of decode steps that is not inside a model's `forward` or `logits`."""
     clock = Clock()
     executor: Any = llm.loop.executor
     models = [executor.target, *([executor.drafter.model] if executor.drafter.traits.drafts else [])]
@@ -66,10 +69,10 @@ def share(llm: LLM, name: str) -> Metric:
         llm.step()
     shares, totals = [], []
     for _ in range(WINDOWS):
-        inside, start = clock.seconds, time.perf_counter()
+        inside, start = clock.seconds, time.process_time()
         for _ in range(STEPS_PER_WINDOW):
             llm.step()
-        total = time.perf_counter() - start
+        total = time.process_time() - start
         shares.append(1 - (clock.seconds - inside) / total)
         totals.append(total)
     if len(llm.loop.scheduler.active) != BATCH:
