@@ -45,7 +45,7 @@ def test_a_later_key_of_another_slot_is_never_seen():
 def test_a_few_steps_on_a_cpu_write_loadable_checkpoints(tmp_path, capsys):
     from dataclasses import replace
 
-    plan = plan_of("cpu", tmp_path, 1.0, short=True)
+    plan = plan_of("cpu", tmp_path, 60.0, short=True)
     sizes = {"train_problems": 64, "distill_problems": 8, "test_problems": 4}
     tiny = replace(plan.data, **sizes, heldout_problems=4, level_problems=1)
     recipes = {name: replace(r, fit=replace(r.fit, steps=2, batch_tokens=512)) for name, r in plan.recipes.items()}
