@@ -15,7 +15,10 @@ ACCEPTANCE_FAULTS: Final[tuple[Fault, ...]] = (
         old="            hidden = self.model.forward(tokens[-1], (batch.start + step)[:, None], hidden, attend)\n",
         new="            hidden = self.model.forward(tokens[-1], (batch.start + step + 1)[:, None], hidden, attend)\n",
         expected=("acceptance",),
-        cells=("eagle3.s5.v2.ragged", "standalone.s3.v2.ragged"),
+        cells=(
+            "eagle3.s5.v2.p4.ragged",
+            "standalone.ragged",
+        ),
         why="draft positions advance before the forward instead of after it",
     ),
     Fault(
@@ -26,7 +29,7 @@ ACCEPTANCE_FAULTS: Final[tuple[Fault, ...]] = (
         old="        tail = torch.where(following < 0, sampled, following)\n",
         new="        tail = sampled\n",
         expected=("acceptance",),
-        cells=("eagle3.s3.v2.c7.ragged", "standalone.s3.v2.c7.ragged"),
+        cells=("standalone.s5.k1.n6.sync.p16.c7.ragged",),
         why="the last pair of a prefill chunk holds the sampled token, not the next one of the prompt",
     ),
     Fault(
@@ -48,7 +51,10 @@ ACCEPTANCE_FAULTS: Final[tuple[Fault, ...]] = (
         old="PrefixCache(ledger, drafter.traits.key_span, resolved.radix_cache)",
         new="PrefixCache(ledger, 0, resolved.radix_cache)",
         expected=("acceptance",),
-        cells=("eagle3.s3.v2.ragged", "eagle3.s3.v2.p4.burst", "standalone.s3.v2.burst"),
+        cells=(
+            "eagle3.s5.v2.m4.burst",
+            "standalone.s1.k1.v1.p4.c32.m4.burst",
+        ),
         why="cached pages are keyed by their own tokens, but draft KV depends on one more",
     ),
     Fault(
@@ -59,7 +65,7 @@ ACCEPTANCE_FAULTS: Final[tuple[Fault, ...]] = (
         old="        return self.id_map.index_select(0, ids.reshape(-1)).view(ids.shape)\n",
         new="        return ids\n",
         expected=("acceptance",),
-        cells=("eagle3.s3.v2.ragged",),
+        cells=("eagle3.s5.v2.p4.ragged",),
         why="ids of the draft's own vocabulary are taken for the target's",
     ),
     Fault(
@@ -70,7 +76,7 @@ ACCEPTANCE_FAULTS: Final[tuple[Fault, ...]] = (
         old="        normed = self.norm(x, self.layer.input_norm)\n",
         new="        normed = x\n",
         expected=("acceptance",),
-        cells=("eagle3.s3.v2.ragged",),
+        cells=("eagle3.s5.v2.p4.ragged",),
         why="the fused states enter the draft's layer without their norm",
     ),
     Fault(
@@ -86,7 +92,7 @@ ACCEPTANCE_FAULTS: Final[tuple[Fault, ...]] = (
             "        return state\n"
         ),
         expected=("acceptance",),
-        cells=("standalone.s3.v2.pair",),
+        cells=("standalone.pair",),
         why="draft KV of accepted tokens is never written",
     ),
     Fault(
@@ -97,7 +103,7 @@ ACCEPTANCE_FAULTS: Final[tuple[Fault, ...]] = (
         old="        self.lengths.append(accepted)\n",
         new="        self.lengths.append(accepted + 1)\n",
         expected=("finish", "acceptance"),
-        cells=("eagle3.s3.v2.ragged",),
+        cells=("eagle3.s5.v2.p4.ragged",),
         why="each round is reported one token longer than it was",
     ),
 )

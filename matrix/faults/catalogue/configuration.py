@@ -73,7 +73,7 @@ CONFIGURATION_FAULTS: Final[tuple[Fault, ...]] = (
         old="        rewrites=rewrites,\n",
         new="        rewrites=(),\n",
         expected=("config",),
-        cells=("standalone.s5.k1.n4",),
+        cells=("standalone.s1.n4",),
         why="a value runs other than the one asked for, and the change is not reported",
     ),
     Fault(
@@ -84,7 +84,7 @@ CONFIGURATION_FAULTS: Final[tuple[Fault, ...]] = (
         old="        lag=resolved.lag,\n",
         new="        lag=0,\n",
         expected=("effective",),
-        cells=("eagle3.s3.v2.pair",),
+        cells=("standalone.pair",),
         why="v2 is resolved and reported, but the steps run one by one",
     ),
     Fault(

@@ -22,7 +22,7 @@ ENDING_FAULTS: Final[tuple[Fault, ...]] = (
             "            if finish is not None:\n"
         ),
         expected=("finish", "lossless"),
-        cells=("eagle3.s5.v2.p4.ragged.stop_token",),
+        cells=("eagle3.s5.v2.nocache.tight.ragged.stop_token",),
         why="a run that crosses the limit ends as length, though a stop stands inside it",
     ),
     Fault(
@@ -69,7 +69,7 @@ ENDING_FAULTS: Final[tuple[Fault, ...]] = (
         old="            start = text.find(stop, max(0, len(before) - len(stop) + 1))\n",
         new="            start = text.find(stop, len(before))\n",
         expected=("finish",),
-        cells=("none.v1.pair.stop_string", "eagle3.s3.v2.ragged.stop_string"),
+        cells=("none.v1.pair.stop_string",),
         why="a stop string that begins in an earlier token is not found",
     ),
     Fault(
@@ -118,7 +118,7 @@ ENDING_FAULTS: Final[tuple[Fault, ...]] = (
             "            request.text = pushed if finish is None and j == count - 1 else request.text\n"
         ),
         expected=("finish",),
-        cells=("eagle3.s5.v2.ragged.stop_string", "eagle3.s5.v2.p16.ragged.length"),
+        cells=("eagle3.s5.v2.p4.ragged.stop_string",),
         why="stop strings are searched at the ends of accepted runs only",
     ),
     Fault(
@@ -129,7 +129,7 @@ ENDING_FAULTS: Final[tuple[Fault, ...]] = (
         old="        self.correct += drafts\n",
         new="        self.correct += accepted\n",
         expected=("finish",),
-        cells=("eagle3.s3.v2.pair",),
+        cells=("standalone.pair",),
         why="the numerator of the acceptance rate counts the bonus token",
     ),
     Fault(
@@ -140,7 +140,7 @@ ENDING_FAULTS: Final[tuple[Fault, ...]] = (
         old='            "spec_accept_length": completion_tokens / self.verify_ct,\n',
         new='            "spec_accept_length": self.correct / self.verify_ct,\n',
         expected=("finish",),
-        cells=("eagle3.s3.v2.pair",),
+        cells=("standalone.pair",),
         why="the accept length is computed from another numerator than the one it is named after",
     ),
     Fault(
@@ -151,7 +151,7 @@ ENDING_FAULTS: Final[tuple[Fault, ...]] = (
         old="        if request.params.wants_logprobs and result.logprobs is not None:\n",
         new="        if request.params.wants_logprobs and result.logprobs is not None and j == 0:\n",
         expected=("finish",),
-        cells=("eagle3.s3.v2.pair.temperature",),
+        cells=("standalone.pair.temperature",),
         why="only the first token of a round gets its log-probability",
     ),
 )

@@ -89,7 +89,7 @@ INDEXING_FAULTS: Final[tuple[Fault, ...]] = (
         old="        last = out.gather(1, (kept - 1)[:, None, None].expand(-1, 1, out.shape[2]))\n",
         new="        last = out[:1].expand_as(out).gather(1, (kept - 1)[:, None, None].expand(-1, 1, out.shape[2]))\n",
         expected=("acceptance",),
-        cells=("eagle3.s3.v2.ragged", TREE),
+        cells=("eagle3.s5.v2.p4.ragged",),
         why="every request drafts from the first request's hidden states",
     ),
     Fault(
@@ -100,7 +100,10 @@ INDEXING_FAULTS: Final[tuple[Fault, ...]] = (
         old="        before = 0 if admitted else len(account.pages)\n",
         new="        before = len(account.pages)\n",
         expected=("lossless", "ledger"),
-        cells=("none.v1.p4.ragged", "eagle3.s3.k1.n4.v1.p4.ragged"),
+        cells=(
+            "none.v2.p4.c7.m4.burst",
+            "standalone.s1.k1.v1.p4.c32.m4.burst",
+        ),
         why="the pages of a prefix hit never reach the device's table, so the row reads its former owner's slots",
         also=(
             Edit(

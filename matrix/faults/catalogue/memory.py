@@ -36,7 +36,7 @@ MEMORY_FAULTS: Final[tuple[Fault, ...]] = (
             "            self.ledger.reserve(orphan, 1)\n"
         ),
         expected=("ledger",),
-        cells=("none.v1.tight.pair", "eagle3.s3.v2.tight.pair"),
+        cells=("none.v1.nocache.c7.tight.pair",),
         why="each retraction strands one page",
     ),
     Fault(
@@ -51,7 +51,7 @@ MEMORY_FAULTS: Final[tuple[Fault, ...]] = (
             "            self.ledger.reserve(request.rid + 1_000_000, 1)\n"
         ),
         expected=("ledger",),
-        cells=("standalone.s3.v2.p16.pair",),
+        cells=("standalone.s3.v2.p64.c32.pair",),
         why="with pages of more than one token the page behind the last whole one is kept at the finish",
     ),
     Fault(
@@ -62,7 +62,7 @@ MEMORY_FAULTS: Final[tuple[Fault, ...]] = (
         old='        self._record("evict", 0, (page,))\n',
         new="",
         expected=("ledger",),
-        cells=("none.v1.tight.burst", "eagle3.s3.v2.tight.burst"),
+        cells=("standalone.s1.k1.v2.p4.tight.burst",),
         why="evictions are missing from the journal, so no audit can follow the pages",
     ),
     Fault(
@@ -84,7 +84,7 @@ MEMORY_FAULTS: Final[tuple[Fault, ...]] = (
         old="        return slots.masked_fill(offsets >= self.lengths[:, None], 0)\n",
         new="        return slots\n",
         expected=("lossless", "ledger"),
-        cells=("none.v1.ragged", "none.v2.p4.c7.ragged.mixed", "none.v1.m4.burst"),
+        cells=("none.v2.p4.c7.ragged.mixed",),
         why="the padded end of a short prompt writes through the row's old table into pages of others",
     ),
     Fault(
@@ -95,7 +95,10 @@ MEMORY_FAULTS: Final[tuple[Fault, ...]] = (
         old="        return tuple(tokens[index * size : (index + 1) * size + self.key_span])\n",
         new="        return tuple(tokens[index * size : index * size + 1])\n",
         expected=("lossless",),
-        cells=("none.v1.p4.ragged", "standalone.s3.v2.p4.ragged"),
+        cells=(
+            "none.v2.p4.c7.m4.burst",
+            "standalone.s1.k1.v1.p4.c32.m4.burst",
+        ),
         why="a page is shared when its first token matches, whatever stands behind it",
     ),
     Fault(
@@ -103,11 +106,14 @@ MEMORY_FAULTS: Final[tuple[Fault, ...]] = (
         klass="stale or un-restored state",
         origin="semantics 5.10, sglang#18984",
         file="engine/core/schedule.py",
-        old="        request.prefill_target = request.num_tokens\n",
-        new="        request.prefill_target = len(request.prompt) + max(0, len(request.output) - 1)\n",
-        expected=("lossless",),
-        cells=("none.v1.tight.pair", "eagle3.s3.v2.tight.pair"),
-        why="a retracted request is read back without its last token and produces it twice",
+        old="            request.retractions += 1\n",
+        new="            request.retractions += 1\n            del request.output[-1:]\n",
+        expected=("finish", "lossless"),
+        cells=(
+            "none.v1.nocache.c7.tight.pair",
+            "standalone.s1.k1.v2.p4.tight.pair",
+        ),
+        why="a retracted request loses its last token, produces it again, and shows its text twice",
     ),
     Fault(
         id="retract-unmarked",
@@ -117,7 +123,7 @@ MEMORY_FAULTS: Final[tuple[Fault, ...]] = (
         old='        self.probes.hit("retract.done")\n',
         new="",
         expected=("effective",),
-        cells=("none.v1.tight.pair",),
+        cells=("none.v1.nocache.c7.tight.pair",),
         why="retractions happen and nothing counts them",
     ),
     Fault(
@@ -128,7 +134,7 @@ MEMORY_FAULTS: Final[tuple[Fault, ...]] = (
         old="        if not self.enabled:\n            return 0\n",
         new="        if not self.enabled or self.key_span:\n            return 0\n",
         expected=("effective",),
-        cells=("standalone.s3.v2.ragged",),
+        cells=("standalone.ragged",),
         why="with a drafter nothing enters the prefix cache, which is reported as on",
     ),
 )

@@ -6,19 +6,32 @@ from matrix.faults.fault import Edit, Fault
 
 STALE: Final = "stale or un-restored state"
 RACE: Final = "race / missing stream order"
+LEDGER: Final = "engine/core/ledger.py"
 OFF_BY_ONE: Final = "off-by-one length or KV position"
 
 TIMING_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
-        id="bound-forgets-flight",
+        id="reserve-forgets-flight",
         klass=OFF_BY_ONE,
         origin="semantics 5.3, sglang#23336",
-        file="engine/core/schedule.py",
-        old="            bound = account.committed + account.flying\n",
-        new="            bound = max(account.committed, request.prefill_target) + self.width\n",
-        expected=("lossless", "ledger"),
-        cells=("eagle3.s3.v2.ragged",),
-        why="the reach of a round forgets the rounds in flight, so late slots are clamped onto each other",
+        file=LEDGER,
+        old="        end = account.committed + account.flying + width\n",
+        new="        end = account.committed + width\n",
+        expected=("ledger", "lossless"),
+        cells=("standalone.ragged",),
+        why="pages are reserved behind the committed tokens, not behind the rounds in flight, and nobody minds",
+        also=(
+            Edit(
+                LEDGER,
+                " or account.committed + account.flying + width > len(account.pages) * self.page_size:\n",
+                ":\n",
+            ),
+            Edit(
+                LEDGER,
+                "        if not protected <= account.committed <= account.committed + account.flying <= reserved:\n",
+                "        if not protected <= account.committed:\n",
+            ),
+        ),
     ),
     Fault(
         id="length-one-late",
@@ -28,7 +41,7 @@ TIMING_FAULTS: Final[tuple[Fault, ...]] = (
         old="        self._relay(batch, batch.start + verdict.count, bonus, state)\n",
         new="        self._relay(batch, batch.start + verdict.count - (verdict.count > 1).long(), bonus, state)\n",
         expected=("lossless",),
-        cells=("eagle3.s3.v2.ragged",),
+        cells=("eagle3.s5.v2.p4.ragged",),
         why="the length is published one short when drafts were accepted, so the last accepted token's KV is lost",
     ),
     Fault(
@@ -44,7 +57,10 @@ TIMING_FAULTS: Final[tuple[Fault, ...]] = (
             "        ]\n"
         ),
         expected=("lossless",),
-        cells=("none.v2.m4.burst.mixed", "eagle3.s3.v2.m4.burst.mixed"),
+        cells=(
+            "none.v2.p4.c7.m4.burst.mixed",
+            "eagle3.s5.v2.m4.burst.mixed",
+        ),
         why="a reused row keeps the sampling parameters and the seed of its former owner",
     ),
     Fault(
@@ -55,7 +71,10 @@ TIMING_FAULTS: Final[tuple[Fault, ...]] = (
         old="        self._relay(batch, batch.start + verdict.count, bonus, state)\n",
         new="        self._relay(batch, batch.start + verdict.count, bonus, None)\n",
         expected=("acceptance",),
-        cells=("eagle3.s3.v2.ragged", "standalone.pair"),
+        cells=(
+            "eagle3.s5.v2.p4.ragged",
+            "standalone.pair",
+        ),
         why="the draft's state after a round never reaches the relay, so each round starts from the prompt's",
     ),
     Fault(
@@ -69,7 +88,10 @@ TIMING_FAULTS: Final[tuple[Fault, ...]] = (
             "                self._account(request).in_flight.clear()\n"
         ),
         expected=("ledger",),
-        cells=("eagle3.s3.v2.ragged", "eagle3.s3.k2.n6.v2.p64.nocache.ragged.abort_running"),
+        cells=(
+            "eagle3.s5.v2.p4.ragged",
+            "eagle3.s3.k2.n6.v2.p64.nocache.ragged.abort_running",
+        ),
         why="a stopped request gives its pages back while a round in flight still writes them",
         also=(
             Edit(
@@ -93,7 +115,7 @@ TIMING_FAULTS: Final[tuple[Fault, ...]] = (
             "                    self._count_round(request, row, result, index)\n"
         ),
         expected=("finish",),
-        cells=("eagle3.s3.v2.ragged",),
+        cells=("eagle3.s5.v2.p4.ragged",),
         why="the round that was in flight at a request's end is counted in its statistics",
     ),
 )
