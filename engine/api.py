@@ -57,7 +57,7 @@ class LLM:
         params = params or SamplingParams()
         params.validate(self.tokenizer.vocab_size)
         tokens = tuple(self.tokenizer.encode(prompt)) if isinstance(prompt, str) else tuple(prompt)
-        bad = [t for t in tokens if not 0 <= t < self.tokenizer.vocab_size]
+        bad = [t for t in tokens if type(t) is not int or not 0 <= t < self.tokenizer.vocab_size]
         if bad:
             raise RequestError(
                 f"prompt token {bad[0]} is outside the vocabulary; allowed: [0, {self.tokenizer.vocab_size})"
@@ -112,11 +112,21 @@ class LLM:
     def generate(
         self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
     ) -> list[Output]:
-        """Run prompts to their end and return their outputs in order."""
+        """Run prompts to their end and return their outputs in order. RequestError if one is bad; then none runs."""
+        if isinstance(prompts, str):
+            raise RequestError("prompts is one text; allowed: a list of texts or of token lists")
         each = [params] * len(prompts) if params is None or isinstance(params, SamplingParams) else list(params)
         if len(each) != len(prompts):
             raise RequestError(f"{len(each)} sampling parameters for {len(prompts)} prompts; allowed: one, or one each")
-        rids = [self.add(prompt, p) for prompt, p in zip(prompts, each, strict=True)]
+        rids: list[int] = []
+        try:
+            for prompt, p in zip(prompts, each, strict=True):
+                rids.append(self.add(prompt, p))
+        except RequestError:
+            for rid in rids:
+                self.abort(rid)
+                self.loop.forget(rid)
+            raise
         while self.step():
             pass
         return [self.take(rid) for rid in rids]

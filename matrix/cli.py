@@ -132,8 +132,8 @@ def faults(
 
 @app.command()
 def accuracy(
-    task: Annotated[str, typer.Argument(help="the task's name, for example gsm8k")],
-    data: Annotated[Path, typer.Argument(help="its questions as JSON Lines")],
+    data: Annotated[Path, typer.Option(help="the task's questions as JSON Lines")],
+    task: Annotated[str, typer.Option(help="the task's name")] = "gsm8k",
     train: Annotated[Path | None, typer.Option(help="questions for worked examples")] = None,
     cell: Annotated[str, typer.Option(help="the cell that answers, by its id")] = "eagle3.s3.k1.n4.v2",
     limit: Annotated[int | None, typer.Option(help="ask at most this many questions")] = None,

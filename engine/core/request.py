@@ -30,6 +30,20 @@ MOVES: Final[dict[Phase, frozenset[Phase]]] = {
 }
 
 
+TYPES: Final = (
+    ("max_new_tokens", (int,), "an integer of at least 1"),
+    ("temperature", (int, float), "a finite number of at least 0"),
+    ("top_k", (int,), "-1 (off) or at least 1"),
+    ("top_p", (int, float), "above 0 and at most 1"),
+    ("seed", (int, type(None)), "an integer in [0, 2**63)"),
+    ("stop", (tuple, list), "a list of strings"),
+    ("stop_token_ids", (tuple, list), "a list of token ids"),
+    ("ignore_eos", (bool,), "true or false"),
+    ("return_logprob", (bool,), "true or false"),
+    ("top_logprobs_num", (int,), "an integer of at least 0"),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """What the user asked of one request. Names and meanings follow SGLang's sampling parameters.
@@ -50,18 +64,22 @@ class SamplingParams:
     top_logprobs_num: int = 0
 
     def validate(self, vocab_size: int) -> None:
-        """Raise RequestError on the first value outside its range."""
+        """Raise RequestError on the first value of a wrong type or outside its range."""
+        for name, kinds, allowed in TYPES:
+            value = getattr(self, name)
+            if type(value) not in kinds:
+                raise RequestError(f"{name} is {value!r}; allowed: {allowed}")
         checks = (
             ("max_new_tokens", self.max_new_tokens, self.max_new_tokens >= 1, "an integer of at least 1"),
             ("temperature", self.temperature, 0.0 <= self.temperature < float("inf"), "a finite number of at least 0"),
             ("top_k", self.top_k, self.top_k == -1 or self.top_k >= 1, "-1 (off) or at least 1"),
             ("top_p", self.top_p, 0.0 < self.top_p <= 1.0, "above 0 and at most 1"),
             ("seed", self.seed, self.seed is None or 0 <= self.seed < 2**63, "an integer in [0, 2**63)"),
-            ("stop", self.stop, all(self.stop), "strings that are not empty"),
+            ("stop", self.stop, all(type(s) is str and s for s in self.stop), "strings that are not empty"),
             (
                 "stop_token_ids",
                 self.stop_token_ids,
-                all(0 <= t < vocab_size for t in self.stop_token_ids),
+                all(type(t) is int and 0 <= t < vocab_size for t in self.stop_token_ids),
                 f"token ids in [0, {vocab_size})",
             ),
             (

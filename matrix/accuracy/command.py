@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from engine.core.config import AUTO, EngineConfig
 from engine.core.errors import ConfigError
@@ -19,6 +19,9 @@ from matrix.accuracy.record import SCHEMA, markdown, write_record
 from matrix.axes import AXES, describe
 from matrix.cell import DRAFTS, TARGET, Cell
 from matrix.gates.gate import State
+
+if TYPE_CHECKING:  # importing it for real would import torch
+    from matrix.accuracy.task import Sample
 
 DEFAULT_CELL: Final = "eagle3.s3.k1.n4.v2"
 # Plain decoding in its simplest launch, as for every paired gate.
@@ -68,7 +71,7 @@ def measure(task: str, questions: Split, cell: Cell, max_new_tokens: int, progre
     # What follows imports torch, which a refused command line need not wait for.
     import torch
 
-    from matrix.accuracy.task import EXTRACTORS, Sample, definition, evaluate
+    from matrix.accuracy.task import definition, evaluate
     from matrix.accuracy.verdict import counts, overall, pair, unproven
     from matrix.subjects.reference import checkpoint
 
@@ -91,7 +94,6 @@ def measure(task: str, questions: Split, cell: Cell, max_new_tokens: int, progre
         }
     tests = pair(runs["baseline"], runs["cell"])
     doubt = unproven(cell.algorithm, launches["cell"]["witness"])
-    both = list(zip(runs["baseline"], runs["cell"], strict=True))
     return {
         "schema": SCHEMA,
         "kind": "accuracy",
@@ -112,6 +114,16 @@ def measure(task: str, questions: Split, cell: Cell, max_new_tokens: int, progre
         "launches": launches,
         "tests": [test.as_dict() for test in tests],
         "runs": {name: counts(samples) for name, samples in runs.items()},
+        **_answers(runs["baseline"], runs["cell"]),
+    }
+
+
+def _answers(baseline: Sequence[Sample], cell: Sequence[Sample]) -> dict[str, Any]:
+    """Question by question, the baseline's value before the cell's."""
+    from matrix.accuracy.task import EXTRACTORS
+
+    both = list(zip(baseline, cell, strict=True))
+    return {
         "different_texts": sum(one.text != other.text for one, other in both),
         "answers": [
             {

@@ -376,3 +376,13 @@ def test_many_requests_through_few_rows():
 def test_a_launch_that_cannot_run_is_refused():
     with pytest.raises(ConfigError, match="speculative_algorithm 'MEDUSA' is unknown; it must be one of"):
         LLM(EngineConfig(str(ZOO / "llama-mini"), speculative_algorithm="MEDUSA"))
+
+
+def test_generate_takes_all_prompts_or_none():
+    llm = launch()
+    with pytest.raises(RequestError, match=r"prompt token 5\.5 is outside the vocabulary"):
+        llm.generate([PROMPTS[0], [1, 5.5]])
+    assert not llm.step() and not llm.loop.scheduler.requests
+    with pytest.raises(RequestError, match="prompts is one text; allowed: a list of texts or of token lists"):
+        llm.generate("one text")
+    assert said(llm.generate(PROMPTS, GREEDY)) == plain()

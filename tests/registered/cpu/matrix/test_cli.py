@@ -42,7 +42,7 @@ WRONG = {
     ("faults", "none-such"): "fault 'none-such' is unknown; it must be one of ",
     ("faults", "--workers", "0"): "workers must be at least 1, got 0",
     ("bench", "everything"): "benchmark 'everything' is unknown; it must be one of ",
-    ("accuracy", "gsm8k", "/no/data"): "cannot read /no/data: No such file or directory",
+    ("accuracy", "--task", "gsm8k", "--data", "/no/data"): "cannot read /no/data: No such file or directory",
     ("zoo", "train", "llama"): "zoo model 'llama' is unknown; it must be one of llama-mini, ",
     ("zoo", "train", "--minutes", "0"): "minutes must be above 0, got 0",
     ("zoo", "train", "--device", "abacus"): "device 'abacus' is not available; it must be one of cpu",

@@ -102,3 +102,26 @@ def test_what_parameters_imply():
     assert SamplingParams().greedy and not SamplingParams(temperature=0.1).greedy
     assert not SamplingParams().wants_logprobs
     assert SamplingParams(return_logprob=True).wants_logprobs and SamplingParams(top_logprobs_num=1).wants_logprobs
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [
+        ("max_new_tokens", 2.5, "an integer of at least 1"),
+        ("max_new_tokens", True, "an integer of at least 1"),
+        ("temperature", "x", "a finite number of at least 0"),
+        ("top_k", 1.5, "-1 (off) or at least 1"),
+        ("top_p", None, "above 0 and at most 1"),
+        ("seed", 1.0, "an integer in [0, 2**63)"),
+        ("stop", "ab", "a list of strings"),
+        ("stop", (1,), "strings that are not empty"),
+        ("stop_token_ids", 3, "a list of token ids"),
+        ("stop_token_ids", (1.0,), "token ids in [0, 50)"),
+        ("ignore_eos", 1, "true or false"),
+        ("return_logprob", "yes", "true or false"),
+        ("top_logprobs_num", None, "an integer of at least 0"),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_refused(name, value, allowed):
+    with pytest.raises(RequestError, match=re.escape(f"{name} is {value!r}; allowed: {allowed}")):
+        SamplingParams(**{name: value}).validate(50)
