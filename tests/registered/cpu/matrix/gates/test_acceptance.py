@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from matrix.cell import Cell
-from matrix.gates.acceptance import AcceptanceGate, same_range
+from matrix.gates.acceptance import AcceptanceGate, first_left, same_range
 from matrix.gates.gate import State
 from matrix.gates.oracle import Oracle, decode, load_oracle
 
@@ -62,10 +62,35 @@ def test_the_band_for_one_prompt(measured, gate, rounds, state):
     prompts = [()] * len(known)
     prompts[int(run.asks[0].name[1:])] = (4,) * 100
     outcome = AcceptanceGate(oracle=Oracle((), {key: tuple(prompts)})).judge(
-        cell, replace(run, answers=answers), baseline
+        # Half precision rounds a draft's choice now and then, so only the ratio counts there.
+        cell,
+        replace(run, answers=answers, resolved={**run.resolved, "dtype": "bfloat16"}),
+        baseline,
     )
     assert outcome.interval == pytest.approx((100 / rounds, 100 / rounds))
     assert outcome.state is state
+
+
+def test_one_round_that_leaves_the_oracle_fails_in_float32_without_retraction(measured, gate):
+    cell, run, baseline = measured(CELL)
+    answer = run.answers[0]
+    at = next(
+        i for i in range(len(answer.accept_lengths) - 2) if answer.accept_lengths[i] != answer.accept_lengths[i + 1]
+    )
+    lengths = list(answer.accept_lengths)
+    lengths[at : at + 2] = reversed(lengths[at : at + 2])
+    moved = replace(run, answers=(replace(answer, accept_lengths=tuple(lengths)), *run.answers[1:]))
+    outcome = gate.judge(cell, moved, baseline)
+    assert outcome.interval == pytest.approx((1.0, 1.0))
+    assert outcome.state is State.FAIL and outcome.numbers["left"] == 1
+    assert outcome.message == f"1 of 2 requests leave the oracle's rounds, the first at round {at}"
+    assert gate.judge(cell._replace(memory="tight"), moved, baseline).state is State.PASS
+
+
+def test_the_last_common_round_may_be_cut():
+    assert first_left((3, 2, 4), (3, 2, 1, 1)) is None
+    assert first_left((3, 1, 4), (3, 2, 1)) == 1
+    assert first_left((), (1,)) is None
 
 
 def test_a_missing_combination_is_not_measured(measured, gate):
