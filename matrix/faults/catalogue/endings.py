@@ -108,7 +108,7 @@ ENDING_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="text-of-first-token",
         klass="tokenizer",
-        origin="sglang#18483-like: text assembled per run",
+        origin="sglang#25980 (B052): the boundary of a run taken for that of a token",
         file=LOOP,
         old="            finish, request.text = rules.judge(token, len(request.output), before, stream.push(token))\n",
         new=(

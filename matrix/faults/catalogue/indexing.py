@@ -62,7 +62,7 @@ INDEXING_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="tree-positions-dense",
         klass="off-by-one length or KV position",
-        origin="semantics 3, sglang#33659-like positions of a flattened tree",
+        origin="semantics 3: positions of a flattened tree",
         file="engine/launch.py",
         old="        positions = batch.start[:, None] + tree.depths\n",
         new="        positions = batch.start[:, None] + count(batch.width, tree.depths.device)\n",

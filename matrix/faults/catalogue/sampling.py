@@ -89,7 +89,7 @@ SAMPLING_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="coin-of-the-step",
         klass=SEED,
-        origin="DESIGN: randomness is f(seed, position); vllm#9441 (B101)",
+        origin="vllm#9441 (B101)",
         file="engine/spec/verify.py",
         old="start[:, None] + tree.depths + 1, rows)\n",
         new="start[:, None] + 0 * tree.depths + 1, rows)\n",
