@@ -9,6 +9,8 @@ from engine.core.errors import KernelError
 from kernels import check
 from kernels.case import Case, Kernel
 
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+
 CASE = Case("ones", lambda g: (torch.ones(4), torch.ones(4)))
 
 

@@ -17,6 +17,8 @@ from kernels.select_tree import select_tree
 from kernels.store_kv import store_kv
 from kernels.tree_layout import tree_layout
 
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+
 ROWS, KV = torch.zeros(5, 4), torch.ones(2, 4)
 SLOTS = torch.tensor([1, 3])
 TREE = torch.tensor([[-1, 0, 0]])

@@ -11,6 +11,8 @@ import kernels
 from kernels import check
 from kernels.registry import KERNELS
 
+pytestmark = pytest.mark.register(est_seconds=2, tier="cpu", stage="pr")
+
 ROWS = [pytest.param(k, c, id=f"{k}: {c}") for k in KERNELS for c in k.cases]
 
 

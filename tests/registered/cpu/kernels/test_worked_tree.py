@@ -6,12 +6,15 @@ C -> G .8, H .1; E -> I .5, J .4.
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from kernels.accept_path import accept_path
 from kernels.expand_topk import expand_topk
 from kernels.select_tree import select_tree
 from kernels.tree_layout import tree_layout
+
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 
 A, B, C, E, G = 0, 1, 2, 4, 6  # candidate ids; D F H I J are 3 5 7 8 9
 X = 99

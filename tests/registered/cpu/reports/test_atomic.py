@@ -6,6 +6,8 @@ import pytest
 from reports.atomic import write_all, write_text
 from reports.schema import ReportError
 
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+
 
 def test_text_replaces_text_and_leaves_nothing_beside_it(tmp_path):
     path = tmp_path / "deep" / "page.md"

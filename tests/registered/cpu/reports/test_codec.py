@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 from reports.codec import decode_cell, decode_header, encode_cell, encode_end, encode_header
 from reports.schema import CELL_KEYS, CellResult, GateResult, Reason, ReportError, Rewrite, Waiver
 
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+
 TEXT = st.text(max_size=20)
 JSON = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXT
 

@@ -2,6 +2,8 @@ import pytest
 
 from reports.effective import effective, explaining_fields, pair_text, pairs, word
 
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+
 
 def test_launch_axes_take_the_resolved_value_and_request_axes_their_own():
     axes = {"algorithm": "eagle3", "steps": "auto", "prefill_chunk": "off", "prefix_cache": "on", "batch": "pair"}

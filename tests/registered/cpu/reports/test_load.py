@@ -6,6 +6,8 @@ import reports.load
 from reports.load import load
 from reports.schema import ReportError
 
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+
 
 def lines(directory):
     return (directory / "report.jsonl").read_text().splitlines()

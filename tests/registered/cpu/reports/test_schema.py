@@ -5,6 +5,8 @@ import pytest
 
 from reports.schema import GateResult, Waiver, is_waived
 
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+
 
 def test_gate_finds_by_name(make_cell):
     assert make_cell().gate("lossless") == GateResult("lossless", "PASS", {"tokens": 256})

@@ -1,8 +1,12 @@
 import json
 
+import pytest
+
 from reports.load import load
 from reports.schema import GateResult, Waiver
 from reports.summary import is_red, summarise, write_summary
+
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 
 KNOWN = Waiver("known", "2026-12-31")
 EXPIRED = Waiver("known", "2026-08-31")

@@ -3,6 +3,8 @@ import pytest
 from reports.schema import GateResult
 from reports.text import build, count, duration, failure, first_divergence, machine, shorten
 
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+
 
 def test_counts_agree_with_their_noun():
     assert [count(number, "cell") for number in (0, 1, 2, 12000)] == ["0 cells", "1 cell", "2 cells", "12,000 cells"]

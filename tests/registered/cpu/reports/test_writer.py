@@ -10,6 +10,8 @@ from reports.load import load
 from reports.schema import ReportError
 from reports.writer import ReportWriter
 
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+
 CONFTEST = Path(__file__).with_name("conftest.py")
 # A run in its own process: writes cells without end, and says after each that it is on disk.
 ENDLESS = f"""

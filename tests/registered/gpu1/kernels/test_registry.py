@@ -7,6 +7,8 @@ import pytest
 from kernels import check
 from kernels.registry import KERNELS
 
+pytestmark = pytest.mark.register(est_seconds=1, tier="gpu1", stage="pr")
+
 ROWS = [pytest.param(k, c, id=f"{k}: {c}") for k in KERNELS for c in k.cases]
 CHECKS = [check.agreement, check.poisoned, check.canaries, check.repeatable]
 

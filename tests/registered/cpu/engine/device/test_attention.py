@@ -8,6 +8,8 @@ import torch
 from engine.device.attention import DraftAttention, StepAttention
 from engine.device.pool import KVPool
 
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+
 HEADS, KV_HEADS, DIM = 6, 2, 8
 
 

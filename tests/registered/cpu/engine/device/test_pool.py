@@ -7,6 +7,8 @@ import torch
 
 from engine.device.pool import KVPool
 
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+
 
 @pytest.fixture
 def pool():

@@ -9,6 +9,8 @@ import pytest
 from engine.core.errors import ConfigError
 from engine.models.config import load_model_config
 
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
     "vocab_size": 97,

@@ -15,6 +15,8 @@ from engine.models.weights import load_weights
 from matrix.zoo.eagle_net import EagleNet
 from matrix.zoo.recipes import Shape
 
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+
 BOUND = 1e-4
 TOKENS = torch.randint(0, 97, (2, 21), generator=torch.Generator().manual_seed(1))
 STATES = torch.randn(2, 21, 3 * 48, generator=torch.Generator().manual_seed(2))

@@ -10,6 +10,8 @@ from engine.models.layers import Norm, add_linear, linear, rows_keep_their_bits,
 from engine.models.rope import RopeConfig
 from engine.models.workspace import KEPT_ROWS, KEPT_SHAPES, Workspaces
 
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+
 CPU = torch.device("cpu")
 CONFIG = ModelConfig(
     architecture="LlamaForCausalLM",

@@ -13,6 +13,8 @@ from engine.models.layers import rows_keep_their_bits
 from engine.models.llama import POSITION_MARGIN
 from engine.models.loader import load_target
 
+pytestmark = pytest.mark.register(est_seconds=2, tier="cpu", stage="pr")
+
 BOUND = 1e-4  # float32, largest absolute difference of a logit; logits here reach about 10
 VARIANTS = {
     "default": {},

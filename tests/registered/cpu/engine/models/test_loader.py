@@ -14,6 +14,8 @@ from engine.core.errors import ConfigError
 from engine.models.loader import facts, load_draft, load_target
 from engine.models.tokenizer import tokenizer_hash
 
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+
 
 def test_facts_without_a_draft(llama_folder):
     assert facts(llama_folder(), None, "cpu") == Facts(

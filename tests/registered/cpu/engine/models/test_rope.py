@@ -10,6 +10,8 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply
 from engine.core.errors import ConfigError
 from engine.models.rope import RopeConfig, frequencies, pair_up, rotate, rotations
 
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 500000.0,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from engine.models.llama import POSITION_MARGIN
 from engine.models.loader import load_draft, load_target
+
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 
 TOKENS = torch.randint(0, 97, (2, 9), generator=torch.Generator().manual_seed(1))
 

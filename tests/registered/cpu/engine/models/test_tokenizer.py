@@ -14,6 +14,8 @@ from transformers import PreTrainedTokenizerFast
 from engine.core.errors import ConfigError
 from engine.models.tokenizer import WINDOW, Detokenizer, Tokenizer, tokenizer_hash
 
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+
 TEXTS = ["A farmer has 12 cows and 7 sheep.", "grüße, 你好 🙂 and naïve café"] * 20
 
 

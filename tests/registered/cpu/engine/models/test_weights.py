@@ -11,6 +11,8 @@ from safetensors.torch import save_file
 from engine.core.errors import ConfigError
 from engine.models.weights import Take, load_weights
 
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+
 TENSORS = {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(2, dtype=torch.bfloat16), "n": torch.arange(3)}
 INDEX = "model.safetensors.index.json"
 

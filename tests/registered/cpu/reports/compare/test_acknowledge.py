@@ -6,6 +6,8 @@ from reports.compare import Acknowledgement, read_acknowledgements
 from reports.compare.acknowledge import Acknowledged
 from reports.schema import ReportError
 
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+
 GOOD = {"kind": "rewrite", "what": "spec_version: * -> v1", "reason": "wanted", "expiry": "2026-12-31"}
 
 

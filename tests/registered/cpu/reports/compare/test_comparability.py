@@ -3,6 +3,8 @@ import pytest
 from reports.compare.comparability import incomparable_gates, mismatches, threshold_changes, waiver_changes
 from reports.schema import WaiverRule
 
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+
 
 def test_equal_headers_match(make_header):
     assert mismatches(make_header(), make_header(commit="other", created="2027-01-01T00:00:00+00:00")) == ()

@@ -13,6 +13,8 @@ from reports.compare.comparison import comparison_record
 from reports.load import load
 from reports.schema import GateResult, Reason, ReportError, Waiver
 
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+
 ACCEPTED = "the fallback is wanted until the tree gates are green"
 
 

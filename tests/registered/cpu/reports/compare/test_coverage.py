@@ -6,6 +6,8 @@ from reports.compare import compare
 from reports.load import load
 from reports.schema import Reason
 
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+
 FALLBACK = "trees fall back"
 
 

@@ -1,5 +1,9 @@
+import pytest
+
 from reports.compare.drift import drifts
 from reports.compare.states import Effect
+
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 
 
 def effect(change, significant=""):

@@ -6,6 +6,8 @@ from reports.compare.evidence import effects, is_bounded, judge
 from reports.compare.states import Effect
 from reports.schema import GateResult
 
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+
 
 @pytest.fixture
 def effect_of(make_cell):

@@ -1,8 +1,12 @@
 from dataclasses import replace
 
+import pytest
+
 from reports.compare.acknowledge import Acknowledged, Acknowledgement
 from reports.compare.ledger import choice_changes, explanation, new_rewrites, path_changes, rewrite_changes, signature
 from reports.schema import Reason, Rewrite
+
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 
 NOBODY = Acknowledged()
 

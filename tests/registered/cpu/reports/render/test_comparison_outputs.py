@@ -17,6 +17,8 @@ from reports.render.markdown import LIMIT
 from reports.render.terminal import print_comparison
 from reports.schema import GateResult, ReportError
 
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+
 EVIL = "</script><img src=x onerror=alert(2)>|`\n"
 
 

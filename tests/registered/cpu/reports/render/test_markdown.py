@@ -6,6 +6,8 @@ from hypothesis import strategies as st
 
 from reports.render.markdown import LIMIT, Document, code, escape
 
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+
 LINES = st.lists(st.text(max_size=300), max_size=60)
 
 

@@ -19,6 +19,8 @@ from reports.render.terminal import print_run
 from reports.render.view import view
 from reports.schema import GateResult, Reason, ReportError, Rewrite, Waiver
 
+pytestmark = pytest.mark.register(est_seconds=2, tier="cpu", stage="pr")
+
 VOID = {"meta", "br", "input", "circle", "line", "polyline"}
 FACTOR = "red at topk > 1 x spec_version=v2 x batch != single: 16 of 16 failing cells, 0 of 64 passing"
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)> \"'&|`"

@@ -9,6 +9,8 @@ from scipy.stats import fisher_exact as scipy_fisher
 
 from reports.stats import benjamini_hochberg, fisher_exact, fisher_log, sign_test
 
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+
 
 @given(st.integers(0, 40), st.integers(0, 40), st.integers(0, 40), st.integers(0, 40))
 def test_fisher_is_the_hypergeometric_tail(both, failing_only, matching_only, neither):

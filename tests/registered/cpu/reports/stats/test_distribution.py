@@ -4,6 +4,8 @@ from scipy.stats import chisquare, kstest
 
 from reports.stats import chi_square, ks_uniform, randomised_pit
 
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+
 SHARES = [0.5, 0.25, 0.125, 0.125]
 
 

@@ -7,6 +7,8 @@ from scipy.stats import binomtest
 
 from reports.stats import mcnemar, paired_difference, sequential_mcnemar, zero_count_bound
 
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+
 COUNTS = st.integers(0, 60)
 
 

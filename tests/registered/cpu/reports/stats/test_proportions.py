@@ -14,6 +14,8 @@ from reports.stats import (
     zero_count_bound,
 )
 
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+
 
 @pytest.mark.parametrize(
     ("successes", "n", "low", "high"),
