@@ -26,19 +26,18 @@ class SlotTable:
         size, stride = self.page_size, self.slots.shape[1]
         cell: list[int] = []
         slot: list[int] = []
-        writer: list[int] = []
         for row in rows:
             first = row.row * stride + row.first_page * size
             cell.extend(range(first, first + len(row.pages) * size))
-            for page, by in zip(row.pages, row.writers, strict=True):
+            for page in row.pages:
                 slot.extend(range(page * size, page * size + size))
-                writer.extend([by] * size)
         if not cell:
             return
         device = self.slots.device
         at = torch.tensor(cell, device=device)
         self.slots.view(-1).index_copy_(0, at, torch.tensor(slot, device=device))
         if self.writers is not None:
+            writer = [by for row in rows for by in row.writers for _ in range(size)]
             self.writers.view(-1).index_copy_(0, at, torch.tensor(writer, device=device))
 
     def read(self, rows: Tensor, length: int) -> Tensor:
