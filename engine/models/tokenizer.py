@@ -13,7 +13,7 @@ from engine.core.errors import ConfigError
 
 # What a decoder writes for bytes that do not form a character yet.
 INCOMPLETE = "\ufffd"
-WINDOW = 16
+WINDOW = 4
 
 
 class Tokenizer:
