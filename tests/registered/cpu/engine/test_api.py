@@ -13,7 +13,7 @@ import pytest
 from engine.api import LLM
 from engine.core.config import EngineConfig
 from engine.core.errors import ConfigError, RequestError
-from engine.core.ledger import replay
+from engine.core.journal import replay
 from engine.core.request import Finish, SamplingParams
 
 pytestmark = pytest.mark.register(est_seconds=25, tier="cpu", stage="pr")

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.core.errors import LedgerError, RequestError
-from engine.core.ledger import replay
+from engine.core.journal import replay
 from engine.core.request import Finish, Phase, SamplingParams
 
 sys.path.insert(0, str(Path(__file__).parent))

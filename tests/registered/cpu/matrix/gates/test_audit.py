@@ -1,6 +1,6 @@
 import pytest
 
-from engine.core.ledger import replay
+from engine.core.journal import replay
 from matrix.gates.audit import AuditError, audit
 
 pytestmark = pytest.mark.register(est_seconds=5, tier="cpu", stage="pr")

@@ -1,0 +1,47 @@
+"""The journal replayed: an audit of a run on any machine, long after it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from engine.core.errors import LedgerError
+from engine.core.ledger import Entry, Ledger
+
+CHECK_EVERY: Final = 64
+
+
+def replay(journal: Iterable[Entry], num_pages: int, page_size: int) -> Ledger:
+    """Re-run a journal on a fresh ledger: the touched row's laws after every verb, all laws every CHECK_EVERY verbs and
+    at the end.
+
+    Raises LedgerError where a law breaks, or where the pages handed out differ from the recorded ones.
+    """
+    ledger = Ledger(num_pages, page_size)
+    for index, (verb, rid, numbers) in enumerate(journal):
+        if verb == "open":
+            ledger.open(rid, numbers)
+        elif verb == "reserve":
+            _same(index, verb, ledger.reserve(rid, numbers[0]), numbers[1:])
+        elif verb == "launch":
+            ledger.launch(rid, numbers[0])
+        elif verb == "settle":
+            ledger.settle(rid, numbers[0])
+        elif verb == "donate":
+            _same(index, verb, ledger.donate(rid, numbers[0]), numbers[1:])
+        elif verb == "close":
+            ledger.close(rid)
+        elif verb == "evict":
+            ledger.evict(numbers[0])
+        else:
+            raise LedgerError(f"journal entry {index}: unknown verb {verb!r}")
+        ledger.check_row(rid)
+        if index % CHECK_EVERY == 0:
+            ledger.check()
+    ledger.check()
+    return ledger
+
+
+def _same(index: int, verb: str, got: tuple[int, ...], recorded: tuple[int, ...]) -> None:
+    if got != recorded:
+        raise LedgerError(f"journal entry {index}: {verb} handed out pages {got}, the run recorded {recorded}")
