@@ -7,6 +7,7 @@ from typing import Final
 
 from engine.core.errors import LedgerError
 from engine.core.ledger import Entry, Ledger
+from engine.core.window import Window
 
 CHECK_EVERY: Final = 64
 
@@ -19,10 +20,16 @@ def replay(journal: Iterable[Entry], num_pages: int, page_size: int) -> Ledger:
     """
     ledger = Ledger(num_pages, page_size)
     for index, (verb, rid, numbers) in enumerate(journal):
-        if verb == "open":
+        if verb == "window" and not index:
+            ledger = Ledger(num_pages, page_size, window=Window(*numbers))
+        elif verb == "open":
             ledger.open(rid, numbers)
         elif verb == "reserve":
             _same(index, verb, ledger.reserve(rid, numbers[0]), numbers[1:])
+        elif verb == "cover":
+            _same(index, verb, ledger.cover(rid), numbers)
+        elif verb == "slide":
+            _same(index, verb, (ledger.slide(rid),), numbers)
         elif verb == "launch":
             ledger.launch(rid, numbers[0])
         elif verb == "settle":

@@ -7,7 +7,8 @@ Laws (`check`):
 2. a private page is in exactly one row;
 3. protected <= committed <= committed + in flight <= reserved;
 4. pins equal the rows that use a cached page, and only unpinned pages are evicted;
-5. a cached page is whole: a page enters the cache only from below its row's committed length.
+5. a cached page is whole: a page enters the cache only from below its row's committed length;
+6. with a sliding window an account owns the window pages of every position that a later query reads (`window.py`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from engine.core.errors import LedgerError
+from engine.core.window import Window, WindowBook
 
 FREE: Final = 0
 CACHE: Final = -1
@@ -45,9 +47,9 @@ class Account:
 
 
 class Ledger:
-    """Who owns which page. `strict` checks every law after every verb."""
+    """Who owns which page. `strict` checks every law after every verb. `window`: the numbering of windowed layers."""
 
-    def __init__(self, num_pages: int, page_size: int, strict: bool = False) -> None:
+    def __init__(self, num_pages: int, page_size: int, strict: bool = False, window: Window | None = None) -> None:
         if num_pages < 1 or page_size < 1:
             raise LedgerError(f"a ledger needs at least one page of at least one token, got {num_pages} x {page_size}")
         self.num_pages = num_pages
@@ -58,6 +60,10 @@ class Ledger:
         self.pins: dict[int, int] = {}  # cached page -> rows that use it
         self.accounts: dict[int, Account] = {}
         self.journal: list[Entry] = []
+        self.window: WindowBook | None = None
+        if window is not None:
+            self.window = WindowBook(window, page_size)
+            self._record("window", 0, (window.tokens, window.pages, window.margin))
 
     def open(self, rid: int, shared: Sequence[int] = ()) -> Account:
         """Open an account that starts on cached pages, all of them whole."""
@@ -66,6 +72,10 @@ class Ledger:
         for page in shared:
             if self.owner[page] != CACHE:
                 raise LedgerError(f"open: page {page} is not in the cache")
+        if self.window is not None:
+            if shared:
+                raise LedgerError(f"open: cached pages {list(shared)} lack what the windowed layers read")
+            self.window.open(rid)
         for page in shared:
             self.pins[page] += 1
         account = Account(rid, list(shared), len(shared), len(shared) * self.page_size)
@@ -101,6 +111,25 @@ class Ledger:
         self._record("reserve", rid, (width, *added))
         return added
 
+    def cover(self, rid: int) -> tuple[int, ...]:
+        """Own the window pages of every reserved position that is still read. Returns the pages added."""
+        if self.window is None:
+            return ()
+        added = self.window.cover(rid, len(self._account(rid).pages) * self.page_size)
+        if added:
+            self._record("cover", rid, added)
+        return added
+
+    def slide(self, rid: int) -> int:
+        """Free the window pages that no later query of the account reads. Returns how many."""
+        if self.window is None:
+            return 0
+        # A launched step may still read behind what is in flight, so only committed positions count.
+        freed = self.window.slide(rid, self._account(rid).committed)
+        if freed:
+            self._record("slide", rid, (freed,))
+        return freed
+
     def launch(self, rid: int, width: int) -> None:
         """A step that writes up to `width` positions was launched."""
         account = self._account(rid)
@@ -109,6 +138,8 @@ class Ledger:
                 f"launch: request {rid} would write {width} positions behind "
                 f"{account.committed} + {account.flying} of {len(account.pages) * self.page_size} reserved"
             )
+        if self.window is not None and self.window.missing(rid, account.committed + account.flying + width):
+            raise LedgerError(f"launch: request {rid} would write {width} positions without window pages")
         account.in_flight.append(width)
         self._record("launch", rid, (width,))
 
@@ -150,6 +181,8 @@ class Ledger:
         for page in reversed(account.pages[account.shared :]):
             self.owner[page] = FREE
             self.free.append(page)
+        if self.window is not None:
+            self.window.close(rid)
         del self.accounts[rid]
         self._record("close", rid, ())
 
@@ -178,6 +211,9 @@ class Ledger:
         for account in self.accounts.values():
             self._check_account(account, owned, used)
         self._check_owners(free, owned)
+        if self.window is not None:
+            size = self.page_size
+            self.window.check({rid: (a.committed, len(a.pages) * size) for rid, a in self.accounts.items()})
         for page, rows in used.items():
             if self.pins[page] != rows:
                 raise LedgerError(f"law 4: page {page} has {self.pins[page]} pins but {rows} rows use it")

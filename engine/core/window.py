@@ -1,0 +1,134 @@
+"""Pages of the sliding-window layers: a second numbering of the ledger.
+
+A layer that looks back W tokens never reads a position below committed - W + 1 again, so an account owns window pages
+only from there on. Which positions those are follows from the account; nothing here knows requests or rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from engine.core.errors import LedgerError
+
+NOBODY: Final = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """tokens: positions that a query may look at, its own included. pages: of the numbering, without padding page 0.
+
+    margin: committed positions that a trim may still take back (sglang#22900 freed by an uncapped frontier).
+    """
+
+    tokens: int
+    pages: int
+    margin: int = 0
+
+
+@dataclass(eq=False, slots=True)
+class Span:
+    """One account's live window pages: pages[i] covers positions [(first + i) * P, (first + i + 1) * P)."""
+
+    first: int = 0
+    pages: list[int] = field(default_factory=list)
+
+    @property
+    def end(self) -> int:
+        return self.first + len(self.pages)
+
+
+class WindowBook:
+    """Who owns which window page. Accounts are the ledger's; positions are in tokens."""
+
+    def __init__(self, window: Window, page_size: int) -> None:
+        if window.tokens < 1 or window.pages < 1 or window.margin < 0:
+            raise LedgerError(f"a window needs at least one token and one page, got {window}")
+        self.window = window
+        self.page_size = page_size
+        self.owner: list[int] = [NOBODY] * (window.pages + 1)
+        self.free: list[int] = list(range(window.pages, 0, -1))
+        self.spans: dict[int, Span] = {}
+
+    def open(self, account: int) -> None:
+        self.spans[account] = Span()
+
+    def missing(self, account: int, end: int) -> int:
+        """Pages that covering every position below `end` would add."""
+        return max(0, -(-end // self.page_size) - self.spans[account].end)
+
+    def cover(self, account: int, end: int) -> tuple[int, ...]:
+        """Own every position from the first live page up to `end`. Returns the pages added."""
+        grow = self.missing(account, end)
+        if grow > len(self.free):
+            raise LedgerError(f"cover: account {account} needs {grow} window pages, {len(self.free)} are free")
+        added = tuple(self.free.pop() for _ in range(grow))
+        for page in added:
+            self.owner[page] = account
+        self.spans[account].pages.extend(added)
+        return added
+
+    def frontier(self, committed: int) -> int:
+        """Index of the first page that a query at or behind `committed` - margin can still read."""
+        return max(0, committed - self.window.margin - self.window.tokens + 1) // self.page_size
+
+    def slide(self, account: int, committed: int) -> int:
+        """Free the pages that no later query reads. Returns how many."""
+        span = self.spans[account]
+        gone = min(self.frontier(committed), span.end) - span.first
+        if gone <= 0:
+            return 0
+        self._free(span.pages[:gone])
+        del span.pages[:gone]
+        span.first += gone
+        return gone
+
+    def reaches(self, account: int, keep: int) -> bool:
+        """True if a query at position `keep` finds every position that it may look at."""
+        return self.spans[account].first * self.page_size <= max(0, keep - self.window.tokens + 1)
+
+    def trim(self, account: int, keep: int) -> int:
+        """Free the pages that hold no position below `keep`. Returns how many."""
+        span = self.spans[account]
+        stay = max(0, -(-keep // self.page_size) - span.first)
+        gone = span.pages[stay:]
+        self._free(gone)
+        del span.pages[stay:]
+        return len(gone)
+
+    def close(self, account: int) -> None:
+        """Free everything that an account owns."""
+        self._free(self.spans.pop(account).pages)
+
+    def check(self, positions: Mapping[int, tuple[int, int]]) -> None:
+        """Raise LedgerError naming the first law that does not hold. positions: account -> (committed, reserved)."""
+        held: dict[int, int] = {}
+        if positions.keys() != self.spans.keys():
+            raise LedgerError(f"law 6: window accounts {sorted(self.spans)} are not the ledger's {sorted(positions)}")
+        for account, span in self.spans.items():
+            committed, reserved = positions[account]
+            if not self.reaches(account, committed):
+                raise LedgerError(
+                    f"law 6: account {account} has {committed} positions committed, but a query there looks back "
+                    f"{self.window.tokens} and its window pages begin at position {span.first * self.page_size}"
+                )
+            if span.pages and span.end * self.page_size > reserved:
+                raise LedgerError(f"law 6: account {account} owns window pages past its {reserved} reserved positions")
+            for page in span.pages:
+                if page in held:
+                    raise LedgerError(f"law 2: window page {page} is in the rows of {held[page]} and {account}")
+                held[page] = account
+        free = set(self.free)
+        whole = len(free) == len(self.free) and len(free) + len(held) == self.window.pages and free.isdisjoint(held)
+        owners = all(self.owner[page] == account for page, account in held.items())
+        if not (whole and owners and all(self.owner[page] == NOBODY for page in free)):
+            raise LedgerError(
+                f"law 1: {self.window.pages} window pages are {len(self.free)} free and {len(held)} held, "
+                "and each must have one recorded owner"
+            )
+
+    def _free(self, pages: list[int]) -> None:
+        for page in reversed(pages):
+            self.owner[page] = NOBODY
+            self.free.append(page)
