@@ -7,7 +7,7 @@ Laws (`check`):
 2. a private page is in exactly one row;
 3. protected <= committed <= committed + in flight <= reserved;
 4. pins equal the rows that use a cached page, and only unpinned pages are evicted;
-5. a cached page is whole: a page enters the cache only from below its row's committed length;
+5. a cached page is whole: every row that uses it has all of its positions committed;
 6. with a sliding window an account owns the window pages of every position that a later query reads (`window.py`).
 """
 
@@ -70,8 +70,7 @@ class Ledger:
         if rid <= 0 or rid in self.accounts:
             raise LedgerError(f"open: request id {rid} is not a new positive id")
         for page in shared:
-            if self.owner[page] != CACHE:
-                raise LedgerError(f"open: page {page} is not in the cache")
+            self._demand_cached("open", page)
         if self.window is not None:
             if shared:
                 raise LedgerError(f"open: cached pages {list(shared)} lack what the windowed layers read")
@@ -188,8 +187,7 @@ class Ledger:
 
     def evict(self, page: int) -> None:
         """Free one cached page that no row uses."""
-        if self.owner[page] != CACHE:
-            raise LedgerError(f"evict: page {page} is not in the cache")
+        self._demand_cached("evict", page)
         if self.pins[page]:
             raise LedgerError(f"evict: page {page} is used by {self.pins[page]} rows")
         del self.pins[page]
@@ -253,11 +251,19 @@ class Ledger:
         raise LedgerError(f"law 1: the free list names pages outside 1..{self.num_pages}")
 
     def _check_account(self, account: Account, owned: dict[int, int], used: dict[int, int]) -> None:
-        for page in account.pages[: account.shared]:
+        for index, page in enumerate(account.pages[: account.shared]):
             if page not in used:
                 raise LedgerError(f"law 4: request {account.rid} uses page {page}, which is not cached")
             used[page] += 1
+            whole = account.committed - index * self.page_size
+            if whole < self.page_size:
+                raise LedgerError(
+                    f"law 5: page {page} is cached, but request {account.rid} committed {whole} of its "
+                    f"{self.page_size} positions"
+                )
         for page in account.pages[account.shared :]:
+            if not 1 <= page <= self.num_pages:
+                raise LedgerError(f"law 1: request {account.rid} holds page {page}, outside 1..{self.num_pages}")
             if page in owned:
                 raise LedgerError(f"law 2: page {page} is in the rows of requests {owned[page]} and {account.rid}")
             owned[page] = account.rid
@@ -268,6 +274,12 @@ class Ledger:
                 f"law 3: request {account.rid} has protected {protected}, committed {account.committed}, "
                 f"in flight {account.flying}, reserved {reserved}"
             )
+
+    def _demand_cached(self, verb: str, page: int) -> None:
+        if not 1 <= page <= self.num_pages:
+            raise LedgerError(f"{verb}: page {page} does not exist; pages are 1..{self.num_pages}")
+        if self.owner[page] != CACHE:
+            raise LedgerError(f"{verb}: page {page} is not in the cache")
 
     def _account(self, rid: int) -> Account:
         account = self.accounts.get(rid)

@@ -193,6 +193,8 @@ def two_requests() -> Ledger:
         ("open", (1,), "open: request id 1 is not a new positive id"),
         ("open", (0,), "open: request id 0 is not a new positive id"),
         ("open", (3, (2,)), "open: page 2 is not in the cache"),
+        ("open", (3, (1, 7)), "open: page 7 does not exist; pages are 1..6"),
+        ("open", (3, (-5,)), "open: page -5 does not exist; pages are 1..6"),
         ("growth", (1, 0), "reserve: request 1 asked for 0 positions"),
         ("reserve", (1, 0), "reserve: request 1 asked for 0 positions"),
         ("reserve", (9, 1), "request 9 has no account"),
@@ -207,6 +209,9 @@ def two_requests() -> Ledger:
         ("close", (7,), "request 7 has no account"),
         ("evict", (1,), "evict: page 1 is used by 2 rows"),
         ("evict", (2,), "evict: page 2 is not in the cache"),
+        ("evict", (0,), "evict: page 0 does not exist; pages are 1..6"),
+        ("evict", (-6,), "evict: page -6 does not exist; pages are 1..6"),
+        ("evict", (7,), "evict: page 7 does not exist; pages are 1..6"),
     ],
 )
 def test_an_illegal_verb_raises_and_changes_nothing(verb, arguments, sentence):
@@ -264,8 +269,12 @@ def too_much_in_flight(ledger):
     ledger.accounts[1].in_flight.append(2)
 
 
-def committed_below_the_cached_prefix(ledger):
+def cached_in_part(ledger):
     ledger.accounts[2].committed = 1
+
+
+def page_outside(ledger):
+    ledger.accounts[1].pages[2] = 7
 
 
 def one_pin_too_many(ledger):
@@ -287,7 +296,8 @@ def row_on_an_uncached_page(ledger):
         (cached_and_private, "law 1: page 2 is recorded for 1 but held by -1 (2 claims)"),
         (in_two_rows, "law 2: page 2 is in the rows of requests 1 and 2"),
         (too_much_in_flight, "law 3: request 1 has protected 2, committed 3, in flight 4, reserved 6"),
-        (committed_below_the_cached_prefix, "law 3: request 2 has protected 2, committed 1, in flight 0, reserved 4"),
+        (page_outside, "law 1: request 1 holds page 7, outside 1..6"),
+        (cached_in_part, "law 5: page 1 is cached, but request 2 committed 1 of its 2 positions"),
         (one_pin_too_many, "law 4: page 1 has 3 pins but 2 rows use it"),
         (row_on_an_uncached_page, "law 4: request 2 uses page 4, which is not cached"),
     ],
@@ -301,6 +311,8 @@ def test_a_law_broken_by_hand_is_named(change, sentence):
     [
         (wrong_owner, 1, "law 1: page 2 is recorded for 2 but held by 1"),
         (too_much_in_flight, 1, "law 3: request 1 has protected 2, committed 3, in flight 4, reserved 6"),
+        (page_outside, 1, "law 1: request 1 holds page 7, outside 1..6"),
+        (cached_in_part, 2, "law 5: page 1 is cached, but request 2 committed 1 of its 2 positions"),
         (row_on_an_uncached_page, 2, "law 4: request 2 uses a page that is not cached"),
     ],
 )
