@@ -82,6 +82,7 @@ class Loop(Generic[Handle]):
         for index, (row, request) in enumerate(zip(plan.rows, requests, strict=True)):
             count = result.counts[index]
             self.scheduler.ledger.settle(row.rid, row.width if plan.prefill else count)
+            self.probes.hit("window.slid", self.scheduler.ledger.slide(row.rid))
             if request.phase is not Phase.RUNNING:
                 self.probes.hit("overlap.dropped")
                 continue

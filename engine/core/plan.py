@@ -28,6 +28,8 @@ class PlanRow:
     tokens: tuple[int, ...] = ()
     following: int | None = None
     admit: tuple[SamplingParams, int] | None = None  # parameters and seed, on the first step of a residence
+    window_pages: tuple[int, ...] = ()  # pages added to the row's window table since its last step
+    window_first: int = 0  # index in the row's window table of window_pages[0]
 
     @property
     def last_chunk(self) -> bool:

@@ -26,6 +26,7 @@ PROBES: Final[dict[str, str]] = {
     "prefix.hit": "tokens taken from the prefix cache (sum)",
     "prefix.insert": "pages given to the prefix cache (sum)",
     "prefix.evict": "pages evicted from the prefix cache (sum)",
+    "window.slid": "window pages that nobody reads any more were freed (sum)",
     "queue.waited": "a request waited for a row or for pages",
     "retract.done": "a running request was retracted",
     "abort.waiting": "a waiting request was aborted",

@@ -64,6 +64,11 @@ class Scheduler:
                 f"prompt plus max_new_tokens ({longest}) and {self.slack} speculative positions do not fit the KV "
                 f"pool of {room} tokens; raise max_total_tokens or shorten the request"
             )
+        if self.ledger.window is not None and self._window_peak(request) > self.ledger.window.window.pages:
+            raise RequestError(
+                f"the request needs up to {self._window_peak(request)} window pages at once and the pool has "
+                f"{self.ledger.window.window.pages}; raise swa_full_tokens_ratio or lower chunked_prefill_size"
+            )
         self.requests[request.rid] = request
         self.waiting.append(request)
 
@@ -162,10 +167,23 @@ class Scheduler:
             added = self.ledger.reserve(request.rid, self.width)
             if added:
                 self.probes.hit("page.crossed")
+            window_pages, window_first = self._cover(request)
             self.ledger.launch(request.rid, self.width)
             bound = account.committed + account.flying
             writers = (request.rid,) * len(added)
-            rows.append(PlanRow(request.rid, request.row, self.width, bound, added, writers, before))
+            rows.append(
+                PlanRow(
+                    request.rid,
+                    request.row,
+                    self.width,
+                    bound,
+                    added,
+                    writers,
+                    before,
+                    window_pages=window_pages,
+                    window_first=window_first,
+                )
+            )
         return rows
 
     def _admissible(self, request: Request) -> bool:
@@ -175,6 +193,8 @@ class Scheduler:
         the pages that its own retraction freed is retracted again, for ever.
         """
         if not self._free_rows or any(r.retracting for r in self.active):
+            return False
+        if not self._window_admits(request):
             return False
         shared = self.cache.match(request.tokens)
         need = -(-(request.num_tokens + self.width) // self.ledger.page_size) - len(shared)
@@ -186,6 +206,28 @@ class Scheduler:
     def _promised(self, request: Request) -> int:
         """Pages that a running request still needs for the rest of its prefill and one round."""
         return self.ledger.growth(request.rid, request.prefill_target - request.prefilled + self.width)
+
+    def _window_admits(self, request: Request) -> bool:
+        """Every row may reach its peak of window pages: so none is retracted for want of one."""
+        book = self.ledger.window
+        if book is None:
+            return True
+        return sum(map(self._window_peak, self.active)) + self._window_peak(request) <= book.window.pages
+
+    def _window_peak(self, request: Request) -> int:
+        """Window pages that a request can hold at once."""
+        assert self.ledger.window is not None
+        longest = len(request.prompt) + request.params.max_new_tokens + self.slack
+        step = max(self.width, longest if self.chunk is None else self.chunk)
+        return self.ledger.window.peak(longest, self.slack // self.width * step)
+
+    def _cover(self, request: Request, admitted: bool = False) -> tuple[tuple[int, ...], int]:
+        """Cover a reservation in the window table: the pages to enter and the index of the first."""
+        added = self.ledger.cover(request.rid)
+        if self.ledger.window is None:
+            return (), 0
+        span = self.ledger.window.spans[request.rid]
+        return (tuple(span.pages), span.first) if admitted else (added, span.end - len(added))
 
     def _admit(self, request: Request) -> Request:
         shared = self.cache.match(request.tokens)
@@ -206,6 +248,7 @@ class Scheduler:
         account = self._account(request)
         before = 0 if admitted else len(account.pages)
         self.ledger.reserve(request.rid, take)
+        window_pages, window_first = self._cover(request, admitted)
         self.ledger.launch(request.rid, take)
         tokens = request.tokens
         start = request.prefilled
@@ -228,6 +271,8 @@ class Scheduler:
             tuple(tokens[start:end]),
             following,
             (request.params, request.seed) if admitted else None,
+            window_pages,
+            window_first,
         )
 
     def _make_room(self, request: Request, width: int) -> bool:

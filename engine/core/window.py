@@ -73,6 +73,12 @@ class WindowBook:
         """Index of the first page that a query at or behind `committed` - margin can still read."""
         return max(0, committed - self.window.margin - self.window.tokens + 1) // self.page_size
 
+    def peak(self, longest: int, flying: int) -> int:
+        """Pages that an account of `longest` positions can hold at once: all of it, or a window, what a trim may take
+        back and `flying` positions of unresolved steps, spread over one page more than they fill."""
+        size, reach = self.page_size, self.window.tokens + self.window.margin + flying
+        return min(-(-longest // size), -(-reach // size) + 1)
+
     def slide(self, account: int, committed: int) -> int:
         """Free the pages that no later query reads. Returns how many."""
         span = self.spans[account]

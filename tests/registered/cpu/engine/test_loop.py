@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from engine.core.errors import LedgerError, RequestError
 from engine.core.journal import replay
 from engine.core.request import Finish, Phase, SamplingParams
+from engine.core.window import Window, WindowBook
 
 sys.path.insert(0, str(Path(__file__).parent))
 from toy import VOCAB, reference, request, toy_loop
@@ -55,12 +56,27 @@ def drain(loop, jobs, eos, aborts):
     chunk=st.sampled_from([None, 1, 3, 7]),
     cache=st.booleans(),
     eos=st.sampled_from([(), (2,)]),
+    window=st.sampled_from([None, None, 1, 4, 9]),
+    spare=st.integers(0, 6),
 )
-def test_equals_plain_decoding_and_returns_every_page(jobs, lag, page_size, width, extra, rows, chunk, cache, eos):
+def test_equals_plain_decoding_and_returns_every_page(
+    jobs, lag, page_size, width, extra, rows, chunk, cache, eos, window, spare
+):
     longest = max(len(p) + n for p, n, _, _ in jobs) + (lag + 1) * width
     pages = -(-longest // page_size) + extra // page_size
+    if window is not None:
+        book = WindowBook(Window(window, 1), page_size)
+        window = Window(window, book.peak(longest, (lag + 1) * max(width, chunk or longest)) + spare)
     loop = toy_loop(
-        lag=lag, page_size=page_size, pages=pages, width=width, rows=rows, chunk=chunk, cache=cache, eos=eos
+        lag=lag,
+        page_size=page_size,
+        pages=pages,
+        width=width,
+        rows=rows,
+        chunk=chunk,
+        cache=cache,
+        eos=eos,
+        window=window,
     )
     aborts = {i + 1: job[3] for i, job in enumerate(jobs) if job[3] is not None}
     for r in drain(loop, jobs, eos, aborts):
@@ -72,6 +88,7 @@ def test_equals_plain_decoding_and_returns_every_page(jobs, lag, page_size, widt
     ledger = loop.scheduler.ledger
     assert not ledger.accounts
     assert len(ledger.free) + ledger.cached == ledger.num_pages
+    assert window is None or len(ledger.window.free) == window.pages
     replay(ledger.journal, ledger.num_pages, page_size)
 
 
@@ -135,6 +152,19 @@ def test_abort_in_every_phase():
         loop.step()
     assert running.finish == queued.finish == Finish("abort")
     assert not loop.abort(1) and not loop.abort(99)
+
+
+def test_a_window_holds_a_few_pages_of_a_long_answer_and_bounds_admission():
+    window = Window(4, 14)
+    loop = toy_loop(lag=1, page_size=2, pages=60, width=2, rows=4, chunk=3, window=window)
+    requests = drain(loop, [([i, 1, 2, 3, 4], 20, (), None) for i in range(4)], (), {})
+    assert [r.output for r in requests] == [reference(r.prompt, r.params)[0] for r in requests]
+    # A row needs 4 + 2 * 3 positions at most, on 6 pages, so two rows run at once where four would fit without.
+    assert loop.probes.counts["window.slid"] > 20 and loop.probes.counts["queue.waited"] > 0
+    with pytest.raises(RequestError, match="the request needs up to 6 window pages at once and the pool has 5"):
+        toy_loop(lag=1, page_size=2, pages=60, width=2, chunk=3, window=Window(4, 5)).add(
+            request(1, [1], SamplingParams(max_new_tokens=30))
+        )
 
 
 def test_no_progress_is_a_bug_and_raises():
