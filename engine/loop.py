@@ -10,15 +10,16 @@ from collections.abc import Callable
 from typing import Generic
 
 from engine.core.errors import LedgerError
-from engine.core.finish import StopRules, TextStream
+from engine.core.finish import StopRules
 from engine.core.plan import Executor, Handle, PlanRow, StepPlan, StepResult
 from engine.core.probes import Probes
 from engine.core.request import Phase, Request
 from engine.core.schedule import Scheduler
+from engine.core.transcript import TextStream, Transcript
 
 
 class Loop(Generic[Handle]):
-    """Drives requests to their end. The only writer of Request.output, text and logprobs."""
+    """Drives requests to their end. The only writer of Request.output, transcript and logprobs."""
 
     def __init__(
         self,
@@ -39,13 +40,12 @@ class Loop(Generic[Handle]):
         self.strict_memory = strict_memory
         self.pending: deque[tuple[StepPlan, Handle]] = deque()
         self._text_stream = text_stream
-        self._streams: dict[int, TextStream] = {}
         self._rules: dict[int, StopRules] = {}
 
     def add(self, request: Request) -> None:
         """Queue a request; RequestError if it can never run."""
         self.scheduler.add(request)
-        self._streams[request.rid] = self._text_stream()
+        request.transcript = Transcript(self._text_stream())
         self._rules[request.rid] = StopRules.of(request.params, self.eos_ids)
 
     def abort(self, rid: int) -> bool:
@@ -54,7 +54,7 @@ class Loop(Generic[Handle]):
 
     def forget(self, rid: int) -> None:
         """Drop an ended request."""
-        del self.scheduler.requests[rid], self._streams[rid], self._rules[rid]
+        del self.scheduler.requests[rid], self._rules[rid]
 
     @property
     def busy(self) -> bool:
@@ -107,14 +107,12 @@ class Loop(Generic[Handle]):
     def _deliver(self, request: Request, result: StepResult, index: int) -> None:
         """Hand over the accepted tokens one by one, until the request ends."""
         count = result.counts[index]
-        rules = self._rules[request.rid]
-        stream = self._streams[request.rid]
+        rules, output, transcript = self._rules[request.rid], request.output, request.transcript
+        assert transcript is not None
+        shown = len(output)
         for j, token in enumerate(result.tokens[index][:count]):
-            before = request.text
-            request.output.append(token)
-            finish, request.text = rules.judge(token, len(request.output), before, stream.push(token))
-            self._note_logprobs(request, result, index, j)
-            self.probes.hit("sample.greedy" if request.params.greedy else "sample.random")
+            output.append(token)
+            finish = rules.judge(token, len(output), transcript)
             if finish is not None:
                 self.probes.hit(
                     "finish.length"
@@ -125,10 +123,14 @@ class Loop(Generic[Handle]):
                 )
                 self.probes.hit("finish.overshoot", count - 1 - j)
                 self.scheduler.finish(request, finish)
-                return
+                break
+        taken = len(output) - shown
+        self.probes.hit("sample.greedy" if request.params.greedy else "sample.random", taken)
+        self._note_logprobs(request, result, index, taken)
 
-    def _note_logprobs(self, request: Request, result: StepResult, index: int, j: int) -> None:
+    def _note_logprobs(self, request: Request, result: StepResult, index: int, taken: int) -> None:
         if request.params.wants_logprobs and result.logprobs is not None:
-            request.logprobs.append(result.logprobs[index][j])
-        if request.params.top_logprobs_num and result.top_logprobs is not None:
-            request.top_logprobs.append(result.top_logprobs[index][j][: request.params.top_logprobs_num])
+            request.logprobs.extend(result.logprobs[index][:taken])
+        best = request.params.top_logprobs_num
+        if best and result.top_logprobs is not None:
+            request.top_logprobs.extend(column[:best] for column in result.top_logprobs[index][:taken])

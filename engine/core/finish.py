@@ -7,15 +7,9 @@ run that also crosses the length limit ends as "stop" (the defect of sglang#3375
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 from engine.core.request import Finish, SamplingParams
-
-
-class TextStream(Protocol):
-    """Turns tokens into text. `push` returns the whole text so far."""
-
-    def push(self, token: int) -> str: ...
+from engine.core.transcript import Transcript
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,21 +26,23 @@ class StopRules:
         eos = frozenset() if params.ignore_eos else eos_ids
         return cls(eos | frozenset(params.stop_token_ids), params.stop, params.max_new_tokens)
 
-    def judge(self, token: int, count: int, before: str, text: str) -> tuple[Finish | None, str]:
-        """Judge one token.
+    def judge(self, token: int, count: int, transcript: Transcript) -> Finish | None:
+        """Judge one token, the `count`th of the output, and enter it in the transcript.
 
-        Args: the token; `count` output tokens including it; the text before it and with it.
-        Returns the finish or None, and the text to show (without the stop token's text, cut before a stop string).
+        Returns the finish or None. A stop token leaves no text; a stop string is cut off, with what follows it.
         """
         if token in self.stop_ids:
-            return Finish("stop", token), before
-        cut = self._first_stop_string(before, text)
+            return Finish("stop", token)
+        before = transcript.read() if self.stop_strings else ""
+        transcript.take(token)
+        cut = self._first_stop_string(before, transcript.read()) if self.stop_strings else None
         if cut is not None:
             start, matched = cut
-            return Finish("stop", matched), text[:start]
+            transcript.cut(start)
+            return Finish("stop", matched)
         if count >= self.max_new_tokens:
-            return Finish("length"), text
-        return None, text
+            return Finish("length")
+        return None
 
     def _first_stop_string(self, before: str, text: str) -> tuple[int, str] | None:
         hits = []

@@ -11,6 +11,7 @@ from typing import Final
 
 from engine.core.errors import LedgerError, RequestError
 from engine.core.metrics import SpecMetrics
+from engine.core.transcript import Transcript
 
 
 class Phase(Enum):
@@ -124,7 +125,7 @@ class Request:
     phase: Phase = Phase.WAITING
     row: int = 0
     output: list[int] = field(default_factory=list)
-    text: str = ""
+    transcript: Transcript | None = None  # of the output, from the loop that runs the request
     prefilled: int = 0  # positions covered by prefill launches since admission, cached prefix included
     prefill_target: int = 0  # positions that prefill must cover before decode rounds start
     retracting: bool = False
@@ -140,6 +141,11 @@ class Request:
         if to not in MOVES[self.phase]:
             raise LedgerError(f"request {self.rid} cannot move from {self.phase.value} to {to.value}")
         self.phase = to
+
+    @property
+    def text(self) -> str:
+        """What is shown so far: the output's text without its stop token, cut before a stop string."""
+        return "" if self.transcript is None else self.transcript.read()
 
     @property
     def tokens(self) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import tokenizers
@@ -62,9 +62,9 @@ class Detokenizer:
         self._shown = ""
         self._settled = 0
 
-    def push(self, token: int) -> str:
-        """Take one more id; return the whole text so far."""
-        self._ids.append(token)
+    def push(self, tokens: Sequence[int]) -> str:
+        """Take more ids, in runs of any length; return the whole text so far."""
+        self._ids.extend(tokens)
         seen = self._tokenizer.decode(self._ids[self._window :])
         ready = seen.rstrip(INCOMPLETE)
         self.text += ready[len(self._shown) :]

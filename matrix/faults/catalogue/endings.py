@@ -55,8 +55,8 @@ ENDING_FAULTS: Final[tuple[Fault, ...]] = (
         klass=KLASS,
         origin="sglang#28802 (B053)",
         file=FINISH,
-        old='            return Finish("stop", matched), text[:start]\n',
-        new='            return Finish("stop", matched), text\n',
+        old="            transcript.cut(start)\n",
+        new="",
         expected=("finish",),
         cells=("none.v1.pair.stop_string",),
         why="the stop string stays in the text",
@@ -77,8 +77,8 @@ ENDING_FAULTS: Final[tuple[Fault, ...]] = (
         klass=KLASS,
         origin="vllm#47616 (B105)",
         file=FINISH,
-        old='            return Finish("stop", token), before\n',
-        new='            return Finish("stop", token), text\n',
+        old='            return Finish("stop", token)\n',
+        new='            transcript.take(token)\n            return Finish("stop", token)\n',
         expected=("finish",),
         cells=("none.v1.pair.stop_token",),
         why="the text of the stop token is shown",
@@ -88,8 +88,8 @@ ENDING_FAULTS: Final[tuple[Fault, ...]] = (
         klass=METRIC,
         origin="sglang#21723 (B047)",
         file=FINISH,
-        old='            return Finish("stop", token), before\n',
-        new='            return Finish("stop"), before\n',
+        old='            return Finish("stop", token)\n',
+        new='            return Finish("stop")\n',
         expected=("finish",),
         cells=("none.v1.pair.stop_token",),
         why="a request does not say which token ended it",
@@ -102,7 +102,7 @@ ENDING_FAULTS: Final[tuple[Fault, ...]] = (
         old="            self._shown = self._tokenizer.decode(self._ids[self._window :])\n",
         new="            self._shown = self._tokenizer.decode(self._ids)\n",
         expected=("finish",),
-        cells=("none.v1.pair",),
+        cells=("none.v1.pair.stop_string",),
         why="text is lost where the window of the detokenizer moves",
     ),
     Fault(
@@ -110,12 +110,10 @@ ENDING_FAULTS: Final[tuple[Fault, ...]] = (
         klass="tokenizer",
         origin="sglang#25980 (B052): the boundary of a run taken for that of a token",
         file=LOOP,
-        old="            finish, request.text = rules.judge(token, len(request.output), before, stream.push(token))\n",
+        old="            finish = rules.judge(token, len(output), transcript)\n",
         new=(
-            "            pushed = stream.push(token)\n"
-            "            shown = before if 0 < j < count - 1 else pushed\n"
-            "            finish, request.text = rules.judge(token, len(request.output), before, shown)\n"
-            "            request.text = pushed if finish is None and j == count - 1 else request.text\n"
+            "            inside = StopRules(rules.stop_ids, (), rules.max_new_tokens)\n"
+            "            finish = (inside if 0 < j < count - 1 else rules).judge(token, len(output), transcript)\n"
         ),
         expected=("finish",),
         cells=("eagle3.s5.v2.p4.ragged.stop_string",),
@@ -148,8 +146,8 @@ ENDING_FAULTS: Final[tuple[Fault, ...]] = (
         klass="logprob",
         origin="sglang#14046 (B057), sglang#10660 (B058)",
         file=LOOP,
-        old="        if request.params.wants_logprobs and result.logprobs is not None:\n",
-        new="        if request.params.wants_logprobs and result.logprobs is not None and j == 0:\n",
+        old="            request.logprobs.extend(result.logprobs[index][:taken])\n",
+        new="            request.logprobs.extend(result.logprobs[index][:1])\n",
         expected=("finish",),
         cells=("standalone.pair.temperature",),
         why="only the first token of a round gets its log-probability",

@@ -16,6 +16,7 @@ from engine.core.prefix import PrefixCache
 from engine.core.probes import Probes
 from engine.core.request import Finish, Request, SamplingParams
 from engine.core.schedule import Scheduler
+from engine.core.transcript import Transcript
 from engine.core.window import Window
 from engine.loop import Loop
 
@@ -33,8 +34,8 @@ class Letters:
     def __init__(self) -> None:
         self.text = ""
 
-    def push(self, token: int) -> str:
-        self.text += chr(ord("a") + token)
+    def push(self, tokens: Sequence[int]) -> str:
+        self.text += "".join(chr(ord("a") + token) for token in tokens)
         return self.text
 
 
@@ -135,15 +136,15 @@ def toy_loop(*, lag, page_size, pages, width=1, rows=4, chunk=None, cache=True, 
 
 def reference(prompt: Sequence[int], params: SamplingParams, eos=()) -> tuple[list[int], str, Finish]:
     """What plain token-by-token decoding gives."""
-    rules, letters = StopRules.of(params, frozenset(eos)), Letters()
-    tokens, out, text = list(prompt), [], ""
+    rules, transcript = StopRules.of(params, frozenset(eos)), Transcript(Letters())
+    tokens, out = list(prompt), []
     while True:
         token = next_token(tokens)
         tokens.append(token)
         out.append(token)
-        finish, text = rules.judge(token, len(out), text, letters.push(token))
+        finish = rules.judge(token, len(out), transcript)
         if finish is not None:
-            return out, text, finish
+            return out, transcript.read(), finish
 
 
 def request(rid: int, prompt: Sequence[int], params: SamplingParams) -> Request:

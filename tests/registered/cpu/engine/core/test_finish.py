@@ -8,21 +8,32 @@ from hypothesis import strategies as st
 
 from engine.core.finish import StopRules, settled
 from engine.core.request import Finish, SamplingParams
+from engine.core.transcript import Transcript
 
 pytestmark = pytest.mark.register(est_seconds=3, tier="cpu", stage="pr")
 
 WORDS = ("a", "b", "ab", "ba", "abc", "", "cc", "bcab")
 
 
+class Words:
+    """Token -> word."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def push(self, tokens):
+        self.text += "".join(WORDS[token] for token in tokens)
+        return self.text
+
+
 def deliver(words, params, eos=frozenset()):
     """Hand a whole accepted run to the rules as the loop does. Returns (tokens kept, text, finish)."""
-    rules, text, full = StopRules.of(params, eos), "", ""
+    rules, transcript = StopRules.of(params, eos), Transcript(Words())
     for count, token in enumerate(words, 1):
-        full += WORDS[token]
-        finish, text = rules.judge(token, count, text, full)
+        finish = rules.judge(token, count, transcript)
         if finish is not None:
-            return count, text, finish
-    return len(words), text, None
+            return count, transcript.read(), finish
+    return len(words), transcript.read(), None
 
 
 def naive(words, params, eos=frozenset()):
@@ -119,10 +130,11 @@ def test_a_tail_that_begins_a_stop_string_is_not_settled(text, stop, length):
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(st.text("ab", max_size=8), st.lists(st.text("ab", min_size=1, max_size=4), max_size=3))
 def test_settled_text_is_never_taken_back(text, stop):
-    rules = StopRules(frozenset(), tuple(stop), 100)
-    shown, now = "", ""
+    rules, transcript = StopRules(frozenset(), tuple(stop), 100), Transcript(Words())
+    shown = ""
     for count, letter in enumerate(text, 1):
-        finish, now = rules.judge(0, count, now, now + letter)
+        finish = rules.judge(WORDS.index(letter), count, transcript)
+        now = transcript.read()
         end = len(now) if finish else settled(now, tuple(stop))
         assert end >= len(shown) and now.startswith(shown)
         shown = now[:end]

@@ -84,7 +84,7 @@ def test_text_grows_as_a_prefix_of_the_whole(tokenizer, ids):
     whole = tokenizer.decode(ids)
     shown = ""
     for token in ids:
-        text = stream.push(token)
+        text = stream.push([token])
         assert text.startswith(shown)
         shown = text
     assert whole.startswith(shown)
@@ -95,7 +95,16 @@ def test_text_grows_as_a_prefix_of_the_whole(tokenizer, ids):
 def test_a_whole_text_comes_back_whole(tokenizer, text):
     stream = Detokenizer(tokenizer)
     ids = tokenizer.encode(text)
-    assert [stream.push(token) for token in ids][-1] == tokenizer.decode(ids) == text
+    assert [stream.push([token]) for token in ids][-1] == tokenizer.decode(ids) == text
+
+
+@given(st.lists(st.lists(st.integers(0, 299), max_size=3 * WINDOW), max_size=5))
+def test_text_does_not_depend_on_the_runs_that_its_ids_come_in(tokenizer, runs):
+    one_by_one, in_runs = Detokenizer(tokenizer), Detokenizer(tokenizer)
+    for run in runs:
+        for token in run:
+            one_by_one.push([token])
+        assert in_runs.push(run) == one_by_one.text
 
 
 @pytest.mark.parametrize(
