@@ -159,7 +159,7 @@ class LLM:
         drafter = executor.drafter
         return {
             "algorithm": drafter.traits.name,
-            "num_steps": getattr(drafter, "steps", 0),
+            "num_steps": drafter.steps,
             "topk": max(drafter.topk, 1) if drafter.traits.drafts else 0,
             "num_draft_tokens": drafter.nodes,
             "lag": self.loop.lag,

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
 import torch
 
 from engine.core.algorithm import algorithm
@@ -13,20 +10,15 @@ from engine.core.ledger import Ledger
 from engine.core.prefix import PrefixCache
 from engine.core.probes import Probes
 from engine.core.schedule import Scheduler
-from engine.device.pool import KVPool
-from engine.device.relay import Relay
 from engine.device.staging import StagingRing
 from engine.device.table import SlotTable
 from engine.launch import DeviceExecutor, InFlight
 from engine.loop import Loop
-from engine.models.llama import Llama
-from engine.models.loader import load_draft, load_target
+from engine.models.loader import load_target
 from engine.models.tokenizer import Detokenizer, Tokenizer
-from engine.spec.autoregressive import AutoregressiveDrafter
-from engine.spec.drafter import Drafter
-from engine.spec.plain import PlainDrafter
+from engine.spec.catalogue import BuildContext, Locate, build_drafter, build_relay
 
-Locate = Callable[[str], Path]
+__all__ = ["Locate", "build"]
 
 
 def build(resolved: Resolved, facts: Facts, tokenizer: Tokenizer, locate: Locate) -> Loop[InFlight]:
@@ -35,10 +27,12 @@ def build(resolved: Resolved, facts: Facts, tokenizer: Tokenizer, locate: Locate
     slack = (resolved.lag + 1) * resolved.num_draft_tokens
     positions = resolved.context_length + slack
     target = load_target(locate(resolved.model_path), resolved.device, dtype, resolved.enable_deterministic_inference)
-    drafter, draft_pools = _drafter(resolved, facts, target, locate)
+    context = BuildContext(algorithm(resolved.algorithm), resolved, facts, target, locate)
+    context.pool(target, resolved.kv_stamps)
+    drafter = build_drafter(context)
     probes = Probes()
     ledger = Ledger(resolved.num_pages, resolved.page_size, strict=resolved.strict_memory == 2)
-    cache = PrefixCache(ledger, drafter.traits.key_span, resolved.radix_cache)
+    cache = PrefixCache(ledger, drafter.key_span, resolved.radix_cache)
     scheduler = Scheduler(
         ledger,
         cache,
@@ -48,15 +42,16 @@ def build(resolved: Resolved, facts: Facts, tokenizer: Tokenizer, locate: Locate
         slack=slack,
         chunk=resolved.chunked_prefill_size,
         context_length=resolved.context_length,
+        tell=drafter.traits.reads_host,
     )
     rows = resolved.max_running_requests + 1
     table_width = -(-positions // resolved.page_size) * resolved.page_size
     executor = DeviceExecutor(
         target,
         drafter,
-        (_pool(resolved, target, device, dtype, resolved.kv_stamps), *draft_pools),
+        tuple(context.pools),
         SlotTable(rows, table_width, resolved.page_size, device, resolved.kv_stamps),
-        Relay(rows, drafter.topk, drafter.carry, dtype, device),
+        build_relay(context.traits, rows, drafter, device),
         StagingRing(resolved.lag, device),
     )
     return Loop(
@@ -67,45 +62,4 @@ def build(resolved: Resolved, facts: Facts, tokenizer: Tokenizer, locate: Locate
         eos_ids=tokenizer.eos_ids,
         text_stream=lambda: Detokenizer(tokenizer),
         strict_memory=resolved.strict_memory,
-    )
-
-
-def _drafter(resolved: Resolved, facts: Facts, target: Llama, locate: Locate) -> tuple[Drafter, tuple[KVPool, ...]]:
-    traits = algorithm(resolved.algorithm)
-    if not traits.drafts:
-        return PlainDrafter(), ()
-    assert resolved.draft_path is not None and facts.draft is not None
-    device, dtype = torch.device(resolved.device), getattr(torch, resolved.dtype)
-    model = load_draft(
-        locate(resolved.draft_path),
-        traits.name,
-        target,
-        resolved.device,
-        dtype,
-        resolved.enable_deterministic_inference,
-    )
-    pool = _pool(resolved, model, device, dtype, stamps=False)
-    drafter = AutoregressiveDrafter(
-        traits,
-        model,
-        pool,
-        steps=resolved.num_steps,
-        topk=resolved.topk,
-        nodes=resolved.num_draft_tokens,
-        capture=facts.draft.aux_layers,
-    )
-    return drafter, (pool,)
-
-
-def _pool(resolved: Resolved, model: Llama, device: torch.device, dtype: torch.dtype, stamps: bool) -> KVPool:
-    return KVPool(
-        model.num_layers,
-        resolved.num_pages + 1,
-        resolved.page_size,
-        model.num_kv_heads,
-        model.head_dim,
-        dtype,
-        device,
-        stamps=stamps,
-        deterministic=resolved.enable_deterministic_inference,
     )

@@ -2,9 +2,12 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Final, Literal
 
 from engine.core.errors import ConfigError
+
+# Among captured states: the target's hidden state behind its final norm, which no layer's input is.
+FINAL: Final = -1
 
 
 class Topology(StrEnum):
@@ -26,17 +29,30 @@ class Traits:
     needs_hidden: the drafter reads hidden states that the target captures.
     reads_host: the drafter reads tokens on the host, so they must have been resolved.
     max_lag: how many launched steps may wait unread (0: spec v1 only, 1: v2 too).
-    key_span: tokens past a page's end that the page's draft KV depends on.
+    key_span: tokens past a page's end that the page's draft KV depends on, unless the drafter says otherwise.
+    draft_weights: "none"; "checkpoint": of the draft's own; "bundled": in the target's checkpoint unless one is named.
+    draft_architectures: endings of the names in a draft's config.json that the algorithm drives; empty: any.
+    adaptive: the depth of a round may change from round to round.
+    block: one forward drafts a whole block, whose size the draft's checkpoint gives.
+    target_verify_for_draft: the draft's forward has the target's verify shape, so it may share those graphs
+        (sglang#24999).
+    irregular: trees have the shape that the text suggests, topk children at most, and no fixed pool of candidates.
     """
 
     name: str
     summary: str
     topology: Topology
-    own_kv: bool
-    needs_hidden: bool
-    reads_host: bool
-    max_lag: int
-    key_span: int
+    own_kv: bool = False
+    needs_hidden: bool = False
+    reads_host: bool = False
+    max_lag: int = 1
+    key_span: int = 0
+    draft_weights: Literal["none", "checkpoint", "bundled"] = "none"
+    draft_architectures: tuple[str, ...] = ()
+    adaptive: bool = False
+    block: bool = False
+    target_verify_for_draft: bool = False
+    irregular: bool = False
 
     @property
     def drafts(self) -> bool:
@@ -45,48 +61,91 @@ class Traits:
 
     @property
     def needs_draft_model(self) -> bool:
-        """True if a checkpoint of a draft must be given."""
-        return self.own_kv
+        """True if the drafter has weights, its own or bundled ones."""
+        return self.draft_weights != "none"
 
 
 NONE: Final = Traits(
     name="NONE",
     summary="plain decoding: one token per step, the baseline of every comparison",
     topology=Topology.ROOT,
-    own_kv=False,
-    needs_hidden=False,
-    reads_host=False,
-    max_lag=1,
-    key_span=0,
+)
+EAGLE: Final = Traits(
+    name="EAGLE",
+    summary="a one-layer head over the target's last hidden state drafts, with the target's embedding and head",
+    topology=Topology.TREE,
+    own_kv=True,
+    needs_hidden=True,
+    key_span=1,
+    draft_weights="checkpoint",
+    draft_architectures=("ForCausalLMEagle", "EagleModel"),
+    adaptive=True,
+)
+EAGLE3: Final = Traits(
+    name="EAGLE3",
+    summary="a small head over three captured hidden states of the target drafts",
+    topology=Topology.TREE,
+    own_kv=True,
+    needs_hidden=True,
+    key_span=1,
+    draft_weights="checkpoint",
+    draft_architectures=("ForCausalLMEagle3",),
+    adaptive=True,
+)
+NEXTN: Final = Traits(
+    name="NEXTN",
+    summary="the multi-token-prediction layers that the target's checkpoint brings draft",
+    topology=Topology.TREE,
+    own_kv=True,
+    needs_hidden=True,
+    key_span=1,
+    draft_weights="bundled",
+    draft_architectures=("ForCausalLMNextN",),
+    adaptive=True,
 )
 STANDALONE: Final = Traits(
     name="STANDALONE",
     summary="a smaller language model with the target's tokenizer drafts",
     topology=Topology.TREE,
     own_kv=True,
-    needs_hidden=False,
-    reads_host=False,
-    max_lag=1,
     key_span=1,
+    draft_weights="checkpoint",
+    draft_architectures=("ForCausalLM",),
 )
-EAGLE3: Final = Traits(
-    name="EAGLE3",
-    summary="a one-layer head over three captured hidden states of the target drafts",
+NGRAM: Final = Traits(
+    name="NGRAM",
+    summary="what followed the same last tokens before, in any prompt, output or a given corpus, is drafted",
     topology=Topology.TREE,
+    reads_host=True,
+    max_lag=0,
+    irregular=True,
+)
+DFLASH: Final = Traits(
+    name="DFLASH",
+    summary="one forward over a block of mask tokens drafts all of it, from the target's hidden states",
+    topology=Topology.CHAIN,
     own_kv=True,
     needs_hidden=True,
-    reads_host=False,
-    max_lag=1,
-    key_span=1,
+    draft_weights="checkpoint",
+    draft_architectures=("DFlashDraftModel",),
+    block=True,
+    target_verify_for_draft=True,
 )
 
-ALGORITHMS: Final[tuple[Traits, ...]] = (NONE, STANDALONE, EAGLE3)
+ALGORITHMS: Final[tuple[Traits, ...]] = (NONE, EAGLE, EAGLE3, NEXTN, STANDALONE, NGRAM, DFLASH)
+
+_registered: dict[str, Traits] = {}
+
+
+def known_algorithms() -> tuple[Traits, ...]:
+    """The built-in rows and the registered ones, in the order of their registration."""
+    return (*ALGORITHMS, *_registered.values())
 
 
 def algorithm(name: str) -> Traits:
     """The traits of an algorithm by its name, in any case; ConfigError lists the names that exist."""
-    for traits in ALGORITHMS:
+    for traits in known_algorithms():
         if traits.name == name.upper():
             return traits
-    known = ", ".join(traits.name for traits in ALGORITHMS)
+    known = ", ".join(traits.name for traits in known_algorithms())
     raise ConfigError(f"speculative_algorithm {name!r} is unknown; it must be one of {known}")

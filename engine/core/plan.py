@@ -14,7 +14,8 @@ class PlanRow:
 
     `width` positions are written behind everything in flight. `bound` is the host's upper bound on the KV length
     after the step; the true length is in the relay. For a prefill chunk `start` is exact, `tokens` are its tokens and
-    `following` is the prompt token behind it (None: the chunk is the last, the sampled token follows).
+    `following` is the prompt token behind it (None: the chunk is the last, the sampled token follows). For a verify
+    round `tokens` are all the row's tokens if the drafter reads them on the host, else none.
     """
 
     rid: int

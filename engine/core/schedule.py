@@ -21,6 +21,7 @@ class Scheduler:
 
     width: positions one verify round writes per request (its root included). slack: positions that may be written
     past a request's last token by rounds launched before its end was known. chunk: tokens of one prefill step.
+    tell: verify rounds carry each row's tokens, for a drafter that reads them on the host.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class Scheduler:
         slack: int,
         chunk: int | None,
         context_length: int,
+        tell: bool = False,
     ) -> None:
         self.ledger = ledger
         self.cache = cache
@@ -43,6 +45,7 @@ class Scheduler:
         self.slack = slack
         self.chunk = chunk
         self.context_length = context_length
+        self.tell = tell
         self.requests: dict[int, Request] = {}
         self.waiting: list[Request] = []  # by age
         self.active: list[Request] = []  # running or draining, by age
@@ -180,6 +183,7 @@ class Scheduler:
                     added,
                     writers,
                     before,
+                    tokens=tuple(request.tokens) if self.tell else (),
                     window_pages=window_pages,
                     window_first=window_first,
                 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,6 +14,13 @@ from engine.device.relay import Relay
 from engine.device.table import SlotTable
 
 
+class Known(NamedTuple):
+    """What the host knows of one row: a number that stays with its text and is no other's, and all its tokens."""
+
+    key: int
+    tokens: tuple[int, ...]
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class StepBatch:
     """B requests by W positions, padded to the widest.
@@ -20,7 +28,7 @@ class StepBatch:
     rows [B]; start [B] KV length before the step; reach: host bound on start + W over the batch; root [B, 1] the bonus
     token of the previous round (of no meaning in a prefill step).
     slots [B, T] of positions 0..T-1, T = reach. lengths [B]: tokens of each chunk, None in a verify round, where
-    every row is W wide.
+    every row is W wide. known: in verify rounds of a drafter that reads tokens on the host, row by row.
     """
 
     rows: Tensor
@@ -30,6 +38,7 @@ class StepBatch:
     reach: int
     slots: Tensor
     lengths: Tensor | None
+    known: tuple[Known, ...] = ()
 
     @classmethod
     def of(cls, plan: StepPlan, relay: Relay, table: SlotTable) -> StepBatch:
@@ -42,7 +51,8 @@ class StepBatch:
             start = torch.tensor([r.start for r in plan.rows], device=device)
             lengths = torch.tensor([r.width for r in plan.rows], device=device)
         reach = max(r.bound for r in plan.rows)
-        return cls(rows, start, root, max(r.width for r in plan.rows), reach, table.read(rows, reach), lengths)
+        known = () if plan.prefill else tuple(Known(r.rid, r.tokens) for r in plan.rows if r.tokens)
+        return cls(rows, start, root, max(r.width for r in plan.rows), reach, table.read(rows, reach), lengths, known)
 
     def write_slots(self, offsets: Tensor) -> Tensor:
         """Slots of positions start + offsets; offsets [W] or [B, W] -> [B, W]. Past a chunk's end: padding slot 0."""

@@ -5,7 +5,8 @@ Always on, at every timing: a step's inputs never come from the host's knowledge
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -13,30 +14,28 @@ from torch import Tensor
 from engine.device.sample import SamplingRows
 
 
-class DraftState(NamedTuple):
-    """What a drafter carries from one round to the next, one line per request of the batch.
+class Carry(NamedTuple):
+    """One tensor that a drafter takes from one round to the next: its name, its shape per request, its dtype."""
 
-    ids [B, k] int64 target-vocabulary proposals for depth 1, best first; probs [B, k] float32 their probabilities;
-    hidden [B, C] the stream behind them (C = 0 for a drafter that carries none).
-    """
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
 
-    ids: Tensor
-    probs: Tensor
-    hidden: Tensor
+
+# The carried tensors of a batch by name, each [B, *shape].
+DraftState: TypeAlias = Mapping[str, Tensor]
 
 
 class Relay:
     """Device buffers indexed by request row.
 
-    head [R, 2]: tokens in the target's KV, and the bonus token, known but not in KV. Sampling parameters are uploaded
-    once per residence of a request.
+    head [R, 2]: tokens in the target's KV, and the bonus token, known but not in KV. carried: a buffer [R, *shape]
+    for each Carry of the drafter. Sampling parameters are uploaded once per residence of a request.
     """
 
-    def __init__(self, rows: int, topk: int, carry: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, rows: int, carries: tuple[Carry, ...], device: torch.device) -> None:
         self.head = torch.zeros(rows, 2, dtype=torch.int64, device=device)
-        self.ids = torch.zeros(rows, topk, dtype=torch.int64, device=device)
-        self.probs = torch.zeros(rows, topk, dtype=torch.float32, device=device)
-        self.hidden = torch.zeros(rows, carry, dtype=dtype, device=device)
+        self.carried = {c.name: torch.zeros(rows, *c.shape, dtype=c.dtype, device=device) for c in carries}
         self.sampling = SamplingRows(
             torch.zeros(rows, dtype=torch.float32, device=device),
             torch.zeros(rows, dtype=torch.int64, device=device),
@@ -54,16 +53,13 @@ class Relay:
         return head[:, 0], head[:, 1:]
 
     def stash(self, rows: Tensor, state: DraftState) -> None:
-        """Keep the drafter's state of the batch."""
-        self.ids.index_copy_(0, rows, state.ids)
-        self.probs.index_copy_(0, rows, state.probs)
-        self.hidden.index_copy_(0, rows, state.hidden)
+        """Keep the drafter's state of the batch, every tensor of it."""
+        for name, buffer in self.carried.items():
+            buffer.index_copy_(0, rows, state[name])
 
     def state(self, rows: Tensor) -> DraftState:
         """The drafter's state of the batch."""
-        return DraftState(
-            self.ids.index_select(0, rows), self.probs.index_select(0, rows), self.hidden.index_select(0, rows)
-        )
+        return {name: buffer.index_select(0, rows) for name, buffer in self.carried.items()}
 
     def sampling_of(self, rows: Tensor) -> SamplingRows:
         """The sampling parameters of the batch."""

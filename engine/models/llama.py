@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from engine.core.algorithm import FINAL
 from engine.models.config import ModelConfig
 from engine.models.layers import Attend, Layer, Norm, linear, stored, twin_rows
 from engine.models.rope import rotations
@@ -58,8 +59,9 @@ class Llama:
     ) -> tuple[Tensor, Tensor | None]:
         """tokens and positions int64 [B, W] -> hidden [B, W, H] behind the final norm, and the captured states.
 
-        capture: for each i the residual stream as it enters layer i (num_layers: as it leaves the last), side by
-        side in that order [B, W, len(capture) * H]; None if nothing is captured.
+        capture: for each i the residual stream as it enters layer i (num_layers: as it leaves the last; FINAL: the
+        hidden state behind the final norm), side by side in that order [B, W, len(capture) * H]; None if nothing is
+        captured.
         """
         batch, width = tokens.shape
         rows, hidden = batch * width, self.hidden_size
@@ -73,12 +75,14 @@ class Llama:
             if states is not None:
                 self._keep(x, i, capture, states)
             layer(x, turn, attend, i, space)
+        final = self.norm.whole(x[:rows], self.final_norm)
         if states is not None:
             self._keep(x, self.num_layers, capture, states)
-        return self.norm.whole(x[:rows], self.final_norm).view(batch, width, hidden), states
+            self._keep(final, FINAL, capture, states)
+        return final.view(batch, width, hidden), states
 
     def _keep(self, x: Tensor, layer: int, capture: tuple[int, ...], states: Tensor) -> None:
-        """Copy x into each column block of `states` that asks for the state entering `layer`."""
+        """Copy x into each column block of `states` that asks for `layer`."""
         hidden = self.hidden_size
         for slot, wanted in enumerate(capture):
             if wanted == layer:

@@ -15,7 +15,7 @@ from engine.models.standalone import Standalone
 from engine.models.tokenizer import tokenizer_hash
 from engine.models.weights import load_weights
 
-__all__ = ["facts", "load_draft", "load_model_config", "load_target", "load_weights"]
+__all__ = ["facts", "load_eagle3", "load_model_config", "load_standalone", "load_target", "load_weights"]
 
 
 def facts(model_path: str | Path, draft_path: str | Path | None, device: str) -> Facts:
@@ -55,23 +55,21 @@ def load_target(path: str | Path, device: str, dtype: torch.dtype, deterministic
     return Llama(config, load_weights(path, place, dtype), place, dtype, deterministic)
 
 
-def load_draft(
-    path: str | Path, algorithm: str, target: Llama, device: str, dtype: torch.dtype, deterministic: bool = True
-) -> Standalone | Eagle3:
-    """The draft of `algorithm` (STANDALONE or EAGLE3), for positions as far as the target's.
+def load_standalone(
+    path: str | Path, target: Llama, device: str, dtype: torch.dtype, deterministic: bool = True
+) -> Standalone:
+    """A language model as a draft, for positions as far as the target's. ConfigError as for a target."""
+    config = _expect(path, TARGET_ARCHITECTURES, "a STANDALONE draft")
+    place, reach = torch.device(device), target.config.context_length
+    return Standalone(
+        Llama(config, load_weights(path, place, dtype), place, dtype, deterministic, context_length=reach)
+    )
 
-    ConfigError as for a target, or if the draft does not fit the target's width, layers or vocabulary.
-    """
-    place = torch.device(device)
-    reach = target.config.context_length
-    if algorithm == "STANDALONE":
-        config = _expect(path, TARGET_ARCHITECTURES, "a STANDALONE draft")
-        weights = load_weights(path, place, dtype)
-        return Standalone(Llama(config, weights, place, dtype, deterministic, context_length=reach))
-    if algorithm == "EAGLE3":
-        config = _expect(path, EAGLE3_ARCHITECTURES, "an EAGLE3 draft")
-        return Eagle3(config, load_weights(path, place, dtype), target, deterministic)
-    raise ConfigError(f"algorithm {algorithm!r} has no draft model; allowed: STANDALONE, EAGLE3")
+
+def load_eagle3(path: str | Path, target: Llama, device: str, dtype: torch.dtype, deterministic: bool = True) -> Eagle3:
+    """An EAGLE-3 head. ConfigError as for a target, or if it does not fit the target's width, layers or vocabulary."""
+    config = _expect(path, EAGLE3_ARCHITECTURES, "an EAGLE3 draft")
+    return Eagle3(config, load_weights(path, torch.device(device), dtype), target, deterministic)
 
 
 def _expect(path: str | Path, architectures: tuple[str, ...], role: str) -> ModelConfig:

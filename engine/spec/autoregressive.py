@@ -16,7 +16,7 @@ from engine.core.tree import max_depth
 from engine.device.attention import DraftAttention, StepAttention
 from engine.device.batch import StepBatch, causal_bias, count, prefix_bias
 from engine.device.pool import KVPool
-from engine.device.relay import DraftState, Relay
+from engine.device.relay import Carry, DraftState, Relay
 from engine.spec.drafter import DraftTree, Verdict, chain
 from kernels.expand_topk import expand_topk
 from kernels.select_tree import select_tree
@@ -63,7 +63,18 @@ class AutoregressiveDrafter:
         self.nodes = nodes
         self.depth = max_depth(steps, nodes)
         self.capture = capture if traits.needs_hidden else ()
-        self.carry = model.carry_width
+        self.key_span = traits.key_span
+        self.carries = self._carries(model.carry_width)
+
+    def _carries(self, width: int) -> tuple[Carry, ...]:
+        """ids [topk] proposals for depth 1, best first; probs [topk] theirs (a chain needs none); hidden [width] the
+        stream behind them (none for a model that carries none)."""
+        found = [Carry("ids", (self.topk,), torch.int64)]
+        if self.topk > 1:
+            found.append(Carry("probs", (self.topk,), torch.float32))
+        if width:
+            found.append(Carry("hidden", (width,), self.pool.data.dtype))
+        return tuple(found)
 
     def prime(
         self, batch: StepBatch, tokens: Tensor, aux: Tensor | None, sampled: Tensor, following: Tensor
@@ -91,7 +102,7 @@ class AutoregressiveDrafter:
         out = self.model.forward(tokens, positions, aux, attend)
         last = out.gather(1, (kept - 1)[:, None, None].expand(-1, 1, out.shape[2]))
         probs, ids = self._top(last)
-        return DraftState(ids[:, 0], probs[:, 0], last[:, 0, : self.carry])
+        return {"ids": ids[:, 0], "probs": probs[:, 0], "hidden": last[:, 0]}
 
     def _top(self, out: Tensor) -> tuple[Tensor, Tensor]:
         """The best topk of each row: probabilities and target ids, [..., topk], best first."""
@@ -104,10 +115,13 @@ class AutoregressiveDrafter:
         return probs, self.model.to_target(ids)
 
     def _chain(self, batch: StepBatch, state: DraftState, reach: int) -> DraftTree:
-        tokens = [batch.root, state.ids]
-        hidden = state.hidden[:, None]
-        attend = self._draft_attention(batch, reach, self.steps - 1)
-        for step in range(self.steps - 1):
+        if batch.width == 1:
+            return chain(batch.root)
+        tokens = [batch.root, state["ids"]]
+        hidden = state["hidden"][:, None] if "hidden" in state else None
+        deeper = batch.width - 2
+        attend = self._draft_attention(batch, reach, deeper)
+        for step in range(deeper):
             attend.begin(step)
             hidden = self.model.forward(tokens[-1], (batch.start + step)[:, None], hidden, attend)
             tokens.append(self._top(hidden)[1][:, 0])
@@ -116,11 +130,11 @@ class AutoregressiveDrafter:
     def _tree(self, batch: StepBatch, state: DraftState, reach: int) -> DraftTree:
         """Best-first expansion (EAGLE-2): the topk best of each step's topk**2 children live on, every candidate of
         every step may be selected."""
-        (batch_size, topk), device = state.ids.shape, state.ids.device
-        candidate_ids, candidate_scores = [state.ids], [state.probs]
+        tokens, scores = state["ids"], state["probs"]
+        (batch_size, topk), device = tokens.shape, tokens.device
+        candidate_ids, candidate_scores = [tokens], [scores]
         parents = [torch.arange(-1, topk, device=device).expand(batch_size, -1)]
-        tokens, scores = state.ids, state.probs
-        hidden = state.hidden[:, None].expand(-1, topk, -1)
+        hidden = state["hidden"][:, None].expand(-1, topk, -1) if "hidden" in state else None
         attend = self._draft_attention(batch, reach, (self.steps - 1) * topk)
         own = seen = torch.eye(topk, dtype=torch.bool, device=device).expand(batch_size, -1, -1)
         for step in range(self.steps - 1):

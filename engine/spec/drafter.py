@@ -11,7 +11,7 @@ from torch import Tensor
 
 from engine.core.algorithm import Traits
 from engine.device.batch import StepBatch, count
-from engine.device.relay import DraftState, Relay
+from engine.device.relay import Carry, DraftState, Relay
 
 
 class DraftTree(NamedTuple):
@@ -41,14 +41,20 @@ class Verdict(NamedTuple):
 
 
 class Drafter(Protocol):
-    """Proposes trees. prime and absorb return the state that the relay keeps for the next round, None for none."""
+    """Proposes trees. prime and absorb return the state that the relay keeps for the next round, None for none.
+
+    A round is batch.width nodes wide. A chain drafter fills whatever width a round has (1: the root alone); a tree
+    drafter is always given its own `nodes`.
+    """
 
     traits: Traits
-    nodes: int  # N, root included
-    depth: int  # D
-    capture: tuple[int, ...]  # target layers whose input states are needed
-    topk: int  # width of DraftState.ids
-    carry: int  # width of DraftState.hidden
+    nodes: int  # N, root included: the widest round
+    depth: int  # D, the longest path of the widest round
+    steps: int  # depth that was asked for, 0 for none
+    topk: int  # children of a node at most, 0 for none
+    capture: tuple[int, ...]  # target layers whose input states are needed; FINAL: behind the final norm
+    carries: tuple[Carry, ...]  # what the relay keeps between rounds
+    key_span: int  # tokens past a page's end that the page's draft KV depends on
 
     def prime(
         self, batch: StepBatch, tokens: Tensor, aux: Tensor | None, sampled: Tensor, following: Tensor

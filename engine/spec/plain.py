@@ -6,7 +6,7 @@ from torch import Tensor
 
 from engine.core.algorithm import NONE
 from engine.device.batch import StepBatch
-from engine.device.relay import Relay
+from engine.device.relay import Carry, Relay
 from engine.spec.drafter import DraftTree, Verdict, chain
 
 
@@ -15,10 +15,9 @@ class PlainDrafter:
 
     traits = NONE
     nodes = 1
-    depth = 0
+    depth = steps = topk = key_span = 0
     capture: tuple[int, ...] = ()
-    topk = 0
-    carry = 0
+    carries: tuple[Carry, ...] = ()
 
     def prime(self, batch: StepBatch, tokens: Tensor, aux: Tensor | None, sampled: Tensor, following: Tensor) -> None:
         return None

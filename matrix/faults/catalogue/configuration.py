@@ -7,6 +7,7 @@ from matrix.faults.fault import Edit, Fault
 DEFAULT: Final = "wrong or flipped default"
 SILENT: Final = "silent fallback / ignored parameter"
 BUILD: Final = "engine/build.py"
+CATALOGUE: Final = "engine/spec/catalogue.py"
 DEFAULTS: Final = "engine/core/defaults.py"
 
 CONFIGURATION_FAULTS: Final[tuple[Fault, ...]] = (
@@ -91,7 +92,7 @@ CONFIGURATION_FAULTS: Final[tuple[Fault, ...]] = (
         id="tree-downgraded",
         klass=SILENT,
         origin="sglang#21062: topk above 1",
-        file=BUILD,
+        file=CATALOGUE,
         old="        topk=resolved.topk,\n        nodes=resolved.num_draft_tokens,\n",
         new="        topk=1,\n        nodes=resolved.num_steps + 1,\n",
         expected=("effective",),
@@ -136,12 +137,12 @@ CONFIGURATION_FAULTS: Final[tuple[Fault, ...]] = (
         id="depth-clipped",
         klass=SILENT,
         origin="sglang#24055: a pruned step that falls back",
-        file=BUILD,
+        file=CATALOGUE,
         old="        steps=resolved.num_steps,\n",
         new="        steps=min(resolved.num_steps, 2),\n",
         expected=("effective",),
         cells=("eagle3.s5.v2.m4.burst",),
         why="a chain drafts two tokens whatever depth was resolved",
-        also=(Edit(BUILD, "        nodes=resolved.num_draft_tokens,\n", "        nodes=3,\n"),),
+        also=(Edit(CATALOGUE, "        nodes=resolved.num_draft_tokens,\n", "        nodes=3,\n"),),
     ),
 )

@@ -16,7 +16,9 @@ from engine.core.schedule import Scheduler
 pytestmark = pytest.mark.register(est_seconds=2, tier="cpu", stage="pr")
 
 
-def scheduler_of(pages=40, size=2, rows=4, width=3, chunk=None, slack=3, cache=False, context=200) -> Scheduler:
+def scheduler_of(
+    pages=40, size=2, rows=4, width=3, chunk=None, slack=3, cache=False, context=200, **more: bool
+) -> Scheduler:
     ledger = Ledger(pages, size, strict=True)
     return Scheduler(
         ledger,
@@ -27,6 +29,7 @@ def scheduler_of(pages=40, size=2, rows=4, width=3, chunk=None, slack=3, cache=F
         slack=slack,
         chunk=chunk,
         context_length=context,
+        tell=tell,
     )
 
 
@@ -107,6 +110,21 @@ def test_a_round_reserves_behind_everything_in_flight():
     third = scheduler.plan()
     assert third.rows[0].bound == 4 + 1 + 3 + 3
     assert scheduler.probes.counts["page.crossed"] == 3
+
+
+def test_a_drafter_that_reads_the_host_is_told_every_token_of_a_round():
+    scheduler = scheduler_of(tell=True)
+    first, second = queue(scheduler, 4, 2)
+    chunks = turn(scheduler)
+    assert [row.tokens for row in chunks.rows] == [first.prompt, second.prompt]
+    for _ in range(2):
+        plan = scheduler.plan()
+        assert [row.tokens for row in plan.rows] == [(*r.prompt, *r.output) for r in (first, second)]
+        resolve(scheduler, plan)
+    untold = scheduler_of()
+    queue(untold, 4)
+    turn(untold)
+    assert untold.plan().rows[0].tokens == ()
 
 
 def test_the_chunk_budget_is_shared_and_carries_over():

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from engine.core.plan import PlanRow, StepPlan
-from engine.device.batch import StepBatch, causal_bias, count, prefix_bias, tree_bias
+from engine.device.batch import Known, StepBatch, causal_bias, count, prefix_bias, tree_bias
 from engine.device.relay import Relay
 from engine.device.table import SlotTable
 from kernels.tree_layout.cases import random_parents
@@ -74,7 +74,7 @@ def world(page_size=3):
     """Rows 2 and 1 own scattered pages; the relay says other lengths than any plan."""
     table = SlotTable(4, 12, page_size, CPU, stamps=False)
     table.extend([PlanRow(9, 2, 1, 1, (5, 2, 7), (9, 9, 9), 0), PlanRow(8, 1, 1, 1, (3, 6), (8, 8), 0)])
-    relay = Relay(4, 0, 0, torch.float32, CPU)
+    relay = Relay(4, (), CPU)
     relay.publish(torch.tensor([2, 1]), torch.tensor([4, 2]), torch.tensor([[77], [66]]))
     return relay, table
 
@@ -98,6 +98,16 @@ def test_a_round_reads_lengths_and_roots_from_the_relay():
         [slot((5, 2, 7), p) for p in (4, 5, 6)],
         [slot((3, 6), p) for p in (2, 3, 4)],
     ]
+
+
+def test_what_the_host_knows_comes_row_by_row_in_rounds_only():
+    relay, table = world()
+    told = (PlanRow(9, 2, 3, 8, (), (), 3, tokens=(1, 2)), PlanRow(8, 1, 3, 5, (), (), 2, tokens=(3,)))
+    assert StepBatch.of(StepPlan(False, told, True, -1), relay, table).known == (Known(9, (1, 2)), Known(8, (3,)))
+    untold = (PlanRow(9, 2, 3, 8, (), (), 3), PlanRow(8, 1, 3, 5, (), (), 2))
+    assert StepBatch.of(StepPlan(False, untold, True, -1), relay, table).known == ()
+    prefill = (PlanRow(9, 2, 4, 7, (), (), 3, 3, (1, 2, 3, 4)),)
+    assert StepBatch.of(StepPlan(True, prefill, True, -1), relay, table).known == ()
 
 
 def test_a_prefill_reads_starts_from_the_plan_and_pads_into_slot_0():

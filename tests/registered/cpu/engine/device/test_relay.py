@@ -5,15 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.device.relay import DraftState, Relay
+from engine.device.relay import Carry, Relay
 
 pytestmark = pytest.mark.register(est_seconds=2, tier="cpu", stage="pr")
 
 CPU = torch.device("cpu")
 
 
-def relay_of(topk=2, carry=3):
-    return Relay(5, topk, carry, torch.float32, CPU)
+CARRIES = (Carry("ids", (2,), torch.int64), Carry("hidden", (3, 4), torch.float16), Carry("age", (), torch.int64))
+
+
+def relay_of(carries=CARRIES):
+    return Relay(5, carries, CPU)
 
 
 def test_lengths_and_roots_come_back_in_the_order_asked():
@@ -36,17 +39,27 @@ def test_what_was_read_does_not_change_when_the_row_does():
 
 def test_a_drafters_state_comes_back_by_row():
     relay = relay_of()
-    state = DraftState(torch.tensor([[1, 2], [3, 4]]), torch.tensor([[0.5, 0.25], [0.75, 0.125]]), torch.rand(2, 3))
+    state = {
+        "ids": torch.tensor([[1, 2], [3, 4]]),
+        "hidden": torch.rand(2, 3, 4).half(),
+        "age": torch.tensor([8, 9]),
+    }
     relay.stash(torch.tensor([4, 2]), state)
     again = relay.state(torch.tensor([2, 4]))
-    for kept, given in zip(again, state, strict=True):
-        assert torch.equal(kept, given.flip(0))
-    assert not relay.ids[[0, 1, 3]].any()
+    assert list(again) == ["ids", "hidden", "age"]
+    for carry in CARRIES:
+        assert torch.equal(again[carry.name], state[carry.name].flip(0))
+        assert (again[carry.name].shape, again[carry.name].dtype) == ((2, *carry.shape), carry.dtype)
+        assert not relay.carried[carry.name][[0, 1, 3]].any()
+
+
+def test_a_state_that_lacks_a_carry_is_a_bug():
+    with pytest.raises(KeyError, match="hidden"):
+        relay_of().stash(torch.tensor([1]), {"ids": torch.tensor([[1, 2]])})
 
 
 def test_nothing_is_carried_for_a_drafter_that_carries_nothing():
-    state = relay_of(topk=0, carry=0).state(torch.tensor([1, 2]))
-    assert state.ids.shape == state.hidden.shape == (2, 0)
+    assert relay_of(()).state(torch.tensor([1, 2])) == {}
 
 
 def test_sampling_parameters_of_the_batch():

@@ -10,7 +10,7 @@ from torch import Tensor
 from engine.core.errors import ConfigError
 from engine.device.attention import DraftAttention
 from engine.models.config import load_model_config
-from engine.models.loader import load_draft, load_target
+from engine.models.loader import load_eagle3, load_target
 from engine.models.weights import load_weights
 from matrix.zoo.eagle_net import EagleNet
 from matrix.zoo.recipes import Shape
@@ -28,7 +28,7 @@ def draft(llama_folder, eagle_folder):
 
     def build(deterministic: bool = True, **changes: object):
         target = load_target(llama_folder(), "cpu", torch.float32)
-        return load_draft(eagle_folder(**changes), "EAGLE3", target, "cpu", torch.float32, deterministic)
+        return load_eagle3(eagle_folder(**changes), target, "cpu", torch.float32, deterministic)
 
     return build
 
@@ -114,7 +114,7 @@ def test_aux_layers_are_the_states_behind_the_named_layers(draft):
 
 def test_aux_layers_default_to_two_the_middle_and_three_from_the_end(llama_folder, eagle_folder):
     target = load_target(llama_folder(num_hidden_layers=9), "cpu", torch.float32)
-    model = load_draft(eagle_folder(eagle_config=None), "EAGLE3", target, "cpu", torch.float32)
+    model = load_eagle3(eagle_folder(eagle_config=None), target, "cpu", torch.float32)
     assert model.aux_layers == (2, 4, 6)
 
 
@@ -122,7 +122,7 @@ def test_embeddings_and_head_come_from_the_target_where_missing(llama_folder, ea
     target = load_target(llama_folder(), "cpu", torch.float32)
     shared = {"drop": ("embed_tokens.weight", "lm_head.weight", "d2t", "t2d")}
     folder = eagle_folder(hidden_size=48, head_dim=16, draft_vocab_size=97, **shared)
-    model = load_draft(folder, "EAGLE3", target, "cpu", torch.float32)
+    model = load_eagle3(folder, target, "cpu", torch.float32)
     own = load_weights(folder, "cpu", torch.float32)
     assert torch.equal(model.head, target.head * model.norm.scale(own["norm.weight"])[:, None])
     scale = model.norm.scale(own["midlayer.input_layernorm.weight"])
@@ -136,8 +136,8 @@ def test_vllm_names_load_as_well(llama_folder, eagle_folder, tmp_path):
     renamed = {"model." + k.replace("midlayer.", "layers.0."): w for k, w in weights.items()}
     other = eagle_folder("other", drop=tuple(weights))
     save_file(renamed, other / "model.safetensors")
-    one = load_draft(tmp_path / "eagle", "EAGLE3", target, "cpu", torch.float32)
-    two = load_draft(other, "EAGLE3", target, "cpu", torch.float32)
+    one = load_eagle3(tmp_path / "eagle", target, "cpu", torch.float32)
+    two = load_eagle3(other, target, "cpu", torch.float32)
     assert torch.equal(one.layer.qkv, two.layer.qkv)
     assert torch.equal(one.id_map, two.id_map)
 

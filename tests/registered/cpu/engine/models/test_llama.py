@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+from engine.core.algorithm import FINAL
 from engine.core.errors import ConfigError
 from engine.models.layers import rows_keep_their_bits
 from engine.models.llama import POSITION_MARGIN
@@ -125,9 +126,9 @@ def test_hidden_and_captured_states_match_transformers(pair, paged):
     states = theirs(TOKENS, output_hidden_states=True).hidden_states
     positions = torch.arange(40).expand(3, 40)
     attend = paged(ours, 3, 40).attend([0, 1, 2], [0, 0, 0], torch.ones(40, 40).tril().bool())
-    hidden, aux = ours.forward(TOKENS, positions, attend, capture=(2, 0, 2))
+    hidden, aux = ours.forward(TOKENS, positions, attend, capture=(2, FINAL, 0, 2))
     close(hidden, states[-1])
-    close(aux, torch.cat((states[2], states[0], states[2]), -1))
+    close(aux, torch.cat((states[2], states[-1], states[0], states[2]), -1))
 
 
 @torch.inference_mode()

@@ -11,7 +11,7 @@ from tokenizers.models import WordLevel
 
 from engine.core.config import DraftFacts, Facts
 from engine.core.errors import ConfigError
-from engine.models.loader import facts, load_draft, load_target
+from engine.models.loader import facts, load_eagle3, load_standalone, load_target
 from engine.models.tokenizer import tokenizer_hash
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
@@ -60,11 +60,9 @@ def test_roles(llama_folder, eagle_folder):
     with pytest.raises(ConfigError, match="is a LlamaForCausalLMEagle3, a target model must be LlamaForCausalLM"):
         facts(eagle, None, "cpu")
     with pytest.raises(ConfigError, match="is a LlamaForCausalLMEagle3, a STANDALONE draft must be LlamaForCausalLM"):
-        load_draft(eagle, "STANDALONE", target, "cpu", torch.float32)
+        load_standalone(eagle, target, "cpu", torch.float32)
     with pytest.raises(ConfigError, match="is a LlamaForCausalLM, an EAGLE3 draft must be LlamaForCausalLMEagle3"):
-        load_draft(llama_folder("draft"), "EAGLE3", target, "cpu", torch.float32)
-    with pytest.raises(ConfigError, match="algorithm 'NONE' has no draft model; allowed: STANDALONE, EAGLE3"):
-        load_draft(eagle, "NONE", target, "cpu", torch.float32)
+        load_eagle3(llama_folder("draft"), target, "cpu", torch.float32)
 
 
 def test_a_pytorch_checkpoint_is_not_loaded(llama_folder):

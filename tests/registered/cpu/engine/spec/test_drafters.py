@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -63,11 +63,13 @@ class Watch:
     inner: Any
     rounds: list[Round] = field(default_factory=list)
     events: list[Call | Round] = field(default_factory=list)
+    states: list[Any] = field(default_factory=list)
 
     def __getattr__(self, name: str) -> object:
         return getattr(self.inner, name)
 
     def propose(self, batch, relay):
+        self.states.append(relay.state(batch.rows))
         self.rounds.append(Round(batch, self.inner.propose(batch, relay)))
         self.events.append(self.rounds[-1])
         return self.rounds[-1].tree
@@ -169,6 +171,23 @@ def test_draft_forwards_stand_at_the_positions_of_their_tokens(zoo, shape):
         assert extend.tokens[0, :kept].tolist()[: len(told)] == told[:kept]
 
 
+@pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE3"])
+def test_a_chain_fills_whatever_width_a_round_has(zoo, algorithm):
+    """The steps of a round may change from round to round (sglang#24055); a narrower round drafts the same start."""
+    llm, watch = watched(zoo, algorithm, 4, 1, 5, spec_version="v1")
+    llm.add(PROMPTS[0], SAMPLED)
+    relay = llm.loop.executor.relay
+    while llm.step() and len(watch.rounds) < 3:
+        pass
+    batch, tree = watch.rounds[-1].batch, watch.rounds[-1].tree
+    with torch.inference_mode():
+        relay.stash(batch.rows, watch.states[-1])
+        for width in (4, 2, 1):
+            narrow = watch.inner.propose(replace(batch, width=width, reach=batch.reach - 5 + width), relay)
+            assert torch.equal(narrow.tokens, tree.tokens[:, :width])
+            assert narrow.depth == width - 1 and narrow.ancestors is None
+
+
 def rounds_with_calls(events, drafts):
     """Events come as the draft calls of a round, the round, and the write of what was accepted."""
     size = drafts + 2
@@ -235,7 +254,7 @@ class PathByPath(Watch):
     def propose(self, batch, relay):
         drafter = self.inner
         state = relay.state(batch.rows)
-        first = zip(state.ids[0].tolist(), state.probs[0].tolist(), strict=True)
+        first = zip(state["ids"][0].tolist(), state["probs"][0].tolist(), strict=True)
         candidates = beams = [((token,), score) for token, score in first]
         for _ in range(drafter.steps - 1):
             grown = [child for path, score in beams for child in self.children(batch, state, path, score)]
@@ -248,7 +267,7 @@ class PathByPath(Watch):
         drafter, reach = self.inner, batch.reach - batch.width
         bias = prefix_bias(batch.start, reach, drafter.pool.data.dtype)
         attend = DraftAttention(drafter.pool, batch.slots[:, :reach], bias, len(path))
-        hidden = state.hidden[:, None]
+        hidden = state["hidden"][:, None] if "hidden" in state else None
         for i, token in enumerate(path):
             attend.begin(i)
             hidden = drafter.model.forward(torch.tensor([[token]]), (batch.start + i)[:, None], hidden, attend)

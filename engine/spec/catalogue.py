@@ -1,0 +1,140 @@
+"""The builders: how each algorithm's drafter comes to be. The one place beside the traits that names algorithms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol, TypeAlias
+
+import torch
+
+from engine.core.algorithm import Traits
+from engine.core.config import Facts, Resolved
+from engine.core.errors import ConfigError
+from engine.device.pool import KVPool
+from engine.device.relay import Relay
+from engine.models.llama import Llama
+from engine.models.loader import load_eagle3, load_standalone
+from engine.spec.autoregressive import AutoregressiveDrafter, DraftModel
+from engine.spec.drafter import Drafter
+from engine.spec.plain import PlainDrafter
+
+Locate: TypeAlias = Callable[[str], Path]
+
+
+class KeepsKV(Protocol):
+    """The shape of a model's keys and values."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True, eq=False)
+class BuildContext:
+    """Everything that a builder may use.
+
+    locate: from a model's name to its folder. pools: those made so far, in order; the engine keeps them.
+    """
+
+    traits: Traits
+    resolved: Resolved
+    facts: Facts
+    target: Llama
+    locate: Locate
+    pools: list[KVPool] = field(default_factory=list)
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device(self.resolved.device)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        found: torch.dtype = getattr(torch, self.resolved.dtype)
+        return found
+
+    @property
+    def draft_folder(self) -> Path:
+        """The folder of the draft's weights; the target's own for bundled ones. ConfigError if there is none."""
+        if self.resolved.draft_path is None:
+            raise ConfigError(f"speculative_algorithm {self.traits.name} was resolved without a draft checkpoint")
+        return self.locate(self.resolved.draft_path)
+
+    def pool(self, model: KeepsKV, stamps: bool = False) -> KVPool:
+        """A pool for the model's KV, page by page the twin of the target's: one slot numbering serves all."""
+        resolved = self.resolved
+        made = KVPool(
+            model.num_layers,
+            resolved.num_pages + 1,
+            resolved.page_size,
+            model.num_kv_heads,
+            model.head_dim,
+            self.dtype,
+            self.device,
+            stamps=stamps,
+            deterministic=resolved.enable_deterministic_inference,
+        )
+        self.pools.append(made)
+        return made
+
+
+Build: TypeAlias = Callable[[BuildContext], Drafter]
+# The relay of an algorithm: number of rows, the drafter, the device.
+RelayOf: TypeAlias = Callable[[int, Drafter, torch.device], Relay]
+
+
+def _plain(context: BuildContext) -> Drafter:
+    return PlainDrafter()
+
+
+def _standalone(context: BuildContext) -> Drafter:
+    r = context.resolved
+    model = load_standalone(
+        context.draft_folder, context.target, r.device, context.dtype, r.enable_deterministic_inference
+    )
+    return autoregressive(context, model, ())
+
+
+def _eagle3(context: BuildContext) -> Drafter:
+    r = context.resolved
+    model = load_eagle3(context.draft_folder, context.target, r.device, context.dtype, r.enable_deterministic_inference)
+    return autoregressive(context, model, model.aux_layers)
+
+
+def autoregressive(context: BuildContext, model: DraftModel, capture: tuple[int, ...]) -> Drafter:
+    """The stepper over a draft model that keeps KV, in the resolved shape. capture: what the model reads."""
+    resolved = context.resolved
+    return AutoregressiveDrafter(
+        context.traits,
+        model,
+        context.pool(model),
+        steps=resolved.num_steps,
+        topk=resolved.topk,
+        nodes=resolved.num_draft_tokens,
+        capture=capture,
+    )
+
+
+BUILDERS: dict[str, Build] = {
+    "NONE": _plain,
+    "STANDALONE": _standalone,
+    "EAGLE3": _eagle3,
+}
+RELAYS: dict[str, RelayOf] = {}
+
+
+def build_drafter(context: BuildContext) -> Drafter:
+    """The drafter of the resolved algorithm. ConfigError on a bad checkpoint or an algorithm without a builder."""
+    name = context.traits.name
+    if name not in BUILDERS:
+        raise ConfigError(
+            f"speculative_algorithm {name} has no drafter in this engine yet; allowed: {', '.join(BUILDERS)}"
+        )
+    return BUILDERS[name](context)
+
+
+def build_relay(traits: Traits, rows: int, drafter: Drafter, device: torch.device) -> Relay:
+    """The algorithm's own relay if it has one, else the standard one with a buffer per carry."""
+    own = RELAYS.get(traits.name)
+    return Relay(rows, drafter.carries, device) if own is None else own(rows, drafter, device)
