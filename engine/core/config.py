@@ -43,6 +43,7 @@ class EngineConfig:
     disable_overlap_schedule: bool = False
     page_size: int | Auto = AUTO
     disable_radix_cache: bool = False
+    swa_full_tokens_ratio: float = 1.0
     chunked_prefill_size: int | Auto = AUTO
     max_total_tokens: int | Auto = AUTO
     max_running_requests: int | Auto = AUTO
@@ -149,7 +150,10 @@ class DraftFacts:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known of the models and the machine before a launch; context_length in tokens, gpus visible."""
+    """What is known of the models and the machine before a launch; context_length in tokens, gpus visible.
+
+    window: tokens that the target's sliding-window layers look back, their own included; None without such layers.
+    """
 
     architecture: str
     vocab_size: int
@@ -160,6 +164,7 @@ class Facts:
     draft: DraftFacts | None = None
     device_kind: Literal["cpu", "cuda"] = "cpu"
     gpus: int = 0
+    window: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +197,8 @@ class Resolved:
     max_total_tokens: KV capacity in tokens, a whole number of pages; num_pages: the same in pages (padding page
     not counted).
     enable_deterministic_inference: the bits of a token's logits do not depend on the rest of its step.
+    swa_full_tokens_ratio: the most window pages per page of the other layers.
+    window: Facts.window; window_pages: KV pages of the layers that have it (padding page not counted), 0 without.
     """
 
     model_path: str
@@ -215,6 +222,9 @@ class Resolved:
     strict_memory: int
     kv_stamps: bool
     enable_deterministic_inference: bool
+    swa_full_tokens_ratio: float = 1.0
+    window: int | None = None
+    window_pages: int = 0
     reasons: tuple[Reason, ...] = ()
     rewrites: tuple[Rewrite, ...] = ()
 

@@ -7,6 +7,7 @@ from engine.core.defaults import DEFAULTS, default_for
 from engine.core.errors import ConfigError
 from engine.core.rules import CAPACITY, RULES
 from engine.core.situation import Situation
+from engine.core.window import pool_pages
 
 # In the order of the table: a field is chosen after everything that its rows read.
 ORDER: Final = tuple(dict.fromkeys(row.field for row in DEFAULTS))
@@ -56,6 +57,7 @@ def _choose(situation: Situation, rewritten: dict[str, Any]) -> tuple[Reason, ..
 def _resolved(situation: Situation, reasons: tuple[Reason, ...], rewrites: tuple[Rewrite, ...]) -> Resolved:
     asked = situation.asked
     chosen: dict[str, Any] = situation.chosen
+    uncached = any(rewrite.field == "disable_radix_cache" for rewrite in rewrites)
     return Resolved(
         model_path=asked.model_path,
         draft_path=asked.speculative_draft_model_path,
@@ -66,7 +68,7 @@ def _resolved(situation: Situation, reasons: tuple[Reason, ...], rewrites: tuple
         lag=1 if chosen["spec_version"] == "v2" else 0,
         spec_version=chosen["spec_version"],
         page_size=chosen["page_size"],
-        radix_cache=not asked.disable_radix_cache,
+        radix_cache=not (asked.disable_radix_cache or uncached),
         chunked_prefill_size=None if chosen["chunked_prefill_size"] == -1 else chosen["chunked_prefill_size"],
         max_total_tokens=chosen["max_total_tokens"],
         num_pages=chosen["max_total_tokens"] // chosen["page_size"],
@@ -78,8 +80,28 @@ def _resolved(situation: Situation, reasons: tuple[Reason, ...], rewrites: tuple
         strict_memory=asked.strict_memory,
         kv_stamps=asked.kv_stamps,
         enable_deterministic_inference=asked.enable_deterministic_inference,
+        swa_full_tokens_ratio=asked.swa_full_tokens_ratio,
+        window=situation.facts.window,
+        window_pages=_window_pages(situation),
         reasons=reasons,
         rewrites=rewrites,
+    )
+
+
+def _window_pages(situation: Situation) -> int:
+    if situation.facts.window is None:
+        return 0
+    chosen: dict[str, Any] = situation.chosen
+    lag, chunk = int(chosen["spec_version"] == "v2"), chosen["chunked_prefill_size"]
+    return pool_pages(
+        situation.facts.window,
+        pages=chosen["max_total_tokens"] // chosen["page_size"],
+        page_size=chosen["page_size"],
+        ratio=situation.asked.swa_full_tokens_ratio,
+        rows=chosen["max_running_requests"],
+        steps=lag + 1,
+        width=chosen["speculative_num_draft_tokens"],
+        chunk=chosen["context_length"] if chunk == -1 else chunk,
     )
 
 
@@ -99,6 +121,7 @@ def explicit(resolved: Resolved) -> EngineConfig:
         spec_version=resolved.spec_version,
         page_size=resolved.page_size,
         disable_radix_cache=not resolved.radix_cache,
+        swa_full_tokens_ratio=resolved.swa_full_tokens_ratio,
         chunked_prefill_size=-1 if resolved.chunked_prefill_size is None else resolved.chunked_prefill_size,
         max_total_tokens=resolved.max_total_tokens,
         max_running_requests=resolved.max_running_requests,

@@ -211,6 +211,14 @@ RULES: Final[tuple[Rule, ...]] = (
             f"context_length must be 2 to {s.facts.context_length}, the model's own, got {s.asked.context_length}"
         ),
     ),
+    Rule(
+        name="window-ratio-range",
+        kind="refused",
+        field="swa_full_tokens_ratio",
+        why="windowed layers need some memory and never more than the others",
+        broken=lambda s: not 0.0 < s.asked.swa_full_tokens_ratio <= 1.0,
+        sentence=lambda s: f"swa_full_tokens_ratio must be above 0 and at most 1, got {s.asked.swa_full_tokens_ratio}",
+    ),
     _range("random_seed", 0, MAX_SEED, "the counter-based generator takes 63 bits"),
     Rule(
         name="gpu-missing",
@@ -230,6 +238,18 @@ RULES: Final[tuple[Rule, ...]] = (
             f"with topk 1 a chain of {s.asked.speculative_num_steps} steps verifies {_chain_width(s)} tokens"
         ),
         got=_chain_width,
+    ),
+    Rule(
+        name="window-uncached",
+        kind="rewritten",
+        field="disable_radix_cache",
+        why="a cached page would lack what the sliding-window layers read",
+        broken=lambda s: s.facts.window is not None and not s.asked.disable_radix_cache,
+        sentence=lambda s: (
+            f"the target has layers with a sliding window of {s.facts.window} tokens, whose pages are freed before a "
+            "prefix could be reused, so nothing is cached"
+        ),
+        got=lambda s: True,
     ),
     Rule(
         name="whole-pages",

@@ -6,6 +6,7 @@ only from there on. Which positions those are follows from the account; nothing 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -25,6 +26,19 @@ class Window:
     tokens: int
     pages: int
     margin: int = 0
+
+
+def pool_pages(
+    window: int, *, pages: int, page_size: int, ratio: float, rows: int, steps: int, width: int, chunk: int
+) -> int:
+    """Pages for the windowed layers of an engine.
+
+    As many as `rows` requests can hold at once with `steps` prefill chunks or rounds of `width` in flight, at most
+    `ratio` (SGLang's swa_full_tokens_ratio) of the `pages` of the other layers, and at least one.
+    """
+    reach = window + steps * (width + max(width, chunk))
+    needed = rows * (-(-reach // page_size) + 1)
+    return max(1, min(math.ceil(ratio * pages), needed))
 
 
 @dataclass(eq=False, slots=True)

@@ -41,6 +41,7 @@ def known(draft: st.SearchStrategy[DraftFacts | None]) -> st.SearchStrategy[Fact
         draft=draft,
         device_kind=st.sampled_from(["cpu", "cuda"]),
         gpus=st.sampled_from([0, 1]),
+        window=st.sampled_from([None, None, 40]),
     )
 
 
@@ -98,6 +99,7 @@ def runnable(draw: st.DrawFn) -> tuple[EngineConfig, Facts]:
         disable_overlap_schedule=disabled,
         page_size=draw(auto(st.integers(1, 64))),
         disable_radix_cache=draw(st.booleans()),
+        swa_full_tokens_ratio=draw(st.sampled_from([1.0, 0.8, 0.3])),
         chunked_prefill_size=draw(auto(st.sampled_from([-1, 1, 7]))),
         max_total_tokens=draw(auto(st.integers(400, 5000))),
         max_running_requests=draw(auto(st.integers(1, 64))),
@@ -141,6 +143,8 @@ def test_explicit_values_are_kept_or_rewritten_and_automatic_ones_have_a_reason(
         name = RESOLVED_NAME.get(field.name, field.name)
         if asked == AUTO:
             assert reasons.pop(field.name).value == getattr(resolved, name)
+        elif name == "disable_radix_cache" and name in rewrites:
+            assert not asked and rewrites[name].got is True and not resolved.radix_cache
         elif field.name in rewrites:
             assert rewrites[field.name].asked == asked
             assert rewrites[field.name].got == getattr(resolved, name) != asked
@@ -177,6 +181,9 @@ def test_what_is_resolved_can_run(ask):
     assert resolved.max_total_tokens >= 1 + (1 + resolved.lag) * resolved.num_draft_tokens
     assert resolved.num_draft_tokens == resolved.num_steps + 1 or resolved.topk > 1
     assert resolved.context_length <= facts.context_length
+    windowed = facts.window is not None
+    assert (resolved.window_pages >= 1) == windowed and resolved.window_pages <= resolved.num_pages
+    assert not (windowed and resolved.radix_cache)
 
 
 def test_the_algorithm_is_named_in_upper_case_without_a_rewrite():

@@ -20,8 +20,8 @@ HEAD = DraftFacts(
 MODEL = DraftFacts("LlamaForCausalLM", vocab_size=512, hidden_size=64, tokenizer_hash="t")
 
 
-def facts(draft: DraftFacts | None = HEAD, gpus: int = 0) -> Facts:
-    return Facts("LlamaForCausalLM", 512, 128, 4, 1024, "t", draft, "cuda" if gpus else "cpu", gpus)
+def facts(draft: DraftFacts | None = HEAD, gpus: int = 0, window: int | None = None) -> Facts:
+    return Facts("LlamaForCausalLM", 512, 128, 4, 1024, "t", draft, "cuda" if gpus else "cpu", gpus, window)
 
 
 def eagle3(**asked: object) -> EngineConfig:
@@ -179,6 +179,12 @@ REFUSED = [
         "context_length must be 2 to 1024, the model's own, got 1025",
     ),
     (
+        "window-ratio-range",
+        EngineConfig("m", swa_full_tokens_ratio=1.5, disable_radix_cache=True),
+        facts(None, window=40),
+        "swa_full_tokens_ratio must be above 0 and at most 1, got 1.5",
+    ),
+    (
         "random-seed-range",
         EngineConfig("m", random_seed=-1),
         facts(None),
@@ -196,6 +202,16 @@ REWRITTEN = [
         "chain-width",
         eagle3(speculative_num_steps=3, speculative_num_draft_tokens=8),
         (8, 4, "with topk 1 a chain of 3 steps verifies 4 tokens"),
+    ),
+    (
+        "window-uncached",
+        eagle3(context_length=100),
+        (
+            False,
+            True,
+            "the target has layers with a sliding window of 40 tokens, whose pages are freed before a prefix could be "
+            "reused, so nothing is cached",
+        ),
     ),
     (
         "whole-pages",
@@ -220,9 +236,10 @@ def test_each_case_breaks_one_rule_alone(rule, config, known, sentence):
 
 @pytest.mark.parametrize(("rule", "config", "rewrite"), REWRITTEN)
 def test_rewritten_with_asked_got_and_reason(rule, config, rewrite):
-    situation = Situation.of(config, facts())
+    known = facts(window=40 if rule == "window-uncached" else None)
+    situation = Situation.of(config, known)
     (row,) = (row for row in RULES if row.broken(situation))
-    (made,) = resolve(config, facts()).rewrites
+    (made,) = resolve(config, known).rewrites
     assert row.name == rule and made.field == row.field
     assert (made.asked, made.got, made.reason) == rewrite
 

@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from engine.core.errors import LedgerError
 from engine.core.journal import replay
 from engine.core.ledger import Ledger
-from engine.core.window import Window, WindowBook
+from engine.core.window import Window, WindowBook, pool_pages
 
 pytestmark = pytest.mark.register(est_seconds=3.0, tier="cpu", stage="pr")
 
@@ -195,3 +195,17 @@ def test_a_journal_with_a_window_replays():
     assert again.window.free == ledger.window.free and again.window.spans[1].first == 3
     with pytest.raises(LedgerError, match=r"slide handed out pages \(3,\), the run recorded \(2,\)"):
         replay([*ledger.journal[:-1], ("slide", 1, (2,))], PAGES, 4)
+
+
+@pytest.mark.parametrize(
+    ("asked", "pages"),
+    [
+        ({"rows": 2, "steps": 1, "width": 4, "chunk": 8}, 2 * (5 + 1)),  # 6 + 4 + 8 positions on 5 pages of 4, and one
+        ({"rows": 2, "steps": 2, "width": 4, "chunk": 8}, 2 * (8 + 1)),
+        ({"rows": 50, "steps": 1, "width": 4, "chunk": 8}, 90),
+        ({"rows": 50, "steps": 1, "width": 4, "chunk": 8, "ratio": 0.25}, 23),
+        ({"rows": 1, "steps": 1, "width": 1, "chunk": 1, "ratio": 0.001}, 1),
+    ],
+)
+def test_a_pool_holds_what_all_rows_can_need_but_no_more_than_its_share(asked, pages):
+    assert pool_pages(6, pages=90, page_size=4, **{"ratio": 1.0, **asked}) == pages
