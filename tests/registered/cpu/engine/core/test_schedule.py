@@ -17,7 +17,7 @@ pytestmark = pytest.mark.register(est_seconds=2, tier="cpu", stage="pr")
 
 
 def scheduler_of(
-    pages=40, size=2, rows=4, width=3, chunk=None, slack=3, cache=False, context=200, **more: bool
+    pages=40, size=2, rows=4, width=3, chunk=None, slack=3, cache=False, context=200, tell=False
 ) -> Scheduler:
     ledger = Ledger(pages, size, strict=True)
     return Scheduler(
