@@ -84,7 +84,8 @@ class Ledger:
 
     def shortfall(self, rid: int, width: int) -> int:
         """Free pages missing for a step of `width` positions behind everything in flight (0: it fits)."""
-        return max(0, self.growth(rid, width) - len(self.free))
+        short = self.growth(rid, width) - len(self.free)
+        return short if short > 0 else 0
 
     def growth(self, rid: int, width: int) -> int:
         """Pages that a step of `width` positions behind everything in flight would add."""
@@ -92,7 +93,8 @@ class Ledger:
         if width < 1:
             raise LedgerError(f"reserve: request {rid} asked for {width} positions")
         end = account.committed + account.flying + width
-        return max(0, -(-end // self.page_size) - len(account.pages))
+        more = -(-end // self.page_size) - len(account.pages)
+        return more if more > 0 else 0
 
     def reserve(self, rid: int, width: int) -> tuple[int, ...]:
         """Own every position up to committed + in flight + width. Returns the pages added.
@@ -103,7 +105,7 @@ class Ledger:
         grow = self.growth(rid, width)
         if grow > len(self.free):
             raise OutOfPages(f"request {rid} needs {grow} pages, {len(self.free)} are free")
-        added = tuple(self.free.pop() for _ in range(grow))
+        added = tuple([self.free.pop() for _ in range(grow)])
         for page in added:
             self.owner[page] = rid
         account.pages.extend(added)

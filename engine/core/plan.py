@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from engine.core.request import SamplingParams
 
 
-@dataclass(frozen=True, slots=True)
-class PlanRow:
-    """One request in one step.
+class PlanRow(NamedTuple):
+    """One request in one step; a tuple, as every step makes one per request.
 
     `width` positions are written behind everything in flight. `bound` is the host's upper bound on the KV length
     after the step; the true length is in the relay. For a prefill chunk `start` is exact, `tokens` are its tokens and
