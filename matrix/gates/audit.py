@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
+from matrix.gates.audit_window import WindowAudit
+
 CACHE: Final = -1
 
 
@@ -40,9 +42,13 @@ class Audit:
         self.owner: dict[int, int] = {}
         self.users: dict[int, int] = {}  # cached page -> requests that read it
         self.holdings: dict[int, Holding] = {}
+        self.window: WindowAudit | None = None
         self.verbs: dict[str, Callable[[int, tuple[int, ...]], None]] = {
+            "window": self._window,
             "open": self._open,
             "reserve": self._reserve,
+            "cover": self._cover,
+            "slide": self._slide,
             "launch": self._launch,
             "settle": self._settle,
             "donate": self._donate,
@@ -58,12 +64,32 @@ class Audit:
     def cached(self) -> int:
         return len(self.users)
 
+    def _window(self, rid: int, numbers: tuple[int, ...]) -> None:
+        tokens, pages, _margin = numbers
+        _law(self.window is None and not self.holdings, "a window comes before all accounts")
+        self.window = WindowAudit(tokens, pages, self.size, _law)
+
+    def _windowed(self) -> WindowAudit:
+        _law(self.window is not None, "there is no window")
+        assert self.window is not None
+        return self.window
+
+    def _cover(self, rid: int, added: tuple[int, ...]) -> None:
+        self._windowed().cover(rid, added, len(self.holdings[rid].pages))
+
+    def _slide(self, rid: int, numbers: tuple[int, ...]) -> None:
+        (count,) = numbers
+        self._windowed().slide(rid, count, self.holdings[rid].committed)
+
     def _open(self, rid: int, shared: tuple[int, ...]) -> None:
         _law(rid > 0 and rid not in self.holdings, "the request is open already")
         for page in shared:
             _law(self.owner.get(page) == CACHE, f"page {page} is shared, but not cached")
             self.users[page] += 1
         self.holdings[rid] = Holding(list(shared), len(shared), len(shared) * self.size)
+        if self.window is not None:
+            _law(not shared, "cached pages lack what windowed layers read")
+            self.window.open(rid)
 
     def _reserve(self, rid: int, numbers: tuple[int, ...]) -> None:
         width, *added = numbers
@@ -80,6 +106,8 @@ class Audit:
         holding, (width,) = self.holdings[rid], numbers
         reserved = len(holding.pages) * self.size
         _law(width >= 1 and holding.end + width <= reserved, f"a step writes to {holding.end + width} of {reserved}")
+        if self.window is not None:
+            self.window.writes(rid, holding.end + width)
         holding.flights.append(width)
 
     def _settle(self, rid: int, numbers: tuple[int, ...]) -> None:
@@ -111,6 +139,8 @@ class Audit:
         for page in holding.pages[holding.shared :]:
             _law(self.owner.get(page) == rid, f"page {page} is released, but belongs to {self.owner.get(page)}")
             del self.owner[page]
+        if self.window is not None:
+            self.window.close(rid)
 
     def _evict(self, rid: int, numbers: tuple[int, ...]) -> None:
         (page,) = numbers
@@ -125,7 +155,7 @@ def audit(journal: Iterable[tuple[str, int, tuple[int, ...]]], pages: int, size:
     for index, (verb, rid, numbers) in enumerate(journal):
         if verb not in book.verbs:
             raise AuditError(f"journal entry {index} has the unknown verb {verb!r}")
-        if verb not in ("open", "evict") and rid not in book.holdings:
+        if verb not in ("window", "open", "evict") and rid not in book.holdings:
             raise AuditError(f"journal entry {index} ({verb}): request {rid} holds nothing")
         try:
             book.verbs[verb](rid, tuple(numbers))

@@ -57,3 +57,65 @@ def test_the_first_broken_law_is_named(index, entry, sentence):
     with pytest.raises(AuditError) as caught:
         audit([*SOUND[:index], entry], pages=3, size=2)
     assert f"journal entry {index}" in str(caught.value) and sentence in str(caught.value)
+
+
+# Ten positions on pages of two behind a window of three: position 10 reads from 8 on, so four pages go.
+WINDOWED = [
+    ("window", 0, (3, 6, 0)),
+    ("open", 1, ()),
+    ("reserve", 1, (10, 1, 2, 3, 4, 5)),
+    ("cover", 1, (1, 2, 3, 4, 5)),
+    ("launch", 1, (10,)),
+    ("settle", 1, (10,)),
+    ("slide", 1, (4,)),
+    ("reserve", 1, (2, 6)),
+    ("cover", 1, (6,)),
+    ("launch", 1, (2,)),
+    ("settle", 1, (1,)),
+    ("close", 1, ()),
+]
+
+
+def test_a_sound_journal_with_a_window_balances_and_the_engine_agrees():
+    book = audit(WINDOWED, pages=9, size=2)
+    assert book.window is not None and book.window.held == 0 and book.window.lanes == {}
+    assert audit(WINDOWED[:9], pages=9, size=2).window.held == 2
+    ledger = replay(WINDOWED[:7], 9, 2)
+    assert ledger.window.spans[1].pages == [5]
+
+
+@pytest.mark.parametrize(
+    ("index", "entry", "sentence"),
+    [
+        (2, ("window", 0, (3, 6, 0)), "a window comes before all accounts"),
+        (3, ("cover", 1, (1, 2)), "2 window pages were added, 5 are due"),
+        (3, ("cover", 1, (1, 2, 3, 4, 7)), "window page 7 does not exist"),
+        (3, ("cover", 1, (1, 2, 3, 4, 1)), "window page 1 belongs to 1 already"),
+        (3, ("launch", 1, (10,)), "a step writes to 10, but window pages end at 0"),
+        (6, ("slide", 1, (5,)), "a query at 10 reads from 8 on, but window pages begin at 10"),
+        (6, ("slide", 1, (6,)), "6 of 5 window pages are freed"),
+        (9, ("slide", 1, (1,)), "a query at 10 reads from 8 on, but window pages begin at 10"),
+    ],
+)
+def test_the_first_broken_law_of_a_window_is_named(index, entry, sentence):
+    with pytest.raises(AuditError) as caught:
+        audit([*WINDOWED[:index], entry], pages=9, size=2)
+    assert f"journal entry {index}" in str(caught.value) and sentence in str(caught.value)
+
+
+def test_a_windowless_journal_covers_nothing():
+    with pytest.raises(AuditError, match="there is no window"):
+        audit([("open", 1, ()), ("reserve", 1, (1, 1)), ("cover", 1, (1,))], pages=3, size=2)
+
+
+def test_a_windowed_row_shares_nothing():
+    journal = [
+        ("window", 0, (3, 6, 0)),
+        ("open", 1, ()),
+        ("reserve", 1, (2, 1)),
+        ("cover", 1, (1,)),
+        ("launch", 1, (2,)),
+    ]
+    shared = [("settle", 1, (2,)), ("donate", 1, (1, 1)), ("open", 2, (1,))]
+    with pytest.raises(AuditError, match="cached pages lack what windowed layers read"):
+        audit([*journal, *shared], pages=3, size=2)

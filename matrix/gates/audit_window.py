@@ -1,0 +1,79 @@
+"""The second book's pages of windowed layers, kept from the journal alone; shares no code with the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Lane:
+    """One account's window pages; the first of them covers positions from first * size on."""
+
+    first: int = 0
+    pages: list[int] = field(default_factory=list)
+
+
+class WindowAudit:
+    """Window pages 1..`pages`; a query at position q reads positions q - tokens + 1 and on. `law` judges a sentence."""
+
+    def __init__(self, tokens: int, pages: int, size: int, law: Callable[[bool, str], None]) -> None:
+        self.tokens = tokens
+        self.pages = pages
+        self.size = size
+        self.law = law
+        self.owner: dict[int, int] = {}
+        self.lanes: dict[int, Lane] = {}
+
+    def open(self, account: int) -> None:
+        self.lanes[account] = Lane()
+
+    def cover(self, account: int, added: tuple[int, ...], reserved: int) -> None:
+        """Pages up to the account's `reserved` full pages."""
+        lane = self.lanes[account]
+        due = reserved - lane.first - len(lane.pages)
+        self.law(len(added) == due, f"{len(added)} window pages were added, {due} are due")
+        for page in added:
+            self.law(1 <= page <= self.pages, f"window page {page} does not exist")
+            self.law(page not in self.owner, f"window page {page} belongs to {self.owner.get(page)} already")
+            self.owner[page] = account
+        lane.pages += added
+
+    def writes(self, account: int, end: int) -> None:
+        """A step writes up to position `end`."""
+        lane = self.lanes[account]
+        covered = (lane.first + len(lane.pages)) * self.size
+        self.law(end <= covered, f"a step writes to {end}, but window pages end at {covered}")
+
+    def slide(self, account: int, count: int, committed: int) -> None:
+        """The first `count` pages are freed."""
+        lane = self.lanes[account]
+        self.law(0 < count <= len(lane.pages), f"{count} of {len(lane.pages)} window pages are freed")
+        self._free(account, lane.pages[:count])
+        del lane.pages[:count]
+        lane.first += count
+        self.reads(account, committed)
+
+    def reads(self, account: int, position: int) -> None:
+        """A query at `position` finds what it reads."""
+        begin, needs = self.lanes[account].first * self.size, max(0, position - self.tokens + 1)
+        self.law(begin <= needs, f"a query at {position} reads from {needs} on, but window pages begin at {begin}")
+
+    def trim(self, account: int, keep: int) -> None:
+        """Pages that hold no position below `keep` are freed."""
+        lane = self.lanes[account]
+        stay = max(0, -(-keep // self.size) - lane.first)
+        self._free(account, lane.pages[stay:])
+        del lane.pages[stay:]
+
+    def close(self, account: int) -> None:
+        self._free(account, self.lanes.pop(account).pages)
+
+    @property
+    def held(self) -> int:
+        return len(self.owner)
+
+    def _free(self, account: int, pages: list[int]) -> None:
+        for page in pages:
+            self.law(self.owner.get(page) == account, f"window page {page} belongs to {self.owner.get(page)}")
+            del self.owner[page]
