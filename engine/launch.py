@@ -155,9 +155,9 @@ class DeviceExecutor:
             return {}
         expected = self.table.expected(batch.rows, batch.reach)
         below = count(batch.reach, write.device) < batch.start[:, None]
-        rids = torch.tensor([row.rid for row in plan.rows], device=write.device)
+        accounts = torch.tensor([row.account for row in plan.rows], device=write.device)
         wrong = (self.pool.stamps[batch.slots] != expected) & below
-        self.pool.stamps[write.flatten()] = stamp(rids[:, None], positions).flatten()
+        self.pool.stamps[write.flatten()] = stamp(accounts[:, None], positions).flatten()
         return {"stamps": torch.stack((below.sum(), wrong.sum()))}
 
 

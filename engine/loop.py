@@ -72,7 +72,7 @@ class Loop(Generic[Handle]):
         while len(self.pending) > (self.lag if plan is not None else 0):
             self._resolve(*self.pending.popleft())
         if self.strict_memory:
-            self.scheduler.ledger.check()
+            self.scheduler.check()
 
     def _resolve(self, plan: StepPlan, handle: Handle) -> None:
         result = self.executor.collect(handle)
@@ -81,8 +81,8 @@ class Loop(Generic[Handle]):
         requests = [self.scheduler.requests[row.rid] for row in plan.rows]
         for index, (row, request) in enumerate(zip(plan.rows, requests, strict=True)):
             count = result.counts[index]
-            self.scheduler.ledger.settle(row.rid, row.width if plan.prefill else count)
-            self.probes.hit("window.slid", self.scheduler.ledger.slide(row.rid))
+            self.scheduler.ledger.settle(row.account, row.width if plan.prefill else count)
+            self.probes.hit("window.slid", self.scheduler.ledger.slide(row.account))
             if request.phase is not Phase.RUNNING:
                 self.probes.hit("overlap.dropped")
                 continue
@@ -90,7 +90,7 @@ class Loop(Generic[Handle]):
                 self._count_round(request, row, result, index)
             self._deliver(request, result, index)
             if plan.prefill and row.last_chunk and request.phase is Phase.RUNNING:
-                self.probes.hit("prefix.insert", self.scheduler.cache.insert(row.rid, request.tokens))
+                self.scheduler.publish(request)
         self.scheduler.release_drained(requests)
 
     def _count_round(self, request: Request, row: PlanRow, result: StepResult, index: int) -> None:

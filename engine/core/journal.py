@@ -16,7 +16,7 @@ def replay(journal: Iterable[Entry], num_pages: int, page_size: int) -> Ledger:
     """Re-run a journal on a fresh ledger: the touched row's laws after every verb, all laws every CHECK_EVERY verbs and
     at the end.
 
-    Raises LedgerError where a law breaks, or where the pages handed out differ from the recorded ones.
+    Raises LedgerError where a law breaks, or where the pages handed out or back differ from the recorded ones.
     """
     ledger = Ledger(num_pages, page_size)
     for index, (verb, rid, numbers) in enumerate(journal):
@@ -36,6 +36,10 @@ def replay(journal: Iterable[Entry], num_pages: int, page_size: int) -> Ledger:
             ledger.settle(rid, numbers[0])
         elif verb == "donate":
             _same(index, verb, ledger.donate(rid, numbers[0]), numbers[1:])
+        elif verb == "hold":
+            _same(index, verb, ledger.hold(rid, numbers[0]), numbers[1:])
+        elif verb == "resume":
+            ledger.resume(rid)
         elif verb == "close":
             ledger.close(rid)
         elif verb == "evict":

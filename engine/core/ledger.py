@@ -3,12 +3,13 @@
 Pages are numbered 1..num_pages; page 0 is padding on the device and belongs to nobody. Counts are token positions.
 
 Laws (`check`):
-1. each page has exactly one owner: free, the cache, or one request;
+1. each page has exactly one owner: free, the cache, or one account;
 2. a private page is in exactly one row;
 3. protected <= committed <= committed + in flight <= reserved;
 4. pins equal the rows that use a cached page, and only unpinned pages are evicted;
 5. a cached page is whole: every row that uses it has all of its positions committed;
-6. with a sliding window an account owns the window pages of every position that a later query reads (`window.py`).
+6. with a sliding window an account owns the window pages of every position that a later query reads (`window.py`);
+7. a held account has nothing in flight and no page past its committed positions.
 """
 
 from __future__ import annotations
@@ -33,13 +34,14 @@ class OutOfPages(Exception):
 
 @dataclass(eq=False, slots=True)
 class Account:
-    """What one request holds. Only the ledger writes it."""
+    """What one request holds, or a session between two of its turns. Only the ledger writes it."""
 
     rid: int
     pages: list[int]  # shared (cached) pages first, then private ones; index i covers positions [i*P, (i+1)*P)
     shared: int  # how many leading pages are cached
     committed: int  # positions whose KV belongs to accepted tokens, by host knowledge
     in_flight: deque[int] = field(default_factory=deque)  # widths of launched, unresolved steps, oldest first
+    held: bool = False  # no request uses it: it waits for a session's next turn
 
     @property
     def flying(self) -> int:
@@ -101,7 +103,7 @@ class Ledger:
 
         Raises OutOfPages without changing anything.
         """
-        account = self._account(rid)
+        account = self._used(rid)
         grow = self.growth(rid, width)
         if grow > len(self.free):
             raise OutOfPages(f"request {rid} needs {grow} pages, {len(self.free)} are free")
@@ -116,7 +118,7 @@ class Ledger:
         """Own the window pages of every reserved position that is still read. Returns the pages added."""
         if self.window is None:
             return ()
-        added = self.window.cover(rid, len(self._account(rid).pages) * self.page_size)
+        added = self.window.cover(rid, len(self._used(rid).pages) * self.page_size)
         if added:
             self._record("cover", rid, added)
         return added
@@ -133,7 +135,7 @@ class Ledger:
 
     def launch(self, rid: int, width: int) -> None:
         """A step that writes up to `width` positions was launched."""
-        account = self._account(rid)
+        account = self._used(rid)
         if width < 1 or account.committed + account.flying + width > len(account.pages) * self.page_size:
             raise LedgerError(
                 f"launch: request {rid} would write {width} positions behind "
@@ -158,7 +160,7 @@ class Ledger:
 
     def donate(self, rid: int, count: int) -> tuple[int, ...]:
         """Give the first `count` private pages to the cache; the row keeps using them, pinned."""
-        account = self._account(rid)
+        account = self._used(rid)
         end = account.shared + count
         if count < 0 or end * self.page_size > account.committed:
             raise LedgerError(
@@ -171,6 +173,46 @@ class Ledger:
         account.shared = end
         self._record("donate", rid, (count, *given))
         return given
+
+    def hold(self, rid: int, keep: int) -> tuple[int, ...]:
+        """Keep the account without a request: its first `keep` positions and the pages they touch. Returns the pages
+        freed."""
+        account = self._used(rid)
+        protected = account.shared * self.page_size
+        if account.in_flight:
+            raise LedgerError(f"hold: request {rid} still has {len(account.in_flight)} steps in flight")
+        if not max(1, protected) <= keep <= account.committed:
+            raise LedgerError(
+                f"hold: request {rid} cannot keep {keep} positions; it has {account.committed} committed, "
+                f"{protected} of them cached"
+            )
+        if not self.holdable(rid, keep):
+            raise LedgerError(f"hold: request {rid} no longer owns the window pages behind position {keep}")
+        whole = -(-keep // self.page_size)
+        gone = tuple(account.pages[whole:])
+        del account.pages[whole:]
+        for page in reversed(gone):
+            self.owner[page] = FREE
+            self.free.append(page)
+        if self.window is not None:
+            self.window.trim(rid, keep)
+        account.committed = keep
+        account.held = True
+        self._record("hold", rid, (keep, *gone))
+        return gone
+
+    def holdable(self, rid: int, keep: int) -> bool:
+        """Whether a step behind the first `keep` positions would find every window page that it reads."""
+        return self.window is None or self.window.reaches(rid, keep)
+
+    def resume(self, rid: int) -> Account:
+        """A held account serves a request again."""
+        account = self._account(rid)
+        if not account.held:
+            raise LedgerError(f"resume: account {rid} is in use")
+        account.held = False
+        self._record("resume", rid, ())
+        return account
 
     def close(self, rid: int) -> None:
         """Release the account: unpin cached pages, free private ones."""
@@ -276,6 +318,11 @@ class Ledger:
                 f"law 3: request {account.rid} has protected {protected}, committed {account.committed}, "
                 f"in flight {account.flying}, reserved {reserved}"
             )
+        if account.held and (account.in_flight or reserved - account.committed >= self.page_size):
+            raise LedgerError(
+                f"law 7: account {account.rid} is held with {account.committed} committed, in flight {account.flying}, "
+                f"reserved {reserved}"
+            )
 
     def _demand_cached(self, verb: str, page: int) -> None:
         if not 1 <= page <= self.num_pages:
@@ -287,6 +334,12 @@ class Ledger:
         account = self.accounts.get(rid)
         if account is None:
             raise LedgerError(f"request {rid} has no account")
+        return account
+
+    def _used(self, rid: int) -> Account:
+        account = self._account(rid)
+        if account.held:
+            raise LedgerError(f"account {rid} is held; resume it first")
         return account
 
     def _record(self, verb: str, rid: int, numbers: tuple[int, ...]) -> None:

@@ -11,6 +11,7 @@ from engine.core.request import SamplingParams
 class PlanRow(NamedTuple):
     """One request in one step; a tuple, as every step makes one per request.
 
+    `account` is whose pages it uses, in the ledger and in stamps.
     `width` positions are written behind everything in flight. `bound` is the host's upper bound on the KV length
     after the step; the true length is in the relay. For a prefill chunk `start` is exact, `tokens` are its tokens and
     `following` is the prompt token behind it (None: the chunk is the last, the sampled token follows). For a verify
@@ -18,11 +19,12 @@ class PlanRow(NamedTuple):
     """
 
     rid: int
+    account: int
     row: int
     width: int
     bound: int
     pages: tuple[int, ...]  # pages added to the row's table since its last step
-    writers: tuple[int, ...]  # for each of pages, the request that computed or will compute its KV
+    writers: tuple[int, ...]  # for each of pages, the account that computed or will compute its KV
     first_page: int  # index in the row's table of pages[0]
     start: int = 0
     tokens: tuple[int, ...] = ()

@@ -116,6 +116,7 @@ class Request:
     """One generation. Written by the scheduler (row, phase, prefilled) and by the loop's resolve (output, finish).
 
     `output` holds only tokens that are shown; tokens accepted past the finish are dropped at the finish.
+    `account` is its account in the ledger: its own id, or that of its session's first turn.
     """
 
     rid: int
@@ -131,10 +132,16 @@ class Request:
     retracting: bool = False
     retractions: int = 0
     cached_tokens: int = 0
+    account: int = 0
+    holds: bool = False  # its account outlives it: the turn of a streaming session
+    inherited: int = 0  # positions of its account at the start of this residence
     finish: Finish | None = None
     logprobs: list[float] = field(default_factory=list)
     top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
     metrics: SpecMetrics = field(default_factory=SpecMetrics)
+
+    def __post_init__(self) -> None:
+        self.account = self.account or self.rid
 
     def move(self, to: Phase) -> None:
         """Change phase; a move that MOVES does not list raises LedgerError."""

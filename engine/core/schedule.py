@@ -1,4 +1,4 @@
-"""Admission, reservation and retraction: from requests to step plans, on the host only.
+"""Reservation, release and retraction: from requests to step plans, on the host only.
 
 Retraction follows one rule: the youngest, one victim at a time, nobody is admitted while a victim drains, and the
 oldest always proceeds. Anything looser lets two requests retract each other for ever.
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from engine.core.errors import RequestError
+from engine.core.admission import Admission
+from engine.core.held import HeldAccounts
 from engine.core.ledger import Account, Ledger
 from engine.core.plan import PlanRow, StepPlan
 from engine.core.prefix import PrefixCache
@@ -49,29 +50,24 @@ class Scheduler:
         self.requests: dict[int, Request] = {}
         self.waiting: list[Request] = []  # by age
         self.active: list[Request] = []  # running or draining, by age
+        self.held = HeldAccounts(ledger, probes)
+        self.admission = Admission(
+            ledger,
+            cache,
+            self.held,
+            probes,
+            self.waiting,
+            self.active,
+            width=width,
+            slack=slack,
+            chunk=chunk,
+            context_length=context_length,
+        )
         self._free_rows = list(range(max_running, 0, -1))  # row 0 is padding
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises RequestError if it could never run alone."""
-        longest = len(request.prompt) + request.params.max_new_tokens
-        if not request.prompt:
-            raise RequestError("the prompt is empty; allowed: at least one token")
-        if longest > self.context_length:
-            raise RequestError(
-                f"prompt ({len(request.prompt)}) plus max_new_tokens ({request.params.max_new_tokens}) is {longest} "
-                f"tokens; allowed: at most the context length, {self.context_length}"
-            )
-        room = self.ledger.num_pages * self.ledger.page_size
-        if longest + self.slack > room:
-            raise RequestError(
-                f"prompt plus max_new_tokens ({longest}) and {self.slack} speculative positions do not fit the KV "
-                f"pool of {room} tokens; raise max_total_tokens or shorten the request"
-            )
-        if self.ledger.window is not None and self._window_peak(request) > self.ledger.window.window.pages:
-            raise RequestError(
-                f"the request needs up to {self._window_peak(request)} window pages at once and the pool has "
-                f"{self.ledger.window.window.pages}; raise swa_full_tokens_ratio or lower chunked_prefill_size"
-            )
+        self.admission.check(request)
         self.requests[request.rid] = request
         self.waiting.append(request)
 
@@ -126,9 +122,7 @@ class Scheduler:
                 self._release(request)
 
     def _release(self, request: Request) -> None:
-        if not request.retracting:
-            self.probes.hit("prefix.insert", self.cache.insert(request.rid, request.tokens))
-        self.ledger.close(request.rid)
+        self._give_back(request)
         self._free_rows.append(request.row)
         self.active.remove(request)
         request.row = 0
@@ -142,6 +136,43 @@ class Scheduler:
         else:
             request.move(Phase.DONE)
 
+    def _give_back(self, request: Request) -> None:
+        """Hold the account for the session's next turn, or close it."""
+        keep = self._kept(request)
+        if keep:
+            self.held.hold(request.account, keep)
+            return
+        if not request.retracting:
+            self.publish(request)
+        self.ledger.close(request.account)
+
+    def _kept(self, request: Request) -> int:
+        """Positions that the session keeps: those computed for tokens the user saw, never more (0: none).
+
+        An aborted turn rolls back to what it inherited. A retracted one keeps nothing: holding frees too little.
+        """
+        if request.retracting or not request.holds:
+            return 0
+        aborted = request.finish is not None and request.finish.reason == "abort"
+        committed = self._account(request).committed
+        keep = request.inherited if aborted else min(request.num_tokens, committed)
+        if not keep or not self.ledger.holdable(request.account, keep):
+            return 0
+        if aborted:
+            self.probes.hit("session.rolled_back")
+        else:
+            self.probes.hit("session.held")
+            self.probes.hit("session.trimmed", committed - keep)
+        return keep
+
+    def publish(self, request: Request) -> None:
+        """Give the request's whole pages to the prefix cache.
+
+        Not where it inherited: draft KV in the last inherited slot may pair with a token that nobody saw.
+        """
+        if not request.inherited:
+            self.probes.hit("prefix.insert", self.cache.insert(request.account, request.tokens))
+
     def _prefill_rows(self) -> list[PlanRow]:
         budget = self.chunk if self.chunk is not None else self.context_length * self.max_running
         rows: list[PlanRow] = []
@@ -151,7 +182,7 @@ class Scheduler:
                 if self._make_room(request, take):
                     rows.append(self._chunk(request, take))
                     budget -= take
-        while budget and self.waiting and self._admissible(self.waiting[0]):
+        while budget and self._free_rows and self.waiting and self.admission.fits(self.waiting[0]):
             request = self._admit(self.waiting.pop(0))
             take = min(budget, request.prefill_target - request.prefilled)
             rows.append(self._chunk(request, take, admitted=True))
@@ -167,16 +198,17 @@ class Scheduler:
                 continue
             account = self._account(request)
             before = len(account.pages)
-            added = self.ledger.reserve(request.rid, self.width)
+            added = self.ledger.reserve(request.account, self.width)
             if added:
                 self.probes.hit("page.crossed")
             window_pages, window_first = self._cover(request)
-            self.ledger.launch(request.rid, self.width)
+            self.ledger.launch(request.account, self.width)
             bound = account.committed + account.flying
-            writers = (request.rid,) * len(added)
+            writers = (request.account,) * len(added)
             rows.append(
                 PlanRow(
                     request.rid,
+                    request.account,
                     request.row,
                     self.width,
                     bound,
@@ -190,70 +222,30 @@ class Scheduler:
             )
         return rows
 
-    def _admissible(self, request: Request) -> bool:
-        """A row is free, no victim drains, and the whole prompt with one round fits beside what runs.
-
-        What runs keeps room for the rest of its prefill and one round each; without that a request admitted into
-        the pages that its own retraction freed is retracted again, for ever.
-        """
-        if not self._free_rows or any(r.retracting for r in self.active):
-            return False
-        if not self._window_admits(request):
-            return False
-        shared = self.cache.match(request.tokens)
-        need = -(-(request.num_tokens + self.width) // self.ledger.page_size) - len(shared)
-        # Pages that the match would pin stop being evictable.
-        pinned = sum(1 for page in shared if not self.ledger.pins[page])
-        promised = sum(self._promised(r) for r in self.active if r.phase is Phase.RUNNING)
-        return need + promised <= len(self.ledger.free) + self.cache.evictable - pinned
-
-    def _promised(self, request: Request) -> int:
-        """Pages that a running request still needs for the rest of its prefill and one round."""
-        return self.ledger.growth(request.rid, request.prefill_target - request.prefilled + self.width)
-
-    def _window_admits(self, request: Request) -> bool:
-        """Every row may reach its peak of window pages: so none is retracted for want of one."""
-        book = self.ledger.window
-        if book is None:
-            return True
-        return sum(map(self._window_peak, self.active)) + self._window_peak(request) <= book.window.pages
-
-    def _window_peak(self, request: Request) -> int:
-        """Window pages that a request can hold at once."""
-        assert self.ledger.window is not None
-        longest = len(request.prompt) + request.params.max_new_tokens + self.slack
-        step = max(self.width, longest if self.chunk is None else self.chunk)
-        return self.ledger.window.peak(longest, self.slack // self.width * step)
-
     def _cover(self, request: Request, admitted: bool = False) -> tuple[tuple[int, ...], int]:
         """Cover a reservation in the window table: the pages to enter and the index of the first."""
-        added = self.ledger.cover(request.rid)
+        added = self.ledger.cover(request.account)
         if self.ledger.window is None:
             return (), 0
-        span = self.ledger.window.spans[request.rid]
+        span = self.ledger.window.spans[request.account]
         return (tuple(span.pages), span.first) if admitted else (added, span.end - len(added))
 
     def _admit(self, request: Request) -> Request:
-        shared = self.cache.match(request.tokens)
-        self.ledger.open(request.rid, shared)
+        self.admission.open(request)
         request.row = self._free_rows.pop()
         request.move(Phase.RUNNING)
-        request.prefilled = request.cached_tokens = len(shared) * self.ledger.page_size
+        request.prefilled = request.cached_tokens
         request.prefill_target = request.num_tokens
         self.active.append(request)
         self.active.sort(key=lambda r: r.rid)
-        self.probes.hit("prefix.hit", request.cached_tokens)
-        short = self.ledger.shortfall(request.rid, request.num_tokens + self.width - request.cached_tokens)
-        if short:
-            self.probes.hit("prefix.evict", self.cache.evict(short))
         return request
 
     def _chunk(self, request: Request, take: int, admitted: bool = False) -> PlanRow:
         account = self._account(request)
         before = 0 if admitted else len(account.pages)
-        self.ledger.reserve(request.rid, take)
+        self.ledger.reserve(request.account, take)
         window_pages, window_first = self._cover(request, admitted)
-        self.ledger.launch(request.rid, take)
+        self.ledger.launch(request.account, take)
         tokens = request.tokens
         start = request.prefilled
         end = request.prefilled = start + take
@@ -262,9 +254,10 @@ class Scheduler:
             self.probes.hit("prefill.chunked")
         pages = tuple(account.pages[before:])
         cached = account.shared if admitted else 0
-        writers = (*map(self.cache.writer, pages[:cached]), *(request.rid,) * (len(pages) - cached))
+        writers = (*map(self.cache.writer, pages[:cached]), *(request.account,) * (len(pages) - cached))
         return PlanRow(
             request.rid,
+            request.account,
             request.row,
             take,
             end,
@@ -280,14 +273,10 @@ class Scheduler:
         )
 
     def _make_room(self, request: Request, width: int) -> bool:
-        """Free pages for a step of `width` by eviction, then by retracting the youngest. False: not this step."""
+        """Free pages for a step of `width`, if need be by retracting the youngest. False: not this step."""
         if request.phase is not Phase.RUNNING:
             return False
-        while short := self.ledger.shortfall(request.rid, width):
-            freed = self.cache.evict(short)
-            self.probes.hit("prefix.evict", freed)
-            if freed >= short:
-                continue
+        while not self.admission.reclaim(request, width):
             if any(r.phase is Phase.DRAINING for r in self.active):
                 return False
             victim = max((r for r in self.active if r.phase is Phase.RUNNING), key=lambda r: r.rid)
@@ -302,5 +291,10 @@ class Scheduler:
         victim.move(Phase.DRAINING)
         self.release_drained((victim,))
 
+    def check(self) -> None:
+        """Every law of the ledger, and that each account has exactly one user."""
+        self.ledger.check()
+        self.held.check([request.account for request in self.active])
+
     def _account(self, request: Request) -> Account:
-        return self.ledger.accounts[request.rid]
+        return self.ledger.accounts[request.account]

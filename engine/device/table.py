@@ -13,7 +13,7 @@ from engine.core.plan import PlanRow
 class SlotTable:
     """slots [R, positions] int64; 0 (the padding page) where a row owns nothing.
 
-    With `stamps`, `writers` [R, positions] holds the request that must have written the position.
+    With `stamps`, `writers` [R, positions] holds the account that must have written the position.
     """
 
     def __init__(self, rows: int, positions: int, page_size: int, device: torch.device, stamps: bool) -> None:
@@ -52,5 +52,5 @@ class SlotTable:
 
 
 def stamp(writer: Tensor, position: Tensor) -> Tensor:
-    """One int64 for (request, position); broadcasts."""
+    """One int64 for (account, position); broadcasts."""
     return (writer << 32) | position

@@ -6,7 +6,7 @@ from matrix.faults.fault import Fault
 
 LEAK: Final = "KV leak / over-allocation"
 PREFIX: Final = "prefix-cache semantics under EAGLE"
-CLOSE: Final = "        self.ledger.close(request.rid)\n"
+CLOSE: Final = "        self.ledger.close(request.account)\n"
 
 MEMORY_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
@@ -17,7 +17,7 @@ MEMORY_FAULTS: Final[tuple[Fault, ...]] = (
         old=CLOSE,
         new=(
             '        if request.finish is None or request.finish.reason != "abort":\n'
-            "            self.ledger.close(request.rid)\n"
+            "            self.ledger.close(request.account)\n"
         ),
         expected=("ledger",),
         cells=("eagle3.s3.k2.n6.v2.p64.nocache.ragged.abort_running",),
@@ -31,7 +31,7 @@ MEMORY_FAULTS: Final[tuple[Fault, ...]] = (
         old=CLOSE,
         new=(
             CLOSE + "        if request.retracting:\n"
-            "            orphan = request.rid + 1_000_000 * (request.retractions + 1)\n"
+            "            orphan = request.account + 1_000_000 * (request.retractions + 1)\n"
             "            self.ledger.open(orphan)\n"
             "            self.ledger.reserve(orphan, 1)\n"
         ),
@@ -47,8 +47,8 @@ MEMORY_FAULTS: Final[tuple[Fault, ...]] = (
         old=CLOSE,
         new=(
             CLOSE + "        if self.ledger.page_size > 1 and request.finish:\n"
-            "            self.ledger.open(request.rid + 1_000_000)\n"
-            "            self.ledger.reserve(request.rid + 1_000_000, 1)\n"
+            "            self.ledger.open(request.account + 1_000_000)\n"
+            "            self.ledger.reserve(request.account + 1_000_000, 1)\n"
         ),
         expected=("ledger",),
         cells=("standalone.s3.v2.p64.c32.pair",),

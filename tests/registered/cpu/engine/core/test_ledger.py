@@ -28,11 +28,12 @@ class LedgerMachine(RuleBasedStateMachine):
         self.shared: dict[int, int] = {}
         self.committed: dict[int, int] = {}
         self.flights: dict[int, list[int]] = {}
+        self.held: set[int] = set()
         self.verbs = 0
         self.next = 1
 
     def some_row(self, data):
-        return data.draw(st.sampled_from(sorted(self.rows)))
+        return data.draw(st.sampled_from(sorted(set(self.rows) - self.held)))
 
     def pins(self, page):
         return sum(page in row[: self.shared[rid]] for rid, row in self.rows.items())
@@ -47,7 +48,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.next += 1
         self.verbs += 1
 
-    @precondition(lambda self: self.rows)
+    @precondition(lambda self: set(self.rows) - self.held)
     @rule(data=st.data(), width=st.integers(1, 9))
     def reserve(self, data, width):
         rid = self.some_row(data)
@@ -67,7 +68,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.rows[rid] += added
         self.verbs += 1
 
-    @precondition(lambda self: self.rows)
+    @precondition(lambda self: set(self.rows) - self.held)
     @rule(data=st.data(), width=st.integers(1, 9))
     def launch(self, data, width):
         rid = self.some_row(data)
@@ -89,7 +90,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.committed[rid] += accepted
         self.verbs += 1
 
-    @precondition(lambda self: self.rows)
+    @precondition(lambda self: set(self.rows) - self.held)
     @rule(data=st.data())
     def donate(self, data):
         rid = self.some_row(data)
@@ -103,6 +104,34 @@ class LedgerMachine(RuleBasedStateMachine):
         with pytest.raises(LedgerError, match=r"not .* whole pages"):
             self.ledger.donate(rid, whole - count + 1)
 
+    @precondition(lambda self: any(not f and self.committed[r] for r, f in self.flights.items() if r not in self.held))
+    @rule(data=st.data())
+    def hold(self, data):
+        idle = [r for r, f in self.flights.items() if not f and self.committed[r] and r not in self.held]
+        rid = data.draw(st.sampled_from(sorted(idle)))
+        least = max(1, self.shared[rid] * self.size)
+        for wrong in (least - 1, self.committed[rid] + 1):
+            with pytest.raises(LedgerError, match=f"hold: request {rid} cannot keep {wrong} positions"):
+                self.ledger.hold(rid, wrong)
+        keep = data.draw(st.integers(least, self.committed[rid]))
+        stay = [page for i, page in enumerate(self.rows[rid]) if i * self.size < keep]
+        assert list(self.ledger.hold(rid, keep)) == self.rows[rid][len(stay) :]
+        self.free |= set(self.rows[rid][len(stay) :])
+        self.rows[rid], self.committed[rid] = stay, keep
+        self.held.add(rid)
+        self.verbs += 1
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def resume(self, data):
+        rid = data.draw(st.sampled_from(sorted(self.held)))
+        for verb in (self.ledger.reserve, self.ledger.launch, self.ledger.donate, self.ledger.hold):
+            with pytest.raises(LedgerError, match=f"account {rid} is held; resume it first"):
+                verb(rid, 1)
+        assert self.ledger.resume(rid).committed == self.committed[rid]
+        self.held.remove(rid)
+        self.verbs += 1
+
     @precondition(lambda self: any(not f for f in self.flights.values()))
     @rule(data=st.data())
     def close(self, data):
@@ -111,6 +140,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.free |= set(self.rows[rid][self.shared[rid] :])
         for table in (self.rows, self.shared, self.committed, self.flights):
             del table[rid]
+        self.held.discard(rid)
         self.verbs += 1
 
     @precondition(lambda self: self.cached)
@@ -156,6 +186,12 @@ class LedgerMachine(RuleBasedStateMachine):
     def law_5_a_cached_page_is_whole(self):
         for rid, row in self.rows.items():
             assert self.committed[rid] // self.size >= sum(page in self.cached for page in row)
+
+    @invariant()
+    def law_7_a_held_account_keeps_no_more_than_it_needs(self):
+        assert {rid for rid, a in self.ledger.accounts.items() if a.held} == self.held
+        for rid in self.held:
+            assert not self.flights[rid] and (len(self.rows[rid]) - 1) * self.size < self.committed[rid]
 
     @invariant()
     def only_verbs_are_journalled(self):
@@ -205,6 +241,12 @@ def two_requests() -> Ledger:
         ("settle", (1, -1), "settle: request 1 accepted -1 of a step of width 2"),
         ("donate", (1, 1), "donate: request 1 has 3 positions committed, not 2 whole pages"),
         ("donate", (1, -1), "donate: request 1 has 3 positions committed, not 0 whole pages"),
+        ("hold", (1, 3), "hold: request 1 still has 1 steps in flight"),
+        ("hold", (2, 1), "hold: request 2 cannot keep 1 positions; it has 2 committed, 2 of them cached"),
+        ("hold", (2, 3), "hold: request 2 cannot keep 3 positions; it has 2 committed, 2 of them cached"),
+        ("hold", (7, 1), "request 7 has no account"),
+        ("resume", (2,), "resume: account 2 is in use"),
+        ("resume", (7,), "request 7 has no account"),
         ("close", (1,), "close: request 1 still has 1 steps in flight"),
         ("close", (7,), "request 7 has no account"),
         ("evict", (1,), "evict: page 1 is used by 2 rows"),
@@ -285,9 +327,14 @@ def row_on_an_uncached_page(ledger):
     ledger.accounts[2].shared, ledger.accounts[2].committed = 2, 4
 
 
+def held_with_a_page_too_many(ledger):
+    ledger.accounts[2].held = True
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
+        (held_with_a_page_too_many, "law 7: account 2 is held with 2 committed, in flight 0, reserved 4"),
         (lose, "law 1: page 6 is recorded for 0 but held by None (0 claims)"),
         (free_twice, "law 1: a page is in the free list twice"),
         (free_outside, "law 1: the free list names pages outside 1..6"),
@@ -337,7 +384,7 @@ def test_strict_checks_the_laws_after_every_verb():
 
 
 def journal_of_one() -> list[tuple[str, int, tuple[int, ...]]]:
-    """One request after another, the second on a page of the first, which is evicted at the end."""
+    """One request after another, the second on a page of the first, which is evicted at the end; the third is held."""
     ledger = Ledger(4, 2)
     ledger.open(1)
     ledger.reserve(1, 4)
@@ -353,6 +400,11 @@ def journal_of_one() -> list[tuple[str, int, tuple[int, ...]]]:
     ledger.evict(1)
     ledger.open(3)
     ledger.reserve(3, 8)
+    ledger.launch(3, 8)
+    ledger.settle(3, 6)
+    ledger.hold(3, 5)
+    ledger.resume(3)
+    ledger.reserve(3, 3)
     return list(ledger.journal)
 
 
@@ -385,7 +437,7 @@ def test_replay_refuses_a_swapped_order(index):
         replay(swapped, 4, 2)
 
 
-@pytest.mark.parametrize("verb", ["reserve", "donate"])
+@pytest.mark.parametrize("verb", ["reserve", "donate", "hold"])
 def test_replay_refuses_another_page(verb):
     index = next(i for i, entry in enumerate(JOURNAL) if entry[0] == verb)
     rid, numbers = JOURNAL[index][1:]
@@ -396,7 +448,7 @@ def test_replay_refuses_another_page(verb):
 
 
 def test_replay_refuses_an_unknown_verb():
-    with pytest.raises(LedgerError, match="journal entry 14: unknown verb 'lend'"):
+    with pytest.raises(LedgerError, match="journal entry 19: unknown verb 'lend'"):
         replay([*JOURNAL, ("lend", 3, ())], 4, 2)
 
 

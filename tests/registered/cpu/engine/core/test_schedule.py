@@ -48,7 +48,7 @@ def resolve(scheduler, plan, accepted=2):
     requests = [scheduler.requests[row.rid] for row in plan.rows]
     for row, request in zip(plan.rows, requests, strict=True):
         count = row.width if plan.prefill else accepted
-        scheduler.ledger.settle(row.rid, count)
+        scheduler.ledger.settle(row.account, count)
         if request.phase is Phase.RUNNING:
             new = accepted if not plan.prefill else int(row.last_chunk)
             request.output += [7] * new

@@ -14,7 +14,7 @@ CPU = torch.device("cpu")
 
 
 def row(at, pages, first, writers=None):
-    return PlanRow(at + 50, at, 1, 1, pages, writers or (at + 50,) * len(pages), first)
+    return PlanRow(at + 50, at + 50, at, 1, 1, pages, writers or (at + 50,) * len(pages), first)
 
 
 @pytest.mark.parametrize("page_size", [1, 3, 4])
