@@ -19,16 +19,15 @@ from transformers.utils import logging
 
 from engine.device.attention import StepAttention
 from engine.device.pool import KVPool
-from engine.models.llama import Llama
 from engine.models.loader import load_target
+from engine.models.target import Target
 
 STEPS = 20
 
 
-def our_step(model: Llama, batch: int, length: int) -> Callable[[], None]:
+def our_step(model: Target, batch: int, length: int) -> Callable[[], None]:
     """STEPS decode steps of `batch` requests that read `length` slots each."""
-    shape = (model.num_layers, batch + 1, length, model.num_kv_heads, model.head_dim)
-    pool = KVPool(*shape, model.dtype, model.device, deterministic=model.deterministic)
+    pool = KVPool(model.kv, batch + 1, length, model.dtype, model.device, deterministic=model.deterministic)
     read = (torch.arange(batch * length) + length).view(batch, length)
     bias = torch.zeros(batch, 1, 1, length)
     tokens = torch.randint(0, model.vocab_size, (batch, 1))

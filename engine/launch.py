@@ -15,7 +15,7 @@ from engine.device.relay import DraftState, Relay
 from engine.device.sample import SamplingRows, chosen_logprobs, pick, top_logprobs
 from engine.device.staging import Staged, StagingRing
 from engine.device.table import SlotTable, stamp
-from engine.models.llama import Llama
+from engine.models.target import Target
 from engine.spec.drafter import Drafter
 from engine.spec.verify import judge
 
@@ -33,7 +33,7 @@ class DeviceExecutor:
 
     def __init__(
         self,
-        target: Llama,
+        target: Target,
         drafter: Drafter,
         pools: tuple[KVPool, ...],
         table: SlotTable,

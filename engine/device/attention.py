@@ -27,7 +27,9 @@ class StepAttention:
         if self._reads is None:
             # The first layer's queries say how many heads share a key head; all layers have the same shape.
             pool = self._pool
-            self._reads = plan_reads(*self._plan, q.shape[2], pool.kv_heads, pool.head_dim, pool.deterministic)
+            self._reads = plan_reads(
+                *self._plan, q.shape[2], pool.layout.kv_heads, pool.layout.head_dim, pool.deterministic
+            )
         store_kv(self._pool.rows[layer], self._write, kv)
         return paged_attention(q, self._pool.heads[layer], self._reads)
 
@@ -44,8 +46,8 @@ class DraftAttention:
         self._prefix = read_slots.shape[1]
         capacity = max(capacity, MIN_READ - self._prefix)
         # Scratch columns read the padding slot: one gather then also allocates them, and all of it is finite.
-        self._where = spread_slots(pad(read_slots, (0, capacity)), pool.kv_heads)
-        self._shape = (2, read_slots.shape[0] * pool.kv_heads, self._prefix + capacity, pool.head_dim)
+        self._where = spread_slots(pad(read_slots, (0, capacity)), pool.layout.kv_heads)
+        self._shape = (2, read_slots.shape[0] * pool.layout.kv_heads, self._prefix + capacity, pool.layout.head_dim)
         self._bias = pad(prefix_bias, (0, capacity), value=float("-inf"))
         self._by_layer: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
         self._spread: Tensor | None = None
@@ -69,19 +71,19 @@ class DraftAttention:
     def __call__(self, layer: int, q: Tensor, kv: Tensor) -> Tensor:
         pool = self._pool
         if self._spread is None:
-            self._spread = spread_bias(self._bias, q.shape[2], pool.kv_heads)
+            self._spread = spread_bias(self._bias, q.shape[2], pool.layout.kv_heads)
         if layer not in self._by_layer:
             self._by_layer[layer] = self._gather(layer)
         columns, keys_t, values = self._by_layer[layer]
         first = self._prefix + self._offset
         batch, beams = q.shape[:2]
-        columns[:, first : first + beams] = kv.view(batch, beams, 2, pool.kv_heads, pool.head_dim)
-        return attend(q, pool.kv_heads, keys_t, values, self._spread, None)
+        columns[:, first : first + beams] = kv.view(batch, beams, 2, pool.layout.kv_heads, pool.layout.head_dim)
+        return attend(q, pool.layout.kv_heads, keys_t, values, self._spread, None)
 
     def _gather(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
         """Prefix and scratch of one layer, once as columns [B, T + capacity, 2, kv_heads, head_dim] to write to, and
         once as the keys and values that `attend` reads."""
         pool = self._pool
         read = pool.heads[layer].index_select(0, self._where).view(self._shape)
-        split = read.view(2, -1, pool.kv_heads, *self._shape[2:])
+        split = read.view(2, -1, pool.layout.kv_heads, *self._shape[2:])
         return split.permute(1, 3, 0, 2, 4), read[0].transpose(1, 2), read[1]

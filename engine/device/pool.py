@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -9,38 +11,58 @@ from kernels.move_kv import move_kv
 from kernels.store_kv import store_kv
 
 
+@dataclass(frozen=True, slots=True)
+class KVLayout:
+    """What a slot holds in each layer.
+
+    value_dim: None where a slot has a plane of keys and a plane of values, each kv_heads * head_dim numbers; else one
+    plane serves both, and a head's values are the first value_dim of its head_dim numbers.
+    scale: factor of the scores; None for head_dim ** -0.5.
+    """
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    value_dim: int | None = None
+    scale: float | None = None
+
+    @property
+    def planes(self) -> int:
+        """Rows of kv_heads * head_dim numbers in a slot."""
+        return 2 if self.value_dim is None else 1
+
+
 class KVPool:
-    """data [layers, pages * page_size, 2, kv_heads, head_dim]; slot = page * page_size + offset.
+    """data [layers, pages * page_size, planes, kv_heads, head_dim]; slot = page * page_size + offset.
 
     `pages` counts page 0, which is padding and owned by nobody. All slots start as zeros, since a masked key must be
     finite. stamps: int64 [slots], what the engine wrote where (0 = nothing); None unless asked for.
     deterministic: steps over this pool attend in a way that keeps a query's bits independent of the rest of its step.
-    rows[layer] [slots, 2 * kv_heads * head_dim] and heads[layer] [slots * 2 * kv_heads, head_dim] are views of data.
+    rows[layer] [slots, planes * kv_heads * head_dim] and heads[layer] [slots * planes * kv_heads, head_dim] are views
+    of data.
     """
 
     def __init__(
         self,
-        layers: int,
+        layout: KVLayout,
         pages: int,
         page_size: int,
-        kv_heads: int,
-        head_dim: int,
         dtype: torch.dtype,
         device: torch.device | str,
         stamps: bool = False,
         deterministic: bool = True,
     ) -> None:
         slots = pages * page_size
-        self.page_size = page_size
-        self.kv_heads, self.head_dim = kv_heads, head_dim
+        self.layout, self.page_size = layout, page_size
         self.deterministic = deterministic
-        self.data = torch.zeros(layers, slots, 2, kv_heads, head_dim, dtype=dtype, device=device)
-        self.rows = list(self.data.view(layers, slots, -1).unbind())
-        self.heads = list(self.data.view(layers, -1, head_dim).unbind())
+        shape = (layout.layers, slots, layout.planes, layout.kv_heads, layout.head_dim)
+        self.data = torch.zeros(shape, dtype=dtype, device=device)
+        self.rows = list(self.data.view(layout.layers, slots, -1).unbind())
+        self.heads = list(self.data.view(layout.layers, -1, layout.head_dim).unbind())
         self.stamps = torch.zeros(slots, dtype=torch.int64, device=device) if stamps else None
 
     def store(self, layer: int, slots: Tensor, kv: Tensor) -> None:
-        """kv [M, 2 * kv_heads * head_dim] (key heads, then value heads) into slots [M] of one layer."""
+        """kv [M, planes * kv_heads * head_dim] (key heads, then value heads) into slots [M] of one layer."""
         store_kv(self.rows[layer], slots, kv)
 
     def move(self, source: Tensor, target: Tensor) -> None:

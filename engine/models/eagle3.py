@@ -8,10 +8,12 @@ import torch
 from torch import Tensor
 
 from engine.core.errors import ConfigError
+from engine.device.pool import KVLayout
 from engine.models.config import ModelConfig
 from engine.models.layers import Attend, Layer, Norm, linear, stored, twin_rows
-from engine.models.llama import POSITION_MARGIN, Llama, head_logits
+from engine.models.llama import POSITION_MARGIN, head_logits
 from engine.models.rope import rotations
+from engine.models.target import Target
 from engine.models.weights import Take
 from engine.models.workspace import Workspaces
 
@@ -23,14 +25,12 @@ class Eagle3:
     vocab_size is the draft's own; `to_target` maps its ids. Embeddings are the target's where the checkpoint has none.
     """
 
-    num_layers = 1
-
     def __init__(
-        self, config: ModelConfig, weights: Mapping[str, Tensor], target: Llama, deterministic: bool = True
+        self, config: ModelConfig, weights: Mapping[str, Tensor], target: Target, deterministic: bool = True
     ) -> None:
         self.config, self.device, self.dtype = config, target.device, target.dtype
         self.deterministic = deterministic
-        self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
+        self.kv = KVLayout(1, config.num_kv_heads, config.head_dim)
         self.carry_width = hidden = config.hidden_size
         self.aux_layers = _aux_layers(config, target)
         self.state_width = len(self.aux_layers) * target.hidden_size
@@ -81,7 +81,7 @@ class Eagle3:
         """Draft ids as target ids, of any shape."""
         return self.id_map.index_select(0, ids.reshape(-1)).view(ids.shape)
 
-    def _head(self, take: Take, target: Llama) -> Tensor:
+    def _head(self, take: Take, target: Target) -> Tensor:
         """[draft vocabulary, Hd]; the target's head where the checkpoint has none."""
         if "lm_head.weight" in take:
             return take("lm_head.weight", self.vocab_size, self.carry_width)
@@ -93,7 +93,7 @@ class Eagle3:
             )
         return head
 
-    def _embedding(self, take: Take, target: Llama) -> Tensor:
+    def _embedding(self, take: Take, target: Target) -> Tensor:
         """[target vocabulary, Hd]; the target's where the checkpoint has none."""
         if "embed_tokens.weight" in take:
             return take("embed_tokens.weight", self.config.vocab_size, self.carry_width)
@@ -123,7 +123,7 @@ class Eagle3:
         return ids
 
 
-def _aux_layers(config: ModelConfig, target: Llama) -> tuple[int, ...]:
+def _aux_layers(config: ModelConfig, target: Target) -> tuple[int, ...]:
     layers = config.aux_layers_of(target.num_layers)
     if not all(0 <= layer <= target.num_layers for layer in layers):
         raise ConfigError(

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from engine.core.algorithm import FINAL
+from engine.device.pool import KVLayout
 from engine.models.config import ModelConfig
 from engine.models.layers import Attend, Layer, Norm, linear, stored, twin_rows
 from engine.models.rope import rotations
@@ -36,8 +37,9 @@ class Llama:
     ) -> None:
         self.config = config
         self.device, self.dtype, self.deterministic = device, dtype, deterministic
-        self.num_layers, self.num_heads, self.num_kv_heads = config.num_layers, config.num_heads, config.num_kv_heads
-        self.head_dim, self.hidden_size, self.vocab_size = config.head_dim, config.hidden_size, config.vocab_size
+        self.num_layers = config.num_layers
+        self.hidden_size, self.vocab_size = config.hidden_size, config.vocab_size
+        self.kv = KVLayout(config.num_layers, config.num_kv_heads, config.head_dim)
         take = Take(weights, config.architecture)
         self.norm = Norm(config.hidden_size, config.norm_eps, dtype, device)
         self.embedding = take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
@@ -92,6 +94,10 @@ class Llama:
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [..., H] -> float32 [..., V]."""
         return head_logits(hidden, self.head, self.deterministic)
+
+    def window_of(self, layer: int) -> int | None:
+        """How many tokens a layer may look back: all."""
+        return None
 
 
 def head_logits(hidden: Tensor, head: Tensor, deterministic: bool) -> Tensor:

@@ -12,6 +12,7 @@ from engine.models.config import EAGLE3_ARCHITECTURES, TARGET_ARCHITECTURES, Mod
 from engine.models.eagle3 import Eagle3
 from engine.models.llama import Llama
 from engine.models.standalone import Standalone
+from engine.models.target import Target
 from engine.models.tokenizer import tokenizer_hash
 from engine.models.weights import load_weights
 
@@ -48,7 +49,7 @@ def _draft_facts(path: str | Path, target: ModelConfig) -> DraftFacts:
     )
 
 
-def load_target(path: str | Path, device: str, dtype: torch.dtype, deterministic: bool = True) -> Llama:
+def load_target(path: str | Path, device: str, dtype: torch.dtype, deterministic: bool = True) -> Target:
     """The target model. ConfigError on a checkpoint that is missing, damaged or of another architecture."""
     config = _expect(path, TARGET_ARCHITECTURES, "a target model")
     place = torch.device(device)
@@ -56,7 +57,7 @@ def load_target(path: str | Path, device: str, dtype: torch.dtype, deterministic
 
 
 def load_standalone(
-    path: str | Path, target: Llama, device: str, dtype: torch.dtype, deterministic: bool = True
+    path: str | Path, target: Target, device: str, dtype: torch.dtype, deterministic: bool = True
 ) -> Standalone:
     """A language model as a draft, for positions as far as the target's. ConfigError as for a target."""
     config = _expect(path, TARGET_ARCHITECTURES, "a STANDALONE draft")
@@ -66,7 +67,9 @@ def load_standalone(
     )
 
 
-def load_eagle3(path: str | Path, target: Llama, device: str, dtype: torch.dtype, deterministic: bool = True) -> Eagle3:
+def load_eagle3(
+    path: str | Path, target: Target, device: str, dtype: torch.dtype, deterministic: bool = True
+) -> Eagle3:
     """An EAGLE-3 head. ConfigError as for a target, or if it does not fit the target's width, layers or vocabulary."""
     config = _expect(path, EAGLE3_ARCHITECTURES, "an EAGLE3 draft")
     return Eagle3(config, load_weights(path, torch.device(device), dtype), target, deterministic)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from torch import Tensor
 
 from engine.models.layers import Attend
-from engine.models.llama import Llama
+from engine.models.target import Target
 
 
 class Standalone:
-    """A Llama that drafts: no target states in, nothing carried, ids are the target's.
+    """A language model that drafts: no target states in, nothing carried, ids are the target's.
 
     `hidden` is accepted and ignored, so that a drafter treats all drafts alike.
     """
@@ -17,10 +17,9 @@ class Standalone:
     carry_width = 0
     aux_layers: tuple[int, ...] = ()
 
-    def __init__(self, model: Llama) -> None:
+    def __init__(self, model: Target) -> None:
         self.model = model
-        self.num_layers, self.num_heads, self.num_kv_heads = model.num_layers, model.num_heads, model.num_kv_heads
-        self.head_dim, self.vocab_size = model.head_dim, model.vocab_size
+        self.kv, self.vocab_size = model.kv, model.vocab_size
         self.device, self.dtype = model.device, model.dtype
 
     def forward(self, tokens: Tensor, positions: Tensor, hidden: Tensor | None, attend: Attend) -> Tensor:

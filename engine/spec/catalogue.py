@@ -12,10 +12,10 @@ import torch
 from engine.core.algorithm import Traits
 from engine.core.config import Facts, Resolved
 from engine.core.errors import ConfigError
-from engine.device.pool import KVPool
+from engine.device.pool import KVLayout, KVPool
 from engine.device.relay import Relay
-from engine.models.llama import Llama
 from engine.models.loader import load_eagle3, load_standalone
+from engine.models.target import Target
 from engine.spec.autoregressive import AutoregressiveDrafter, DraftModel
 from engine.spec.drafter import Drafter
 from engine.spec.plain import PlainDrafter
@@ -24,11 +24,9 @@ Locate: TypeAlias = Callable[[str], Path]
 
 
 class KeepsKV(Protocol):
-    """The shape of a model's keys and values."""
+    """A model that says what a slot of its pool holds."""
 
-    num_layers: int
-    num_kv_heads: int
-    head_dim: int
+    kv: KVLayout
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +39,7 @@ class BuildContext:
     traits: Traits
     resolved: Resolved
     facts: Facts
-    target: Llama
+    target: Target
     locate: Locate
     pools: list[KVPool] = field(default_factory=list)
 
@@ -65,11 +63,9 @@ class BuildContext:
         """A pool for the model's KV, page by page the twin of the target's: one slot numbering serves all."""
         resolved = self.resolved
         made = KVPool(
-            model.num_layers,
+            model.kv,
             resolved.num_pages + 1,
             resolved.page_size,
-            model.num_kv_heads,
-            model.head_dim,
             self.dtype,
             self.device,
             stamps=stamps,

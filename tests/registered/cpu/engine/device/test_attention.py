@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from engine.device.attention import DraftAttention, StepAttention
-from engine.device.pool import KVPool
+from engine.device.pool import KVLayout, KVPool
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 
@@ -25,7 +25,7 @@ def tokens():
 @pytest.fixture
 def pool():
     """Page size 4; request r owns pages 1 + 5 r .. 5 + 5 r, in reverse."""
-    return KVPool(2, 16, 4, KV_HEADS, DIM, torch.float32, "cpu")
+    return KVPool(KVLayout(2, KV_HEADS, DIM), 16, 4, torch.float32, "cpu")
 
 
 SLOTS = torch.stack([(torch.arange(5 + 5 * r, 5 * r, -1)[:, None] * 4 + torch.arange(4)).flatten() for r in range(3)])

@@ -5,21 +5,21 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.device.pool import KVPool
+from engine.device.pool import KVLayout, KVPool
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 
 
 @pytest.fixture
 def pool():
-    return KVPool(2, 4, 3, 2, 5, torch.float32, "cpu", stamps=True)
+    return KVPool(KVLayout(2, 2, 5), 4, 3, torch.float32, "cpu", stamps=True)
 
 
 def test_slots_are_pages_times_size_and_start_as_zeros(pool):
     assert pool.data.shape == (2, 12, 2, 2, 5)
     assert not pool.data.any()
     assert pool.stamps.tolist() == [0] * 12
-    assert KVPool(1, 2, 1, 1, 2, torch.float32, "cpu").stamps is None
+    assert KVPool(KVLayout(1, 1, 2), 2, 1, torch.float32, "cpu").stamps is None
 
 
 def test_store_writes_keys_then_values_of_one_layer(pool):

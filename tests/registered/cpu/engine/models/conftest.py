@@ -17,8 +17,8 @@ from transformers.utils import logging
 from engine.device.attention import StepAttention
 from engine.device.pool import KVPool
 from engine.models.eagle3 import Eagle3
-from engine.models.llama import Llama
 from engine.models.standalone import Standalone
+from engine.models.target import Target
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 97,
@@ -126,12 +126,10 @@ def eagle_shapes(c: dict[str, Any]) -> dict[str, tuple[int, ...]]:
 class Paged:
     """Requests of one model over a pool with shuffled pages; every call reads `reach` slots per request."""
 
-    def __init__(self, model: Llama | Standalone | Eagle3, requests: int, reach: int, page_size: int = 4) -> None:
+    def __init__(self, model: Target | Standalone | Eagle3, requests: int, reach: int, page_size: int = 4) -> None:
         self.model, self.reach = model, reach
         pages = -(-reach // page_size)
-        self.pool = KVPool(
-            model.num_layers, 1 + requests * pages, page_size, model.num_kv_heads, model.head_dim, model.dtype, "cpu"
-        )
+        self.pool = KVPool(model.kv, 1 + requests * pages, page_size, model.dtype, "cpu")
         order = torch.randperm(requests * pages, generator=torch.Generator().manual_seed(3)).view(requests, pages) + 1
         self.slots = (order[:, :, None] * page_size + torch.arange(page_size)).view(requests, -1)[:, :reach]
 

@@ -24,7 +24,7 @@ def test_it_is_the_llama_of_its_checkpoint(llama_folder, paged):
     out = draft.forward(TOKENS, torch.arange(9).expand(2, 9), None, attend)
     assert torch.equal(draft.logits(out), paged(alone, 2, 9).run(TOKENS, [0, 0]))
     assert draft.to_target(TOKENS) is TOKENS
-    assert (draft.carry_width, draft.aux_layers, draft.num_layers) == (0, (), 2)
+    assert (draft.carry_width, draft.aux_layers, draft.kv.layers) == (0, (), 2)
 
 
 def test_its_positions_reach_as_far_as_the_targets(llama_folder):

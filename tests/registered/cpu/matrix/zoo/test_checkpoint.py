@@ -81,7 +81,7 @@ def _engine_logits(name, tokens):
 
     model = load_target(CHECKPOINTS / name, "cpu", torch.float32)
     rows, width = tokens.shape
-    pool = KVPool(model.num_layers, rows * width + 1, 1, model.num_kv_heads, model.head_dim, torch.float32, "cpu")
+    pool = KVPool(model.kv, rows * width + 1, 1, torch.float32, "cpu")
     slots = 1 + torch.arange(rows * width).view(rows, width)
     bias = torch.full((width, width), float("-inf")).triu(1).expand(rows, 1, width, width)
     positions = torch.arange(width).expand(rows, width)
