@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Final
 
+from engine.core.algorithm import FINAL
 from engine.core.config import DraftFacts
 from engine.core.situation import Rule, Situation
 
@@ -14,26 +15,23 @@ def _draft(s: Situation) -> DraftFacts | None:
     return s.facts.draft if s.traits.needs_draft_model else None
 
 
-def _head(draft: DraftFacts | None) -> bool:
-    """True for a head over hidden states, false for a full language model."""
-    return draft is not None and "eagle" in draft.architecture.lower()
-
-
 def _wrong_kind(s: Situation) -> bool:
     draft = _draft(s)
-    return draft is not None and _head(draft) != s.traits.needs_hidden
+    kinds = s.traits.draft_architectures
+    return draft is not None and bool(kinds) and not draft.architecture.endswith(kinds)
 
 
 def _kind_sentence(s: Situation) -> str:
     draft = _draft(s)
-    wants = "a head over hidden states" if s.traits.needs_hidden else "a full language model"
-    architecture = draft.architecture if draft else None
-    return f"{s.traits.name} needs {wants} as its draft, but {s.asked.speculative_draft_model_path} is a {architecture}"
+    return (
+        f"{s.traits.name} needs a draft whose architecture ends in {' or '.join(s.traits.draft_architectures)}, "
+        f"but {s.asked.speculative_draft_model_path} is a {draft.architecture if draft else None}"
+    )
 
 
 def _vocabulary(s: Situation) -> int | None:
     draft = _draft(s)
-    return draft.vocab_size if draft and not s.traits.needs_hidden else None
+    return draft.vocab_size if draft else None
 
 
 def _head_width(s: Situation) -> int | None:
@@ -55,7 +53,7 @@ def _tokenizers_differ(s: Situation) -> bool:
 def _missing_layers(s: Situation) -> list[int]:
     draft = _draft(s)
     layers = draft.aux_layers if draft and s.traits.needs_hidden else ()
-    return [layer for layer in layers if not 0 <= layer < s.facts.num_layers]
+    return [layer for layer in layers if layer != FINAL and not 0 <= layer <= s.facts.num_layers]
 
 
 def _rule(name: str, why: str, broken: Callable[[Situation], bool], sentence: Callable[[Situation], str]) -> Rule:
@@ -65,7 +63,7 @@ def _rule(name: str, why: str, broken: Callable[[Situation], bool], sentence: Ca
 PAIRING: Final[tuple[Rule, ...]] = (
     _rule(
         "draft-of-wrong-kind",
-        "a head over hidden states and a full language model are driven differently",
+        "each algorithm drives drafts of its own kind",
         _wrong_kind,
         _kind_sentence,
     ),
@@ -104,7 +102,7 @@ PAIRING: Final[tuple[Rule, ...]] = (
     ),
     _rule(
         "aux-layer-missing",
-        "the draft reads the states that enter certain layers of the target",
+        "the draft reads the states that enter certain layers of the target, or leave its last",
         lambda s: bool(_missing_layers(s)),
         lambda s: (
             f"the draft reads the state entering layer {_missing_layers(s)[0]}, but the target has "

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from engine.core.errors import ConfigError
+from engine.models.draft_config import DRAFT_ARCHITECTURES, DraftConfig, read_draft
 from engine.models.rope import RopeConfig
 
 TARGET_ARCHITECTURES: Final = ("LlamaForCausalLM",)
-EAGLE3_ARCHITECTURES: Final = ("LlamaForCausalLMEagle3",)
 # Switches that change the arithmetic of a Llama; this engine runs none of them.
 UNSUPPORTED_SWITCHES: Final = ("attention_bias", "mlp_bias", "quantization_config")
 
@@ -22,8 +22,7 @@ class ModelConfig:
     """The shape of one model.
 
     context_length: positions that the checkpoint was made for, in tokens.
-    draft_vocab_size, target_hidden_size, aux_layers: EAGLE-3 drafts only; aux_layers are indices of target layers
-    whose *input* is captured, None where the checkpoint leaves them to the rule of `aux_layers_of`.
+    draft: what a draft over hidden states adds; None for a language model.
     """
 
     architecture: str
@@ -38,19 +37,7 @@ class ModelConfig:
     context_length: int
     tie_embeddings: bool
     rope: RopeConfig
-    draft_vocab_size: int | None = None
-    target_hidden_size: int | None = None
-    aux_layers: tuple[int, ...] | None = None
-
-    @property
-    def is_eagle3(self) -> bool:
-        return self.architecture in EAGLE3_ARCHITECTURES
-
-    def aux_layers_of(self, target_layers: int) -> tuple[int, ...]:
-        """Target layers whose inputs an EAGLE-3 draft reads; by default those of the EAGLE-3 paper's code."""
-        if self.aux_layers is None:
-            return (2, target_layers // 2, target_layers - 3)
-        return self.aux_layers
+    draft: DraftConfig | None = None
 
 
 def load_model_config(path: str | Path) -> ModelConfig:
@@ -93,7 +80,7 @@ class _Reader:
             )
         if head_dim % 2:
             raise ConfigError(f"{self.file}: head_dim {head_dim} must be even, rotary positions turn pairs")
-        config = ModelConfig(
+        return ModelConfig(
             architecture=architecture,
             vocab_size=self.size("vocab_size"),
             hidden_size=hidden,
@@ -106,32 +93,15 @@ class _Reader:
             context_length=self.size("max_position_embeddings", 2048),
             tie_embeddings=bool(self.raw.get("tie_word_embeddings", False)),
             rope=RopeConfig.read(self.raw, str(self.file)),
-            **(self._eagle3(hidden) if architecture in EAGLE3_ARCHITECTURES else {}),
+            draft=read_draft(architecture, self),
         )
-        if config.is_eagle3 and config.num_layers != 1:
-            raise ConfigError(f"{self.file}: num_hidden_layers must be 1 for an EAGLE-3 draft, got {config.num_layers}")
-        return config
 
     def _architecture(self) -> str:
-        allowed = TARGET_ARCHITECTURES + EAGLE3_ARCHITECTURES
+        allowed = TARGET_ARCHITECTURES + DRAFT_ARCHITECTURES
         names = self.raw.get("architectures")
         if not isinstance(names, list) or len(names) != 1 or names[0] not in allowed:
             raise ConfigError(f"{self.file}: architectures {names!r} is not supported; allowed: {', '.join(allowed)}")
         return str(names[0])
-
-    def _eagle3(self, hidden: int) -> dict[str, Any]:
-        eagle = self.raw.get("eagle_config") or {}
-        if not eagle.get("use_aux_hidden_state", True):
-            raise ConfigError(f"{self.file}: use_aux_hidden_state false is not supported; allowed: true")
-        ids = eagle.get("eagle_aux_hidden_state_layer_ids")
-        if ids is not None and not (isinstance(ids, list) and ids and all(type(i) is int and i >= 0 for i in ids)):
-            raise ConfigError(f"{self.file}: eagle_aux_hidden_state_layer_ids must be a list of layer ids, got {ids!r}")
-        return {
-            "draft_vocab_size": self.size("draft_vocab_size", self.size("vocab_size")),
-            "target_hidden_size": self.size("target_hidden_size", hidden),
-            # An id names the layer whose output is captured, which is the state entering the next one.
-            "aux_layers": None if ids is None else tuple(i + 1 for i in ids),
-        }
 
     def size(self, name: str, default: int | None = None) -> int:
         value = self.raw.get(name)

@@ -1,4 +1,4 @@
-"""EAGLE-3 (arXiv 2503.01840): one decoder layer over the target's captured states drafts the next token."""
+"""EAGLE-3 (arXiv 2503.01840): few decoder layers over the target's captured states draft the next token."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ from engine.models.config import ModelConfig
 from engine.models.layers import Attend, Layer, Norm, linear, stored, twin_rows
 from engine.models.llama import POSITION_MARGIN, head_logits
 from engine.models.rope import rotations
+from engine.models.sharing import captured_states, shared_embedding, shared_head
 from engine.models.target import Target
 from engine.models.weights import Take
 from engine.models.workspace import Workspaces
 
 
 class Eagle3:
-    """A LlamaForCausalLMEagle3 in the checkpoint layout of SGLang and vLLM (`midlayer.*`, `fc`, `d2t`).
+    """A LlamaForCausalLMEagle3 in the checkpoint layout of SGLang and vLLM (`midlayer.*`, `layers.*`, `fc`, `d2t`).
 
     aux_layers: what the target must capture for it. carry_width: width of the state carried between draft steps.
-    vocab_size is the draft's own; `to_target` maps its ids. Embeddings are the target's where the checkpoint has none.
+    vocab_size is the draft's own; `to_target` maps its ids. Embeddings and head are the target's where the checkpoint
+    has none. `fc` fuses states that are not as wide as the draft; states that are go in as they are, as SGLang has it.
     """
 
     def __init__(
@@ -30,20 +32,25 @@ class Eagle3:
     ) -> None:
         self.config, self.device, self.dtype = config, target.device, target.dtype
         self.deterministic = deterministic
-        self.kv = KVLayout(1, config.num_kv_heads, config.head_dim)
+        self.kv = KVLayout(config.num_layers, config.num_kv_heads, config.head_dim)
         self.carry_width = hidden = config.hidden_size
-        self.aux_layers = _aux_layers(config, target)
+        self.aux_layers = captured_states(config, target)
         self.state_width = len(self.aux_layers) * target.hidden_size
         take = Take(_canonical(weights), config.architecture)
         self.norm = Norm(hidden, config.norm_eps, self.dtype, self.device)
-        self.vocab_size = config.draft_vocab_size or config.vocab_size
-        self.fuse = stored(take("fc.weight", hidden, self.state_width))
-        self.layer = Layer(take, "midlayer", config, self.norm, paired=True)
+        assert config.draft is not None
+        self.vocab_size = config.draft.vocab_size
+        self.fuse = None
+        if self.state_width != hidden:
+            self.fuse = stored(take("fc.weight", hidden, self.state_width))
+        self.first = Layer(take, "midlayer", config, self.norm, "hidden_norm", paired=True)
+        self.deeper = [Layer(take, f"layers.{i}", config, self.norm) for i in range(1, config.num_layers)]
         self.final_norm = take("norm.weight", hidden)
-        self.head = stored(self.norm.fold(self._head(take, target), self.final_norm))
+        head = shared_head(take, config, self.vocab_size, target)
+        self.head = stored(self.norm.fold(head, self.final_norm))
         # A token's normed embedding never changes, so the table holds it.
         embedding_norm = self.norm.scale(take("midlayer.input_layernorm.weight", hidden))
-        self.embedding = self.norm.whole(self._embedding(take, target), embedding_norm)
+        self.embedding = self.norm.whole(shared_embedding(take, config, target), embedding_norm)
         self.id_map = self._id_map(take, target.vocab_size)
         take.drop("t2d")
         take.done()
@@ -63,14 +70,17 @@ class Eagle3:
         lone = rows == 1 and self.deterministic
         if lone:
             state = twin_rows(state)
-        x = linear(state, self.fuse) if state.shape[1] == self.state_width else state.clone()
+        fuse = self.fuse if state.shape[1] == self.state_width else None
+        x = state.clone() if fuse is None else linear(state, fuse)
         word = self.embedding.index_select(0, tokens.reshape(rows))
-        normed = self.norm(x, self.layer.input_norm)
+        normed = self.first.front(x)
         pair = torch.cat((twin_rows(word) if lone else word, normed), 1)
         turn = self.rotations.index_select(0, positions.reshape(rows))[:, None]
         space = self.workspaces.of(batch, width)
-        self.layer.attention(x, pair, turn, attend, 0, space)
-        self.layer.feed_forward(x, space)
+        self.first.attention(x, pair, turn, attend, 0, space)
+        self.first.feed_forward(x, space)
+        for i, layer in enumerate(self.deeper, 1):
+            layer(x, turn, attend, i, space)
         return x[:rows].view(batch, width, self.carry_width)
 
     def logits(self, out: Tensor) -> Tensor:
@@ -80,29 +90,6 @@ class Eagle3:
     def to_target(self, ids: Tensor) -> Tensor:
         """Draft ids as target ids, of any shape."""
         return self.id_map.index_select(0, ids.reshape(-1)).view(ids.shape)
-
-    def _head(self, take: Take, target: Target) -> Tensor:
-        """[draft vocabulary, Hd]; the target's head where the checkpoint has none."""
-        if "lm_head.weight" in take:
-            return take("lm_head.weight", self.vocab_size, self.carry_width)
-        head = target.head.t()
-        if head.shape != (self.vocab_size, self.carry_width):
-            raise ConfigError(
-                f"{self.config.architecture}: lm_head.weight is missing, and the target's has shape "
-                f"{tuple(head.shape)}, not {(self.vocab_size, self.carry_width)}"
-            )
-        return head
-
-    def _embedding(self, take: Take, target: Target) -> Tensor:
-        """[target vocabulary, Hd]; the target's where the checkpoint has none."""
-        if "embed_tokens.weight" in take:
-            return take("embed_tokens.weight", self.config.vocab_size, self.carry_width)
-        if target.hidden_size != self.carry_width:
-            raise ConfigError(
-                f"{self.config.architecture}: embed_tokens.weight is missing, and the target's is "
-                f"{target.hidden_size} wide, not {self.carry_width}"
-            )
-        return target.embedding
 
     def _id_map(self, take: Take, target_vocab: int) -> Tensor:
         """int64 [draft vocabulary]: target id of each draft id. d2t stores differences (target - draft)."""
@@ -121,21 +108,6 @@ class Eagle3:
                 f"it reaches from {int(ids.min())} to {int(ids.max())}"
             )
         return ids
-
-
-def _aux_layers(config: ModelConfig, target: Target) -> tuple[int, ...]:
-    layers = config.aux_layers_of(target.num_layers)
-    if not all(0 <= layer <= target.num_layers for layer in layers):
-        raise ConfigError(
-            f"{config.architecture}: aux layers {list(layers)} must lie in 0..{target.num_layers} for a target of "
-            f"{target.num_layers} layers"
-        )
-    if config.target_hidden_size != target.hidden_size:
-        raise ConfigError(
-            f"{config.architecture}: target_hidden_size {config.target_hidden_size} differs from the target's "
-            f"{target.hidden_size}"
-        )
-    return layers
 
 
 def _canonical(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

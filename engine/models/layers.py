@@ -106,11 +106,20 @@ class Norm:
 class Layer:
     """One Llama decoder layer: grouped-query attention and a gated feed-forward part, both behind a norm.
 
-    prefix: of its tensor names. paired (EAGLE-3): the q, k and v projections read pairs of rows, 2 * hidden wide: a
-    whole-normed embedding, and a stream behind the norm `hidden_norm`, which takes the place of `input_layernorm`.
+    prefix: of its tensor names. front: name of the norm before attention, None for none (EAGLE's first layer).
+    paired (EAGLE-3): the q, k and v projections read pairs of rows, 2 * hidden wide: a whole-normed embedding, and a
+    stream behind the front norm.
     """
 
-    def __init__(self, take: Take, prefix: str, config: ModelConfig, norm: Norm, paired: bool = False) -> None:
+    def __init__(
+        self,
+        take: Take,
+        prefix: str,
+        config: ModelConfig,
+        norm: Norm,
+        front: str | None = "input_layernorm",
+        paired: bool = False,
+    ) -> None:
         heads, kv_heads, d = config.num_heads, config.num_kv_heads, config.head_dim
         hidden, inner = config.hidden_size, config.intermediate_size
         self.norm = norm
@@ -119,20 +128,26 @@ class Layer:
         q = pair_up(take(f"{prefix}.self_attn.q_proj.weight", heads * d, width), d)
         k = pair_up(take(f"{prefix}.self_attn.k_proj.weight", kv_heads * d, width), d)
         v = take(f"{prefix}.self_attn.v_proj.weight", kv_heads * d, width)
-        self.input_norm = take(f"{prefix}.hidden_norm.weight" if paired else f"{prefix}.input_layernorm.weight", hidden)
+        self.input_norm = None if front is None else take(f"{prefix}.{front}.weight", hidden)
         self.post_norm = take(f"{prefix}.post_attention_layernorm.weight", hidden)
         gate = take(f"{prefix}.mlp.gate_proj.weight", inner, hidden)
         up = take(f"{prefix}.mlp.up_proj.weight", inner, hidden)
         qkv = torch.cat((q, k, v))
-        self.qkv = stored(torch.cat((qkv[:, :-hidden], norm.fold(qkv[:, -hidden:], self.input_norm)), 1))
+        if self.input_norm is not None:
+            qkv = torch.cat((qkv[:, :-hidden], norm.fold(qkv[:, -hidden:], self.input_norm)), 1)
+        self.qkv = stored(qkv)
         self.out = stored(take(f"{prefix}.self_attn.o_proj.weight", hidden, heads * d))
         self.gate_up = stored(norm.fold(torch.cat((gate, up)), self.post_norm))
         self.down = stored(take(f"{prefix}.mlp.down_proj.weight", hidden, inner))
 
     def __call__(self, x: Tensor, turn: Tensor, attend: Attend, layer: int, space: Workspace) -> None:
         """Adds this layer's two parts to the residual stream x [R, hidden], in place."""
-        self.attention(x, self.norm(x, self.input_norm), turn, attend, layer, space)
+        self.attention(x, self.front(x), turn, attend, layer, space)
         self.feed_forward(x, space)
+
+    def front(self, x: Tensor) -> Tensor:
+        """x [R, hidden] behind the norm before attention, where there is one."""
+        return x if self.input_norm is None else self.norm(x, self.input_norm)
 
     def attention(self, x: Tensor, h: Tensor, turn: Tensor, attend: Attend, layer: int, space: Workspace) -> None:
         """Adds to x [R, hidden], in place, what its tokens attend to; h [R, in] is what the projections read."""

@@ -8,7 +8,9 @@ import torch
 
 from engine.core.config import DraftFacts, Facts
 from engine.core.errors import ConfigError
-from engine.models.config import EAGLE3_ARCHITECTURES, TARGET_ARCHITECTURES, ModelConfig, load_model_config
+from engine.models.config import TARGET_ARCHITECTURES, ModelConfig, load_model_config
+from engine.models.draft_config import EAGLE3_ARCHITECTURES, EAGLE_ARCHITECTURES
+from engine.models.eagle import Eagle
 from engine.models.eagle3 import Eagle3
 from engine.models.llama import Llama
 from engine.models.standalone import Standalone
@@ -16,7 +18,7 @@ from engine.models.target import Target
 from engine.models.tokenizer import tokenizer_hash
 from engine.models.weights import load_weights
 
-__all__ = ["facts", "load_eagle3", "load_model_config", "load_standalone", "load_target", "load_weights"]
+__all__ = ["facts", "load_eagle", "load_eagle3", "load_model_config", "load_standalone", "load_target", "load_weights"]
 
 
 def facts(model_path: str | Path, draft_path: str | Path | None, device: str) -> Facts:
@@ -38,14 +40,15 @@ def facts(model_path: str | Path, draft_path: str | Path | None, device: str) ->
 
 def _draft_facts(path: str | Path, target: ModelConfig) -> DraftFacts:
     config = load_model_config(path)
+    head = config.draft
     return DraftFacts(
         architecture=config.architecture,
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
-        target_hidden_size=config.target_hidden_size,
-        draft_vocab_size=config.draft_vocab_size,
+        target_hidden_size=None if head is None else head.target_hidden_size,
+        draft_vocab_size=None if head is None else head.vocab_size,
         tokenizer_hash=tokenizer_hash(path),
-        aux_layers=config.aux_layers_of(target.num_layers) if config.is_eagle3 else (),
+        aux_layers=() if head is None else head.states_of(target.num_layers),
     )
 
 
@@ -65,6 +68,12 @@ def load_standalone(
     return Standalone(
         Llama(config, load_weights(path, place, dtype), place, dtype, deterministic, context_length=reach)
     )
+
+
+def load_eagle(path: str | Path, target: Target, device: str, dtype: torch.dtype, deterministic: bool = True) -> Eagle:
+    """An EAGLE head. ConfigError as for a target, or if it does not fit the target's width or vocabulary."""
+    config = _expect(path, EAGLE_ARCHITECTURES, "an EAGLE draft")
+    return Eagle(config, load_weights(path, torch.device(device), dtype), target, deterministic)
 
 
 def load_eagle3(

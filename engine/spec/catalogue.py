@@ -14,7 +14,7 @@ from engine.core.config import Facts, Resolved
 from engine.core.errors import ConfigError
 from engine.device.pool import KVLayout, KVPool
 from engine.device.relay import Relay
-from engine.models.loader import load_eagle3, load_standalone
+from engine.models.loader import load_eagle, load_eagle3, load_standalone
 from engine.models.target import Target
 from engine.spec.autoregressive import AutoregressiveDrafter, DraftModel
 from engine.spec.drafter import Drafter
@@ -92,6 +92,12 @@ def _standalone(context: BuildContext) -> Drafter:
     return autoregressive(context, model, ())
 
 
+def _eagle(context: BuildContext) -> Drafter:
+    r = context.resolved
+    model = load_eagle(context.draft_folder, context.target, r.device, context.dtype, r.enable_deterministic_inference)
+    return autoregressive(context, model, model.aux_layers)
+
+
 def _eagle3(context: BuildContext) -> Drafter:
     r = context.resolved
     model = load_eagle3(context.draft_folder, context.target, r.device, context.dtype, r.enable_deterministic_inference)
@@ -114,8 +120,9 @@ def autoregressive(context: BuildContext, model: DraftModel, capture: tuple[int,
 
 BUILDERS: dict[str, Build] = {
     "NONE": _plain,
-    "STANDALONE": _standalone,
+    "EAGLE": _eagle,
     "EAGLE3": _eagle3,
+    "STANDALONE": _standalone,
 }
 RELAYS: dict[str, RelayOf] = {}
 

@@ -73,7 +73,7 @@ ACCEPTANCE_FAULTS: Final[tuple[Fault, ...]] = (
         klass="config parsing, weights, draft/target mix-up",
         origin="vllm#14464 (B095)",
         file="engine/models/eagle3.py",
-        old="        normed = self.norm(x, self.layer.input_norm)\n",
+        old="        normed = self.first.front(x)\n",
         new="        normed = x\n",
         expected=("acceptance",),
         cells=("eagle3.s5.v2.p4.ragged",),

@@ -115,13 +115,20 @@ REFUSED = [
         "draft-of-wrong-kind",
         eagle3(),
         facts(MODEL),
-        "EAGLE3 needs a head over hidden states as its draft, but d is a LlamaForCausalLM",
+        "EAGLE3 needs a draft whose architecture ends in ForCausalLMEagle3, but d is a LlamaForCausalLM",
     ),
     (
         "draft-of-wrong-kind",
         standalone(),
         facts(HEAD),
-        "STANDALONE needs a full language model as its draft, but d is a LlamaForCausalLMEagle3",
+        "STANDALONE needs a draft whose architecture ends in ForCausalLM, but d is a LlamaForCausalLMEagle3",
+    ),
+    (
+        "draft-of-wrong-kind",
+        EngineConfig("m", "EAGLE", "d"),
+        facts(HEAD),
+        "EAGLE needs a draft whose architecture ends in ForCausalLMEagle or EagleModel, "
+        "but d is a LlamaForCausalLMEagle3",
     ),
     (
         "vocabularies-differ",
@@ -129,6 +136,13 @@ REFUSED = [
         facts(DraftFacts("LlamaForCausalLM", vocab_size=500, hidden_size=64)),
         "the draft's vocabulary has 500 tokens and the target's 512; "
         "STANDALONE needs a draft with the target's own vocabulary",
+    ),
+    (
+        "vocabularies-differ",
+        EngineConfig("m", "EAGLE", "d"),
+        head(architecture="LlamaForCausalLMEagle", vocab_size=500, aux_layers=(-1,)),
+        "the draft's vocabulary has 500 tokens and the target's 512; EAGLE needs a draft with the target's own "
+        "vocabulary",
     ),
     (
         "draft-head-too-wide",

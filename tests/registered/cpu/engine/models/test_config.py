@@ -6,8 +6,10 @@ import json
 
 import pytest
 
+from engine.core.algorithm import FINAL
 from engine.core.errors import ConfigError
 from engine.models.config import load_model_config
+from engine.models.draft_config import DraftConfig
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 
@@ -21,6 +23,7 @@ LLAMA = {
     "num_key_value_heads": 2,
 }
 EAGLE = LLAMA | {"architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1}
+DFLASH = LLAMA | {"architectures": ["DFlashDraftModel"], "dflash_config": {"mask_token_id": 1}}
 
 
 @pytest.fixture
@@ -45,10 +48,37 @@ def test_key_heads_default_to_heads(read):
 def test_eagle3_fields(read):
     given = {"draft_vocab_size": 41, "target_hidden_size": 64}
     config = read(EAGLE | given | {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 4, 5]}})
-    assert (config.draft_vocab_size, config.target_hidden_size, config.aux_layers_of(9)) == (41, 64, (1, 5, 6))
-    assert config.is_eagle3
-    bare = read(EAGLE)
-    assert (bare.draft_vocab_size, bare.target_hidden_size, bare.aux_layers_of(32)) == (97, 48, (2, 16, 29))
+    assert config.draft == DraftConfig((1, 5, 6), target_hidden_size=64, vocab_size=41)
+    bare = read(EAGLE | {"num_hidden_layers": 2})
+    assert bare.draft == DraftConfig(None, target_hidden_size=48, vocab_size=97)
+    assert bare.draft.states_of(32) == (2, 16, 29)
+    last = read(EAGLE | {"eagle_config": {"use_aux_hidden_state": False}})
+    assert last.draft.states_of(32) == (FINAL,)
+
+
+def test_eagle_reads_the_last_state(read):
+    config = read(LLAMA | {"architectures": ["LlamaForCausalLMEagle"], "num_hidden_layers": 1})
+    assert config.draft == DraftConfig((FINAL,), target_hidden_size=48, vocab_size=97)
+
+
+def test_a_language_model_is_no_head(read):
+    assert read(LLAMA).draft is None
+
+
+def test_dflash_fields(read):
+    config = read(DFLASH | {"dflash_config": {"mask_token_id": 5, "target_layer_ids": [0, 3]}, "block_size": 7})
+    assert config.draft == DraftConfig((1, 4), 48, 97, layers=3, block_size=7, mask_token=5)
+    inner = read(DFLASH | {"dflash_config": {"mask_token_id": 5, "block_size": 4}, "block_size": 7})
+    assert inner.draft.block_size == 4
+    assert read(DFLASH).draft.block_size == 16
+
+
+@pytest.mark.parametrize(
+    ("layers", "target", "states"), [(5, 36, (2, 10, 18, 26, 34)), (1, 8, (5,)), (3, 12, (2, 6, 10)), (2, 4, (2, 2))]
+)
+def test_dflash_spreads_its_states_over_the_target(read, layers, target, states):
+    """Behind layers 1, 9, 17, 25 and 33 for 36 layers and 5 of the draft."""
+    assert read(DFLASH | {"num_hidden_layers": layers}).draft.states_of(target) == states
 
 
 @pytest.mark.parametrize(
@@ -56,7 +86,7 @@ def test_eagle3_fields(read):
     [
         ('{"architectures": [', r"config.json is not valid JSON \(.*\); the file is truncated or damaged"),
         ("[1]", "config.json must hold a JSON object, got list"),
-        ({}, "architectures None is not supported; allowed: LlamaForCausalLM, LlamaForCausalLMEagle3"),
+        ({}, "architectures None is not supported; allowed: LlamaForCausalLM, .*LlamaForCausalLMEagle3"),
         (LLAMA | {"architectures": ["GPT2LMHeadModel"]}, r"architectures \['GPT2LMHeadModel'\] is not supported"),
         (LLAMA | {"attention_bias": True}, "attention_bias = True is not supported; it must be absent"),
         (LLAMA | {"mlp_bias": True}, "mlp_bias = True is not supported; it must be absent"),
@@ -68,10 +98,17 @@ def test_eagle3_fields(read):
         (LLAMA | {"num_key_value_heads": 3}, "num_attention_heads 4 must be a multiple of num_key_value_heads 3"),
         (LLAMA | {"head_dim": 7}, "head_dim 7 must be even"),
         (LLAMA | {"rms_norm_eps": 0}, "rms_norm_eps must be a positive number, got 0"),
-        (EAGLE | {"num_hidden_layers": 2}, "num_hidden_layers must be 1 for an EAGLE-3 draft, got 2"),
+        (EAGLE | {"norm_before_residual": True}, "norm_before_residual true is not supported; it must be absent"),
+        (DFLASH | {"dflash_config": {}}, "dflash_config.mask_token_id must be a token id, got None"),
+        (DFLASH | {"dflash_config": {"mask_token_id": -1}}, "dflash_config.mask_token_id must be a token id, got -1"),
+        (DFLASH | {"block_size": 1}, "block_size must be an integer of at least 2, got 1"),
         (
-            EAGLE | {"eagle_config": {"use_aux_hidden_state": False}},
-            "use_aux_hidden_state false is not supported; allowed: true",
+            DFLASH | {"layer_types": ["full_attention", "sliding_attention"]},
+            "layer_types 'sliding_attention' is not supported; allowed: 'full_attention'",
+        ),
+        (
+            DFLASH | {"dflash_config": {"mask_token_id": 1, "target_layer_ids": []}},
+            r"target_layer_ids must be a list of layer ids, got \[\]",
         ),
         (
             EAGLE | {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [-1]}},

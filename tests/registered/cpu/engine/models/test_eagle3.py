@@ -138,7 +138,7 @@ def test_vllm_names_load_as_well(llama_folder, eagle_folder, tmp_path):
     save_file(renamed, other / "model.safetensors")
     one = load_eagle3(tmp_path / "eagle", target, "cpu", torch.float32)
     two = load_eagle3(other, target, "cpu", torch.float32)
-    assert torch.equal(one.layer.qkv, two.layer.qkv)
+    assert torch.equal(one.first.qkv, two.first.qkv)
     assert torch.equal(one.id_map, two.id_map)
 
 

@@ -1,0 +1,115 @@
+"""What a draft's config.json says beyond the shape of its layers, checked once and frozen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from engine.core.algorithm import FINAL
+from engine.core.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class DraftConfig:
+    """A draft that reads hidden states of its target.
+
+    states: the target layers whose *input* it reads, or FINAL; None where the checkpoint leaves them to its kind's
+    rule. target_hidden_size: width of one such state. vocab_size: of the draft's own head.
+    block_size: tokens of a block, its known first one among them, and mask_token: the id of the unknown others; None
+    for a draft that goes token by token.
+    """
+
+    states: tuple[int, ...] | None
+    target_hidden_size: int
+    vocab_size: int
+    layers: int = 1
+    block_size: int | None = None
+    mask_token: int | None = None
+
+    def states_of(self, target_layers: int) -> tuple[int, ...]:
+        """The states it reads of a target of so many layers."""
+        if self.states is not None:
+            return self.states
+        if self.block_size is not None:
+            return _spread(target_layers, self.layers)
+        return (2, target_layers // 2, target_layers - 3)
+
+
+class Fields(Protocol):
+    """One config.json whose complaints name its file."""
+
+    raw: Mapping[str, Any]
+    file: Any
+
+    def size(self, name: str, default: int | None = None) -> int: ...
+
+
+EAGLE_ARCHITECTURES: Final = ("LlamaForCausalLMEagle",)
+EAGLE3_ARCHITECTURES: Final = ("LlamaForCausalLMEagle3",)
+DFLASH_ARCHITECTURES: Final = ("DFlashDraftModel",)
+DRAFT_ARCHITECTURES: Final = EAGLE_ARCHITECTURES + EAGLE3_ARCHITECTURES + DFLASH_ARCHITECTURES
+DEFAULT_BLOCK: Final = 16
+
+
+def read_draft(architecture: str, fields: Fields) -> DraftConfig | None:
+    """The draft's part of a config.json; None for a language model. ConfigError on what this engine does not run."""
+    if architecture in EAGLE_ARCHITECTURES:
+        return DraftConfig((FINAL,), fields.size("hidden_size"), fields.size("vocab_size"))
+    if architecture in EAGLE3_ARCHITECTURES:
+        return _eagle3(fields)
+    if architecture in DFLASH_ARCHITECTURES:
+        return _dflash(fields)
+    return None
+
+
+def _eagle3(fields: Fields) -> DraftConfig:
+    eagle = fields.raw.get("eagle_config") or {}
+    states: tuple[int, ...] | None = (FINAL,)
+    if eagle.get("use_aux_hidden_state", True):
+        states = _behind(fields, "eagle_aux_hidden_state_layer_ids", eagle)
+    if fields.raw.get("norm_before_residual"):
+        raise ConfigError(f"{fields.file}: norm_before_residual true is not supported; it must be absent")
+    return DraftConfig(
+        states,
+        fields.size("target_hidden_size", fields.size("hidden_size")),
+        fields.size("draft_vocab_size", fields.size("vocab_size")),
+    )
+
+
+def _dflash(fields: Fields) -> DraftConfig:
+    own = fields.raw.get("dflash_config") or {}
+    if kinds := set(fields.raw.get("layer_types") or ()) - {"full_attention"}:
+        raise ConfigError(f"{fields.file}: layer_types {min(kinds)!r} is not supported; allowed: 'full_attention'")
+    mask = own.get("mask_token_id")
+    if type(mask) is not int or mask < 0:
+        raise ConfigError(f"{fields.file}: dflash_config.mask_token_id must be a token id, got {mask!r}")
+    block = own.get("block_size", fields.raw.get("block_size", DEFAULT_BLOCK))
+    if type(block) is not int or block < 2:
+        raise ConfigError(f"{fields.file}: block_size must be an integer of at least 2, got {block!r}")
+    return DraftConfig(
+        _behind(fields, "target_layer_ids", own),
+        fields.size("hidden_size"),
+        fields.size("vocab_size"),
+        fields.size("num_hidden_layers"),
+        block,
+        mask,
+    )
+
+
+def _behind(fields: Fields, name: str, part: Mapping[str, Any]) -> tuple[int, ...] | None:
+    """Ids name layers whose output is captured, which is the state entering the next one."""
+    ids = part.get(name)
+    if ids is None:
+        return None
+    if not (isinstance(ids, list) and ids and all(type(i) is int and i >= 0 for i in ids)):
+        raise ConfigError(f"{fields.file}: {name} must be a list of layer ids, got {ids!r}")
+    return tuple(i + 1 for i in ids)
+
+
+def _spread(target_layers: int, layers: int) -> tuple[int, ...]:
+    """DFLASH's rule: as many states as the draft has layers, from behind layer 1 to behind the last but two."""
+    if layers == 1:
+        return (target_layers // 2 + 1,)
+    last = target_layers - 3
+    return tuple(round(1 + i * (last - 1) / (layers - 1)) + 1 for i in range(layers))

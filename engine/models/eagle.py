@@ -1,0 +1,77 @@
+"""EAGLE (arXiv 2401.15077) and EAGLE-2: a layer over the target's last hidden state drafts its next hidden state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from engine.device.pool import KVLayout
+from engine.models.config import ModelConfig
+from engine.models.layers import Attend, Layer, Norm, linear, stored, twin_rows
+from engine.models.llama import POSITION_MARGIN, head_logits
+from engine.models.rope import rotations
+from engine.models.sharing import captured_states, shared_embedding
+from engine.models.target import Target
+from engine.models.weights import Take
+from engine.models.workspace import Workspaces
+
+
+class Eagle:
+    """A LlamaForCausalLMEagle in the checkpoint layout of SafeAILab's EAGLE (`fc`, `layers.*`, no final norm).
+
+    Its stream stands for the target's hidden state behind the final norm, so the target's head reads it as it is.
+    aux_layers: what the target must capture for it. carry_width: width of the state carried between draft steps.
+    """
+
+    def __init__(
+        self, config: ModelConfig, weights: Mapping[str, Tensor], target: Target, deterministic: bool = True
+    ) -> None:
+        self.config, self.device, self.dtype = config, target.device, target.dtype
+        self.deterministic = deterministic
+        self.kv = KVLayout(config.num_layers, config.num_kv_heads, config.head_dim)
+        self.vocab_size = target.vocab_size
+        self.carry_width = hidden = config.hidden_size
+        self.aux_layers = captured_states(config, target)
+        take = Take({key.removeprefix("model."): w for key, w in weights.items()}, config.architecture)
+        norm = Norm(hidden, config.norm_eps, self.dtype, self.device)
+        self.embedding = shared_embedding(take, config, target)
+        self.fuse = stored(take("fc.weight", hidden, 2 * hidden))
+        self.fuse_bias = take("fc.bias", hidden) if "fc.bias" in take else None
+        fronts = [None] + ["input_layernorm"] * (config.num_layers - 1)
+        self.layers = [Layer(take, f"layers.{i}", config, norm, front=front) for i, front in enumerate(fronts)]
+        self.head = target.head
+        take.drop("lm_head.weight")
+        take.done()
+        length = max(config.context_length, target.config.context_length) + POSITION_MARGIN
+        self.rotations = rotations(config.rope, config.head_dim, length, self.device)
+        self.workspaces = Workspaces(config, self.dtype, self.device, double_lone=deterministic)
+
+    def forward(self, tokens: Tensor, positions: Tensor, hidden: Tensor, attend: Attend) -> Tensor:
+        """tokens and positions int64 [B, W] -> the drafted states [B, W, H].
+
+        hidden [B, W, H]: the target's states behind its final norm, or what an earlier call returned.
+        """
+        batch, width = tokens.shape
+        rows = batch * width
+        word = self.embedding.index_select(0, tokens.reshape(rows))
+        pair = torch.cat((word, hidden.reshape(rows, self.carry_width)), 1)
+        if rows == 1 and self.deterministic:
+            pair = twin_rows(pair)
+        x = linear(pair, self.fuse)
+        if self.fuse_bias is not None:
+            x += self.fuse_bias
+        turn = self.rotations.index_select(0, positions.reshape(rows))[:, None]
+        space = self.workspaces.of(batch, width)
+        for i, layer in enumerate(self.layers):
+            layer(x, turn, attend, i, space)
+        return x[:rows].view(batch, width, self.carry_width)
+
+    def logits(self, out: Tensor) -> Tensor:
+        """out [..., H] as `forward` returned it -> float32 [..., V]."""
+        return head_logits(out, self.head, self.deterministic)
+
+    def to_target(self, ids: Tensor) -> Tensor:
+        """Draft ids as target ids: the vocabulary is the target's."""
+        return ids

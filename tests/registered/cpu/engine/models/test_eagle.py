@@ -1,0 +1,228 @@
+"""EAGLE-1/2 and EAGLE-3 drafts against their formulas in plain torch, over whole sequences, and EAGLE's refusals."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from engine.core.algorithm import FINAL
+from engine.core.errors import ConfigError
+from engine.models.loader import load_eagle, load_eagle3, load_target
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from whole import WholeEagle, WholeEagle3
+
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+
+BOUND = 1e-5  # of the largest value
+CONFIG = {
+    "architectures": ["LlamaForCausalLMEagle"],
+    "vocab_size": 97,
+    "hidden_size": 48,
+    "max_position_embeddings": 256,
+    "num_hidden_layers": 1,
+    "intermediate_size": 56,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 1,
+    "head_dim": 12,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 5000.0,
+}
+TOKENS = torch.randint(0, 97, (21,), generator=torch.Generator().manual_seed(1))
+
+
+def close(ours: Tensor, theirs: Tensor) -> bool:
+    return bool((ours - theirs).abs().max() < BOUND * theirs.abs().max())
+
+
+def shapes(c: dict) -> dict[str, tuple[int, ...]]:
+    """Of an EAGLE draft; the bias of `fc` is left to the tests."""
+    hidden, inner, d = c["hidden_size"], c["intermediate_size"], c["head_dim"]
+    heads, kv_heads = c["num_attention_heads"], c["num_key_value_heads"]
+    found: dict[str, tuple[int, ...]] = {"fc.weight": (hidden, 2 * hidden)}
+    for i in range(c["num_hidden_layers"]):
+        if i:
+            found[f"layers.{i}.input_layernorm.weight"] = (hidden,)
+        found |= {
+            f"layers.{i}.self_attn.q_proj.weight": (heads * d, hidden),
+            f"layers.{i}.self_attn.k_proj.weight": (kv_heads * d, hidden),
+            f"layers.{i}.self_attn.v_proj.weight": (kv_heads * d, hidden),
+            f"layers.{i}.self_attn.o_proj.weight": (hidden, heads * d),
+            f"layers.{i}.post_attention_layernorm.weight": (hidden,),
+            f"layers.{i}.mlp.gate_proj.weight": (inner, hidden),
+            f"layers.{i}.mlp.up_proj.weight": (inner, hidden),
+            f"layers.{i}.mlp.down_proj.weight": (hidden, inner),
+        }
+    return found
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A factory: an EAGLE draft with random weights for SHAPE; `drop` removes tensors, `put` adds them."""
+
+    def build(*, drop: tuple[str, ...] = (), put: dict[str, Tensor] | None = None, **changes: object):
+        config = CONFIG | changes
+        torch.manual_seed(5)
+        weights = {k: torch.randn(shape) * 0.3 for k, shape in shapes(config).items()}
+        weights |= {k: torch.rand_like(w) + 0.5 for k, w in weights.items() if "norm" in k}
+        made = tmp_path / "draft"
+        made.mkdir()
+        (made / "config.json").write_text(json.dumps(config))
+        save_file({k: w for k, w in (weights | (put or {})).items() if k not in drop}, made / "model.safetensors")
+        return made
+
+    return build
+
+
+@pytest.fixture
+def target(llama_folder):
+    return load_target(llama_folder(), "cpu", torch.float32)
+
+
+def extend(model, driver, tokens: Tensor, states: Tensor) -> Tensor:
+    """The draft's causal pass over one sequence, from position 0."""
+    attend = driver.attend([0], [0], torch.ones(len(tokens), len(tokens)).tril().bool())
+    return model.forward(tokens[None], torch.arange(len(tokens))[None], states[None], attend)[0]
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("bias", [True, False])
+@torch.inference_mode()
+def test_eagle_is_its_formula(target, folder, paged, bias, layers, deterministic):
+    put = {"fc.bias": torch.randn(48)} if bias else {}
+    made = folder(put=put, num_hidden_layers=layers)
+    model = load_eagle(made, target, "cpu", torch.float32, deterministic)
+    states = torch.randn(20, 48)
+    oracle = WholeEagle(made, target.embedding, target.head.t())
+    theirs = oracle.run(TOKENS[1:], list(states))
+    out = extend(model, paged(model, 1, 20), TOKENS[1:], states)
+    assert theirs.abs().max() > 1.0
+    assert close(out, theirs)
+    assert close(model.logits(out), oracle.logits(theirs))
+    assert model.to_target(torch.tensor([5, 90])).tolist() == [5, 90]
+
+
+@torch.inference_mode()
+def test_a_lone_token_goes_on_from_its_own_state(target, folder, paged):
+    made = folder()
+    model = load_eagle(made, target, "cpu", torch.float32)
+    driver, states = paged(model, 1, 20), torch.randn(8, 48)
+    out = extend(model, driver, TOKENS[1:9], states)[-1:]
+    carried = out.clone()
+    attend = driver.attend([0], [8], torch.ones(1, 1).bool())
+    deeper = model.forward(TOKENS[9:10][None], torch.tensor([[8]]), out[None], attend)[0, 0]
+    theirs = WholeEagle(made, target.embedding, target.head.t()).run(TOKENS[1:10], [*states, carried[0]])
+    assert close(deeper, theirs[-1])
+    assert torch.equal(out, carried), "the carried state is not changed"
+
+
+@torch.inference_mode()
+def test_an_embedding_of_its_own_goes_before_the_targets(target, folder, paged):
+    own = torch.randn(97, 48)
+    made = folder(put={"embed_tokens.weight": own, "lm_head.weight": torch.zeros(97, 48)})
+    model = load_eagle(made, target, "cpu", torch.float32)
+    assert torch.equal(model.embedding, own)
+    assert torch.equal(model.head, target.head), "EAGLE's head is the target's, whatever the checkpoint brings"
+    assert (model.aux_layers, model.carry_width, model.vocab_size) == ((FINAL,), 48, 97)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"drop": ("fc.weight",)}, "tensor 'fc.weight' is missing from the weights"),
+        ({"put": {"norm.weight": torch.ones(48)}}, "tensor 'norm.weight' has no place in this architecture"),
+        (
+            {"put": {"layers.0.input_layernorm.weight": torch.ones(48)}},
+            "tensor 'layers.0.input_layernorm.weight' has no place in this architecture",
+        ),
+        ({"hidden_size": 60}, "target_hidden_size 60 differs from the target's 48"),
+    ],
+)
+def test_refusals(target, folder, changes, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        load_eagle(folder(**changes), target, "cpu", torch.float32)
+
+
+def random_layer(c: dict, index: int) -> dict[str, Tensor]:
+    """A plain Llama layer `layers.{index}` of an EAGLE-3 draft."""
+    found = {k: s for k, s in shapes(c | {"num_hidden_layers": index + 1}).items() if k.startswith(f"layers.{index}.")}
+    return {k: torch.rand(s) + 0.5 if "norm" in k else torch.randn(s) * 0.3 for k, s in found.items()}
+
+
+def eagle3_case(kind: str) -> tuple[dict[str, object], int]:
+    """Changes of the EAGLE-3 fixture's checkpoint, and the width of what it reads."""
+    torch.manual_seed(3)
+    own = {
+        "hidden_size": 36,
+        "intermediate_size": 56,
+        "num_attention_heads": 3,
+        "num_key_value_heads": 1,
+        "head_dim": 12,
+    }
+    last = {"eagle_config": {"use_aux_hidden_state": False}}
+    shared = {
+        "hidden_size": 48,
+        "draft_vocab_size": 97,
+        "drop": ("d2t", "t2d", "lm_head.weight", "embed_tokens.weight"),
+    }
+    two = {"num_hidden_layers": 2, "put": random_layer(own, 1)}
+    three = {"num_hidden_layers": 3, "put": random_layer(own, 1) | random_layer(own, 2)}
+    wide = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 2]}}
+    fc = {"put": {"fc.weight": torch.randn(36, 2 * 48) * 0.3}}
+    return {
+        "two layers": (two, 144),
+        "three layers": (three, 144),
+        "no vocabulary of its own": (shared, 144),
+        "two states": (wide | fc, 96),
+        "the last state": (last | {"put": {"fc.weight": torch.randn(36, 48) * 0.3}}, 48),
+        "the last state, as wide as the draft": (
+            last | shared | {"drop": (*shared["drop"], "fc.weight")},
+            48,
+        ),
+    }[kind]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "two layers",
+        "three layers",
+        "no vocabulary of its own",
+        "two states",
+        "the last state",
+        "the last state, as wide as the draft",
+    ],
+)
+@torch.inference_mode()
+def test_eagle3_is_its_formula(target, eagle_folder, paged, kind):
+    changes, width = eagle3_case(kind)
+    made = eagle_folder(**changes)
+    model = load_eagle3(made, target, "cpu", torch.float32)
+    oracle, states = WholeEagle3(made, target.embedding, target.head.t()), torch.randn(20, width)
+    driver = paged(model, 1, 20)
+    out = extend(model, driver, TOKENS[1:20], states[:19])
+    theirs = oracle.run(TOKENS[1:20], list(states[:19]))
+    assert close(out, theirs)
+    attend = driver.attend([0], [19], torch.ones(1, 1).bool())
+    out = model.forward(TOKENS[20:][None], torch.tensor([[19]]), out[-1:][None], attend)[0]
+    theirs = oracle.run(TOKENS[1:], [*states[:19], theirs[-1]])[-1:]
+    assert close(out, theirs)
+    logits, expected = model.logits(out)[0], oracle.logits(theirs)[0]
+    ids = model.to_target(torch.arange(len(logits)))
+    assert close(logits, expected[ids])
+    assert (model.kv.layers, model.aux_layers[0] == FINAL) == (changes.get("num_hidden_layers", 1), width == 48)
+
+
+def test_states_as_wide_as_the_draft_are_not_fused(target, eagle_folder):
+    """Where widths agree SGLang applies no `fc`, so a checkpoint that brings one is not understood."""
+    changes, _ = eagle3_case("the last state, as wide as the draft")
+    changes["drop"] = changes["drop"][:-1]
+    with pytest.raises(ConfigError, match=r"tensor 'fc\.weight' has no place in this architecture"):
+        load_eagle3(eagle_folder(**changes), target, "cpu", torch.float32)
