@@ -9,7 +9,7 @@ from torch import Tensor
 
 from engine.core.plan import PlanRow, StepPlan, StepResult
 from engine.device.attention import StepAttention
-from engine.device.batch import StepBatch, causal_bias, count, tree_bias
+from engine.device.batch import StepBatch, count, tree_bias
 from engine.device.pool import KVPool
 from engine.device.relay import DraftState, Relay
 from engine.device.sample import SamplingRows, chosen_logprobs, pick, top_logprobs
@@ -90,10 +90,7 @@ class DeviceExecutor:
     def _prefill(self, plan: StepPlan, batch: StepBatch) -> dict[str, Tensor]:
         device = batch.rows.device
         tokens = torch.tensor([_padded(row.tokens, batch.width) for row in plan.rows], device=device)
-        offsets = count(batch.width, device)
-        positions = batch.start[:, None] + offsets
-        bias = causal_bias(positions, batch.reach, self.pool.data.dtype)
-        write = batch.write_slots(offsets)
+        positions, write, bias = batch.causal(batch.width, self.pool.data.dtype)
         stamps = self._stamp(plan, batch, write, positions)
         hidden, aux = self.target.forward(
             tokens, positions, StepAttention(self.pool, write, batch.slots, bias), self.drafter.capture
@@ -113,12 +110,12 @@ class DeviceExecutor:
     def _round(self, plan: StepPlan, batch: StepBatch) -> dict[str, Tensor]:
         rows = None if plan.greedy else self.relay.sampling_of(batch.rows)
         tree = self.drafter.propose(batch, self.relay)
-        positions = batch.start[:, None] + tree.depths
+        write = batch.write
         if tree.ancestors is None:
-            bias = causal_bias(positions, batch.reach, self.pool.data.dtype)
+            positions, _, bias = batch.causal(batch.width, self.pool.data.dtype)
         else:
+            positions = batch.start[:, None] + tree.depths
             bias = tree_bias(batch.start, tree.ancestors, batch.reach, self.pool.data.dtype)
-        write = batch.write_slots(count(batch.width, tree.tokens.device))
         stamps = self._stamp(plan, batch, write, positions)
         hidden, aux = self.target.forward(
             tree.tokens, positions, StepAttention(self.pool, write, batch.slots, bias), self.drafter.capture

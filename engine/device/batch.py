@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -21,7 +21,15 @@ class Known(NamedTuple):
     tokens: tuple[int, ...]
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+class Causal(NamedTuple):
+    """Consecutive tokens of a step: positions [B, n], the slots to write them to [B, n], bias [B, 1, n, T]."""
+
+    positions: Tensor
+    write: Tensor
+    bias: Tensor
+
+
+@dataclass(eq=False, slots=True)
 class StepBatch:
     """B requests by W positions, padded to the widest.
 
@@ -29,6 +37,7 @@ class StepBatch:
     token of the previous round (of no meaning in a prefill step).
     slots [B, T] of positions 0..T-1, T = reach. lengths [B]: tokens of each chunk, None in a verify round, where
     every row is W wide. known: in verify rounds of a drafter that reads tokens on the host, row by row.
+    positions [B, W] start..start + W - 1, and write [B, W] their slots, the padding slot 0 past a chunk's end.
     """
 
     rows: Tensor
@@ -39,24 +48,43 @@ class StepBatch:
     slots: Tensor
     lengths: Tensor | None
     known: tuple[Known, ...] = ()
+    positions: Tensor = field(init=False)
+    write: Tensor = field(init=False)
+    _causal: Causal | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        offsets = count(self.width, self.start.device)
+        self.positions = self.start[:, None] + offsets
+        self.write = self._slots_at(self.positions, offsets)
 
     @classmethod
     def of(cls, plan: StepPlan, relay: Relay, table: SlotTable) -> StepBatch:
         """The batch of a plan whose pages are already in the table. Reads lengths from the relay, not the host."""
         device = relay.head.device
-        rows = _index(tuple(r.row for r in plan.rows), device)
+        rows = _index(tuple([r.row for r in plan.rows]), device)
         start, root = relay.lengths_and_roots(rows)
         lengths = None
         if plan.prefill:
             start = torch.tensor([r.start for r in plan.rows], device=device)
             lengths = torch.tensor([r.width for r in plan.rows], device=device)
-        reach = max(r.bound for r in plan.rows)
-        known = () if plan.prefill else tuple(Known(r.rid, r.tokens) for r in plan.rows if r.tokens)
-        return cls(rows, start, root, max(r.width for r in plan.rows), reach, table.read(rows, reach), lengths, known)
+        width, reach = max([r.width for r in plan.rows]), max([r.bound for r in plan.rows])
+        known = () if plan.prefill else tuple([Known(r.rid, r.tokens) for r in plan.rows if r.tokens])
+        return cls(rows, start, root, width, reach, table.read(rows, reach), lengths, known)
+
+    def causal(self, width: int, dtype: torch.dtype) -> Causal:
+        """The first `width` positions as consecutive tokens. Made once: target and draft see the same masks."""
+        if self._causal is None or self._causal.bias.dtype is not dtype:
+            self._causal = Causal(self.positions, self.write, causal_bias(self.positions, self.reach, dtype))
+        if width == self.width:
+            return self._causal
+        positions, write, bias = self._causal
+        return Causal(positions[:, :width], write[:, :width], bias[:, :, :width])
 
     def write_slots(self, offsets: Tensor) -> Tensor:
         """Slots of positions start + offsets; offsets [W] or [B, W] -> [B, W]. Past a chunk's end: padding slot 0."""
-        at = self.start[:, None] + offsets
+        return self._slots_at(self.start[:, None] + offsets, offsets)
+
+    def _slots_at(self, at: Tensor, offsets: Tensor) -> Tensor:
         if self.lengths is None:
             return self.slots.gather(1, at)
         slots = self.slots.gather(1, at.clamp(max=self.reach - 1))

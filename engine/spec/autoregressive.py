@@ -14,7 +14,7 @@ from torch import Tensor
 from engine.core.algorithm import Traits
 from engine.core.tree import max_depth
 from engine.device.attention import DraftAttention, StepAttention
-from engine.device.batch import StepBatch, causal_bias, count, prefix_bias
+from engine.device.batch import StepBatch, prefix_bias
 from engine.device.pool import KVPool
 from engine.device.relay import Carry, DraftState, Relay
 from engine.spec.drafter import DraftTree, Verdict, chain
@@ -95,10 +95,8 @@ class AutoregressiveDrafter:
 
     def _extend(self, batch: StepBatch, tokens: Tensor, aux: Tensor | None, kept: Tensor) -> DraftState:
         """Write draft KV for `tokens` [B, W] at start.., and propose from row kept - 1 of each request."""
-        offsets = count(tokens.shape[1], tokens.device)
-        positions = batch.start[:, None] + offsets
-        bias = causal_bias(positions, batch.reach, self.pool.data.dtype)
-        attend = StepAttention(self.pool, batch.write_slots(offsets), batch.slots, bias)
+        positions, write, bias = batch.causal(tokens.shape[1], self.pool.data.dtype)
+        attend = StepAttention(self.pool, write, batch.slots, bias)
         out = self.model.forward(tokens, positions, aux, attend)
         last = out.gather(1, (kept - 1)[:, None, None].expand(-1, 1, out.shape[2]))
         probs, ids = self._top(last)

@@ -5,8 +5,10 @@ A drafter sees batches and target outputs; it knows no request, ledger, schedule
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from engine.core.algorithm import Traits
@@ -74,6 +76,14 @@ class Drafter(Protocol):
 
 def chain(tokens: Tensor) -> DraftTree:
     """A tree without branches. tokens [B, N], root first."""
-    nodes = tokens.shape[1]
-    depths = count(nodes, tokens.device).expand_as(tokens)
-    return DraftTree(tokens, depths - 1, depths, None, nodes - 1)
+    batch, nodes = tokens.shape
+    parents, depths = _line(batch, nodes, tokens.device)
+    return DraftTree(tokens, parents, depths, None, nodes - 1)
+
+
+@lru_cache(maxsize=64)
+def _line(batch: int, nodes: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Parents and depths of chains; kept, as every round needs them."""
+    with torch.inference_mode(False):
+        depths = count(nodes, device).expand(batch, -1)
+        return depths - 1, depths

@@ -116,7 +116,7 @@ def test_a_prefill_reads_starts_from_the_plan_and_pads_into_slot_0():
     batch = StepBatch.of(StepPlan(True, rows, True, -1), relay, table)
     assert batch.start.tolist() == [3, 1] and batch.lengths.tolist() == [4, 2]
     assert (batch.width, batch.reach) == (4, 7)
-    assert batch.write_slots(count(4, CPU)).tolist() == [
+    assert batch.write.tolist() == [
         [slot((5, 2, 7), p) for p in (3, 4, 5, 6)],
         [slot((3, 6), 1), slot((3, 6), 2), 0, 0],
     ]
@@ -127,6 +127,19 @@ def test_padding_past_the_reach_goes_to_slot_0_too():
     rows = (PlanRow(9, 9, 2, 5, 5, (), (), 3, 0, (1, 2, 3, 4, 5)), PlanRow(8, 8, 1, 2, 5, (), (), 2, 3, (5, 6)))
     batch = StepBatch.of(StepPlan(True, rows, True, -1), relay, table)
     assert batch.write_slots(count(5, CPU))[1].tolist() == [slot((3, 6), 3), slot((3, 6), 4), 0, 0, 0]
+
+
+def test_a_round_knows_its_positions_slots_and_mask_as_consecutive_tokens():
+    relay, table = world()
+    plan = StepPlan(False, (PlanRow(9, 2, 3, 8, (), (), 3), PlanRow(8, 1, 3, 5, (), (), 2)), True, -1)
+    batch = StepBatch.of(plan, relay, table)
+    for width in (3, 2):
+        positions, write, bias = batch.causal(width, torch.float64)
+        assert positions.tolist() == [list(range(4, 4 + width)), list(range(2, 2 + width))]
+        assert torch.equal(write, batch.write_slots(count(width, CPU)))
+        assert torch.equal(bias, causal_bias(positions, 8, torch.float64)) and bias.dtype is torch.float64
+    assert batch.causal(3, torch.float64).bias is batch.causal(3, torch.float64).bias
+    assert batch.causal(3, torch.float32).bias.dtype is torch.float32
 
 
 def test_write_slots_takes_offsets_of_each_row():
