@@ -136,7 +136,8 @@ class DraftFacts:
     target_hidden_size: width of one target state that the draft reads, None for a draft that reads none.
     draft_vocab_size: width of the draft's own head, None where it is vocab_size.
     tokenizer_hash: None where the checkpoint brings no tokenizer.
-    aux_layers: indices of the target layers whose input states the draft reads.
+    aux_layers: indices of the target layers whose input states the draft reads; FINAL: behind the final norm.
+    block_size: positions that one forward of a block drafter covers, its root included.
     """
 
     architecture: str
@@ -146,12 +147,14 @@ class DraftFacts:
     draft_vocab_size: int | None = None
     tokenizer_hash: str | None = None
     aux_layers: tuple[int, ...] = ()
+    block_size: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
     """What is known of the models and the machine before a launch; context_length in tokens, gpus visible.
 
+    bundled: what the target's checkpoint brings to draft with, None for nothing.
     window: tokens that the target's sliding-window layers look back, their own included; None without such layers.
     """
 
@@ -165,6 +168,7 @@ class Facts:
     device_kind: Literal["cpu", "cuda"] = "cpu"
     gpus: int = 0
     window: int | None = None
+    bundled: DraftFacts | None = None
 
 
 @dataclass(frozen=True, slots=True)

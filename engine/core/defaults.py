@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from engine.core.algorithm import Topology
 from engine.core.config import AUTO
 from engine.core.situation import Situation, Value, tree_pool
 
@@ -65,6 +66,23 @@ def _shape(
     )
 
 
+def _block(s: Situation) -> bool:
+    return s.traits.block
+
+
+def _block_width(s: Situation) -> int:
+    return (s.draft.block_size if s.draft else None) or 16
+
+
+def _irregular(s: Situation) -> bool:
+    return s.traits.irregular
+
+
+def _gram_width(s: Situation) -> int:
+    width = s.asked.speculative_num_draft_tokens
+    return width if isinstance(width, int) else 12
+
+
 def _tree_width(s: Situation) -> int:
     return min(tree_pool(s.integer("speculative_num_steps"), s.integer("speculative_eagle_topk")) + 1, 8)
 
@@ -92,15 +110,56 @@ DEFAULTS: Final[tuple[Default, ...]] = (
     Default("context_length", "always", _always, lambda s: s.facts.context_length, "the model's own context"),
     Default("page_size", "always", _always, lambda s: 1, "single-token pages waste no memory"),
     *_shape("no drafter", _rootless, (0, 0, 1), "without a drafter a step verifies the last token only"),
+    Default("speculative_num_steps", "a block drafter", _block, lambda s: 1, "a block is drafted in one step"),
+    Default("speculative_eagle_topk", "a block drafter", _block, lambda s: 1, "a block is a chain"),
+    Default(
+        "speculative_num_draft_tokens",
+        "a block drafter",
+        _block,
+        _block_width,
+        "a round is as wide as the draft's block, 16 where its checkpoint does not say",
+        SPEED_GATES,
+    ),
+    Default(
+        "speculative_num_steps",
+        "an n-gram tree",
+        _irregular,
+        lambda s: _gram_width(s) - 1,
+        "an n-gram draft may spend all its nodes on one path",
+        SPEED_GATES,
+    ),
+    Default(
+        "speculative_eagle_topk",
+        "an n-gram tree",
+        _irregular,
+        lambda s: s.asked_topk,
+        "a node has as many children as the n-gram breadth allows",
+        SPEED_GATES,
+    ),
+    Default(
+        "speculative_num_draft_tokens",
+        "an n-gram chain",
+        lambda s: _irregular(s) and s.integer("speculative_eagle_topk") == 1,
+        lambda s: s.integer("speculative_num_steps") + 1,
+        "a chain verifies its root and one token per step",
+    ),
+    Default(
+        "speculative_num_draft_tokens",
+        "an n-gram tree",
+        _irregular,
+        _gram_width,
+        "an n-gram tree verifies 12 nodes",
+        SPEED_GATES,
+    ),
     *_shape(
-        "STANDALONE",
+        "a whole draft model",
         lambda s: s.traits.own_kv and not s.traits.needs_hidden,
         (3, 1, 4),
         "a whole draft model per step is costly, so a short chain pays best",
     ),
     *_shape(
-        "a LlamaForCausalLM target",
-        lambda s: s.facts.architecture == "LlamaForCausalLM",
+        "a LlamaForCausalLM target and an algorithm that can draft trees",
+        lambda s: s.facts.architecture == "LlamaForCausalLM" and s.traits.topology is Topology.TREE,
         (5, 4, 8),
         "Llama targets default to a tree of 5 steps, topk 4, 8 draft tokens",
     ),
@@ -146,6 +205,13 @@ DEFAULTS: Final[tuple[Default, ...]] = (
         _always,
         lambda s: 2048,
         "prompts longer than 2048 tokens are prefilled in chunks",
+    ),
+    Default(
+        "spec_version",
+        "no step may wait unread",
+        lambda s: s.traits.max_lag == 0,
+        lambda s: "v1",
+        "the drafter needs every step resolved before the next",
     ),
     Default(
         "spec_version",

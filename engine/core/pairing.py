@@ -4,54 +4,48 @@ from collections.abc import Callable
 from typing import Final
 
 from engine.core.algorithm import FINAL
-from engine.core.config import DraftFacts
 from engine.core.situation import Rule, Situation
 
 FIX: Final = "use a draft made for this target"
 
 
-def _draft(s: Situation) -> DraftFacts | None:
-    """The draft's facts where the algorithm reads a draft at all."""
-    return s.facts.draft if s.traits.needs_draft_model else None
-
-
 def _wrong_kind(s: Situation) -> bool:
-    draft = _draft(s)
-    kinds = s.traits.draft_architectures
-    return draft is not None and bool(kinds) and not draft.architecture.endswith(kinds)
+    endings = s.traits.draft_architectures
+    return s.draft is not None and bool(endings) and not s.draft.architecture.endswith(endings)
 
 
 def _kind_sentence(s: Situation) -> str:
-    draft = _draft(s)
-    return (
-        f"{s.traits.name} needs a draft whose architecture ends in {' or '.join(s.traits.draft_architectures)}, "
-        f"but {s.asked.speculative_draft_model_path} is a {draft.architecture if draft else None}"
-    )
+    endings = " or ".join(s.traits.draft_architectures)
+    architecture = s.draft.architecture if s.draft else None
+    return f"{s.traits.name} needs a draft whose architecture ends in {endings}, but {_name(s)} is a {architecture}"
+
+
+def _name(s: Situation) -> str:
+    return s.asked.speculative_draft_model_path or s.asked.model_path
 
 
 def _vocabulary(s: Situation) -> int | None:
-    draft = _draft(s)
-    return draft.vocab_size if draft else None
+    return s.draft.vocab_size if s.draft else None
 
 
 def _head_width(s: Situation) -> int | None:
-    draft = _draft(s)
+    draft = s.draft
     return draft.draft_vocab_size if draft and s.traits.needs_hidden else None
 
 
 def _state_width(s: Situation) -> int | None:
-    draft = _draft(s)
+    draft = s.draft
     return draft.target_hidden_size if draft and s.traits.needs_hidden else None
 
 
 def _tokenizers_differ(s: Situation) -> bool:
-    draft = _draft(s)
+    draft = s.draft
     hashes = (draft.tokenizer_hash if draft else None, s.facts.tokenizer_hash)
     return None not in hashes and hashes[0] != hashes[1]
 
 
 def _missing_layers(s: Situation) -> list[int]:
-    draft = _draft(s)
+    draft = s.draft
     layers = draft.aux_layers if draft and s.traits.needs_hidden else ()
     return [layer for layer in layers if layer != FINAL and not 0 <= layer <= s.facts.num_layers]
 
@@ -86,10 +80,7 @@ PAIRING: Final[tuple[Rule, ...]] = (
         "tokenizers-differ",
         "the same id must mean the same text in draft and target",
         _tokenizers_differ,
-        lambda s: (
-            f"the tokenizer of draft {s.asked.speculative_draft_model_path} is not the one of "
-            f"{s.asked.model_path}; {FIX}"
-        ),
+        lambda s: f"the tokenizer of draft {_name(s)} is not the one of {s.asked.model_path}; {FIX}",
     ),
     _rule(
         "hidden-widths-differ",

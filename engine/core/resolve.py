@@ -51,7 +51,21 @@ def _choose(situation: Situation, rewritten: dict[str, Any]) -> tuple[Reason, ..
             value, because = default_for(field, situation)
             reasons.append(Reason(field, value, because))
         situation.chosen[field] = value
-    return tuple(reasons)
+    return (*reasons, *_bundled(situation))
+
+
+def _draft_path(situation: Situation) -> str | None:
+    """Bundled weights without a path of their own are in the target's checkpoint."""
+    asked = situation.asked
+    bundled = situation.traits.draft_weights == "bundled"
+    return asked.speculative_draft_model_path or (asked.model_path if bundled else None)
+
+
+def _bundled(situation: Situation) -> tuple[Reason, ...]:
+    path = _draft_path(situation)
+    if path == situation.asked.speculative_draft_model_path:
+        return ()
+    return (Reason("speculative_draft_model_path", path, "the target's checkpoint brings the draft's layers"),)
 
 
 def _resolved(situation: Situation, reasons: tuple[Reason, ...], rewrites: tuple[Rewrite, ...]) -> Resolved:
@@ -60,7 +74,7 @@ def _resolved(situation: Situation, reasons: tuple[Reason, ...], rewrites: tuple
     uncached = any(rewrite.field == "disable_radix_cache" for rewrite in rewrites)
     return Resolved(
         model_path=asked.model_path,
-        draft_path=asked.speculative_draft_model_path,
+        draft_path=_draft_path(situation),
         algorithm=situation.traits.name,
         num_steps=chosen["speculative_num_steps"],
         topk=chosen["speculative_eagle_topk"],

@@ -6,58 +6,12 @@ cell that the matrix predicts refused is refused by the engine with the same sen
 
 from typing import Final
 
-from engine.core.config import AUTO
+from engine.core.drafting import DRAFTING, SHAPES
 from engine.core.pairing import PAIRING
-from engine.core.situation import Rule, Situation, tree_pool
+from engine.core.situation import Rule, Situation, bounded, outside
 
-MAX_STEPS: Final = 255
-MAX_TOPK: Final = 64
-MAX_DRAFT_TOKENS: Final = 256
 MAX_PAGE: Final = 256
 MAX_SEED: Final = 2**63 - 1
-
-
-def _drafts(s: Situation) -> bool:
-    return s.traits.drafts
-
-
-def _draft_values(s: Situation) -> list[tuple[str, object]]:
-    """Explicit values that only a drafter reads."""
-    named = (
-        ("speculative_draft_model_path", s.asked.speculative_draft_model_path),
-        ("speculative_num_steps", s.asked.speculative_num_steps),
-        ("speculative_eagle_topk", s.asked.speculative_eagle_topk),
-        ("speculative_num_draft_tokens", s.asked.speculative_num_draft_tokens),
-    )
-    return [(name, value) for name, value in named if value not in (AUTO, None)]
-
-
-def _outside(value: int | str, low: int, high: int) -> bool:
-    return isinstance(value, int) and not low <= value <= high
-
-
-def _pool(s: Situation) -> int | None:
-    """Candidates of the asked tree; None for a chain or an automatic depth."""
-    steps = s.asked.speculative_num_steps
-    if not isinstance(steps, int) or s.asked_topk <= 1:
-        return None
-    return tree_pool(steps, s.asked_topk)
-
-
-def _too_wide(s: Situation) -> bool:
-    pool, width = _pool(s), s.asked.speculative_num_draft_tokens
-    return _drafts(s) and pool is not None and isinstance(width, int) and width - 1 > pool
-
-
-def _chain_width(s: Situation) -> int:
-    steps = s.asked.speculative_num_steps
-    return steps + 1 if isinstance(steps, int) else 0
-
-
-def _uneven_chain(s: Situation) -> bool:
-    width = s.asked.speculative_num_draft_tokens
-    explicit = isinstance(s.asked.speculative_num_steps, int) and isinstance(width, int)
-    return _drafts(s) and explicit and s.asked_topk == 1 and width != _chain_width(s)
 
 
 def _page(s: Situation) -> int:
@@ -82,83 +36,8 @@ def _thresholds(s: Situation) -> list[tuple[str, float]]:
     return [(name, value) for name, value in named if value != 1.0]
 
 
-def _range(field: str, low: int, high: int, why: str) -> Rule:
-    """A whole number outside its range is refused."""
-    return Rule(
-        name=field.replace("speculative_", "").replace("eagle_", "").replace("_", "-") + "-range",
-        kind="refused",
-        field=field,
-        why=why,
-        broken=lambda s: _outside(getattr(s.asked, field), low, high),
-        sentence=lambda s: f"{field} must be {low} to {high}, got {getattr(s.asked, field)}: {why}",
-    )
-
-
 RULES: Final[tuple[Rule, ...]] = (
-    Rule(
-        name="nothing-to-draft",
-        kind="refused",
-        field="speculative_algorithm",
-        why="without a drafter the draft's values mean nothing",
-        broken=lambda s: not _drafts(s) and bool(_draft_values(s)),
-        sentence=lambda s: (
-            f"{_draft_values(s)[0][0]} {_draft_values(s)[0][1]} means nothing with speculative_algorithm "
-            f"{s.traits.name}; leave it out or name a drafter"
-        ),
-    ),
-    Rule(
-        name="draft-path-missing",
-        kind="refused",
-        field="speculative_draft_model_path",
-        why="the drafter has weights of its own",
-        broken=lambda s: s.traits.needs_draft_model and s.asked.speculative_draft_model_path is None,
-        sentence=lambda s: (
-            f"speculative_algorithm {s.traits.name} needs a draft checkpoint; give speculative_draft_model_path"
-        ),
-    ),
-    Rule(
-        name="draft-unread",
-        kind="refused",
-        field="speculative_draft_model_path",
-        why="a draft of which nothing is known cannot be checked against its target",
-        broken=lambda s: (
-            s.traits.needs_draft_model and s.asked.speculative_draft_model_path is not None and s.facts.draft is None
-        ),
-        sentence=lambda s: (
-            f"nothing is known of the draft at {s.asked.speculative_draft_model_path}; "
-            "read its config.json into the facts first"
-        ),
-    ),
-    Rule(
-        name="steps-auto-alone",
-        kind="refused",
-        field="speculative_num_steps",
-        why="depth, topk and width are chosen together or not at all",
-        broken=lambda s: (
-            _drafts(s)
-            and s.asked.speculative_num_steps == AUTO
-            and any(name != "speculative_draft_model_path" for name, _ in _draft_values(s))
-        ),
-        sentence=lambda s: (
-            "speculative_num_steps auto needs speculative_eagle_topk and speculative_num_draft_tokens auto too, got "
-            f"{s.asked.speculative_eagle_topk} and {s.asked.speculative_num_draft_tokens}; give speculative_num_steps"
-        ),
-    ),
-    _range("speculative_num_steps", 1, MAX_STEPS, "a drafter goes at least one step deep"),
-    _range("speculative_eagle_topk", 1, MAX_TOPK, "each step scores topk * topk candidates"),
-    _range("speculative_num_draft_tokens", 2, MAX_DRAFT_TOKENS, "the root and at least one draft are verified"),
-    Rule(
-        name="tree-too-wide",
-        kind="refused",
-        field="speculative_num_draft_tokens",
-        why="a tree of this depth and topk has fewer candidates than the asked width verifies",
-        broken=_too_wide,
-        sentence=lambda s: (
-            f"speculative_num_draft_tokens {s.asked.speculative_num_draft_tokens} is more than the root and the "
-            f"{_pool(s)} candidates of {s.asked.speculative_num_steps} steps with topk {s.asked_topk}; "
-            f"use 2 to {(_pool(s) or 0) + 1}"
-        ),
-    ),
+    *DRAFTING,
     Rule(
         name="threshold-inexact",
         kind="refused",
@@ -178,7 +57,7 @@ RULES: Final[tuple[Rule, ...]] = (
         ),
     ),
     *PAIRING,
-    _range("page_size", 1, MAX_PAGE, "tokens per KV page"),
+    bounded("page_size", 1, MAX_PAGE, "tokens per KV page"),
     Rule(
         name="chunked-prefill-size-range",
         kind="refused",
@@ -206,7 +85,7 @@ RULES: Final[tuple[Rule, ...]] = (
         kind="refused",
         field="context_length",
         why="positions past the model's context were never trained",
-        broken=lambda s: _outside(s.asked.context_length, 2, s.facts.context_length),
+        broken=lambda s: outside(s.asked.context_length, 2, s.facts.context_length),
         sentence=lambda s: (
             f"context_length must be 2 to {s.facts.context_length}, the model's own, got {s.asked.context_length}"
         ),
@@ -219,7 +98,7 @@ RULES: Final[tuple[Rule, ...]] = (
         broken=lambda s: not 0.0 < s.asked.swa_full_tokens_ratio <= 1.0,
         sentence=lambda s: f"swa_full_tokens_ratio must be above 0 and at most 1, got {s.asked.swa_full_tokens_ratio}",
     ),
-    _range("random_seed", 0, MAX_SEED, "the counter-based generator takes 63 bits"),
+    bounded("random_seed", 0, MAX_SEED, "the counter-based generator takes 63 bits"),
     Rule(
         name="gpu-missing",
         kind="refused",
@@ -228,17 +107,7 @@ RULES: Final[tuple[Rule, ...]] = (
         broken=lambda s: s.asked.device == "cuda" and s.facts.gpus == 0,
         sentence=lambda s: "device cuda needs a visible GPU and there is none; use device cpu",
     ),
-    Rule(
-        name="chain-width",
-        kind="rewritten",
-        field="speculative_num_draft_tokens",
-        why="a chain verifies its root and one token per step",
-        broken=_uneven_chain,
-        sentence=lambda s: (
-            f"with topk 1 a chain of {s.asked.speculative_num_steps} steps verifies {_chain_width(s)} tokens"
-        ),
-        got=_chain_width,
-    ),
+    *SHAPES,
     Rule(
         name="window-uncached",
         kind="rewritten",

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
-from engine.core.algorithm import Traits, algorithm
-from engine.core.config import AUTO, EngineConfig, Facts
+from engine.core.algorithm import Topology, Traits, algorithm
+from engine.core.config import AUTO, DraftFacts, EngineConfig, Facts
 
 Value = str | int | float | bool | None
+# Children of an n-gram tree's node at most, unless asked otherwise.
+BREADTH: Final = 10
 
 
 def tree_pool(num_steps: int, topk: int) -> int:
@@ -39,10 +41,22 @@ class Situation:
         return value
 
     @property
+    def draft(self) -> DraftFacts | None:
+        """The facts of the draft that the algorithm reads: of the named checkpoint, else of what the target brings."""
+        if not self.traits.needs_draft_model:
+            return None
+        bundled = self.traits.draft_weights == "bundled" and self.asked.speculative_draft_model_path is None
+        return self.facts.bundled if bundled else self.facts.draft
+
+    @property
     def asked_topk(self) -> int:
-        """Children per node as asked; an explicit depth without it means a chain."""
+        """Children per node as asked; an explicit depth without it means a chain, or an n-gram tree's breadth."""
         topk = self.asked.speculative_eagle_topk
-        return 1 if topk == AUTO else topk
+        if self.traits.topology is Topology.CHAIN:
+            return 1
+        if topk == AUTO:
+            return BREADTH if self.traits.irregular else 1
+        return topk
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,4 +74,21 @@ class Rule:
     why: str
     broken: Callable[[Situation], bool]
     sentence: Callable[[Situation], str]
-    got: Callable[[Situation], int] | None = None
+    got: Callable[[Situation], Value] | None = None
+
+
+def outside(value: int | str, low: int, high: int) -> bool:
+    """True for a whole number below `low` or above `high`."""
+    return isinstance(value, int) and not low <= value <= high
+
+
+def bounded(field: str, low: int, high: int, why: str) -> Rule:
+    """A whole number outside its range is refused."""
+    return Rule(
+        name=field.replace("speculative_", "").replace("eagle_", "").replace("_", "-") + "-range",
+        kind="refused",
+        field=field,
+        why=why,
+        broken=lambda s: outside(getattr(s.asked, field), low, high),
+        sentence=lambda s: f"{field} must be {low} to {high}, got {getattr(s.asked, field)}: {why}",
+    )

@@ -39,7 +39,7 @@ MAY_SAY_LAG = {
     *(f"engine/{name}.py" for name in ("loop", "build", "api", "device/staging")),
     *(
         f"engine/core/{name}.py"
-        for name in ("algorithm", "config", "resolve", "defaults", "rules", "situation", "pairing")
+        for name in ("algorithm", "config", "resolve", "defaults", "rules", "situation", "pairing", "drafting")
     ),
 }
 FORBIDDEN = {"utils", "util", "helper", "helpers", "manager", "info", "base", "tmp", "mixin"}

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from engine.core.config import AUTO, DraftFacts, EngineConfig, Facts
@@ -8,6 +10,9 @@ pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 
 HEAD = DraftFacts("LlamaForCausalLMEagle3", 512, 96)
 MODEL = DraftFacts("LlamaForCausalLM", 512, 64)
+
+BLOCK = DraftFacts("DFlashDraftModel", 512, 64, block_size=7)
+NEXT = DraftFacts("DeepseekV3ForCausalLMNextN", 512, 128)
 
 
 def facts(draft: DraftFacts | None = None, architecture: str = "LlamaForCausalLM", gpus: int = 0) -> Facts:
@@ -33,6 +38,18 @@ def test_every_auto_field_ends_in_a_row_that_always_applies():
         (EngineConfig("m", "EAGLE3", "d", 1, 4), facts(HEAD), (1, 4, 5)),
         (EngineConfig("m", "EAGLE3", "d", 3, 4), facts(HEAD), (3, 4, 8)),
         (EngineConfig("m", "EAGLE3", "d", 5, 4, 16), facts(HEAD), (5, 4, 16)),
+        (EngineConfig("m", "NGRAM"), facts(), (11, 10, 12)),
+        (EngineConfig("m", "NGRAM", speculative_num_draft_tokens=5), facts(), (4, 10, 5)),
+        (EngineConfig("m", "NGRAM", speculative_eagle_topk=1), facts(), (11, 1, 12)),
+        (EngineConfig("m", "NGRAM", None, 3, 1), facts(), (3, 1, 4)),
+        (EngineConfig("m", "NGRAM", None, 3, 2), facts(), (3, 2, 12)),
+        (EngineConfig("m", "NGRAM", None, 3, 2, 40), facts(), (3, 2, 40)),
+        (EngineConfig("m", "DFLASH", "d"), facts(BLOCK), (1, 1, 7)),
+        (EngineConfig("m", "DFLASH", "d"), facts(replace(BLOCK, block_size=None)), (1, 1, 16)),
+        (EngineConfig("m", "DFLASH", "d", speculative_num_draft_tokens=4), facts(BLOCK), (1, 1, 4)),
+        (EngineConfig("m", "DFLASH", "d", 3, 2, 4), facts(BLOCK), (1, 1, 4)),
+        (EngineConfig("m", "NEXTN"), replace(facts(), bundled=NEXT), (5, 4, 8)),
+        (EngineConfig("m", "NEXTN"), replace(facts(None, "DeepseekV3ForCausalLM"), bundled=NEXT), (3, 1, 4)),
     ],
 )
 def test_shape(config, known, shape):
@@ -70,6 +87,25 @@ def test_spec_version_is_decided_after_the_shape(asked, known, version, because)
     (reason,) = (reason for reason in resolved.reasons if reason.field == "spec_version")
     assert (resolved.spec_version, resolved.lag) == (version, int(version == "v2"))
     assert (reason.value, reason.because) == (version, because)
+
+
+@pytest.mark.parametrize(("asked", "got"), [({}, "v1"), ({"spec_version": "v1"}, "v1"), ({"spec_version": "v2"}, "v1")])
+def test_a_drafter_that_reads_the_host_waits_for_every_step(asked, got):
+    resolved = resolve(EngineConfig("m", "NGRAM", **asked), facts())
+    assert (resolved.spec_version, resolved.lag) == (got, 0)
+    said = [r.because for r in resolved.reasons if r.field == "spec_version"]
+    assert said == ([] if asked else ["the drafter needs every step resolved before the next"])
+    assert len(resolved.rewrites) == (asked.get("spec_version") == "v2")
+
+
+def test_bundled_weights_are_in_the_targets_checkpoint():
+    known = replace(facts(), bundled=NEXT)
+    resolved = resolve(EngineConfig("m", "NEXTN"), known)
+    (reason,) = (r for r in resolved.reasons if r.field == "speculative_draft_model_path")
+    assert resolved.draft_path == reason.value == "m"
+    assert reason.because == "the target's checkpoint brings the draft's layers"
+    own = resolve(EngineConfig("m", "NEXTN", "d"), replace(known, draft=NEXT))
+    assert own.draft_path == "d" and all(r.field != "speculative_draft_model_path" for r in own.reasons)
 
 
 @pytest.mark.parametrize("version", ["v1", "v2"])
@@ -112,4 +148,4 @@ def test_the_pool_holds_every_running_request_up_to_a_limit(asked, tokens):
 
 
 def test_rows_that_may_be_promoted_name_their_evidence():
-    assert all(row.evidence for row in DEFAULTS if row.field == "spec_version" and "disabled" not in row.condition)
+    assert all(row.evidence for row in DEFAULTS if row.field == "spec_version" and row.value(None) == "v2")

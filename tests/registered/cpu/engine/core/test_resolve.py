@@ -22,6 +22,9 @@ RESOLVED_NAME = {
 
 HEAD = DraftFacts("LlamaForCausalLMEagle3", 512, 96, 128, 300, "t", (1, 2, 3))
 MODEL = DraftFacts("LlamaForCausalLM", 512, 64, None, None, "t")
+BLOCK = DraftFacts("DFlashDraftModel", 512, 64, block_size=12)
+NEXT = DraftFacts("DeepseekV3ForCausalLMNextN", 512, 128)
+DRAFT_OF = {"NONE": None, "STANDALONE": MODEL, "EAGLE3": HEAD, "NGRAM": None, "DFLASH": BLOCK, "NEXTN": NEXT}
 ANY = st.integers(-(2**70), 2**70)
 
 
@@ -39,6 +42,7 @@ def known(draft: st.SearchStrategy[DraftFacts | None]) -> st.SearchStrategy[Fact
         context_length=st.sampled_from([100, 1024, 131072]),
         tokenizer_hash=st.sampled_from([None, "t"]),
         draft=draft,
+        bundled=st.sampled_from([None, NEXT]),
         device_kind=st.sampled_from(["cpu", "cuda"]),
         gpus=st.sampled_from([0, 1]),
         window=st.sampled_from([None, None, 40]),
@@ -48,7 +52,9 @@ def known(draft: st.SearchStrategy[DraftFacts | None]) -> st.SearchStrategy[Fact
 WILD = st.builds(
     EngineConfig,
     model_path=st.just("m"),
-    speculative_algorithm=st.sampled_from(["NONE", "standalone", "EAGLE3", "STANDALONE", "ngram"]),
+    speculative_algorithm=st.sampled_from(
+        ["NONE", "standalone", "EAGLE3", "STANDALONE", "ngram", "NEXTN", "DFLASH", "medusa"]
+    ),
     speculative_draft_model_path=st.sampled_from([None, "d", "d", "d"]),
     speculative_num_steps=auto(ANY),
     speculative_eagle_topk=auto(ANY),
@@ -80,18 +86,18 @@ WILD_FACTS = known(
 @st.composite
 def runnable(draw: st.DrawFn) -> tuple[EngineConfig, Facts]:
     """An ask in which each value is legal; a pool too small for one request is the only refusal left."""
-    algorithm = draw(st.sampled_from(["NONE", "STANDALONE", "EAGLE3"]))
+    algorithm = draw(st.sampled_from(list(DRAFT_OF)))
     drafted = algorithm != "NONE"
     steps = draw(auto(st.integers(1, 6))) if drafted else AUTO
     topk = draw(auto(st.integers(1, 5))) if steps != AUTO else AUTO
     children = 1 if topk == AUTO else topk
-    widest = tree_pool(steps, topk) + 1 if children > 1 else 12
+    widest = tree_pool(steps, topk) + 1 if children > 1 and algorithm != "DFLASH" else 12
     width = draw(auto(st.integers(2, widest))) if steps != AUTO else AUTO
     disabled = draw(st.booleans())
     config = EngineConfig(
         "m",
         algorithm,
-        "d" if drafted else None,
+        "d" if DRAFT_OF[algorithm] else None,
         steps,
         topk,
         width,
@@ -111,8 +117,7 @@ def runnable(draw: st.DrawFn) -> tuple[EngineConfig, Facts]:
         kv_stamps=draw(st.booleans()),
         enable_deterministic_inference=draw(st.booleans()),
     )
-    draft = {"NONE": None, "STANDALONE": MODEL, "EAGLE3": HEAD}[algorithm]
-    return config, draw(known(st.just(draft)))
+    return config, draw(known(st.just(DRAFT_OF[algorithm])))
 
 
 def attempt(config: EngineConfig, facts: Facts) -> object:
@@ -179,7 +184,8 @@ def test_what_is_resolved_can_run(ask):
     assert resolved.lag == int(resolved.spec_version == "v2")
     assert resolved.num_pages * resolved.page_size == resolved.max_total_tokens
     assert resolved.max_total_tokens >= 1 + (1 + resolved.lag) * resolved.num_draft_tokens
-    assert resolved.num_draft_tokens == resolved.num_steps + 1 or resolved.topk > 1
+    assert resolved.num_draft_tokens == resolved.num_steps + 1 or resolved.topk > 1 or resolved.algorithm == "DFLASH"
+    assert resolved.lag <= (resolved.algorithm != "NGRAM")
     assert resolved.context_length <= facts.context_length
     windowed = facts.window is not None
     assert (resolved.window_pages >= 1) == windowed and resolved.window_pages <= resolved.num_pages

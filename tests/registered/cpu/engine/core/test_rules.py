@@ -1,5 +1,8 @@
+from dataclasses import replace
+
 import pytest
 
+from engine.core.algorithm import FINAL, Topology, Traits
 from engine.core.config import DraftFacts, EngineConfig, Facts
 from engine.core.errors import ConfigError
 from engine.core.resolve import resolve
@@ -18,6 +21,9 @@ HEAD = DraftFacts(
     aux_layers=(1, 2, 3),
 )
 MODEL = DraftFacts("LlamaForCausalLM", vocab_size=512, hidden_size=64, tokenizer_hash="t")
+
+
+BLOCK = DraftFacts("DFlashDraftModel", vocab_size=512, hidden_size=96, block_size=8)
 
 
 def facts(draft: DraftFacts | None = HEAD, gpus: int = 0, window: int | None = None) -> Facts:
@@ -61,6 +67,25 @@ REFUSED = [
         eagle3(),
         facts(None),
         "nothing is known of the draft at d; read its config.json into the facts first",
+    ),
+    (
+        "draft-path-unread",
+        EngineConfig("m", "NGRAM", "d"),
+        facts(),
+        "speculative_algorithm NGRAM drafts without a checkpoint; leave speculative_draft_model_path d out",
+    ),
+    (
+        "nothing-bundled",
+        EngineConfig("m", "NEXTN"),
+        facts(),
+        "speculative_algorithm NEXTN drafts with layers that the target's checkpoint brings, and m (LlamaForCausalLM) "
+        "brings none; give speculative_draft_model_path",
+    ),
+    (
+        "block-too-wide",
+        EngineConfig("m", "DFLASH", "d", speculative_num_draft_tokens=9),
+        facts(BLOCK),
+        "speculative_num_draft_tokens 9 is more than the 8 positions of the draft's block; use 2 to 8",
     ),
     (
         "steps-auto-alone",
@@ -228,6 +253,21 @@ REWRITTEN = [
         ),
     ),
     (
+        "block-steps",
+        EngineConfig("m", "DFLASH", "d", speculative_num_steps=3),
+        (3, 1, "DFLASH drafts a whole block in one step"),
+    ),
+    (
+        "chains-only",
+        EngineConfig("m", "DFLASH", "d", speculative_eagle_topk=4),
+        (4, 1, "DFLASH drafts chains, never trees"),
+    ),
+    (
+        "no-step-in-flight",
+        EngineConfig("m", "NGRAM", spec_version="v2"),
+        ("v2", "v1", "NGRAM reads tokens on the host, so every step resolves before the next"),
+    ),
+    (
         "whole-pages",
         eagle3(max_total_tokens=100, page_size=16),
         (100, 96, "KV memory comes in whole pages of 16 tokens, so the count is rounded down"),
@@ -250,7 +290,8 @@ def test_each_case_breaks_one_rule_alone(rule, config, known, sentence):
 
 @pytest.mark.parametrize(("rule", "config", "rewrite"), REWRITTEN)
 def test_rewritten_with_asked_got_and_reason(rule, config, rewrite):
-    known = facts(window=40 if rule == "window-uncached" else None)
+    draft = BLOCK if config.speculative_algorithm == "DFLASH" else HEAD
+    known = facts(draft, window=40 if rule == "window-uncached" else None)
     situation = Situation.of(config, known)
     (row,) = (row for row in RULES if row.broken(situation))
     (made,) = resolve(config, known).rewrites
@@ -288,6 +329,28 @@ def test_a_pool_that_holds_no_request_is_refused_at_each_timing(version, need):
 def test_tree_pool_counts_candidates_level_by_level(steps, topk, pool):
     levels = [topk] + [topk * topk] * (steps - 1)
     assert tree_pool(steps, topk) == sum(levels) == pool
+
+
+def test_a_registered_chain_with_no_step_in_flight_says_so():
+    traits = Traits("SLOW", "", Topology.CHAIN, max_lag=0)
+    situation = Situation(EngineConfig("m", "SLOW", speculative_eagle_topk=2, spec_version="v2"), facts(), traits)
+    assert [row.sentence(situation) for row in RULES if row.broken(situation) and row.kind == "rewritten"] == [
+        "SLOW drafts chains, never trees",
+        "SLOW lets no launched step wait unread, so every step resolves before the next",
+    ]
+
+
+def test_bundled_layers_are_checked_like_a_draft_of_their_own():
+    wide = DraftFacts("DeepseekV3ForCausalLMNextN", vocab_size=512, hidden_size=96, target_hidden_size=96)
+    known = replace(facts(None), bundled=wide)
+    with pytest.raises(ConfigError, match="reads hidden states of width 96, but the target's are 128 wide"):
+        resolve(EngineConfig("m", "NEXTN"), known)
+    with pytest.raises(ConfigError, match=r"NEXTN needs .* ForCausalLMNextN, but m is a LlamaForCausalLM"):
+        resolve(EngineConfig("m", "NEXTN"), replace(known, bundled=MODEL))
+
+
+def test_the_final_state_is_a_state_of_every_target():
+    assert resolve(eagle3(), head(aux_layers=(FINAL,))).algorithm == "EAGLE3"
 
 
 @pytest.mark.parametrize("width", [2, 7])
