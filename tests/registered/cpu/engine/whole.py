@@ -114,3 +114,21 @@ class WholeEagle3:
             return own
         ids = torch.arange(len(self.w["d2t"])) + self.w["d2t"]
         return torch.full((*own.shape[:-1], self.c["vocab_size"]), float("-inf")).index_copy_(-1, ids, own)
+
+
+class WholeLlama:
+    """A LlamaForCausalLM that also shows its states."""
+
+    def __init__(self, folder: Path) -> None:
+        self.c, self.w = read(folder)
+        self.embedding, self.head = self.w["model.embed_tokens.weight"], self.w["lm_head.weight"]
+
+    def states(self, tokens: list[int], capture: tuple[int, ...]) -> Tensor:
+        """[T, len(capture) * H]: the streams entering those layers; the layer count: leaving the last; -1: normed."""
+        x, eps = self.embedding[torch.tensor(tokens)], self.c["rms_norm_eps"]
+        kept = {}
+        for i in range(self.c["num_hidden_layers"]):
+            kept[i], prefix = x, f"model.layers.{i}."
+            x = llama_layer(x, rms(x, self.w[f"{prefix}input_layernorm.weight"], eps), self.w, prefix, self.c)
+        kept[self.c["num_hidden_layers"]], kept[-1] = x, rms(x, self.w["model.norm.weight"], eps)
+        return torch.cat([kept[i] for i in capture], 1)

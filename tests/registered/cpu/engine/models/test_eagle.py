@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from engine.core.algorithm import FINAL
@@ -16,6 +14,7 @@ from engine.core.errors import ConfigError
 from engine.models.loader import load_eagle, load_eagle3, load_target
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from random_drafts import eagle_shapes, layer_shapes, random_weights, save
 from whole import WholeEagle, WholeEagle3
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
@@ -41,41 +40,14 @@ def close(ours: Tensor, theirs: Tensor) -> bool:
     return bool((ours - theirs).abs().max() < BOUND * theirs.abs().max())
 
 
-def shapes(c: dict) -> dict[str, tuple[int, ...]]:
-    """Of an EAGLE draft; the bias of `fc` is left to the tests."""
-    hidden, inner, d = c["hidden_size"], c["intermediate_size"], c["head_dim"]
-    heads, kv_heads = c["num_attention_heads"], c["num_key_value_heads"]
-    found: dict[str, tuple[int, ...]] = {"fc.weight": (hidden, 2 * hidden)}
-    for i in range(c["num_hidden_layers"]):
-        if i:
-            found[f"layers.{i}.input_layernorm.weight"] = (hidden,)
-        found |= {
-            f"layers.{i}.self_attn.q_proj.weight": (heads * d, hidden),
-            f"layers.{i}.self_attn.k_proj.weight": (kv_heads * d, hidden),
-            f"layers.{i}.self_attn.v_proj.weight": (kv_heads * d, hidden),
-            f"layers.{i}.self_attn.o_proj.weight": (hidden, heads * d),
-            f"layers.{i}.post_attention_layernorm.weight": (hidden,),
-            f"layers.{i}.mlp.gate_proj.weight": (inner, hidden),
-            f"layers.{i}.mlp.up_proj.weight": (inner, hidden),
-            f"layers.{i}.mlp.down_proj.weight": (hidden, inner),
-        }
-    return found
-
-
 @pytest.fixture
 def folder(tmp_path):
     """A factory: an EAGLE draft with random weights for SHAPE; `drop` removes tensors, `put` adds them."""
 
     def build(*, drop: tuple[str, ...] = (), put: dict[str, Tensor] | None = None, **changes: object):
         config = CONFIG | changes
-        torch.manual_seed(5)
-        weights = {k: torch.randn(shape) * 0.3 for k, shape in shapes(config).items()}
-        weights |= {k: torch.rand_like(w) + 0.5 for k, w in weights.items() if "norm" in k}
-        made = tmp_path / "draft"
-        made.mkdir()
-        (made / "config.json").write_text(json.dumps(config))
-        save_file({k: w for k, w in (weights | (put or {})).items() if k not in drop}, made / "model.safetensors")
-        return made
+        weights = random_weights(eagle_shapes(config), 5) | (put or {})
+        return save(tmp_path / "draft", config, {k: w for k, w in weights.items() if k not in drop})
 
     return build
 
@@ -152,8 +124,7 @@ def test_refusals(target, folder, changes, sentence):
 
 def random_layer(c: dict, index: int) -> dict[str, Tensor]:
     """A plain Llama layer `layers.{index}` of an EAGLE-3 draft."""
-    found = {k: s for k, s in shapes(c | {"num_hidden_layers": index + 1}).items() if k.startswith(f"layers.{index}.")}
-    return {k: torch.rand(s) + 0.5 if "norm" in k else torch.randn(s) * 0.3 for k, s in found.items()}
+    return random_weights(layer_shapes(f"layers.{index}.", c), index)
 
 
 def eagle3_case(kind: str) -> tuple[dict[str, object], int]:
