@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from engine.core.finish import settled
 from engine.core.ledger import Entry
 from engine.core.request import Finish, Phase, Request, SamplingParams
 from engine.core.resolve import resolve
+from engine.core.session import SessionParams, Sessions, Turn
 from engine.models.loader import facts
 from engine.models.tokenizer import Tokenizer
 
@@ -39,21 +41,59 @@ class Output:
 class LLM:
     """An engine with its models loaded.
 
-    `locate` turns a model name into a directory; by default the name is a path. Raises ConfigError for a
-    configuration or checkpoint that cannot run.
+    `locate` turns a model name into a directory; by default the name is a path. `clock` gives seconds, for the
+    timeouts of sessions only. Raises ConfigError for a configuration or checkpoint that cannot run.
     """
 
-    def __init__(self, config: EngineConfig, locate: Locate = Path) -> None:
+    def __init__(
+        self, config: EngineConfig, locate: Locate = Path, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         draft = config.speculative_draft_model_path
         device = "cpu" if config.device == "auto" else config.device
         known = facts(locate(config.model_path), None if draft is None else locate(draft), device)
         self.resolved = resolve(config, known)
         self.tokenizer = Tokenizer(locate(config.model_path))
         self.loop = build(self.resolved, known, self.tokenizer, locate)
+        self.sessions = Sessions(
+            self.loop.scheduler,
+            streaming=self.resolved.enable_streaming_session,
+            bos_id=self.tokenizer.bos_id,
+            text_length=lambda tokens: len(self.tokenizer.decode(tokens)),
+        )
+        self.clock = clock
         self._next_rid = 1
 
-    def add(self, prompt: Prompt, params: SamplingParams | None = None) -> int:
+    def open_session(
+        self,
+        capacity_of_str_len: int,
+        session_id: str | None = None,
+        streaming: bool = False,
+        timeout: float | None = None,
+    ) -> str:
+        """Open a session and return its id.
+
+        capacity_of_str_len: the most characters of text that a request of the session may have in its prompt, history
+        included. streaming: one line of turns that keeps its KV; needs --enable-streaming-session. timeout: seconds
+        after which an idle session is closed. RequestError on a taken id or a bad value.
+        """
+        now = self.clock()
+        self.sessions.reap(now)
+        return self.sessions.open(capacity_of_str_len, session_id, streaming, timeout, now)
+
+    def close_session(self, session_id: str) -> None:
+        """Close a session; what it holds is freed once its turn in flight has ended. RequestError if it is not open."""
+        self.sessions.reap(self.clock())
+        self.sessions.close(session_id)
+
+    def add(self, prompt: Prompt, params: SamplingParams | None = None, session: SessionParams | None = None) -> int:
         """Queue one request and return its id. RequestError on bad parameters; nothing else is disturbed."""
+        self.sessions.reap(self.clock())
+        return self._queue(*self._judge(self._next_rid, prompt, params, session))
+
+    def _judge(
+        self, rid: int, prompt: Prompt, params: SamplingParams | None, session: SessionParams | None
+    ) -> tuple[Request, Turn | None]:
+        """The request that would run. Changes nothing; RequestError if it cannot."""
         params = params or SamplingParams()
         params.validate(self.tokenizer.vocab_size)
         tokens = tuple(self.tokenizer.encode(prompt)) if isinstance(prompt, str) else tuple(prompt)
@@ -62,11 +102,27 @@ class LLM:
             raise RequestError(
                 f"prompt token {bad[0]} is outside the vocabulary; allowed: [0, {self.tokenizer.vocab_size})"
             )
-        rid = self._next_rid
         seed = self.resolved.random_seed if params.seed is None else params.seed
-        self.loop.add(Request(rid, tokens, params, seed))
-        self._next_rid += 1
-        return rid
+        scheduler = self.loop.scheduler
+        if session is None:
+            request = Request(rid, tokens, params, seed)
+            scheduler.admission.check(request)
+            return request, None
+        try:
+            turn = self.sessions.judge(session, tokens)
+            request = Request(rid, turn.prompt, params, seed)
+            scheduler.admission.check(request)
+        except RequestError:
+            scheduler.probes.hit("session.refused")
+            raise
+        return request, turn
+
+    def _queue(self, request: Request, turn: Turn | None) -> int:
+        if turn is not None:
+            self.sessions.begin(turn, request, self.clock())
+        self.loop.add(request)
+        self._next_rid = request.rid + 1
+        return request.rid
 
     def abort(self, rid: int) -> bool:
         """Stop a request; False if it had already ended."""
@@ -74,8 +130,10 @@ class LLM:
 
     def step(self) -> bool:
         """Run one turn of the loop. False when there is nothing left to do."""
+        self.sessions.reap(self.clock())
         if self.loop.busy:
             self.loop.step()
+            self.sessions.reap(self.clock())
         return self.loop.busy
 
     def request(self, rid: int) -> Request:
@@ -110,7 +168,10 @@ class LLM:
         )
 
     def generate(
-        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        session: SessionParams | Sequence[SessionParams | None] | None = None,
     ) -> list[Output]:
         """Run prompts to their end and return their outputs in order. RequestError if one is bad; then none runs."""
         if isinstance(prompts, str):
@@ -118,22 +179,43 @@ class LLM:
         each = [params] * len(prompts) if params is None or isinstance(params, SamplingParams) else list(params)
         if len(each) != len(prompts):
             raise RequestError(f"{len(each)} sampling parameters for {len(prompts)} prompts; allowed: one, or one each")
-        rids: list[int] = []
-        try:
-            for prompt, p in zip(prompts, each, strict=True):
-                rids.append(self.add(prompt, p))
-        except RequestError:
-            for rid in rids:
-                self.abort(rid)
-                self.loop.forget(rid)
-            raise
+        turns = self._turns(session, len(prompts))
+        self.sessions.reap(self.clock())
+        judged = [
+            self._judge(self._next_rid + index, prompt, p, turn)
+            for index, (prompt, p, turn) in enumerate(zip(prompts, each, turns, strict=True))
+        ]
+        rids = [self._queue(*one) for one in judged]
         while self.step():
             pass
         return [self.take(rid) for rid in rids]
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[str]:
+    def _turns(
+        self, session: SessionParams | Sequence[SessionParams | None] | None, count: int
+    ) -> list[SessionParams | None]:
+        """The session parameters of each prompt. RequestError if prompts of one call would disturb each other."""
+        if session is None or isinstance(session, SessionParams):
+            turns: list[SessionParams | None] = [session] * count
+        else:
+            turns = list(session)
+        if len(turns) != count:
+            raise RequestError(f"{len(turns)} session parameters for {count} prompts; allowed: one, or one each")
+        named = [turn for turn in turns if turn is not None]
+        for turn in named:
+            known = self.sessions.sessions.get(turn.id)
+            alone = turn.replace or (known is not None and known.streaming)
+            if alone and sum(other.id == turn.id for other in named) > 1:
+                raise RequestError(
+                    f"several prompts of one call belong to session {turn.id!r}, which is streaming or replaces; send "
+                    "them one after another"
+                )
+        return turns
+
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, session: SessionParams | None = None
+    ) -> Iterator[str]:
         """Yield the new text of one request as it grows. What a stop string may still cut is held back."""
-        request = self.request(self.add(prompt, params))
+        request = self.request(self.add(prompt, params, session))
         shown = 0
         while request.phase is not Phase.DONE:
             self.step()
@@ -171,6 +253,7 @@ class LLM:
             "context_length": scheduler.context_length,
             "dtype": str(executor.pool.data.dtype).removeprefix("torch."),
             "device": executor.pool.data.device.type,
+            "enable_streaming_session": self.sessions.streaming,
             "strict_memory": self.loop.strict_memory,
             "kv_stamps": executor.pool.stamps is not None,
             "enable_deterministic_inference": executor.pool.deterministic,

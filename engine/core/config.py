@@ -50,6 +50,7 @@ class EngineConfig:
     context_length: int | Auto = AUTO
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = AUTO
     device: Literal["auto", "cpu", "cuda"] = AUTO
+    enable_streaming_session: bool = False
     random_seed: int = 0
     strict_memory: int = 0
     kv_stamps: bool = False
@@ -201,6 +202,7 @@ class Resolved:
     max_total_tokens: KV capacity in tokens, a whole number of pages; num_pages: the same in pages (padding page
     not counted).
     enable_deterministic_inference: the bits of a token's logits do not depend on the rest of its step.
+    enable_streaming_session: streaming sessions may be opened.
     swa_full_tokens_ratio: the most window pages per page of the other layers.
     window: Facts.window; window_pages: KV pages of the layers that have it (padding page not counted), 0 without.
     """
@@ -226,6 +228,7 @@ class Resolved:
     strict_memory: int
     kv_stamps: bool
     enable_deterministic_inference: bool
+    enable_streaming_session: bool = False
     swa_full_tokens_ratio: float = 1.0
     window: int | None = None
     window_pages: int = 0

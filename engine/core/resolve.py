@@ -94,6 +94,7 @@ def _resolved(situation: Situation, reasons: tuple[Reason, ...], rewrites: tuple
         strict_memory=asked.strict_memory,
         kv_stamps=asked.kv_stamps,
         enable_deterministic_inference=asked.enable_deterministic_inference,
+        enable_streaming_session=asked.enable_streaming_session,
         swa_full_tokens_ratio=asked.swa_full_tokens_ratio,
         window=situation.facts.window,
         window_pages=_window_pages(situation),
@@ -146,4 +147,5 @@ def explicit(resolved: Resolved) -> EngineConfig:
         strict_memory=resolved.strict_memory,
         kv_stamps=resolved.kv_stamps,
         enable_deterministic_inference=resolved.enable_deterministic_inference,
+        enable_streaming_session=resolved.enable_streaming_session,
     )

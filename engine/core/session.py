@@ -1,0 +1,250 @@
+"""Sessions: requests that continue one another.
+
+An ordinary session is a tree of finished requests and only builds prompts; its KV comes back through the prefix cache.
+A streaming session is a line of turns, one at a time, whose KV is an account that outlives each of them (`held.py`).
+Nothing here reads a clock: times are seconds of whatever clock the caller has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from engine.core.errors import RequestError
+from engine.core.request import Finish, Phase, Request
+from engine.core.schedule import Scheduler
+
+KINDS: Final = (
+    ("id", (str,), "a text"),
+    ("rid", (int, type(None)), "the id of a request of the session, or None"),
+    ("offset", (int,), "an integer"),
+    ("replace", (bool,), "true or false"),
+    ("drop_previous_output", (bool,), "true or false"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionParams:
+    """How a request continues session `id`; names and meanings follow SGLang's session parameters.
+
+    rid: the request to continue, None for a new beginning (a streaming session always continues its last good turn).
+    offset: keep so many tokens of the history, 0 keeps all. drop_previous_output: continue the prompt of `rid` without
+    its output. replace: end and forget what continues `rid` (everything, if None).
+    """
+
+    id: str
+    rid: int | None = None
+    offset: int = 0
+    replace: bool = False
+    drop_previous_output: bool = False
+
+    def validate(self) -> None:
+        """Raise RequestError on a value of the wrong type."""
+        for name, kinds, allowed in KINDS:
+            value = getattr(self, name)
+            if type(value) not in kinds:
+                raise RequestError(f"session {name} is {value!r}; allowed: {allowed}")
+
+
+@dataclass(eq=False, slots=True)
+class Session:
+    """One open session. Only `Sessions` writes it."""
+
+    id: str
+    streaming: bool
+    capacity: int
+    timeout: float | None
+    used: float
+    tree: dict[int, tuple[Request, int | None]] = field(default_factory=dict)  # ordinary: request and its parent, by id
+    turn: Request | None = None  # streaming: the latest turn
+    history: tuple[int, ...] = ()  # streaming: every token shown up to the last good turn
+    account: int = 0  # streaming: whose pages hold the history's KV
+    live: list[Request] = field(default_factory=list)
+
+    def busy(self) -> bool:
+        """Whether a request of the session has not been released yet."""
+        self.live = [request for request in self.live if request.phase is not Phase.DONE]
+        return bool(self.live)
+
+    def descendants(self, rid: int | None) -> list[int]:
+        """The requests that continue `rid`, directly or not; all of them for None."""
+        found = [r for r, (_, parent) in self.tree.items() if rid is None or parent == rid]
+        if rid is not None:
+            found += [deeper for r in found for deeper in self.descendants(r)]
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A judged request of a session: its whole prompt and where it belongs."""
+
+    session: Session
+    params: SessionParams
+    prompt: tuple[int, ...]
+
+
+class Sessions:
+    """The open sessions of one engine.
+
+    streaming: streaming sessions may be opened. bos_id: stripped from the head of a continuation. text_length: length
+    of the text of tokens, in characters, which `capacity_of_str_len` bounds.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        *,
+        streaming: bool,
+        bos_id: int | None,
+        text_length: Callable[[Sequence[int]], int],
+    ) -> None:
+        self.scheduler = scheduler
+        self.streaming = streaming
+        self.bos_id = bos_id
+        self.text_length = text_length
+        self.sessions: dict[str, Session] = {}
+        self._closing: list[Session] = []
+        self._named = 0
+
+    def open(self, capacity: int, session_id: str | None, streaming: bool, timeout: float | None, now: float) -> str:
+        """Open a session and return its id. RequestError if the id is taken or a value is not allowed."""
+        if type(capacity) is not int or capacity < 1:
+            raise RequestError(f"capacity_of_str_len is {capacity!r}; allowed: an integer of at least 1")
+        if timeout is not None and (type(timeout) not in (int, float) or not 0 < timeout < float("inf")):
+            raise RequestError(f"timeout is {timeout!r}; allowed: None, or a finite number of seconds above 0")
+        if type(streaming) is not bool:
+            raise RequestError(f"streaming is {streaming!r}; allowed: true or false")
+        if streaming and not self.streaming:
+            raise RequestError("streaming sessions are off; start the engine with --enable-streaming-session")
+        if session_id is None:
+            session_id = self._new_name()
+        if type(session_id) is not str or not session_id:
+            raise RequestError(f"session_id is {session_id!r}; allowed: a text that is not empty")
+        if session_id in self.sessions:
+            raise RequestError(f"session {session_id!r} is open already; close it first or choose another id")
+        self.sessions[session_id] = Session(session_id, streaming, capacity, timeout, now)
+        self.scheduler.probes.hit("session.opened")
+        return session_id
+
+    def close(self, session_id: str) -> None:
+        """Close a session; what it holds is freed once its turn in flight, if any, has ended."""
+        self._closing.append(self._open(session_id))
+        del self.sessions[session_id]
+        self._sweep()
+
+    def reap(self, now: float) -> None:
+        """Close sessions that were idle for longer than their timeout, and free those closed with a turn in flight."""
+        for session in list(self.sessions.values()):
+            if session.timeout is None:
+                continue
+            if session.busy():
+                session.used = now
+            elif now - session.used > session.timeout:
+                self.scheduler.probes.hit("session.timed_out")
+                self.close(session.id)
+        if self._closing:
+            self._sweep()
+
+    def judge(self, params: SessionParams, tokens: Sequence[int]) -> Turn:
+        """What a request with these new tokens would run. RequestError if the session does not allow it.
+
+        Changes nothing.
+        """
+        params.validate()
+        session = self._open(params.id)
+        history = self._line(session, params) if session.streaming else self._branch(session, params)
+        new = tuple(tokens)
+        if history:
+            if self.bos_id is not None and new[:1] == (self.bos_id,):
+                new = new[1:]
+            if not new:
+                raise RequestError(f"the turn of session {session.id!r} brings no new token; allowed: at least one")
+        prompt = history + new
+        length = self.text_length(prompt)
+        if length > session.capacity:
+            raise RequestError(
+                f"the history and new text of session {session.id!r} are {length} characters; allowed: at most its "
+                f"capacity_of_str_len, {session.capacity}"
+            )
+        return Turn(session, params, prompt)
+
+    def begin(self, turn: Turn, request: Request, now: float) -> None:
+        """Enter a judged request, which is about to be queued, in its session."""
+        session = turn.session
+        session.used = now
+        session.live.append(request)
+        if session.streaming:
+            session.history = _shown(session)
+            session.account = session.account or request.rid
+            session.turn = request
+            request.account, request.holds = session.account, True
+            return
+        if turn.params.replace:
+            for rid in session.descendants(turn.params.rid):
+                self.scheduler.abort(rid)
+                del session.tree[rid]
+        session.tree[request.rid] = (request, turn.params.rid)
+
+    def _line(self, session: Session, params: SessionParams) -> tuple[int, ...]:
+        for name, value, allowed in (
+            ("replace", params.replace, False),
+            ("offset", params.offset, 0),
+            ("drop_previous_output", params.drop_previous_output, False),
+        ):
+            if value != allowed:
+                raise RequestError(f"session {session.id!r} is streaming and {name} is {value!r}; allowed: {allowed!r}")
+        if session.turn is not None and session.turn.finish is None:
+            raise RequestError(
+                f"session {session.id!r} has request {session.turn.rid} in flight; a streaming session runs one "
+                "request at a time"
+            )
+        return _shown(session)
+
+    def _branch(self, session: Session, params: SessionParams) -> tuple[int, ...]:
+        if params.rid is None:
+            if params.offset or params.drop_previous_output:
+                raise RequestError(
+                    "offset and drop_previous_output change a history, and rid is None; give the rid of a request "
+                    f"of session {session.id!r}"
+                )
+            return ()
+        if params.rid not in session.tree:
+            raise RequestError(
+                f"session {session.id!r} has no request {params.rid}; allowed: {sorted(session.tree) or 'None'}"
+            )
+        before = session.tree[params.rid][0]
+        if before.finish is None:
+            raise RequestError(f"request {params.rid} has not finished; a session continues finished requests only")
+        history = before.prompt if params.drop_previous_output else tuple(before.tokens)
+        if not 0 <= params.offset <= len(history):
+            raise RequestError(f"offset is {params.offset}; allowed: 0 to the history's {len(history)} tokens")
+        return history[: params.offset] if params.offset else history
+
+    def _open(self, session_id: str) -> Session:
+        if session_id not in self.sessions:
+            raise RequestError(f"session {session_id!r} is not open; open it with open_session")
+        return self.sessions[session_id]
+
+    def _new_name(self) -> str:
+        while True:
+            self._named += 1
+            name = f"session-{self._named}"
+            if name not in self.sessions:
+                return name
+
+    def _sweep(self) -> None:
+        for session in list(self._closing):
+            if session.streaming and session.busy():
+                continue
+            self._closing.remove(session)
+            if session.account in self.scheduler.held:
+                self.scheduler.held.close(session.account)
+
+
+def _shown(session: Session) -> tuple[int, ...]:
+    """Every token the user saw in the session: a turn that was aborted never happened."""
+    turn = session.turn
+    if turn is None or turn.finish is None or turn.finish == Finish("abort"):
+        return session.history
+    return tuple(turn.tokens)
