@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from engine.core.adaptive import DraftSteps
 from engine.core.algorithm import algorithm
 from engine.core.config import Facts, Resolved
 from engine.core.ledger import Ledger
@@ -38,7 +39,7 @@ def build(resolved: Resolved, facts: Facts, tokenizer: Tokenizer, locate: Locate
         cache,
         probes,
         max_running=resolved.max_running_requests,
-        width=drafter.nodes,
+        steps=DraftSteps.static(resolved.num_steps, resolved.num_draft_tokens, probes),
         slack=slack,
         chunk=resolved.chunked_prefill_size,
         context_length=resolved.context_length,

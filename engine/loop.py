@@ -79,6 +79,8 @@ class Loop(Generic[Handle]):
         self.probes.hit("stamp.checked", result.stamps_checked)
         self.probes.hit("stamp.wrong", result.stamps_wrong)
         requests = [self.scheduler.requests[row.rid] for row in plan.rows]
+        if not plan.prefill:
+            self._observe(plan, result, requests)
         for index, (row, request) in enumerate(zip(plan.rows, requests, strict=True)):
             count = result.counts[index]
             self.scheduler.ledger.settle(row.account, row.width if plan.prefill else count)
@@ -92,6 +94,13 @@ class Loop(Generic[Handle]):
             if plan.prefill and row.last_chunk and request.phase is Phase.RUNNING:
                 self.scheduler.publish(request)
         self.scheduler.release_drained(requests)
+
+    def _observe(self, plan: StepPlan, result: StepResult, requests: list[Request]) -> None:
+        """Tell the depth's controller what the live requests accepted, under the round's own width."""
+        if self.scheduler.steps.adapts:
+            pairs = zip(result.counts, requests, strict=True)
+            live = [count - 1 for count, request in pairs if request.phase is Phase.RUNNING]
+            self.scheduler.steps.observe(len(requests), plan.rows[0].width, live)
 
     def _count_round(self, request: Request, row: PlanRow, result: StepResult, index: int) -> None:
         count = result.counts[index]

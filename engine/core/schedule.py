@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from engine.core.adaptive import DraftSteps
 from engine.core.admission import Admission
 from engine.core.held import HeldAccounts
 from engine.core.ledger import Account, Ledger
@@ -20,8 +21,9 @@ from engine.core.request import Finish, Phase, Request
 class Scheduler:
     """Owns the queues. Writes Request.row, phase, prefilled; calls the ledger's open, reserve, launch and close.
 
-    width: positions one verify round writes per request (its root included). slack: positions that may be written
-    past a request's last token by rounds launched before its end was known. chunk: tokens of one prefill step.
+    steps: how many positions each verify round writes per request (its root included); every reservation is for the
+    widest. slack: positions that may be written past a request's last token by rounds launched before its end was
+    known. chunk: tokens of one prefill step.
     tell: verify rounds carry each row's tokens, for a drafter that reads them on the host.
     """
 
@@ -32,7 +34,7 @@ class Scheduler:
         probes: Probes,
         *,
         max_running: int,
-        width: int,
+        steps: DraftSteps,
         slack: int,
         chunk: int | None,
         context_length: int,
@@ -42,7 +44,8 @@ class Scheduler:
         self.cache = cache
         self.probes = probes
         self.max_running = max_running
-        self.width = width
+        self.steps = steps
+        self.width = steps.max_width
         self.slack = slack
         self.chunk = chunk
         self.context_length = context_length
@@ -58,7 +61,7 @@ class Scheduler:
             probes,
             self.waiting,
             self.active,
-            width=width,
+            width=self.width,
             slack=slack,
             chunk=chunk,
             context_length=context_length,
@@ -192,17 +195,21 @@ class Scheduler:
         return rows
 
     def _decode_rows(self) -> list[PlanRow]:
-        rows = []
+        """Room for the widest round, so that a change of depth moves no reservation; then the width by batch size."""
+        ready = []
         for request in list(self.active):
             if not request.decoding or not self._make_room(request, self.width):
                 continue
-            account = self._account(request)
-            before = len(account.pages)
+            before = len(self._account(request).pages)
             added = self.ledger.reserve(request.account, self.width)
             if added:
                 self.probes.hit("page.crossed")
-            window_pages, window_first = self._cover(request)
-            self.ledger.launch(request.account, self.width)
+            ready.append((request, before, added, self._cover(request)))
+        width = self.steps.activate(len(ready)) if ready else 0
+        rows = []
+        for request, before, added, (window_pages, window_first) in ready:
+            self.ledger.launch(request.account, width)
+            account = self._account(request)
             bound = account.committed + account.flying
             writers = (request.account,) * len(added)
             rows.append(
@@ -210,7 +217,7 @@ class Scheduler:
                     request.rid,
                     request.account,
                     request.row,
-                    self.width,
+                    width,
                     bound,
                     added,
                     writers,

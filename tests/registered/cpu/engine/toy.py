@@ -9,6 +9,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 
+from engine.core.adaptive import DraftSteps
 from engine.core.finish import StopRules
 from engine.core.ledger import Ledger
 from engine.core.plan import StepPlan, StepResult
@@ -109,17 +110,23 @@ class ToyExecutor:
         return handle
 
 
-def toy_loop(*, lag, page_size, pages, width=1, rows=4, chunk=None, cache=True, key_span=1, eos=(), window=None):
-    """A loop over the toy device with every law checked after every verb; a windowed one caches no prefix."""
+def toy_loop(
+    *, lag, page_size, pages, width=1, rows=4, chunk=None, cache=True, key_span=1, eos=(), window=None, slots=None
+):
+    """A loop over the toy device with every law checked after every verb; a windowed one caches no prefix.
+
+    width is that of every round, unless slots (and the depth to begin with) adapt it.
+    """
     probes = Probes()
+    steps = DraftSteps(slots, width - 1, probes) if slots else DraftSteps.static(width - 1, width, probes)
     ledger = Ledger(pages, page_size, strict=True, window=window)
     scheduler = Scheduler(
         ledger,
         PrefixCache(ledger, key_span, cache and window is None),
         probes,
         max_running=rows,
-        width=width,
-        slack=(lag + 1) * width,
+        steps=steps,
+        slack=(lag + 1) * steps.max_width,
         chunk=chunk,
         context_length=10_000,
     )

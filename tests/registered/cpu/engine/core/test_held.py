@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from engine.core.adaptive import DraftSteps
 from engine.core.errors import LedgerError
 from engine.core.held import HeldAccounts
 from engine.core.ledger import Ledger
@@ -23,7 +24,7 @@ def scheduler_of(pages=40, size=2, rows=4, width=3, cache=False, window=None, ch
         PrefixCache(ledger, 1, cache),
         Probes(),
         max_running=rows,
-        width=width,
+        steps=DraftSteps.static(width - 1, width, Probes()),
         slack=width,
         chunk=chunk,
         context_length=400,

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from engine.core.adaptive import DraftSteps
 from engine.core.errors import RequestError
 from engine.core.ledger import Ledger
 from engine.core.prefix import PrefixCache
@@ -19,13 +20,13 @@ pytestmark = pytest.mark.register(est_seconds=2, tier="cpu", stage="pr")
 def scheduler_of(
     pages=40, size=2, rows=4, width=3, chunk=None, slack=3, cache=False, context=200, tell=False
 ) -> Scheduler:
-    ledger = Ledger(pages, size, strict=True)
+    ledger, probes = Ledger(pages, size, strict=True), Probes()
     return Scheduler(
         ledger,
         PrefixCache(ledger, 1, cache),
-        Probes(),
+        probes,
         max_running=rows,
-        width=width,
+        steps=DraftSteps.static(width - 1, width, probes),
         slack=slack,
         chunk=chunk,
         context_length=context,
