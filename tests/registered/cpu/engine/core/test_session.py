@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from engine.core.adaptive import DraftSteps
 from engine.core.errors import RequestError
 from engine.core.ledger import Ledger
 from engine.core.prefix import PrefixCache
@@ -29,7 +30,7 @@ class World:
             PrefixCache(ledger, 1, True),
             Probes(),
             max_running=4,
-            width=1,
+            steps=DraftSteps.static(0, 1, Probes()),
             slack=1,
             chunk=None,
             context_length=200,
