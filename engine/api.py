@@ -256,5 +256,7 @@ class LLM:
             "enable_streaming_session": self.sessions.streaming,
             "strict_memory": self.loop.strict_memory,
             "kv_stamps": executor.pool.stamps is not None,
+            "window": None if executor.window is None else executor.window.tokens,
+            "window_pages": 0 if scheduler.ledger.window is None else scheduler.ledger.window.window.pages,
             "enable_deterministic_inference": executor.pool.deterministic,
         }

@@ -11,8 +11,10 @@ from engine.core.ledger import Ledger
 from engine.core.prefix import PrefixCache
 from engine.core.probes import Probes
 from engine.core.schedule import Scheduler
+from engine.core.window import Window
 from engine.device.staging import StagingRing
 from engine.device.table import SlotTable
+from engine.device.window import WindowMemory, split
 from engine.launch import DeviceExecutor, InFlight
 from engine.loop import Loop
 from engine.models.loader import load_target
@@ -29,10 +31,13 @@ def build(resolved: Resolved, facts: Facts, tokenizer: Tokenizer, locate: Locate
     positions = resolved.context_length + slack
     target = load_target(locate(resolved.model_path), resolved.device, dtype, resolved.enable_deterministic_inference)
     context = BuildContext(algorithm(resolved.algorithm), resolved, facts, target, locate)
-    context.pool(target, resolved.kv_stamps)
+    windows = [target.window_of(layer) for layer in range(target.num_layers)]
+    seeing_all, windowed = split(target.kv, windows)
+    context.pools.append(context.memory(seeing_all, resolved.num_pages, resolved.kv_stamps))
     drafter = build_drafter(context)
     probes = Probes()
-    ledger = Ledger(resolved.num_pages, resolved.page_size, strict=resolved.strict_memory == 2)
+    window = None if resolved.window is None else Window(resolved.window, resolved.window_pages, slack)
+    ledger = Ledger(resolved.num_pages, resolved.page_size, strict=resolved.strict_memory == 2, window=window)
     cache = PrefixCache(ledger, drafter.key_span, resolved.radix_cache)
     scheduler = Scheduler(
         ledger,
@@ -47,13 +52,21 @@ def build(resolved: Resolved, facts: Facts, tokenizer: Tokenizer, locate: Locate
     )
     rows = resolved.max_running_requests + 1
     table_width = -(-positions // resolved.page_size) * resolved.page_size
+
+    def table() -> SlotTable:
+        return SlotTable(rows, table_width, resolved.page_size, device, resolved.kv_stamps)
+
+    side = None
+    if windowed.layers:
+        side = WindowMemory(windows, context.memory(windowed, resolved.window_pages, resolved.kv_stamps), table())
     executor = DeviceExecutor(
         target,
         drafter,
         tuple(context.pools),
-        SlotTable(rows, table_width, resolved.page_size, device, resolved.kv_stamps),
+        table(),
         build_relay(context.traits, rows, drafter, device),
         StagingRing(resolved.lag, device),
+        side,
     )
     return Loop(
         scheduler,

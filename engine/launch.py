@@ -15,6 +15,7 @@ from engine.device.relay import DraftState, Relay
 from engine.device.sample import SamplingRows, chosen_logprobs, pick, top_logprobs
 from engine.device.staging import Staged, StagingRing
 from engine.device.table import SlotTable, stamp
+from engine.device.window import SplitAttention, WindowMemory, WindowStep
 from engine.models.target import Target
 from engine.spec.drafter import Drafter
 from engine.spec.verify import judge
@@ -39,6 +40,7 @@ class DeviceExecutor:
         table: SlotTable,
         relay: Relay,
         staging: StagingRing,
+        window: WindowMemory | None = None,
     ) -> None:
         self.target = target
         self.drafter = drafter
@@ -47,6 +49,7 @@ class DeviceExecutor:
         self.table = table
         self.relay = relay
         self.staging = staging
+        self.window = window
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> InFlight:
@@ -54,7 +57,11 @@ class DeviceExecutor:
         self.table.extend(plan.rows)
         self._admit(plan.rows)
         batch = StepBatch.of(plan, self.relay, self.table)
-        results = self._prefill(plan, batch) if plan.prefill else self._round(plan, batch)
+        side = None
+        if self.window is not None:
+            self.window.extend(plan.rows)
+            side = self.window.step(batch)
+        results = (self._prefill if plan.prefill else self._round)(plan, batch, side)
         return InFlight(plan, self.staging.put(results))
 
     def collect(self, handle: InFlight) -> StepResult:
@@ -87,14 +94,13 @@ class DeviceExecutor:
         for field, column in zip(sampling, columns, strict=True):
             field.index_copy_(0, at, torch.tensor(column, dtype=field.dtype, device=field.device))
 
-    def _prefill(self, plan: StepPlan, batch: StepBatch) -> dict[str, Tensor]:
+    def _prefill(self, plan: StepPlan, batch: StepBatch, side: WindowStep | None) -> dict[str, Tensor]:
         device = batch.rows.device
         tokens = torch.tensor([_padded(row.tokens, batch.width) for row in plan.rows], device=device)
         positions, write, bias = batch.causal(batch.width, self.pool.data.dtype)
-        stamps = self._stamp(plan, batch, write, positions)
-        hidden, aux = self.target.forward(
-            tokens, positions, StepAttention(self.pool, write, batch.slots, bias), self.drafter.capture
-        )
+        stamps = self._stamp(plan, batch, side, write, positions)
+        attend = self._attention(batch, side, write, bias, positions)
+        hidden, aux = self.target.forward(tokens, positions, attend, self.drafter.capture)
         assert batch.lengths is not None
         last = hidden.gather(1, (batch.lengths - 1)[:, None, None].expand(-1, 1, hidden.shape[2]))
         logits = self.target.logits(last)
@@ -107,7 +113,7 @@ class DeviceExecutor:
         results = {"tokens": sampled, "count": (following < 0).long()}
         return results | stamps | _logprobs(plan, logits, sampled, rows)
 
-    def _round(self, plan: StepPlan, batch: StepBatch) -> dict[str, Tensor]:
+    def _round(self, plan: StepPlan, batch: StepBatch, side: WindowStep | None) -> dict[str, Tensor]:
         rows = None if plan.greedy else self.relay.sampling_of(batch.rows)
         tree = self.drafter.propose(batch, self.relay)
         write = batch.write
@@ -116,15 +122,14 @@ class DeviceExecutor:
         else:
             positions = batch.start[:, None] + tree.depths
             bias = tree_bias(batch.start, tree.ancestors, batch.reach, self.pool.data.dtype)
-        stamps = self._stamp(plan, batch, write, positions)
-        hidden, aux = self.target.forward(
-            tree.tokens, positions, StepAttention(self.pool, write, batch.slots, bias), self.drafter.capture
-        )
+        stamps = self._stamp(plan, batch, side, write, positions)
+        attend = self._attention(batch, side, write, bias, positions)
+        hidden, aux = self.target.forward(tree.tokens, positions, attend, self.drafter.capture)
         logits = self.target.logits(hidden)
         verdict = judge(logits, tree, batch.start, rows)
         results = {"tokens": verdict.tokens, "count": verdict.count}
         if tree.ancestors is not None:
-            results |= self._compact(tree.parents, verdict.path, verdict.count, write)
+            results |= self._compact(tree.parents, verdict.path, verdict.count, write, side)
             aux = None if aux is None else aux.gather(1, verdict.path[:, :, None].expand(-1, -1, aux.shape[2]))
             if plan.logprobs >= 0:
                 logits = logits.gather(1, verdict.path[:, :, None].expand(-1, -1, logits.shape[2]))
@@ -133,20 +138,35 @@ class DeviceExecutor:
         self._relay(batch, batch.start + verdict.count, bonus, state)
         return results | stamps | _logprobs(plan, logits, verdict.tokens, rows)
 
+    def _attention(
+        self, batch: StepBatch, side: WindowStep | None, write: Tensor, bias: Tensor, positions: Tensor
+    ) -> StepAttention | SplitAttention:
+        """How the target's layers reach their keys; bias [B, 1, W, T] is that of layers without a window."""
+        full = StepAttention(self.pool, write, batch.slots, bias)
+        if self.window is None or side is None:
+            return full
+        return self.window.beside(full, batch, side, bias, positions)
+
     def _relay(self, batch: StepBatch, length: Tensor, bonus: Tensor, state: DraftState | None) -> None:
         self.relay.publish(batch.rows, length, bonus)
         if state is not None:
             self.relay.stash(batch.rows, state)
 
-    def _compact(self, parents: Tensor, path: Tensor, accepted: Tensor, write: Tensor) -> dict[str, Tensor]:
+    def _compact(
+        self, parents: Tensor, path: Tensor, accepted: Tensor, write: Tensor, side: WindowStep | None
+    ) -> dict[str, Tensor]:
         """Move the accepted path's KV to the front of the block. Sources never lie before their destination."""
         order = count(path.shape[1], path.device)
         taken = torch.where(order < accepted[:, None], path, order)
         self.pool.move(write.gather(1, taken).flatten(), write[:, : path.shape[1]].flatten())
+        if self.window is not None and side is not None:
+            self.window.move(side, taken)
         siblings = (parents[:, 1:, None] == parents[:, None, 1:]).sum((1, 2)) > parents.shape[1] - 1
         return {"moved": (taken != order).any(1), "branched": siblings}
 
-    def _stamp(self, plan: StepPlan, batch: StepBatch, write: Tensor, positions: Tensor) -> dict[str, Tensor]:
+    def _stamp(
+        self, plan: StepPlan, batch: StepBatch, side: WindowStep | None, write: Tensor, positions: Tensor
+    ) -> dict[str, Tensor]:
         """Stamp the slots about to be written, and compare the stamps of every position below `start`."""
         if self.pool.stamps is None:
             return {}
@@ -155,7 +175,11 @@ class DeviceExecutor:
         accounts = torch.tensor([row.account for row in plan.rows], device=write.device)
         wrong = (self.pool.stamps[batch.slots] != expected) & below
         self.pool.stamps[write.flatten()] = stamp(accounts[:, None], positions).flatten()
-        return {"stamps": torch.stack((below.sum(), wrong.sum()))}
+        checked, bad = below.sum(), wrong.sum()
+        if self.window is not None and side is not None:
+            more, worse = self.window.stamp(batch, side, accounts, positions)
+            checked, bad = checked + more, bad + worse
+        return {"stamps": torch.stack((checked, bad))}
 
 
 def _padded(tokens: tuple[int, ...], width: int) -> list[int]:

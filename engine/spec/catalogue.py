@@ -61,18 +61,21 @@ class BuildContext:
 
     def pool(self, model: KeepsKV, stamps: bool = False) -> KVPool:
         """A pool for the model's KV, page by page the twin of the target's: one slot numbering serves all."""
-        resolved = self.resolved
-        made = KVPool(
-            model.kv,
-            resolved.num_pages + 1,
-            resolved.page_size,
+        made = self.memory(model.kv, self.resolved.num_pages, stamps)
+        self.pools.append(made)
+        return made
+
+    def memory(self, layout: KVLayout, pages: int, stamps: bool) -> KVPool:
+        """A pool of so many pages and the padding page, in no list."""
+        return KVPool(
+            layout,
+            pages + 1,
+            self.resolved.page_size,
             self.dtype,
             self.device,
             stamps=stamps,
-            deterministic=resolved.enable_deterministic_inference,
+            deterministic=self.resolved.enable_deterministic_inference,
         )
-        self.pools.append(made)
-        return made
 
 
 Build: TypeAlias = Callable[[BuildContext], Drafter]

@@ -131,7 +131,7 @@ def test_padding_past_the_reach_goes_to_slot_0_too():
 
 def test_a_round_knows_its_positions_slots_and_mask_as_consecutive_tokens():
     relay, table = world()
-    plan = StepPlan(False, (PlanRow(9, 2, 3, 8, (), (), 3), PlanRow(8, 1, 3, 5, (), (), 2)), True, -1)
+    plan = StepPlan(False, (PlanRow(9, 9, 2, 3, 8, (), (), 3), PlanRow(8, 8, 1, 3, 5, (), (), 2)), True, -1)
     batch = StepBatch.of(plan, relay, table)
     for width in (3, 2):
         positions, write, bias = batch.causal(width, torch.float64)
