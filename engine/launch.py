@@ -134,7 +134,9 @@ class DeviceExecutor:
             if plan.logprobs >= 0:
                 logits = logits.gather(1, verdict.path[:, :, None].expand(-1, -1, logits.shape[2]))
         state = self.drafter.absorb(batch, verdict, aux)
-        bonus = verdict.tokens.gather(1, (verdict.count - 1)[:, None])
+        bonus = verdict.tokens
+        if batch.width > 1:
+            bonus = verdict.tokens.gather(1, (verdict.count - 1)[:, None])
         self._relay(batch, batch.start + verdict.count, bonus, state)
         return results | stamps | _logprobs(plan, logits, verdict.tokens, rows)
 

@@ -48,8 +48,7 @@ class StepPlan:
     logprobs: int  # -1: none wanted, 0: chosen tokens only, k: top k too
 
 
-@dataclass(frozen=True, slots=True)
-class StepResult:
+class StepResult(NamedTuple):
     """What the host learns from one step, row by row in the plan's order.
 
     `tokens[i][:counts[i]]` are the accepted tokens, bonus included; a chunk that is not the last has count 0.

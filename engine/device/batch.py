@@ -12,6 +12,7 @@ from torch import Tensor
 from engine.core.plan import StepPlan
 from engine.device.relay import Relay
 from engine.device.table import SlotTable
+from engine.device.upload import integers
 
 
 class Known(NamedTuple):
@@ -54,19 +55,19 @@ class StepBatch:
 
     def __post_init__(self) -> None:
         offsets = count(self.width, self.start.device)
-        self.positions = self.start[:, None] + offsets
+        self.positions = self.start[:, None] if self.width == 1 else self.start[:, None] + offsets
         self.write = self._slots_at(self.positions, offsets)
 
     @classmethod
     def of(cls, plan: StepPlan, relay: Relay, table: SlotTable) -> StepBatch:
         """The batch of a plan whose pages are already in the table. Reads lengths from the relay, not the host."""
-        device = relay.head.device
+        device = relay.length.device
         rows = _index(tuple([r.row for r in plan.rows]), device)
         start, root = relay.lengths_and_roots(rows)
         lengths = None
         if plan.prefill:
-            start = torch.tensor([r.start for r in plan.rows], device=device)
-            lengths = torch.tensor([r.width for r in plan.rows], device=device)
+            start = integers([r.start for r in plan.rows], device)
+            lengths = integers([r.width for r in plan.rows], device)
         width, reach = max([r.width for r in plan.rows]), max([r.bound for r in plan.rows])
         known = () if plan.prefill else tuple([Known(r.rid, r.tokens) for r in plan.rows if r.tokens])
         return cls(rows, start, root, width, reach, table.read(rows, reach), lengths, known)

@@ -29,12 +29,13 @@ DraftState: TypeAlias = Mapping[str, Tensor]
 class Relay:
     """Device buffers indexed by request row.
 
-    head [R, 2]: tokens in the target's KV, and the bonus token, known but not in KV. carried: a buffer [R, *shape]
-    for each Carry of the drafter. Sampling parameters are uploaded once per residence of a request.
+    length [R]: tokens in the target's KV. last [R, 1]: the bonus token, known but not in KV. carried: a buffer
+    [R, *shape] for each Carry of the drafter. Sampling parameters are uploaded once per residence of a request.
     """
 
     def __init__(self, rows: int, carries: tuple[Carry, ...], device: torch.device) -> None:
-        self.head = torch.zeros(rows, 2, dtype=torch.int64, device=device)
+        self.length = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.last = torch.zeros(rows, 1, dtype=torch.int64, device=device)
         self.carried = {c.name: torch.zeros(rows, *c.shape, dtype=c.dtype, device=device) for c in carries}
         self.sampling = SamplingRows(
             torch.zeros(rows, dtype=torch.float32, device=device),
@@ -45,12 +46,12 @@ class Relay:
 
     def publish(self, rows: Tensor, length: Tensor, last: Tensor) -> None:
         """rows [B], length [B], last [B, 1], all int64."""
-        self.head.index_copy_(0, rows, torch.cat((length[:, None], last), 1))
+        self.length.index_copy_(0, rows, length)
+        self.last.index_copy_(0, rows, last)
 
     def lengths_and_roots(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """KV lengths [B] and bonus tokens [B, 1] of the batch."""
-        head = self.head.index_select(0, rows)
-        return head[:, 0], head[:, 1:]
+        return self.length.index_select(0, rows), self.last.index_select(0, rows)
 
     def stash(self, rows: Tensor, state: DraftState) -> None:
         """Keep the drafter's state of the batch, every tensor of it."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from engine.core.plan import PlanRow
+from engine.device.upload import integers
 
 
 class SlotTable:
@@ -27,6 +28,8 @@ class SlotTable:
         cell: list[int] = []
         slot: list[int] = []
         for row in rows:
+            if not row.pages:
+                continue
             first = row.row * stride + row.first_page * size
             cell.extend(range(first, first + len(row.pages) * size))
             for page in row.pages:
@@ -34,11 +37,11 @@ class SlotTable:
         if not cell:
             return
         device = self.slots.device
-        at = torch.tensor(cell, device=device)
-        self.slots.view(-1).index_copy_(0, at, torch.tensor(slot, device=device))
+        at = integers(cell, device)
+        self.slots.view(-1).index_copy_(0, at, integers(slot, device))
         if self.writers is not None:
             writer = [by for row in rows for by in row.writers for _ in range(size)]
-            self.writers.view(-1).index_copy_(0, at, torch.tensor(writer, device=device))
+            self.writers.view(-1).index_copy_(0, at, integers(writer, device))
 
     def read(self, rows: Tensor, length: int) -> Tensor:
         """Slots of positions 0..length-1: [B, length]."""

@@ -9,6 +9,8 @@ decoding draws with the same seed. Greedy is the case in which the draw is the a
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
@@ -25,9 +27,16 @@ def judge(logits: Tensor, tree: DraftTree, start: Tensor, rows: SamplingRows | N
     """
     emit = pick(logits, None if rows is None else start[:, None] + tree.depths + 1, rows)
     if not tree.depth:
-        return Verdict(tree.depths, torch.ones_like(start), emit)
+        return Verdict(tree.depths, _ones(*start.shape, start.device), emit)
     if tree.ancestors is None:
         hits = (tree.tokens[:, 1:] == emit[:, :-1]).cumprod(1)
         return Verdict(tree.depths, 1 + hits.sum(1), emit)
     path, accepted = accept_path(tree.tokens, tree.parents, emit, tree.depth, tree.ancestors)
     return Verdict(path, accepted, emit.gather(1, path))
+
+
+@lru_cache(maxsize=64)
+def _ones(batch: int, device: torch.device) -> Tensor:
+    """The counts of rounds that drafted nothing; kept, as plain decoding needs them at every step."""
+    with torch.inference_mode(False):
+        return torch.ones(batch, dtype=torch.int64, device=device)

@@ -13,11 +13,11 @@ INDEXING_FAULTS: Final[tuple[Fault, ...]] = (
         klass=KLASS,
         origin="sglang#26866 (B001)",
         file="engine/launch.py",
-        old="        bonus = verdict.tokens.gather(1, (verdict.count - 1)[:, None])\n",
+        old="            bonus = verdict.tokens.gather(1, (verdict.count - 1)[:, None])\n",
         new=(
-            "        block = torch.arange(len(verdict.count), device=verdict.count.device) * batch.width\n"
-            "        at = block + verdict.count - 1\n"
-            "        bonus = verdict.tokens.reshape(-1)[at.clamp(max=verdict.tokens.numel() - 1)][:, None]\n"
+            "            block = torch.arange(len(verdict.count), device=verdict.count.device) * batch.width\n"
+            "            at = block + verdict.count - 1\n"
+            "            bonus = verdict.tokens.reshape(-1)[at.clamp(max=verdict.tokens.numel() - 1)][:, None]\n"
         ),
         expected=("lossless",),
         cells=(TREE,),

@@ -53,7 +53,7 @@ TIMING_FAULTS: Final[tuple[Fault, ...]] = (
         new=(
             "        new = [\n"
             "            (row.row, *row.admit) for row in rows\n"
-            "            if row.admit is not None and not self.relay.head[row.row, 0]\n"
+            "            if row.admit is not None and not self.relay.length[row.row]\n"
             "        ]\n"
         ),
         expected=("lossless",),

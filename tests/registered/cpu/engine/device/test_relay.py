@@ -25,7 +25,7 @@ def test_lengths_and_roots_come_back_in_the_order_asked():
     relay.publish(torch.tensor([2]), torch.tensor([30]), torch.tensor([[9]]))
     lengths, roots = relay.lengths_and_roots(torch.tensor([1, 2, 3]))
     assert lengths.tolist() == [20, 30, 10] and roots.tolist() == [[8], [9], [7]]
-    assert relay.head[[0, 4]].tolist() == [[0, 0], [0, 0]]
+    assert relay.length[[0, 4]].tolist() == [0, 0] and relay.last[[0, 4]].tolist() == [[0], [0]]
 
 
 def test_what_was_read_does_not_change_when_the_row_does():

@@ -22,6 +22,12 @@ def rows(*given: tuple[float, int, float, int]) -> SamplingRows:
     return SamplingRows(torch.tensor(t), torch.tensor(k), torch.tensor(p), torch.tensor(s))
 
 
+def test_of_equal_logits_the_first_is_picked():
+    logits = torch.randint(3, (5, 4, 96), generator=torch.Generator().manual_seed(0)).float()
+    assert torch.equal(pick(logits, None, None), logits.argmax(-1))
+    assert pick(torch.zeros(2, 3, 7), None, None).tolist() == [[0, 0, 0]] * 2
+
+
 def test_uniform_is_splitmix64():
     golden = 0x9E3779B97F4A7C15 - (1 << 64)
     state = torch.full((4,), 1234567) + torch.arange(1, 5) * golden

@@ -67,7 +67,7 @@ def test_a_draft_folder_that_was_not_resolved_is_refused(zoo):
 def test_the_relay_is_the_standard_one_unless_the_algorithm_has_its_own(zoo, monkeypatch):
     drafter = build_drafter(context(zoo))
     standard = build_relay(NONE, 3, drafter, torch.device("cpu"))
-    assert type(standard) is Relay and len(standard.head) == 3 and not standard.carried
+    assert type(standard) is Relay and len(standard.length) == 3 and not standard.carried
 
     class Own(Relay):
         pass

@@ -1,0 +1,23 @@
+"""Lists become int64 tensors whatever their numbers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine.device.upload import integers
+
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+
+
+def test_numbers_arrive_as_they_are():
+    numbers = [0, -1, 2**62, 5]
+    sent = integers(numbers, torch.device("cpu"))
+    assert (sent.dtype, sent.tolist()) == (torch.int64, numbers)
+    assert integers(range(3), torch.device("cpu")).tolist() == [0, 1, 2]
+
+
+def test_each_call_has_memory_of_its_own():
+    first, second = (integers([1, 2], torch.device("cpu")) for _ in range(2))
+    first[0] = 9
+    assert second.tolist() == [1, 2]
