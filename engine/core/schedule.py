@@ -91,7 +91,7 @@ class Scheduler:
             self.probes.hit("decode.batched")
         params = [self.requests[row.rid].params for row in rows]
         wanted = max([p.top_logprobs_num if p.wants_logprobs else -1 for p in params])
-        return StepPlan(prefill, tuple(rows), all([p.greedy for p in params]), wanted)
+        return StepPlan(prefill, tuple(rows), all(p.greedy for p in params), wanted)
 
     def finish(self, request: Request, finish: Finish) -> None:
         """Stop a running request; it is released once nothing of it is in flight."""
