@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,9 +10,7 @@ from engine.core.adaptive_config import AdaptiveSlot
 from engine.core.errors import RequestError
 from engine.core.journal import replay
 from engine.core.request import Finish, Phase, SamplingParams
-
-sys.path.insert(0, str(Path(__file__).parent))
-from toy import VOCAB, reference, request, toy_loop
+from matrix.simulation.toy import VOCAB, reference, request, toy_loop
 
 pytestmark = pytest.mark.register(est_seconds=8, tier="cpu", stage="pr")
 

@@ -1,0 +1,195 @@
+"""A toy device in pure Python: KV slots hold tokens, and the next token is a hash of what the slots say.
+
+A wrong page table, a lost trim or a stale relay therefore changes tokens. Lags beyond 1 work too. With a window the
+last positions of a history are read from window slots, as the layers that look back only so far would.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Collection, Sequence
+
+from engine.core.adaptive import DraftSteps
+from engine.core.adaptive_config import AdaptiveSlot
+from engine.core.finish import StopRules
+from engine.core.ledger import Ledger
+from engine.core.plan import PlanRow, StepPlan, StepResult
+from engine.core.prefix import PrefixCache
+from engine.core.probes import Probes
+from engine.core.request import Finish, Request, SamplingParams
+from engine.core.schedule import Scheduler
+from engine.core.transcript import Transcript
+from engine.core.window import Window
+from engine.loop import Loop
+
+VOCAB = 11
+
+
+def next_token(history: Sequence[int]) -> int:
+    """The toy target: a deterministic function of the whole history."""
+    return zlib.crc32(bytes(history)) % VOCAB
+
+
+class Letters:
+    """Token -> letter."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def push(self, tokens: Sequence[int]) -> str:
+        """The text of all tokens so far."""
+        self.text += "".join(chr(ord("a") + token) for token in tokens)
+        return self.text
+
+
+class PageTable:
+    """Slots of one numbering and, row by row, the slot of each position."""
+
+    def __init__(self, page_size: int, pages: int) -> None:
+        self.page_size = page_size
+        self.slots = [VOCAB] * (page_size * (pages + 1))
+        self.rows: dict[int, list[int]] = {}
+
+    def enter(self, row: int, first: int, pages: Sequence[int]) -> None:
+        """Pages take places `first`, `first` + 1, .. of the row; what the row never had reads the padding page."""
+        size, slots = self.page_size, self.rows[row]
+        slots.extend([0] * (first * size - len(slots)))
+        for index, page in enumerate(pages, first):
+            slots[index * size : index * size + size] = range(page * size, page * size + size)
+
+    def write(self, row: int, start: int, tokens: Sequence[int]) -> None:
+        """Tokens into the slots of positions from `start` on."""
+        where = self.rows[row]
+        for position, token in enumerate(tokens, start):
+            self.slots[where[position]] = token
+
+    def read(self, row: int, start: int, end: int) -> list[int]:
+        """What the slots of positions start..end-1 say."""
+        slots = self.slots
+        return [slots[slot] for slot in self.rows[row][start:end]]
+
+
+class ToyExecutor:
+    """Keeps slots, page tables and a relay, as the device does; `collect` hands over what `launch` computed."""
+
+    def __init__(self, page_size: int, pages: int, window: Window | None = None) -> None:
+        self.full = PageTable(page_size, pages)
+        self.window = window
+        self.near = PageTable(page_size, window.pages if window else 0)
+        self.relay: dict[int, tuple[int, int]] = {}  # row -> KV length and last token
+        self.computed: dict[int, int] = {}  # account -> KV length after its last step
+
+    def launch(self, plan: StepPlan) -> StepResult:
+        """Run the step at once."""
+        tokens, counts = [], []
+        for row in plan.rows:
+            if row.admit is not None:
+                self.full.rows[row.row], self.near.rows[row.row] = [], []
+            if row.pages:
+                self.full.enter(row.row, row.first_page, row.pages)
+            if row.window_pages:
+                self.near.enter(row.row, row.window_first, row.window_pages)
+            out = self._prefill(row) if plan.prefill else self._round(row)
+            self.computed[row.account] = self.relay[row.row][0]
+            counts.append(len(out))
+            tokens.append(out + [0] * (row.width - len(out)))
+        return StepResult(tokens, counts, [False] * len(counts), [False] * len(counts))
+
+    def collect(self, handle: StepResult) -> StepResult:
+        """What the step computed."""
+        return handle
+
+    def _store(self, row: int, start: int, tokens: Sequence[int]) -> None:
+        self.full.write(row, start, tokens)
+        if self.window:
+            self.near.write(row, start, tokens)
+
+    def _history(self, row: int, length: int, first: int) -> list[int]:
+        """What the slots say of positions below `length`, to queries from position `first` on."""
+        if self.window is None:
+            return self.full.read(row, 0, length)
+        near = max(0, first - self.window.tokens + 1)
+        return self.full.read(row, 0, near) + self.near.read(row, near, length)
+
+    def _prefill(self, row: PlanRow) -> list[int]:
+        self._store(row.row, row.start, row.tokens)
+        end = row.start + len(row.tokens)
+        bonus = next_token(self._history(row.row, end, row.start))
+        self.relay[row.row] = (end, bonus)
+        return [bonus] if row.last_chunk else []
+
+    def _round(self, row: PlanRow) -> list[int]:
+        length, last = self.relay[row.row]
+        accepted = 1 + (length * 7 + last) % row.width
+        state = zlib.crc32(bytes(self._history(row.row, length, length)))
+        kept, out = [last], []
+        for _ in range(accepted):
+            state = zlib.crc32(bytes(kept[-1:]), state)
+            out.append(state % VOCAB)
+            kept.append(out[-1])
+        self._store(row.row, length, [*kept[:-1], *[VOCAB] * (row.width - accepted)])
+        self.relay[row.row] = (length + accepted, out[-1])
+        return out
+
+
+def toy_loop(
+    *,
+    lag: int,
+    page_size: int,
+    pages: int,
+    width: int = 1,
+    rows: int = 4,
+    chunk: int | None = None,
+    cache: bool = True,
+    key_span: int = 1,
+    eos: Collection[int] = (),
+    window: Window | None = None,
+    slots: tuple[AdaptiveSlot, ...] | None = None,
+) -> Loop[StepResult]:
+    """A loop over the toy device with every law checked after every verb; a windowed one caches no prefix.
+
+    width is that of every round, unless slots (and the depth to begin with) adapt it.
+    """
+    probes = Probes()
+    steps = DraftSteps(slots, width - 1, probes) if slots else DraftSteps.static(width - 1, width, probes)
+    ledger = Ledger(pages, page_size, strict=True, window=window)
+    scheduler = Scheduler(
+        ledger,
+        PrefixCache(ledger, key_span, cache and window is None),
+        probes,
+        max_running=rows,
+        steps=steps,
+        slack=(lag + 1) * steps.max_width,
+        chunk=chunk,
+        context_length=10_000,
+    )
+    return Loop(
+        scheduler,
+        ToyExecutor(page_size, pages, window),
+        probes,
+        lag=lag,
+        eos_ids=frozenset(eos),
+        text_stream=Letters,
+        strict_memory=2,
+    )
+
+
+def reference(
+    prompt: Sequence[int], params: SamplingParams, eos: Collection[int] = ()
+) -> tuple[list[int], str, Finish]:
+    """What plain token-by-token decoding gives: tokens, text and finish."""
+    rules, transcript = StopRules.of(params, frozenset(eos)), Transcript(Letters())
+    state = zlib.crc32(bytes(prompt))
+    out: list[int] = []
+    while True:
+        token = state % VOCAB
+        state = zlib.crc32(bytes((token,)), state)
+        out.append(token)
+        finish = rules.judge(token, len(out), transcript)
+        if finish is not None:
+            return out, transcript.read(), finish
+
+
+def request(rid: int, prompt: Sequence[int], params: SamplingParams) -> Request:
+    """A request for the toy loop."""
+    return Request(rid, tuple(prompt), params, seed=0)
