@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import fields
-from operator import itemgetter
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from types import NoneType
+from typing import Final, NamedTuple
 
 from reports.schema import (
     CELL_KEYS,
@@ -15,6 +16,7 @@ from reports.schema import (
     GATE_STATES,
     SCHEMA,
     CellResult,
+    Expect,
     GateResult,
     Header,
     Json,
@@ -24,8 +26,31 @@ from reports.schema import (
     Waiver,
     WaiverRule,
 )
+from reports.shape import ANY, NUMBER, Shape
 
-_GATE = itemgetter("name", "state", "numbers", "interval", "message")
+_HEADER: Final = Shape(
+    {
+        "tier": str, "stage": str, "seed": int, "created": str, "commit": str, "dirty": bool, "versions": dict,
+        "host": dict, "lock_hash": str, "data_hash": str, "zoo_hash": str, "thresholds": dict, "waivers": list,
+    }
+)  # fmt: skip
+_WAIVER_RULE: Final = Shape({"cells": str, "reason": str, "expiry": str})
+_LAUNCH: Final = Shape(
+    {
+        "resolved": (dict, NoneType), "expect": str, "tier": str, "stage": str, "launch_hash": (str, NoneType),
+        "requested": dict, "reasons": list, "rewrites": list,
+    }
+)  # fmt: skip
+_CELL: Final = Shape(
+    {
+        "id": str, "state": str, "axes": dict, "waived": (dict, NoneType), "witness": dict, "gates": list,
+        "error": (str, NoneType), "repro": str, "seconds": NUMBER,
+    }
+)  # fmt: skip
+_REASON: Final = Shape({"field": str, "value": ANY, "because": str})
+_REWRITE: Final = Shape({"field": str, "asked": ANY, "got": ANY, "reason": str})
+_WAIVER: Final = Shape({"reason": str, "expiry": str})
+_GATE: Final = Shape({"name": str, "state": str, "numbers": dict, "interval": (list, NoneType), "message": str})
 
 
 def encode_header(header: Header) -> str:
@@ -70,136 +95,62 @@ def decode_header(body: Json) -> Header:
         raise ReportError("the first line is not a report header")
     if body.get("schema") != SCHEMA:
         raise ReportError(f"the report has schema {body.get('schema')!r}, and this version reads schema {SCHEMA}")
-    row = _Fields(body, "the header")
-    waivers = row.rows("waivers", optional=True)
-    rules = [_Fields(rule, f"waivers[{i}] of the header") for i, rule in enumerate(waivers)]
-    return Header(
-        tier=row.text("tier"),
-        stage=row.text("stage"),
-        seed=row.take("seed", int),
-        created=row.text("created"),
-        commit=row.text("commit"),
-        dirty=row.take("dirty", bool),
-        versions=row.mapping("versions"),
-        host=row.mapping("host"),
-        lock_hash=row.text("lock_hash"),
-        data_hash=row.text("data_hash"),
-        zoo_hash=row.text("zoo_hash"),
-        thresholds=row.take("thresholds", dict) if "thresholds" in body else {},
-        waivers=tuple(WaiverRule(rule.text("cells"), rule.text("reason"), rule.text("expiry")) for rule in rules),
-    )
+    values = _HEADER.read({"thresholds": {}, "waivers": []} | body, "the header")
+    rules = [_WAIVER_RULE.read(rule, f"waivers[{i}] of the header") for i, rule in enumerate(values[-1])]
+    return replace(Header(*values), waivers=tuple(WaiverRule(*rule) for rule in rules))
 
 
-def decode_cell(body: Json) -> CellResult:
-    """The cell of a parsed line. Raises ReportError, one sentence that leaves out the file and the line."""
-    name = body.get("id") if isinstance(body, dict) else None
-    row = _Fields(body, f"cell {name!r}")
-    waived = row.optional("waived", dict)
+class Launch(NamedTuple):
+    """What the cells of one launch have in common, in the order of a line's keys."""
+
+    resolved: Mapping[str, Json] | None
+    expect: Expect
+    tier: str
+    stage: str
+    launch_hash: str | None
+    requested: Mapping[str, Json]
+    reasons: tuple[Reason, ...]
+    rewrites: tuple[Rewrite, ...]
+
+
+def decode_launch(body: Json, what: str) -> Launch:
+    """The launch of a parsed line, or of that part of it. Raises ReportError, one sentence that names `what`."""
+    resolved, expect, tier, stage, launch_hash, requested, reasons, rewrites = _LAUNCH.read(body, what)
+    _choice(what, "expect", expect, EXPECTATIONS)
+    return Launch(
+        resolved, expect, tier, stage, launch_hash, requested,
+        tuple(Reason(*_REASON.read(each, f"a reason of {what}")) for each in reasons),
+        tuple(Rewrite(*_REWRITE.read(each, f"a rewrite of {what}")) for each in rewrites),
+    )  # fmt: skip
+
+
+def decode_cell(body: Json, launch: Launch | None = None, gates: tuple[GateResult, ...] | None = None) -> CellResult:
+    """The cell of a parsed line, of which `launch` and `gates` may have been read before. Raises ReportError, one
+    sentence that leaves out the file and the line."""
+    what = f"cell {body.get('id') if isinstance(body, dict) else None!r}"
+    name, state, axes, waived, witness, bodies, error, repro, seconds = _CELL.read(body, what)
+    _choice(what, "state", state, CELL_STATES)
+    if gates is None:
+        gates = tuple(decode_gate(each, f"a gate of {what}") for each in bodies)
+    resolved, expect, tier, stage, launch_hash, requested, reasons, rewrites = launch or decode_launch(body, what)
     return CellResult(
-        id=row.text("id"),
-        state=row.choice("state", CELL_STATES),
-        axes=row.mapping("axes"),
-        resolved=row.optional("resolved", dict),
-        expect=row.choice("expect", EXPECTATIONS),
-        tier=row.text("tier"),
-        stage=row.text("stage"),
-        launch_hash=row.optional("launch_hash", str),
-        requested=row.mapping("requested"),
-        repro=row.text("repro"),
-        reasons=tuple(_decode_reason(each, row.what) for each in row.rows("reasons")),
-        rewrites=tuple(_decode_rewrite(each, row.what) for each in row.rows("rewrites")),
-        waived=None if waived is None else _decode_waiver(waived, row.what),
-        witness=row.mapping("witness"),
-        gates=tuple(_decode_gate(each, row.what) for each in row.rows("gates")),
-        error=row.optional("error", str),
-        seconds=row.take("seconds", (int, float)),
-    )
+        name, state, axes, resolved, expect, tier, stage, launch_hash, requested, repro, reasons, rewrites,
+        None if waived is None else Waiver(*_WAIVER.read(waived, f"the waiver of {what}")), witness, gates, error,
+        seconds,
+    )  # fmt: skip
 
 
-def _decode_reason(body: Json, owner: str) -> Reason:
-    row = _Fields(body, f"a reason of {owner}")
-    return Reason(row.text("field"), row.any("value"), row.text("because"))
+def decode_gate(body: Json, what: str) -> GateResult:
+    """One gate of a parsed line. Raises ReportError, one sentence that names `what`."""
+    name, state, numbers, interval, message = _GATE.read(body, what)
+    _choice(what, "state", state, GATE_STATES)
+    if interval is not None:
+        if len(interval) != 2 or not all(isinstance(end, int | float) for end in interval):
+            raise ReportError(f"{what} has the interval {interval!r}, allowed are two numbers or null")
+        interval = tuple(interval)
+    return GateResult(name, state, numbers, interval, message)
 
 
-def _decode_rewrite(body: Json, owner: str) -> Rewrite:
-    row = _Fields(body, f"a rewrite of {owner}")
-    return Rewrite(row.text("field"), row.any("asked"), row.any("got"), row.text("reason"))
-
-
-def _decode_waiver(body: Json, owner: str) -> Waiver:
-    row = _Fields(body, f"the waiver of {owner}")
-    return Waiver(row.text("reason"), row.text("expiry"))
-
-
-def _decode_gate(body: Json, owner: str) -> GateResult:
-    """A gate; sound ones, of which a report has many, pass one test, and the rest finds the words for what is
-    wrong."""
-    try:
-        name, state, numbers, interval, message = _GATE(body)
-    except (KeyError, TypeError):
-        return _explained_gate(body, owner)
-    if type(name) is type(message) is str and state in GATE_STATES and type(numbers) is dict and interval is None:
-        return GateResult(name, state, numbers, None, message)
-    return _explained_gate(body, owner)
-
-
-def _explained_gate(body: Json, owner: str) -> GateResult:
-    row = _Fields(body, f"a gate of {owner}")
-    interval = row.optional("interval", list)
-    if interval is not None and (len(interval) != 2 or not all(isinstance(end, int | float) for end in interval)):
-        raise ReportError(f"a gate of {owner} has the interval {interval!r}, allowed are two numbers or null")
-    return GateResult(
-        name=row.text("name"),
-        state=row.choice("state", GATE_STATES),
-        numbers=row.mapping("numbers"),
-        interval=None if interval is None else (interval[0], interval[1]),
-        message=row.text("message"),
-    )
-
-
-class _Fields:
-    """Typed access to one JSON object; each failure is one sentence that names the object, the key and the value."""
-
-    __slots__ = ("body", "what")
-
-    def __init__(self, body: Json, what: str) -> None:
-        if not isinstance(body, dict):
-            raise ReportError(f"{what} is {body!r:.40}, allowed is a JSON object")
-        self.body = body
-        self.what = what
-
-    def any(self, key: str) -> Json:
-        try:
-            return self.body[key]
-        except KeyError:
-            raise ReportError(f"{self.what} has no {key!r}") from None
-
-    def take(self, key: str, kind: type | tuple[type, ...]) -> Json:
-        value = self.any(key)
-        # JSON has no integers that are booleans; Python's bool is an int.
-        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            kinds = kind if isinstance(kind, tuple) else (kind,)
-            allowed = " or ".join(k.__name__ for k in kinds)
-            raise ReportError(f"{self.what} has {key} = {value!r:.40}, allowed is {allowed}")
-        return value
-
-    def text(self, key: str) -> str:
-        value: str = self.take(key, str)
-        return value
-
-    def mapping(self, key: str) -> dict[str, Json]:
-        value: dict[str, Json] = self.take(key, dict)
-        return value
-
-    def rows(self, key: str, optional: bool = False) -> list[Json]:
-        value: list[Json] = [] if optional and key not in self.body else self.take(key, list)
-        return value
-
-    def optional(self, key: str, kind: type) -> Json:
-        return None if self.any(key) is None else self.take(key, kind)
-
-    def choice(self, key: str, allowed: Sequence[str]) -> Json:
-        value = self.any(key)
-        if value not in allowed:
-            raise ReportError(f"{self.what} has {key} = {value!r:.40}, allowed are {', '.join(allowed)}")
-        return value
+def _choice(what: str, key: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ReportError(f"{what} has {key} = {value!r:.40}, allowed are {', '.join(allowed)}")

@@ -39,9 +39,18 @@ def effective(axes: Mapping[str, Json], resolved: Mapping[str, Json] | None) -> 
     A launch axis takes the resolved value whatever was asked; a request axis (batch, sampling, abort) is not in the
     resolved configuration and keeps its own, which the cell's witness has proved.
     """
-    if resolved is None:
-        return {axis: word(value) for axis, value in axes.items()}
-    return {axis: word(resolved.get(RESOLVED_FIELD.get(axis, axis), value)) for axis, value in axes.items()}
+    return overlaid(axes, resolved_words(resolved or {}))
+
+
+def resolved_words(resolved: Mapping[str, Json]) -> dict[str, str]:
+    """Axis -> the resolved value as text, for every axis that the configuration could decide."""
+    words = {field: word(value) for field, value in resolved.items()}
+    return words | {axis: words[field] for axis, field in RESOLVED_FIELD.items() if field in words}
+
+
+def overlaid(axes: Mapping[str, Json], words: Mapping[str, str]) -> dict[str, str]:
+    """The values of a cell's axes under the `resolved_words` of its launch."""
+    return {axis: words[axis] if axis in words else word(value) for axis, value in axes.items()}
 
 
 def word(value: Json) -> str:

@@ -1,24 +1,30 @@
 """The cell lines of a report file, and what can be read off them without parsing them whole.
 
-The shortcuts hold for lines in the order of keys that the writer keeps; any other line is parsed whole.
+The shortcuts hold for lines in the order of keys that the writer keeps; any other line is parsed whole. Quotes inside a
+JSON text are escaped, so `"gates":` is always a key; where it is one of a nested object, what is cut there is no JSON.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from functools import lru_cache
 from pathlib import Path
 from typing import Final, NamedTuple, cast
 
-from reports.codec import decode_cell
-from reports.schema import CellResult, CellState, Json, ReportError
+from reports.codec import Launch, decode_cell, decode_gate, decode_launch
+from reports.schema import CellResult, CellState, GateResult, Json, ReportError
 
 _FRONT: Final = re.compile(
     rb'\{\s*"kind"\s*:\s*"cell"\s*,\s*"id"\s*:\s*"([^"\\]+)"\s*,\s*'
     rb'"state"\s*:\s*"(PASS|FAIL|NOT MEASURED|INFRA)"\s*,\s*"axes"\s*:\s*(?=\{)'
 )
-_RESOLVED: Final = re.compile(rb'\s*,\s*"resolved"\s*:\s*(?=\{|null)')
-_EXPECT: Final = b'"expect"'
+# The keys from the first to before the second are what the cells of a launch share.
+_LAUNCH: Final = re.compile(rb'\s*,\s*(?="resolved")')
+_WAIVED: Final = b'"waived":'
+_GATES: Final = b'"gates":['
+_GATES_END: Final = b'],"error":'
+_NEXT_GATE: Final = b"},{"
 _SECONDS: Final = re.compile(rb'"seconds"\s*:\s*[0-9.eE+-]+')
 
 
@@ -58,19 +64,17 @@ def axes_text(data: bytes, line: Line) -> bytes | None:
     return None if after is None else data[line.axes : after.start()]
 
 
-def resolved_text(data: bytes, line: Line) -> bytes | None:
-    """What should be the JSON of the resolved configuration, or None if only a full parse can tell."""
+def launch_span(data: bytes, line: Line) -> tuple[int, int] | None:
+    """The part of a line that the cells of one launch share, or None if only a full parse can tell."""
     after = _after_axes(data, line)
-    if after is None:
-        return None
-    end = data.find(_EXPECT, after.end(), line.end)
-    return None if end < 0 else data[after.end() : end].rstrip(b" ,")
+    end = -1 if after is None else data.find(_WAIVED, after.end(), line.end)
+    return None if after is None or end < 0 else (after.end(), end)
 
 
 def _after_axes(data: bytes, line: Line) -> re.Match[bytes] | None:
     """The key that follows the axes. Axis values are plain, so the first brace closes them."""
     brace = data.find(b"}", line.axes, line.end) if line.axes >= 0 else -1
-    return None if brace < 0 else _RESOLVED.match(data, brace + 1, line.end)
+    return None if brace < 0 else _LAUNCH.match(data, brace + 1, line.end)
 
 
 def timeless(data: bytes, line: Line) -> tuple[bytes, bytes]:
@@ -82,15 +86,50 @@ def timeless(data: bytes, line: Line) -> tuple[bytes, bytes]:
     return data[line.start : at], data[match.end() : line.end]
 
 
+@lru_cache(maxsize=1 << 14)
+def parse_launch(text: bytes) -> Launch | None:
+    """The launch of a `launch_span`, or None if that is no launch by itself: then the whole line has to be parsed."""
+    try:
+        return decode_launch(parse_json(b"{%s}" % text.rstrip(b" ,")), "the launch")
+    except ReportError:
+        return None
+
+
 def parse_cell(file: Path, data: bytes, line: Line) -> CellResult:
     """The record of a line. Raises ReportError with the file and the number of the line."""
     try:
-        body = parse_json(data[line.start : line.end])
-        if not isinstance(body, dict) or body.get("kind") != "cell":
-            raise ReportError("the line is not a cell")
-        return decode_cell(body)
+        return _assembled(data, line) or _whole(data[line.start : line.end])
     except ReportError as error:
         raise ReportError(f"{_place(file, data, line.start)}: {error}") from error
+
+
+def _assembled(data: bytes, line: Line) -> CellResult | None:
+    """The record from parts that many lines share, each parsed once; None if only a full parse can tell."""
+    span = launch_span(data, line)
+    first = -1 if span is None else data.find(_GATES, span[1], line.end)
+    last = data.rfind(_GATES_END, first, line.end)
+    launch = None if span is None or min(first, last) < 0 else parse_launch(data[span[0] : span[1]])
+    if span is None or launch is None:
+        return None
+    first += len(_GATES)
+    own = data[line.start : span[0]] + data[span[1] : first] + data[last : line.end]
+    try:
+        gates = tuple(map(_parse_gate, data[first + 1 : last - 1].split(_NEXT_GATE)) if first < last else ())
+        return decode_cell(parse_json(own), launch, gates)
+    except ReportError:
+        return None
+
+
+@lru_cache(maxsize=1 << 16)
+def _parse_gate(text: bytes) -> GateResult:
+    return decode_gate(parse_json(b"{%s}" % text), "a gate")
+
+
+def _whole(text: bytes) -> CellResult:
+    body = parse_json(text)
+    if not isinstance(body, dict) or body.get("kind") != "cell":
+        raise ReportError("the line is not a cell")
+    return decode_cell(body)
 
 
 def parse_json(text: bytes) -> Json:

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Final
 
 from reports.codec import decode_header
-from reports.effective import effective
-from reports.lines import Line, axes_text, cell_lines, parse_cell, parse_json, resolved_text, timeless
+from reports.collector import paused
+from reports.effective import overlaid, resolved_words
+from reports.lines import Line, axes_text, cell_lines, launch_span, parse_cell, parse_json, parse_launch, timeless
 from reports.schema import REPORT_FILE, CellResult, CellState, Header, Json, ReportError
 from reports.writer import PARTIAL_FILE
 
@@ -31,7 +32,8 @@ class Report:
         self._data = data
         self._lines = lines
         self._parsed: dict[str, CellResult] = {}
-        self._launches: dict[bytes, Mapping[str, Json] | None] = {}
+        self._words: dict[bytes, dict[str, str]] = {}
+        self._values: dict[str, dict[str, str]] = {}
 
     def __len__(self) -> int:
         return len(self._lines)
@@ -66,27 +68,32 @@ class Report:
             return self[cell].axes
 
     def launch(self, cell: str) -> tuple[bytes, Mapping[str, Json] | None]:
-        """The resolved configuration of a cell, and a key that cells with the same one share."""
-        key = resolved_text(self._data, self._lines[cell])
-        if key is not None and key not in self._launches:
-            try:
-                self._launches[key] = json.loads(key)
-            except ValueError:
-                key = None
-        return (cell.encode(), self[cell].resolved) if key is None else (key, self._launches[key])
+        """The resolved configuration of a cell, and a key that cells of the same launch share."""
+        span = launch_span(self._data, self._lines[cell])
+        text = b"" if span is None else self._data[slice(*span)]
+        launch = parse_launch(text)
+        return (cell.encode(), self[cell].resolved) if launch is None else (text, launch.resolved)
+
+    def values(self, cell: str) -> dict[str, str]:
+        """The effective axis values of a cell, whatever became of it."""
+        values = self._values.get(cell)
+        if values is None:
+            key, resolved = self.launch(cell)
+            if key not in self._words:
+                self._words[key] = resolved_words(resolved or {})
+            values = self._values[cell] = overlaid(self.axes(cell), self._words[key])
+        return values
 
     def effective(self, cell: str) -> dict[str, str] | None:
         """The effective axis values of a cell that ran and passed, else None."""
-        _, resolved = self.launch(cell)
-        if resolved is None or self.state(cell) != "PASS":
-            return None
-        return effective(self.axes(cell), resolved)
+        return None if self.state(cell) != "PASS" or self.launch(cell)[1] is None else self.values(cell)
 
     def same_line(self, other: Report, cell: str) -> bool:
         """True if both reports hold the cell with the same bytes, running time aside."""
         return timeless(self._data, self._lines[cell]) == timeless(other._data, other._lines[cell])
 
 
+@paused()
 def load(path: Path | str) -> Report:
     """Read the report `path`, a file or a directory that holds `report.jsonl`.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 
+from reports.collector import paused
 from reports.compare.acknowledge import Acknowledged, Acknowledgement
 from reports.compare.cells import Context, compare_cell, lost_cell, new_cell
 from reports.compare.comparability import incomparable_gates, mismatches, threshold_changes, waiver_changes
@@ -14,7 +15,6 @@ from reports.compare.evidence import effects, judge
 from reports.compare.factors import common_factors
 from reports.compare.ledger import choice_changes, rewrite_changes
 from reports.compare.states import CellChange, Comparison, Effect, Factor, RewriteChange, Side, State
-from reports.effective import effective
 from reports.load import Report
 from reports.schema import SCHEMA, CellResult, Json
 from reports.text import count
@@ -22,6 +22,7 @@ from reports.text import count
 _FAILURES = (State.REGRESSED, State.NEW, State.NOT_COMPARABLE)
 
 
+@paused()
 def compare(base: Report, head: Report, acknowledgements: Sequence[Acknowledgement] = ()) -> Comparison:
     """What changed from `base` to `head`; `states` defines every state and the verdict.
 
@@ -33,12 +34,15 @@ def compare(base: Report, head: Report, acknowledgements: Sequence[Acknowledgeme
     today = head.header.created[:10]
     acknowledged = Acknowledged(tuple(acknowledgements), today)
     context = Context(blocked, acknowledged, today)
-    common = [cell for cell in base.ids() if cell in head]
-    # With an input that differs, equal lines may still mean different things.
-    same = [] if blocked else [cell for cell in common if base.same_line(head, cell)]
-    known = set(same)
-    differing = [cell for cell in common if cell not in known]
-    lost = [cell for cell in base.ids() if cell not in head]
+    common: list[str] = []
+    lost: list[str] = []
+    for cell in base.ids():
+        (common if cell in head else lost).append(cell)
+    same: list[str] = []
+    differing: list[str] = []
+    for cell in common:
+        # With an input that differs, equal lines may still mean different things.
+        (same if not blocked and base.same_line(head, cell) else differing).append(cell)
     new = [cell for cell in head.ids() if cell not in base]
     measured = _measure(base, head, differing, blocked)
     changes = [
@@ -138,7 +142,7 @@ def _factors(changes: Iterable[CellChange], head: Report) -> tuple[Factor, ...]:
     failing = [change.id for change in changes if change.red and change.state in _FAILURES]
     if not failing:
         return ()
-    reds = [effective(head[cell].axes, head[cell].resolved) for cell in failing]
+    reds = [head.values(cell) for cell in failing]
     judged = set(failing)
     greens = [values for cell in head.ids() if cell not in judged and (values := head.effective(cell)) is not None]
     return common_factors(reds, greens)
@@ -147,4 +151,4 @@ def _factors(changes: Iterable[CellChange], head: Report) -> tuple[Factor, ...]:
 def _moves(head: Report, measured: dict[str, tuple[Effect, ...]]) -> Iterable[tuple[dict[str, str], Effect]]:
     for cell, row in measured.items():
         for effect in row:
-            yield effective(head[cell].axes, head[cell].resolved), effect
+            yield head.values(cell), effect

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 from reports.compare.ledger import explanation
 from reports.compare.states import CoverageChange, LostPairs
-from reports.effective import RESOLVED_FIELD, Pair, Value, effective, pairs, word
+from reports.effective import RESOLVED_FIELD, Pair, pairs, word
 from reports.load import Report
 from reports.schema import Json
 from reports.text import count
@@ -36,8 +36,8 @@ def coverage_change(base: Report, head: Report, unchanged: Iterable[str], change
     lost = _carriers(old, old_pairs - new_pairs - still)
     gained = _carriers(new, new_pairs - old_pairs - still)
     return CoverageChange(
-        lost=_by_cause(lost, lambda cell, pair: _loss_cause(cell, pair, head)),
-        gained=_by_cause(gained, lambda cell, pair: _gain_cause(cell, pair, base, head)),
+        lost=_by_cause(lost, lambda cell: _fate_of_loss(cell, base, head)),
+        gained=_by_cause(gained, lambda cell: _fate_of_gain(cell, base, head)),
     )
 
 
@@ -75,7 +75,7 @@ def _carried(report: Report, cells: Iterable[str], candidates: Collection[Pair])
         if key not in by_launch:
             by_launch[key] = [pair for pair in missing if _may_carry(resolved, pair)]
         if by_launch[key]:
-            values = effective(report.axes(cell), resolved)
+            values = report.values(cell)
             hits = {(a, b) for a, b in by_launch[key] if values.get(a[0]) == a[1] and values.get(b[0]) == b[1]}
             if hits:
                 missing -= hits
@@ -89,11 +89,12 @@ def _may_carry(resolved: Mapping[str, Json], pair: Pair) -> bool:
     return all(field not in resolved or word(resolved[field]) == value for field, value in fields)
 
 
-def _by_cause(lost: Mapping[Pair, list[str]], cause: Callable[[str, Pair], str]) -> tuple[LostPairs, ...]:
+def _by_cause(lost: Mapping[Pair, list[str]], fate: Callable[[str], _Fate]) -> tuple[LostPairs, ...]:
     """Group pairs by what happened to the cells that carried them; the cause that explains most pairs comes first."""
+    fates = {cell: fate(cell) for cell in dict.fromkeys(cell for cells in lost.values() for cell in cells)}
     groups: dict[tuple[str, ...], tuple[list[Pair], dict[str, None]]] = defaultdict(lambda: ([], {}))
     for pair, cells in sorted(lost.items()):
-        found, seen = groups[tuple(sorted({cause(cell, pair) for cell in cells}))]
+        found, seen = groups[tuple(sorted({each.of(pair) for each in {fates[cell] for cell in cells}}))]
         found.append(pair)
         seen.update(dict.fromkeys(cells))
     rows = [
@@ -115,32 +116,42 @@ def _sentence(cells: int, causes: Iterable[str]) -> str:
     return "1 cell " + " or ".join(f"{SINGULAR[verb]} {rest}" for verb, rest in words)
 
 
-def _loss_cause(cell: str, pair: Pair, head: Report) -> str:
+class _Fate(NamedTuple):
+    """What became of a cell that carried pairs in one report only: a cause for all of them, or (axis, its new value
+    and the reason) of each value that moved."""
+
+    cause: str
+    moves: tuple[tuple[str, str], ...] = ()
+
+    def of(self, pair: Pair) -> str:
+        texts = [text for axis, text in self.moves if axis in (pair[0][0], pair[1][0])]
+        return "resolve now to " + "; ".join(texts) if texts else self.cause
+
+
+def _fate_of_loss(cell: str, base: Report, head: Report) -> _Fate:
     if cell not in head:
-        return "are not in head"
+        return _Fate("are not in head")
     if head.state(cell) != "PASS":
-        return f"are {head.state(cell)} in head"
-    return _moved(cell, pair, head) or "are refused in head"
+        return _Fate(f"are {head.state(cell)} in head")
+    return _Fate("are refused in head", _moves(cell, base, head))
 
 
-def _gain_cause(cell: str, pair: Pair, base: Report, head: Report) -> str:
+def _fate_of_gain(cell: str, base: Report, head: Report) -> _Fate:
     if cell not in base:
-        return "are new in head"
+        return _Fate("are new in head")
     if base.state(cell) != "PASS":
-        return f"are PASS in head and {base.state(cell)} in base"
-    if base[cell].resolved is None:
-        return "are refused in base"
-    before = effective(base[cell].axes, base[cell].resolved)
-    return _moved(cell, [(axis, before[axis]) for axis, _ in pair if axis in before], head)
+        return _Fate(f"are PASS in head and {base.state(cell)} in base")
+    return _Fate("are refused in base", _moves(cell, base, head))
 
 
-def _moved(cell: str, values: Iterable[Value], head: Report) -> str:
-    """How the cell's effective values differ in head from `values`, with the engine's reason; "" if it does not
-    run."""
+def _moves(cell: str, base: Report, head: Report) -> tuple[tuple[str, str], ...]:
+    """The effective values of a cell that differ in head, in the order of the axes' names; none if it does not run."""
     record = head[cell]
-    if record.resolved is None:
-        return ""
-    now = effective(record.axes, record.resolved)
-    moved = [(axis, now[axis]) for axis, value in values if now.get(axis, value) != value]
-    texts = [f"{axis}={value}: {explanation(record, RESOLVED_FIELD.get(axis, axis))}" for axis, value in moved]
-    return "resolve now to " + "; ".join(texts) if texts else ""
+    if record.resolved is None or base[cell].resolved is None:
+        return ()
+    before = base.values(cell)
+    return tuple(
+        (axis, f"{axis}={value}: {explanation(record, RESOLVED_FIELD.get(axis, axis))}")
+        for axis, value in sorted(head.values(cell).items())
+        if before.get(axis, value) != value
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from statistics import median
 from typing import Final
@@ -37,10 +38,13 @@ def _overall(gate: str, moves: list[float]) -> Drift:
 
 
 def _by_value(gate: str, moves: list[tuple[Mapping[str, str], float]]) -> list[Drift]:
+    by_value: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for values, change in moves:
+        for item in values.items():
+            by_value[item].append(change)
     rows = []
     falling = sum(change < 0 for _, change in moves)
-    for axis, value in dict.fromkeys(item for values, _ in moves for item in values.items()):
-        inside = [change for values, change in moves if values.get(axis) == value]
+    for (axis, value), inside in by_value.items():
         down = sum(change < 0 for change in inside)
         up = len(inside) - down
         if LEAST_CELLS <= len(inside) < len(moves):

@@ -112,7 +112,7 @@ def choice_changes(pairs: CellPairs) -> tuple[ChoiceChange, ...]:
     """Automatic choices of cells in both reports whose value or reason differs, grouped by both."""
     groups: dict[tuple[str, str, str, str, str], list[str]] = defaultdict(list)
     for base, head in pairs:
-        if base is None or head is None:
+        if base is None or head is None or base.reasons == head.reasons:
             continue
         old, now = _reasons(base.reasons), _reasons(head.reasons)
         for field in sorted(old.keys() | now.keys()):
@@ -129,6 +129,8 @@ def _reasons(reasons: Iterable[Reason]) -> dict[str, tuple[str, str]]:
 def _differences(
     base: Mapping[str, Json], head: Mapping[str, Json], ignored: frozenset[str]
 ) -> list[tuple[str, str, str]]:
+    if base == head:
+        return []
     names = [name for name in (*head, *(name for name in base if name not in head)) if name not in ignored]
     return [
         (name, word(base.get(name, "absent")), word(head.get(name, "absent")))

@@ -71,11 +71,11 @@ CELL_FAULTS = [
     ({"state": "OK"}, "has state = 'OK', allowed are PASS, FAIL, NOT MEASURED, INFRA"),
     ({"expect": "maybe"}, "has expect = 'maybe', allowed are runs, refused, rewritten"),
     ({"axes": []}, r"has axes = \[\], allowed is dict"),
-    ({"resolved": "x"}, "has resolved = 'x', allowed is dict"),
+    ({"resolved": "x"}, "has resolved = 'x', allowed is dict or null"),
     ({"seconds": True}, "has seconds = True, allowed is int or float"),
     ({"gates": {}}, "has gates = {}, allowed is list"),
     ({"gates": [7]}, "a gate of cell 'x' is 7, allowed is a JSON object"),
-    ({"gates": [{"name": "ledger"}]}, "a gate of cell 'x' has no 'interval'"),
+    ({"gates": [{"name": "ledger"}]}, "a gate of cell 'x' has no 'state'"),
     (
         {"gates": [{"name": "g", "state": "INFRA", "numbers": {}, "interval": None, "message": ""}]},
         "a gate of cell 'x' has state = 'INFRA', allowed are PASS, FAIL, NOT MEASURED",

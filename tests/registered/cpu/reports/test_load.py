@@ -2,9 +2,12 @@ import json
 
 import pytest
 
+import reports.lines
 import reports.load
+from reports.codec import decode_cell
+from reports.lines import parse_cell
 from reports.load import load
-from reports.schema import ReportError
+from reports.schema import GateResult, ReportError
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 
@@ -179,6 +182,33 @@ def test_an_axis_named_like_a_key_does_not_mislead(tmp_path, make_cell, write_re
     report = load(write_report(tmp_path, [odd]))
     assert report.axes("odd") == odd.axes
     assert report.launch("odd")[1] == odd.resolved
+
+
+def test_cells_put_together_from_shared_parts_are_those_of_whole_lines(tmp_path, specimen, write_report, monkeypatch):
+    report = load(write_report(tmp_path, specimen(stride=True).cells()))
+    whole = []
+    monkeypatch.setattr(reports.lines, "_whole", lambda text: whole.append(text))
+    for cell in report.ids():
+        assert report[cell] == parse_cell(report.path, report._data, report._lines[cell])
+        assert report[cell] == decode_cell(json.loads(report._data[slice(*report._lines[cell][:2])]))
+    assert not whole
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"witness": {"gates": [], "waived": 1}},
+        {"requested": {"waived": None, "gates": [{"name": "x"}, {"name": "y"}]}},
+        {"error": '],"error": }, "waived":null,"gates":[{"a"},{"b"}]'},
+        {"gates": (GateResult("ledger", "PASS", {"rows": [{"a": 1}, {"b": 2}]}),)},
+        {"gates": (GateResult("ledger", "PASS", message='},{"name":"x"'), GateResult("finish", "FAIL", {}, (0, 1)))},
+        {"gates": ()},
+        {"axes": {"odd": '"}, "resolved":'}},
+    ],
+)
+def test_texts_that_look_like_keys_do_not_mislead(tmp_path, make_cell, write_report, change):
+    odd = make_cell("odd", **change)
+    assert load(write_report(tmp_path, [odd]))["odd"] == odd
 
 
 def test_same_line_ignores_only_the_running_time(tmp_path, make_cell, write_report):

@@ -1,0 +1,23 @@
+"""Python's cyclic collector around work that builds many records."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def paused() -> Iterator[None]:
+    """Stops the cyclic collector; also a decorator.
+
+    Records hold no cycles, and going through all of them again and again while they are built takes a fifth of the
+    time of a large comparison.
+    """
+    running = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if running:
+            gc.enable()

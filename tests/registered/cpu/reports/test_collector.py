@@ -1,0 +1,25 @@
+import gc
+
+import pytest
+
+from reports.collector import paused
+
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+
+
+def test_the_collector_rests_inside_and_runs_again_even_after_an_error():
+    assert gc.isenabled()
+    with pytest.raises(ValueError, match="broken"), paused():
+        assert not gc.isenabled()
+        raise ValueError("broken")
+    assert gc.isenabled()
+
+
+def test_a_collector_that_was_off_stays_off():
+    gc.disable()
+    try:
+        with paused():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
