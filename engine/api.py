@@ -214,15 +214,22 @@ class LLM:
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, session: SessionParams | None = None
     ) -> Iterator[str]:
-        """Yield the new text of one request as it grows. What a stop string may still cut is held back."""
+        """Yield the new text of one request as it grows. What a stop string may still cut is held back.
+
+        A reader that stops early (closes the iterator, or drops it) aborts the request.
+        """
         request = self.request(self.add(prompt, params, session))
         shown = 0
-        while request.phase is not Phase.DONE:
-            self.step()
-            end = len(request.text) if request.finish else settled(request.text, request.params.stop)
-            if end > shown:
-                yield request.text[shown:end]
-                shown = end
+        try:
+            while request.phase is not Phase.DONE:
+                self.step()
+                end = len(request.text) if request.finish else settled(request.text, request.params.stop)
+                if end > shown:
+                    yield request.text[shown:end]
+                    shown = end
+        except GeneratorExit:
+            self.loop.abandon(request.rid)
+            raise
         self.loop.forget(request.rid)
 
     @property

@@ -41,6 +41,7 @@ class Loop(Generic[Handle]):
         self.pending: deque[tuple[StepPlan, Handle]] = deque()
         self._text_stream = text_stream
         self._rules: dict[int, StopRules] = {}
+        self._abandoned: set[int] = set()
 
     def add(self, request: Request) -> None:
         """Queue a request; RequestError if it can never run."""
@@ -55,6 +56,17 @@ class Loop(Generic[Handle]):
     def forget(self, rid: int) -> None:
         """Drop an ended request."""
         del self.scheduler.requests[rid], self._rules[rid]
+
+    def abandon(self, rid: int) -> None:
+        """Abort a request that nobody waits for; it is forgotten once nothing of it is in flight."""
+        self.abort(rid)
+        self._abandoned.add(rid)
+        self._forget_abandoned()
+
+    def _forget_abandoned(self) -> None:
+        for rid in [rid for rid in self._abandoned if self.scheduler.requests[rid].phase is Phase.DONE]:
+            self._abandoned.remove(rid)
+            self.forget(rid)
 
     @property
     def busy(self) -> bool:
@@ -71,6 +83,7 @@ class Loop(Generic[Handle]):
             raise LedgerError("no request can run and nothing is in flight")
         while len(self.pending) > (self.lag if plan is not None else 0):
             self._resolve(*self.pending.popleft())
+        self._forget_abandoned()
         if self.strict_memory:
             self.scheduler.check()
 

@@ -195,6 +195,33 @@ def test_a_stream_ends_with_its_own_request():
     assert len(llm.take(other).output_ids) == 60
 
 
+@pytest.mark.parametrize("version", ["v1", "v2"])
+def test_a_stream_that_is_closed_early_aborts_and_forgets_its_request(version):
+    llm = launch(DRAFTERS[1], spec_version=version)
+    other = llm.add(PROMPTS[1], GREEDY)
+    stream = llm.stream(PROMPTS[0], SamplingParams(max_new_tokens=60, ignore_eos=True))
+    assert next(stream)
+    stream.close()
+    assert llm.probes["abort.running"] == 1
+    while llm.step():
+        pass
+    assert set(llm.loop.scheduler.requests) == {other}
+    assert said([llm.take(other)]) == plain()[1:2]
+    at_rest(llm)
+
+
+def test_a_stream_that_is_dropped_before_its_first_or_after_its_last_text_leaves_nothing():
+    llm = launch()
+    stream = llm.stream(PROMPTS[0], GREEDY)
+    llm.stream(PROMPTS[1], GREEDY).close()
+    text = ""
+    while text != plain()[0][1]:
+        text += next(stream)
+    stream.close()
+    assert not llm.loop.scheduler.requests and not llm.loop.busy and not llm.probes["abort.running"]
+    at_rest(llm)
+
+
 def test_abort_in_the_middle_leaves_the_others_alone():
     llm = launch(DRAFTERS[1], spec_version="v2", max_running_requests=2)
     first, victim, queued = (llm.add(prompt, GREEDY) for prompt in PROMPTS)

@@ -33,5 +33,5 @@ def test_a_key_that_is_missing_is_named(key):
 
 @pytest.mark.parametrize("body", [None, 3, "text", [1]])
 def test_anything_but_an_object_is_named(body):
-    with pytest.raises(ReportError, match="^it is .*, allowed is a JSON object$"):
+    with pytest.raises(ReportError, match=r"^it is .*, allowed is a JSON object$"):
         SHAPE.read(body, "it")
