@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from engine.build import Locate, build
+from engine.core.adaptive_config import inline
 from engine.core.config import EngineConfig
-from engine.core.errors import RequestError
+from engine.core.errors import ConfigError, RequestError
 from engine.core.finish import settled
 from engine.core.ledger import Entry
 from engine.core.request import Finish, Phase, Request, SamplingParams
@@ -51,6 +52,7 @@ class LLM:
         draft = config.speculative_draft_model_path
         device = "cpu" if config.device == "auto" else config.device
         known = facts(locate(config.model_path), None if draft is None else locate(draft), device)
+        known = replace(known, adaptive_config=_slots_text(config))
         self.resolved = resolve(config, known)
         self.tokenizer = Tokenizer(locate(config.model_path))
         self.loop = build(self.resolved, known, self.tokenizer, locate)
@@ -243,14 +245,19 @@ class LLM:
         return list(self.loop.scheduler.ledger.journal)
 
     def readback(self) -> dict[str, Any]:
-        """What runs, read from the running parts and not from the resolved configuration."""
+        """What runs, read from the running parts and not from the resolved configuration.
+
+        With adaptive steps `adaptive` holds the current depth and the controller's trace.
+        """
         scheduler, executor = self.loop.scheduler, self.loop.executor
-        drafter = executor.drafter
+        drafter, steps = executor.drafter, scheduler.steps
+        adapts = {"steps": steps.steps, "trace": [record._asdict() for record in steps.trace]}
         return {
             "algorithm": drafter.traits.name,
-            "num_steps": drafter.steps,
+            "num_steps": steps.initial if steps.adapts else drafter.steps,
             "topk": max(drafter.topk, 1) if drafter.traits.drafts else 0,
-            "num_draft_tokens": drafter.nodes,
+            "num_draft_tokens": steps.initial + 1 if steps.adapts else drafter.nodes,
+            "adaptive_slots": [slot.settings.as_dict() for slot in steps.slots] if steps.adapts else [],
             "lag": self.loop.lag,
             "page_size": scheduler.ledger.page_size,
             "num_pages": scheduler.ledger.num_pages,
@@ -266,4 +273,16 @@ class LLM:
             "window": None if executor.window is None else executor.window.tokens,
             "window_pages": 0 if scheduler.ledger.window is None else scheduler.ledger.window.window.pages,
             "enable_deterministic_inference": executor.pool.deterministic,
-        }
+        } | ({"adaptive": adapts} if steps.adapts else {})
+
+
+def _slots_text(config: EngineConfig) -> str | None:
+    """The text of the adaptive configuration's file; None where none is named or used. ConfigError if unreadable."""
+    name = config.speculative_adaptive_config
+    if name is None or inline(name) or not config.speculative_adaptive:
+        return None
+    try:
+        return Path(name).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ConfigError(f"speculative_adaptive_config {name} cannot be read ({why}); give a JSON file") from None

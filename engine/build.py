@@ -27,7 +27,7 @@ __all__ = ["Locate", "build"]
 def build(resolved: Resolved, facts: Facts, tokenizer: Tokenizer, locate: Locate) -> Loop[InFlight]:
     """Load the models and wire ledger, scheduler, executor and loop. ConfigError on a bad checkpoint."""
     device, dtype = torch.device(resolved.device), getattr(torch, resolved.dtype)
-    slack = (resolved.lag + 1) * resolved.num_draft_tokens
+    slack = (resolved.lag + 1) * resolved.max_draft_tokens
     positions = resolved.context_length + slack
     target = load_target(locate(resolved.model_path), resolved.device, dtype, resolved.enable_deterministic_inference)
     context = BuildContext(algorithm(resolved.algorithm), resolved, facts, target, locate)
@@ -44,7 +44,7 @@ def build(resolved: Resolved, facts: Facts, tokenizer: Tokenizer, locate: Locate
         cache,
         probes,
         max_running=resolved.max_running_requests,
-        steps=DraftSteps.static(resolved.num_steps, resolved.num_draft_tokens, probes),
+        steps=_steps(resolved, probes),
         slack=slack,
         chunk=resolved.chunked_prefill_size,
         context_length=resolved.context_length,
@@ -77,3 +77,10 @@ def build(resolved: Resolved, facts: Facts, tokenizer: Tokenizer, locate: Locate
         text_stream=lambda: Detokenizer(tokenizer),
         strict_memory=resolved.strict_memory,
     )
+
+
+def _steps(resolved: Resolved, probes: Probes) -> DraftSteps:
+    """The depth of every round."""
+    if resolved.adaptive_slots:
+        return DraftSteps(resolved.adaptive_slots, resolved.num_steps, probes)
+    return DraftSteps.static(resolved.num_steps, resolved.num_draft_tokens, probes)

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from engine.core.adaptive_config import AdaptiveSlot, union
+from engine.core.adaptive_config import AdaptiveSlot, middle, union
 from engine.core.probes import Probes
 
 TRACE_LENGTH: Final = 4096  # records kept, the latest ones
@@ -42,7 +42,7 @@ class Slot:
         """steps: the depth to begin with; where it is no candidate of this slot, the middle one (the upper of two)."""
         candidates = settings.candidate_steps
         self.settings = settings
-        self.steps = steps if steps in candidates else candidates[len(candidates) // 2]
+        self.steps = steps if steps in candidates else middle(candidates)
         self.ema = float(self.steps - 1)
         self.rounds = 0
 
@@ -97,7 +97,7 @@ class DraftSteps:
         self.initial = steps
         self.trace: deque[Record] = deque(maxlen=TRACE_LENGTH)
         self.max_width = width or union(slots)[-1] + 1
-        self.adapts = width is None and (len(slots) > 1 or len(slots[0].candidate_steps) > 1)
+        self.adapts = width is None
         self._probes = probes
         self._width = width
         self._bounds = [settings.batch_from for settings in slots]

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from engine.core.errors import ConfigError
 
+# Also the deepest static draft.
 MAX_STEPS: Final = 255
 SOURCE: Final = "speculative_adaptive_config"
 
@@ -64,6 +65,16 @@ def union(slots: tuple[AdaptiveSlot, ...]) -> tuple[int, ...]:
     return tuple(sorted({steps for slot in slots for steps in slot.candidate_steps}))
 
 
+def middle(candidates: tuple[int, ...]) -> int:
+    """The depth to begin with where none is asked: the middle one, the deeper of two."""
+    return candidates[len(candidates) // 2]
+
+
+def inline(asked: str) -> bool:
+    """True if an asked configuration is the JSON text itself and not the path of a file."""
+    return asked.lstrip().startswith("{")
+
+
 def dump(slots: tuple[AdaptiveSlot, ...]) -> str:
     """The slots as JSON text that `parse` reads back unchanged."""
     table = {str(slot.batch_from): slot.as_dict() for slot in slots}
@@ -73,6 +84,14 @@ def dump(slots: tuple[AdaptiveSlot, ...]) -> str:
 
 
 @lru_cache(maxsize=64)
+def read(text: str) -> AdaptiveConfig | str:
+    """As `parse`, with the sentence of the mistake instead of raising it."""
+    try:
+        return parse(text)
+    except ConfigError as error:
+        return str(error)
+
+
 def parse(text: str) -> AdaptiveConfig:
     """The slots of a configuration file's text; ConfigError with what is wrong, the value and what is allowed."""
     try:

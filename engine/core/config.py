@@ -7,6 +7,7 @@ from dataclasses import MISSING, dataclass, fields
 from difflib import get_close_matches
 from typing import Any, Final, Literal, TypeAlias
 
+from engine.core.adaptive_config import AdaptiveSlot
 from engine.core.errors import ConfigError
 
 AUTO: Final = "auto"
@@ -27,7 +28,8 @@ TRUTHS: Final = {"true": True, "1": True, "false": False, "0": False}
 class EngineConfig:
     """What was asked, under the flag names that SGLang users know.
 
-    Sizes are in tokens, counts in requests; `auto` leaves the choice to `resolve`. ConfigError on a value of the
+    Sizes are in tokens, counts in requests; `auto` leaves the choice to `resolve`. speculative_adaptive_config is the
+    path of a JSON file, or that JSON itself. ConfigError on a value of the
     wrong type or outside a closed set; ranges and combinations are judged by `resolve`.
     """
 
@@ -37,6 +39,8 @@ class EngineConfig:
     speculative_num_steps: int | Auto = AUTO
     speculative_eagle_topk: int | Auto = AUTO
     speculative_num_draft_tokens: int | Auto = AUTO
+    speculative_adaptive: bool = False
+    speculative_adaptive_config: str | None = None
     speculative_accept_threshold_single: float = 1.0
     speculative_accept_threshold_acc: float = 1.0
     spec_version: Literal["auto", "v1", "v2"] = AUTO
@@ -156,6 +160,7 @@ class Facts:
     """What is known of the models and the machine before a launch; context_length in tokens, gpus visible.
 
     bundled: what the target's checkpoint brings to draft with, None for nothing.
+    adaptive_config: text of the file that speculative_adaptive_config names, None where it is unread.
     window: tokens that the target's sliding-window layers look back, their own included; None without such layers.
     """
 
@@ -170,6 +175,7 @@ class Facts:
     gpus: int = 0
     window: int | None = None
     bundled: DraftFacts | None = None
+    adaptive_config: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +210,8 @@ class Resolved:
     enable_deterministic_inference: the bits of a token's logits do not depend on the rest of its step.
     enable_streaming_session: streaming sessions may be opened.
     swa_full_tokens_ratio: the most window pages per page of the other layers.
+    adaptive_slots: what adapts the depth from round to round, empty for a static one; num_steps and num_draft_tokens
+    are then those of the first round.
     window: Facts.window; window_pages: KV pages of the layers that have it (padding page not counted), 0 without.
     """
 
@@ -232,12 +240,20 @@ class Resolved:
     swa_full_tokens_ratio: float = 1.0
     window: int | None = None
     window_pages: int = 0
+    adaptive_slots: tuple[AdaptiveSlot, ...] = ()
     reasons: tuple[Reason, ...] = ()
     rewrites: tuple[Rewrite, ...] = ()
+
+    @property
+    def max_draft_tokens(self) -> int:
+        """Nodes of the widest round that may run: what memory is laid out for."""
+        deepest = max((slot.candidate_steps[-1] for slot in self.adaptive_slots), default=0)
+        return max(self.num_draft_tokens, deepest + 1)
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-able values in the order of the fields."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values["adaptive_slots"] = [slot.as_dict() for slot in self.adaptive_slots]
         values["reasons"] = [{"field": r.field, "value": r.value, "because": r.because} for r in self.reasons]
         values["rewrites"] = [
             {"field": r.field, "asked": r.asked, "got": r.got, "reason": r.reason} for r in self.rewrites

@@ -66,6 +66,10 @@ def _shape(
     )
 
 
+def _adaptive(s: Situation) -> bool:
+    return s.adaptive is not None
+
+
 def _block(s: Situation) -> bool:
     return s.traits.block
 
@@ -90,7 +94,7 @@ def _tree_width(s: Situation) -> int:
 def _pool_tokens(s: Situation) -> int:
     """Room for every running request at full length, at most MAX_AUTO_TOKENS, in whole pages."""
     page = s.integer("page_size")
-    request = s.integer("context_length") + 2 * s.integer("speculative_num_draft_tokens")
+    request = s.integer("context_length") + 2 * s.widest
     wanted = min(s.integer("max_running_requests") * request, MAX_AUTO_TOKENS)
     return -(-wanted // page) * page
 
@@ -110,6 +114,22 @@ DEFAULTS: Final[tuple[Default, ...]] = (
     Default("context_length", "always", _always, lambda s: s.facts.context_length, "the model's own context"),
     Default("page_size", "always", _always, lambda s: 1, "single-token pages waste no memory"),
     *_shape("no drafter", _rootless, (0, 0, 1), "without a drafter a step verifies the last token only"),
+    Default(
+        "speculative_num_steps",
+        "adaptive steps",
+        _adaptive,
+        lambda s: s.asked_steps,
+        "adaptive steps begin in the middle of all candidates",
+        SPEED_GATES,
+    ),
+    Default("speculative_eagle_topk", "adaptive steps", _adaptive, lambda s: 1, "adaptive steps draft chains"),
+    Default(
+        "speculative_num_draft_tokens",
+        "adaptive steps",
+        _adaptive,
+        lambda s: s.integer("speculative_num_steps") + 1,
+        "a chain verifies its root and one token per step",
+    ),
     Default("speculative_num_steps", "a block drafter", _block, lambda s: 1, "a block is drafted in one step"),
     Default("speculative_eagle_topk", "a block drafter", _block, lambda s: 1, "a block is a chain"),
     Default(

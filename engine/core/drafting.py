@@ -2,11 +2,11 @@
 
 from typing import Final
 
+from engine.core.adaptive_config import MAX_STEPS
 from engine.core.algorithm import Topology
 from engine.core.config import AUTO
 from engine.core.situation import Rule, Situation, bounded, tree_pool
 
-MAX_STEPS: Final = 255
 MAX_TOPK: Final = 64
 MAX_DRAFT_TOKENS: Final = 256
 # Why an algorithm lets no step wait unread, by its trait reads_host.
@@ -20,6 +20,7 @@ def _draft_values(s: Situation) -> list[tuple[str, object]]:
         ("speculative_num_steps", s.asked.speculative_num_steps),
         ("speculative_eagle_topk", s.asked.speculative_eagle_topk),
         ("speculative_num_draft_tokens", s.asked.speculative_num_draft_tokens),
+        ("speculative_adaptive", s.asked.speculative_adaptive or None),
     )
     return [(name, value) for name, value in named if value not in (AUTO, None)]
 
@@ -38,13 +39,12 @@ def _too_wide(s: Situation) -> bool:
 
 
 def _chain_width(s: Situation) -> int:
-    steps = s.asked.speculative_num_steps
-    return steps + 1 if isinstance(steps, int) else 0
+    return (s.asked_steps or 0) + 1
 
 
 def _uneven_chain(s: Situation) -> bool:
     width = s.asked.speculative_num_draft_tokens
-    explicit = isinstance(s.asked.speculative_num_steps, int) and isinstance(width, int)
+    explicit = s.asked_steps is not None and isinstance(width, int)
     counted = s.traits.drafts and not s.traits.block
     return counted and explicit and s.asked_topk == 1 and width != _chain_width(s)
 
@@ -138,8 +138,8 @@ DRAFTING: Final[tuple[Rule, ...]] = (
         broken=lambda s: (
             s.traits.drafts
             and not (s.traits.block or s.traits.irregular)
-            and s.asked.speculative_num_steps == AUTO
-            and any(name != "speculative_draft_model_path" for name, _ in _draft_values(s))
+            and s.asked_steps is None
+            and (s.asked.speculative_eagle_topk, s.asked.speculative_num_draft_tokens) != (AUTO, AUTO)
         ),
         sentence=lambda s: (
             "speculative_num_steps auto needs speculative_eagle_topk and speculative_num_draft_tokens auto too, got "
@@ -180,9 +180,7 @@ SHAPES: Final[tuple[Rule, ...]] = (
         field="speculative_num_draft_tokens",
         why="a chain verifies its root and one token per step",
         broken=_uneven_chain,
-        sentence=lambda s: (
-            f"with topk 1 a chain of {s.asked.speculative_num_steps} steps verifies {_chain_width(s)} tokens"
-        ),
+        sentence=lambda s: f"with topk 1 a chain of {s.asked_steps} steps verifies {_chain_width(s)} tokens",
         got=_chain_width,
     ),
     Rule(

@@ -2,6 +2,7 @@
 
 from typing import Any, Final
 
+from engine.core.adaptive_config import dump
 from engine.core.config import AUTO, EngineConfig, Facts, Reason, Resolved, Rewrite
 from engine.core.defaults import DEFAULTS, default_for
 from engine.core.errors import ConfigError
@@ -98,6 +99,7 @@ def _resolved(situation: Situation, reasons: tuple[Reason, ...], rewrites: tuple
         swa_full_tokens_ratio=asked.swa_full_tokens_ratio,
         window=situation.facts.window,
         window_pages=_window_pages(situation),
+        adaptive_slots=situation.adaptive.slots if situation.adaptive else (),
         reasons=reasons,
         rewrites=rewrites,
     )
@@ -115,7 +117,7 @@ def _window_pages(situation: Situation) -> int:
         ratio=situation.asked.swa_full_tokens_ratio,
         rows=chosen["max_running_requests"],
         steps=lag + 1,
-        width=chosen["speculative_num_draft_tokens"],
+        width=situation.widest,
         chunk=chosen["context_length"] if chunk == -1 else chunk,
     )
 
@@ -133,6 +135,8 @@ def explicit(resolved: Resolved) -> EngineConfig:
         speculative_num_steps=resolved.num_steps if drafts else AUTO,
         speculative_eagle_topk=resolved.topk if drafts else AUTO,
         speculative_num_draft_tokens=resolved.num_draft_tokens if drafts else AUTO,
+        speculative_adaptive=bool(resolved.adaptive_slots),
+        speculative_adaptive_config=dump(resolved.adaptive_slots) if resolved.adaptive_slots else None,
         spec_version=resolved.spec_version,
         page_size=resolved.page_size,
         disable_radix_cache=not resolved.radix_cache,

@@ -6,6 +6,7 @@ cell that the matrix predicts refused is refused by the engine with the same sen
 
 from typing import Final
 
+from engine.core.adapting import ADAPTING
 from engine.core.drafting import DRAFTING, SHAPES
 from engine.core.pairing import PAIRING
 from engine.core.situation import Rule, Situation, bounded, outside
@@ -38,6 +39,7 @@ def _thresholds(s: Situation) -> list[tuple[str, float]]:
 
 RULES: Final[tuple[Rule, ...]] = (
     *DRAFTING,
+    *ADAPTING,
     Rule(
         name="threshold-inexact",
         kind="refused",
@@ -139,7 +141,7 @@ def smallest_pool(s: Situation) -> int:
     """
     page = s.integer("page_size")
     lag = 1 if s.chosen["spec_version"] == "v2" else 0
-    tokens = 1 + (lag + 1) * s.integer("speculative_num_draft_tokens")
+    tokens = 1 + (lag + 1) * s.widest
     return -(-tokens // page) * page
 
 

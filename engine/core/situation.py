@@ -4,12 +4,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from engine.core.adaptive_config import DEFAULT_SLOTS, AdaptiveConfig, dump, inline, middle, read, union
 from engine.core.algorithm import Topology, Traits, algorithm
 from engine.core.config import AUTO, DraftFacts, EngineConfig, Facts
 
 Value = str | int | float | bool | None
 # Children of an n-gram tree's node at most, unless asked otherwise.
 BREADTH: Final = 10
+DEFAULT_TEXT: Final = dump(DEFAULT_SLOTS)
 
 
 def tree_pool(num_steps: int, topk: int) -> int:
@@ -47,6 +49,52 @@ class Situation:
             return None
         bundled = self.traits.draft_weights == "bundled" and self.asked.speculative_draft_model_path is None
         return self.facts.bundled if bundled else self.facts.draft
+
+    @property
+    def adaptive_text(self) -> str | None:
+        """The asked slots as JSON text, those of the default table where none are named; None for an unread file."""
+        asked = self.asked.speculative_adaptive_config
+        if asked is None:
+            return DEFAULT_TEXT
+        return asked if inline(asked) else self.facts.adaptive_config
+
+    @property
+    def adaptive_asked(self) -> AdaptiveConfig | str | None:
+        """The slots as asked, or what is wrong with them; None where none are asked or the file is unread."""
+        text = self.adaptive_text if self.asked.speculative_adaptive else None
+        return None if text is None else read(text)
+
+    @property
+    def static_because(self) -> str | None:
+        """Why the depth cannot adapt to this ask, None if it can; in the order of SGLang's checks."""
+        topk = self.asked.speculative_eagle_topk
+        if not self.traits.adaptive:
+            return f"{self.traits.name} cannot change the depth of a round"
+        if topk not in (AUTO, 1):
+            return f"a tree of topk {topk} is as wide as it was built"
+        return None
+
+    @property
+    def adaptive(self) -> AdaptiveConfig | None:
+        """The slots that will run; None for a static depth."""
+        if not self.asked.speculative_adaptive or self.static_because is not None:
+            return None
+        asked = self.adaptive_asked
+        return asked if isinstance(asked, AdaptiveConfig) else None
+
+    @property
+    def asked_steps(self) -> int | None:
+        """The depth as asked, the middle candidate of adaptive steps without one; None for an automatic depth."""
+        steps = self.asked.speculative_num_steps
+        if isinstance(steps, int):
+            return steps
+        return None if self.adaptive is None else middle(union(self.adaptive.slots))
+
+    @property
+    def widest(self) -> int:
+        """Nodes of the widest round that may run, by the chosen values."""
+        deepest = 0 if self.adaptive is None else union(self.adaptive.slots)[-1]
+        return max(self.integer("speculative_num_draft_tokens"), deepest + 1)
 
     @property
     def asked_topk(self) -> int:

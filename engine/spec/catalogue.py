@@ -114,9 +114,9 @@ def autoregressive(context: BuildContext, model: DraftModel, capture: tuple[int,
         context.traits,
         model,
         context.pool(model),
-        steps=resolved.num_steps,
+        steps=resolved.max_draft_tokens - 1 if resolved.adaptive_slots else resolved.num_steps,
         topk=resolved.topk,
-        nodes=resolved.num_draft_tokens,
+        nodes=resolved.max_draft_tokens,
         capture=capture,
     )
 

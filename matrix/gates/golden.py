@@ -28,7 +28,7 @@ def launch_id(cell: Cell) -> str:
 def golden_row(resolved: Mapping[str, Any]) -> dict[str, Any]:
     """What is compared of a resolved configuration."""
     return {
-        "values": {key: value for key, value in resolved.items() if key not in LEFT_OUT},
+        "values": {key: value for key, value in resolved.items() if key not in LEFT_OUT and value != []},
         "reasons": [f"{r['field']} = {r['value']}: {r['because']}" for r in resolved["reasons"]],
         "rewrites": [f"{r['field']} {r['asked']} -> {r['got']}: {r['reason']}" for r in resolved["rewrites"]],
     }

@@ -1,9 +1,10 @@
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.core.adaptive_config import DEFAULT_SLOTS, AdaptiveSlot
 from engine.core.config import AUTO, DraftFacts, EngineConfig, Facts
 from engine.core.errors import ConfigError
 from engine.core.resolve import explicit, resolve
@@ -25,6 +26,7 @@ MODEL = DraftFacts("LlamaForCausalLM", 512, 64, None, None, "t")
 BLOCK = DraftFacts("DFlashDraftModel", 512, 64, block_size=12)
 NEXT = DraftFacts("DeepseekV3ForCausalLMNextN", 512, 128)
 DRAFT_OF = {"NONE": None, "STANDALONE": MODEL, "EAGLE3": HEAD, "NGRAM": None, "DFLASH": BLOCK, "NEXTN": NEXT}
+SLOTS = {None: DEFAULT_SLOTS, '{"4": {"candidate_steps": [1, 3]}}': (AdaptiveSlot(4, (1, 3)),)}
 ANY = st.integers(-(2**70), 2**70)
 
 
@@ -59,6 +61,8 @@ WILD = st.builds(
     speculative_num_steps=auto(ANY),
     speculative_eagle_topk=auto(ANY),
     speculative_num_draft_tokens=auto(ANY),
+    speculative_adaptive=st.booleans(),
+    speculative_adaptive_config=st.sampled_from([None, "f", "{", '{"candidate_steps": [2]}', '{"1": {}}']),
     speculative_accept_threshold_single=st.floats(allow_nan=False),
     spec_version=st.sampled_from([AUTO, "v1", "v2"]),
     disable_overlap_schedule=st.booleans(),
@@ -94,6 +98,7 @@ def runnable(draw: st.DrawFn) -> tuple[EngineConfig, Facts]:
     widest = tree_pool(steps, topk) + 1 if children > 1 and algorithm != "DFLASH" else 12
     width = draw(auto(st.integers(2, widest))) if steps != AUTO else AUTO
     disabled = draw(st.booleans())
+    adaptive = steps in (AUTO, 1, 3) and algorithm.startswith("EAGLE") and children == 1 and draw(st.booleans())
     config = EngineConfig(
         "m",
         algorithm,
@@ -101,6 +106,8 @@ def runnable(draw: st.DrawFn) -> tuple[EngineConfig, Facts]:
         steps,
         topk,
         width,
+        adaptive,
+        draw(st.sampled_from(list(SLOTS))) if adaptive else None,
         spec_version=draw(st.sampled_from([AUTO, "v1"] if disabled else [AUTO, "v1", "v2"])),
         disable_overlap_schedule=disabled,
         page_size=draw(auto(st.integers(1, 64))),
@@ -159,6 +166,10 @@ def test_explicit_values_are_kept_or_rewritten_and_automatic_ones_have_a_reason(
             assert resolved.radix_cache is not asked
         elif name == "disable_overlap_schedule":
             assert not asked or resolved.spec_version == "v1"
+        elif name == "speculative_adaptive":
+            assert bool(resolved.adaptive_slots) is asked
+        elif name == "speculative_adaptive_config":
+            assert resolved.adaptive_slots == (SLOTS[asked] if config.speculative_adaptive else ())
         elif not name.startswith("speculative_accept"):
             assert getattr(resolved, {"speculative_algorithm": "algorithm"}.get(name, name)) == asked
     assert not reasons
@@ -183,7 +194,8 @@ def test_what_is_resolved_can_run(ask):
     resolved = resolve(config, facts)
     assert resolved.lag == int(resolved.spec_version == "v2")
     assert resolved.num_pages * resolved.page_size == resolved.max_total_tokens
-    assert resolved.max_total_tokens >= 1 + (1 + resolved.lag) * resolved.num_draft_tokens
+    assert resolved.max_total_tokens >= 1 + (1 + resolved.lag) * resolved.max_draft_tokens
+    assert all(s + 1 <= resolved.max_draft_tokens for slot in resolved.adaptive_slots for s in slot.candidate_steps)
     assert resolved.num_draft_tokens == resolved.num_steps + 1 or resolved.topk > 1 or resolved.algorithm == "DFLASH"
     assert resolved.lag <= (resolved.algorithm != "NGRAM")
     assert resolved.context_length <= facts.context_length
@@ -196,3 +208,50 @@ def test_the_algorithm_is_named_in_upper_case_without_a_rewrite():
     facts = Facts("LlamaForCausalLM", 512, 128, 4, 1024, draft=HEAD)
     resolved = resolve(EngineConfig("m", "eagle3", "d"), facts)
     assert resolved.algorithm == "EAGLE3" and not resolved.rewrites
+
+
+@pytest.mark.parametrize(
+    ("asked", "shape"),
+    [
+        ({}, (3, 1, 4)),
+        ({"speculative_num_steps": 7}, (7, 1, 8)),
+        ({"speculative_eagle_topk": 1}, (3, 1, 4)),
+        (
+            {"speculative_adaptive_config": '{"1": {"candidate_steps": [2, 5]}, "9": {"candidate_steps": [4]}}'},
+            (4, 1, 5),
+        ),
+        ({"speculative_adaptive_config": '{"1": {"candidate_steps": [2, 5]}}'}, (5, 1, 6)),
+    ],
+)
+def test_adaptive_steps_begin_in_the_middle_of_all_candidates_or_where_asked(asked, shape):
+    facts = Facts("LlamaForCausalLM", 512, 128, 4, 1024, draft=HEAD)
+    resolved = resolve(EngineConfig("m", "EAGLE3", "d", speculative_adaptive=True, **asked), facts)
+    assert (resolved.num_steps, resolved.topk, resolved.num_draft_tokens) == shape
+    assert resolved.lag == 1 and not resolved.rewrites
+
+
+def test_adaptive_steps_size_memory_by_the_widest_round():
+    facts = Facts("LlamaForCausalLM", 512, 128, 4, 100, draft=HEAD, window=8)
+    one = {"page_size": 1, "max_running_requests": 1, "spec_version": "v2", "swa_full_tokens_ratio": 0.9}
+
+    def sized(**asked: object):
+        return resolve(EngineConfig("m", "EAGLE3", "d", speculative_num_steps=1, **one, **asked), facts)
+
+    narrow, wide = sized(), sized(speculative_adaptive=True)
+    assert (narrow.max_draft_tokens, wide.max_draft_tokens, wide.num_draft_tokens) == (2, 8, 2)
+    assert (narrow.max_total_tokens, wide.max_total_tokens) == (100 + 2 * 2, 100 + 2 * 8)
+    with pytest.raises(
+        ConfigError, match="max_total_tokens 16 holds no request: one token and its steps in flight need 17"
+    ):
+        sized(speculative_adaptive=True, max_total_tokens=16)
+
+
+def test_the_text_of_a_file_and_the_same_text_in_place_resolve_alike():
+    facts = Facts("LlamaForCausalLM", 512, 128, 4, 1024, draft=HEAD)
+    text = '{"1": {"candidate_steps": [1, 2]}, "4": {"candidate_steps": [1], "ema_alpha": 0.5}}'
+    known = replace(facts, adaptive_config=text)
+    ask = EngineConfig("m", "EAGLE3", "d", speculative_adaptive=True)
+    named = resolve(replace(ask, speculative_adaptive_config="slots.json"), known)
+    assert named == resolve(replace(ask, speculative_adaptive_config=text), facts)
+    assert named.as_dict()["adaptive_slots"][1]["ema_alpha"] == 0.5
+    assert named.launch_hash() != resolve(ask, facts).launch_hash()

@@ -23,6 +23,7 @@ HEAD = DraftFacts(
 MODEL = DraftFacts("LlamaForCausalLM", vocab_size=512, hidden_size=64, tokenizer_hash="t")
 
 
+FLAT = '{"candidate_steps": [2, 1]}'
 BLOCK = DraftFacts("DFlashDraftModel", vocab_size=512, hidden_size=96, block_size=8)
 
 
@@ -224,6 +225,42 @@ REFUSED = [
         "swa_full_tokens_ratio must be above 0 and at most 1, got 1.5",
     ),
     (
+        "nothing-to-draft",
+        EngineConfig("m", speculative_adaptive=True),
+        facts(None),
+        "speculative_adaptive True means nothing with speculative_algorithm NONE; leave it out or name a drafter",
+    ),
+    (
+        "adaptive-config-alone",
+        eagle3(speculative_adaptive_config="slots.json"),
+        facts(),
+        "speculative_adaptive_config slots.json is read with speculative_adaptive only; add it or leave the file out",
+    ),
+    (
+        "adaptive-config-unread",
+        eagle3(speculative_adaptive=True, speculative_adaptive_config="slots.json"),
+        facts(),
+        "nothing is known of the file slots.json; read its text into the facts first",
+    ),
+    (
+        "adaptive-config-wrong",
+        eagle3(speculative_adaptive=True, speculative_adaptive_config='{"1": {}}'),
+        facts(),
+        "speculative_adaptive_config: slot 1: candidate_steps is missing; give a list of draft depths, such as [1, 3]",
+    ),
+    (
+        "adaptive-config-wrong",
+        eagle3(speculative_adaptive=True, speculative_adaptive_config="slots.json"),
+        replace(facts(), adaptive_config="[]"),
+        "speculative_adaptive_config must be a JSON object, got []",
+    ),
+    (
+        "steps-no-candidate",
+        eagle3(speculative_adaptive=True, speculative_num_steps=5),
+        facts(),
+        "speculative_num_steps 5 is no candidate of any slot of adaptive steps; use auto or one of 1, 3, 7",
+    ),
+    (
         "random-seed-range",
         EngineConfig("m", random_seed=-1),
         facts(None),
@@ -268,6 +305,36 @@ REWRITTEN = [
         ("v2", "v1", "NGRAM reads tokens on the host, so every step resolves before the next"),
     ),
     (
+        "chain-width",
+        eagle3(speculative_adaptive=True, speculative_num_draft_tokens=8),
+        (8, 4, "with topk 1 a chain of 3 steps verifies 4 tokens"),
+    ),
+    (
+        "adaptive-unsupported",
+        eagle3(speculative_adaptive=True, speculative_num_steps=3, speculative_eagle_topk=2),
+        (True, False, "a tree of topk 2 is as wide as it was built, so the depth stays static"),
+    ),
+    (
+        "adaptive-unsupported",
+        EngineConfig("m", "NGRAM", speculative_adaptive=True),
+        (True, False, "NGRAM cannot change the depth of a round, so the depth stays static"),
+    ),
+    (
+        "adaptive-unsupported",
+        EngineConfig("m", "DFLASH", "d", speculative_adaptive=True),
+        (True, False, "DFLASH cannot change the depth of a round, so the depth stays static"),
+    ),
+    (
+        "adaptive-config-flat",
+        eagle3(speculative_adaptive=True, speculative_adaptive_config=FLAT),
+        (
+            FLAT,
+            '{"1": {"candidate_steps": [1, 2], "ema_alpha": 0.2, "update_interval": 5, "warmup_batches": 10, '
+            '"down_hysteresis": -0.25, "up_hysteresis": 0.0, "ceiling_coeff": 0.0}}',
+            "the flat format without batch sizes is read as one slot for all of them",
+        ),
+    ),
+    (
         "whole-pages",
         eagle3(max_total_tokens=100, page_size=16),
         (100, 96, "KV memory comes in whole pages of 16 tokens, so the count is rounded down"),
@@ -297,6 +364,12 @@ def test_rewritten_with_asked_got_and_reason(rule, config, rewrite):
     (made,) = resolve(config, known).rewrites
     assert row.name == rule and made.field == row.field
     assert (made.asked, made.got, made.reason) == rewrite
+
+
+def test_a_wrong_file_is_refused_even_where_the_depth_would_stay_static():
+    config = standalone(speculative_adaptive=True, speculative_adaptive_config="{}")
+    with pytest.raises(ConfigError, match="speculative_adaptive_config has no batch size as a key; give at least"):
+        resolve(config, facts(MODEL))
 
 
 def test_every_rule_has_a_case():
