@@ -20,6 +20,7 @@ from engine.loop import Loop
 from engine.models.loader import load_target
 from engine.models.tokenizer import Detokenizer, Tokenizer
 from engine.spec.catalogue import BuildContext, Locate, build_drafter, build_relay
+from engine.spec.drafter import Drafter
 
 __all__ = ["Locate", "build"]
 
@@ -44,7 +45,7 @@ def build(resolved: Resolved, facts: Facts, tokenizer: Tokenizer, locate: Locate
         cache,
         probes,
         max_running=resolved.max_running_requests,
-        steps=_steps(resolved, probes),
+        steps=_steps(resolved, drafter, probes),
         slack=slack,
         chunk=resolved.chunked_prefill_size,
         context_length=resolved.context_length,
@@ -79,8 +80,8 @@ def build(resolved: Resolved, facts: Facts, tokenizer: Tokenizer, locate: Locate
     )
 
 
-def _steps(resolved: Resolved, probes: Probes) -> DraftSteps:
-    """The depth of every round."""
+def _steps(resolved: Resolved, drafter: Drafter, probes: Probes) -> DraftSteps:
+    """The depth of every round: adaptive, or the drafter's own."""
     if resolved.adaptive_slots:
         return DraftSteps(resolved.adaptive_slots, resolved.num_steps, probes)
-    return DraftSteps.static(resolved.num_steps, resolved.num_draft_tokens, probes)
+    return DraftSteps.static(drafter.steps, drafter.nodes, probes)

@@ -245,10 +245,14 @@ class Resolved:
     rewrites: tuple[Rewrite, ...] = ()
 
     @property
+    def max_steps(self) -> int:
+        """Depth of the deepest round that may run."""
+        return max((slot.candidate_steps[-1] for slot in self.adaptive_slots), default=self.num_steps)
+
+    @property
     def max_draft_tokens(self) -> int:
         """Nodes of the widest round that may run: what memory is laid out for."""
-        deepest = max((slot.candidate_steps[-1] for slot in self.adaptive_slots), default=0)
-        return max(self.num_draft_tokens, deepest + 1)
+        return self.max_steps + 1 if self.adaptive_slots else self.num_draft_tokens
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-able values in the order of the fields."""
