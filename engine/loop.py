@@ -91,13 +91,15 @@ class Loop(Generic[Handle]):
         result = self.executor.collect(handle)
         self.probes.hit("stamp.checked", result.stamps_checked)
         self.probes.hit("stamp.wrong", result.stamps_wrong)
+        ledger = self.scheduler.ledger
         requests = [self.scheduler.requests[row.rid] for row in plan.rows]
         if not plan.prefill:
             self._observe(plan, result, requests)
         for index, (row, request) in enumerate(zip(plan.rows, requests, strict=True)):
             count = result.counts[index]
-            self.scheduler.ledger.settle(row.account, row.width if plan.prefill else count)
-            self.probes.hit("window.slid", self.scheduler.ledger.slide(row.account))
+            ledger.settle(row.account, row.width if plan.prefill else count)
+            if ledger.window is not None:
+                self.probes.hit("window.slid", ledger.slide(row.account))
             if request.phase is not Phase.RUNNING:
                 self.probes.hit("overlap.dropped")
                 continue
@@ -148,7 +150,8 @@ class Loop(Generic[Handle]):
                 break
         taken = len(output) - shown
         self.probes.hit("sample.greedy" if request.params.greedy else "sample.random", taken)
-        self._note_logprobs(request, result, index, taken)
+        if result.logprobs is not None:
+            self._note_logprobs(request, result, index, taken)
 
     def _note_logprobs(self, request: Request, result: StepResult, index: int, taken: int) -> None:
         if request.params.wants_logprobs and result.logprobs is not None:

@@ -27,7 +27,8 @@ class SpecMetrics:
         self.correct += drafts
         self.proposed += width - 1
         self.emitted += accepted
-        self.histogram.extend([0] * (drafts + 1 - len(self.histogram)))
+        if drafts >= len(self.histogram):
+            self.histogram.extend([0] * (drafts + 1 - len(self.histogram)))
         self.histogram[drafts] += 1
         self.lengths.append(accepted)
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from engine.core.adaptive import DraftSteps
 from engine.core.admission import Admission
 from engine.core.held import HeldAccounts
-from engine.core.ledger import Account, Ledger
+from engine.core.ledger import Account, Ledger, OutOfPages
 from engine.core.plan import PlanRow, StepPlan
 from engine.core.prefix import PrefixCache
 from engine.core.probes import Probes
@@ -198,18 +198,20 @@ class Scheduler:
         """Room for the widest round, so that a change of depth moves no reservation; then the width by batch size."""
         ready = []
         for request in list(self.active):
-            if not request.decoding or not self._make_room(request, self.width):
+            if not request.decoding:
                 continue
-            before = len(self._account(request).pages)
-            added = self.ledger.reserve(request.account, self.width)
+            account = self._account(request)
+            before = len(account.pages)
+            added = self._reserve(request, self.width)
+            if added is None:
+                continue
             if added:
                 self.probes.hit("page.crossed")
-            ready.append((request, before, added, self._cover(request)))
+            ready.append((request, account, before, added, self._cover(request)))
         width = self.steps.activate(len(ready)) if ready else 0
         rows = []
-        for request, before, added, (window_pages, window_first) in ready:
+        for request, account, before, added, (window_pages, window_first) in ready:
             self.ledger.launch(request.account, width)
-            account = self._account(request)
             bound = account.committed + account.flying
             writers = (request.account,) * len(added)
             rows.append(
@@ -231,9 +233,9 @@ class Scheduler:
 
     def _cover(self, request: Request, admitted: bool = False) -> tuple[tuple[int, ...], int]:
         """Cover a reservation in the window table: the pages to enter and the index of the first."""
-        added = self.ledger.cover(request.account)
         if self.ledger.window is None:
             return (), 0
+        added = self.ledger.cover(request.account)
         span = self.ledger.window.spans[request.account]
         return (tuple(span.pages), span.first) if admitted else (added, span.end - len(added))
 
@@ -278,6 +280,13 @@ class Scheduler:
             window_pages,
             window_first,
         )
+
+    def _reserve(self, request: Request, width: int) -> tuple[int, ...] | None:
+        """The pages that a step of `width` adds, with room made for them if need be. None: not this step."""
+        try:
+            return self.ledger.reserve(request.account, width)
+        except OutOfPages:
+            return self.ledger.reserve(request.account, width) if self._make_room(request, width) else None
 
     def _make_room(self, request: Request, width: int) -> bool:
         """Free pages for a step of `width`, if need be by retracting the youngest. False: not this step."""

@@ -30,7 +30,7 @@ def pick(logits: Tensor, emit_positions: Tensor | None, rows: SamplingRows | Non
     nothing.
     """
     if rows is None or emit_positions is None:
-        return logits.max(-1).indices  # the first of equal ones, as argmax, in two thirds of its time on a CPU
+        return logits.argmax(-1)
     coins = uniform(rows.seed, emit_positions)
     return draw(logits, coins, rows.temperature, rows.top_k, rows.top_p, truncate)
 

@@ -96,10 +96,10 @@ TIMING_FAULTS: Final[tuple[Fault, ...]] = (
         also=(
             Edit(
                 "engine/loop.py",
-                "            self.scheduler.ledger.settle(row.account, row.width if plan.prefill else count)\n",
+                "            ledger.settle(row.account, row.width if plan.prefill else count)\n",
                 "            account = self.scheduler.ledger.accounts.get(row.account)\n"
                 "            if account is not None and account.in_flight:\n"
-                "                self.scheduler.ledger.settle(row.account, row.width if plan.prefill else count)\n",
+                "                ledger.settle(row.account, row.width if plan.prefill else count)\n",
             ),
         ),
     ),
