@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from engine.core.errors import ConfigError
 from engine.models.draft_config import DRAFT_ARCHITECTURES, DraftConfig, read_draft
+from engine.models.fields import Fields
 from engine.models.rope import RopeConfig
+from engine.models.windows import read_windows
 
-TARGET_ARCHITECTURES: Final = ("LlamaForCausalLM",)
-# Switches that change the arithmetic of a Llama; this engine runs none of them.
+TARGET_ARCHITECTURES: Final = ("LlamaForCausalLM", "Qwen3ForCausalLM")
+# Layers that norm each query and key head before rotation.
+HEAD_NORM_ARCHITECTURES: Final = ("Qwen3ForCausalLM", "DFlashDraftModel")
+# Switches that change the arithmetic of a layer; this engine runs none of them.
 UNSUPPORTED_SWITCHES: Final = ("attention_bias", "mlp_bias", "quantization_config")
 
 
@@ -22,6 +25,8 @@ class ModelConfig:
     """The shape of one model.
 
     context_length: positions that the checkpoint was made for, in tokens.
+    head_norms: each query and key head passes a norm of its own before it is rotated.
+    windows: tokens that each layer may look back, its own included, None for all; empty if no layer has a window.
     draft: what a draft over hidden states adds; None for a language model.
     """
 
@@ -37,6 +42,8 @@ class ModelConfig:
     context_length: int
     tie_embeddings: bool
     rope: RopeConfig
+    head_norms: bool = False
+    windows: tuple[int | None, ...] = ()
     draft: DraftConfig | None = None
 
 
@@ -56,12 +63,8 @@ def load_model_config(path: str | Path) -> ModelConfig:
     return _Reader(raw, file).read()
 
 
-class _Reader:
-    """Takes fields out of one config.json and names the file in every complaint."""
-
-    def __init__(self, raw: Mapping[str, Any], file: Path) -> None:
-        self.raw = raw
-        self.file = file
+class _Reader(Fields):
+    """The fields that every architecture has."""
 
     def read(self) -> ModelConfig:
         architecture = self._architecture()
@@ -72,7 +75,7 @@ class _Reader:
             raise ConfigError(f"{self.file}: hidden_act {act!r} is not supported; allowed: 'silu'")
         heads = self.size("num_attention_heads")
         hidden = self.size("hidden_size")
-        head_dim = self.size("head_dim", hidden // heads)
+        head_dim = self.size("head_dim", 128 if architecture == "Qwen3ForCausalLM" else hidden // heads)
         kv_heads = self.size("num_key_value_heads", heads)
         if heads % kv_heads:
             raise ConfigError(
@@ -93,6 +96,8 @@ class _Reader:
             context_length=self.size("max_position_embeddings", 2048),
             tie_embeddings=bool(self.raw.get("tie_word_embeddings", False)),
             rope=RopeConfig.read(self.raw, str(self.file)),
+            head_norms=architecture in HEAD_NORM_ARCHITECTURES,
+            windows=read_windows(architecture, self),
             draft=read_draft(architecture, self),
         )
 
@@ -102,16 +107,3 @@ class _Reader:
         if not isinstance(names, list) or len(names) != 1 or names[0] not in allowed:
             raise ConfigError(f"{self.file}: architectures {names!r} is not supported; allowed: {', '.join(allowed)}")
         return str(names[0])
-
-    def size(self, name: str, default: int | None = None) -> int:
-        value = self.raw.get(name)
-        value = default if value is None else value
-        if type(value) is not int or value < 1:
-            raise ConfigError(f"{self.file}: {name} must be a positive integer, got {value!r}")
-        return value
-
-    def number(self, name: str, default: float) -> float:
-        value = self.raw.get(name, default)
-        if type(value) not in (int, float) or not value > 0:
-            raise ConfigError(f"{self.file}: {name} must be a positive number, got {value!r}")
-        return float(value)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from engine.core.algorithm import FINAL
 from engine.core.errors import ConfigError
+from engine.models.fields import Fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +35,6 @@ class DraftConfig:
         if self.block_size is not None:
             return _spread(target_layers, self.layers)
         return (2, target_layers // 2, target_layers - 3)
-
-
-class Fields(Protocol):
-    """One config.json whose complaints name its file."""
-
-    raw: Mapping[str, Any]
-    file: Any
-
-    def size(self, name: str, default: int | None = None) -> int: ...
 
 
 EAGLE_ARCHITECTURES: Final = ("LlamaForCausalLMEagle",)

@@ -102,6 +102,29 @@ class Norm:
         """The norm itself, nothing left to a projection."""
         return self(x, scale).mul_(scale) if self.folded else self(x, scale)
 
+    def each(self, x: Tensor, scale: Tensor) -> None:
+        """The norm of each row of x [R, H, width] in place; scale [H, width], a weight for each of the H."""
+        if self.folded:
+            length: Tensor = torch.linalg.vector_norm(x, 2, -1, True)
+            x.div_(length.hypot_(self._tail)).mul_(scale)
+        else:
+            torch.mul(torch.rms_norm(x, self._shape, None, self._eps), scale, out=x)
+
+
+class HeadNorm:
+    """RMS norm of each query and key head before rotation, as Qwen3 has it: one weight for queries, one for keys."""
+
+    def __init__(self, take: Take, prefix: str, config: ModelConfig) -> None:
+        d = config.head_dim
+        q, k = (pair_up(take(f"{prefix}.{name}_norm.weight", d)[:, None], d).view(1, d) for name in "qk")
+        weight = torch.cat((q.expand(config.num_heads, d), k.expand(config.num_kv_heads, d)))
+        self.norm = Norm(d, config.norm_eps, weight.dtype, weight.device)
+        self.scale = self.norm.scale(weight)
+
+    def __call__(self, heads: Tensor) -> None:
+        """heads [R, heads + kv_heads, head_dim], query heads first, in place."""
+        self.norm.each(heads, self.scale)
+
 
 class Layer:
     """One Llama decoder layer: grouped-query attention and a gated feed-forward part, both behind a norm.
@@ -124,6 +147,7 @@ class Layer:
         hidden, inner = config.hidden_size, config.intermediate_size
         self.norm = norm
         self.turned, self.head_dim = heads + kv_heads, d
+        self.head_norm = HeadNorm(take, f"{prefix}.self_attn", config) if config.head_norms else None
         width = 2 * hidden if paired else hidden
         q = pair_up(take(f"{prefix}.self_attn.q_proj.weight", heads * d, width), d)
         k = pair_up(take(f"{prefix}.self_attn.k_proj.weight", kv_heads * d, width), d)
@@ -152,6 +176,8 @@ class Layer:
     def attention(self, x: Tensor, h: Tensor, turn: Tensor, attend: Attend, layer: int, space: Workspace) -> None:
         """Adds to x [R, hidden], in place, what its tokens attend to; h [R, in] is what the projections read."""
         linear(h, self.qkv, space.qkv)
+        if self.head_norm is not None:
+            self.head_norm(space.heads)
         if space.turned is not None:
             space.turned.mul_(turn)
         else:

@@ -1,4 +1,4 @@
-"""Llama (arXiv 2302.13971, grouped queries as in Llama 2): the target model."""
+"""Llama (arXiv 2302.13971, grouped queries as in Llama 2), and Qwen3 (arXiv 2505.09388), which adds head norms."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ POSITION_MARGIN = 256
 
 
 class Llama:
-    """A LlamaForCausalLM of the shape `config`, ready on `device`.
+    """A LlamaForCausalLM or Qwen3ForCausalLM of the shape `config`, ready on `device`.
 
     deterministic: a token's result does not depend, bit by bit, on how many tokens share the call (float32 on a
     CPU; see the tests). It costs a lone token one spare row.
@@ -96,8 +96,8 @@ class Llama:
         return head_logits(hidden, self.head, self.deterministic)
 
     def window_of(self, layer: int) -> int | None:
-        """How many tokens a layer may look back: all."""
-        return None
+        """How many tokens a layer may look back, the query's own included; None for all."""
+        return self.config.windows[layer] if self.config.windows else None
 
 
 def head_logits(hidden: Tensor, head: Tensor, deterministic: bool) -> Tensor:

@@ -35,6 +35,7 @@ def facts(model_path: str | Path, draft_path: str | Path | None, device: str) ->
         draft=None if draft_path is None else _draft_facts(draft_path, target),
         device_kind="cuda" if kind == "cuda" else "cpu",
         gpus=torch.cuda.device_count(),
+        window=next((size for size in target.windows if size is not None), None),
     )
 
 
@@ -64,6 +65,8 @@ def load_standalone(
 ) -> Standalone:
     """A language model as a draft, for positions as far as the target's. ConfigError as for a target."""
     config = _expect(path, TARGET_ARCHITECTURES, "a STANDALONE draft")
+    if config.windows:
+        raise ConfigError(f"{path} has layers with a sliding window, a STANDALONE draft must see all tokens in each")
     place, reach = torch.device(device), target.config.context_length
     return Standalone(
         Llama(config, load_weights(path, place, dtype), place, dtype, deterministic, context_length=reach)

@@ -20,13 +20,15 @@ KEPT_ROWS = 256
 class Workspace(NamedTuple):
     """For B requests of W tokens in R rows; R = B * W, or 2 where a lone token is doubled.
 
-    qkv [R, (heads + 2 * kv_heads) * head_dim]; of it turned complex [R, heads + kv_heads, head_dim / 2] (float32 only),
-    q [B, W, heads, head_dim] and kv [B * W, 2 * kv_heads * head_dim]. gate_up [R, 2 * inner], halves gate and up.
+    qkv [R, (heads + 2 * kv_heads) * head_dim]; of it heads [R, heads + kv_heads, head_dim], which are rotated, the
+    same as complex numbers turned [R, heads + kv_heads, head_dim / 2] (float32 only), q [B, W, heads, head_dim] and
+    kv [B * W, 2 * kv_heads * head_dim]. gate_up [R, 2 * inner], halves gate and up.
     """
 
     batch: int
     width: int
     qkv: Tensor
+    heads: Tensor
     turned: Tensor | None
     q: Tensor
     kv: Tensor
@@ -63,13 +65,15 @@ class Workspaces:
         queries, keys = c.num_heads * d, c.num_kv_heads * d
         qkv = torch.zeros(rows, queries + 2 * keys, dtype=self._dtype, device=self._device)
         gate_up = torch.zeros(rows, 2 * c.intermediate_size, dtype=self._dtype, device=self._device)
+        heads = qkv[:, : queries + keys].view(rows, -1, d)
         turned = None
         if self._dtype is torch.float32:
-            turned = torch.view_as_complex(qkv[:, : queries + keys].view(rows, -1, d // 2, 2))
+            turned = torch.view_as_complex(heads.view(rows, -1, d // 2, 2))
         return Workspace(
             batch=batch,
             width=width,
             qkv=qkv,
+            heads=heads,
             turned=turned,
             q=qkv[:tokens, :queries].view(batch, width, c.num_heads, d),
             kv=qkv[:tokens, queries:],

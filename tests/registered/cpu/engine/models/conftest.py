@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging
 
 from engine.device.attention import StepAttention
 from engine.device.pool import KVPool
+from engine.device.window import SplitAttention, windowed_bias
 from engine.models.eagle3 import Eagle3
 from engine.models.standalone import Standalone
 from engine.models.target import Target
@@ -32,6 +34,17 @@ SHAPE: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
     "tie_word_embeddings": False,
+}
+QWEN3: dict[str, Any] = SHAPE | {
+    "num_hidden_layers": 4,
+    "use_sliding_window": True,
+    "sliding_window": 11,
+    "layer_types": ["full_attention", "sliding_attention"] * 2,
+}
+# What each architecture is built from: the configuration's class, the model's, and a small shape.
+ARCHITECTURES: dict[str, tuple[type, type, dict[str, Any]]] = {
+    "llama": (LlamaConfig, LlamaForCausalLM, SHAPE),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM, QWEN3),
 }
 EAGLE: dict[str, Any] = {
     "architectures": ["LlamaForCausalLMEagle3"],
@@ -58,24 +71,38 @@ def one_thread():
 
 
 @pytest.fixture
-def llama_folder(tmp_path) -> Callable[..., Path]:
-    """A factory: a LlamaForCausalLM with random weights of visible size, saved by transformers; returns its folder."""
+def target_folder(tmp_path) -> Callable[..., Path]:
+    """A factory: a model with random weights of visible size, saved by transformers; returns its folder."""
 
     def build(
-        name: str = "llama", *, dtype: torch.dtype = torch.float32, shard: str = "5GB", **changes: object
+        architecture: str,
+        name: str | None = None,
+        *,
+        dtype: torch.dtype = torch.float32,
+        shard: str = "5GB",
+        **changes: object,
     ) -> Path:
-        torch.manual_seed(7)
-        model = LlamaForCausalLM(LlamaConfig(**SHAPE | changes))
-        with torch.no_grad():
-            for key, parameter in model.named_parameters():
-                # Norm weights away from 1 and logits away from 0, so that a forgotten factor shows.
-                parameter.copy_(
-                    torch.rand_like(parameter) + 0.5 if "norm" in key else torch.randn_like(parameter) * 0.2
-                )
-        model.to(dtype).save_pretrained(tmp_path / name, max_shard_size=shard)
-        return tmp_path / name
+        config, model, shape = ARCHITECTURES[architecture]
+        folder: Path = tmp_path / (name or architecture)
+        visible(model(config(**shape | changes))).to(dtype).save_pretrained(folder, max_shard_size=shard)
+        return folder
 
     return build
+
+
+def visible(model: PreTrainedModel) -> PreTrainedModel:
+    """Norm weights away from 1 and logits away from 0, so that a forgotten factor shows."""
+    torch.manual_seed(7)
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            parameter.copy_(torch.rand_like(parameter) + 0.5 if "norm" in key else torch.randn_like(parameter) * 0.2)
+    return model
+
+
+@pytest.fixture
+def llama_folder(target_folder) -> Callable[..., Path]:
+    """A factory of Llama's folders."""
+    return partial(target_folder, "llama")
 
 
 @pytest.fixture
@@ -133,8 +160,15 @@ class Paged:
         order = torch.randperm(requests * pages, generator=torch.Generator().manual_seed(3)).view(requests, pages) + 1
         self.slots = (order[:, :, None] * page_size + torch.arange(page_size)).view(requests, -1)[:, :reach]
 
-    def attend(self, requests: list[int], start: list[int], seen: Tensor, reach: int | None = None) -> StepAttention:
-        """seen bool [W, W]: which of the new tokens each new token may see."""
+    def attend(
+        self,
+        requests: list[int],
+        start: list[int],
+        seen: Tensor,
+        reach: int | None = None,
+        depths: list[int] | None = None,
+    ) -> StepAttention | SplitAttention:
+        """seen bool [W, W]: which of the new tokens each new token may see. depths: of a tree's nodes, 0 the root."""
         width, reach = seen.shape[0], reach or self.reach
         slots = self.slots[requests]
         hidden = torch.ones(len(requests), 1, width, reach, dtype=torch.bool)
@@ -143,7 +177,31 @@ class Paged:
             hidden[row, 0, :, at : at + width] = ~seen
         bias = torch.zeros(hidden.shape, dtype=self.model.dtype).masked_fill_(hidden, float("-inf"))
         write = torch.stack([slots[row, at : at + width] for row, at in enumerate(start)])
-        return StepAttention(self.pool, write, slots[:, :reach], bias)
+        full = StepAttention(self.pool, write, slots[:, :reach], bias)
+        config = getattr(self.model, "config", None)
+        windows = () if config is None else config.windows
+        if not windows:
+            return full
+        at = torch.tensor(start)[:, None] + torch.tensor(depths or list(range(width)))
+        keys = torch.arange(reach).repeat(len(start), 1)
+        for row, first in enumerate(start):
+            keys[row, first : first + width] = at[row]
+        size = next(w for w in windows if w is not None)
+        near = StepAttention(self.pool, write, slots[:, :reach], windowed_bias(bias, at, keys, size))
+        return SplitAttention(full, near, tuple((w is not None, i) for i, w in enumerate(windows)))
+
+    def tree(self, nodes: Tensor, parents: list[int], request: int, start: int) -> Tensor:
+        """Logits [1, N, V] of a tree of nodes [N], root first, behind `start` tokens of one request."""
+        paths: list[list[int]] = []
+        for node, parent in enumerate(parents):
+            paths.append([*(paths[parent] if parent >= 0 else []), node])
+        seen = torch.zeros(len(nodes), len(nodes), dtype=torch.bool)
+        for node, path in enumerate(paths):
+            seen[node, path] = True
+        depths = [len(path) - 1 for path in paths]
+        attend = self.attend([request], [start], seen, depths=depths)
+        hidden, _ = self.model.forward(nodes[None], start + torch.tensor([depths]), attend)
+        return self.model.logits(hidden)
 
     def run(
         self, tokens: Tensor, start: list[int], requests: list[int] | None = None, reach: int | None = None
@@ -160,3 +218,8 @@ class Paged:
 @pytest.fixture
 def paged() -> type[Paged]:
     return Paged
+
+
+@pytest.fixture
+def architectures() -> dict[str, tuple[type, type, dict[str, Any]]]:
+    return ARCHITECTURES

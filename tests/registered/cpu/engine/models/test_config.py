@@ -22,6 +22,7 @@ LLAMA = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
 }
+QWEN3 = LLAMA | {"architectures": ["Qwen3ForCausalLM"]}
 EAGLE = LLAMA | {"architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1}
 DFLASH = LLAMA | {"architectures": ["DFlashDraftModel"], "dflash_config": {"mask_token_id": 1}}
 
@@ -81,6 +82,18 @@ def test_dflash_spreads_its_states_over_the_target(read, layers, target, states)
     assert read(DFLASH | {"num_hidden_layers": layers}).draft.states_of(target) == states
 
 
+def test_qwen3_fields(read):
+    config = read(QWEN3)
+    assert (config.head_norms, config.windows, config.head_dim) == (True, (), 128)
+    assert not read(LLAMA).head_norms
+    assert read(QWEN3 | {"sliding_window": 7, "layer_types": ["full_attention"] * 3}).windows == ()
+    used = QWEN3 | {"use_sliding_window": True}
+    assert read(used | {"max_window_layers": 1, "sliding_window": 7}).windows == (None, 7, 7)
+    assert read(used | {"max_window_layers": 0}).windows == (4096,) * 3
+    mixed = ["sliding_attention", "full_attention", "sliding_attention"]
+    assert read(used | {"sliding_window": 7, "layer_types": mixed}).windows == (7, None, 7)
+
+
 @pytest.mark.parametrize(
     ("raw", "sentence"),
     [
@@ -96,6 +109,24 @@ def test_dflash_spreads_its_states_over_the_target(read, layers, target, states)
         (LLAMA | {"vocab_size": True}, "vocab_size must be a positive integer, got True"),
         (LLAMA | {"hidden_size": None}, "hidden_size must be a positive integer, got None"),
         (LLAMA | {"num_key_value_heads": 3}, "num_attention_heads 4 must be a multiple of num_key_value_heads 3"),
+        (QWEN3 | {"use_sliding_window": 1}, "use_sliding_window must be true or false, got 1"),
+        (
+            QWEN3 | {"use_sliding_window": True, "max_window_layers": -1},
+            "max_window_layers must be an integer of at least 0, got -1",
+        ),
+        (
+            QWEN3 | {"use_sliding_window": True, "max_window_layers": 0, "sliding_window": 0},
+            "sliding_window must be a positive integer, got 0",
+        ),
+        (QWEN3 | {"layer_types": ["full_attention"]}, "layer_types must be a list of 3 names, one for each layer"),
+        (
+            QWEN3 | {"layer_types": ["full_attention", "chunked_attention", "full_attention"]},
+            "layer_types 'chunked_attention' is not supported; allowed: 'full_attention' and 'sliding_attention'",
+        ),
+        (
+            QWEN3 | {"layer_types": ["sliding_attention"] * 3},
+            "layer_types holds 'sliding_attention', which needs use_sliding_window true",
+        ),
         (LLAMA | {"head_dim": 7}, "head_dim 7 must be even"),
         (LLAMA | {"rms_norm_eps": 0}, "rms_norm_eps must be a positive number, got 0"),
         (EAGLE | {"norm_before_residual": True}, "norm_before_residual true is not supported; it must be absent"),

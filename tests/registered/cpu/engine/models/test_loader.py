@@ -65,6 +65,21 @@ def test_roles(llama_folder, eagle_folder):
         load_eagle3(llama_folder("draft"), target, "cpu", torch.float32)
 
 
+def test_a_standalone_draft_sees_all_tokens(target_folder):
+    target = load_target(target_folder("llama"), "cpu", torch.float32)
+    with pytest.raises(ConfigError, match="with a sliding window, a STANDALONE draft must see all tokens in each"):
+        load_standalone(target_folder("qwen3"), target, "cpu", torch.float32)
+    plain = target_folder("qwen3", "plain", use_sliding_window=False, layer_types=None)
+    assert load_standalone(plain, target, "cpu", torch.float32).vocab_size == 97
+
+
+def test_facts_of_other_architectures(target_folder):
+    known = facts(target_folder("qwen3"), None, "cpu")
+    assert (known.architecture, known.num_layers, known.window) == ("Qwen3ForCausalLM", 4, 11)
+    plain = target_folder("qwen3", "plain", use_sliding_window=False, layer_types=None)
+    assert facts(plain, None, "cpu").window is None
+
+
 def test_a_pytorch_checkpoint_is_not_loaded(llama_folder):
     """Weights come from safetensors only: a pickle beside config.json is as good as no weights."""
     folder = llama_folder()

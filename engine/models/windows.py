@@ -1,0 +1,39 @@
+"""Which layers of a checkpoint look back over a sliding window only."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from engine.core.errors import ConfigError
+from engine.models.fields import Fields
+
+WINDOWED_ARCHITECTURES: Final = ("Qwen3ForCausalLM",)
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+def read_windows(architecture: str, fields: Fields) -> tuple[int | None, ...]:
+    """Tokens that each layer may look back, the query's own included; None for all. Empty: no layer has a window.
+
+    As transformers reads Qwen3's: `layer_types`, or else the layers from `max_window_layers` up; both only with
+    `use_sliding_window`. ConfigError on a list that does not fit.
+    """
+    if architecture not in WINDOWED_ARCHITECTURES:
+        return ()
+    layers = fields.size("num_hidden_layers")
+    used = fields.flag("use_sliding_window", False)
+    kinds = fields.raw.get("layer_types")
+    if kinds is None:
+        first = fields.count("max_window_layers", 28)
+        kinds = [SLIDING if used and i >= first else FULL for i in range(layers)]
+    if not isinstance(kinds, list) or len(kinds) != layers:
+        raise ConfigError(f"{fields.file}: layer_types must be a list of {layers} names, one for each layer")
+    if unknown := sorted(set(map(str, kinds)) - {FULL, SLIDING}):
+        raise ConfigError(
+            f"{fields.file}: layer_types {unknown[0]!r} is not supported; allowed: {FULL!r} and {SLIDING!r}"
+        )
+    if SLIDING not in kinds:
+        return ()
+    if not used:
+        raise ConfigError(f"{fields.file}: layer_types holds {SLIDING!r}, which needs use_sliding_window true")
+    size = fields.size("sliding_window", 4096)
+    return tuple(size if kind == SLIDING else None for kind in kinds)

@@ -1,0 +1,179 @@
+"""Every target beside Llama against transformers' own model of the same checkpoint, and its bits against its calls."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine.core.algorithm import FINAL
+from engine.models.layers import rows_keep_their_bits
+from engine.models.loader import load_target
+
+pytestmark = pytest.mark.register(est_seconds=5, tier="cpu", stage="pr")
+
+BOUND = 1e-4  # float32, largest absolute difference of a logit; logits here reach about 10
+VARIANTS = {
+    "qwen3 mixed": ("qwen3", {}),
+    "qwen3 full": ("qwen3", {"layer_types": None, "use_sliding_window": False}),
+    "qwen3 upper layers": ("qwen3", {"layer_types": None, "max_window_layers": 1, "sliding_window": 5}),
+    "qwen3 all sliding": ("qwen3", {"layer_types": ["sliding_attention"] * 4, "sliding_window": 1}),
+    "qwen3 tied, one key head": ("qwen3", {"tie_word_embeddings": True, "num_key_value_heads": 1}),
+    "qwen3 theta": ("qwen3", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}),
+}
+KINDS = {kind: changes for name, (kind, changes) in VARIANTS.items() if not changes}
+# The zoo's widths, on which the order of summation depends.
+WIDE = {
+    "qwen3": {"vocab_size": 768, "hidden_size": 128, "intermediate_size": 384, "head_dim": 32},
+}
+LINES = torch.randint(0, 768, (33, 65), generator=torch.Generator().manual_seed(2))
+TOKENS = torch.randint(0, 97, (3, 40), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture
+def pair(target_folder, architectures):
+    """A factory: our model and transformers' on one checkpoint."""
+
+    def build(kind: str, deterministic: bool = True, dtype: torch.dtype = torch.float32, **changes: object):
+        folder = target_folder(kind, dtype=dtype, **changes)
+        theirs = architectures[kind][1].from_pretrained(folder, dtype=torch.float32).eval()
+        return load_target(folder, "cpu", torch.float32, deterministic), theirs
+
+    return build
+
+
+def close(ours, theirs):
+    assert ours.dtype is torch.float32
+    assert theirs.abs().max() > 1.0
+    assert (ours - theirs).abs().max() < BOUND
+
+
+@pytest.mark.parametrize(("kind", "changes"), VARIANTS.values(), ids=VARIANTS)
+@torch.inference_mode()
+def test_prefill_chunks_and_decode_match_transformers(pair, paged, kind, changes):
+    ours, theirs = pair(kind, **changes)
+    whole = theirs(TOKENS).logits
+    close(paged(ours, 3, 40).run(TOKENS, [0, 0, 0]), whole)
+    driver, done = paged(ours, 3, 40, page_size=7), 0
+    for width in (9, 1, 16, 1, 1, 12):
+        close(driver.run(TOKENS[:, done : done + width], [done] * 3), whole[:, done : done + width])
+        done += width
+    assert done == 40
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("storage", [torch.bfloat16, torch.float16])
+@torch.inference_mode()
+def test_storage_matches_transformers(pair, paged, kind, storage):
+    ours, theirs = pair(kind, deterministic=False, dtype=storage)
+    close(paged(ours, 3, 40).run(TOKENS, [0, 0, 0]), theirs(TOKENS).logits)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@torch.inference_mode()
+def test_requests_of_different_lengths_share_a_step(pair, paged, kind):
+    ours, theirs = pair(kind)
+    driver = paged(ours, 3, 40)
+    lengths = [5, 23, 11]
+    for request, length in enumerate(lengths):
+        driver.run(TOKENS[request : request + 1, :length], [0], [request])
+    step = torch.stack([TOKENS[r, n : n + 4] for r, n in enumerate(lengths)])
+    logits = driver.run(step, lengths)
+    for r, n in enumerate(lengths):
+        close(logits[r], theirs(TOKENS[r : r + 1, : n + 4]).logits[0, n:])
+
+
+@pytest.mark.parametrize(("kind", "changes"), VARIANTS.values(), ids=VARIANTS)
+@torch.inference_mode()
+def test_each_path_of_a_tree_has_its_own_logits(pair, paged, kind, changes):
+    """The tree is deeper than the smaller windows, so that a node looks past some of its ancestors."""
+    ours, theirs = pair(kind, **changes)
+    driver = paged(ours, 1, 40)
+    prefix, nodes, parents = TOKENS[:1, :22], TOKENS[0, 22:31], [-1, 0, 0, 1, 2, 3, 4, 6, 7]
+    driver.run(prefix, [0])
+    logits = driver.tree(nodes, parents, 0, 22)
+    for node in range(len(parents)):
+        path, at = [], node
+        while at >= 0:
+            path.insert(0, at)
+            at = parents[at]
+        close(logits[0, node], theirs(torch.cat((prefix[0], nodes[path]))[None]).logits[0, -1])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@torch.inference_mode()
+def test_hidden_and_captured_states_match_transformers(pair, paged, kind):
+    ours, theirs = pair(kind)
+    left = []
+    theirs.model.norm.register_forward_pre_hook(lambda _, args: left.append(args[0]))
+    states = theirs(TOKENS, output_hidden_states=True).hidden_states
+    attend = paged(ours, 3, 40).attend([0, 1, 2], [0, 0, 0], torch.ones(40, 40).tril().bool())
+    capture = (2, 0, FINAL, ours.num_layers)
+    hidden, aux = ours.forward(TOKENS, torch.arange(40).expand(3, 40), attend, capture)
+    close(hidden, states[-1])
+    close(aux, torch.cat((states[2], states[0], states[-1], left[0]), -1))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@torch.inference_mode()
+def test_half_precision_stays_near_float32(target_folder, paged, kind, dtype):
+    folder = target_folder(kind)
+    whole = paged(load_target(folder, "cpu", torch.float32), 3, 40).run(TOKENS, [0, 0, 0])
+    half = paged(load_target(folder, "cpu", dtype), 3, 40).run(TOKENS, [0, 0, 0])
+    # A few layers of a few roundings each, relative to the largest logit.
+    assert 0 < (half - whole).abs().max() < 24 * torch.finfo(dtype).eps * whole.abs().max()
+
+
+@pytest.mark.skipif(not rows_keep_their_bits(), reason="this BLAS sums in an order that depends on the number of rows")
+class TestBatchInvariance:
+    """With `deterministic`, a token's logits have the same bits however many tokens share its call."""
+
+    @pytest.fixture(params=WIDE)
+    def model(self, request, target_folder):
+        return load_target(target_folder(request.param, **WIDE[request.param]), "cpu", torch.float32)
+
+    @torch.inference_mode()
+    def test_over_batch_sizes(self, model, paged):
+        driver = paged(model, 33, 32)
+        driver.run(LINES[:, :23], [0] * 33)
+        last = LINES[:, 23:24]
+        whole = driver.run(last, [23] * 33)
+        for size in range(1, 33):
+            assert torch.equal(driver.run(last[:size], [23] * size), whole[:size]), f"batch {size}"
+
+    @torch.inference_mode()
+    def test_over_chunk_widths(self, model, paged):
+        line = LINES[:1]
+        whole = paged(model, 1, 80).run(line, [0])
+        for width in (1, 2, 3, 5, 8, 13, 33, 64):
+            driver = paged(model, 1, 80)
+            parts = [driver.run(line[:, at : at + width], [at]) for at in range(0, 65, width)]
+            assert torch.equal(torch.cat(parts, 1), whole), f"chunks of {width}"
+
+    @torch.inference_mode()
+    def test_over_read_lengths_and_other_requests(self, model, paged):
+        driver = paged(model, 3, 600, page_size=8)
+        driver.run(LINES[:3], [0, 0, 0])
+        alone = driver.run(LINES[:1, 20:21], [20], [0], reach=21)
+        for reach in [*range(22, 60, 3), 64, 127, 128, 129, 256, 511, 513, 600]:
+            assert torch.equal(driver.run(LINES[:1, 20:21], [20], [0], reach=reach), alone), f"reach {reach}"
+        mixed = driver.run(torch.stack((LINES[0, 20:21], LINES[2, 64:])), [20, 64], [0, 2])
+        assert torch.equal(mixed[:1], alone)
+
+    @torch.inference_mode()
+    def test_a_tree_node_equals_the_same_token_decoded(self, model, paged):
+        line = LINES[0, :30]
+        decoded, drafted = paged(model, 1, 48), paged(model, 1, 48)
+        decoded.run(line[None, :20], [0])
+        drafted.run(line[None, :20], [0])
+        steps = [decoded.run(line[None, at : at + 1], [at]) for at in (20, 21)]
+        # Nodes: root, a wrong child, the right child.
+        logits = drafted.tree(line[[20, 29, 21]], [-1, 0, 0], 0, 20)
+        assert torch.equal(logits[:, [0, 2]], torch.cat(steps, 1))
+
+
+def test_windows(target_folder):
+    mixed = load_target(target_folder("qwen3"), "cpu", torch.float32)
+    assert [mixed.window_of(i) for i in range(4)] == [None, 11, None, 11]
+    llama = load_target(target_folder("llama"), "cpu", torch.float32)
+    assert [llama.window_of(i) for i in range(3)] == [None] * 3
