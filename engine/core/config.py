@@ -143,6 +143,7 @@ class DraftFacts:
     tokenizer_hash: None where the checkpoint brings no tokenizer.
     aux_layers: indices of the target layers whose input states the draft reads; FINAL: behind the final norm.
     block_size: positions that one forward of a block drafter covers, its root included.
+    mask_token: target id that stands for a block's unknown tokens.
     """
 
     architecture: str
@@ -153,6 +154,7 @@ class DraftFacts:
     tokenizer_hash: str | None = None
     aux_layers: tuple[int, ...] = ()
     block_size: int | None = None
+    mask_token: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

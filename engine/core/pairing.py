@@ -50,6 +50,10 @@ def _missing_layers(s: Situation) -> list[int]:
     return [layer for layer in layers if layer != FINAL and not 0 <= layer <= s.facts.num_layers]
 
 
+def _mask(s: Situation) -> int | None:
+    return s.draft.mask_token if s.draft else None
+
+
 def _rule(name: str, why: str, broken: Callable[[Situation], bool], sentence: Callable[[Situation], str]) -> Rule:
     return Rule(name, "refused", "speculative_draft_model_path", why, broken, sentence)
 
@@ -98,6 +102,15 @@ PAIRING: Final[tuple[Rule, ...]] = (
         lambda s: (
             f"the draft reads the state entering layer {_missing_layers(s)[0]}, but the target has "
             f"{s.facts.num_layers} layers; {FIX}"
+        ),
+    ),
+    _rule(
+        "mask-token-unknown",
+        "mask tokens enter the draft through the target's embedding",
+        lambda s: (_mask(s) or 0) >= s.facts.vocab_size,
+        lambda s: (
+            f"the draft's mask token {_mask(s)} has no embedding in the target, whose vocabulary has "
+            f"{s.facts.vocab_size} tokens; {FIX}"
         ),
     ),
 )

@@ -9,7 +9,8 @@ import torch
 from engine.core.config import DraftFacts, Facts
 from engine.core.errors import ConfigError
 from engine.models.config import TARGET_ARCHITECTURES, ModelConfig, load_model_config
-from engine.models.draft_config import EAGLE3_ARCHITECTURES, EAGLE_ARCHITECTURES
+from engine.models.dflash import DFlash
+from engine.models.draft_config import DFLASH_ARCHITECTURES, EAGLE3_ARCHITECTURES, EAGLE_ARCHITECTURES
 from engine.models.eagle import Eagle
 from engine.models.eagle3 import Eagle3
 from engine.models.llama import Llama
@@ -18,7 +19,16 @@ from engine.models.target import Target
 from engine.models.tokenizer import tokenizer_hash
 from engine.models.weights import load_weights
 
-__all__ = ["facts", "load_eagle", "load_eagle3", "load_model_config", "load_standalone", "load_target", "load_weights"]
+__all__ = [
+    "facts",
+    "load_dflash",
+    "load_eagle",
+    "load_eagle3",
+    "load_model_config",
+    "load_standalone",
+    "load_target",
+    "load_weights",
+]
 
 
 def facts(model_path: str | Path, draft_path: str | Path | None, device: str) -> Facts:
@@ -50,6 +60,8 @@ def _draft_facts(path: str | Path, target: ModelConfig) -> DraftFacts:
         draft_vocab_size=None if head is None else head.vocab_size,
         tokenizer_hash=tokenizer_hash(path),
         aux_layers=() if head is None else head.states_of(target.num_layers),
+        block_size=None if head is None else head.block_size,
+        mask_token=None if head is None else head.mask_token,
     )
 
 
@@ -85,6 +97,14 @@ def load_eagle3(
     """An EAGLE-3 head. ConfigError as for a target, or if it does not fit the target's width, layers or vocabulary."""
     config = _expect(path, EAGLE3_ARCHITECTURES, "an EAGLE3 draft")
     return Eagle3(config, load_weights(path, torch.device(device), dtype), target, deterministic)
+
+
+def load_dflash(
+    path: str | Path, target: Target, device: str, dtype: torch.dtype, deterministic: bool = True
+) -> DFlash:
+    """A DFLASH draft. ConfigError as for a target, or if it does not fit the target's width, layers or vocabulary."""
+    config = _expect(path, DFLASH_ARCHITECTURES, "a DFLASH draft")
+    return DFlash(config, load_weights(path, torch.device(device), dtype), target, deterministic)
 
 
 def _expect(path: str | Path, architectures: tuple[str, ...], role: str) -> ModelConfig:

@@ -14,9 +14,10 @@ from engine.core.config import Facts, Resolved
 from engine.core.errors import ConfigError
 from engine.device.pool import KVLayout, KVPool
 from engine.device.relay import Relay
-from engine.models.loader import load_eagle, load_eagle3, load_standalone
+from engine.models.loader import load_dflash, load_eagle, load_eagle3, load_standalone
 from engine.models.target import Target
 from engine.spec.autoregressive import AutoregressiveDrafter, DraftModel
+from engine.spec.dflash import BlockDrafter
 from engine.spec.drafter import Drafter
 from engine.spec.plain import PlainDrafter
 
@@ -107,6 +108,12 @@ def _eagle3(context: BuildContext) -> Drafter:
     return autoregressive(context, model, model.aux_layers)
 
 
+def _dflash(context: BuildContext) -> Drafter:
+    r = context.resolved
+    model = load_dflash(context.draft_folder, context.target, r.device, context.dtype, r.enable_deterministic_inference)
+    return BlockDrafter(context.traits, model, context.pool(model), r.num_draft_tokens)
+
+
 def autoregressive(context: BuildContext, model: DraftModel, capture: tuple[int, ...]) -> Drafter:
     """The stepper over a draft model that keeps KV, in the resolved shape. capture: what the model reads."""
     resolved = context.resolved
@@ -126,6 +133,7 @@ BUILDERS: dict[str, Build] = {
     "EAGLE": _eagle,
     "EAGLE3": _eagle3,
     "STANDALONE": _standalone,
+    "DFLASH": _dflash,
 }
 RELAYS: dict[str, RelayOf] = {}
 

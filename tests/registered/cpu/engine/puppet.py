@@ -29,7 +29,10 @@ class Proposal(NamedTuple):
 
 @dataclass
 class Puppet:
-    """Stands in front of a drafter. truth: request id -> its true tokens, longer than it will run."""
+    """Stands in front of a drafter: 0 right drafts in a request's first round, 1 in its second, and so on in turn.
+
+    truth: request id -> its true tokens, longer than it will run.
+    """
 
     inner: Any
     llm: LLM
@@ -47,9 +50,9 @@ class Puppet:
             if row not in owner:
                 continue
             truth, start, parents = self.truth[owner[row]], int(batch.start[b]), tree.parents[b].tolist()
-            path = last_children(parents)[: (start + start // 3) % (tree.depth + 1) + 1]
-            proposal = Proposal(start, tree.tokens[b].tolist(), parents, len(path) - 1)
-            self.seen.setdefault(owner[row], []).append(proposal)
+            seen = self.seen.setdefault(owner[row], [])
+            path = last_children(parents)[: len(seen) % (tree.depth + 1) + 1]
+            seen.append(Proposal(start, tree.tokens[b].tolist(), parents, len(path) - 1))
             for node in range(1, len(parents)):
                 right = truth[start + int(tree.depths[b, node])]
                 tokens[b, node] = right if node in path else (right + 1) % self.llm.tokenizer.vocab_size

@@ -132,3 +132,31 @@ class WholeLlama:
             x = llama_layer(x, rms(x, self.w[f"{prefix}input_layernorm.weight"], eps), self.w, prefix, self.c)
         kept[self.c["num_hidden_layers"]], kept[-1] = x, rms(x, self.w["model.norm.weight"], eps)
         return torch.cat([kept[i] for i in capture], 1)
+
+
+class WholeDFlash:
+    """DFLASH: a context of projected target states, and one non-causal block behind it."""
+
+    def __init__(self, folder: Path, embedding: Tensor, head: Tensor) -> None:
+        self.c, self.w = read(folder)
+        self.embedding, self.head = embedding, head
+
+    def block(self, first: int, width: int, states: Tensor) -> Tensor:
+        """Logits [width, V] of a block whose first token is known; states [L, A * Ht] of all positions before it."""
+        c, w, eps = self.c, self.w, self.c["rms_norm_eps"]
+        length, d, theta = len(states), head_dim(c), c["rope_theta"]
+        context = rms(states @ w["fc.weight"].t(), w["hidden_norm.weight"], eps)
+        x = self.embedding[torch.tensor([first] + [c["dflash_config"]["mask_token_id"]] * (width - 1))]
+        positions = torch.arange(length + width)
+        for i in range(c["num_hidden_layers"]):
+            prefix = f"layers.{i}.self_attn."
+            a = rms(x, w[f"layers.{i}.input_layernorm.weight"], eps)
+            everything = torch.cat((context, a))
+            q = rms(split(a @ w[f"{prefix}q_proj.weight"].t(), d), w[f"{prefix}q_norm.weight"], eps)
+            k = rms(split(everything @ w[f"{prefix}k_proj.weight"].t(), d), w[f"{prefix}k_norm.weight"], eps)
+            v = split(everything @ w[f"{prefix}v_proj.weight"].t(), d)
+            seen = torch.ones(width, length + width, dtype=torch.bool)
+            mixed = mix(rope(q, positions[length:], theta), rope(k, positions, theta), v, seen)
+            x = x + mixed @ w[f"{prefix}o_proj.weight"].t()
+            x = x + gated(rms(x, w[f"layers.{i}.post_attention_layernorm.weight"], eps), w, f"layers.{i}.mlp.")
+        return rms(x, w["norm.weight"], eps) @ self.head.t()

@@ -44,6 +44,11 @@ def head(**changes: object) -> Facts:
     return facts(DraftFacts(**(values | changes)))
 
 
+def block(**changes: object) -> Facts:
+    own = {"architecture": "DFlashDraftModel", "draft_vocab_size": 512, "aux_layers": (1, 4), "block_size": 6}
+    return head(**own | {"mask_token": 511} | changes)
+
+
 REFUSED = [
     (
         "nothing-to-draft",
@@ -193,6 +198,25 @@ REFUSED = [
         eagle3(),
         head(aux_layers=(1, 2, 9)),
         "the draft reads the state entering layer 9, but the target has 4 layers; use a draft made for this target",
+    ),
+    (
+        "aux-layer-missing",
+        EngineConfig("m", "DFLASH", "d"),
+        block(aux_layers=(1, 5)),
+        "the draft reads the state entering layer 5, but the target has 4 layers; use a draft made for this target",
+    ),
+    (
+        "hidden-widths-differ",
+        EngineConfig("m", "DFLASH", "d"),
+        block(target_hidden_size=96),
+        "the draft reads hidden states of width 96, but the target's are 128 wide; use a draft made for this target",
+    ),
+    (
+        "mask-token-unknown",
+        EngineConfig("m", "DFLASH", "d"),
+        block(mask_token=512),
+        "the draft's mask token 512 has no embedding in the target, whose vocabulary has 512 tokens; "
+        "use a draft made for this target",
     ),
     (
         "page-size-range",

@@ -1,0 +1,58 @@
+"""DFLASH's drafter: committed positions are projected into draft KV, and one block forward drafts a whole chain.
+
+Draft KV slot p holds what the target's states at position p say; nothing in it depends on a later token. The block,
+the bonus token at position start and mask tokens behind it, attends to all slots below start and to all of itself.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from engine.core.algorithm import Traits
+from engine.device.attention import DraftAttention
+from engine.device.batch import StepBatch, prefix_bias
+from engine.device.pool import KVPool
+from engine.device.relay import Carry, Relay
+from engine.models.dflash import DFlash
+from engine.spec.drafter import DraftTree, Verdict, chain
+
+
+class BlockDrafter:
+    """Chains of batch.width - 1 drafts, each the best token at its own mask position."""
+
+    steps = topk = 1
+    carries: tuple[Carry, ...] = ()
+
+    def __init__(self, traits: Traits, model: DFlash, pool: KVPool, nodes: int) -> None:
+        self.traits, self.model, self.pool, self.nodes = traits, model, pool, nodes
+        self.capture = model.aux_layers
+        self.key_span = traits.key_span
+
+    def prime(self, batch: StepBatch, tokens: Tensor, aux: Tensor | None, sampled: Tensor, following: Tensor) -> None:
+        self._keep(batch, aux)
+
+    def absorb(self, batch: StepBatch, verdict: Verdict, aux: Tensor | None) -> None:
+        # Rows at and past `count` write KV that the next round overwrites before it is read.
+        self._keep(batch, aux)
+
+    def propose(self, batch: StepBatch, relay: Relay) -> DraftTree:
+        width, reach = batch.width, batch.reach - batch.width
+        if width == 1:
+            return chain(batch.root)
+        masks = batch.root.new_full((len(batch.root), width - 1), self.model.mask_token)
+        bias = prefix_bias(batch.start, reach, self.pool.data.dtype)
+        attend = DraftAttention(self.pool, batch.slots[:, :reach], bias, width)
+        everything = torch.ones(len(batch.root), width, width, dtype=torch.bool, device=batch.root.device)
+        attend.begin(0, everything)
+        out = self.model.forward(torch.cat((batch.root, masks), 1), batch.positions, attend)
+        drafts = self.model.logits(out[:, 1:]).argmax(-1)
+        return chain(torch.cat((batch.root, drafts), 1))
+
+    def _keep(self, batch: StepBatch, aux: Tensor | None) -> None:
+        assert aux is not None
+        width = aux.shape[1]
+        rows = self.model.context(aux, batch.positions[:, :width])
+        write = batch.write[:, :width].reshape(-1)
+        for layer, kv in enumerate(rows):
+            self.pool.store(layer, write, kv)
