@@ -79,12 +79,13 @@ class DeviceExecutor:
         )
 
     def _admit(self, rows: tuple[PlanRow, ...]) -> None:
-        """Upload the sampling parameters of requests that begin a residence."""
+        """Upload the sampling parameters of requests that begin a residence, and clear what their rows carry."""
         new = [(row.row, *row.admit) for row in rows if row.admit is not None]
         if not new:
             return
         sampling = self.relay.sampling
         at = torch.tensor([row for row, _, _ in new], device=sampling.seed.device)
+        self.relay.forget(at)
         columns = (
             [p.temperature for _, p, _ in new],
             [max(0, p.top_k) for _, p, _ in new],

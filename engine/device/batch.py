@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from engine.core.plan import StepPlan
-from engine.device.relay import Relay
+from engine.device.relay import DraftState, Relay
 from engine.device.table import SlotTable
 from engine.device.upload import integers
 
@@ -39,6 +39,7 @@ class StepBatch:
     slots [B, T] of positions 0..T-1, T = reach. lengths [B]: tokens of each chunk, None in a verify round, where
     every row is W wide. known: in verify rounds of a drafter that reads tokens on the host, row by row.
     positions [B, W] start..start + W - 1, and write [B, W] their slots, the padding slot 0 past a chunk's end.
+    relay: where the rows' values come from; None in a batch that was made by hand.
     """
 
     rows: Tensor
@@ -49,6 +50,7 @@ class StepBatch:
     slots: Tensor
     lengths: Tensor | None
     known: tuple[Known, ...] = ()
+    relay: Relay | None = None
     positions: Tensor = field(init=False)
     write: Tensor = field(init=False)
     _causal: Causal | None = field(init=False, default=None)
@@ -70,7 +72,13 @@ class StepBatch:
             lengths = integers([r.width for r in plan.rows], device)
         width, reach = max([r.width for r in plan.rows]), max([r.bound for r in plan.rows])
         known = () if plan.prefill else tuple([Known(r.rid, r.tokens) for r in plan.rows if r.tokens])
-        return cls(rows, start, root, width, reach, table.read(rows, reach), lengths, known)
+        return cls(rows, start, root, width, reach, table.read(rows, reach), lengths, known, relay)
+
+    @property
+    def carried(self) -> DraftState:
+        """What the drafter carries for these rows; zeros in the first step of a request's residence."""
+        assert self.relay is not None
+        return self.relay.state(self.rows)
 
     def causal(self, width: int, dtype: torch.dtype) -> Causal:
         """The first `width` positions as consecutive tokens. Made once: target and draft see the same masks."""

@@ -30,7 +30,8 @@ class Relay:
     """Device buffers indexed by request row.
 
     length [R]: tokens in the target's KV. last [R, 1]: the bonus token, known but not in KV. carried: a buffer
-    [R, *shape] for each Carry of the drafter. Sampling parameters are uploaded once per residence of a request.
+    [R, *shape] for each Carry of the drafter, zeros when a request's residence begins. Sampling parameters are
+    uploaded once per residence.
     """
 
     def __init__(self, rows: int, carries: tuple[Carry, ...], device: torch.device) -> None:
@@ -57,6 +58,11 @@ class Relay:
         """Keep the drafter's state of the batch, every tensor of it."""
         for name, buffer in self.carried.items():
             buffer.index_copy_(0, rows, state[name])
+
+    def forget(self, rows: Tensor) -> None:
+        """Zero what the rows carry: other requests left it there."""
+        for buffer in self.carried.values():
+            buffer.index_fill_(0, rows, 0)
 
     def state(self, rows: Tensor) -> DraftState:
         """The drafter's state of the batch."""

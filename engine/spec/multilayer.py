@@ -1,0 +1,104 @@
+"""A chain of prediction layers (DeepSeek-V3, arXiv 2412.19437): step m of a round is layer m's, all in one extend.
+
+Layer m's draft KV slot p holds (token p + 1 + m, what layer m - 1 made of position p; for layer 0 the target's state),
+and predicts token p + 2 + m. So with KV of positions below L, layer m's slots L - m.. rest on drafts. They are rebuilt
+by the next extend, which begins `back` positions earlier and knows by then what followed: every slot that a page can
+be shared with is exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from engine.core.algorithm import Traits
+from engine.device.attention import StepAttention
+from engine.device.batch import StepBatch, causal_bias, count
+from engine.device.pool import KVPool
+from engine.device.relay import Carry, DraftState, Relay
+from engine.models.layers import Attend
+from engine.spec.drafter import DraftTree, Verdict, chain
+
+
+class ChainLayer(Protocol):
+    """One layer of the chain; its ids are the target's."""
+
+    carry_width: int
+
+    def forward(self, tokens: Tensor, positions: Tensor, hidden: Tensor, attend: Attend) -> Tensor:
+        """tokens and positions [B, W], hidden [B, W, carry_width] -> what the next layer reads, [B, W, carry_width]."""
+        ...
+
+    def logits(self, out: Tensor) -> Tensor:
+        """[..., carry_width] -> [..., V] float32."""
+        ...
+
+
+class MultiLayerDrafter:
+    """Chains of one draft per layer; nothing is left to compute when a round begins."""
+
+    topk = 1
+
+    def __init__(
+        self, traits: Traits, layers: Sequence[ChainLayer], pool: KVPool, capture: tuple[int, ...], nodes: int
+    ) -> None:
+        self.traits, self.layers, self.pool, self.capture, self.nodes = traits, layers, pool, capture, nodes
+        self.steps = self.key_span = len(layers)
+        self.back = len(layers) - 1
+        width, dtype = layers[0].carry_width, pool.data.dtype
+        # Of the last `back` positions: token p + 1 and the target's state at p. held: how many of them are known.
+        self.carries = (
+            Carry("ids", (self.steps,), torch.int64),
+            Carry("tokens", (self.back,), torch.int64),
+            Carry("states", (self.back, width), dtype),
+            Carry("held", (), torch.int64),
+        )
+
+    def prime(
+        self, batch: StepBatch, tokens: Tensor, aux: Tensor | None, sampled: Tensor, following: Tensor
+    ) -> DraftState:
+        assert batch.lengths is not None
+        tail = torch.where(following < 0, sampled, following)
+        shifted = tokens.roll(-1, 1).scatter(1, (batch.lengths - 1)[:, None], tail[:, None])
+        return self._extend(batch, shifted, aux, batch.lengths)
+
+    def absorb(self, batch: StepBatch, verdict: Verdict, aux: Tensor | None) -> DraftState:
+        # Rows at and past `count` write KV that the next round overwrites before it is read.
+        return self._extend(batch, verdict.tokens, aux, verdict.count)
+
+    def propose(self, batch: StepBatch, relay: Relay) -> DraftTree:
+        return chain(torch.cat((batch.root, relay.state(batch.rows)["ids"][:, : batch.width - 1]), 1))
+
+    def _extend(self, batch: StepBatch, tokens: Tensor, aux: Tensor | None, kept: Tensor) -> DraftState:
+        """All layers over the `back` positions before start and the W from start on; the row of the last kept
+        position proposes. tokens [B, W]: what follows each position."""
+        assert aux is not None
+        carried, back = batch.carried, self.back
+        known = torch.cat((carried["tokens"], tokens), 1)
+        states = torch.cat((carried["states"], aux), 1)
+        offsets = count(known.shape[1], tokens.device) - back
+        at = (batch.start[:, None] + offsets).clamp(min=0)
+        attend = self._attention(batch, carried["held"], offsets, at)
+        last = (back + kept - 1)[:, None]
+        ids, out, drafts = known, states, []
+        for layer in self.layers:
+            out = layer.forward(ids, at, out, attend)
+            best = layer.logits(out.gather(1, last[:, :, None].expand(-1, -1, out.shape[2]))).argmax(-1)
+            drafts.append(best)
+            ids = ids.roll(-1, 1).scatter(1, last, best)
+        behind = kept[:, None] + count(back, tokens.device)
+        return {
+            "ids": torch.cat(drafts, 1),
+            "tokens": known.gather(1, behind),
+            "states": states.gather(1, behind[:, :, None].expand(-1, -1, states.shape[2])),
+            "held": (carried["held"] + kept).clamp(max=back),
+        }
+
+    def _attention(self, batch: StepBatch, held: Tensor, offsets: Tensor, at: Tensor) -> StepAttention:
+        """Causal over positions `at` [B, back + W]; those that no layer may rebuild write to the padding slot."""
+        write = batch.slots.gather(1, at[:, : self.back]).masked_fill(offsets[: self.back] < -held[:, None], 0)
+        write = torch.cat((write, batch.write[:, : offsets.shape[0] - self.back]), 1)
+        return StepAttention(self.pool, write, batch.slots, causal_bias(at, batch.reach, self.pool.data.dtype))
