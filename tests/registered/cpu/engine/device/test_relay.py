@@ -53,6 +53,16 @@ def test_a_drafters_state_comes_back_by_row():
         assert not relay.carried[carry.name][[0, 1, 3]].any()
 
 
+def test_a_row_is_cleared_of_what_another_request_left():
+    relay = relay_of()
+    rows = torch.tensor([1, 3])
+    state = {carry.name: torch.ones(2, *carry.shape, dtype=carry.dtype) for carry in CARRIES}
+    relay.stash(rows, state)
+    relay.forget(torch.tensor([3]))
+    left = relay.state(rows)
+    assert all(left[carry.name][0].all() and not left[carry.name][1].any() for carry in CARRIES)
+
+
 def test_a_state_that_lacks_a_carry_is_a_bug():
     with pytest.raises(KeyError, match="hidden"):
         relay_of().stash(torch.tensor([1]), {"ids": torch.tensor([[1, 2]])})

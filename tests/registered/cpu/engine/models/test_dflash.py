@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine.core.config import DraftFacts
 from engine.core.errors import ConfigError
 from engine.device.attention import DraftAttention
-from engine.models.loader import load_dflash, load_target
+from engine.models.loader import facts, load_dflash, load_target
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from random_drafts import dflash_shapes, random_weights, save
@@ -81,6 +82,19 @@ def test_a_block_over_its_context_is_the_formula(target, folder, paged, length, 
 def test_states_are_those_behind_the_named_layers(target, folder):
     model = load_dflash(folder(), target, "cpu", torch.float32)
     assert (model.aux_layers, model.mask_token) == ((1, 3), 96)
+
+
+def test_facts_say_what_a_block_needs(llama_folder, folder):
+    assert facts(llama_folder("target"), folder(), "cpu").draft == DraftFacts(
+        architecture="DFlashDraftModel",
+        vocab_size=97,
+        hidden_size=48,
+        target_hidden_size=48,
+        draft_vocab_size=97,
+        aux_layers=(1, 3),
+        block_size=7,
+        mask_token=96,
+    )
 
 
 @pytest.mark.parametrize(
