@@ -173,6 +173,20 @@ def bench(
     return main_bench(json_, out, groups or GROUPS)
 
 
+@app.command()
+def simulate(
+    minutes: Annotated[float, typer.Option(help="wall clock, one core")] = 1.0,
+    seed: Annotated[int, typer.Option(help="another seed, other schedules")] = 0,
+    schedules: Annotated[int | None, typer.Option(help="run so many, whatever the clock says")] = None,
+    replay: Annotated[int | None, typer.Option(help="run this one schedule, a number that a failure printed")] = None,
+    json_: Json = False,
+) -> int:
+    """Run random schedules on a toy device: arrivals, aborts, sessions, shortage, every law and token checked."""
+    from matrix.commands.simulate import simulate as run_simulation
+
+    return run_simulation(minutes, seed, schedules, replay, json_)
+
+
 @zoo.command("list")
 def zoo_list() -> int:
     """Print what is known of every model."""

@@ -1,0 +1,279 @@
+"""A schedule run on the engine's own scheduler, ledger, sessions and loop, and everything that must hold of it.
+
+What a session must remember and inherit is kept here a second time, from the outside: from what was shown, and from
+what the toy device says it computed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Final
+
+from engine.core.adaptive_config import AdaptiveSlot
+from engine.core.errors import RequestError
+from engine.core.journal import replay
+from engine.core.plan import StepResult
+from engine.core.request import Phase, Request, SamplingParams
+from engine.core.session import SessionParams, Sessions
+from engine.core.window import Window, WindowBook
+from engine.loop import Loop
+from matrix.simulation.scenario import BOS, Abort, Ask, Event, Scenario, Setup
+from matrix.simulation.toy import ToyExecutor, reference, toy_loop
+
+LIMIT: Final = 3_000  # steps; a schedule of a few requests that takes more goes round in circles
+EOS: Final = (2,)
+SLOTS: Final = (AdaptiveSlot(1, (1, 3), 1.0, 1, 1), AdaptiveSlot(3, (1, 2), 0.5, 1, 0))
+
+
+class Violation(Exception):
+    """The engine broke a promise that is not a law of the ledger."""
+
+
+class Line:
+    """What one streaming session must remember, seen from the outside."""
+
+    def __init__(self, name: str, now: int) -> None:
+        self.name = name
+        self.used = now
+        self.history: tuple[int, ...] = ()
+        self.turn: Request | None = None
+        self.live: list[Request] = []
+
+    def shown(self) -> tuple[int, ...]:
+        """Every token of the turns that ended well."""
+        turn = self.turn
+        if turn is not None and turn.finish is not None and turn.finish.reason != "abort":
+            return (*turn.prompt, *turn.output)
+        return self.history
+
+
+class World:
+    """One engine on the toy device and the schedule's progress on it."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+        self.loop = _loop(setup)
+        self.scheduler = self.loop.scheduler
+        self.ledger = self.scheduler.ledger
+        self.eos = EOS if setup.eos else ()
+        self.sessions = Sessions(self.scheduler, streaming=True, bos_id=BOS, text_length=len)
+        self.lines: dict[int, Line] = {}
+        self.closed: list[Line] = []
+        self.asked: list[Request | None] = []  # None where the request was refused
+        self.now = 0
+        self._waiting: list[Request] = []  # turns that were waiting when last seen
+        self._turns: list[Request] = []  # turns that have not been released
+
+    def run(self, events: tuple[Event, ...]) -> Counter[str]:
+        """Run to the end of everything. Returns the probes; raises Violation or an engine bug."""
+        left = list(reversed(events))
+        while left or self.loop.busy:
+            if self.now > LIMIT:
+                raise Violation(f"the schedule has not ended after {LIMIT} steps")
+            if not self.loop.busy and left:
+                self.now = max(self.now, left[-1].at)
+            self._reap()
+            while left and left[-1].at <= self.now:
+                self._fire(left.pop())
+            if self.loop.busy:
+                self._step()
+            self.now += 1
+        self._finish()
+        return Counter(self.loop.probes.counts)
+
+    def _fire(self, event: Event) -> None:
+        if isinstance(event, Ask):
+            self._ask(event)
+        elif isinstance(event, Abort):
+            request = self.asked[event.request] if event.request < len(self.asked) else None
+            if request is not None:
+                self._abort(request)
+        elif event.session in self.lines:
+            line = self.lines.pop(event.session)
+            self.closed.append(line)
+            self.sessions.close(line.name)
+
+    def _ask(self, ask: Ask) -> None:
+        """Queue a request, or see it refused for exactly the reasons there are."""
+        request = self._request(ask, ask.tokens) if ask.session is None else self._turn(ask, ask.session)
+        self.asked.append(request)
+        if request is not None:
+            self.loop.add(request)
+
+    def _request(self, ask: Ask, prompt: tuple[int, ...]) -> Request | None:
+        if not self._fits(len(prompt) + ask.new):
+            return None
+        params = SamplingParams(max_new_tokens=ask.new, stop=ask.stop)
+        return Request(len(self.asked) + 1, prompt, params, 0)
+
+    def _turn(self, ask: Ask, key: int) -> Request | None:
+        if key not in self.lines:
+            name = self.sessions.open(1_000_000, None, True, self.setup.timeout, self.now)
+            self.lines[key] = Line(name, self.now)
+        line = self.lines[key]
+        history = line.shown()
+        new = ask.tokens[1:] if history and ask.tokens[0] == BOS else ask.tokens
+        free = (line.turn is None or line.turn.finish is not None) and bool(new)
+        try:
+            turn = self.sessions.judge(SessionParams(line.name), ask.tokens)
+        except RequestError as refusal:
+            if free:
+                raise Violation(f"a turn was refused without a reason: {refusal}") from None
+            return None
+        if not free:
+            raise Violation(f"session {line.name} took a second turn in flight, or one without a new token")
+        if turn.prompt != (*history, *new):
+            raise Violation(f"session {line.name} remembers {turn.prompt}, the user saw {(*history, *new)}")
+        request = self._request(ask, turn.prompt)
+        if request is not None:
+            self.sessions.begin(turn, request, self.now)
+            line.history, line.turn, line.used = history, request, self.now
+            line.live.append(request)
+            self._turns.append(request)
+            self._waiting.append(request)
+        return request
+
+    def _fits(self, length: int) -> bool:
+        """Whether a request of `length` tokens can run alone; the engine must agree."""
+        fits = length + self.scheduler.slack <= self.setup.pages * self.setup.page_size
+        probe = Request(1, (0,) * (length - 1), SamplingParams(max_new_tokens=1), 0)
+        try:
+            self.scheduler.admission.check(probe)
+        except RequestError as refusal:
+            if fits:
+                raise Violation(f"a request was refused that fits: {refusal}") from None
+        else:
+            if not fits:
+                raise Violation(f"a request of {length} tokens was taken that can never fit")
+        return fits
+
+    def _step(self) -> None:
+        held = {a.rid: a.committed for a in self.ledger.accounts.values() if a.held}
+        dropped = self.loop.probes.counts["session.dropped"]
+        self.loop.step()
+        dropped = self.loop.probes.counts["session.dropped"] - dropped
+        for request in self._waiting:
+            if request.phase is Phase.WAITING:
+                continue
+            if request.inherited != held.get(request.account, 0) and (request.inherited or not dropped):
+                raise Violation(
+                    f"request {request.rid} inherited {request.inherited} positions, its session held "
+                    f"{held.get(request.account, 0)}"
+                )
+        for request in self._turns:
+            if request.phase is Phase.DONE:
+                self._check_kept(request)
+        self._look()
+        self._reap()
+
+    def _look(self) -> None:
+        self._turns = [request for request in self._turns if request.phase is not Phase.DONE]
+        self._waiting = [request for request in self._turns if request.phase is Phase.WAITING]
+
+    def _check_kept(self, request: Request) -> None:
+        """What a turn that ran leaves to its session is exact."""
+        assert request.finish is not None
+        executor = self.loop.executor
+        assert isinstance(executor, ToyExecutor)
+        shown = len(request.prompt) + len(request.output)
+        aborted = request.finish.reason == "abort"
+        expected = request.inherited if aborted else min(shown, executor.computed[request.account])
+        account = self.ledger.accounts.get(request.account)
+        kept = 0 if account is None or not account.held else account.committed
+        if kept != expected and not (aborted and self.setup.window is not None and kept == 0):
+            raise Violation(
+                f"request {request.rid} showed {shown} tokens and inherited {request.inherited}; its session keeps "
+                f"{kept} positions, {expected} are due"
+            )
+
+    def _abort(self, request: Request) -> None:
+        """An abort between two steps changes what its own session holds, if it ran, and nothing else."""
+        held = {a.rid: a.committed for a in self.ledger.accounts.values() if a.held}
+        turns = [turn for turn in self._turns if turn.phase is not Phase.WAITING]
+        self.loop.abort(request.rid)
+        ended = [turn for turn in turns if turn.phase is Phase.DONE]
+        for turn in ended:
+            self._check_kept(turn)
+        spare = {turn.account for turn in ended}
+        now = {a.rid: a.committed for a in self.ledger.accounts.values() if a.held and a.rid not in spare}
+        if now != held:
+            raise Violation(f"an abort changed what sessions hold from {held} to {now}")
+        self._look()
+
+    def _reap(self) -> None:
+        """Idle sessions end after their timeout, and no other."""
+        self.sessions.reap(self.now)
+        for key, line in list(self.lines.items()):
+            line.live = [request for request in line.live if request.phase is not Phase.DONE]
+            if line.live or self.setup.timeout is None:
+                line.used = self.now
+            elif self.now - line.used > self.setup.timeout:
+                self.closed.append(self.lines.pop(key))
+        if {line.name for line in self.lines.values()} != set(self.sessions.sessions):
+            raise Violation(f"sessions {sorted(self.sessions.sessions)} are open; some outlived their timeout or died")
+
+    def _finish(self) -> None:
+        """Everything ended: tokens are those of plain decoding, and every page is home."""
+        for request in self.asked:
+            if request is not None:
+                self._check_said(request)
+        for line in self.lines.values():
+            self.sessions.close(line.name)
+        self.sessions.reap(self.now)
+        if self.ledger.accounts:
+            raise Violation(f"accounts {sorted(self.ledger.accounts)} are open after every request and session ended")
+        self.scheduler.check()
+        if len(self.ledger.free) + self.ledger.cached != self.ledger.num_pages:
+            raise Violation(f"{len(self.ledger.free)} free and {self.ledger.cached} cached pages are not all pages")
+
+    def _check_said(self, request: Request) -> None:
+        if request.finish is None or request.phase is not Phase.DONE:
+            raise Violation(f"request {request.rid} never ended")
+        tokens, text, finish = reference(request.prompt, request.params, self.eos)
+        if request.finish.reason == "abort":
+            if request.output != tokens[: len(request.output)]:
+                raise Violation(f"request {request.rid} said {request.output} before its abort, not {tokens}")
+        elif (request.output, request.text, request.finish) != (tokens, text, finish):
+            raise Violation(
+                f"request {request.rid} said {request.output} ({request.finish}), plain decoding {tokens} ({finish})"
+            )
+
+    def audit(self) -> None:
+        """Replay the journal."""
+        again = replay(self.ledger.journal, self.ledger.num_pages, self.ledger.page_size)
+        if again.free != self.ledger.free or again.owner != self.ledger.owner:
+            raise Violation("the journal replays to other free pages than the run's")
+
+
+def _loop(setup: Setup) -> Loop[StepResult]:
+    slots = SLOTS if setup.adaptive else None
+    width = setup.steps + 1
+    slack = (setup.lag + 1) * (max(SLOTS[0].candidate_steps) + 1 if slots else width)
+    window = None
+    if setup.window is not None:
+        room = setup.pages * setup.page_size
+        step = (setup.lag + 1) * max(slack // (setup.lag + 1), room if setup.chunk is None else setup.chunk)
+        pages = WindowBook(Window(setup.window, 1, slack), setup.page_size).peak(room, step)
+        window = Window(setup.window, pages + setup.spare_window, slack)
+    return toy_loop(
+        lag=setup.lag,
+        page_size=setup.page_size,
+        pages=setup.pages,
+        width=width,
+        rows=setup.rows,
+        chunk=setup.chunk,
+        cache=setup.cache,
+        key_span=setup.key_span,
+        eos=EOS if setup.eos else (),
+        window=window,
+        slots=slots,
+    )
+
+
+def run(scenario: Scenario, audit: bool = True) -> Counter[str]:
+    """Run one schedule. Returns its probes; raises Violation or whatever the engine raised."""
+    world = World(scenario.setup)
+    probes = world.run(scenario.events)
+    if audit:
+        world.audit()
+    return probes
