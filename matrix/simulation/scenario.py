@@ -89,7 +89,7 @@ class Scenario:
 
 def _said(event: Event) -> str:
     if isinstance(event, Abort):
-        return f"abort request {event.request}"
+        return f"abort request {event.request + 1}"
     if isinstance(event, Close):
         return f"close session {event.session}"
     whose = "a plain request" if event.session is None else f"a turn of session {event.session}"
