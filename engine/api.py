@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -268,6 +268,7 @@ class LLM:
             "dtype": str(executor.pool.data.dtype).removeprefix("torch."),
             "device": executor.pool.data.device.type,
             "enable_streaming_session": self.sessions.streaming,
+            "ngram": asdict(drafter.options) if hasattr(drafter, "options") else None,
             "strict_memory": self.loop.strict_memory,
             "kv_stamps": executor.pool.stamps is not None,
             "window": None if executor.window is None else executor.window.tokens,

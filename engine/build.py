@@ -31,7 +31,7 @@ def build(resolved: Resolved, facts: Facts, tokenizer: Tokenizer, locate: Locate
     slack = (resolved.lag + 1) * resolved.max_draft_tokens
     positions = resolved.context_length + slack
     target = load_target(locate(resolved.model_path), resolved.device, dtype, resolved.enable_deterministic_inference)
-    context = BuildContext(algorithm(resolved.algorithm), resolved, facts, target, locate)
+    context = BuildContext(algorithm(resolved.algorithm), resolved, facts, target, locate, tokenizer)
     windows = [target.window_of(layer) for layer in range(target.num_layers)]
     seeing_all, windowed = split(target.kv, windows)
     context.pools.append(context.memory(seeing_all, resolved.num_pages, resolved.kv_stamps))

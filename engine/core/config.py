@@ -3,12 +3,13 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from difflib import get_close_matches
 from typing import Any, Final, Literal, TypeAlias
 
 from engine.core.adaptive_config import AdaptiveSlot
 from engine.core.errors import ConfigError
+from engine.core.ngram import NgramOptions
 
 AUTO: Final = "auto"
 Auto: TypeAlias = Literal["auto"]
@@ -18,6 +19,7 @@ CHOICES: Final[dict[str, tuple[object, ...]]] = {
     "dtype": (AUTO, "float32", "bfloat16", "float16"),
     "device": (AUTO, "cpu", "cuda"),
     "strict_memory": (0, 1, 2),
+    "speculative_ngram_match_type": ("BFS", "PROB"),
 }
 # Second names that SGLang's command line accepts for the same field.
 ALIASES: Final = {"model": "model_path", "speculative_draft_model": "speculative_draft_model_path"}
@@ -43,6 +45,14 @@ class EngineConfig:
     speculative_adaptive_config: str | None = None
     speculative_accept_threshold_single: float = 1.0
     speculative_accept_threshold_acc: float = 1.0
+    speculative_ngram_min_bfs_breadth: int = 1
+    speculative_ngram_max_bfs_breadth: int | Auto = AUTO
+    speculative_ngram_match_type: Literal["BFS", "PROB"] = "BFS"
+    speculative_ngram_max_trie_depth: int = 18
+    speculative_ngram_capacity: int = 10_000_000
+    speculative_ngram_external_corpus_path: str | None = None
+    speculative_ngram_external_sam_budget: int = 0
+    speculative_ngram_external_corpus_max_tokens: int = 10_000_000
     spec_version: Literal["auto", "v1", "v2"] = AUTO
     disable_overlap_schedule: bool = False
     page_size: int | Auto = AUTO
@@ -214,6 +224,7 @@ class Resolved:
     swa_full_tokens_ratio: the most window pages per page of the other layers.
     adaptive_slots: what adapts the depth from round to round, empty for a static one; num_steps and num_draft_tokens
     are then those of the first round.
+    ngram: what an n-gram drafter runs with, None for any other.
     window: Facts.window; window_pages: KV pages of the layers that have it (padding page not counted), 0 without.
     """
 
@@ -243,6 +254,7 @@ class Resolved:
     window: int | None = None
     window_pages: int = 0
     adaptive_slots: tuple[AdaptiveSlot, ...] = ()
+    ngram: NgramOptions | None = None
     reasons: tuple[Reason, ...] = ()
     rewrites: tuple[Rewrite, ...] = ()
 
@@ -260,6 +272,7 @@ class Resolved:
         """JSON-able values in the order of the fields."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         values["adaptive_slots"] = [slot.as_dict() for slot in self.adaptive_slots]
+        values["ngram"] = None if self.ngram is None else asdict(self.ngram)
         values["reasons"] = [{"field": r.field, "value": r.value, "because": r.because} for r in self.reasons]
         values["rewrites"] = [
             {"field": r.field, "asked": r.asked, "got": r.got, "reason": r.reason} for r in self.rewrites

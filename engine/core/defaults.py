@@ -12,7 +12,7 @@ from typing import Final
 
 from engine.core.algorithm import Topology
 from engine.core.config import AUTO
-from engine.core.situation import Situation, Value, tree_pool
+from engine.core.situation import Situation, Value, gram_width, tree_pool
 
 SPEED_GATES: Final = ("lossless", "acceptance")
 TIMING_GATES: Final = ("lossless", "ledger", "effective")
@@ -82,11 +82,6 @@ def _irregular(s: Situation) -> bool:
     return s.traits.irregular
 
 
-def _gram_width(s: Situation) -> int:
-    width = s.asked.speculative_num_draft_tokens
-    return width if isinstance(width, int) else 12
-
-
 def _tree_width(s: Situation) -> int:
     return min(tree_pool(s.integer("speculative_num_steps"), s.integer("speculative_eagle_topk")) + 1, 8)
 
@@ -144,7 +139,7 @@ DEFAULTS: Final[tuple[Default, ...]] = (
         "speculative_num_steps",
         "an n-gram tree",
         _irregular,
-        lambda s: _gram_width(s) - 1,
+        lambda s: gram_width(s) - 1,
         "an n-gram draft may spend all its nodes on one path",
         SPEED_GATES,
     ),
@@ -167,8 +162,8 @@ DEFAULTS: Final[tuple[Default, ...]] = (
         "speculative_num_draft_tokens",
         "an n-gram tree",
         _irregular,
-        _gram_width,
-        "an n-gram tree verifies 12 nodes",
+        gram_width,
+        "an n-gram tree verifies 12 nodes, or all that its depth and topk allow",
         SPEED_GATES,
     ),
     *_shape(

@@ -6,6 +6,7 @@ from engine.core.adaptive_config import dump
 from engine.core.config import AUTO, EngineConfig, Facts, Reason, Resolved, Rewrite
 from engine.core.defaults import DEFAULTS, default_for
 from engine.core.errors import ConfigError
+from engine.core.ngram_rules import ngram_flags, ngram_options
 from engine.core.rules import CAPACITY, RULES
 from engine.core.situation import Situation
 from engine.core.window import pool_pages
@@ -52,7 +53,7 @@ def _choose(situation: Situation, rewritten: dict[str, Any]) -> tuple[Reason, ..
             value, because = default_for(field, situation)
             reasons.append(Reason(field, value, because))
         situation.chosen[field] = value
-    return (*reasons, *_bundled(situation))
+    return (*reasons, *_bundled(situation), *ngram_options(situation)[1])
 
 
 def _draft_path(situation: Situation) -> str | None:
@@ -100,6 +101,7 @@ def _resolved(situation: Situation, reasons: tuple[Reason, ...], rewrites: tuple
         window=situation.facts.window,
         window_pages=_window_pages(situation),
         adaptive_slots=situation.adaptive.slots if situation.adaptive else (),
+        ngram=ngram_options(situation)[0],
         reasons=reasons,
         rewrites=rewrites,
     )
@@ -152,4 +154,5 @@ def explicit(resolved: Resolved) -> EngineConfig:
         kv_stamps=resolved.kv_stamps,
         enable_deterministic_inference=resolved.enable_deterministic_inference,
         enable_streaming_session=resolved.enable_streaming_session,
+        **ngram_flags(resolved.ngram),
     )

@@ -12,6 +12,8 @@ Value = str | int | float | bool | None
 # Children of an n-gram tree's node at most, unless asked otherwise.
 BREADTH: Final = 10
 DEFAULT_TEXT: Final = dump(DEFAULT_SLOTS)
+# More nodes than any draft may have.
+ENOUGH: Final = 1 << 16
 
 
 def tree_pool(num_steps: int, topk: int) -> int:
@@ -99,12 +101,35 @@ class Situation:
     @property
     def asked_topk(self) -> int:
         """Children per node as asked; an explicit depth without it means a chain, or an n-gram tree's breadth."""
-        topk = self.asked.speculative_eagle_topk
+        topk, breadth = self.asked.speculative_eagle_topk, self.asked.speculative_ngram_max_bfs_breadth
         if self.traits.topology is Topology.CHAIN:
             return 1
+        if self.traits.irregular and breadth != AUTO:
+            return breadth
         if topk == AUTO:
             return BREADTH if self.traits.irregular else 1
         return topk
+
+
+def gram_room(s: Situation) -> int:
+    """Nodes of the fullest n-gram tree of the asked depth and topk, root included; counted up to ENOUGH."""
+    steps, total, level = s.asked.speculative_num_steps, 1, 1
+    if steps == AUTO:
+        return ENOUGH
+    for _ in range(steps):
+        level *= s.asked_topk
+        total += level
+        if total >= ENOUGH:
+            break
+    return total
+
+
+def gram_width(s: Situation) -> int:
+    """Nodes of an n-gram draft: as asked, else of its chain, else 12 or the whole of a smaller tree."""
+    width, steps = s.asked.speculative_num_draft_tokens, s.asked.speculative_num_steps
+    if width != AUTO:
+        return width
+    return steps + 1 if s.asked_topk == 1 and steps != AUTO else min(12, gram_room(s))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,15 +10,19 @@ from typing import Protocol, TypeAlias
 import torch
 
 from engine.core.algorithm import Traits
+from engine.core.automaton import SuffixAutomaton
 from engine.core.config import Facts, Resolved
 from engine.core.errors import ConfigError
 from engine.device.pool import KVLayout, KVPool
 from engine.device.relay import Relay
 from engine.models.loader import load_dflash, load_eagle, load_eagle3, load_standalone
 from engine.models.target import Target
+from engine.models.tokenizer import Tokenizer
 from engine.spec.autoregressive import AutoregressiveDrafter, DraftModel
+from engine.spec.corpus import read_corpus
 from engine.spec.dflash import BlockDrafter
 from engine.spec.drafter import Drafter
+from engine.spec.ngram import NgramDrafter
 from engine.spec.plain import PlainDrafter
 
 Locate: TypeAlias = Callable[[str], Path]
@@ -34,7 +38,8 @@ class KeepsKV(Protocol):
 class BuildContext:
     """Everything that a builder may use.
 
-    locate: from a model's name to its folder. pools: those made so far, in order; the engine keeps them.
+    locate: from a model's name to its folder. tokenizer: the target's, None where nothing is tokenized. pools: those
+    made so far, in order; the engine keeps them.
     """
 
     traits: Traits
@@ -42,6 +47,7 @@ class BuildContext:
     facts: Facts
     target: Target
     locate: Locate
+    tokenizer: Tokenizer | None = None
     pools: list[KVPool] = field(default_factory=list)
 
     @property
@@ -128,8 +134,32 @@ def autoregressive(context: BuildContext, model: DraftModel, capture: tuple[int,
     )
 
 
+def _ngram(context: BuildContext) -> Drafter:
+    resolved, options = context.resolved, context.resolved.ngram
+    if options is None:
+        raise ConfigError(f"speculative_algorithm {context.traits.name} was resolved without n-gram options")
+    corpus = None
+    if options.external_corpus_path is not None:
+        if context.tokenizer is None:
+            raise ConfigError("an external n-gram corpus needs the target's tokenizer")
+        documents = read_corpus(
+            Path(options.external_corpus_path), context.tokenizer, options.external_corpus_max_tokens
+        )
+        corpus = SuffixAutomaton(documents)
+    return NgramDrafter(
+        context.traits,
+        options,
+        steps=resolved.num_steps,
+        topk=resolved.topk,
+        nodes=resolved.num_draft_tokens,
+        rows=resolved.max_running_requests,
+        corpus=corpus,
+    )
+
+
 BUILDERS: dict[str, Build] = {
     "NONE": _plain,
+    "NGRAM": _ngram,
     "EAGLE": _eagle,
     "EAGLE3": _eagle3,
     "STANDALONE": _standalone,

@@ -23,7 +23,7 @@ def test_every_auto_field_ends_in_a_row_that_always_applies():
     rows = {field: [row for row in DEFAULTS if row.field == field] for field in ORDER}
     assert all(row[-1].condition in ("always", "otherwise", "a tree", "explicit steps") for row in rows.values())
     autos = {name for name in EngineConfig.__dataclass_fields__ if getattr(EngineConfig("m"), name) == AUTO}
-    assert set(ORDER) == autos
+    assert set(ORDER) == autos - {"speculative_ngram_max_bfs_breadth"}
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,9 @@ def test_every_auto_field_ends_in_a_row_that_always_applies():
         (EngineConfig("m", "NGRAM", speculative_eagle_topk=1), facts(), (11, 1, 12)),
         (EngineConfig("m", "NGRAM", None, 3, 1), facts(), (3, 1, 4)),
         (EngineConfig("m", "NGRAM", None, 3, 2), facts(), (3, 2, 12)),
-        (EngineConfig("m", "NGRAM", None, 3, 2, 40), facts(), (3, 2, 40)),
+        (EngineConfig("m", "NGRAM", None, 3, 2, 15), facts(), (3, 2, 15)),
+        (EngineConfig("m", "NGRAM", None, 1, 4), facts(), (1, 4, 5)),
+        (EngineConfig("m", "NGRAM", speculative_ngram_max_bfs_breadth=3), facts(), (11, 3, 12)),
         (EngineConfig("m", "DFLASH", "d"), facts(BLOCK), (1, 1, 7)),
         (EngineConfig("m", "DFLASH", "d"), facts(replace(BLOCK, block_size=None)), (1, 1, 16)),
         (EngineConfig("m", "DFLASH", "d", speculative_num_draft_tokens=4), facts(BLOCK), (1, 1, 4)),
@@ -96,6 +98,22 @@ def test_a_drafter_that_reads_the_host_waits_for_every_step(asked, got):
     said = [r.because for r in resolved.reasons if r.field == "spec_version"]
     assert said == ([] if asked else ["the drafter needs every step resolved before the next"])
     assert len(resolved.rewrites) == (asked.get("spec_version") == "v2")
+
+
+@pytest.mark.parametrize(
+    ("asked", "breadth", "because"),
+    [
+        ({}, 10, "n-gram trees are 10 nodes broad"),
+        ({"speculative_eagle_topk": 3}, 3, "a node has as many children as topk allows"),
+        ({"speculative_ngram_max_bfs_breadth": 4}, 4, None),
+    ],
+)
+def test_the_breadth_of_an_ngram_tree_is_its_topk(asked, breadth, because):
+    resolved = resolve(EngineConfig("m", "NGRAM", **asked), facts())
+    assert resolved.ngram.max_bfs_breadth == resolved.topk == breadth
+    said = [r.because for r in resolved.reasons if r.field == "speculative_ngram_max_bfs_breadth"]
+    assert said == ([because] if because else [])
+    assert resolve(EngineConfig("m"), facts()).ngram is None
 
 
 def test_bundled_weights_are_in_the_targets_checkpoint():

@@ -95,10 +95,11 @@ def runnable(draw: st.DrawFn) -> tuple[EngineConfig, Facts]:
     steps = draw(auto(st.integers(1, 6))) if drafted else AUTO
     topk = draw(auto(st.integers(1, 5))) if steps != AUTO else AUTO
     children = 1 if topk == AUTO else topk
-    widest = tree_pool(steps, topk) + 1 if children > 1 and algorithm != "DFLASH" else 12
+    widest = tree_pool(steps, topk) + 1 if children > 1 and algorithm != "DFLASH" else 11
     width = draw(auto(st.integers(2, widest))) if steps != AUTO else AUTO
     disabled = draw(st.booleans())
     adaptive = steps in (AUTO, 1, 3) and algorithm.startswith("EAGLE") and children == 1 and draw(st.booleans())
+    grams = {"speculative_ngram_match_type": "PROB", "speculative_ngram_capacity": 99}
     config = EngineConfig(
         "m",
         algorithm,
@@ -123,6 +124,7 @@ def runnable(draw: st.DrawFn) -> tuple[EngineConfig, Facts]:
         strict_memory=draw(st.integers(0, 2)),
         kv_stamps=draw(st.booleans()),
         enable_deterministic_inference=draw(st.booleans()),
+        **(grams if algorithm == "NGRAM" else {}),
     )
     return config, draw(known(st.just(DRAFT_OF[algorithm])))
 
@@ -150,8 +152,14 @@ def test_explicit_values_are_kept_or_rewritten_and_automatic_ones_have_a_reason(
     resolved = resolve(config, facts)
     rewrites = {rewrite.field: rewrite for rewrite in resolved.rewrites}
     reasons = {reason.field: reason for reason in resolved.reasons}
+    grams = {"speculative_ngram_" + name: value for name, value in (resolved.as_dict()["ngram"] or {}).items()}
     for field in fields(config):
         asked = getattr(config, field.name)
+        if field.name.startswith("speculative_ngram_"):
+            assert field.name not in grams or grams[field.name] == (
+                reasons.pop(field.name).value if asked == AUTO else asked
+            )
+            continue
         name = RESOLVED_NAME.get(field.name, field.name)
         if asked == AUTO:
             assert reasons.pop(field.name).value == getattr(resolved, name)

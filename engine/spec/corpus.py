@@ -1,0 +1,62 @@
+"""An external corpus for n-gram drafting: JSON Lines, one document a line, read once at the launch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from engine.core.errors import ConfigError
+from engine.models.tokenizer import Tokenizer
+
+
+def read_corpus(path: Path, tokenizer: Tokenizer, max_tokens: int) -> list[list[int]]:
+    """The token ids of each document, without an id for the beginning of a text.
+
+    A line is a JSON string, an object with a string "text", or a list of token ids. ConfigError names the file and
+    the line that is none of them, a token outside the vocabulary, or a corpus of more than `max_tokens` tokens.
+    """
+    documents: list[list[int]] = []
+    total = 0
+    for where, line in _lines(path):
+        document = _tokens(where, line, tokenizer)
+        total += len(document)
+        if total > max_tokens:
+            raise ConfigError(
+                f"{where}: the corpus has more than {max_tokens} tokens; raise "
+                "speculative_ngram_external_corpus_max_tokens or shorten it"
+            )
+        documents.append(document)
+    if not total:
+        raise ConfigError(f"corpus {path} is empty; it must hold at least one document")
+    return documents
+
+
+def _lines(path: Path) -> Iterator[tuple[str, str]]:
+    try:
+        with path.open(encoding="utf-8") as file:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    yield f"{path}:{number}", line
+    except OSError as error:
+        raise ConfigError(f"corpus {path} cannot be read ({error.strerror}); give a JSON Lines file") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"corpus {path} is not UTF-8 text; give a JSON Lines file") from None
+
+
+def _tokens(where: str, line: str, tokenizer: Tokenizer) -> list[int]:
+    try:
+        value = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{where}: not valid JSON ({error.msg})") from None
+    if isinstance(value, dict):
+        value = value.get("text")
+    if isinstance(value, str):
+        ids = tokenizer.encode(value)
+        return ids[1:] if ids and ids[0] == tokenizer.bos_id else ids
+    if not isinstance(value, list) or not all(type(token) is int for token in value):
+        raise ConfigError(f'{where}: a document must be a string, an object with a string "text" or a list of ids')
+    wrong = [token for token in value if not 0 <= token < tokenizer.vocab_size]
+    if wrong:
+        raise ConfigError(f"{where}: token {wrong[0]} is outside the vocabulary of {tokenizer.vocab_size}")
+    return value

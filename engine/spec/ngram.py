@@ -1,0 +1,102 @@
+"""Drafts without a model: what followed the same last tokens before, in any text of this server or in a corpus.
+
+Reads the host's tokens (trait reads_host), so every step has been resolved when it proposes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from engine.core.algorithm import Traits
+from engine.core.automaton import SuffixAutomaton
+from engine.core.ngram import Cursor, Draft, NgramIndex, NgramOptions
+from engine.core.tree import max_depth
+from engine.device.batch import Known, StepBatch
+from engine.device.relay import Carry, Relay
+from engine.spec.drafter import DraftTree, Verdict, chain
+from kernels.tree_layout import tree_layout
+
+
+@dataclass(slots=True)
+class Reader:
+    """Where one text stands in the index and in the corpus."""
+
+    cursor: Cursor = field(default_factory=Cursor)
+    state: int = 0
+
+
+class NgramDrafter:
+    """Irregular trees, or chains for topk 1, padded to `nodes`. Keeps a reader per text, of as many as there are rows.
+
+    Raises no error on an unknown text: what it lacks it reads again from the text's first token.
+    """
+
+    capture: tuple[int, ...] = ()
+    carries: tuple[Carry, ...] = ()
+
+    def __init__(
+        self,
+        traits: Traits,
+        options: NgramOptions,
+        *,
+        steps: int,
+        topk: int,
+        nodes: int,
+        rows: int,
+        corpus: SuffixAutomaton | None = None,
+    ) -> None:
+        self.traits = traits
+        self.options = options
+        self.steps = steps
+        self.topk = topk
+        self.nodes = nodes
+        self.depth = max_depth(steps, nodes)
+        self.key_span = traits.key_span
+        self.index = NgramIndex(options)
+        self._corpus = corpus
+        self._rows = rows
+        self._readers: dict[int, Reader] = {}
+
+    def prime(self, batch: StepBatch, tokens: Tensor, aux: Tensor | None, sampled: Tensor, following: Tensor) -> None:
+        return None
+
+    def absorb(self, batch: StepBatch, verdict: Verdict, aux: Tensor | None) -> None:
+        return None
+
+    def propose(self, batch: StepBatch, relay: Relay) -> DraftTree:
+        readers = [self._read(known) for known in batch.known]
+        drafts = [self._draft(reader, batch.width) for reader in readers]
+        device = batch.root.device
+        tokens = torch.tensor([draft.tokens[1:] for draft in drafts], dtype=torch.int64, device=device)
+        tokens = torch.cat((batch.root, tokens.view(len(drafts), -1)), 1)
+        if self.topk == 1:
+            return chain(tokens)
+        parents = torch.tensor([draft.parents for draft in drafts], device=device)
+        depths, ancestors = tree_layout(parents)
+        return DraftTree(tokens, parents, depths, ancestors, self.depth)
+
+    def _read(self, known: Known) -> Reader:
+        """The reader of a text, brought up to its last token; the text that was read longest ago makes room."""
+        reader = self._readers.pop(known.key, None) or Reader()
+        self._readers[known.key] = reader
+        if len(self._readers) > self._rows:
+            del self._readers[next(iter(self._readers))]
+        if self._corpus is not None:
+            for token in known.tokens[reader.cursor.seen :]:
+                reader.state = self._corpus.step(reader.state, token)
+        self.index.learn(reader.cursor, known.tokens)
+        return reader
+
+    def _draft(self, reader: Reader, width: int) -> Draft:
+        """The corpus first, within its budget, then the index; the rest is padding."""
+        draft, node = Draft(), 0
+        if self._corpus is not None:
+            budget = min(self.options.external_sam_budget, self.steps, width - 1)
+            for token in self._corpus.follow(reader.state, budget):
+                node = draft.add(node, token)
+        self.index.extend(draft, reader.cursor, width, self.topk, self.steps)
+        draft.pad(width, self.topk, self.steps)
+        return draft

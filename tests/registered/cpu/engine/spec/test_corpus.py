@@ -1,0 +1,68 @@
+"""An external corpus: what a line may be, and the sentence for each that is not."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from engine.core.errors import ConfigError
+from engine.models.tokenizer import Tokenizer
+from engine.spec.corpus import read_corpus
+
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+
+
+@pytest.fixture
+def tokenizer(zoo) -> Tokenizer:
+    return Tokenizer(zoo("llama-mini"))
+
+
+def written(tmp_path, *lines: str):
+    path = tmp_path / "corpus.jsonl"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def test_a_document_is_a_text_an_object_or_token_ids(tmp_path, tokenizer):
+    path = written(tmp_path, '"Ann has 3 pens."', '{"text": "Ann has 3 pens.", "id": 7}', "", "[5, 6, 7]")
+    first, second, third = read_corpus(path, tokenizer, 1000)
+    assert tokenizer.bos_id not in first
+    assert tokenizer.decode(first) == "Ann has 3 pens." and second == first and third == [5, 6, 7]
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("{broken", "{path}:2: not valid JSON (Expecting property name enclosed in double quotes)"),
+        ("7", '{path}:2: a document must be a string, an object with a string "text" or a list of ids'),
+        ('{"body": "x"}', '{path}:2: a document must be a string, an object with a string "text" or a list of ids'),
+        ("[1, true]", '{path}:2: a document must be a string, an object with a string "text" or a list of ids'),
+        ("[1, 99999]", "{path}:2: token 99999 is outside the vocabulary of {vocab}"),
+        (
+            json.dumps([1] * 20),
+            "{path}:2: the corpus has more than 8 tokens; raise speculative_ngram_external_corpus_max_tokens or "
+            "shorten it",
+        ),
+    ],
+)
+def test_a_bad_line_is_named(tmp_path, tokenizer, line, sentence):
+    path = written(tmp_path, "[1, 2]", line)
+    with pytest.raises(ConfigError) as caught:
+        read_corpus(path, tokenizer, 8)
+    assert str(caught.value) == sentence.format(path=path, vocab=tokenizer.vocab_size)
+
+
+def test_a_file_that_cannot_be_read_or_says_nothing(tmp_path, tokenizer):
+    missing = tmp_path / "none.jsonl"
+    with pytest.raises(ConfigError) as caught:
+        read_corpus(missing, tokenizer, 8)
+    assert str(caught.value) == f"corpus {missing} cannot be read (No such file or directory); give a JSON Lines file"
+    empty = written(tmp_path, "", "[]")
+    with pytest.raises(ConfigError) as caught:
+        read_corpus(empty, tokenizer, 8)
+    assert str(caught.value) == f"corpus {empty} is empty; it must hold at least one document"
+    empty.write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError) as caught:
+        read_corpus(empty, tokenizer, 8)
+    assert str(caught.value) == f"corpus {empty} is not UTF-8 text; give a JSON Lines file"
