@@ -30,8 +30,10 @@ LAST_FRAMES: Final = 3
 
 
 def asked(cell: Cell) -> EngineConfig:
-    """What a cell asks of an engine when it is judged: bits that do not depend on the batch, stamps, every law."""
-    return replace(cell.config(), kv_stamps=True, strict_memory=1, enable_deterministic_inference=True)
+    """What a cell asks of an engine when it is judged: bits that do not depend on the batch, stamps, every law, and
+    sessions, which any of the launch's cells may open."""
+    judged = replace(cell.config(), kv_stamps=True, strict_memory=1, enable_deterministic_inference=True)
+    return replace(judged, enable_streaming_session=True)
 
 
 @dataclass(slots=True)
@@ -164,9 +166,10 @@ def drive(session: Session, asks: Sequence[Ask], capabilities: frozenset[Capabil
 
 
 def _whole(ask: Ask) -> Ask:
-    """The baseline's form of an ask: not aborted; greedy ones show the two best tokens, to tell ties."""
+    """The baseline's form of an ask: not aborted, its history sent again; greedy ones show two tokens, to tell ties."""
     shown = ask.top_logprobs if ask.temperature else max(2, ask.top_logprobs)
-    return replace(ask, abort_after=None, top_logprobs=shown)
+    session = None if ask.session is None else replace(ask.session, resend=True)
+    return replace(ask, abort_after=None, top_logprobs=shown, session=session)
 
 
 def _configured(record: CellResult, session: Session) -> CellResult:

@@ -19,14 +19,34 @@ class Capability(StrEnum):
     JOURNAL = "journal"
     READBACK = "readback"
     ABORT = "abort"
+    SESSIONS = "sessions"
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """How a request continues a session; the last three fields as in SGLang's session parameters.
+
+    id: of the session, opened with its first request and closed behind its last. follows: the name of the request whose
+    tokens are the history (of the last good turn, in a streaming session), None for a beginning. resend: no session at
+    all, the history is sent again in front of the prompt, as a baseline does.
+    """
+
+    id: str
+    streaming: bool
+    follows: str | None = None
+    offset: int = 0
+    replace: bool = False
+    drop_previous_output: bool = False
+    resend: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
     """One request of a workload.
 
-    `prompt` is text; `name` identifies it across runs (for pairing). `abort_after`: abort once that many tokens were
-    produced (0: while it is queued or before its first token). Sampling fields as in SGLang.
+    `prompt` is text; `name` identifies it across runs (for pairing). `after`: names of requests that must have ended
+    before this one is sent. `abort_after`: abort once that many tokens were produced (0: while it is queued or before
+    its first token). Sampling fields as in SGLang.
     """
 
     name: str
@@ -42,6 +62,8 @@ class Ask:
     top_logprobs: int = 0
     abort_after: int | None = None
     answer: str | None = None  # the reference answer, for the accuracy gate
+    after: tuple[str, ...] = ()
+    session: Continuation | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +105,7 @@ class Session(Protocol):
     def launch_hash(self) -> str: ...
 
     def generate(self, asks: Sequence[Ask]) -> list[Answer]:
-        """Run the asks together to their end, in the order given."""
+        """Run the asks to their end, each as soon as what it comes after has ended; the answers in the order given."""
         ...
 
     def readback(self) -> Mapping[str, Any]:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from engine.api import LLM, Output
 from engine.core.config import EngineConfig
+from engine.core.errors import RequestError
 from engine.core.request import SamplingParams
-from matrix.subjects.protocol import Answer, Ask, Capability, Memory
+from engine.core.session import SessionParams
+from matrix.subjects.protocol import Answer, Ask, Capability, Continuation, Memory
 from matrix.zoo.registry import resolve_path
 
 # How the model names of a cell become folders.
 checkpoint = resolve_path
+# Characters of a session's history and prompt: more than any context of the zoo.
+SESSION_CAPACITY: Final = 100_000
 
 
 class ReferenceSubject:
@@ -45,20 +49,8 @@ class ReferenceSession:
         return self.llm.resolved.launch_hash()
 
     def generate(self, asks: Sequence[Ask]) -> list[Answer]:
-        """Run the asks together to their end. RequestError if one of them can never run."""
-        rids = [self.llm.add(ask.prompt, sampling(ask)) for ask in asks]
-        stops = {rid: ask.abort_after for rid, ask in zip(rids, asks, strict=True) if ask.abort_after is not None}
-        more = True
-        while more:
-            more = self.llm.step()
-            for rid in [rid for rid, after in stops.items() if len(self.llm.request(rid).output) >= after]:
-                del stops[rid]
-                more |= self.llm.abort(rid)
-        return [self._answer(ask, rid) for ask, rid in zip(asks, rids, strict=True)]
-
-    def _answer(self, ask: Ask, rid: int) -> Answer:
-        prompt = tuple(self.llm.request(rid).prompt)
-        return answer(ask, prompt, self.llm.take(rid))
+        """Run the asks to their end. RequestError if one of them can never run."""
+        return Conversation(self.llm, asks).answers()
 
     def readback(self) -> Mapping[str, Any]:
         return self.llm.readback()
@@ -76,6 +68,91 @@ class ReferenceSession:
 
     def close(self) -> None:
         """Nothing to return: the engine goes with its last reference."""
+
+
+class Conversation:
+    """Asks on their way through one engine: sent when due, aborted at their token, answered in order."""
+
+    def __init__(self, llm: LLM, asks: Sequence[Ask]) -> None:
+        self.llm = llm
+        self.asks = asks
+        self.rids: dict[str, int] = {}
+        self.stops: dict[int, int] = {}
+        self.open: dict[str, int] = {}  # session to its requests still to end
+        for ask in asks:
+            if ask.session is not None and not ask.session.resend:
+                self.open[ask.session.id] = self.open.get(ask.session.id, 0) + 1
+
+    def answers(self) -> list[Answer]:
+        """Run everything. RequestError if an ask can never run or never becomes due."""
+        waiting = list(self.asks)
+        running: list[Ask] = []
+        while waiting or running or self.llm.loop.busy:
+            due = [ask for ask in waiting if all(self._ended(name) for name in ask.after)]
+            for ask in due:
+                self._send(ask)
+            waiting = [ask for ask in waiting if ask not in due]
+            running += due
+            if waiting and not running:
+                raise RequestError(f"request {waiting[0].name} comes after {waiting[0].after}, which never ended")
+            self.llm.step()
+            self._stop()
+            running = self._settle(running)
+        return [self._answer(ask) for ask in self.asks]
+
+    def _send(self, ask: Ask) -> None:
+        here = ask.session
+        if here is None:
+            rid = self.llm.add(ask.prompt, sampling(ask))
+        elif here.resend:
+            rid = self.llm.add(self._history(here) + self._encoded(ask), sampling(ask))
+        else:
+            if here.id not in self.llm.sessions.sessions:
+                self.llm.open_session(SESSION_CAPACITY, here.id, here.streaming)
+            follows = None if here.streaming or here.follows is None else self.rids[here.follows]
+            turn = SessionParams(here.id, follows, here.offset, here.replace, here.drop_previous_output)
+            rid = self.llm.add(ask.prompt, sampling(ask), turn)
+        self.rids[ask.name] = rid
+        if ask.abort_after is not None:
+            self.stops[rid] = ask.abort_after
+
+    def _history(self, here: Continuation) -> tuple[int, ...]:
+        if here.follows is None:
+            return ()
+        before = self.llm.request(self.rids[here.follows])
+        whole = tuple(before.prompt) if here.drop_previous_output else tuple(before.tokens)
+        return whole[: here.offset] if here.offset else whole
+
+    def _encoded(self, ask: Ask) -> tuple[int, ...]:
+        """The prompt's tokens; only a beginning keeps the begin token."""
+        tokens = tuple(self.llm.tokenizer.encode(ask.prompt))
+        begins = ask.session is None or ask.session.follows is None
+        return tokens if begins or tokens[:1] != (self.llm.tokenizer.bos_id,) else tokens[1:]
+
+    def _stop(self) -> None:
+        for rid in [rid for rid, after in self.stops.items() if len(self.llm.request(rid).output) >= after]:
+            del self.stops[rid]
+            self.llm.abort(rid)
+
+    def _settle(self, running: list[Ask]) -> list[Ask]:
+        """What still runs; a session is closed behind its last request."""
+        still = []
+        for ask in running:
+            if not self._ended(ask.name):
+                still.append(ask)
+            elif ask.session is not None and not ask.session.resend:
+                self.open[ask.session.id] -= 1
+                if not self.open[ask.session.id]:
+                    self.llm.close_session(ask.session.id)
+        return still
+
+    def _ended(self, name: str) -> bool:
+        return name in self.rids and self.llm.request(self.rids[name]).finish is not None
+
+    def _answer(self, ask: Ask) -> Answer:
+        rid = self.rids[ask.name]
+        prompt = tuple(self.llm.request(rid).prompt)
+        return answer(ask, prompt, self.llm.take(rid))
 
 
 def sampling(ask: Ask) -> SamplingParams:

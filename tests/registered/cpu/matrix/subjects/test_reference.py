@@ -6,7 +6,7 @@ from engine.core.config import EngineConfig
 from engine.core.errors import ConfigError, RequestError
 from matrix.cell import Cell
 from matrix.runner import asked
-from matrix.subjects.protocol import Ask, Capability
+from matrix.subjects.protocol import Ask, Capability, Continuation
 from matrix.subjects.reference import ReferenceSubject
 
 pytestmark = pytest.mark.register(est_seconds=3, tier="cpu", stage="pr")
@@ -40,6 +40,54 @@ def test_abort_while_queued():
     answers = session.generate([Ask(f"q{i}", PROMPT, 8, abort_after=0 if i == 4 else None) for i in range(5)])
     assert (answers[4].finish, answers[4].output_ids) == ("abort", ())
     assert (session.counters()["abort.waiting"], session.counters()["queue.waited"]) == (1, 1)
+
+
+def asks_of(streaming: bool, resend: bool = False) -> list[Ask]:
+    """Three turns, the second of which is aborted, beside a plain request; an ordinary session also goes back."""
+    second = " Then he eats 3."
+    turns = [
+        Ask("a1", PROMPT, 9, ignore_eos=True, session=Continuation("a", streaming, resend=resend)),
+        Ask("a2", second, 9, abort_after=3, after=("a1",), session=Continuation("a", streaming, "a1", resend=resend)),
+        Ask(
+            "a3", " Why?", 9, ignore_eos=True, after=("a2",), session=Continuation("a", streaming, "a1", resend=resend)
+        ),
+    ]
+    if not streaming:
+        back = Continuation("a", False, "a3", offset=20, drop_previous_output=True, resend=resend)
+        turns.append(Ask("a4", " How?", 7, ignore_eos=True, after=("a3",), session=back))
+    return [*turns, Ask("plain", PROMPT, 12)]
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+@pytest.mark.parametrize("version", ["v1", "v2"])
+def test_a_session_answers_as_if_its_history_were_sent_again(version: str, streaming: bool):
+    session = ReferenceSubject().launch(asked(Cell.from_id(f"eagle3.{version}.p4")))
+    turns = {answer.name: answer for answer in session.generate(asks_of(streaming))}
+    memory = session.memory()
+    assert memory.accounts == 0 and memory.free + memory.cached == memory.pages
+    plain = ReferenceSubject().launch(asked(Cell.from_id("none.nocache")))
+    resent = {answer.name: answer for answer in plain.generate(asks_of(streaming, resend=True))}
+    for name, answer in turns.items():
+        assert answer.prompt_ids == resent[name].prompt_ids
+        ends = len(answer.output_ids) if name == "a2" else None
+        assert answer.output_ids == resent[name].output_ids[:ends]
+    assert turns["a2"].finish == "abort" and turns["a3"].prompt_ids[: len(turns["a1"].prompt_ids) + 9] == (
+        turns["a1"].prompt_ids + turns["a1"].output_ids
+    )
+    if streaming:
+        assert turns["a3"].cached_tokens in (len(turns["a1"].prompt_ids) + 8, len(turns["a1"].prompt_ids) + 9)
+        assert session.counters()["session.rolled_back"] == 1
+    else:
+        assert len(turns["a4"].prompt_ids) == 20 + 2
+
+
+def test_requests_are_sent_when_what_they_come_after_has_ended():
+    session = ReferenceSubject().launch(asked(Cell.from_id("none.nocache")))
+    asks = [Ask("third", PROMPT, 3, after=("first", "second")), Ask("first", PROMPT, 3), Ask("second", PROMPT, 9)]
+    third, first, second = session.generate(asks)
+    assert first.meta_info["id"] < third.meta_info["id"] > second.meta_info["id"]
+    with pytest.raises(RequestError, match=r"request late comes after \('nobody',\), which never ended"):
+        session.generate([Ask("late", PROMPT, 3, after=("nobody",))])
 
 
 def test_memory_is_whole_at_rest():
