@@ -16,7 +16,16 @@ from matrix.zoo_facts import zoo_facts
 GOLDEN_FILE: Final = Path(__file__).parents[1] / "golden" / "resolved.yaml"
 # Where the models lie, and the instruments that the runner switches on: neither is part of what a cell asks.
 LEFT_OUT: Final = frozenset(
-    {"model_path", "draft_path", "strict_memory", "kv_stamps", "enable_deterministic_inference", "reasons", "rewrites"}
+    {
+        "model_path",
+        "draft_path",
+        "strict_memory",
+        "kv_stamps",
+        "enable_deterministic_inference",
+        "enable_streaming_session",
+        "reasons",
+        "rewrites",
+    }
 )
 
 
