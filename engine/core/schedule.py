@@ -89,9 +89,13 @@ class Scheduler:
         self.probes.hit("prefill.step" if prefill else "decode.round")
         if not prefill and len(rows) > 1:
             self.probes.hit("decode.batched")
-        params = [self.requests[row.rid].params for row in rows]
-        wanted = max([p.top_logprobs_num if p.wants_logprobs else -1 for p in params])
-        return StepPlan(prefill, tuple(rows), all(p.greedy for p in params), wanted)
+        greedy, wanted = True, -1
+        for row in rows:
+            params = self.requests[row.rid].params
+            greedy = greedy and params.greedy
+            if params.wants_logprobs:
+                wanted = max(wanted, params.top_logprobs_num)
+        return StepPlan(prefill, tuple(rows), greedy, wanted)
 
     def finish(self, request: Request, finish: Finish) -> None:
         """Stop a running request; it is released once nothing of it is in flight."""

@@ -56,9 +56,10 @@ class StepBatch:
     _causal: Causal | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        offsets = count(self.width, self.start.device)
-        self.positions = self.start[:, None] if self.width == 1 else self.start[:, None] + offsets
-        self.write = self._slots_at(self.positions, offsets)
+        self.positions = self.start[:, None]
+        if self.width > 1:
+            self.positions = self.positions + count(self.width, self.start.device)
+        self.write = self._slots_at(self.positions)
 
     @classmethod
     def of(cls, plan: StepPlan, relay: Relay, table: SlotTable) -> StepBatch:
@@ -91,14 +92,14 @@ class StepBatch:
 
     def write_slots(self, offsets: Tensor) -> Tensor:
         """Slots of positions start + offsets; offsets [W] or [B, W] -> [B, W]. Past a chunk's end: padding slot 0."""
-        return self._slots_at(self.start[:, None] + offsets, offsets)
+        return self._slots_at(self.start[:, None] + offsets)
 
-    def _slots_at(self, at: Tensor, offsets: Tensor) -> Tensor:
+    def _slots_at(self, at: Tensor) -> Tensor:
         if self.lengths is None:
             return self.slots.gather(1, at)
         slots = self.slots.gather(1, at.clamp(max=self.reach - 1))
         # A row's table may still name pages past its reservation; a padded position must not write there.
-        return slots.masked_fill(offsets >= self.lengths[:, None], 0)
+        return slots.masked_fill(at >= (self.start + self.lengths)[:, None], 0)
 
 
 @lru_cache(maxsize=256)

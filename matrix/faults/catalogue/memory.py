@@ -81,7 +81,7 @@ MEMORY_FAULTS: Final[tuple[Fault, ...]] = (
         klass="CUDA-graph capture, padding, buffer size",
         origin="sglang#10892 (B033)",
         file="engine/device/batch.py",
-        old="        return slots.masked_fill(offsets >= self.lengths[:, None], 0)\n",
+        old="        return slots.masked_fill(at >= (self.start + self.lengths)[:, None], 0)\n",
         new="        return slots\n",
         expected=("lossless", "ledger"),
         cells=("none.v2.p4.c7.ragged.mixed",),
