@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import platform
-import sys
 from collections.abc import Callable, Iterable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.metric import Metric
+from matrix.progress import waiting
 from reports.atomic import write_text
 
 GROUPS: Final = ("decoding", "overhead", "speculation", "harness")
@@ -26,8 +26,8 @@ def main_bench(json_: bool = False, out: Path | None = None, groups: Iterable[st
     """
     found: list[Metric] = []
     for group in groups:
-        print(f"measuring {group} ...", file=sys.stderr, flush=True)
-        found += _measure(group)()
+        with waiting(f"measuring {group}"):
+            found += _measure(group)()
     record = {"metrics": [metric.as_dict() for metric in found], "machine": machine()}
     if out is not None:
         write_text(out / "bench.json", json.dumps(record, indent=1) + "\n")

@@ -117,17 +117,19 @@ def generate(
 
 @app.command()
 def faults(
-    only: Annotated[list[str] | None, typer.Argument(help="ids of faults; all of them if none is named")] = None,
+    names: Annotated[list[str] | None, typer.Argument(help="ids of faults; all of them if none is named")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="the same as an option; may be given again")] = None,
     stage: Stage = "pr",
     seed: Seed = 0,
     workers: Workers = WORKERS,
+    out: Annotated[Path | None, typer.Option(help="also write faults.json here")] = None,
     verbose: Annotated[bool, typer.Option("--verbose", help="also print what each gate said")] = False,
     json_: Json = False,
 ) -> int:
     """Plant faults and see which gate kills each."""
     from matrix.faults.command import main_faults
 
-    return main_faults(stage, json_, only or (), seed, workers, verbose)
+    return main_faults(stage, json_, [*(names or ()), *(only or ())], seed, workers, verbose, out)
 
 
 @app.command()
@@ -188,11 +190,11 @@ def simulate(
 
 
 @zoo.command("list")
-def zoo_list() -> int:
+def zoo_list(json_: Json = False) -> int:
     """Print what is known of every model."""
     from matrix.commands.zoo import list_models
 
-    return list_models()
+    return list_models(json_)
 
 
 @zoo.command("verify")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from matrix.progress import waiting
 from reports.compare import compare, comparison_json, read_acknowledgements
 from reports.load import load
 from reports.render.files import write_comparison
@@ -16,9 +17,10 @@ from reports.render.terminal import print_comparison
 def compare_reports(base: Path, head: Path, acknowledged: Path | None, out: Path | None, json_: bool) -> int:
     """Print the comparison and return the exit status: 0 if the verdict is green. ReportError on a bad report."""
     entries = read_acknowledgements(acknowledged) if acknowledged else ()
-    comparison = compare(load(base), load(head), entries)
-    if out is not None:
-        write_comparison(comparison, out)
+    with waiting(f"comparing {base} and {head}"):
+        comparison = compare(load(base), load(head), entries)
+        if out is not None:
+            write_comparison(comparison, out)
     if json_:
         print(json.dumps(comparison_json(comparison), indent=2))
     else:

@@ -15,6 +15,7 @@ from engine.core.config import EngineConfig
 from engine.core.errors import ConfigError
 from engine.core.request import SamplingParams
 from matrix.cell import DRAFTS, TARGET
+from matrix.progress import waiting
 from matrix.zoo.gsm_mini import prompt_of
 from matrix.zoo.registry import resolve_path
 
@@ -41,15 +42,18 @@ def generate(question: str, params: SamplingParams, flags: Mapping[str, str], th
     torch.set_num_threads(threads)
     asked = configuration(flags)
     prompt = prompt_of(question)
-    llm = LLM(asked, resolve_path)
+    with waiting("loading the models"):
+        llm = LLM(asked, resolve_path)
     for text in llm.stream(prompt, params):
         print(text, end="", flush=True)
     print()
-    output, seconds = _timed(llm, prompt, params)
+    with waiting("timing the answer"):
+        output, seconds = _timed(llm, prompt, params)
     parts = [f"{len(output.output_ids)} tokens", f"{len(output.output_ids) / seconds:,.0f} tokens/s"]
     if llm.resolved.algorithm != "NONE":
-        plain = LLM(_without_drafter(asked), resolve_path)
-        reference, plain_seconds = _timed(plain, prompt, params)
+        with waiting("timing it without a drafter"):
+            plain = LLM(_without_drafter(asked), resolve_path)
+            reference, plain_seconds = _timed(plain, prompt, params)
         length = output.meta_info.get("spec_accept_length", 1.0)
         same = "same tokens" if reference.output_ids == output.output_ids else "OTHER TOKENS"
         ratio = plain_seconds / seconds * len(output.output_ids) / max(len(reference.output_ids), 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from engine.core.errors import ConfigError
 from matrix.lock import check, extend
+from matrix.progress import waiting
 
 
 def lock(check_only: bool, extend_it: bool, full: bool) -> int:
@@ -11,8 +12,10 @@ def lock(check_only: bool, extend_it: bool, full: bool) -> int:
     if check_only and extend_it:
         raise ConfigError("--check only reads and --extend writes; give one of them")
     if extend_it:
-        dropped, added = extend()
+        with waiting("covering every pair and triple"):
+            dropped, added = extend()
         print(f"dropped {dropped} cells, added {added}")
-    report = check(full=full)
+    with waiting("proving the cover"):
+        report = check(full=full)
     print(report.text())
     return int(not report.ok)

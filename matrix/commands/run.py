@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ci.local import Job, run_plan
 from ci.planner import Host, plan
@@ -15,12 +14,14 @@ from ci.tiers import tier as find_tier
 from engine.core.errors import ConfigError
 from matrix.cell import Cell
 from matrix.gates.table import GATES
+from matrix.progress import counting
 from matrix.provenance import run_header
 from matrix.selection import select
 from reports.load import load
 from reports.render.files import write_run
 from reports.render.terminal import print_run
 from reports.schema import PAGE_FILE, CellResult
+from reports.text import count
 from reports.writer import ReportWriter
 
 
@@ -48,6 +49,11 @@ def run(tier: str, stage: str, out: Path, cells: str, workers: int, seed: int, l
 def chosen_cells(tier: str, stage: str, cells: str, limit: int | None) -> list[Cell]:
     """The cells of a tier and a stage that a selector picks. ConfigError if there are none."""
     gpus = find_tier(tier).gpus
+    there = _visible_gpus() if gpus else 0
+    if there < gpus:
+        raise ConfigError(
+            f"tier {tier!r} needs {count(gpus, 'GPU')} and this machine shows {there or 'none'}; use 'cpu'"
+        )
     if limit is not None and limit < 1:
         raise ConfigError(f"limit must be at least 1, got {limit}")
     chosen = [cell for cell in select(stage, cells, limit) if cell.gpus == gpus]
@@ -56,13 +62,18 @@ def chosen_cells(tier: str, stage: str, cells: str, limit: int | None) -> list[C
     return chosen
 
 
+def _visible_gpus() -> int:
+    # torch takes a second to import, and cells without GPUs are chosen without it.
+    import torch
+
+    return torch.cuda.device_count()
+
+
 def _shown(records: Iterator[CellResult], cells: Sequence[Cell]) -> Iterator[CellResult]:
     """Pass the records on while a bar on the terminal counts them and the red ones."""
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        bar = progress.add_task("", total=len(cells))
+    with counting(len(cells)) as tell:
         red = 0
         for record in records:
             red += record.state != "PASS"
-            progress.update(bar, advance=1, description=f"[red]{red} red[/red]" if red else "")
+            tell(f"[red]{red} red[/red]" if red else "", 1)
             yield record

@@ -2,30 +2,40 @@
 
 from __future__ import annotations
 
+import json
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 from engine.core.errors import ConfigError
+from matrix.progress import waiting
 from matrix.zoo import card
 from matrix.zoo.recipes import DATA, RECIPES, SMOKE_DATA, smoke
 from matrix.zoo.registry import CHECKPOINTS, verify
 
 
-def list_models(folder: Path = CHECKPOINTS) -> int:
-    """Print the card of every model. ConfigError if one is missing."""
+def list_models(json_: bool = False, folder: Path = CHECKPOINTS) -> int:
+    """Print the card of every model, or a JSON list of them. ConfigError if one is missing."""
+    cards = []
     for name in RECIPES:
         if not (folder / name / "card.json").is_file():
             raise ConfigError(
                 f"zoo model {name!r} is missing in {folder}; restore it or run `specmatrix zoo train {name}`"
             )
-        print("\n".join(card.lines(card.read(folder / name))))
+        cards.append(card.read(folder / name))
+    print(json.dumps([asdict(each) for each in cards], indent=2) if json_ else _text(cards))
     return 0
+
+
+def _text(cards: list[card.Card]) -> str:
+    return "\n".join(line for each in cards for line in card.lines(each))
 
 
 def verify_models(folder: Path = CHECKPOINTS) -> int:
     """Compare every file of every model with its recorded checksum. ConfigError names the first that differs."""
     for name in RECIPES:
-        verify(name, folder)
+        with waiting(name):
+            verify(name, folder)
         print(f"{name}: whole")
     return 0
 
@@ -46,5 +56,7 @@ def train_models(names: list[str], device: str, out: Path, minutes: float, quick
         raise ConfigError(f"device {device!r} is not available; it must be one of {there}")
     recipes = {name: smoke(recipe) if quick else recipe for name, recipe in RECIPES.items()}
     data = SMOKE_DATA if quick else DATA
-    train(Plan(torch.device(device), out, minutes * 60, data, recipes, time.monotonic()), names or list(RECIPES))
+    plan = Plan(torch.device(device), out, minutes * 60, data, recipes, time.monotonic())
+    with waiting(f"training {', '.join(names or RECIPES)}"):
+        train(plan, names or list(RECIPES))
     return 0

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from engine.core.errors import ConfigError
@@ -16,8 +15,11 @@ from matrix.faults.catalogue import CATALOGUE
 from matrix.faults.fault import GATES, Fault
 from matrix.faults.kill import Matrix, kill_matrix
 from matrix.lockfile import stage_cells
+from matrix.progress import counting
+from reports.atomic import write_text
 
 WIDE: Final = 260
+FAULTS_FILE: Final = "faults.json"
 NOBODY: Final = "[red]nobody's only killer[/]"
 
 
@@ -28,8 +30,11 @@ def main_faults(
     seed: int = 0,
     workers: int = 2,
     verbose: bool = False,
+    out: Path | None = None,
 ) -> int:
     """Print the kill matrix of the catalogue (or of the faults `only`), as a table or as JSON; the exit status.
+
+    With `out`, also write it as JSON to `out`/faults.json; ReportError where that cannot be.
 
     1 if a fault survives or only crashes, or if the unfaulted run of the same cells is red. ConfigError on an unknown
     stage or id, a number of workers below 1, and a fault that no longer applies.
@@ -37,7 +42,11 @@ def main_faults(
     faults = select(only)
     if workers < 1:
         raise ConfigError(f"workers must be at least 1, got {workers}")
+    if seed < 0:
+        raise ConfigError(f"seed must be at least 0, got {seed}")
     matrix = _run(faults, stage, seed, workers)
+    if out is not None:
+        write_text(out / FAULTS_FILE, json.dumps(matrix.as_dict(), indent=1) + "\n")
     if json_:
         print(json.dumps(matrix.as_dict()))
     else:
@@ -61,14 +70,8 @@ def _console() -> Console:
 
 
 def _run(faults: Sequence[Fault], stage: str, seed: int, workers: int) -> Matrix:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(file=sys.stderr), transient=True) as progress:
-        task = progress.add_task("faults", total=len(faults) + workers)
-
-        def tell(name: str) -> None:
-            progress.update(task, advance=1, description=name)
-
-        return kill_matrix(faults, stage_cells(stage), seed, workers, tell)
+    with counting(len(faults) + workers) as tell:
+        return kill_matrix(faults, stage_cells(stage), seed, workers, lambda name: tell(name, 1))
 
 
 def _show(matrix: Matrix, console: Console, whole: bool, verbose: bool) -> None:

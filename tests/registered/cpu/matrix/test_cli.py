@@ -21,7 +21,6 @@ WRONG = {
     ("walk",): "No such command 'walk'; `specmatrix --help` lists what there is",
     ("run", "--cell", "x"): "No such option: --cell",
     ("run", "--tier", "tpu"): "tier 'tpu' is unknown; it must be one of cpu, gpu1, gpu2, gpu4, gpu8",
-    ("run", "--tier", "gpu1"): "tier 'gpu1' has no cells in stage 'pr'; cells without GPUs are in tier 'cpu'",
     ("run", "--stage", "weekly"): "stage 'weekly' is unknown; it must be one of smoke, pr, nightly",
     ("run", "--workers", "0"): "workers must be at least 1, got 0",
     ("run", "--seed", "-1"): "seed must be at least 0, got -1",
@@ -40,6 +39,8 @@ WRONG = {
     ("explain", "topk"): "cell id 'topk' has an unknown part 'topk'; parts are none, ",
     ("lock", "--check", "--extend"): "--check only reads and --extend writes; give one of them",
     ("faults", "none-such"): "fault 'none-such' is unknown; it must be one of ",
+    ("faults", "--only", "none-such"): "fault 'none-such' is unknown; it must be one of ",
+    ("faults", "--seed", "-1"): "seed must be at least 0, got -1",
     ("faults", "--workers", "0"): "workers must be at least 1, got 0",
     ("simulate", "--minutes", "0"): "minutes must be above 0, got 0.0",
     ("simulate", "--schedules", "0"): "schedules must be at least 1, got 0",
@@ -68,6 +69,20 @@ def test_wrong_input_is_one_sentence(words: tuple[str, ...], capsys: pytest.Capt
     assert WRONG[words] in said.err
     assert said.err.startswith("specmatrix: ") and said.err.count("\n") == 1
     assert said.out == ""
+
+
+@pytest.mark.parametrize(
+    ("tier", "there", "sentence"),
+    [
+        ("gpu1", 0, "tier 'gpu1' needs 1 GPU and this machine shows none; use 'cpu'"),
+        ("gpu4", 2, "tier 'gpu4' needs 4 GPUs and this machine shows 2; use 'cpu'"),
+        ("gpu1", 1, "tier 'gpu1' has no cells in stage 'pr'; cells without GPUs are in tier 'cpu'"),
+    ],
+)
+def test_a_tier_names_the_gpus_that_are_missing(tier, there, sentence, monkeypatch, capsys):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: there)
+    assert main(["run", "--tier", tier]) == 2
+    assert capsys.readouterr().err == f"specmatrix: {sentence}\n"
 
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]):
@@ -132,5 +147,9 @@ def test_generate_without_a_drafter_compares_with_nothing(capsys: pytest.Capture
 
 def test_zoo_is_listed_and_whole(capsys: pytest.CaptureFixture[str]):
     assert main(["zoo", "list"]) == 0
+    assert "llama-mini-eagle3 (eagle3): " in capsys.readouterr().out
+    assert main(["zoo", "list", "--json"]) == 0
+    cards = {card["name"]: card for card in json.loads(capsys.readouterr().out)}
+    assert 0.6 < cards["llama-mini"]["accuracy"]["test"]["share"] < 0.95
     assert main(["zoo", "verify"]) == 0
     assert "llama-mini-eagle3: whole" in capsys.readouterr().out
