@@ -110,6 +110,8 @@ class LLM:
             request = Request(rid, tokens, params, seed)
             scheduler.admission.check(request)
             return request, None
+        if not isinstance(session, SessionParams):
+            raise RequestError(f"session is {session!r}; allowed: SessionParams")
         try:
             turn = self.sessions.judge(session, tokens)
             request = Request(rid, turn.prompt, params, seed)

@@ -72,16 +72,17 @@ class World:
                 raise Violation(f"the schedule has not ended after {LIMIT} steps")
             if not self.loop.busy and left:
                 self.now = max(self.now, left[-1].at)
-            self._reap()
+            self.reap()
             while left and left[-1].at <= self.now:
-                self._fire(left.pop())
+                self.fire(left.pop())
             if self.loop.busy:
-                self._step()
+                self.step()
             self.now += 1
-        self._finish()
+        self.finish()
         return Counter(self.loop.probes.counts)
 
-    def _fire(self, event: Event) -> None:
+    def fire(self, event: Event) -> None:
+        """Let one event happen now."""
         if isinstance(event, Ask):
             self._ask(event)
         elif isinstance(event, Abort):
@@ -147,7 +148,8 @@ class World:
                 raise Violation(f"a request of {length} tokens was taken that can never fit")
         return fits
 
-    def _step(self) -> None:
+    def step(self) -> None:
+        """One turn of the loop, and what it did to sessions."""
         held = {a.rid: a.committed for a in self.ledger.accounts.values() if a.held}
         dropped = self.loop.probes.counts["session.dropped"]
         self.loop.step()
@@ -164,7 +166,7 @@ class World:
             if request.phase is Phase.DONE:
                 self._check_kept(request)
         self._look()
-        self._reap()
+        self.reap()
 
     def _look(self) -> None:
         self._turns = [request for request in self._turns if request.phase is not Phase.DONE]
@@ -200,7 +202,7 @@ class World:
             raise Violation(f"an abort changed what sessions hold from {held} to {now}")
         self._look()
 
-    def _reap(self) -> None:
+    def reap(self) -> None:
         """Idle sessions end after their timeout, and no other."""
         self.sessions.reap(self.now)
         for key, line in list(self.lines.items()):
@@ -212,7 +214,7 @@ class World:
         if {line.name for line in self.lines.values()} != set(self.sessions.sessions):
             raise Violation(f"sessions {sorted(self.sessions.sessions)} are open; some outlived their timeout or died")
 
-    def _finish(self) -> None:
+    def finish(self) -> None:
         """Everything ended: tokens are those of plain decoding, and every page is home."""
         for request in self.asked:
             if request is not None:

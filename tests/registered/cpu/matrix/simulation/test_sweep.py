@@ -158,6 +158,6 @@ def test_a_schedule_that_goes_round_in_circles_is_a_failure(monkeypatch):
     assert error is not None
     monkeypatch.undo()
     world = World(draw(1).setup)
-    monkeypatch.setattr(type(world), "_step", lambda self: None)
+    monkeypatch.setattr(type(world), "step", lambda self: None)
     with pytest.raises(Exception, match="has not ended after 3000 steps"):
         world.run((Ask(0, (1,), 1), Abort(9, 3)))
