@@ -24,20 +24,14 @@ TIE: Final = 1e-3
 QUESTIONS: Final = Path(matrix.zoo.__file__).parent / "data" / "test.jsonl"
 
 
-# A page table of single tokens is entered anew at every step.
-PAGE: Final = 16
-
-
 def engine(algorithm: str = "NONE", draft: str | None = None, **rest: int) -> LLM:
-    """llama-mini in float32 on pages of PAGE tokens; without prefix cache, because a repeated prompt must cost what it
-    costs the peer."""
+    """llama-mini in float32; without prefix cache, because a repeated prompt must cost what it costs the peer."""
     return LLM(
         EngineConfig(
             model_path="llama-mini",
             speculative_algorithm=algorithm,
             speculative_draft_model_path=draft,
             disable_radix_cache=True,
-            page_size=PAGE,
             dtype="float32",
             device="cpu",
             **rest,
