@@ -6,6 +6,7 @@ Ctrl-C.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -19,6 +20,8 @@ from reports.schema import ReportError
 
 # The command line library's error for a wrong option; typer exports only the classes below it.
 UsageError = cast(type[typer.BadParameter], typer.BadParameter.__mro__[1])
+# A full disk or quota behind stdout, or a reader that went away.
+UNWRITABLE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EPIPE)
 WORKERS: Final = min(os.cpu_count() or 1, 8)
 app = typer.Typer(
     name="specmatrix",
@@ -223,10 +226,17 @@ def main(words: Sequence[str] | None = None) -> int:
     """Run the command line `words` (by default that of this process) and return its exit status."""
     try:
         status = app(args=None if words is None else list(words), prog_name="specmatrix", standalone_mode=False)
+        sys.stdout.flush()
     except (EngineError, ReportError) as error:
         return _wrong(str(error))
     except UsageError as error:
         return _wrong(f"{error.format_message().rstrip('.')}; `specmatrix --help` lists what there is")
+    except OSError as error:
+        if error.errno not in UNWRITABLE or error.filename is not None:
+            raise
+        # What is left in the buffer would fail again when Python closes it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _wrong(f"cannot write the output: {error.strerror}")
     except (typer.Abort, KeyboardInterrupt):
         print("interrupted; what was not finished is not a report", file=sys.stderr)
         return 130

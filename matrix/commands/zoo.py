@@ -41,8 +41,9 @@ def verify_models(folder: Path = CHECKPOINTS) -> int:
 
 
 def train_models(names: list[str], device: str, out: Path, minutes: float, quick: bool) -> int:
-    """Train models from their recipes. ConfigError on an unknown name or a device that is not there."""
+    """Train models from their recipes. ConfigError on an unknown name, a device that is not there or a full disk."""
     import torch
+    from safetensors import SafetensorError
 
     from matrix.zoo.train import Plan, train
 
@@ -57,6 +58,9 @@ def train_models(names: list[str], device: str, out: Path, minutes: float, quick
     recipes = {name: smoke(recipe) if quick else recipe for name, recipe in RECIPES.items()}
     data = SMOKE_DATA if quick else DATA
     plan = Plan(torch.device(device), out, minutes * 60, data, recipes, time.monotonic())
-    with waiting(f"training {', '.join(names or RECIPES)}"):
-        train(plan, names or list(RECIPES))
+    try:
+        with waiting(f"training {', '.join(names or RECIPES)}"):
+            train(plan, names or list(RECIPES))
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"cannot write checkpoints in {out}: {error}") from error
     return 0

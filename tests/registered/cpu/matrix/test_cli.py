@@ -121,6 +121,20 @@ def test_killed_run_leaves_nothing_that_reads_as_whole(tmp_path: Path):
         load(tmp_path)
 
 
+@pytest.mark.parametrize("words", [("explain", "eagle3"), ("zoo", "list"), ("zoo", "list", "--json")])
+def test_output_onto_a_full_disk_is_one_sentence(words: tuple[str, ...]):
+    command = [sys.executable, "-c", "import sys; from matrix.cli import main; sys.exit(main())", *words]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "specmatrix: cannot write the output: No space left on device\n"
+
+
+def test_checkpoints_that_cannot_be_written_are_one_sentence(capsys: pytest.CaptureFixture[str]):
+    assert main(["zoo", "train", "--quick", "--out", "/dev/null/zoo"]) == 2
+    assert "specmatrix: cannot write checkpoints in /dev/null/zoo: " in capsys.readouterr().err
+
+
 def test_explain_says_what_runs(capsys: pytest.CaptureFixture[str]):
     assert main(["explain", "algorithm=eagle3", "page_size=4"]) == 0
     assert "page_size: 4" in capsys.readouterr().out
