@@ -35,10 +35,20 @@ from kernels.tree_layout import reference as tree_layout_reference
 from kernels.tree_layout import tree_layout
 
 
-def _attend(q: Tensor, cache: Tensor, read_slots: Tensor, bias: Tensor, kv_heads: int, deterministic: bool) -> Tensor:
+def _attend(
+    q: Tensor,
+    cache: Tensor,
+    read_slots: Tensor,
+    bias: Tensor,
+    kv_heads: int,
+    value_dim: int | None = None,
+    scale: float | None = None,
+    *,
+    deterministic: bool,
+) -> Tensor:
     """plan_reads and paged_attention on the arguments of the reference."""
     heads, head_dim = q.shape[2:]
-    reads = plan_reads(read_slots, bias, heads, kv_heads, head_dim, deterministic, checked=True)
+    reads = plan_reads(read_slots, bias, heads, kv_heads, head_dim, deterministic, True, value_dim, scale)
     return paged_attention(q, cache.view(-1, head_dim), reads)
 
 
@@ -47,8 +57,10 @@ def _attention_bound(arguments: Arguments) -> float:
     q, cache, read_slots = arguments[:3]
     if not q.numel():
         return 0.0
-    keys, values = cache.double().nan_to_num().abs().unbind(1)
-    scores = float(q.double().abs().sum(-1).max() * keys.max()) / q.shape[3] ** 0.5
+    planes = cache.double().nan_to_num().abs()
+    keys, values = planes[:, 0], planes[:, -1]
+    scale = arguments[6] if len(arguments) > 6 else q.shape[3] ** -0.5
+    scores = float(q.double().abs().sum(-1).max() * keys.max()) * scale
     return float(4 * torch.finfo(q.dtype).eps * read_slots.shape[1] ** 0.5 * max(1.0, scores) * float(values.max()))
 
 

@@ -6,7 +6,16 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from engine.device.pool import KVPool
-from kernels.paged_attention import MIN_READ, Reads, attend, paged_attention, plan_reads, spread_bias, spread_slots
+from kernels.paged_attention import (
+    MIN_READ,
+    Reads,
+    attend,
+    paged_attention,
+    plan_reads,
+    split_planes,
+    spread_bias,
+    spread_slots,
+)
 from kernels.store_kv import store_kv
 
 
@@ -26,9 +35,15 @@ class StepAttention:
     def __call__(self, layer: int, q: Tensor, kv: Tensor) -> Tensor:
         if self._reads is None:
             # The first layer's queries say how many heads share a key head; all layers have the same shape.
-            pool = self._pool
+            pool, layout = self._pool, self._pool.layout
             self._reads = plan_reads(
-                *self._plan, q.shape[2], pool.layout.kv_heads, pool.layout.head_dim, pool.deterministic
+                *self._plan,
+                q.shape[2],
+                layout.kv_heads,
+                layout.head_dim,
+                pool.deterministic,
+                value_dim=layout.value_dim,
+                scale=layout.scale,
             )
         store_kv(self._pool.rows[layer], self._write, kv)
         return paged_attention(q, self._pool.heads[layer], self._reads)
@@ -46,8 +61,9 @@ class DraftAttention:
         self._prefix = read_slots.shape[1]
         capacity = max(capacity, MIN_READ - self._prefix)
         # Scratch columns read the padding slot: one gather then also allocates them, and all of it is finite.
-        self._where = spread_slots(pad(read_slots, (0, capacity)), pool.layout.kv_heads)
-        self._shape = (2, read_slots.shape[0] * pool.layout.kv_heads, self._prefix + capacity, pool.layout.head_dim)
+        kv = pool.layout
+        self._where = spread_slots(pad(read_slots, (0, capacity)), kv.kv_heads, kv.planes)
+        self._shape = (kv.planes, read_slots.shape[0] * kv.kv_heads, self._prefix + capacity, kv.head_dim)
         self._bias = pad(prefix_bias, (0, capacity), value=float("-inf"))
         self._by_layer: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
         self._spread: Tensor | None = None
@@ -69,21 +85,22 @@ class DraftAttention:
         self._spread = None
 
     def __call__(self, layer: int, q: Tensor, kv: Tensor) -> Tensor:
-        pool = self._pool
+        layout = self._pool.layout
         if self._spread is None:
-            self._spread = spread_bias(self._bias, q.shape[2], pool.layout.kv_heads)
+            self._spread = spread_bias(self._bias, q.shape[2], layout.kv_heads)
         if layer not in self._by_layer:
             self._by_layer[layer] = self._gather(layer)
         columns, keys_t, values = self._by_layer[layer]
         first = self._prefix + self._offset
         batch, beams = q.shape[:2]
-        columns[:, first : first + beams] = kv.view(batch, beams, 2, pool.layout.kv_heads, pool.layout.head_dim)
-        return attend(q, pool.layout.kv_heads, keys_t, values, self._spread, None)
+        columns[:, first : first + beams] = kv.view(batch, beams, layout.planes, layout.kv_heads, layout.head_dim)
+        return attend(q, layout.kv_heads, layout.factor, keys_t, values, self._spread, None)
 
     def _gather(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Prefix and scratch of one layer, once as columns [B, T + capacity, 2, kv_heads, head_dim] to write to, and
-        once as the keys and values that `attend` reads."""
+        """Prefix and scratch of one layer, once as columns [B, T + capacity, planes, kv_heads, head_dim] to write to,
+        and once as the keys and values that `attend` reads."""
         pool = self._pool
+        layout = pool.layout
         read = pool.heads[layer].index_select(0, self._where).view(self._shape)
-        split = read.view(2, -1, pool.layout.kv_heads, *self._shape[2:])
-        return split.permute(1, 3, 0, 2, 4), read[0].transpose(1, 2), read[1]
+        split = read.view(layout.planes, -1, layout.kv_heads, *self._shape[2:])
+        return split.permute(1, 3, 0, 2, 4), *split_planes(read, layout.value_dim)

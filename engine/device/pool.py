@@ -31,6 +31,11 @@ class KVLayout:
         """Rows of kv_heads * head_dim numbers in a slot."""
         return 2 if self.value_dim is None else 1
 
+    @property
+    def factor(self) -> float:
+        """Factor of the scores."""
+        return self.head_dim**-0.5 if self.scale is None else self.scale
+
 
 class KVPool:
     """data [layers, pages * page_size, planes, kv_heads, head_dim]; slot = page * page_size + offset.
@@ -57,8 +62,9 @@ class KVPool:
         self.deterministic = deterministic
         shape = (layout.layers, slots, layout.planes, layout.kv_heads, layout.head_dim)
         self.data = torch.zeros(shape, dtype=dtype, device=device)
-        self.rows = list(self.data.view(layout.layers, slots, -1).unbind())
-        self.heads = list(self.data.view(layout.layers, -1, layout.head_dim).unbind())
+        heads = layout.planes * layout.kv_heads
+        self.rows = list(self.data.view(layout.layers, slots, heads * layout.head_dim).unbind())
+        self.heads = list(self.data.view(layout.layers, slots * heads, layout.head_dim).unbind())
         self.stamps = torch.zeros(slots, dtype=torch.int64, device=device) if stamps else None
 
     def store(self, layer: int, slots: Tensor, kv: Tensor) -> None:

@@ -18,6 +18,10 @@ def _stamps(g: Generator) -> tuple[Tensor, ...]:
     return torch.randint(2**62, (1, 9), generator=g), torch.tensor([8, 3]), torch.tensor([3, 4])
 
 
+def _latent(g: Generator) -> tuple[Tensor, ...]:
+    return torch.randn(3, 7, 1, 1, 5, generator=g), torch.tensor([6, 2, 4]), torch.tensor([5, 3, 2])
+
+
 CASES = (
     _move(1, 3, [], []),
     _move(2, 4, [3], [1]),
@@ -26,4 +30,5 @@ CASES = (
     _move(2, 8, [5, 2], [2, 5]),
     _move(2, 8, [4, 0, 0, 0], [3, 0, 0, 0], torch.bfloat16),
     Case("stamps", _stamps),
+    Case("one latent row per slot", _latent),
 )

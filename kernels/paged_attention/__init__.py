@@ -8,9 +8,18 @@ from torch import Tensor
 from engine.core.errors import KernelError
 from kernels import contract
 from kernels.paged_attention import eager
-from kernels.paged_attention.eager import MIN_READ, Reads, attend, spread_bias, spread_slots
+from kernels.paged_attention.eager import MIN_READ, Reads, attend, split_planes, spread_bias, spread_slots
 
-__all__ = ["MIN_READ", "Reads", "attend", "paged_attention", "plan_reads", "spread_bias", "spread_slots"]
+__all__ = [
+    "MIN_READ",
+    "Reads",
+    "attend",
+    "paged_attention",
+    "plan_reads",
+    "split_planes",
+    "spread_bias",
+    "spread_slots",
+]
 
 
 def plan_reads(
@@ -21,12 +30,16 @@ def plan_reads(
     head_dim: int,
     deterministic: bool = True,
     checked: bool = False,
+    value_dim: int | None = None,
+    scale: float | None = None,
 ) -> Reads:
     """What all layers of one step share: where to read and what each query may see.
 
     read_slots int64 [B, T]: the slot of each key position; a position that nobody may see needs any valid slot whose
     content is finite. bias [B, 1, W, T]: 0 where query w of request b may attend, else -inf; every query needs at least
     one 0. heads is a multiple of kv_heads; query head h reads key head h // (heads / kv_heads).
+    value_dim: None for a cache of keys and values; else one plane serves both, and a value is the first value_dim
+    columns of its key (the latent form, DeepSeek-V2, arXiv 2405.04434). scale: of the scores, 1/sqrt(head_dim) if None.
     deterministic: a query's bits do not depend on what else is in the step or on masked keys (see eager.py).
     KernelError on other shapes; with `checked` also on dtype and on a query that may attend to nothing.
     """
@@ -35,18 +48,21 @@ def plan_reads(
         raise contract.shape_error("paged_attention", "bias", bias, (batch, 1, "W", length))
     if heads % kv_heads:
         raise KernelError(f"paged_attention: {heads} heads must be a multiple of {kv_heads} key heads")
+    if value_dim is not None and not 1 <= value_dim <= head_dim:
+        raise KernelError(f"paged_attention: value_dim {value_dim} must be in [1, {head_dim}], a part of the keys")
     if checked:
         contract.dtype("paged_attention", (torch.int64,), read_slots=read_slots)
         if not bool((bias == 0).any(-1).all()):
             raise KernelError("paged_attention: a query may attend to nothing, each needs at least one 0 in its bias")
-    return eager.plan_reads(read_slots, bias, heads, kv_heads, head_dim, deterministic)
+    return eager.plan_reads(read_slots, bias, heads, kv_heads, head_dim, deterministic, value_dim, scale)
 
 
 def paged_attention(q: Tensor, cache: Tensor, reads: Reads) -> Tensor:
-    """softmax(q k^T / sqrt(head_dim) + bias) v -> [B * W, heads * head_dim].
+    """softmax(scale q k^T + bias) v -> [B * W, heads * value_dim].
 
-    q [B, W, heads, head_dim], may be a view. cache [S * 2 * kv_heads, head_dim]: one layer of a pool, row
-    (slot * 2 + 0) * kv_heads + h is key head h of a slot, row (slot * 2 + 1) * kv_heads + h its value head.
+    q [B, W, heads, head_dim], may be a view. cache [S * planes * kv_heads, head_dim]: one layer of a pool, row
+    (slot * planes + 0) * kv_heads + h is key head h of a slot; with two planes row (slot * 2 + 1) * kv_heads + h is
+    its value head.
     KernelError if q is not of the planned shape.
     """
     if q.shape != reads.query:

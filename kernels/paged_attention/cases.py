@@ -1,4 +1,7 @@
-"""Cases of paged_attention: (q, cache, read_slots, bias, kv_heads). Slots that nobody may read hold NaN."""
+"""Cases of paged_attention: (q, cache, read_slots, bias, kv_heads[, value_dim, scale]).
+
+Slots that nobody may read hold NaN.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +23,14 @@ def _attention(
     dtype: torch.dtype = torch.float32,
     tree: bool = False,
     note: str = "",
+    latent: tuple[int, float] | None = None,
+    window: int | None = None,
 ) -> Case:
-    """Requests with the given tokens before the step, then `width` new ones, causal or a random tree."""
+    """Requests with the given tokens before the step, then `width` new ones, causal or a random tree.
+
+    latent: value_dim and scale of the form with one plane. window: slots further back than so many are hidden, and
+    nobody wrote those that no query sees: they hold NaN and, as freed pages do, read the padding slot.
+    """
 
     def make(g: Generator) -> Arguments:
         batch, reach = len(lengths), max(lengths, default=0) + width
@@ -29,22 +38,32 @@ def _attention(
         order = torch.randperm(batch * pages, generator=g).view(batch, pages) + 1
         slots = (order[:, :, None] * page_size + torch.arange(page_size)).flatten(1)[:, :reach]
         bias = torch.full((batch, 1, width, reach), NONE)
-        cache = torch.full(((batch * pages + 1) * page_size, 2, kv_heads, head_dim), float("nan"), dtype=dtype)
+        planes = 2 if latent is None else 1
+        cache = torch.full(((batch * pages + 1) * page_size, planes, kv_heads, head_dim), float("nan"), dtype=dtype)
         cache[:page_size] = 0.0
         for row, length in enumerate(lengths):
             bias[row, 0, :, :length] = 0.0
             bias[row, 0, :, length : length + width].masked_fill_(_seen(width, tree, g), 0.0)
+            if window is not None:
+                far = torch.arange(reach) <= (length + torch.arange(width))[:, None] - window
+                bias[row, 0].masked_fill_(far, NONE)
+                slots[row, : max(0, length - window + 1)] = 0
             # A key that is masked but read must be finite, as the padding is; it takes the padding slot.
             slots[row, length + width :] = 0
             used = slots[row, : length + width]
-            cache[used] = torch.randn(len(used), 2, kv_heads, head_dim, generator=g).to(dtype)
+            used = used[used > 0]
+            cache[used] = torch.randn(len(used), planes, kv_heads, head_dim, generator=g).to(dtype)
         q = torch.randn(batch, width, heads, head_dim, generator=g).to(dtype)
-        return q, cache, slots, bias.to(dtype), kv_heads
+        return q, cache, slots, bias.to(dtype), kv_heads, *(latent or ())
 
     kind = "tree" if tree else "causal"
     name = f"{list(lengths)}+{width} {kind} {heads}/{kv_heads}x{head_dim} page {page_size} {dtype}".replace(
         "torch.", ""
     )
+    if latent is not None:
+        name += f" latent {latent[0]}"
+    if window is not None:
+        name += f" window {window}"
     return Case(name + note, make)
 
 
@@ -83,4 +102,16 @@ CASES = (
     _attention((9, 30), 4, 4, 2, 16, dtype=torch.bfloat16, tree=True),
     _attention((9, 30), 1, 4, 2, 16, dtype=torch.float16),
     _strided(),
+    _attention((7,), 1, 4, 1, 12, latent=(8, 0.3)),
+    _attention((0,), 1, 1, 1, 7, latent=(1, 1.0), note=", one column of values"),
+    _attention((5, 0, 13), 3, 3, 1, 10, latent=(10, 0.2), note=", all columns are values"),
+    _attention((40, 3), 7, 4, 1, 48, page_size=7, tree=True, latent=(32, 40**-0.5)),
+    _attention((5, 33), 1, 6, 2, 20, latent=(16, 0.25), note=", two key heads"),
+    _attention((9, 30), 4, 4, 1, 24, dtype=torch.bfloat16, tree=True, latent=(16, 0.2)),
+    _attention((9, 30), 1, 4, 1, 24, dtype=torch.float16, latent=(16, 0.2)),
+    _attention((19,), 1, 4, 2, 8, window=1),
+    _attention((19, 2, 40), 5, 4, 2, 8, page_size=7, window=6),
+    _attention((19, 2), 6, 3, 3, 12, page_size=1, tree=True, window=9),
+    _attention((40, 9), 3, 4, 2, 16, dtype=torch.bfloat16, window=12),
+    _attention((40, 9), 3, 4, 1, 24, latent=(16, 0.2), window=12),
 )

@@ -29,14 +29,16 @@ ONES = 2
 class Reads(NamedTuple):
     """What the layers of one step share, a buffer among it: one layer reads at a time.
 
-    query: shape of q [B, W, heads, head_dim]. where int64: rows of the cache in the order [2, B, kv_heads, T].
-    buffer: what `where` reads; of it keys_t [B * kv_heads, head_dim, T] and values [B * kv_heads, T, head_dim].
+    query: shape of q [B, W, heads, head_dim]. where int64: rows of the cache in the order [planes, B, kv_heads, T].
+    buffer: what `where` reads; of it keys_t [B * kv_heads, head_dim, T] and values [B * kv_heads, T, value_dim].
+    scale: factor of the scores.
     bias [B * kv_heads, rows, T], rows being W * group, or 2 where that is 1.
     ones [B * kv_heads, T, ONES], None where sums need not be deterministic.
     """
 
     query: tuple[int, int, int, int]
     kv_heads: int
+    scale: float
     where: Tensor
     buffer: Tensor
     keys_t: Tensor
@@ -46,37 +48,54 @@ class Reads(NamedTuple):
 
 
 def plan_reads(
-    read_slots: Tensor, bias: Tensor, heads: int, kv_heads: int, head_dim: int, deterministic: bool
+    read_slots: Tensor,
+    bias: Tensor,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    deterministic: bool,
+    value_dim: int | None,
+    scale: float | None,
 ) -> Reads:
     if read_slots.shape[1] < MIN_READ:
         missing = MIN_READ - read_slots.shape[1]
         read_slots, bias = pad(read_slots, (0, missing)), pad(bias, (0, missing), value=float("-inf"))
     batch, length = read_slots.shape
-    where = spread_slots(read_slots, kv_heads)
+    planes = 2 if value_dim is None else 1
+    where = spread_slots(read_slots, kv_heads, planes)
     buffer = bias.new_empty(where.shape[0], head_dim)
-    keys, values = buffer.view(2, batch * kv_heads, length, head_dim).unbind()
+    keys_t, values = split_planes(buffer.view(planes, batch * kv_heads, length, head_dim), value_dim)
     return Reads(
         query=(batch, bias.shape[2], heads, head_dim),
         kv_heads=kv_heads,
+        scale=head_dim**-0.5 if scale is None else scale,
         where=where,
         buffer=buffer,
-        keys_t=keys.transpose(1, 2),
+        keys_t=keys_t,
         values=values,
         bias=spread_bias(bias, heads, kv_heads),
         ones=bias.new_ones(batch * kv_heads, length, ONES) if deterministic else None,
     )
 
 
-def spread_slots(read_slots: Tensor, kv_heads: int) -> Tensor:
-    """Slots [B, T] -> rows of the cache in the order [2, B, kv_heads, T], flat."""
-    return (read_slots[:, None] * (2 * kv_heads) + _kinds(kv_heads, read_slots.device)).view(-1)
+def split_planes(read: Tensor, value_dim: int | None) -> tuple[Tensor, Tensor]:
+    """read [planes, B * kv_heads, T, head_dim] -> keys_t [B * kv_heads, head_dim, T], values [B * kv_heads, T, v].
+
+    value_dim: None for two planes; else values are the first value_dim columns of the keys. Both are views.
+    """
+    return read[0].transpose(1, 2), read[1] if value_dim is None else read[0, ..., :value_dim]
+
+
+def spread_slots(read_slots: Tensor, kv_heads: int, planes: int = 2) -> Tensor:
+    """Slots [B, T] -> rows of the cache in the order [planes, B, kv_heads, T], flat."""
+    return (read_slots[:, None] * (planes * kv_heads) + _kinds(planes, kv_heads, read_slots.device)).view(-1)
 
 
 @lru_cache(maxsize=16)
-def _kinds(kv_heads: int, device: torch.device) -> Tensor:
-    """A slot's rows, [2, 1, kv_heads, 1]; kept, as every step needs it."""
+def _kinds(planes: int, kv_heads: int, device: torch.device) -> Tensor:
+    """A slot's rows, [planes, 1, kv_heads, 1]; kept, as every step needs it."""
     with torch.inference_mode(False):
-        return torch.arange(2 * kv_heads, device=device).view(2, 1, kv_heads, 1)
+        return torch.arange(planes * kv_heads, device=device).view(planes, 1, kv_heads, 1)
 
 
 def spread_bias(bias: Tensor, heads: int, kv_heads: int) -> Tensor:
@@ -87,16 +106,18 @@ def spread_bias(bias: Tensor, heads: int, kv_heads: int) -> Tensor:
     return wide.reshape(batch * kv_heads, width * group, length)
 
 
-def attend(q: Tensor, kv_heads: int, keys_t: Tensor, values: Tensor, bias: Tensor, ones: Tensor | None) -> Tensor:
-    """q [B, W, heads, d]; keys_t [B * kv_heads, d, T]; values [B * kv_heads, T, d]; bias [B * kv_heads, rows, T].
+def attend(
+    q: Tensor, kv_heads: int, scale: float, keys_t: Tensor, values: Tensor, bias: Tensor, ones: Tensor | None
+) -> Tensor:
+    """q [B, W, heads, d]; keys_t [B * kv_heads, d, T]; values [B * kv_heads, T, v]; bias [B * kv_heads, rows, T].
 
-    ones: as in Reads. -> [B * W, heads * d].
+    ones: as in Reads. -> [B * W, heads * v].
     """
     batch, width, heads, head_dim = q.shape
-    group = heads // kv_heads
+    group, value_dim = heads // kv_heads, values.shape[2]
     rows = width * group
     if q.dtype is torch.float32:
-        q = q * head_dim**-0.5
+        q = q * scale
     if width == 1:
         folded = q.reshape(batch * kv_heads, group, head_dim)
     else:
@@ -104,15 +125,16 @@ def attend(q: Tensor, kv_heads: int, keys_t: Tensor, values: Tensor, bias: Tenso
         folded = split.transpose(1, 2).reshape(batch * kv_heads, rows, head_dim)
     if rows == 1:
         folded = folded.expand(-1, 2, -1)
-    mixed = _mix(folded, keys_t, values, bias, ones)
+    mixed = _mix(folded, scale, keys_t, values, bias, ones)
     if rows == 1:
         mixed = mixed[:, :1]
     if width == 1:
-        return mixed.reshape(batch, heads * head_dim)
-    return mixed.view(batch, kv_heads, width, group, head_dim).transpose(1, 2).reshape(batch * width, heads * head_dim)
+        return mixed.reshape(batch, heads * value_dim)
+    split = mixed.view(batch, kv_heads, width, group, value_dim)
+    return split.transpose(1, 2).reshape(batch * width, heads * value_dim)
 
 
-def _mix(q: Tensor, keys_t: Tensor, values: Tensor, bias: Tensor, ones: Tensor | None) -> Tensor:
+def _mix(q: Tensor, scale: float, keys_t: Tensor, values: Tensor, bias: Tensor, ones: Tensor | None) -> Tensor:
     if q.dtype is torch.float32:
         scores = torch.baddbmm(bias, q, keys_t)
         if ones is None:
@@ -121,9 +143,10 @@ def _mix(q: Tensor, keys_t: Tensor, values: Tensor, bias: Tensor, ones: Tensor |
         return torch.bmm(mass, values).div_(torch.bmm(mass, ones)[:, :, :1])
     # Half precision needs float32 sums and a float32 softmax, which the fused call keeps.
     keys = keys_t.transpose(1, 2)
-    return scaled_dot_product_attention(q[:, None], keys[:, None], values[:, None], attn_mask=bias[:, None])[:, 0]
+    q, keys, values, bias = (part[:, None] for part in (q, keys, values, bias))
+    return scaled_dot_product_attention(q, keys, values, attn_mask=bias, scale=scale)[:, 0]
 
 
 def paged_attention(q: Tensor, cache: Tensor, reads: Reads) -> Tensor:
     torch.index_select(cache, 0, reads.where, out=reads.buffer)
-    return attend(q, reads.kv_heads, reads.keys_t, reads.values, reads.bias, reads.ones)
+    return attend(q, reads.kv_heads, reads.scale, reads.keys_t, reads.values, reads.bias, reads.ones)

@@ -68,6 +68,10 @@ REFUSED = {
         partial(plan, bias=torch.zeros(2, 1, 1, 5)),
         r"paged_attention: bias has shape \[2, 1, 1, 5\], must be \[2, 1, W, 6\]",
     ),
+    "plan_reads value_dim": (
+        partial(plan, value_dim=9),
+        r"paged_attention: value_dim 9 must be in \[1, 8\], a part of the keys",
+    ),
     "plan_reads heads": (partial(plan, heads=3), "paged_attention: 3 heads must be a multiple of 2 key heads"),
     "plan_reads dtype": (
         partial(plan, read_slots=torch.zeros(2, 6, dtype=torch.int32), checked=True),

@@ -132,3 +132,38 @@ def test_one_attention_serves_a_round_whose_width_changes(tokens, pool):
     out = attend(0, q[:1, 6:8], kv[0, 6:8])
     seen = torch.tensor([[1] * 6 + [1, 0], [1] * 6 + [0, 1]]).bool()
     torch.testing.assert_close(out, plain(q[0, 6:8], k[0, :8], v[0, :8], seen))
+
+
+LATENT = KVLayout(1, 1, DIM, value_dim=5, scale=0.4)
+
+
+def plain_latent(q, rows, seen):
+    """Attention of q [W, HEADS, DIM] over one row per token [T, DIM], whose first 5 columns are the value."""
+    scores = torch.einsum("whd,td->hwt", q, rows) * 0.4
+    weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
+    return torch.einsum("hwt,td->whd", weights, rows[:, :5]).flatten(1)
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_a_latent_step_reads_one_row_per_token(tokens, deterministic):
+    q, rows = tokens[0][:1], tokens[1][0, :, 0]
+    pool = KVPool(LATENT, 16, 4, torch.float32, "cpu", deterministic=deterministic)
+    pool.store(0, SLOTS[0, :16], rows[:16])
+    seen = torch.ones(4, 20).tril(16).bool()
+    attend = StepAttention(pool, SLOTS[:1, 16:], SLOTS[:1], bias_of(seen)[None, None])
+    torch.testing.assert_close(attend(0, q[:, 16:], rows[16:]), plain_latent(q[0, 16:], rows, seen))
+
+
+def test_a_latent_draft_sees_the_prefix_and_its_own_ancestors(tokens):
+    q, rows = tokens[0][:1], tokens[1][0, :, 0]
+    pool = KVPool(LATENT, 16, 4, torch.float32, "cpu")
+    pool.store(0, SLOTS[0, :12], rows[:12])
+    attend = DraftAttention(pool, SLOTS[:1, :12], bias_of(torch.ones(1, 1, 1, 12).bool()), capacity=4)
+    for step, paths in enumerate([[[0], [1]], [[1, 2], [0, 3]]]):
+        ancestors = torch.zeros(1, 2, 2 * step + 2, dtype=torch.bool)
+        for beam, path in enumerate(paths):
+            ancestors[:, beam, path] = True
+        attend.begin(2 * step, ancestors)
+        new = slice(12 + 2 * step, 14 + 2 * step)
+        seen = torch.cat((torch.ones(2, 12).bool(), ancestors[0]), 1)
+        torch.testing.assert_close(attend(0, q[:, new], rows[new]), plain_latent(q[0, new], rows[: new.stop], seen))

@@ -47,3 +47,22 @@ def test_move_reads_before_it_writes_and_takes_stamps_along(pool):
     assert torch.equal(pool.data[:, 4:7], before[:, 5:8])
     assert torch.equal(pool.data[:, 7:], before[:, 7:])
     assert pool.stamps[3:8].tolist() == [103, 105, 106, 107, 107]
+
+
+def test_a_latent_slot_has_one_plane():
+    layout = KVLayout(2, 1, 6, value_dim=4, scale=0.3)
+    pool = KVPool(layout, 4, 3, torch.float32, "cpu")
+    assert pool.data.shape == (2, 12, 1, 1, 6)
+    assert (layout.planes, layout.factor) == (1, 0.3)
+    pool.store(1, torch.tensor([7]), torch.arange(6.0)[None])
+    assert pool.heads[1][7].tolist() == [0, 1, 2, 3, 4, 5]
+    pool.move(torch.tensor([7]), torch.tensor([5]))
+    assert pool.rows[1][5].tolist() == [0, 1, 2, 3, 4, 5]
+    assert KVLayout(1, 2, 16).factor == 0.25
+
+
+def test_a_pool_without_layers_has_slots_for_nobody():
+    """All layers of a target may be windowed; the other pool is empty then."""
+    pool = KVPool(KVLayout(0, 2, 5), 4, 3, torch.float32, "cpu", stamps=True)
+    assert (len(pool.rows), len(pool.heads), len(pool.stamps)) == (0, 0, 12)
+    pool.move(torch.tensor([5]), torch.tensor([4]))
