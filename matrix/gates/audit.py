@@ -21,12 +21,13 @@ class AuditError(Exception):
 
 @dataclass(slots=True)
 class Holding:
-    """What one request holds: pages in the order of their positions, the first `shared` of them cached."""
+    """What one account holds: pages in the order of their positions, the first `shared` of them cached."""
 
     pages: list[int]
     shared: int
     committed: int
     flights: deque[int] = field(default_factory=deque)
+    held: bool = False  # by a session, between two of its turns
 
     @property
     def end(self) -> int:
@@ -52,6 +53,8 @@ class Audit:
             "launch": self._launch,
             "settle": self._settle,
             "donate": self._donate,
+            "hold": self._hold,
+            "resume": self._resume,
             "close": self._close,
             "evict": self._evict,
         }
@@ -131,6 +134,30 @@ class Audit:
             self.users[page] = 1
         holding.shared = end
 
+    def _hold(self, rid: int, numbers: tuple[int, ...]) -> None:
+        keep, *gone = numbers
+        holding = self.holdings[rid]
+        _law(not holding.flights, "steps are still in flight")
+        _law(
+            holding.shared * self.size <= keep <= holding.committed and keep > 0,
+            f"{keep} of {holding.committed} positions are kept, {holding.shared * self.size} of them cached",
+        )
+        whole = -(-keep // self.size)
+        _law(gone == holding.pages[whole:], f"the pages freed are not those behind position {keep}")
+        for page in gone:
+            _law(self.owner.get(page) == rid, f"page {page} is released, but belongs to {self.owner.get(page)}")
+            del self.owner[page]
+        del holding.pages[whole:]
+        holding.committed = keep
+        holding.held = True
+        if self.window is not None:
+            self.window.reads(rid, keep)
+            self.window.trim(rid, keep)
+
+    def _resume(self, rid: int, numbers: tuple[int, ...]) -> None:
+        _law(self.holdings[rid].held, "the account is in use")
+        self.holdings[rid].held = False
+
     def _close(self, rid: int, numbers: tuple[int, ...]) -> None:
         holding = self.holdings.pop(rid)
         _law(not holding.flights, "steps are still in flight")
@@ -157,6 +184,8 @@ def audit(journal: Iterable[tuple[str, int, tuple[int, ...]]], pages: int, size:
             raise AuditError(f"journal entry {index} has the unknown verb {verb!r}")
         if verb not in ("window", "open", "evict") and rid not in book.holdings:
             raise AuditError(f"journal entry {index} ({verb}): request {rid} holds nothing")
+        if verb not in ("open", "resume", "close") and rid in book.holdings and book.holdings[rid].held:
+            raise AuditError(f"journal entry {index} ({verb}): account {rid} is held and nobody resumed it")
         try:
             book.verbs[verb](rid, tuple(numbers))
         except _BrokenLaw as broken:

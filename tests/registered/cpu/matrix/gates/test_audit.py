@@ -27,6 +27,51 @@ def test_a_sound_journal_balances():
     assert (book.free, book.cached, book.holdings) == (3, 0, {})
 
 
+# A turn of five positions, three of them kept; the next turn writes two more behind them.
+HELD = [
+    ("open", 1, ()),
+    ("reserve", 1, (5, 1, 2, 3)),
+    ("launch", 1, (5,)),
+    ("settle", 1, (5,)),
+    ("donate", 1, (1, 1)),
+    ("hold", 1, (3, 3)),
+    ("resume", 1, ()),
+    ("reserve", 1, (2, 3)),
+    ("launch", 1, (2,)),
+    ("settle", 1, (2,)),
+    ("hold", 1, (5,)),
+    ("close", 1, ()),
+    ("evict", 0, (1,)),
+]
+
+
+def test_a_sound_journal_of_a_session_balances():
+    book = audit(HELD, pages=3, size=2)
+    assert (book.free, book.cached, book.holdings) == (3, 0, {})
+    assert audit(HELD[:6], pages=3, size=2).free == 1
+    replay(HELD, 3, 2)
+
+
+@pytest.mark.parametrize(
+    ("index", "entry", "sentence"),
+    [
+        (3, ("hold", 1, (3, 3)), "steps are still in flight"),
+        (5, ("hold", 1, (6,)), "6 of 5 positions are kept, 2 of them cached"),
+        (5, ("hold", 1, (1, 2, 3)), "1 of 5 positions are kept, 2 of them cached"),
+        (5, ("hold", 1, (3,)), "the pages freed are not those behind position 3"),
+        (5, ("hold", 1, (3, 2, 3)), "the pages freed are not those behind position 3"),
+        (5, ("resume", 1, ()), "the account is in use"),
+        (6, ("reserve", 1, (2, 3)), "account 1 is held and nobody resumed it"),
+        (6, ("hold", 1, (3,)), "account 1 is held and nobody resumed it"),
+        (6, ("resume", 2, ()), "request 2 holds nothing"),
+    ],
+)
+def test_the_first_broken_law_of_a_session_is_named(index, entry, sentence):
+    with pytest.raises(AuditError) as caught:
+        audit([*HELD[:index], entry], pages=3, size=2)
+    assert f"journal entry {index}" in str(caught.value) and sentence in str(caught.value)
+
+
 def test_it_agrees_with_the_engine_on_a_run_that_retracts(measured):
     _, run, _ = measured("standalone.s3.v2.p16.tight.pair")
     book, ledger = audit(*run.journal), replay(*run.journal)
@@ -101,6 +146,14 @@ def test_the_first_broken_law_of_a_window_is_named(index, entry, sentence):
     with pytest.raises(AuditError) as caught:
         audit([*WINDOWED[:index], entry], pages=9, size=2)
     assert f"journal entry {index}" in str(caught.value) and sentence in str(caught.value)
+
+
+def test_a_held_account_keeps_the_window_pages_that_its_next_turn_reads():
+    journal = [*WINDOWED[:6], ("hold", 1, (7, 5))]
+    assert audit(journal, pages=9, size=2).window.held == 4
+    assert len(replay(journal, 9, 2).window.spans[1].pages) == 4
+    with pytest.raises(AuditError, match="a query at 7 reads from 5 on, but window pages begin at 8"):
+        audit([*WINDOWED[:7], ("hold", 1, (7, 5))], pages=9, size=2)
 
 
 def test_a_windowless_journal_covers_nothing():
