@@ -40,7 +40,7 @@ def sweep(seed: int, more: Callable[[int], bool]) -> Sweep:
     while done.failure is None and more(done.schedules):
         number = seed * STRIDE + done.schedules
         scenario = draw(number)
-        error, probes = attempt(scenario, audit=done.schedules % AUDIT_EVERY == 0)
+        error, probes = attempt(scenario, audited=done.schedules % AUDIT_EVERY == 0)
         if error is not None:
             done.failure = reduce(number, error)
         done.schedules += 1
@@ -57,9 +57,9 @@ def reduce(seed: int, error: Exception) -> Failure:
     return Failure(seed, drawn, smallest, f"{type(found).__name__}: {found}")
 
 
-def attempt(scenario: Scenario, audit: bool = True) -> tuple[Exception | None, Counter[str]]:
+def attempt(scenario: Scenario, audited: bool = True) -> tuple[Exception | None, Counter[str]]:
     """Run one schedule: what it raised, if anything, and its probes."""
     try:
-        return None, run(scenario, audit)
+        return None, run(scenario, audited)
     except Exception as error:  # a broken engine may raise anything, and all of it is a finding
         return error, Counter()

@@ -17,6 +17,7 @@ from engine.core.request import Phase, Request, SamplingParams
 from engine.core.session import SessionParams, Sessions
 from engine.core.window import Window, WindowBook
 from engine.loop import Loop
+from matrix.gates.audit import audit
 from matrix.simulation.scenario import BOS, Abort, Ask, Event, Scenario, Setup
 from matrix.simulation.toy import ToyExecutor, reference, toy_loop
 
@@ -241,10 +242,13 @@ class World:
             )
 
     def audit(self) -> None:
-        """Replay the journal."""
+        """Replay the journal, and read it with the second book."""
         again = replay(self.ledger.journal, self.ledger.num_pages, self.ledger.page_size)
         if again.free != self.ledger.free or again.owner != self.ledger.owner:
             raise Violation("the journal replays to other free pages than the run's")
+        book = audit(self.ledger.journal, self.ledger.num_pages, self.ledger.page_size)
+        if (book.free, book.cached, len(book.holdings)) != (len(self.ledger.free), self.ledger.cached, 0):
+            raise Violation(f"the second book ends with {book.free} free and {book.cached} cached pages")
 
 
 def _loop(setup: Setup) -> Loop[StepResult]:
@@ -272,10 +276,10 @@ def _loop(setup: Setup) -> Loop[StepResult]:
     )
 
 
-def run(scenario: Scenario, audit: bool = True) -> Counter[str]:
+def run(scenario: Scenario, audited: bool = True) -> Counter[str]:
     """Run one schedule. Returns its probes; raises Violation or whatever the engine raised."""
     world = World(scenario.setup)
     probes = world.run(scenario.events)
-    if audit:
+    if audited:
         world.audit()
     return probes
