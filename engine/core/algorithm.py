@@ -34,6 +34,7 @@ class Traits:
     draft_architectures: endings of the names in a draft's config.json that the algorithm drives; empty: any.
     adaptive: the depth of a round may change from round to round.
     block: one forward drafts a whole block, whose size the draft's checkpoint gives.
+    layered: the draft may bring several layers, one for each step of a chain.
     target_verify_for_draft: the draft's forward has the target's verify shape, so it may share those graphs
         (sglang#24999).
     irregular: trees have the shape that the text suggests, topk children at most, and no fixed pool of candidates.
@@ -51,6 +52,7 @@ class Traits:
     draft_architectures: tuple[str, ...] = ()
     adaptive: bool = False
     block: bool = False
+    layered: bool = False
     target_verify_for_draft: bool = False
     irregular: bool = False
 
@@ -102,6 +104,7 @@ NEXTN: Final = Traits(
     draft_weights="bundled",
     draft_architectures=("ForCausalLMNextN",),
     adaptive=True,
+    layered=True,
 )
 STANDALONE: Final = Traits(
     name="STANDALONE",

@@ -19,6 +19,7 @@ CHOICES: Final[dict[str, tuple[object, ...]]] = {
     "dtype": (AUTO, "float32", "bfloat16", "float16"),
     "device": (AUTO, "cpu", "cuda"),
     "strict_memory": (0, 1, 2),
+    "enable_multi_layer_eagle": (AUTO, True, False),
     "speculative_ngram_match_type": ("BFS", "PROB"),
 }
 # Second names that SGLang's command line accepts for the same field.
@@ -64,6 +65,7 @@ class EngineConfig:
     context_length: int | Auto = AUTO
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = AUTO
     device: Literal["auto", "cpu", "cuda"] = AUTO
+    enable_multi_layer_eagle: bool | Auto = AUTO
     enable_streaming_session: bool = False
     random_seed: int = 0
     strict_memory: int = 0
@@ -117,14 +119,14 @@ def _unknown(flag: str, name: str) -> str:
 def _wants(name: str) -> str:
     """The words for what a field accepts."""
     if name in CHOICES:
-        return "one of " + ", ".join(str(choice) for choice in CHOICES[name])
+        return "one of " + ", ".join(str(choice).lower() for choice in CHOICES[name])
     return WORDS[KINDS[name]] + (" or 'auto'" if UNASKED[name] == AUTO else "")
 
 
 def _check(name: str, value: object) -> None:
     kind = KINDS[name]
     if name in CHOICES:
-        good = type(value) is kind and value in CHOICES[name]
+        good = any(value == choice and type(value) is type(choice) for choice in CHOICES[name])
     elif kind is float:
         good = type(value) in (int, float) and value == value
     else:
@@ -136,7 +138,7 @@ def _check(name: str, value: object) -> None:
 def _parse(name: str, text: str) -> object:
     """Text from a command line as the field's type; text that does not parse goes on to `_check` unchanged."""
     kind = KINDS[name]
-    if kind is bool:
+    if kind is bool or any(choice is True for choice in CHOICES.get(name, ())):
         return TRUTHS.get(text.lower(), text)
     try:
         return text if text == UNASKED[name] else kind(text)
@@ -154,6 +156,7 @@ class DraftFacts:
     aux_layers: indices of the target layers whose input states the draft reads; FINAL: behind the final norm.
     block_size: positions that one forward of a block drafter covers, its root included.
     mask_token: target id that stands for a block's unknown tokens.
+    prediction_layers: layers that predict one token each, 0 in a checkpoint without such layers.
     """
 
     architecture: str
@@ -165,6 +168,7 @@ class DraftFacts:
     aux_layers: tuple[int, ...] = ()
     block_size: int | None = None
     mask_token: int | None = None
+    prediction_layers: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +225,7 @@ class Resolved:
     not counted).
     enable_deterministic_inference: the bits of a token's logits do not depend on the rest of its step.
     enable_streaming_session: streaming sessions may be opened.
+    enable_multi_layer_eagle: each step of the chain is drafted by a layer of its own.
     swa_full_tokens_ratio: the most window pages per page of the other layers.
     adaptive_slots: what adapts the depth from round to round, empty for a static one; num_steps and num_draft_tokens
     are then those of the first round.
@@ -250,6 +255,7 @@ class Resolved:
     kv_stamps: bool
     enable_deterministic_inference: bool
     enable_streaming_session: bool = False
+    enable_multi_layer_eagle: bool = False
     swa_full_tokens_ratio: float = 1.0
     window: int | None = None
     window_pages: int = 0

@@ -12,6 +12,7 @@ from typing import Final
 
 from engine.core.algorithm import Topology
 from engine.core.config import AUTO
+from engine.core.layering import prediction_layers
 from engine.core.situation import Situation, Value, gram_width, tree_pool
 
 SPEED_GATES: Final = ("lossless", "acceptance")
@@ -70,6 +71,12 @@ def _adaptive(s: Situation) -> bool:
     return s.adaptive is not None
 
 
+def _layered(s: Situation) -> bool:
+    """A layer per step was asked for, and no depth."""
+    asked = s.asked.enable_multi_layer_eagle is True and s.asked.speculative_num_steps == AUTO
+    return s.traits.layered and asked
+
+
 def _block(s: Situation) -> bool:
     return s.traits.block
 
@@ -109,6 +116,22 @@ DEFAULTS: Final[tuple[Default, ...]] = (
     Default("context_length", "always", _always, lambda s: s.facts.context_length, "the model's own context"),
     Default("page_size", "always", _always, lambda s: 1, "single-token pages waste no memory"),
     *_shape("no drafter", _rootless, (0, 0, 1), "without a drafter a step verifies the last token only"),
+    Default(
+        "speculative_num_steps",
+        "a layer per step",
+        _layered,
+        prediction_layers,
+        "a chain with a layer per step is as deep as the draft has layers",
+        SPEED_GATES,
+    ),
+    Default("speculative_eagle_topk", "a layer per step", _layered, lambda s: 1, "layers per step draft a chain"),
+    Default(
+        "speculative_num_draft_tokens",
+        "a layer per step",
+        _layered,
+        lambda s: s.integer("speculative_num_steps") + 1,
+        "a chain verifies its root and one token per step",
+    ),
     Default(
         "speculative_num_steps",
         "adaptive steps",

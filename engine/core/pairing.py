@@ -9,15 +9,22 @@ from engine.core.situation import Rule, Situation
 FIX: Final = "use a draft made for this target"
 
 
+def _architecture(s: Situation) -> str | None:
+    """The draft's; a language model that brings prediction layers is also a checkpoint of these."""
+    if s.draft is None:
+        return None
+    brings = s.traits.layered and s.draft.prediction_layers and not s.draft.architecture.endswith("NextN")
+    return s.draft.architecture + "NextN" if brings else s.draft.architecture
+
+
 def _wrong_kind(s: Situation) -> bool:
-    endings = s.traits.draft_architectures
-    return s.draft is not None and bool(endings) and not s.draft.architecture.endswith(endings)
+    endings, architecture = s.traits.draft_architectures, _architecture(s)
+    return architecture is not None and bool(endings) and not architecture.endswith(endings)
 
 
 def _kind_sentence(s: Situation) -> str:
     endings = " or ".join(s.traits.draft_architectures)
-    architecture = s.draft.architecture if s.draft else None
-    return f"{s.traits.name} needs a draft whose architecture ends in {endings}, but {_name(s)} is a {architecture}"
+    return f"{s.traits.name} needs a draft whose architecture ends in {endings}, but {_name(s)} is a {_architecture(s)}"
 
 
 def _name(s: Situation) -> str:

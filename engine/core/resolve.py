@@ -6,6 +6,7 @@ from engine.core.adaptive_config import dump
 from engine.core.config import AUTO, EngineConfig, Facts, Reason, Resolved, Rewrite
 from engine.core.defaults import DEFAULTS, default_for
 from engine.core.errors import ConfigError
+from engine.core.layering import layer_per_step, layer_reasons
 from engine.core.ngram_rules import ngram_flags, ngram_options
 from engine.core.rules import CAPACITY, RULES
 from engine.core.situation import Situation
@@ -53,7 +54,7 @@ def _choose(situation: Situation, rewritten: dict[str, Any]) -> tuple[Reason, ..
             value, because = default_for(field, situation)
             reasons.append(Reason(field, value, because))
         situation.chosen[field] = value
-    return (*reasons, *_bundled(situation), *ngram_options(situation)[1])
+    return (*reasons, *_bundled(situation), *layer_reasons(situation), *ngram_options(situation)[1])
 
 
 def _draft_path(situation: Situation) -> str | None:
@@ -97,6 +98,7 @@ def _resolved(situation: Situation, reasons: tuple[Reason, ...], rewrites: tuple
         kv_stamps=asked.kv_stamps,
         enable_deterministic_inference=asked.enable_deterministic_inference,
         enable_streaming_session=asked.enable_streaming_session,
+        enable_multi_layer_eagle=situation.traits.layered and layer_per_step(situation)[0],
         swa_full_tokens_ratio=asked.swa_full_tokens_ratio,
         window=situation.facts.window,
         window_pages=_window_pages(situation),
@@ -137,6 +139,7 @@ def explicit(resolved: Resolved) -> EngineConfig:
         speculative_num_steps=resolved.num_steps if drafts else AUTO,
         speculative_eagle_topk=resolved.topk if drafts else AUTO,
         speculative_num_draft_tokens=resolved.num_draft_tokens if drafts else AUTO,
+        enable_multi_layer_eagle=resolved.enable_multi_layer_eagle,
         speculative_adaptive=bool(resolved.adaptive_slots),
         speculative_adaptive_config=dump(resolved.adaptive_slots) if resolved.adaptive_slots else None,
         spec_version=resolved.spec_version,

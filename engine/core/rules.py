@@ -8,6 +8,7 @@ from typing import Final
 
 from engine.core.adapting import ADAPTING
 from engine.core.drafting import DRAFTING, SHAPES
+from engine.core.layering import LAYERING
 from engine.core.ngram_rules import NGRAM_RULES, TOPK_IS_BREADTH
 from engine.core.pairing import PAIRING
 from engine.core.situation import Rule, Situation, bounded, outside
@@ -40,6 +41,7 @@ def _thresholds(s: Situation) -> list[tuple[str, float]]:
 
 RULES: Final[tuple[Rule, ...]] = (
     *DRAFTING,
+    *LAYERING,
     *ADAPTING,
     *NGRAM_RULES,
     Rule(

@@ -74,6 +74,8 @@ class Situation:
             return f"{self.traits.name} cannot change the depth of a round"
         if topk not in (AUTO, 1):
             return f"a tree of topk {topk} is as wide as it was built"
+        if self.asked.enable_multi_layer_eagle is True:
+            return "a chain with a layer per step is as deep as it was built"
         return None
 
     @property

@@ -24,7 +24,7 @@ RESOLVED_NAME = {
 HEAD = DraftFacts("LlamaForCausalLMEagle3", 512, 96, 128, 300, "t", (1, 2, 3))
 MODEL = DraftFacts("LlamaForCausalLM", 512, 64, None, None, "t")
 BLOCK = DraftFacts("DFlashDraftModel", 512, 64, block_size=12)
-NEXT = DraftFacts("DeepseekV3ForCausalLMNextN", 512, 128)
+NEXT = DraftFacts("DeepseekV3ForCausalLM", 512, 128, prediction_layers=3)
 DRAFT_OF = {"NONE": None, "STANDALONE": MODEL, "EAGLE3": HEAD, "NGRAM": None, "DFLASH": BLOCK, "NEXTN": NEXT}
 SLOTS = {None: DEFAULT_SLOTS, '{"4": {"candidate_steps": [1, 3]}}': (AdaptiveSlot(4, (1, 3)),)}
 ANY = st.integers(-(2**70), 2**70)
@@ -44,7 +44,7 @@ def known(draft: st.SearchStrategy[DraftFacts | None]) -> st.SearchStrategy[Fact
         context_length=st.sampled_from([100, 1024, 131072]),
         tokenizer_hash=st.sampled_from([None, "t"]),
         draft=draft,
-        bundled=st.sampled_from([None, NEXT]),
+        bundled=st.sampled_from([None, replace(NEXT, architecture="DeepseekV3ForCausalLMNextN")]),
         device_kind=st.sampled_from(["cpu", "cuda"]),
         gpus=st.sampled_from([0, 1]),
         window=st.sampled_from([None, None, 40]),
@@ -99,6 +99,7 @@ def runnable(draw: st.DrawFn) -> tuple[EngineConfig, Facts]:
     width = draw(auto(st.integers(2, widest))) if steps != AUTO else AUTO
     disabled = draw(st.booleans())
     adaptive = steps in (AUTO, 1, 3) and algorithm.startswith("EAGLE") and children == 1 and draw(st.booleans())
+    layered = algorithm == "NEXTN" and steps in (AUTO, 1, 2, 3) and children == 1
     grams = {"speculative_ngram_match_type": "PROB", "speculative_ngram_capacity": 99}
     config = EngineConfig(
         "m",
@@ -109,6 +110,7 @@ def runnable(draw: st.DrawFn) -> tuple[EngineConfig, Facts]:
         width,
         adaptive,
         draw(st.sampled_from(list(SLOTS))) if adaptive else None,
+        enable_multi_layer_eagle=draw(st.sampled_from([AUTO, False, *([True] if layered else [])])),
         spec_version=draw(st.sampled_from([AUTO, "v1"] if disabled else [AUTO, "v1", "v2"])),
         disable_overlap_schedule=disabled,
         page_size=draw(auto(st.integers(1, 64))),
@@ -161,7 +163,9 @@ def test_explicit_values_are_kept_or_rewritten_and_automatic_ones_have_a_reason(
             )
             continue
         name = RESOLVED_NAME.get(field.name, field.name)
-        if asked == AUTO:
+        if name == "enable_multi_layer_eagle" and config.speculative_algorithm != "NEXTN":
+            assert not resolved.enable_multi_layer_eagle
+        elif asked == AUTO:
             assert reasons.pop(field.name).value == getattr(resolved, name)
         elif name == "disable_radix_cache" and name in rewrites:
             assert not asked and rewrites[name].got is True and not resolved.radix_cache

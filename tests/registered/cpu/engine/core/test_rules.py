@@ -26,6 +26,8 @@ MODEL = DraftFacts("LlamaForCausalLM", vocab_size=512, hidden_size=64, tokenizer
 FLAT = '{"candidate_steps": [2, 1]}'
 BLOCK = DraftFacts("DFlashDraftModel", vocab_size=512, hidden_size=96, block_size=8)
 
+LAYERS = DraftFacts("DeepseekV3ForCausalLM", 512, 128, 128, 512, "t", (-1,), prediction_layers=2)
+
 
 def facts(draft: DraftFacts | None = HEAD, gpus: int = 0, window: int | None = None) -> Facts:
     return Facts("LlamaForCausalLM", 512, 128, 4, 1024, "t", draft, "cuda" if gpus else "cpu", gpus, window)
@@ -291,6 +293,27 @@ REFUSED = [
         block(mask_token=512),
         "the draft's mask token 512 has no embedding in the target, whose vocabulary has 512 tokens; "
         "use a draft made for this target",
+    ),
+    (
+        "layers-of-no-use",
+        eagle3(enable_multi_layer_eagle=True),
+        facts(),
+        "enable_multi_layer_eagle true needs an algorithm whose draft has a layer for each step, got EAGLE3; "
+        "leave it out or use NEXTN",
+    ),
+    (
+        "layers-too-few",
+        EngineConfig("m", "NEXTN", "d", speculative_num_steps=3, enable_multi_layer_eagle=True),
+        facts(LAYERS),
+        "speculative_num_steps 3 is more than the 2 layers of the draft with enable_multi_layer_eagle true; "
+        "use 1 to 2 or enable_multi_layer_eagle false",
+    ),
+    (
+        "layers-in-a-chain",
+        EngineConfig("m", "NEXTN", "d", 2, 2, enable_multi_layer_eagle=True),
+        facts(LAYERS),
+        "speculative_eagle_topk 2 is a tree, and enable_multi_layer_eagle true drafts chains; "
+        "use 1 or enable_multi_layer_eagle false",
     ),
     (
         "page-size-range",
