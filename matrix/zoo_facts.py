@@ -2,42 +2,59 @@
 
 from functools import cache
 
+from engine.core.algorithm import FINAL
 from engine.core.config import DraftFacts, Facts
 from matrix.cell import DRAFTS, TARGET
-from matrix.zoo.recipes import RECIPES, Recipe
+from matrix.zoo.layouts import architecture_of
+from matrix.zoo.recipes import RECIPES, LatentShape, Recipe, Shape
 
-ARCHITECTURES = {
-    "target": "LlamaForCausalLM",
-    "standalone": "LlamaForCausalLM",
-    "eagle3": "LlamaForCausalLMEagle3",
-}
+
+def zoo_facts(algorithm: str) -> Facts:
+    """The facts of llama-mini with the draft of an axis value of `algorithm`, on a CPU."""
+    return model_facts(TARGET, DRAFTS.get(algorithm))
 
 
 @cache
-def zoo_facts(algorithm: str) -> Facts:
-    """The facts of llama-mini with the draft of an axis value of `algorithm`, on a CPU.
+def model_facts(target: str, draft: str | None = None) -> Facts:
+    """The facts of a target of the zoo and of a draft for it, on a CPU.
 
     The zoo trains its models with one tokenizer, so no tokenizer hash is given.
     """
-    target = RECIPES[TARGET]
-    draft = RECIPES[DRAFTS[algorithm]] if algorithm in DRAFTS else None
+    recipe = RECIPES[target]
+    shape = recipe.shape
     return Facts(
-        architecture=ARCHITECTURES[target.kind],
-        vocab_size=target.shape.vocab,
-        hidden_size=target.shape.hidden,
-        num_layers=target.shape.layers,
-        context_length=target.shape.max_positions,
-        draft=_draft(draft, target) if draft else None,
+        architecture=architecture_of(recipe),
+        vocab_size=shape.vocab,
+        hidden_size=shape.hidden,
+        num_layers=shape.layers,
+        context_length=shape.max_positions,
+        draft=None if draft is None else _draft(RECIPES[draft], recipe),
+        window=shape.window if isinstance(shape, Shape) and shape.sliding else None,
+        bundled=_bundled(shape) if isinstance(shape, LatentShape) and shape.bundled else None,
+    )
+
+
+def _bundled(shape: LatentShape) -> DraftFacts:
+    return DraftFacts(
+        architecture="DeepseekV3ForCausalLMNextN",
+        vocab_size=shape.vocab,
+        hidden_size=shape.hidden,
+        target_hidden_size=shape.hidden,
+        aux_layers=(FINAL,),
     )
 
 
 def _draft(draft: Recipe, target: Recipe) -> DraftFacts:
-    head = draft.kind == "eagle3"
+    reads = draft.kind in ("eagle", "eagle3", "dflash")
+    block = draft.kind == "dflash"
     return DraftFacts(
-        architecture=ARCHITECTURES[draft.kind],
+        architecture=architecture_of(draft),
         vocab_size=draft.shape.vocab,
         hidden_size=draft.shape.hidden,
-        target_hidden_size=target.shape.hidden if head else None,
-        draft_vocab_size=draft.draft_vocab if head else None,
-        aux_layers=draft.aux_layers,
+        target_hidden_size=target.shape.hidden if reads else None,
+        draft_vocab_size=draft.draft_vocab or draft.shape.vocab if reads else None,
+        # A recipe names layers whose outputs are read, which are the inputs of the layers behind them.
+        aux_layers=tuple(index + 1 for index in draft.aux_layers) if draft.aux_layers else (FINAL,) if reads else (),
+        block_size=draft.block if block else None,
+        mask_token=draft.mask_id if block else None,
     )

@@ -1,4 +1,4 @@
-"""Accept lengths of a draft on the target's own greedy answers, for chains."""
+"""Accept lengths of a draft on the target's own greedy answers, for chains and blocks."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,11 +8,14 @@ import numpy.typing as npt
 import torch
 
 from matrix.zoo.corpus import Batch, Buckets, Sequences
-from matrix.zoo.eagle_net import EagleNet
-from matrix.zoo.net import LlamaNet
+from matrix.zoo.dflash_net import DflashNet
+from matrix.zoo.heads import Head, unroll
+from matrix.zoo.net import CausalNet
 
 LONGEST = 7
 LENGTHS = (1, 2, 3, 5, 7)
+# Blocks of one sequence that are filled at once.
+BLOCKS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +33,7 @@ Runs = Callable[[Batch], torch.Tensor]
 
 
 @torch.inference_mode()
-def standalone_runs(net: LlamaNet, batch: Batch) -> torch.Tensor:
+def standalone_runs(net: CausalNet, batch: Batch) -> torch.Tensor:
     """[B, T]: how many tokens the draft gets right in a row after each last known token L; it never sees BOS."""
     logits, _ = net(batch.tokens[:, 1:])
     right = torch.zeros_like(batch.tokens, dtype=torch.bool)
@@ -44,17 +47,31 @@ def standalone_runs(net: LlamaNet, batch: Batch) -> torch.Tensor:
 
 
 @torch.inference_mode()
-def eagle_runs(net: EagleNet, target: LlamaNet, aux: tuple[int, ...], kept: torch.Tensor, batch: Batch) -> torch.Tensor:
+def head_runs(head: Head, target: CausalNet, aux: tuple[int, ...], kept: torch.Tensor, batch: Batch) -> torch.Tensor:
     """As `standalone_runs`; the first proposal for known tokens 0..L comes from slot L-1."""
     _, states = target(batch.tokens, aux=aux)
     assert states is not None
     runs = torch.zeros_like(batch.tokens)
     alive = torch.ones_like(batch.tokens[:, :-1], dtype=torch.bool)
-    for step, logits in enumerate(net.unroll(batch.tokens, states, LONGEST)):
+    for step, (_, logits) in enumerate(unroll(head, batch.tokens, states, LONGEST)):
         chosen = kept[logits.argmax(-1)]
         truth = torch.nn.functional.pad(batch.tokens[:, 2 + step :], (0, 1 + step), value=-1)[:, : chosen.shape[1]]
         alive = alive & (chosen == truth)
         runs[:, 1:] += alive
+    return runs
+
+
+@torch.inference_mode()
+def block_runs(net: DflashNet, target: CausalNet, aux: tuple[int, ...], batch: Batch) -> torch.Tensor:
+    """As `standalone_runs`, for a block behind every token; block - 1 at most."""
+    _, states = target(batch.tokens, aux=aux)
+    length = batch.tokens.shape[1]
+    runs = torch.zeros_like(batch.tokens)
+    for anchors in torch.split(torch.arange(length, device=batch.tokens.device), BLOCKS):
+        chosen = net(batch.tokens, states, anchors.expand(len(batch.tokens), -1)).argmax(-1)
+        places = anchors[:, None] + torch.arange(1, net.block, device=anchors.device)
+        truth = batch.tokens[:, places.clamp(max=length - 1)].masked_fill(places >= length, -1)
+        runs[:, anchors] = (chosen == truth).cumprod(-1).sum(-1)
     return runs
 
 
@@ -71,7 +88,7 @@ def _rounds(runs: npt.NDArray[np.int64], prompt: int, length: int, steps: int) -
     return accepted, room
 
 
-def measure(answers: Sequences, runs_of: Runs, device: torch.device) -> Acceptance:
+def measure(answers: Sequences, runs_of: Runs, device: torch.device, longest: int = LONGEST) -> Acceptance:
     """Acceptance over all rounds of all answers; a round that ends the answer counts the tokens it still emitted."""
     rows: list[tuple[npt.NDArray[np.int64], int, int]] = []
     for group in Buckets(answers, device).groups:
@@ -80,20 +97,20 @@ def measure(answers: Sequences, runs_of: Runs, device: torch.device) -> Acceptan
             found = runs_of(batch).cpu().numpy()
             rows += zip(found, batch.prompts.tolist(), batch.lengths.tolist(), strict=True)
     length: dict[int, float] = {}
-    for steps in LENGTHS:
+    for steps in [each for each in LENGTHS if each <= longest]:
         emitted, rounds = 0, 0
         for runs, prompt, end in rows:
             accepted, _ = _rounds(runs, prompt, end, steps)
             emitted += end - 1 - prompt
             rounds += len(accepted)
         length[steps] = emitted / max(rounds, 1)
-    return Acceptance(length, _rates(rows))
+    return Acceptance(length, _rates(rows, longest))
 
 
-def _rates(rows: Sequence[tuple[npt.NDArray[np.int64], int, int]]) -> tuple[float, ...]:
-    reached, passed = np.zeros(LONGEST), np.zeros(LONGEST)
+def _rates(rows: Sequence[tuple[npt.NDArray[np.int64], int, int]], longest: int) -> tuple[float, ...]:
+    reached, passed = np.zeros(longest), np.zeros(longest)
     for runs, prompt, end in rows:
-        for accepted, room in zip(*_rounds(runs, prompt, end, LONGEST), strict=True):
+        for accepted, room in zip(*_rounds(runs, prompt, end, longest), strict=True):
             reached[: min(accepted + 1, room)] += 1
             passed[:accepted] += 1
     return tuple((passed / np.maximum(reached, 1)).round(4).tolist())

@@ -41,7 +41,7 @@ def wilson(right: int, total: int, z: float = 1.959964) -> tuple[float, float]:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """The figures of one checkpoint; `accuracy` maps a split to a Score's dict, `acceptance` is empty for a target."""
+    """The figures of one checkpoint; `accuracy` maps a split to a Score's dict, `acceptance` is that of what drafts."""
 
     name: str
     kind: str

@@ -2,59 +2,43 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from matrix.zoo.eagle_net import EagleNet
-from matrix.zoo.net import LlamaNet
-from matrix.zoo.recipes import Recipe
+from matrix.zoo.deepseek_net import DeepseekNet
+from matrix.zoo.dflash_net import DflashNet
+from matrix.zoo.eagle_net import EagleNet, FeatureNet, Shared
+from matrix.zoo.layouts import config_of
+from matrix.zoo.net import CausalNet, DenseNet
+from matrix.zoo.recipes import LatentShape, Recipe, Shape
 from matrix.zoo.tokenizer import BOS_ID, EOS_ID
 from matrix.zoo.tokenizer import save as save_tokenizer
 
-STORED = torch.float16
+STORED: Final = torch.float16
+# What a router adds to its scores decides between neighbours; it keeps its precision, as in DeepSeek's checkpoints.
+WIDE: Final = "e_score_correction_bias"
+
+Draft = FeatureNet | EagleNet | DflashNet
 
 
-def config_of(recipe: Recipe, target_hidden: int) -> dict[str, Any]:
-    """config.json of a recipe; `target_hidden` is the width of the target's hidden state (EAGLE3 only)."""
-    shape = recipe.shape
-    eagle = recipe.kind == "eagle3"
-    config: dict[str, Any] = {
-        "architectures": ["LlamaForCausalLMEagle3" if eagle else "LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": shape.vocab,
-        "hidden_size": shape.hidden,
-        "intermediate_size": shape.intermediate,
-        "num_hidden_layers": shape.layers,
-        "num_attention_heads": shape.heads,
-        "num_key_value_heads": shape.kv_heads,
-        "head_dim": shape.head_dim,
-        "hidden_act": "silu",
-        "max_position_embeddings": shape.max_positions,
-        "rms_norm_eps": shape.eps,
-        "rope_theta": shape.rope_theta,
-        "rope_scaling": None,
-        "attention_bias": False,
-        "mlp_bias": False,
-        "attention_dropout": 0.0,
-        "initializer_range": 0.02,
-        "tie_word_embeddings": False,
-        "use_cache": True,
-        "bos_token_id": BOS_ID,
-        "eos_token_id": EOS_ID,
-        "pad_token_id": EOS_ID,
-        "torch_dtype": "float16",
-    }
-    if eagle:
-        config["draft_vocab_size"] = recipe.draft_vocab
-        config["target_hidden_size"] = target_hidden
-        config["eagle_config"] = {
-            "eagle_aux_hidden_state_layer_ids": list(recipe.aux_layers),
-            "use_aux_hidden_state": True,
-        }
-    return config
+def new_net(recipe: Recipe) -> CausalNet:
+    """An untrained target or standalone draft."""
+    return DeepseekNet(recipe.shape) if isinstance(recipe.shape, LatentShape) else DenseNet(recipe.shape)
+
+
+def new_draft(recipe: Recipe, target: CausalNet) -> Draft:
+    """An untrained draft that reads `target`."""
+    assert isinstance(recipe.shape, Shape)
+    shared = Shared(target.model.embed_tokens.weight, target.lm_head.weight)
+    width = len(recipe.aux_layers) * target.hidden
+    if recipe.kind == "eagle":
+        return FeatureNet(recipe.shape, shared)
+    if recipe.kind == "dflash":
+        return DflashNet(recipe.shape, width, recipe.block, recipe.mask_id, shared)
+    return EagleNet(recipe.shape, width, recipe.draft_vocab, None if recipe.draft_vocab else shared)
 
 
 def write(
@@ -62,18 +46,18 @@ def write(
     recipe: Recipe,
     module: nn.Module,
     tokenizer_json: str,
-    target_hidden: int = 0,
+    target: Recipe | None = None,
     kept: Tensor | None = None,
 ) -> None:
-    """Config, weights and tokenizer; `kept` [Vd]: ascending target ids of the draft vocabulary (EAGLE3 only)."""
+    """Config, weights and tokenizer; `kept` [Vd]: ascending target ids of a draft vocabulary of its own."""
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {name: tensor.detach().to(STORED).cpu().contiguous() for name, tensor in module.state_dict().items()}
+    tensors = {name: _stored(name, tensor) for name, tensor in _named(module).items()}
     if kept is not None:
         tensors["d2t"] = (kept - torch.arange(len(kept))).to(torch.int64)
         tensors["t2d"] = torch.zeros(recipe.shape.vocab, dtype=torch.bool).index_fill(0, kept, True)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    _json(folder / "config.json", config_of(recipe, target_hidden))
-    if recipe.kind != "eagle3":
+    _json(folder / "config.json", config_of(recipe, target))
+    if recipe.kind in ("target", "standalone"):
         _json(
             folder / "generation_config.json",
             {"bos_token_id": BOS_ID, "eos_token_id": EOS_ID, "pad_token_id": EOS_ID, "do_sample": False},
@@ -85,18 +69,57 @@ def _json(path: Path, value: dict[str, Any]) -> None:
     path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
-def read_llama(folder: Path, recipe: Recipe, device: torch.device) -> LlamaNet:
-    """The stored weights in float32, so that what is evaluated is what is shipped."""
-    net = LlamaNet(recipe.shape)
-    net.load_state_dict({name: tensor.float() for name, tensor in load_file(folder / "model.safetensors").items()})
+def _stored(name: str, tensor: Tensor) -> Tensor:
+    kind = torch.float32 if name.endswith(WIDE) else STORED
+    return tensor.detach().to(kind).cpu().clone().contiguous()
+
+
+def _named(module: nn.Module) -> dict[str, Tensor]:
+    """The tensors of a checkpoint by name: experts one by one, no tied head, copies in bundled layers."""
+    state: dict[str, Tensor] = dict(module.state_dict())
+    if isinstance(module, DenseNet) and module.shape.tied:
+        del state["lm_head.weight"]
+    if isinstance(module, DeepseekNet):
+        for index in range(module.depth, module.depth + module.shape.bundled):
+            state[f"model.layers.{index}.embed_tokens.weight"] = state["model.embed_tokens.weight"]
+            state[f"model.layers.{index}.shared_head.head.weight"] = state["lm_head.weight"]
+    for name in [name for name in state if ".experts." in name]:
+        stem, projection = name.rsplit(".", 1)
+        for index, tensor in enumerate(state.pop(name)):
+            state[f"{stem}.{index}.{projection}.weight"] = tensor
+    return state
+
+
+def _read(folder: Path) -> dict[str, Tensor]:
+    """Tensors in float32 under the training nets' names, so that what is evaluated is what is shipped."""
+    state: dict[str, Tensor] = {}
+    experts: dict[str, dict[int, Tensor]] = {}
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        wide = tensor.float() if tensor.is_floating_point() else tensor
+        if ".experts." in name:
+            stem, rest = name.split(".experts.")
+            index, projection = rest.removesuffix(".weight").split(".")
+            experts.setdefault(f"{stem}.experts.{projection}", {})[int(index)] = wide
+        elif not name.endswith("shared_head.head.weight") and ".embed_tokens." not in name.partition("layers")[2]:
+            state[name] = wide
+    return state | {name: torch.stack([each[i] for i in range(len(each))]) for name, each in experts.items()}
+
+
+def read_net(folder: Path, recipe: Recipe, device: torch.device) -> CausalNet:
+    """A stored target or standalone draft in float32."""
+    net, state = new_net(recipe), _read(folder)
+    if isinstance(net, DenseNet) and net.shape.tied:
+        state["lm_head.weight"] = state["model.embed_tokens.weight"]
+    net.load_state_dict(state)
     return net.to(device).eval().requires_grad_(False)
 
 
-def read_eagle(folder: Path, recipe: Recipe, aux_width: int, device: torch.device) -> tuple[EagleNet, Tensor]:
-    """The stored head in float32 and the target ids [Vd] of its draft vocabulary."""
-    net = EagleNet(recipe.shape, aux_width, recipe.draft_vocab)
-    tensors = load_file(folder / "model.safetensors")
-    kept = tensors.pop("d2t") + torch.arange(recipe.draft_vocab)
-    tensors.pop("t2d")
-    net.load_state_dict({name: tensor.float() for name, tensor in tensors.items()})
-    return net.to(device).eval().requires_grad_(False), kept.to(device)
+def read_draft(folder: Path, recipe: Recipe, target: CausalNet, device: torch.device) -> tuple[Draft, Tensor]:
+    """The stored draft of `target` in float32, and the target ids [Vd] of what it proposes."""
+    draft, state = new_draft(recipe, target), _read(folder)
+    kept = torch.arange(recipe.draft_vocab or recipe.shape.vocab)
+    if recipe.draft_vocab:
+        kept = kept + state.pop("d2t")
+        state.pop("t2d")
+    draft.load_state_dict(state)
+    return draft.to(device).eval().requires_grad_(False), kept.to(device)

@@ -3,14 +3,14 @@
 import torch
 from torch import Tensor
 
-from matrix.zoo.net import Cache, LlamaNet
+from matrix.zoo.net import Cache, CausalNet
 from matrix.zoo.tokenizer import EOS_ID
 
 
 @torch.inference_mode()
-def _equal_length(model: LlamaNet, prompts: Tensor, limit: int) -> list[list[int]]:
+def _equal_length(model: CausalNet, prompts: Tensor, limit: int) -> list[list[int]]:
     """Greedy answers (EOS included when reached) for prompts [B, T] of one length."""
-    cache = Cache(model.shape, len(prompts), prompts.shape[1] + limit, prompts.device)
+    cache = Cache(prompts.shape[1] + limit)
     tokens, made = prompts, []
     ended = torch.zeros(len(prompts), dtype=torch.bool, device=prompts.device)
     for step in range(limit):
@@ -25,7 +25,7 @@ def _equal_length(model: LlamaNet, prompts: Tensor, limit: int) -> list[list[int
     return [row[: row.index(EOS_ID) + 1] if EOS_ID in row else row for row in answers]
 
 
-def greedy(model: LlamaNet, prompts: list[list[int]], limit: int, rows: int = 4096) -> list[list[int]]:
+def greedy(model: CausalNet, prompts: list[list[int]], limit: int, rows: int = 4096) -> list[list[int]]:
     """Greedy answers in the order of the prompts; prompts of equal length run together, so nothing is padded."""
     device = model.lm_head.weight.device
     by_length: dict[int, list[int]] = {}

@@ -1,34 +1,59 @@
-"""The EAGLE3 head with its training-time test: several draft steps unrolled on one sequence.
-
-A base slot q rolls out on its own: at step j it holds token t[q+1+j] at position q+j and predicts t[q+2+j]. It sees
-the keys of step 0 at slots up to q, and of each later step only its own. The hidden state of step 0 is `fc` of the
-target's auxiliary states at q; that of later steps is the head's own output stream, before the final norm.
-(EAGLE-3, arXiv 2503.01840)
-"""
+"""The heads that draft from the target's hidden states: EAGLE (arXiv 2406.16858) and EAGLE3 (arXiv 2503.01840)."""
 
 import torch
 from torch import Tensor, nn
 
-from matrix.zoo.net import MLP, Attention, RMSNorm, initialise, rope_table
+from matrix.zoo.heads import Attend, unroll
+from matrix.zoo.net import MLP, Attention, Layer, RMSNorm, Table, initialise
 from matrix.zoo.recipes import Shape
 
 
-def unrolled_attention(q: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
-    """q [B, H, S, D] over step-0 keys (causal by slot) and its slot's key of each later step; keys[i] [B, 1, S, D]."""
-    slots = q.shape[2]
-    first = (q @ keys[0].transpose(-1, -2)).float()
-    future = torch.ones(slots, slots, dtype=torch.bool, device=q.device).triu(1)
-    scores = [first.masked_fill(future, float("-inf"))]
-    scores += [(q.float() * key.float()).sum(-1, keepdim=True) for key in keys[1:]]
-    weights = torch.softmax(torch.cat(scores, -1) * q.shape[-1] ** -0.5, -1).to(q.dtype)
-    mixed = weights[..., :slots] @ values[0]
-    for step, value in enumerate(values[1:]):
-        mixed = mixed + weights[..., slots + step, None] * value
-    return mixed
+class Shared:
+    """The target's embedding [V, H] and head [V, H], frozen and not a part of the draft's checkpoint."""
+
+    def __init__(self, embedding: Tensor, head: Tensor) -> None:
+        self.embedding = embedding.detach()
+        self.head = head.detach()
+
+
+class BareLayer(nn.Module):
+    """The first layer of EAGLE: no norm in front of its attention."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.self_attn = Attention(shape, shape.hidden)
+        self.post_attention_layernorm = RMSNorm(shape.hidden, shape.eps)
+        self.mlp = MLP(shape.hidden, shape.intermediate)
+
+
+class FeatureNet(nn.Module):
+    """EAGLE head in the checkpoint layout of LlamaForCausalLMEagle; embedding and head are the target's."""
+
+    def __init__(self, shape: Shape, shared: Shared) -> None:
+        super().__init__()
+        self.shape = self.turned = shape
+        self.shared = shared
+        self.fc = nn.Linear(2 * shape.hidden, shape.hidden, bias=False)
+        self.layers = nn.ModuleList([BareLayer(shape)])
+        initialise(self)
+
+    def features(self, captured: Tensor) -> Tensor:
+        """The target's final state as it is."""
+        return captured
+
+    def step(self, tokens: Tensor, hidden: Tensor, table: Table, attend: Attend) -> tuple[Tensor, Tensor]:
+        """State [B, T, H], which resembles the target's final state, and logits [B, T, V]."""
+        layer = self.layers[0]
+        assert isinstance(layer, BareLayer)
+        word = nn.functional.embedding(tokens, self.shared.embedding)
+        x = self.fc(torch.cat((word, hidden.to(word.dtype)), -1))
+        x = x + layer.self_attn.merge(attend(0, *layer.self_attn.project(x, table)))
+        x = x + layer.mlp(layer.post_attention_layernorm(x))
+        return x, nn.functional.linear(x, self.shared.head)
 
 
 class MidLayer(nn.Module):
-    """The one decoder layer of the head; attention reads the normed embedding beside the normed hidden state."""
+    """The first layer of EAGLE3; attention reads the normed embedding beside the normed hidden state."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -36,38 +61,54 @@ class MidLayer(nn.Module):
         self.hidden_norm = RMSNorm(shape.hidden, shape.eps)
         self.self_attn = Attention(shape, 2 * shape.hidden)
         self.post_attention_layernorm = RMSNorm(shape.hidden, shape.eps)
-        self.mlp = MLP(shape)
+        self.mlp = MLP(shape.hidden, shape.intermediate)
 
 
 class EagleNet(nn.Module):
-    """EAGLE3 head in the checkpoint layout of LlamaForCausalLMEagle3 (d2t and t2d are written when it is saved)."""
+    """EAGLE3 head in the checkpoint layout of LlamaForCausalLMEagle3 (d2t and t2d are written when it is saved).
 
-    def __init__(self, shape: Shape, aux_width: int, draft_vocab: int) -> None:
+    With `shared` the embedding and the head are the target's; plain layers follow the first one.
+    """
+
+    def __init__(self, shape: Shape, captured_width: int, draft_vocab: int, shared: Shared | None = None) -> None:
         super().__init__()
-        self.shape = shape
-        self.embed_tokens = nn.Embedding(shape.vocab, shape.hidden)
-        self.fc = nn.Linear(aux_width, shape.hidden, bias=False)
+        self.shape = self.turned = shape
+        self.shared = shared
+        self.fc = nn.Linear(captured_width, shape.hidden, bias=False)
         self.midlayer = MidLayer(shape)
         self.norm = RMSNorm(shape.hidden, shape.eps)
-        self.lm_head = nn.Linear(shape.hidden, draft_vocab, bias=False)
+        if shape.layers > 1:
+            self.layers = nn.ModuleDict({str(index): _plain(shape) for index in range(1, shape.layers)})
+        if shared is None:
+            self.embed_tokens = nn.Embedding(shape.vocab, shape.hidden)
+            self.lm_head = nn.Linear(shape.hidden, draft_vocab, bias=False)
         initialise(self)
 
-    def unroll(self, tokens: Tensor, aux: Tensor, steps: int) -> list[Tensor]:
-        """Draft logits [B, S, Vd] of each step for tokens [B, T] and aux states [B, T, A]; S = T - 1 base slots."""
+    def features(self, captured: Tensor) -> Tensor:
+        """The captured states brought to the draft's width."""
+        fused: Tensor = self.fc(captured)
+        return fused
+
+    def step(self, tokens: Tensor, hidden: Tensor, table: Table, attend: Attend) -> tuple[Tensor, Tensor]:
+        """The stream before the final norm [B, T, H], and logits [B, T, Vd]."""
         layer = self.midlayer
-        slots = tokens.shape[1] - 1
-        hidden = self.fc(aux[:, :slots])
-        keys: list[Tensor] = []
-        values: list[Tensor] = []
-        logits: list[Tensor] = []
-        for step in range(steps):
-            shifted = nn.functional.pad(tokens[:, 1 + step :], (0, min(step, slots)), value=0)[:, :slots]
-            table = rope_table(self.shape, torch.arange(step, step + slots, device=tokens.device))
-            joined = torch.cat((layer.input_layernorm(self.embed_tokens(shifted)), layer.hidden_norm(hidden)), -1)
-            q, k, v = layer.self_attn.project(joined, table)
-            keys.append(k)
-            values.append(v)
-            hidden = hidden + layer.self_attn.merge(unrolled_attention(q, keys, values))
-            hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
-            logits.append(self.lm_head(self.norm(hidden)))
-        return logits
+        table_of_words = self.embed_tokens.weight if self.shared is None else self.shared.embedding
+        word = nn.functional.embedding(tokens, table_of_words)
+        joined = torch.cat((layer.input_layernorm(word), layer.hidden_norm(hidden)), -1)
+        x = hidden + layer.self_attn.merge(attend(0, *layer.self_attn.project(joined, table)))
+        x = x + layer.mlp(layer.post_attention_layernorm(x))
+        for index in range(1, self.shape.layers):
+            plain = self.layers[str(index)]
+            assert isinstance(plain, Layer)
+            x = x + plain.self_attn.merge(attend(index, *plain.self_attn.project(plain.input_layernorm(x), table)))
+            x = x + plain.mlp(plain.post_attention_layernorm(x))
+        head = self.lm_head.weight if self.shared is None else self.shared.head
+        return x, nn.functional.linear(self.norm(x), head)
+
+    def unroll(self, tokens: Tensor, captured: Tensor, steps: int) -> list[Tensor]:
+        """Draft logits [B, T - 1, Vd] of each step for tokens [B, T] and captured states [B, T, A]."""
+        return [logits for _, logits in unroll(self, tokens, captured, steps)]
+
+
+def _plain(shape: Shape) -> Layer[Attention]:
+    return Layer(shape.hidden, shape.eps, Attention(shape, shape.hidden), MLP(shape.hidden, shape.intermediate))

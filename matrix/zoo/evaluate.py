@@ -14,12 +14,14 @@ import torch
 from tokenizers import Tokenizer
 
 from matrix.zoo import card, checkpoint
-from matrix.zoo.acceptance import Acceptance, eagle_runs, measure, standalone_runs
+from matrix.zoo.acceptance import Acceptance, block_runs, head_runs, measure, standalone_runs
 from matrix.zoo.card import Score
 from matrix.zoo.corpus import Sequences
 from matrix.zoo.decode import greedy
+from matrix.zoo.deepseek_net import DeepseekNet
+from matrix.zoo.dflash_net import DflashNet
 from matrix.zoo.gsm_mini import Problem, problems, prompt_of, write_jsonl
-from matrix.zoo.net import LlamaNet
+from matrix.zoo.net import FINAL, CausalNet
 from matrix.zoo.ranges import LEVELS
 from matrix.zoo.recipes import DATA, RECIPES, Data, Recipe
 
@@ -51,7 +53,7 @@ def _final(text: str) -> str:
     return text.rsplit("####", 1)[-1].strip()
 
 
-def score(net: LlamaNet, tokenizer: Tokenizer, rows: Sequence[Problem], limit: int) -> tuple[Score, Sequences]:
+def score(net: CausalNet, tokenizer: Tokenizer, rows: Sequence[Problem], limit: int) -> tuple[Score, Sequences]:
     """Greedy accuracy on the final `#### n`, and prompts with their generated answers."""
     prompts: list[list[int]] = [tokenizer.encode(prompt_of(row.question)).ids for row in rows]
     answers = greedy(net, prompts, limit)
@@ -63,7 +65,7 @@ def score(net: LlamaNet, tokenizer: Tokenizer, rows: Sequence[Problem], limit: i
     return Score(right, len(rows)), made
 
 
-def target_accuracy(net: LlamaNet, tokenizer: Tokenizer, data: Data) -> dict[str, Score]:
+def target_accuracy(net: CausalNet, tokenizer: Tokenizer, data: Data) -> dict[str, Score]:
     """Accuracy on the test split, on the held-out split and on each level alone."""
     found = {
         split: score(net, tokenizer, split_rows(data, split), data.answer_limit)[0] for split in ("test", "heldout")
@@ -73,16 +75,26 @@ def target_accuracy(net: LlamaNet, tokenizer: Tokenizer, data: Data) -> dict[str
     return found
 
 
+def captured_layers(recipe: Recipe) -> tuple[int, ...]:
+    """The target layers whose outputs a draft reads; the final state where the recipe names none."""
+    return recipe.aux_layers or (FINAL,)
+
+
 def draft_acceptance(
-    recipe: Recipe, root: Path, target: LlamaNet, answers: Sequences, device: torch.device
+    recipe: Recipe, root: Path, target: CausalNet, answers: Sequences, device: torch.device
 ) -> Acceptance:
-    """Accept lengths of the stored draft `root`/NAME on the target's answers."""
-    folder = root / recipe.name
+    """Accept lengths of the draft `root`/NAME, or of the target's first bundled layer, on the target's answers."""
+    folder, captured = root / recipe.name, captured_layers(recipe)
+    if isinstance(target, DeepseekNet):
+        ids = torch.arange(target.shape.vocab, device=device)
+        return measure(answers, lambda batch: head_runs(target.bundled(0), target, captured, ids, batch), device)
     if recipe.kind == "standalone":
-        net = checkpoint.read_llama(folder, recipe, device)
+        net = checkpoint.read_net(folder, recipe, device)
         return measure(answers, lambda batch: standalone_runs(net, batch), device)
-    head, ids = checkpoint.read_eagle(folder, recipe, len(recipe.aux_layers) * target.shape.hidden, device)
-    return measure(answers, lambda batch: eagle_runs(head, target, recipe.aux_layers, ids, batch), device)
+    draft, ids = checkpoint.read_draft(folder, recipe, target, device)
+    if isinstance(draft, DflashNet):
+        return measure(answers, lambda batch: block_runs(draft, target, captured, batch), device, draft.block - 1)
+    return measure(answers, lambda batch: head_runs(draft, target, captured, ids, batch), device)
 
 
 def figures(accepted: Acceptance) -> dict[str, object]:
@@ -105,12 +117,12 @@ def remeasure(root: Path, device: torch.device) -> None:
         accuracy: dict[str, dict[str, object]] = {}
         accepted: dict[str, object] = {}
         parent = RECIPES[recipe.target or recipe.name]
-        target = checkpoint.read_llama(root / parent.name, parent, device)
+        target = checkpoint.read_net(root / parent.name, parent, device)
         tokenizer = Tokenizer.from_file(str(root / parent.name / "tokenizer.json"))
         if recipe.target is None:
             measured = target_accuracy(target, tokenizer, DATA)
             accuracy = {split: value.as_dict() for split, value in measured.items()}
-        else:
+        if recipe.target or recipe.bundled_fit:
             answers = score(target, tokenizer, split_rows(DATA, "test"), DATA.answer_limit)[1]
             accepted = figures(draft_acceptance(recipe, root, target, answers, device))
         now = card.Card(

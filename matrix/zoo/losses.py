@@ -1,14 +1,24 @@
 """What each kind of model is trained to minimise."""
 
+from typing import Final
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from matrix.zoo.corpus import Batch
-from matrix.zoo.eagle_net import EagleNet
-from matrix.zoo.net import LlamaNet
+from matrix.zoo.deepseek_net import DeepseekNet
+from matrix.zoo.dflash_net import DflashNet
+from matrix.zoo.heads import Head, rotated, unroll
+from matrix.zoo.net import FINAL, CausalNet
 
-STEP_DECAY = 0.9
+STEP_DECAY: Final = 0.9
+# Share of the loss of bundled layers while the target itself is trained (DeepSeek-V3, section 4.2).
+BUNDLED_SHARE: Final = 0.3
+# Weight of the distance between a draft's state and the target's, beside cross-entropy.
+REGRESSION: Final = 0.3
+# Blocks that a sequence is trained on at once.
+ANCHORS: Final = 12
 
 
 def predicted(batch: Batch, first: Tensor | int, prompt_weight: float) -> Tensor:
@@ -18,31 +28,70 @@ def predicted(batch: Batch, first: Tensor | int, prompt_weight: float) -> Tensor
     return weight * (index < batch.lengths[:, None])
 
 
-def language(net: LlamaNet, batch: Batch, prompt_weight: float) -> Tensor:
+def entropy(logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
+    """Weighted mean cross-entropy; logits [B, S, V], labels (ids [B, S] or distributions [B, S, V]), weight [B, S]."""
+    goal = labels.flatten() if labels.dim() == 2 else labels.flatten(0, 1)
+    losses = F.cross_entropy(logits.flatten(0, 1).float(), goal, reduction="none")
+    return (losses * weight.flatten()).sum() / weight.sum().clamp(min=1.0)
+
+
+def language(net: CausalNet, batch: Batch, prompt_weight: float) -> Tensor:
     """Cross-entropy of the next token."""
     logits, _ = net(batch.tokens[:, :-1])
+    return entropy(logits, batch.tokens[:, 1:], predicted(batch, 0, prompt_weight))
+
+
+def further(net: DeepseekNet, batch: Batch, prompt_weight: float) -> Tensor:
+    """Cross-entropy of the next token, and of those further ahead by the bundled layers, one behind the other."""
+    logits, final = net(batch.tokens, aux=(FINAL,))
     weight = predicted(batch, 0, prompt_weight)
-    losses = F.cross_entropy(logits.flatten(0, 1).float(), batch.tokens[:, 1:].flatten(), reduction="none")
-    return (losses * weight.flatten()).sum() / weight.sum()
+    total = entropy(logits[:, :-1], batch.tokens[:, 1:], weight)
+    heads = [net.bundled(index) for index in range(net.shape.bundled)]
+    for index, (_, guesses) in enumerate(rotated(heads, batch.tokens, final)):
+        slots = batch.tokens.shape[1] - 2 - index
+        loss = entropy(guesses[:, :slots], batch.tokens[:, 2 + index :], weight[:, 1 + index :])
+        total = total + BUNDLED_SHARE / len(heads) * loss
+    return total
 
 
-def distilled(net: LlamaNet, target: LlamaNet, batch: Batch, prompt_weight: float, without_first: bool) -> Tensor:
+def distilled(net: CausalNet, target: CausalNet, batch: Batch, prompt_weight: float, without_first: bool) -> Tensor:
     """Half the target's distribution, half its chosen token; `without_first` drops the BOS from the draft's input."""
     with torch.no_grad():
         goal, _ = target(batch.tokens[:, :-1])
     skip = int(without_first)
     logits, _ = net(batch.tokens[:, skip:-1])
-    weight = predicted(batch, 0, prompt_weight)[:, skip:].flatten()
-    flat = logits.flatten(0, 1).float()
-    soft = F.cross_entropy(flat, goal[:, skip:].flatten(0, 1).float().softmax(-1), reduction="none")
-    hard = F.cross_entropy(flat, batch.tokens[:, 1 + skip :].flatten(), reduction="none")
-    return ((soft + hard) * 0.5 * weight).sum() / weight.sum()
+    weight = predicted(batch, 0, prompt_weight)[:, skip:]
+    soft = entropy(logits, goal[:, skip:].float().softmax(-1), weight)
+    return (soft + entropy(logits, batch.tokens[:, 1 + skip :], weight)) * 0.5
 
 
-def unrolled(net: EagleNet, target: LlamaNet, batch: Batch, aux: tuple[int, ...], kept: Tensor, steps: int) -> Tensor:
+def _ahead(
+    made: list[tuple[Tensor, Tensor]], goal: Tensor, place: Tensor, weight: Tensor, final: Tensor | None
+) -> Tensor:
+    """Loss of step j at slot q, which predicts token q+2+j: goal [B, T, Vd], place [B, T] ids in the draft vocabulary,
+    weight [B, T-1] of predicting token i+1; `final` [B, T, H]: the target's state that a draft's is to resemble."""
+    total = torch.zeros((), device=goal.device)
+    for step, (state, logits) in enumerate(made):
+        slots = place.shape[1] - 2 - step
+        seen = weight[:, 1 + step :]
+        soft = entropy(logits[:, :slots], goal[:, 1 + step : 1 + step + slots], seen)
+        loss = (soft + entropy(logits[:, :slots], place[:, 2 + step :], seen)) * 0.5
+        if final is not None:
+            apart = F.smooth_l1_loss(
+                state[:, :slots].float(), final[:, 1 + step : 1 + step + slots].float(), reduction="none"
+            ).mean(-1)
+            loss = loss + REGRESSION * (apart * seen).sum() / seen.sum().clamp(min=1.0)
+        total = total + STEP_DECAY**step * loss
+    return total / sum(STEP_DECAY**step for step in range(len(made)))
+
+
+def unrolled(
+    head: Head, target: CausalNet, batch: Batch, aux: tuple[int, ...], kept: Tensor, steps: int, resemble: bool
+) -> Tensor:
     """Training-time test: at each step half the target's distribution over the draft vocabulary, half its chosen token.
 
     Tokens outside the draft vocabulary `kept` [Vd] (ascending target ids) cannot be proposed and carry no loss.
+    `resemble`: the head's state is also drawn to the target's final one (EAGLE).
     """
     with torch.no_grad():
         goal, states = target(batch.tokens, aux=aux)
@@ -50,12 +99,34 @@ def unrolled(net: EagleNet, target: LlamaNet, batch: Batch, aux: tuple[int, ...]
         goal = goal.float()[..., kept].softmax(-1)
         place = torch.searchsorted(kept, batch.tokens).clamp(max=len(kept) - 1)
         weight = predicted(batch, 1, 0.0) * (kept[place] == batch.tokens)[:, 1:]
-    total = torch.zeros((), device=batch.tokens.device)
-    for step, logits in enumerate(net.unroll(batch.tokens, states, steps)):
-        slots = batch.tokens.shape[1] - 2 - step
-        flat = logits[:, :slots].flatten(0, 1).float()
-        seen = weight[:, 1 + step :].flatten()
-        soft = F.cross_entropy(flat, goal[:, 1 + step : 1 + step + slots].flatten(0, 1), reduction="none")
-        hard = F.cross_entropy(flat, place[:, 2 + step :].flatten(), reduction="none")
-        total = total + STEP_DECAY**step * ((soft + hard) * 0.5 * seen).sum() / seen.sum().clamp(min=1.0)
-    return total / sum(STEP_DECAY**step for step in range(steps))
+    return _ahead(unroll(head, batch.tokens, states, steps), goal, place, weight, states if resemble else None)
+
+
+def bundled(net: DeepseekNet, batch: Batch, steps: int) -> Tensor:
+    """Both uses of bundled layers at once: the first one unrolled, and all of them as a chain."""
+    with torch.no_grad():
+        goal, final = net(batch.tokens, aux=(FINAL,))
+        assert final is not None
+        goal, weight = goal.float().softmax(-1), predicted(batch, 1, 0.0)
+    heads = [net.bundled(index) for index in range(net.shape.bundled)]
+    alone = _ahead(unroll(heads[0], batch.tokens, final, steps), goal, batch.tokens, weight, None)
+    return alone + _ahead(rotated(heads, batch.tokens, final), goal, batch.tokens, weight, None)
+
+
+def blocks(net: DflashNet, target: CausalNet, batch: Batch, aux: tuple[int, ...], coin: torch.Generator) -> Tensor:
+    """Blocks behind random tokens of the answer: half the target's distribution, half its chosen token."""
+    ahead = net.block - 1
+    with torch.no_grad():
+        goal, states = target(batch.tokens, aux=aux)
+        # The anchor's next tokens must exist; those behind the end are pads and carry no loss.
+        span = (batch.lengths - 1 - batch.prompts).clamp(min=1)[:, None]
+        drawn = torch.rand(len(batch.tokens), ANCHORS, generator=coin, device=batch.tokens.device)
+        anchors = batch.prompts[:, None] + (drawn * span).long()
+        places = anchors[..., None] + torch.arange(1, net.block, device=batch.tokens.device)
+        inside = places.clamp(max=batch.tokens.shape[1] - 1).flatten(1)
+        decay = STEP_DECAY ** torch.arange(ahead, device=batch.tokens.device)
+        weight = ((places < batch.lengths[:, None, None]) * decay).flatten(1)
+        soft = goal.float().softmax(-1).gather(1, (inside - 1)[..., None].expand(-1, -1, goal.shape[-1]))
+    logits = net(batch.tokens, states, anchors).flatten(1, 2)
+    hard = entropy(logits, batch.tokens.gather(1, inside), weight)
+    return (entropy(logits, soft, weight) + hard) * 0.5

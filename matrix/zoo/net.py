@@ -1,4 +1,7 @@
-"""A Llama-layout model for training: parameter names are those of the Hugging Face checkpoint."""
+"""Decoder models for training: parameter names are those of the Hugging Face checkpoints (Llama and Qwen3 layouts)."""
+
+from collections.abc import Sequence
+from typing import Final, Generic, Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -6,15 +9,29 @@ from torch import Tensor, nn
 
 from matrix.zoo.recipes import Shape
 
+# The index of the target's state behind its final norm, among the layers whose outputs are captured.
+FINAL: Final = -1
 
-def rope_table(shape: Shape, positions: Tensor) -> tuple[Tensor, Tensor]:
+Table = tuple[Tensor, Tensor]
+
+
+class Turned(Protocol):
+    """What rotary positions need of a shape: the width that turns and the base of its frequencies."""
+
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def rope_theta(self) -> float: ...
+
+
+def rope_table(shape: Turned, positions: Tensor) -> Table:
     """cos and sin [..., head_dim] float32 of rotary embedding in the half-split form."""
     steps = torch.arange(0, shape.head_dim, 2, device=positions.device, dtype=torch.float32)
     angles = positions[..., None].float() * shape.rope_theta ** (-steps / shape.head_dim)
     return torch.cat((angles.cos(), angles.cos()), -1), torch.cat((angles.sin(), angles.sin()), -1)
 
 
-def rotate(x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
+def rotate(x: Tensor, table: Table) -> Tensor:
     """x [B, H, T, D] turned by the table's angles ([T, D] or broadcastable)."""
     wide = x.float()
     first, second = wide.chunk(2, -1)
@@ -36,7 +53,22 @@ class RMSNorm(nn.Module):
         return normed.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else normed
 
 
-class Attention(nn.Module):
+class Projections(nn.Module):
+    """What a layer needs of its attention."""
+
+    def project(self, x: Tensor, table: Table) -> tuple[Tensor, Tensor, Tensor]:
+        """q [B, H, T, D], k [B, Hkv, T, D] and v [B, Hkv, T, Dv] of x [B, T, width], rotated."""
+        raise NotImplementedError
+
+    def merge(self, heads: Tensor) -> Tensor:
+        """[B, H, T, Dv] back to the hidden width."""
+        raise NotImplementedError
+
+
+AnyAttention = TypeVar("AnyAttention", bound=Projections)
+
+
+class Attention(Projections):
     """Projections of grouped-query attention; `width` is the input's (twice the hidden width in the EAGLE3 head)."""
 
     def __init__(self, shape: Shape, width: int) -> None:
@@ -46,17 +78,27 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(width, shape.kv_heads * shape.head_dim, bias=False)
         self.v_proj = nn.Linear(width, shape.kv_heads * shape.head_dim, bias=False)
         self.o_proj = nn.Linear(shape.heads * shape.head_dim, shape.hidden, bias=False)
+        if shape.qk_norm:
+            self.q_norm = RMSNorm(shape.head_dim, shape.eps)
+            self.k_norm = RMSNorm(shape.head_dim, shape.eps)
 
-    def project(self, x: Tensor, table: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """q [B, H, T, D], k and v [B, Hkv, T, D] of x [B, T, width], rotated."""
-        batch, length = x.shape[:2]
-        q = self.q_proj(x).view(batch, length, self.shape.heads, self.shape.head_dim).transpose(1, 2)
-        k = self.k_proj(x).view(batch, length, self.shape.kv_heads, self.shape.head_dim).transpose(1, 2)
-        v = self.v_proj(x).view(batch, length, self.shape.kv_heads, self.shape.head_dim).transpose(1, 2)
-        return rotate(q, table), rotate(k, table), v
+    def project(self, x: Tensor, table: Table) -> tuple[Tensor, Tensor, Tensor]:
+        return rotate(self.queries(x), table), *self.keys_values(x, table)
+
+    def queries(self, x: Tensor) -> Tensor:
+        """[B, H, T, D] of x [B, T, width], not yet rotated."""
+        q = self._heads(self.q_proj(x), self.shape.heads)
+        return self.q_norm(q) if self.shape.qk_norm else q
+
+    def keys_values(self, x: Tensor, table: Table) -> tuple[Tensor, Tensor]:
+        """k (rotated) and v [B, Hkv, T, D] of x [B, T, width]."""
+        k, v = self._heads(self.k_proj(x), self.shape.kv_heads), self._heads(self.v_proj(x), self.shape.kv_heads)
+        return rotate(self.k_norm(k) if self.shape.qk_norm else k, table), v
+
+    def _heads(self, x: Tensor, heads: int) -> Tensor:
+        return x.view(*x.shape[:2], heads, self.shape.head_dim).transpose(1, 2)
 
     def merge(self, heads: Tensor) -> Tensor:
-        """[B, H, T, D] back to the hidden width."""
         out: Tensor = self.o_proj(heads.transpose(1, 2).flatten(2))
         return out
 
@@ -64,11 +106,11 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     """SwiGLU feed-forward."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, hidden: int, intermediate: int) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(shape.hidden, shape.intermediate, bias=False)
-        self.up_proj = nn.Linear(shape.hidden, shape.intermediate, bias=False)
-        self.down_proj = nn.Linear(shape.intermediate, shape.hidden, bias=False)
+        self.gate_proj = nn.Linear(hidden, intermediate, bias=False)
+        self.up_proj = nn.Linear(hidden, intermediate, bias=False)
+        self.down_proj = nn.Linear(intermediate, hidden, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
@@ -76,39 +118,64 @@ class MLP(nn.Module):
 
 
 class Cache:
-    """Keys and values of rows that all have the same length: [layers, B, Hkv, capacity, D]."""
+    """Keys and values of rows that all have the same length, layer by layer [B, H, capacity, D]."""
 
-    def __init__(self, shape: Shape, rows: int, capacity: int, device: torch.device) -> None:
-        size = (shape.layers, rows, shape.kv_heads, capacity, shape.head_dim)
-        self.keys = torch.empty(size, device=device)
-        self.values = torch.empty(size, device=device)
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
         self.length = 0
+        self.stored: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def extend(self, index: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Write k and v of layer `index` behind `length`; return all of that layer's."""
+        end = self.length + k.shape[2]
+        if index not in self.stored:
+            # Decoding runs in float32 whatever the trainer's autocast made of the prompt.
+            sizes = [(*x.shape[:2], self.capacity, x.shape[3]) for x in (k, v)]
+            self.stored[index] = (k.new_empty(sizes[0]), v.new_empty(sizes[1]))
+        for kept, new in zip(self.stored[index], (k, v), strict=True):
+            kept[:, :, self.length : end] = new
+        keys, values = self.stored[index]
+        return keys[:, :, :end], values[:, :, :end]
 
 
-class Layer(nn.Module):
-    """One decoder layer."""
+def widened(x: Tensor, heads: int) -> Tensor:
+    """[B, Hkv, T, D] with each key head repeated for the query heads of its group."""
+    return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], 1)
 
-    def __init__(self, shape: Shape) -> None:
+
+def attended(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
+    """Causal attention [B, H, T, Dv]; q are the last T of the keys' positions. `window`: tokens in sight, 0 for all."""
+    length, total = q.shape[2], k.shape[2]
+    if length == 1:
+        if window:
+            k, v = k[:, :, -window:], v[:, :, -window:]
+        # One query per head: the heads of a group become the queries of their key head, so nothing is repeated.
+        grouped = q.reshape(len(q), k.shape[1], -1, q.shape[3])
+        return F.scaled_dot_product_attention(grouped, k, v).reshape(len(q), -1, 1, v.shape[3])
+    k, v = widened(k, q.shape[1]), widened(v, q.shape[1])
+    if length == total and not (window and window < total):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    behind = torch.arange(total - length, total, device=q.device)[:, None] - torch.arange(total, device=q.device)
+    seen = (behind >= 0) & (behind < (window or total))
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+
+
+class Layer(nn.Module, Generic[AnyAttention]):
+    """One decoder layer. `window`: tokens that a position may look back, itself included; 0 for all."""
+
+    def __init__(self, hidden: int, eps: float, attention: AnyAttention, mlp: nn.Module, window: int = 0) -> None:
         super().__init__()
-        self.input_layernorm = RMSNorm(shape.hidden, shape.eps)
-        self.self_attn = Attention(shape, shape.hidden)
-        self.post_attention_layernorm = RMSNorm(shape.hidden, shape.eps)
-        self.mlp = MLP(shape)
+        self.input_layernorm = RMSNorm(hidden, eps)
+        self.self_attn: AnyAttention = attention
+        self.post_attention_layernorm = RMSNorm(hidden, eps)
+        self.mlp = mlp
+        self.window = window
 
-    def forward(self, x: Tensor, table: tuple[Tensor, Tensor], cache: Cache | None, index: int) -> Tensor:
+    def forward(self, x: Tensor, table: Table, cache: Cache | None, index: int) -> Tensor:
         q, k, v = self.self_attn.project(self.input_layernorm(x), table)
-        causal = True
         if cache is not None:
-            end = cache.length + k.shape[2]
-            cache.keys[index, :, :, cache.length : end] = k
-            cache.values[index, :, :, cache.length : end] = v
-            k, v, causal = cache.keys[index, :, :, :end], cache.values[index, :, :, :end], cache.length == 0
-        if q.shape[2] == 1:
-            # One query per head: the heads of a group become the queries of their key head, so nothing is repeated.
-            mixed = F.scaled_dot_product_attention(q.reshape(len(q), k.shape[1], -1, q.shape[3]), k, v).reshape(q.shape)
-        else:
-            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
-        x = x + self.self_attn.merge(mixed)
+            k, v = cache.extend(index, k, v)
+        x = x + self.self_attn.merge(attended(q, k, v, self.window))
         out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
         return out
 
@@ -116,38 +183,64 @@ class Layer(nn.Module):
 class Body(nn.Module):
     """Embedding, layers and final norm."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, vocab: int, hidden: int, eps: float, layers: Sequence[nn.Module]) -> None:
         super().__init__()
-        self.embed_tokens = nn.Embedding(shape.vocab, shape.hidden)
-        self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
-        self.norm = RMSNorm(shape.hidden, shape.eps)
+        self.embed_tokens = nn.Embedding(vocab, hidden)
+        self.layers = nn.ModuleList(layers)
+        self.norm = RMSNorm(hidden, eps)
 
 
-class LlamaNet(nn.Module):
-    """Llama for causal language modelling, in the checkpoint layout of LlamaForCausalLM."""
+class CausalNet(nn.Module):
+    """A language model over any layers; the first `depth` of its body's are the model, others may be bundled."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, turned: Turned, body: Body, depth: int, tied: bool = False) -> None:
         super().__init__()
-        self.shape = shape
-        self.model = Body(shape)
-        self.lm_head = nn.Linear(shape.hidden, shape.vocab, bias=False)
+        self.turned = turned
+        self.depth = depth
+        self.model = body
+        self.hidden = body.embed_tokens.weight.shape[1]
+        self.lm_head = nn.Linear(self.hidden, body.embed_tokens.weight.shape[0], bias=False)
         initialise(self)
+        if tied:
+            self.lm_head.weight = body.embed_tokens.weight
 
     def forward(
         self, tokens: Tensor, cache: Cache | None = None, aux: tuple[int, ...] = ()
     ) -> tuple[Tensor, Tensor | None]:
-        """Logits [B, T, V] for tokens [B, T], and outputs of the layers in `aux` side by side [B, T, len(aux)*H]."""
+        """Logits [B, T, V] for tokens [B, T], and outputs of the layers in `aux` side by side [B, T, len(aux)*H].
+
+        FINAL among `aux` is the state behind the final norm.
+        """
         start = 0 if cache is None else cache.length
-        table = rope_table(self.shape, torch.arange(start, start + tokens.shape[1], device=tokens.device))
+        table = rope_table(self.turned, torch.arange(start, start + tokens.shape[1], device=tokens.device))
         x = self.model.embed_tokens(tokens)
         kept: dict[int, Tensor] = {}
-        for index, layer in enumerate(self.model.layers):
+        for index, layer in enumerate(self.model.layers[: self.depth]):
             x = layer(x, table, cache, index)
             kept[index] = x
         if cache is not None:
             cache.length += tokens.shape[1]
+        kept[FINAL] = final = self.model.norm(x)
         captured = torch.cat([kept[index] for index in aux], -1) if aux else None
-        return self.lm_head(self.model.norm(x)), captured
+        return self.lm_head(final), captured
+
+
+class DenseNet(CausalNet):
+    """The layouts of LlamaForCausalLM and, with normed queries and keys, Qwen3ForCausalLM."""
+
+    def __init__(self, shape: Shape) -> None:
+        layers = [
+            Layer(
+                shape.hidden,
+                shape.eps,
+                Attention(shape, shape.hidden),
+                MLP(shape.hidden, shape.intermediate),
+                shape.window if index in shape.sliding else 0,
+            )
+            for index in range(shape.layers)
+        ]
+        super().__init__(shape, Body(shape.vocab, shape.hidden, shape.eps, layers), shape.layers, shape.tied)
+        self.shape = shape
 
 
 def initialise(module: nn.Module) -> None:
@@ -155,6 +248,6 @@ def initialise(module: nn.Module) -> None:
     for name, parameter in module.named_parameters():
         if parameter.dim() < 2:
             continue
-        small = name.endswith(("o_proj.weight", "down_proj.weight"))
+        small = name.removesuffix(".weight").endswith(("o_proj", "down_proj"))
         scale = 0.3 if small else 1.0
-        nn.init.normal_(parameter, std=scale * (0.02 if "embed" in name else parameter.shape[1] ** -0.5))
+        nn.init.normal_(parameter, std=scale * (0.02 if "embed" in name else parameter.shape[-1] ** -0.5))

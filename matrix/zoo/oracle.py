@@ -1,28 +1,28 @@
 """An independent, naive account of greedy speculative decoding: what every gate on acceptance can be held against.
 
 The target is transformers' own; drafts run without KV cache, pages, masks or batching of requests, from the whole
-sequence each time. No code is shared with the engine. `python -m matrix.zoo.oracle` writes data/oracle.json.
-
-With tokens t_0..t_L known and L of them in the target's KV, a draft has consumed the pairs (t_{p+1}, f_p), p < L, where
-f_p is the target's state at p. Slot L-1 proposes t_{L+1}; a proposal is fed at position L with the draft's own state.
+sequence each time. Nothing that computes is shared with the engine.
+`python -m matrix.zoo.oracle` writes a file for each target.
 """
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final
 
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from matrix.zoo import checkpoint
-from matrix.zoo.eagle_net import EagleNet
+from engine.core.config import EngineConfig
+from engine.core.errors import ConfigError
+from engine.core.resolve import resolve
 from matrix.zoo.gsm_mini import prompt_of
-from matrix.zoo.net import LlamaNet, rope_table
-from matrix.zoo.recipes import RECIPES
+from matrix.zoo.oracle_drafts import DRAFTS, Draft, Drafts, Shape, TokenPath, key_of
 from matrix.zoo.registry import CHECKPOINTS, HERE, TEST
 from matrix.zoo.tokenizer import EOS_ID
+from matrix.zoo_facts import model_facts
 
 ORACLE_FILE: Final = HERE / "data" / "oracle.json"
 PROMPTS: Final = 32
@@ -30,69 +30,15 @@ LIMIT: Final = 96
 # Tokens past the end of a continuation, so that the last round's drafts have something to be compared with.
 BEYOND: Final = 16
 WIDEST: Final = 8
-
-TokenPath = tuple[int, ...]
-Shape = tuple[int, int, int]  # steps, topk, draft tokens
-
-
-class Draft(Protocol):
-    """Answers for one sequence: the state and the logits after the pairs of slots 0..L-1 and the drafts of a path."""
-
-    def after(
-        self, known: int, paths: Sequence[TokenPath], states: Sequence[Sequence[Tensor]]
-    ) -> tuple[Tensor, Tensor]:
-        """Last state [n, H] and logits [n, Vd] for L = `known` and n equally long paths; states [H] fed on each."""
-        ...
-
-    def to_target(self, index: int) -> int:
-        """The target's id of a draft id."""
-        ...
+# What cells may ask for; what is resolved from it is what the oracle covers.
+STEPS: Final = ("auto", 1, 2, 3, 5, 7)
+TOPK: Final = ("auto", 1, 2, 4)
+WIDTHS: Final = ("auto", 4, 6, 8, 16)
 
 
-class StandaloneDraft:
-    """A small Llama that is fed t_1, t_2, .. at positions 0, 1, ..: t_0 is never seen."""
-
-    def __init__(self, net: LlamaNet, tokens: list[int]) -> None:
-        self.net = net
-        self.tokens = tokens
-
-    def after(
-        self, known: int, paths: Sequence[TokenPath], states: Sequence[Sequence[Tensor]]
-    ) -> tuple[Tensor, Tensor]:
-        del states
-        rows = torch.tensor([[*self.tokens[1 : known + 1], *path] for path in paths])
-        logits = self.net(rows)[0][:, -1]
-        return torch.zeros(len(paths), 0), logits
-
-    def to_target(self, index: int) -> int:
-        return index
-
-
-class EagleDraft:
-    """The EAGLE3 head over the target's auxiliary states [T, A]."""
-
-    def __init__(self, net: EagleNet, kept: Tensor, tokens: list[int], aux: Tensor) -> None:
-        self.net = net
-        self.kept = kept.tolist()
-        self.tokens = tokens
-        self.features = net.fc(aux)
-
-    def after(
-        self, known: int, paths: Sequence[TokenPath], states: Sequence[Sequence[Tensor]]
-    ) -> tuple[Tensor, Tensor]:
-        rows = torch.tensor([[*self.tokens[1 : known + 1], *path] for path in paths])
-        hidden = torch.stack([torch.stack((*self.features[:known], *own)) for own in states])
-        layer = self.net.midlayer
-        table = rope_table(self.net.shape, torch.arange(rows.shape[1]))
-        joined = torch.cat((layer.input_layernorm(self.net.embed_tokens(rows)), layer.hidden_norm(hidden)), -1)
-        q, k, v = layer.self_attn.project(joined, table)
-        mixed = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-        out = hidden + layer.self_attn.merge(mixed)
-        out = (out + layer.mlp(layer.post_attention_layernorm(out)))[:, -1]
-        return out, self.net.lm_head(self.net.norm(out))
-
-    def to_target(self, index: int) -> int:
-        return int(self.kept[index])
+def oracle_file(target: str) -> Path:
+    """The file of a target's continuations and rounds."""
+    return ORACLE_FILE if target == "llama-mini" else ORACLE_FILE.with_name(f"oracle-{target}.json")
 
 
 class Proposals:
@@ -125,7 +71,7 @@ def tree_paths(proposals: Proposals, known: int, shape: Shape) -> set[TokenPath]
     steps, topk, width = shape
     if topk == 1:
         path: TokenPath = ()
-        for _ in range(steps):
+        for _ in range(width - 1):
             path = (*path, proposals.of(known, [path])[0][0][1])
         return {path[:depth] for depth in range(1, width)}
     pool: list[tuple[float, TokenPath]] = []
@@ -172,46 +118,39 @@ def continuation(model: torch.nn.Module, prompt: list[int]) -> tuple[list[int], 
     return tokens[len(prompt) : end], tokens
 
 
-def locked_shapes() -> dict[str, list[Shape]]:
-    """Algorithm to the resolved (steps, topk, draft tokens) of the cells in the lock file."""
-    from engine.core.errors import ConfigError
-    from engine.core.resolve import resolve
-    from matrix.lockfile import STAGES, stage_cells
-    from matrix.zoo_facts import zoo_facts
-
-    found: dict[str, set[Shape]] = {"standalone": set(), "eagle3": set()}
-    for cell in stage_cells(STAGES[-1]):
-        if cell.algorithm not in found:
-            continue
-        try:
-            resolved = resolve(cell.config(), zoo_facts(cell.algorithm))
-        except ConfigError:
-            continue  # a cell that must be refused has nothing to accept
-        found[cell.algorithm].add((resolved.num_steps, resolved.topk, resolved.num_draft_tokens))
-    return {algorithm: sorted(shapes) for algorithm, shapes in found.items()}
-
-
-def _drafts(tokens: list[int]) -> dict[str, Draft]:
-    cpu = torch.device("cpu")
-    target_recipe, small, head = RECIPES["llama-mini"], RECIPES["llama-mini-standalone"], RECIPES["llama-mini-eagle3"]
-    target = checkpoint.read_llama(CHECKPOINTS / target_recipe.name, target_recipe, cpu)
-    aux = target(torch.tensor([tokens]), aux=head.aux_layers)[1]
-    assert aux is not None
-    net, kept = checkpoint.read_eagle(CHECKPOINTS / head.name, head, aux.shape[-1], cpu)
-    return {
-        "standalone": StandaloneDraft(checkpoint.read_llama(CHECKPOINTS / small.name, small, cpu), tokens),
-        "eagle3": EagleDraft(net, kept, tokens, aux[0]),
-    }
+def covered_shapes(target: str) -> dict[str, list[Shape]]:
+    """Algorithm to the resolved (steps, topk, draft tokens) of everything that cells may ask for with a target."""
+    found: dict[str, list[Shape]] = {}
+    for algorithm, draft in DRAFTS[target].items():
+        facts = model_facts(target, None if draft == target else draft)
+        shapes: set[Shape] = set()
+        for asked in ((s, k, n) for s in STEPS for k in TOPK for n in WIDTHS):
+            values: dict[str, Any] = dict(
+                zip(
+                    ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens"),
+                    asked,
+                    strict=True,
+                )
+            )
+            config = EngineConfig(target, algorithm.upper(), None if draft == target else draft, **values)
+            try:
+                resolved = resolve(config, facts)
+            except ConfigError:
+                continue  # what must be refused has nothing to accept
+            shapes.add((resolved.num_steps, resolved.topk, resolved.num_draft_tokens))
+        found[algorithm] = sorted(shapes)
+    return found
 
 
 @torch.inference_mode()
-def account(questions: Sequence[str], shapes: dict[str, list[Shape]]) -> dict[str, object]:
+def account(target: str, questions: Sequence[str], shapes: dict[str, list[Shape]]) -> dict[str, Any]:
     """`continuations` [prompt][ids], and `acceptance` {algorithm: {"steps/topk/draft_tokens": [prompt][round]}}."""
-    from transformers import LlamaForCausalLM
+    from transformers import AutoModelForCausalLM
 
-    model = LlamaForCausalLM.from_pretrained(CHECKPOINTS / "llama-mini", dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(CHECKPOINTS / target, dtype=torch.float32)
     model.train(False)
-    tokenizer = Tokenizer.from_file(str(CHECKPOINTS / "llama-mini" / "tokenizer.json"))
+    tokenizer = Tokenizer.from_file(str(CHECKPOINTS / target / "tokenizer.json"))
+    drafts = Drafts(target)
     continuations: list[list[int]] = []
     acceptance: dict[str, dict[str, list[list[int]]]] = {
         algorithm: {"/".join(map(str, shape)): [] for shape in wanted} for algorithm, wanted in shapes.items()
@@ -220,20 +159,29 @@ def account(questions: Sequence[str], shapes: dict[str, list[Shape]]) -> dict[st
         prompt: list[int] = tokenizer.encode(prompt_of(question)).ids
         made, tokens = continuation(model, prompt)
         continuations.append(made)
-        for algorithm, draft in _drafts(tokens).items():
-            proposals = Proposals(draft)
-            for shape in shapes.get(algorithm, []):
-                rounds = accept_lengths(proposals, tokens, len(prompt), len(made), shape)
+        proposals: dict[tuple[str, int], Proposals] = {}
+        for algorithm, wanted in shapes.items():
+            for shape in wanted:
+                key = key_of(algorithm, shape)
+                if key not in proposals:
+                    proposals[key] = Proposals(drafts.of(algorithm, shape, tokens))
+                rounds = accept_lengths(proposals[key], tokens, len(prompt), len(made), shape)
                 acceptance[algorithm]["/".join(map(str, shape))].append(rounds)
     return {"continuations": continuations, "acceptance": acceptance}
 
 
-def main(out: Path = ORACLE_FILE) -> None:
-    """Write the oracle for the first PROMPTS test questions and every shape of the lock file."""
+def questions() -> list[str]:
+    """The first PROMPTS questions of the test split."""
+    return [json.loads(line)["question"] for line in TEST.read_text(encoding="utf-8").splitlines()[:PROMPTS]]
+
+
+def main(targets: Sequence[str]) -> None:
+    """Write the oracle of the named targets, of all of them if none is named."""
     torch.set_num_threads(1)
-    questions = [json.loads(line)["question"] for line in TEST.read_text(encoding="utf-8").splitlines()[:PROMPTS]]
-    out.write_text(json.dumps(account(questions, locked_shapes()), separators=(",", ":")) + "\n", encoding="utf-8")
+    for target in targets or DRAFTS:
+        body = account(target, questions(), covered_shapes(target))
+        oracle_file(target).write_text(json.dumps(body, separators=(",", ":")) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -1,11 +1,16 @@
 """Frozen recipes: everything that decides what a checkpoint is."""
 
 from dataclasses import dataclass, replace
+from typing import Final
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Sizes of a Llama-layout model (or of the EAGLE3 head, which has one layer)."""
+    """Sizes of a model or draft head in the layouts of Llama and Qwen3.
+
+    qk_norm: queries and keys are normed per head. tied: the head is the embedding. sliding: layers that see only
+    `window` tokens, the query's own included.
+    """
 
     hidden: int
     layers: int
@@ -17,6 +22,42 @@ class Shape:
     max_positions: int = 4096
     rope_theta: float = 10000.0
     eps: float = 1e-5
+    qk_norm: bool = False
+    tied: bool = False
+    window: int = 0
+    sliding: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LatentShape:
+    """Sizes of a model in the layout of DeepSeek-V3.
+
+    A head's query and key are `plain_dim` unturned beside `head_dim` turned numbers; `latent_rank` and `head_dim`
+    numbers per token are all that a cache must keep. `bundled` layers behind the model's predict further ahead.
+    """
+
+    hidden: int
+    layers: int
+    heads: int
+    intermediate: int
+    query_rank: int
+    latent_rank: int
+    plain_dim: int
+    head_dim: int
+    value_dim: int
+    experts: int
+    chosen: int
+    expert_intermediate: int
+    groups: int
+    chosen_groups: int
+    bundled: int
+    shared: int = 1
+    dense_layers: int = 1
+    routed_scale: float = 2.5
+    vocab: int = 768
+    max_positions: int = 4096
+    rope_theta: float = 10000.0
+    eps: float = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,20 +91,30 @@ class Fit:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A checkpoint of the zoo; `kind` is "target", "standalone" or "eagle3"."""
+    """A checkpoint of the zoo.
+
+    kind: "target", "standalone", "eagle", "eagle3" or "dflash"; family: whose layout ("llama", "qwen3", "deepseek").
+    aux_layers: target layers whose outputs a draft reads. draft_vocab: 0 for the target's own head and embedding.
+    unroll: draft steps of the training-time test. block, mask_id: DFLASH. bundled_fit: the second optimisation of a
+    target with bundled layers, over its own answers and with the target frozen.
+    """
 
     name: str
     kind: str
-    shape: Shape
+    shape: Shape | LatentShape
     fit: Fit
     seed: int
     target: str | None = None
     aux_layers: tuple[int, ...] = ()
     draft_vocab: int = 0
     unroll: int = 0
+    family: str = "llama"
+    block: int = 0
+    mask_id: int = 0
+    bundled_fit: Fit | None = None
 
 
-DATA = Data()
+DATA: Final = Data()
 
 RECIPES: dict[str, Recipe] = {
     recipe.name: recipe
@@ -82,16 +133,61 @@ RECIPES: dict[str, Recipe] = {
             seed=3, target="llama-mini",
             aux_layers=(0, 1, 2), draft_vocab=320, unroll=7,
         ),
+        Recipe(
+            "llama-mini-eagle", "eagle", Shape(hidden=128, layers=1, heads=6, kv_heads=3, intermediate=288),
+            Fit(steps=2400, share=0.6, batch_tokens=24_576, peak_rate=4e-3, prompt_weight=0.0),
+            seed=4, target="llama-mini", unroll=7,
+        ),
+        Recipe(
+            "llama-mini-dflash", "dflash",
+            Shape(hidden=128, layers=2, heads=3, kv_heads=1, intermediate=320, eps=1e-6, qk_norm=True),
+            Fit(steps=5000, share=0.6, batch_tokens=24_576, peak_rate=4e-3, prompt_weight=0.0),
+            seed=5, target="llama-mini", aux_layers=(0, 2, 3), block=6, family="qwen3",
+        ),
+        Recipe(
+            "qwen3-mini", "target",
+            Shape(
+                hidden=112, layers=4, heads=6, kv_heads=3, intermediate=352, rope_theta=20_000.0, eps=1e-6,
+                qk_norm=True, window=48, sliding=(0, 2),
+            ),
+            Fit(steps=6400, share=0.5, batch_tokens=49_152, peak_rate=4e-3, warmup=200), seed=6, family="qwen3",
+        ),
+        Recipe(
+            "qwen3-mini-standalone", "standalone",
+            Shape(
+                hidden=72, layers=2, heads=4, kv_heads=2, intermediate=176, head_dim=16, rope_theta=20_000.0, eps=1e-6,
+                qk_norm=True, tied=True,
+            ),
+            Fit(steps=2700, share=0.3, batch_tokens=49_152, peak_rate=6e-3),
+            seed=7, target="qwen3-mini", family="qwen3",
+        ),
+        Recipe(
+            "qwen3-mini-eagle3", "eagle3", Shape(hidden=112, layers=2, heads=5, kv_heads=1, intermediate=272, eps=1e-6),
+            Fit(steps=1600, share=0.6, batch_tokens=24_576, peak_rate=4e-3, prompt_weight=0.0),
+            seed=8, target="qwen3-mini", aux_layers=(0, 2), unroll=7,
+        ),
+        Recipe(
+            "deepseek-mini", "target",
+            LatentShape(
+                hidden=96, layers=4, heads=4, intermediate=320, query_rank=48, latent_rank=32, plain_dim=24,
+                head_dim=16, value_dim=32, experts=8, chosen=2, expert_intermediate=56, groups=2, chosen_groups=1,
+                bundled=2,
+            ),
+            Fit(steps=5000, share=0.6, batch_tokens=49_152, peak_rate=4e-3, warmup=200), seed=9, family="deepseek",
+            unroll=5, bundled_fit=Fit(steps=1000, share=0.25, batch_tokens=24_576, peak_rate=2e-3, prompt_weight=0.0),
+        ),
     )
 }  # fmt: skip
 
 
 def smoke(recipe: Recipe) -> Recipe:
     """The same recipe cut down to a few optimiser steps, for tests on a CPU."""
-    return replace(recipe, fit=replace(recipe.fit, steps=6, batch_tokens=2048, warmup=2))
+    short = {"steps": 6, "batch_tokens": 2048, "warmup": 2}
+    again = None if recipe.bundled_fit is None else replace(recipe.bundled_fit, **short)
+    return replace(recipe, fit=replace(recipe.fit, **short), bundled_fit=again)
 
 
-SMOKE_DATA = replace(
+SMOKE_DATA: Final = replace(
     DATA,
     train_problems=400,
     distill_problems=48,

@@ -15,8 +15,10 @@ from matrix.zoo import checkpoint, losses
 from matrix.zoo.card import Card
 from matrix.zoo.corpus import Batch, Buckets, Sequences, training_sequences
 from matrix.zoo.decode import greedy
-from matrix.zoo.eagle_net import EagleNet
+from matrix.zoo.deepseek_net import DeepseekNet
+from matrix.zoo.dflash_net import DflashNet
 from matrix.zoo.evaluate import (
+    captured_layers,
     data_hash,
     draft_acceptance,
     figures,
@@ -26,8 +28,8 @@ from matrix.zoo.evaluate import (
     target_accuracy,
 )
 from matrix.zoo.fit import Trained, optimise
-from matrix.zoo.net import LlamaNet
-from matrix.zoo.recipes import DATA, RECIPES, SMOKE_DATA, Data, Recipe, smoke
+from matrix.zoo.net import CausalNet
+from matrix.zoo.recipes import DATA, RECIPES, SMOKE_DATA, Data, Fit, Recipe, smoke
 from matrix.zoo.tokenizer import BOS_ID, EOS_ID
 
 HERE = Path(__file__).parent
@@ -48,10 +50,10 @@ class Plan:
         """A line of progress with the seconds since the start."""
         print(f"[{time.monotonic() - self.started:6.1f} s] {text}", flush=True)
 
-    def seconds_for(self, recipe: Recipe) -> float:
-        """The recipe's share, cut so that a late start still leaves time to save and score."""
+    def seconds_for(self, fit: Fit) -> float:
+        """The share of one optimisation, cut so that a late start still leaves time to save and score."""
         left = self.started + 1.15 * self.seconds - time.monotonic() - 20.0
-        return max(5.0, min(recipe.fit.share * self.seconds, left))
+        return max(5.0, min(fit.share * self.seconds, left))
 
     def tokenizer_json(self) -> str:
         """The committed tokenizer."""
@@ -76,26 +78,52 @@ def _finish(
     plan.say(f"{recipe.name}: {card_parts}")
 
 
-def train_target(plan: Plan, recipe: Recipe, sequences: Sequences) -> None:
-    """Train, save and score a target."""
+def train_target(plan: Plan, recipe: Recipe, sequences: Sequences, own: Sequences | None) -> None:
+    """Train, save and score a target; `own`: problems for the second optimisation of its bundled layers."""
     buckets = Buckets(sequences, plan.device)
     plan.say(f"{recipe.name}: {sequences.flat.size / 1e6:.1f} M tokens in {len(buckets.groups)} buckets")
     torch.manual_seed(recipe.seed)
-    net = LlamaNet(recipe.shape).to(plan.device)
+    net = checkpoint.new_net(recipe).to(plan.device).train()
     batches = buckets.epochs(recipe.fit.batch_tokens, recipe.seed)
 
     def loss_of(batch: Batch) -> Tensor:
+        if isinstance(net, DeepseekNet):
+            return losses.further(net, batch, recipe.fit.prompt_weight)
         return losses.language(net, batch, recipe.fit.prompt_weight)
 
-    done = optimise(net, recipe.fit, plan.seconds_for(recipe), batches, loss_of, plan.say)
+    done = optimise(net, recipe.fit, plan.seconds_for(recipe.fit), batches, loss_of, plan.say)
     folder = plan.out / recipe.name
     checkpoint.write(folder, recipe, net, plan.tokenizer_json())
-    stored = checkpoint.read_llama(folder, recipe, plan.device)
+    # Scoring takes long; a run that is cut short there still has its card.
+    _finish(plan, recipe, net, done, {})
+    stored = checkpoint.read_net(folder, recipe, plan.device)
+    parts: dict[str, dict[str, Any]] = {}
+    if own is not None:
+        assert isinstance(stored, DeepseekNet)
+        train_bundled(plan, recipe, stored, own)
+        parts = _accepted(plan, recipe, stored)
     accuracy = target_accuracy(stored, Tokenizer.from_str(plan.tokenizer_json()), plan.data)
-    _finish(plan, recipe, net, done, {"accuracy": {split: value.as_dict() for split, value in accuracy.items()}})
+    _finish(
+        plan, recipe, net, done, {"accuracy": {split: value.as_dict() for split, value in accuracy.items()}, **parts}
+    )
 
 
-def own_answers(plan: Plan, target: LlamaNet, made: Sequences) -> Sequences:
+def train_bundled(plan: Plan, recipe: Recipe, net: DeepseekNet, made: Sequences) -> None:
+    """Train the bundled layers of a stored target on its own answers and save it anew; the model itself is frozen."""
+    assert recipe.bundled_fit is not None
+    layers = net.model.layers[net.depth :].requires_grad_(True).train()
+    buckets = Buckets(own_answers(plan, net, made), plan.device)
+    batches = buckets.epochs(recipe.bundled_fit.batch_tokens, recipe.seed)
+
+    def loss_of(batch: Batch) -> Tensor:
+        return losses.bundled(net, batch, recipe.unroll)
+
+    done = optimise(layers, recipe.bundled_fit, plan.seconds_for(recipe.bundled_fit), batches, loss_of, plan.say)
+    plan.say(f"bundled layers: {done}")
+    checkpoint.write(plan.out / recipe.name, recipe, net, plan.tokenizer_json())
+
+
+def own_answers(plan: Plan, target: CausalNet, made: Sequences) -> Sequences:
     """The target's greedy answers to the problems in `made`."""
     prompts = [row[:length] for row, length in zip(made.rows(), made.prompts.tolist(), strict=True)]
     plan.say(f"greedy answers to {len(prompts):,} problems")
@@ -106,18 +134,18 @@ def own_answers(plan: Plan, target: LlamaNet, made: Sequences) -> Sequences:
     return Sequences.of([prompts[i] + answers[i] for i in chosen], [len(prompts[i]) for i in chosen])
 
 
-def _accepted(plan: Plan, recipe: Recipe, target: LlamaNet) -> dict[str, dict[str, Any]]:
+def _accepted(plan: Plan, recipe: Recipe, target: CausalNet) -> dict[str, dict[str, Any]]:
     answers = score(
         target, Tokenizer.from_str(plan.tokenizer_json()), split_rows(plan.data, "test"), plan.data.answer_limit
     )[1]
     return {"acceptance": figures(draft_acceptance(recipe, plan.out, target, answers, plan.device))}
 
 
-def train_standalone(plan: Plan, recipe: Recipe, target: LlamaNet, answers: Sequences) -> None:
-    """Train a small Llama on the target's answers; half of the batches lack BOS, as the engine's drafts do."""
+def train_standalone(plan: Plan, recipe: Recipe, target: CausalNet, answers: Sequences) -> None:
+    """Train a small model on the target's answers; half of the batches lack BOS, as the engine's drafts do."""
     buckets = Buckets(answers, plan.device)
     torch.manual_seed(recipe.seed)
-    net = LlamaNet(recipe.shape).to(plan.device)
+    net = checkpoint.new_net(recipe).to(plan.device)
     coin = torch.Generator().manual_seed(recipe.seed)
 
     def loss_of(batch: Batch) -> Tensor:
@@ -126,7 +154,7 @@ def train_standalone(plan: Plan, recipe: Recipe, target: LlamaNet, answers: Sequ
 
     plan.say(f"{recipe.name}: {answers.flat.size / 1e6:.1f} M tokens")
     batches = buckets.epochs(recipe.fit.batch_tokens, recipe.seed)
-    done = optimise(net, recipe.fit, plan.seconds_for(recipe), batches, loss_of, plan.say)
+    done = optimise(net, recipe.fit, plan.seconds_for(recipe.fit), batches, loss_of, plan.say)
     checkpoint.write(plan.out / recipe.name, recipe, net, plan.tokenizer_json())
     _finish(plan, recipe, net, done, _accepted(plan, recipe, target))
 
@@ -138,21 +166,26 @@ def frequent(answers: Sequences, size: int) -> Tensor:
     return torch.argsort(counts, descending=True, stable=True)[:size].sort().values
 
 
-def train_eagle3(plan: Plan, recipe: Recipe, target: LlamaNet, answers: Sequences) -> None:
-    """Train the EAGLE3 head on the target's states over its own answers."""
+def train_head(plan: Plan, recipe: Recipe, target: CausalNet, answers: Sequences) -> None:
+    """Train a draft on the target's states over its own answers."""
     buckets = Buckets(answers, plan.device)
     torch.manual_seed(recipe.seed)
-    net = EagleNet(recipe.shape, len(recipe.aux_layers) * target.shape.hidden, recipe.draft_vocab).to(plan.device)
-    kept = frequent(answers, recipe.draft_vocab)
-    on_device = kept.to(plan.device)
+    net = checkpoint.new_draft(recipe, target).to(plan.device)
+    kept = frequent(answers, recipe.draft_vocab) if recipe.draft_vocab else None
+    ids = (torch.arange(recipe.shape.vocab) if kept is None else kept).to(plan.device)
+    coin = torch.Generator(plan.device).manual_seed(recipe.seed)
 
     def loss_of(batch: Batch) -> Tensor:
-        return losses.unrolled(net, target, batch, recipe.aux_layers, on_device, recipe.unroll)
+        if isinstance(net, DflashNet):
+            return losses.blocks(net, target, batch, recipe.aux_layers, coin)
+        captured, resemble = captured_layers(recipe), recipe.kind == "eagle"
+        return losses.unrolled(net, target, batch, captured, ids, recipe.unroll, resemble)
 
     plan.say(f"{recipe.name}: {answers.flat.size / 1e6:.1f} M tokens")
     batches = buckets.epochs(recipe.fit.batch_tokens, recipe.seed)
-    done = optimise(net, recipe.fit, plan.seconds_for(recipe), batches, loss_of, plan.say)
-    checkpoint.write(plan.out / recipe.name, recipe, net, plan.tokenizer_json(), target.shape.hidden, kept)
+    done = optimise(net, recipe.fit, plan.seconds_for(recipe.fit), batches, loss_of, plan.say)
+    parent = plan.recipes[recipe.target or ""]
+    checkpoint.write(plan.out / recipe.name, recipe, net, plan.tokenizer_json(), parent, kept)
     _finish(plan, recipe, net, done, _accepted(plan, recipe, target))
 
 
@@ -162,20 +195,23 @@ def train(plan: Plan, names: Sequence[str]) -> None:
     wanted = [recipe for recipe in plan.recipes.values() if recipe.name in names]
     # All problems are made before the first use of a GPU: forking a process that holds one is not safe.
     first = 0 if any(recipe.target is None for recipe in wanted) else data.train_problems
-    last = data.train_problems + (data.distill_problems if any(recipe.target for recipe in wanted) else 0)
+    distilling = any(recipe.target or recipe.bundled_fit for recipe in wanted)
+    last = data.train_problems + (data.distill_problems if distilling else 0)
     plan.say(f"generating {last - first:,} problems")
     made = training_sequences(plan.tokenizer_json(), data, first, last - first)
     plan.say(f"{made.flat.size / 1e6:.1f} M tokens")
     answers: dict[str, Sequences] = {}
     for recipe in wanted:
+        own = made.part(data.train_problems - first, last - first) if distilling else None
         if recipe.target is None:
-            train_target(plan, recipe, made.part(0, data.train_problems))
+            train_target(plan, recipe, made.part(0, data.train_problems), own if recipe.bundled_fit else None)
             continue
         parent = plan.recipes[recipe.target]
-        target = checkpoint.read_llama(plan.out / parent.name, parent, plan.device)
+        target = checkpoint.read_net(plan.out / parent.name, parent, plan.device)
         if parent.name not in answers:
-            answers[parent.name] = own_answers(plan, target, made.part(data.train_problems - first, last - first))
-        (train_standalone if recipe.kind == "standalone" else train_eagle3)(plan, recipe, target, answers[parent.name])
+            assert own is not None
+            answers[parent.name] = own_answers(plan, target, own)
+        (train_standalone if recipe.kind == "standalone" else train_head)(plan, recipe, target, answers[parent.name])
 
 
 def plan_of(device: str, out: Path, minutes: float, short: bool) -> Plan:

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -5,18 +7,27 @@ from safetensors.torch import load_file
 from engine.device.attention import StepAttention
 from engine.models.loader import facts
 from matrix.zoo import card
-from matrix.zoo.checkpoint import read_llama
-from matrix.zoo.evaluate import data_hash
-from matrix.zoo.recipes import DATA, RECIPES
+from matrix.zoo.checkpoint import read_net
+from matrix.zoo.deepseek_net import DeepseekNet
+from matrix.zoo.evaluate import data_hash, recipe_of
+from matrix.zoo.layouts import architecture_of
+from matrix.zoo.net import FINAL, Cache
+from matrix.zoo.oracle_drafts import DRAFTS, RotatedDraft
+from matrix.zoo.recipes import DATA, RECIPES, LatentShape
 from matrix.zoo.registry import CHECKPOINTS, NAMES
-from matrix.zoo_facts import zoo_facts
+from matrix.zoo_facts import model_facts
 
-pytestmark = pytest.mark.register(est_seconds=12, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=14, tier="cpu", stage="pr")
 
-TARGETS = ["llama-mini", "llama-mini-standalone"]
+MODELS = [name for name, recipe in RECIPES.items() if recipe.kind in ("target", "standalone")]
+# Those that the engine's own loader knows.
+TARGETS = [name for name in MODELS if RECIPES[name].family != "deepseek"]
+LLAMAS = ["llama-mini", "llama-mini-standalone"]
+COPIES = ("shared_head.head.weight", "embed_tokens.weight")
+BUNDLED = ("model.layers.4.", "model.layers.5.")
 
 
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("name", LLAMAS)
 def test_llama_keys_shapes_and_dtypes(name):
     shape = RECIPES[name].shape
     tensors = load_file(CHECKPOINTS / name / "model.safetensors")
@@ -46,33 +57,82 @@ def test_eagle3_keys_shapes_and_the_draft_vocabulary():
     assert torch.equal(tensors["t2d"].nonzero().flatten(), kept)
 
 
-@pytest.mark.parametrize("algorithm", ["none", "standalone", "eagle3"])
-def test_facts_of_recipes_are_facts_of_checkpoints(algorithm):
-    draft = None if algorithm == "none" else CHECKPOINTS / f"llama-mini-{algorithm}"
-    read, said = facts(CHECKPOINTS / "llama-mini", draft, "cpu"), zoo_facts(algorithm)
-    for field in ("architecture", "vocab_size", "hidden_size", "num_layers", "context_length", "device_kind"):
-        assert getattr(read, field) == getattr(said, field), field
-    assert (read.draft is None) == (said.draft is None)
-    if read.draft and said.draft:
-        for field in ("architecture", "vocab_size", "hidden_size", "draft_vocab_size"):
-            assert getattr(read.draft, field) == getattr(said.draft, field), field
-        if algorithm == "eagle3":
-            assert read.draft.target_hidden_size == said.draft.target_hidden_size
+@pytest.mark.parametrize("target", ["llama-mini", "qwen3-mini"])
+def test_facts_of_recipes_are_facts_of_checkpoints(target):
+    for draft in (None, *(name for name in DRAFTS[target].values() if name != target)):
+        read = facts(CHECKPOINTS / target, draft and CHECKPOINTS / draft, "cpu")
+        read = replace(read, tokenizer_hash=None, gpus=0)
+        if read.draft is not None:
+            read = replace(read, draft=replace(read.draft, tokenizer_hash=None))
+        assert read == model_facts(target, draft)
 
 
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("name", MODELS)
 @torch.inference_mode()
 def test_transformers_loads_it_unchanged_and_gives_the_same_logits(name, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    from transformers import LlamaForCausalLM
+    from transformers import AutoModelForCausalLM
 
-    model, loading = LlamaForCausalLM.from_pretrained(CHECKPOINTS / name, dtype=torch.float32, output_loading_info=True)
-    assert not any(loading[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    tokens = torch.randint(2, 768, (3, 40), generator=torch.Generator().manual_seed(0))
+    folder = CHECKPOINTS / name
+    model, loading = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+    shape = RECIPES[name].shape
+    assert type(model).__name__ == architecture_of(RECIPES[name])
+    assert not any(loading[kind] for kind in ("missing_keys", "mismatched_keys"))
+    # transformers leaves bundled layers to its own multi-token prediction.
+    assert all(key.startswith(BUNDLED) for key in loading["unexpected_keys"])
+    tokens = torch.randint(2, 768, (3, 120), generator=torch.Generator().manual_seed(0))
     expected = model(input_ids=tokens).logits
-    ours, _ = read_llama(CHECKPOINTS / name, RECIPES[name], torch.device("cpu"))(tokens)
+    ours, _ = read_net(folder, RECIPES[name], torch.device("cpu"))(tokens)
+    assert expected.abs().max() > 10.0
     assert (ours - expected).abs().max() < 1e-4
-    assert (_engine_logits(name, tokens) - expected).abs().max() < 1e-4
+    if getattr(shape, "sliding", ()):
+        model.config.sliding_window = 120
+        assert (model(input_ids=tokens).logits - expected).abs().max() > 1.0
+    if name in TARGETS:
+        assert (_engine_logits(name, tokens[:, :40]) - expected[:, :40]).abs().max() < 1e-4
+
+
+@torch.inference_mode()
+def test_bundled_layers_say_what_transformers_own_say(monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    from transformers import AutoModelForCausalLM
+    from transformers.cache_utils import MtpCache
+    from transformers.modeling_layers import MtpModel
+
+    recipe = RECIPES["deepseek-mini"]
+    model = AutoModelForCausalLM.from_pretrained(CHECKPOINTS / recipe.name, dtype=torch.float32)
+    # transformers knows the bundled layer of the published model alone by its number.
+    model._keys_to_ignore_on_load_unexpected = [r"model\.layers\.4.*", r"model\.layers\.5.*"]
+    bundled = MtpModel.from_pretrained(model)
+    net = read_net(CHECKPOINTS / recipe.name, recipe, torch.device("cpu"))
+    assert isinstance(net, DeepseekNet)
+    tokens = torch.randint(2, 768, (1, 40), generator=torch.Generator().manual_seed(1))
+    final = net(tokens, aux=(FINAL,))[1]
+    assert final is not None
+    assert (final - model.model(input_ids=tokens).last_hidden_state).abs().max() < 1e-4
+    ids, logits, _ = bundled(
+        input_ids=tokens[:, 1:],
+        last_hidden_states=final[:, :-1],
+        attention_mask=torch.ones(1, 39, dtype=torch.int64),
+        position_ids=torch.arange(1, 40)[None],
+        mtp_cache=MtpCache(config=model.config.get_mtp_config()),
+    )
+    draft, states = RotatedDraft([net.bundled(0), net.bundled(1)], tokens[0].tolist(), final[0]), []
+    for depth in range(2):
+        state, ours = draft.after(39, [tuple(ids[0, :depth].tolist())], [states])
+        assert (ours[0] - logits[0, depth]).abs().max() < 1e-4
+        states.append(state[0])
+
+
+@pytest.mark.parametrize("name", MODELS)
+@torch.inference_mode()
+def test_decoding_with_a_cache_is_decoding_without(name):
+    net = read_net(CHECKPOINTS / name, RECIPES[name], torch.device("cpu"))
+    tokens = torch.randint(2, 768, (2, 70), generator=torch.Generator().manual_seed(3))
+    whole, _ = net(tokens)
+    cache = Cache(70)
+    parts = [net(tokens[:, :50], cache)[0], *(net(tokens[:, i : i + 1], cache)[0] for i in range(50, 70))]
+    assert (torch.cat(parts, 1) - whole).abs().max() < 1e-4
 
 
 def _engine_logits(name, tokens):
@@ -90,24 +150,85 @@ def _engine_logits(name, tokens):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_cards_tell_parameters_data_and_recipe(name):
-    known = card.read(CHECKPOINTS / name)
+    known, recipe = card.read(CHECKPOINTS / name), RECIPES[name]
     tensors = load_file(CHECKPOINTS / name / "model.safetensors")
-    assert known.parameters == sum(t.numel() for key, t in tensors.items() if key not in ("d2t", "t2d"))
+    others = ("d2t", "t2d", "e_score_correction_bias", *(f"{at}{copy}" for at in BUNDLED for copy in COPIES))
+    assert known.parameters == sum(t.numel() for key, t in tensors.items() if not key.endswith(others))
     assert known.data_hash == data_hash(DATA)
-    assert known.training["steps"] == RECIPES[name].fit.steps == known.recipe["fit"]["steps"]
+    assert known.training["steps"] == recipe.fit.steps == known.recipe["fit"]["steps"]
     assert known.recipe["data"]["test_mix"] == list(DATA.test_mix)
+    # Older cards lack what later recipes added; what they say must be what the recipe says.
+    plain = recipe_of(recipe, DATA)
+    assert all(plain["shape"][key] == value for key, value in known.recipe["shape"].items())
 
 
-def test_the_target_errs_but_not_much():
-    known = card.read(CHECKPOINTS / "llama-mini")
-    assert 0.60 <= known.accuracy["test"]["share"] <= 0.95
+@pytest.mark.parametrize(
+    ("name", "share", "line"),
+    [
+        ("llama-mini", 0.831, "accuracy test: 83.1% of 1000 [80.7%, 85.3%]"),
+        ("qwen3-mini", 0.86, "accuracy test: 86.0% of 1000 [83.7%, 88.0%]"),
+        ("deepseek-mini", 0.662, "accuracy test: 66.2% of 1000 [63.2%, 69.1%]"),
+    ],
+)
+def test_the_targets_err_but_not_much(name, share, line):
+    known = card.read(CHECKPOINTS / name)
+    assert 0.60 <= known.accuracy["test"]["share"] == share <= 0.95
     assert known.accuracy["test"]["total"] == DATA.test_problems
     assert known.accuracy["heldout"]["share"] > 0
-    assert "accuracy test: 83.1% of 1000 [80.7%, 85.3%]" in "\n".join(card.lines(known))
+    assert line in "\n".join(card.lines(known))
 
 
-@pytest.mark.parametrize("name", ["llama-mini-standalone", "llama-mini-eagle3"])
+@pytest.mark.parametrize("name", [name for target in DRAFTS.values() for name in target.values()])
 def test_drafts_pay_and_are_not_perfect(name):
-    known = card.read(CHECKPOINTS / name)
-    assert 2.5 < known.acceptance["length"]["3"] < 3.8
-    assert len(known.acceptance["rate"]) == 7
+    lengths = card.read(CHECKPOINTS / name).acceptance["length"]
+    for steps, least in {"1": 1.88, "3": 3.2, "5": 4.0, "7": 4.5}.items():
+        assert least <= lengths.get(steps, 8.0) and lengths.get(steps, 0.0) < int(steps) + 0.98
+
+
+def test_shapes_differ_wherever_a_layout_allows_it():
+    for target, drafts in DRAFTS.items():
+        for name in set(drafts.values()) - {target}:
+            ours, theirs = RECIPES[name], RECIPES[target].shape
+            assert ours.shape.intermediate != theirs.intermediate and ours.shape.heads != theirs.heads
+            assert isinstance(theirs, LatentShape) or ours.shape.layers != theirs.layers
+    assert len({RECIPES[target].shape.hidden for target in DRAFTS}) == len(DRAFTS)
+
+
+def test_heads_without_a_vocabulary_of_their_own_bring_no_embedding_and_no_head():
+    layer = [f"self_attn.{each}_proj" for each in "qkvo"] + [f"mlp.{each}_proj" for each in ("gate", "up", "down")]
+    norms = ["input_layernorm", "post_attention_layernorm"]
+    normed = [*layer, *norms]
+    expected = {
+        "llama-mini-eagle": ["fc", *(f"layers.0.{each}" for each in [*layer, norms[1]])],
+        "qwen3-mini-eagle3": [
+            "fc",
+            "norm",
+            *(f"midlayer.{each}" for each in [*normed, "hidden_norm"]),
+            *(f"layers.1.{each}" for each in normed),
+        ],
+        "llama-mini-dflash": [
+            *("fc", "norm", "hidden_norm"),
+            *(f"layers.{i}.{each}" for i in (0, 1) for each in [*normed, "self_attn.q_norm", "self_attn.k_norm"]),
+        ],
+    }
+    for name, names in expected.items():
+        tensors = load_file(CHECKPOINTS / name / "model.safetensors")
+        assert set(tensors) == {f"{each}.weight" for each in names}
+        assert {tensor.dtype for tensor in tensors.values()} == {torch.float16}
+
+
+def test_deepseeks_checkpoint_is_that_of_the_published_model():
+    tensors = load_file(CHECKPOINTS / "deepseek-mini" / "model.safetensors")
+    shape = RECIPES["deepseek-mini"].shape
+    assert isinstance(shape, LatentShape)
+    assert "model.layers.0.mlp.gate_proj.weight" in tensors and "model.layers.0.mlp.gate.weight" not in tensors
+    for index in (1, 2, 3, 4, 5):
+        at = f"model.layers.{index}."
+        bias = tensors[f"{at}mlp.gate.e_score_correction_bias"]
+        assert bias.dtype == torch.float32 and bias.abs().max() > 0.01
+        assert tensors[f"{at}mlp.experts.7.down_proj.weight"].shape == (shape.hidden, shape.expert_intermediate)
+        assert tensors[f"{at}self_attn.kv_a_proj_with_mqa.weight"].shape == (32 + 16, shape.hidden)
+    for at in BUNDLED:
+        assert torch.equal(tensors[f"{at}shared_head.head.weight"], tensors["lm_head.weight"])
+        assert torch.equal(tensors[f"{at}embed_tokens.weight"], tensors["model.embed_tokens.weight"])
+        assert tensors[f"{at}eh_proj.weight"].shape == (shape.hidden, 2 * shape.hidden)

@@ -4,9 +4,17 @@ from itertools import pairwise
 import pytest
 import torch
 
-from matrix.zoo.gsm_mini import prompt_of
-from matrix.zoo.oracle import ORACLE_FILE, PROMPTS, Proposals, accept_lengths, account, locked_shapes, tree_paths
-from matrix.zoo.registry import TEST
+from matrix.zoo.oracle import (
+    ORACLE_FILE,
+    PROMPTS,
+    Proposals,
+    accept_lengths,
+    account,
+    covered_shapes,
+    oracle_file,
+    questions,
+    tree_paths,
+)
 
 pytestmark = pytest.mark.register(est_seconds=10, tier="cpu", stage="pr")
 
@@ -35,23 +43,43 @@ def test_rounds_count_matches_and_the_bonus_to_the_end():
     assert accept_lengths(Proposals(Scripted()), tokens, 2, 6, (2, 1, 3)) == [3, 1, 3]
 
 
-def test_the_stored_file_is_what_the_account_gives():
-    stored = json.loads(ORACLE_FILE.read_text())
-    questions = [json.loads(line)["question"] for line in TEST.read_text().splitlines()[:PROMPTS]]
-    shapes = {"standalone": [(2, 1, 3), (2, 2, 4)], "eagle3": [(2, 1, 3), (2, 2, 4)]}
+SAMPLE = {
+    "standalone": [(2, 1, 3), (2, 2, 4)],
+    "eagle": [(2, 1, 3), (2, 2, 4)],
+    "eagle3": [(2, 1, 3), (2, 2, 4)],
+    "dflash": [(1, 1, 4), (1, 1, 6)],
+    "nextn": [(2, 1, 3), (3, 1, 4), (2, 2, 4)],
+}
+
+
+@pytest.mark.parametrize("target", ["llama-mini"])
+def test_the_stored_file_is_what_the_account_gives(target):
+    stored = json.loads(oracle_file(target).read_text())
     chosen = min(range(PROMPTS), key=lambda index: len(stored["continuations"][index]))
-    fresh = account([questions[chosen]], shapes)
-    assert prompt_of(questions[chosen])
+    fresh = account(target, [questions()[chosen]], {name: SAMPLE[name] for name in ("standalone", "eagle3")})
     assert fresh["continuations"] == [stored["continuations"][chosen]]
     for algorithm, wanted in fresh["acceptance"].items():
         for shape, rounds in wanted.items():
             assert rounds == [stored["acceptance"][algorithm][shape][chosen]]
 
 
-def test_the_stored_file_covers_every_locked_shape():
-    stored = json.loads(ORACLE_FILE.read_text())
-    for algorithm, shapes in locked_shapes().items():
-        assert {"/".join(map(str, shape)) for shape in shapes} <= set(stored["acceptance"][algorithm])
+def test_every_locked_cell_with_a_draft_of_the_zoo_is_covered():
+    from engine.core.errors import ConfigError
+    from engine.core.resolve import resolve
+    from matrix.lockfile import STAGES, stage_cells
+    from matrix.zoo_facts import zoo_facts
+
+    shapes, seen = covered_shapes("llama-mini"), 0
+    for cell in stage_cells(STAGES[-1]):
+        if cell.algorithm not in shapes:
+            continue
+        try:
+            resolved = resolve(cell.config(), zoo_facts(cell.algorithm))
+        except ConfigError:
+            continue
+        seen += 1
+        assert (resolved.num_steps, resolved.topk, resolved.num_draft_tokens) in shapes[cell.algorithm], cell.id
+    assert seen > 50
 
 
 def test_wider_trees_of_the_same_beams_never_need_more_rounds_in_all():

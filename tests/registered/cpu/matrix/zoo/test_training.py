@@ -1,34 +1,112 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
 from matrix.zoo import card
-from matrix.zoo.eagle_net import EagleNet, unrolled_attention
-from matrix.zoo.oracle import EagleDraft
-from matrix.zoo.recipes import RECIPES
+from matrix.zoo.deepseek_net import DeepseekNet
+from matrix.zoo.dflash_net import DflashNet
+from matrix.zoo.eagle_net import EagleNet, FeatureNet, Shared
+from matrix.zoo.heads import Head, rotated, unroll, unrolled_attention
+from matrix.zoo.net import attended
+from matrix.zoo.oracle_drafts import HeadDraft, RotatedDraft
+from matrix.zoo.recipes import RECIPES, LatentShape, Shape
 from matrix.zoo.train import plan_of, train
 
 pytestmark = pytest.mark.register(est_seconds=15, tier="cpu", stage="pr")
 
 
-@pytest.fixture
-def head() -> EagleNet:
+LATENT = LatentShape(
+    hidden=24, layers=1, heads=3, intermediate=20, query_rank=12, latent_rank=8, plain_dim=6, head_dim=4, value_dim=10,
+    experts=4, chosen=2, expert_intermediate=14, groups=2, chosen_groups=1, bundled=2,
+)  # fmt: skip
+SMALL = Shape(hidden=24, layers=2, heads=4, kv_heads=2, intermediate=20, head_dim=8)
+
+
+@pytest.fixture(params=["eagle", "eagle3", "eagle3 of two layers", "bundled"])
+def head(request) -> tuple[Head, int]:
+    """A head of random weights, and the width of what it reads of the target."""
     torch.manual_seed(0)
-    return EagleNet(RECIPES["llama-mini-eagle3"].shape, 12, 32).eval()
+    shared = Shared(torch.randn(768, 24), torch.randn(768, 24))
+    if request.param == "eagle":
+        return FeatureNet(SMALL, shared).eval(), 24
+    if request.param == "eagle3":
+        return EagleNet(replace(SMALL, hidden=20, layers=1), 48, 32).eval(), 48
+    if request.param == "bundled":
+        return DeepseekNet(LATENT).eval().bundled(0), 24
+    return EagleNet(SMALL, 48, 0, shared).eval(), 48
 
 
 @torch.inference_mode()
 def test_an_unrolled_step_is_what_drafting_from_that_slot_gives(head):
     # Each base slot drafts on its own: its later steps see step-0 keys up to the slot and only their own keys after it.
+    net, width = head
     tokens = torch.randint(0, 768, (1, 12), generator=torch.Generator().manual_seed(1))
-    aux = torch.randn(1, 12, 12, generator=torch.Generator().manual_seed(2))
-    unrolled = head.unroll(tokens, aux, 4)
-    draft = EagleDraft(head, torch.arange(32), tokens[0].tolist(), aux[0])
+    captured = torch.randn(1, 12, width, generator=torch.Generator().manual_seed(2))
+    unrolled = unroll(net, tokens, captured, 4)
+    draft = HeadDraft(net, torch.arange(768), tokens[0].tolist(), captured[0])
     for slot in (0, 3, 6):
         path, states = (), []
         for step in range(4):
             state, logits = draft.after(slot + 1, [path], [states])
-            assert (unrolled[step][0, slot] - logits[0]).abs().max() < 1e-4, (slot, step)
+            assert logits.abs().max() > 0.1
+            assert (unrolled[step][1][0, slot] - logits[0]).abs().max() < 1e-4, (slot, step)
             path, states = (*path, int(tokens[0, slot + 2 + step])), [*states, state[0]]
+
+
+@torch.inference_mode()
+def test_a_chain_of_layers_is_what_drafting_layer_by_layer_gives():
+    torch.manual_seed(0)
+    net = DeepseekNet(LATENT).eval()
+    tokens = torch.randint(0, 768, (1, 12), generator=torch.Generator().manual_seed(1))
+    final = torch.randn(1, 12, 24, generator=torch.Generator().manual_seed(2))
+    heads = [net.bundled(0), net.bundled(1)]
+    made = rotated(heads, tokens, final)
+    draft = RotatedDraft(heads, tokens[0].tolist(), final[0])
+    for slot in (2, 7):
+        first, logits = draft.after(slot + 1, [()], [[]])
+        assert (made[0][1][0, slot] - logits[0]).abs().max() < 1e-4
+        _, logits = draft.after(slot + 1, [(int(tokens[0, slot + 2]),)], [[first[0]]])
+        assert (made[1][1][0, slot] - logits[0]).abs().max() < 1e-4
+
+
+@torch.inference_mode()
+def test_a_block_depends_on_the_context_in_front_of_it_and_on_its_anchor_alone():
+    torch.manual_seed(0)
+    net = DflashNet(replace(SMALL, qk_norm=True), 48, 5, 3, Shared(torch.randn(768, 24), torch.randn(768, 24))).eval()
+    tokens = torch.randint(4, 768, (1, 12), generator=torch.Generator().manual_seed(1))
+    captured = torch.randn(1, 12, 48, generator=torch.Generator().manual_seed(2))
+    both = net(tokens, captured, torch.tensor([[4, 7]]))
+    assert both.shape == (1, 2, 4, 768)
+    assert (net(tokens, captured, torch.tensor([[7]]))[:, 0] - both[:, 1]).abs().max() < 1e-4
+    tokens[0, 8:], captured[0, 7:] = 9, 1.0
+    later = net(tokens, captured, torch.tensor([[4, 7]]))
+    assert (later - both).abs().max() < 1e-4
+    captured[0, 6] = 1.0
+    assert (net(tokens, captured, torch.tensor([[4, 7]]))[:, 1] - both[:, 1]).abs().max() > 0.01
+
+
+def test_a_window_hides_what_lies_further_back():
+    generator = torch.Generator().manual_seed(4)
+    q, k, v = (torch.randn(1, 2, 9, 8, generator=generator) for _ in range(3))
+    narrow = attended(q, k, v, 3)
+    assert not torch.allclose(narrow, attended(q, k, v, 0))
+    for last in (1, 5, 8):
+        first = max(0, last - 2)
+        alone = attended(q[:, :, last : last + 1], k[:, :, first : last + 1], v[:, :, first : last + 1], 0)
+        assert torch.allclose(narrow[:, :, last : last + 1], alone, atol=1e-6)
+
+
+def test_a_routers_bias_moves_towards_the_idle_experts():
+    torch.manual_seed(0)
+    net = DeepseekNet(LATENT)
+    router = net.bundled(0).layer.mlp.gate
+    weights = router.train()(torch.randn(1, 50, 24))
+    load = (weights > 0).float().mean((0, 1))
+    assert torch.equal(router.e_score_correction_bias.sign(), (load.mean() - load).sign())
+    assert ((weights > 0).sum(-1) == 2).all() and torch.allclose(weights.sum(-1), torch.tensor(2.5))
+    chosen = weights[0].nonzero()[:, 1].view(-1, 2) // 2
+    assert torch.equal(chosen[:, 0], chosen[:, 1])
 
 
 def test_a_later_key_of_another_slot_is_never_seen():
@@ -43,12 +121,19 @@ def test_a_later_key_of_another_slot_is_never_seen():
 
 
 def test_a_few_steps_on_a_cpu_write_loadable_checkpoints(tmp_path, capsys):
-    from dataclasses import replace
-
     plan = plan_of("cpu", tmp_path, 60.0, short=True)
-    sizes = {"train_problems": 64, "distill_problems": 8, "test_problems": 4}
-    tiny = replace(plan.data, **sizes, heldout_problems=4, level_problems=1)
-    recipes = {name: replace(r, fit=replace(r.fit, steps=2, batch_tokens=512)) for name, r in plan.recipes.items()}
+    sizes = {"train_problems": 64, "distill_problems": 4, "test_problems": 2}
+    tiny = replace(plan.data, **sizes, heldout_problems=4, level_problems=1, answer_limit=6)
+    short = {"steps": 2, "batch_tokens": 512}
+    recipes = {
+        name: replace(
+            r,
+            fit=replace(r.fit, **short),
+            bundled_fit=r.bundled_fit and replace(r.bundled_fit, **short),
+            unroll=min(r.unroll, 2),
+        )
+        for name, r in plan.recipes.items()
+    }
     train(replace(plan, data=tiny, recipes=recipes), list(RECIPES))
     assert "llama-mini-eagle3" in capsys.readouterr().out
     for name in RECIPES:

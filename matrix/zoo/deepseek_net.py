@@ -1,0 +1,182 @@
+"""A DeepSeek-V3 model for training: latent attention, a mixture of experts, bundled layers that predict further ahead.
+
+Parameter names are those of DeepseekV3ForCausalLM, but for the experts of a layer, which are stacked [E, out, in] here
+and unstacked when the checkpoint is written. (DeepSeek-V3, arXiv 2412.19437)
+"""
+
+from typing import Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from matrix.zoo.heads import Attend
+from matrix.zoo.net import MLP, Body, CausalNet, Layer, Projections, RMSNorm, Table, initialise
+from matrix.zoo.recipes import LatentShape
+
+# The inner norms of latent attention keep their own epsilon, whatever the model's is.
+LATENT_EPS: Final = 1e-6
+# How far an expert's bias moves each step towards an even load (arXiv 2408.15664).
+BALANCE_RATE: Final = 1e-3
+
+
+def rotate_pairs(x: Tensor, table: Table) -> Tensor:
+    """x [B, H, T, D] turned in pairs of neighbours; the result holds all first halves of the pairs, then the others."""
+    half = x.shape[-1] // 2
+    cos, sin = table[0][..., :half], table[1][..., :half]
+    first, second = x.float()[..., 0::2], x.float()[..., 1::2]
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), -1).to(x.dtype)
+
+
+class LatentAttention(Projections):
+    """Multi-head latent attention in its expanded form: keys and values of every head from one latent row."""
+
+    def __init__(self, shape: LatentShape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.q_a_proj = nn.Linear(shape.hidden, shape.query_rank, bias=False)
+        self.q_a_layernorm = RMSNorm(shape.query_rank, LATENT_EPS)
+        self.q_b_proj = nn.Linear(shape.query_rank, shape.heads * (shape.plain_dim + shape.head_dim), bias=False)
+        self.kv_a_proj_with_mqa = nn.Linear(shape.hidden, shape.latent_rank + shape.head_dim, bias=False)
+        self.kv_a_layernorm = RMSNorm(shape.latent_rank, LATENT_EPS)
+        self.kv_b_proj = nn.Linear(shape.latent_rank, shape.heads * (shape.plain_dim + shape.value_dim), bias=False)
+        self.o_proj = nn.Linear(shape.heads * shape.value_dim, shape.hidden, bias=False)
+
+    def project(self, x: Tensor, table: Table) -> tuple[Tensor, Tensor, Tensor]:
+        """q and k [B, H, T, plain + turned], v [B, H, T, value]."""
+        shape, (batch, length) = self.shape, x.shape[:2]
+        q = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x))).view(batch, length, shape.heads, -1).transpose(1, 2)
+        plain, turning = q.split((shape.plain_dim, shape.head_dim), -1)
+        latent, shared = self.kv_a_proj_with_mqa(x).split((shape.latent_rank, shape.head_dim), -1)
+        made = self.kv_b_proj(self.kv_a_layernorm(latent)).view(batch, length, shape.heads, -1).transpose(1, 2)
+        keys, values = made.split((shape.plain_dim, shape.value_dim), -1)
+        one = rotate_pairs(shared[:, None], table).expand(-1, shape.heads, -1, -1)
+        return torch.cat((plain, rotate_pairs(turning, table)), -1), torch.cat((keys, one), -1), values
+
+    def merge(self, heads: Tensor) -> Tensor:
+        out: Tensor = self.o_proj(heads.transpose(1, 2).flatten(2))
+        return out
+
+
+class Router(nn.Module):
+    """Scores by sigmoid; the best groups by their two best biased scores, then the best experts of these groups."""
+
+    def __init__(self, shape: LatentShape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.weight = nn.Parameter(torch.empty(shape.experts, shape.hidden))
+        self.e_score_correction_bias: Tensor
+        self.register_buffer("e_score_correction_bias", torch.zeros(shape.experts))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Weights [..., E] float32 of the experts, 0 for those that are not chosen."""
+        shape = self.shape
+        with torch.autocast(x.device.type, enabled=False):
+            scores = F.linear(x.float(), self.weight.float()).sigmoid()
+        biased = (scores + self.e_score_correction_bias).detach()
+        groups = biased.view(*biased.shape[:-1], shape.groups, -1)
+        best = groups.topk(2, -1)[0].sum(-1).topk(shape.chosen_groups, -1)[1]
+        open_groups = torch.zeros_like(groups[..., 0]).scatter(-1, best, 1.0).bool()
+        allowed = biased.masked_fill(~open_groups.repeat_interleave(groups.shape[-1], -1), float("-inf"))
+        chosen = torch.zeros_like(scores).scatter(-1, allowed.topk(shape.chosen, -1)[1], 1.0)
+        if self.training:
+            load = chosen.flatten(0, -2).mean(0)
+            self.e_score_correction_bias += BALANCE_RATE * (load.mean() - load).sign()
+        picked = scores * chosen
+        return shape.routed_scale * picked / (picked.sum(-1, keepdim=True) + 1e-20)
+
+
+class Experts(nn.Module):
+    """All experts on all rows as one wide feed-forward, scaled block by block: nothing depends on other rows."""
+
+    def __init__(self, shape: LatentShape) -> None:
+        super().__init__()
+        self.gate_proj = nn.Parameter(torch.empty(shape.experts, shape.expert_intermediate, shape.hidden))
+        self.up_proj = nn.Parameter(torch.empty(shape.experts, shape.expert_intermediate, shape.hidden))
+        self.down_proj = nn.Parameter(torch.empty(shape.experts, shape.hidden, shape.expert_intermediate))
+
+    def forward(self, x: Tensor, weights: Tensor) -> Tensor:
+        inner = F.silu(F.linear(x, self.gate_proj.flatten(0, 1))) * F.linear(x, self.up_proj.flatten(0, 1))
+        scaled = (inner.view(*weights.shape, -1) * weights[..., None]).flatten(-2)
+        return F.linear(scaled.to(inner.dtype), self.down_proj.transpose(0, 1).flatten(1))
+
+
+class MixtureMLP(nn.Module):
+    """Routed experts beside shared ones."""
+
+    def __init__(self, shape: LatentShape) -> None:
+        super().__init__()
+        self.gate = Router(shape)
+        self.experts = Experts(shape)
+        self.shared_experts = MLP(shape.hidden, shape.shared * shape.expert_intermediate)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.experts(x, self.gate(x)) + self.shared_experts(x)
+        return out
+
+
+class SharedHead(nn.Module):
+    """The norm in front of the shared head; the head itself is the model's."""
+
+    def __init__(self, shape: LatentShape) -> None:
+        super().__init__()
+        self.norm = RMSNorm(shape.hidden, shape.eps)
+
+
+class BundledLayer(Layer[LatentAttention]):
+    """A multi-token-prediction layer: joins an embedding and a hidden state, then one decoder layer."""
+
+    def __init__(self, shape: LatentShape) -> None:
+        super().__init__(shape.hidden, shape.eps, LatentAttention(shape), MixtureMLP(shape))
+        self.enorm = RMSNorm(shape.hidden, shape.eps)
+        self.hnorm = RMSNorm(shape.hidden, shape.eps)
+        self.eh_proj = nn.Linear(2 * shape.hidden, shape.hidden, bias=False)
+        self.shared_head = SharedHead(shape)
+
+
+class DeepseekNet(CausalNet):
+    """The model and its bundled layers, which follow the model's in `model.layers`."""
+
+    def __init__(self, shape: LatentShape) -> None:
+        layers = [
+            Layer(
+                shape.hidden,
+                shape.eps,
+                LatentAttention(shape),
+                MLP(shape.hidden, shape.intermediate) if index < shape.dense_layers else MixtureMLP(shape),
+            )
+            for index in range(shape.layers)
+        ]
+        layers += [BundledLayer(shape) for _ in range(shape.bundled)]
+        super().__init__(shape, Body(shape.vocab, shape.hidden, shape.eps, layers), shape.layers)
+        self.shape = shape
+        initialise(self)
+
+    def bundled(self, index: int) -> "BundledHead":
+        """The draft made of bundled layer `index`."""
+        return BundledHead(self, index)
+
+
+class BundledHead:
+    """One bundled layer as a draft: its state behind the shared head's norm is what the next step is fed."""
+
+    def __init__(self, net: DeepseekNet, index: int) -> None:
+        self.net, self.turned = net, net.shape
+        layer = net.model.layers[net.depth + index]
+        assert isinstance(layer, BundledLayer)
+        self.layer = layer
+
+    def features(self, captured: Tensor) -> Tensor:
+        """The target's final state as it is."""
+        return captured
+
+    def step(self, tokens: Tensor, hidden: Tensor, table: Table, attend: Attend) -> tuple[Tensor, Tensor]:
+        """State [B, T, H] and logits [B, T, V] of tokens [B, T] beside hidden [B, T, H]."""
+        layer = self.layer
+        word = layer.enorm(self.net.model.embed_tokens(tokens))
+        x = layer.eh_proj(torch.cat((word, layer.hnorm(hidden)), -1))
+        attention = layer.self_attn
+        x = x + attention.merge(attend(0, *attention.project(layer.input_layernorm(x), table)))
+        x = x + layer.mlp(layer.post_attention_layernorm(x))
+        state = layer.shared_head.norm(x)
+        return state, self.net.lm_head(state)

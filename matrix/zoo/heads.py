@@ -1,0 +1,92 @@
+"""Drafts that are fed a token and a hidden state, and how they are unrolled over a whole sequence.
+
+A base slot q rolls out on its own: at step j it holds token t[q+1+j] at position q+j and predicts t[q+2+j]. It sees
+the keys of step 0 at slots up to q, and of each later step only its own. The hidden state of step 0 is made of the
+target's captured states at q; that of later steps is what the step before carries on.
+(training-time test of EAGLE-3, arXiv 2503.01840)
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from matrix.zoo.net import Table, Turned, attended, rope_table, widened
+
+# layer of the draft, q [B, H, T, D], k [B, Hkv, T, D], v [B, Hkv, T, Dv] -> [B, H, T, Dv]
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+
+
+class Head(Protocol):
+    """A draft over the target's states."""
+
+    @property
+    def turned(self) -> Turned:
+        """What its rotary positions need."""
+        ...
+
+    def features(self, captured: Tensor) -> Tensor:
+        """The hidden state of step 0 from the target's captured states [B, T, A]."""
+        ...
+
+    def step(self, tokens: Tensor, hidden: Tensor, table: Table, attend: Attend) -> tuple[Tensor, Tensor]:
+        """What the next step is fed [B, T, H], and draft logits [B, T, Vd], of tokens [B, T] and hidden [B, T, H]."""
+        ...
+
+
+def whole(index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal attention over the sequence itself."""
+    del index
+    return attended(q, k, v, 0)
+
+
+def unrolled_attention(q: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
+    """q [B, H, S, D] over step-0 keys (causal by slot) and its slot's key of each later step; keys [B, Hkv, S, D]."""
+    slots, heads = q.shape[2], q.shape[1]
+    first = (q @ widened(keys[0], heads).transpose(-1, -2)).float()
+    future = torch.ones(slots, slots, dtype=torch.bool, device=q.device).triu(1)
+    scores = [first.masked_fill(future, float("-inf"))]
+    scores += [(q.float() * widened(key, heads).float()).sum(-1, keepdim=True) for key in keys[1:]]
+    weights = torch.softmax(torch.cat(scores, -1) * q.shape[-1] ** -0.5, -1).to(q.dtype)
+    mixed = weights[..., :slots] @ widened(values[0], heads)
+    for step, value in enumerate(values[1:]):
+        mixed = mixed + weights[..., slots + step, None] * widened(value, heads)
+    return mixed
+
+
+def unroll(head: Head, tokens: Tensor, captured: Tensor, steps: int) -> list[tuple[Tensor, Tensor]]:
+    """State [B, S, H] and logits [B, S, Vd] of each step for tokens [B, T] and states [B, T, A]; S = T - 1 slots."""
+    slots = tokens.shape[1] - 1
+    hidden = head.features(captured[:, :slots])
+    kept: dict[int, tuple[list[Tensor], list[Tensor]]] = {}
+    made: list[tuple[Tensor, Tensor]] = []
+
+    def attend(index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        keys, values = kept.setdefault(index, ([], []))
+        keys.append(k)
+        values.append(v)
+        return unrolled_attention(q, keys, values)
+
+    for step in range(steps):
+        table = rope_table(head.turned, torch.arange(step, step + slots, device=tokens.device))
+        made.append(head.step(ahead(tokens, 1 + step, slots), hidden, table, attend))
+        hidden = made[-1][0]
+    return made
+
+
+def rotated(heads: Sequence[Head], tokens: Tensor, captured: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """State and logits of each head of a chain: head i reads t[q+1+i] beside head i-1's state and predicts t[q+2+i]."""
+    slots = tokens.shape[1] - 1
+    hidden = heads[0].features(captured[:, :slots])
+    made: list[tuple[Tensor, Tensor]] = []
+    for index, head in enumerate(heads):
+        table = rope_table(head.turned, torch.arange(slots, device=tokens.device))
+        made.append(head.step(ahead(tokens, 1 + index, slots), hidden, table, whole))
+        hidden = made[-1][0]
+    return made
+
+
+def ahead(tokens: Tensor, by: int, slots: int) -> Tensor:
+    """tokens [B, T] moved left by `by`, 0 behind their end, the first `slots` of them."""
+    return torch.nn.functional.pad(tokens[:, by:], (0, by), value=0)[:, :slots]

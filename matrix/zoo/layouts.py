@@ -1,0 +1,121 @@
+"""config.json of every layout in the zoo, as transformers and the serving engines read it."""
+
+from typing import Any
+
+from matrix.zoo.recipes import LatentShape, Recipe, Shape
+from matrix.zoo.tokenizer import BOS_ID, EOS_ID
+
+ARCHITECTURES = {
+    ("llama", "target"): "LlamaForCausalLM",
+    ("llama", "standalone"): "LlamaForCausalLM",
+    ("llama", "eagle"): "LlamaForCausalLMEagle",
+    ("llama", "eagle3"): "LlamaForCausalLMEagle3",
+    ("qwen3", "target"): "Qwen3ForCausalLM",
+    ("qwen3", "standalone"): "Qwen3ForCausalLM",
+    ("qwen3", "dflash"): "DFlashDraftModel",
+    ("deepseek", "target"): "DeepseekV3ForCausalLM",
+}
+MODEL_TYPES = {"llama": "llama", "qwen3": "qwen3", "deepseek": "deepseek_v3"}
+
+
+def architecture_of(recipe: Recipe) -> str:
+    """The name in config.json's `architectures`."""
+    return ARCHITECTURES[recipe.family, recipe.kind]
+
+
+def config_of(recipe: Recipe, target: Recipe | None) -> dict[str, Any]:
+    """config.json of a recipe; `target` is the model that a draft was made for."""
+    shape = recipe.shape
+    config: dict[str, Any] = {
+        "architectures": [architecture_of(recipe)],
+        "model_type": MODEL_TYPES[recipe.family],
+        "vocab_size": shape.vocab,
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.intermediate,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "hidden_act": "silu",
+        "max_position_embeddings": shape.max_positions,
+        "rms_norm_eps": shape.eps,
+        "rope_theta": shape.rope_theta,
+        "rope_scaling": None,
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "initializer_range": 0.02,
+        "use_cache": True,
+        "bos_token_id": BOS_ID,
+        "eos_token_id": EOS_ID,
+        "pad_token_id": EOS_ID,
+        "torch_dtype": "float16",
+    }
+    config |= _latent(shape) if isinstance(shape, LatentShape) else _dense(shape)
+    if recipe.family == "llama":
+        config["mlp_bias"] = False
+    if recipe.family == "qwen3" and isinstance(shape, Shape):
+        config |= _windows(shape)
+    if target is not None:
+        config |= _draft(recipe, target)
+    return config
+
+
+def _dense(shape: Shape) -> dict[str, Any]:
+    return {
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "tie_word_embeddings": shape.tied,
+    }
+
+
+def _windows(shape: Shape) -> dict[str, Any]:
+    kinds = {True: "sliding_attention", False: "full_attention"}
+    return {
+        "use_sliding_window": bool(shape.sliding),
+        "sliding_window": shape.window if shape.sliding else None,
+        "max_window_layers": shape.layers,
+        "layer_types": [kinds[index in shape.sliding] for index in range(shape.layers)],
+    }
+
+
+def _latent(shape: LatentShape) -> dict[str, Any]:
+    return {
+        "num_key_value_heads": shape.heads,
+        "q_lora_rank": shape.query_rank,
+        "kv_lora_rank": shape.latent_rank,
+        "qk_nope_head_dim": shape.plain_dim,
+        "qk_rope_head_dim": shape.head_dim,
+        "v_head_dim": shape.value_dim,
+        "n_routed_experts": shape.experts,
+        "num_experts_per_tok": shape.chosen,
+        "moe_intermediate_size": shape.expert_intermediate,
+        "n_shared_experts": shape.shared,
+        "n_group": shape.groups,
+        "topk_group": shape.chosen_groups,
+        "first_k_dense_replace": shape.dense_layers,
+        "moe_layer_freq": 1,
+        "scoring_func": "sigmoid",
+        "topk_method": "noaux_tc",
+        "norm_topk_prob": True,
+        "routed_scaling_factor": shape.routed_scale,
+        "rope_interleave": True,
+        "num_nextn_predict_layers": shape.bundled,
+        "tie_word_embeddings": False,
+    }
+
+
+def _draft(recipe: Recipe, target: Recipe) -> dict[str, Any]:
+    if recipe.kind == "eagle3":
+        own = {"draft_vocab_size": recipe.draft_vocab} if recipe.draft_vocab else {}
+        return own | {
+            "target_hidden_size": target.shape.hidden,
+            "eagle_config": {
+                "eagle_aux_hidden_state_layer_ids": list(recipe.aux_layers),
+                "use_aux_hidden_state": True,
+            },
+        }
+    if recipe.kind == "dflash":
+        return {
+            "block_size": recipe.block,
+            "num_target_layers": target.shape.layers,
+            "dflash_config": {"mask_token_id": recipe.mask_id, "target_layer_ids": list(recipe.aux_layers)},
+        }
+    return {}

@@ -1,0 +1,174 @@
+"""The drafts of the oracle: each answers for one sequence from the whole of it, without KV cache, pages or batches.
+
+With tokens t_0..t_L known and L of them in the target's KV, a draft over the target's states has consumed the pairs
+(t_{p+1}, f_p), p < L, where f_p is the target's state at p. Slot L-1 proposes t_{L+1}; a proposal is fed at position L
+with the draft's own state.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from matrix.zoo import checkpoint
+from matrix.zoo.deepseek_net import DeepseekNet
+from matrix.zoo.dflash_net import DflashNet
+from matrix.zoo.evaluate import captured_layers
+from matrix.zoo.heads import Head, whole
+from matrix.zoo.net import CausalNet, rope_table
+from matrix.zoo.recipes import RECIPES
+from matrix.zoo.registry import CHECKPOINTS
+
+TokenPath = tuple[int, ...]
+Shape = tuple[int, int, int]  # steps, topk, draft tokens
+
+
+class Draft(Protocol):
+    """Answers for one sequence: the state and the logits after the pairs of slots 0..L-1 and the drafts of a path."""
+
+    def after(
+        self, known: int, paths: Sequence[TokenPath], states: Sequence[Sequence[Tensor]]
+    ) -> tuple[Tensor, Tensor]:
+        """State [n, ...] and logits [n, Vd] for L = `known` and n equally long paths; states [...] fed on each."""
+        ...
+
+    def to_target(self, index: int) -> int:
+        """The target's id of a draft id."""
+        ...
+
+
+class StandaloneDraft:
+    """A small model that is fed t_1, t_2, .. at positions 0, 1, ..: t_0 is never seen."""
+
+    def __init__(self, net: CausalNet, tokens: list[int]) -> None:
+        self.net = net
+        self.tokens = tokens
+
+    def after(
+        self, known: int, paths: Sequence[TokenPath], states: Sequence[Sequence[Tensor]]
+    ) -> tuple[Tensor, Tensor]:
+        del states
+        rows = torch.tensor([[*self.tokens[1 : known + 1], *path] for path in paths])
+        logits = self.net(rows)[0][:, -1]
+        return torch.zeros(len(paths), 0), logits
+
+    def to_target(self, index: int) -> int:
+        return index
+
+
+class HeadDraft:
+    """A head over the target's captured states [T, A] that is fed its own state further on."""
+
+    def __init__(self, head: Head, kept: Tensor, tokens: list[int], captured: Tensor) -> None:
+        self.head = head
+        self.kept: list[int] = kept.tolist()
+        self.tokens = tokens
+        self.features = head.features(captured)
+
+    def after(
+        self, known: int, paths: Sequence[TokenPath], states: Sequence[Sequence[Tensor]]
+    ) -> tuple[Tensor, Tensor]:
+        rows = torch.tensor([[*self.tokens[1 : known + 1], *path] for path in paths])
+        hidden = torch.stack([torch.stack((*self.features[:known], *own)) for own in states])
+        state, logits = self.head.step(rows, hidden, rope_table(self.head.turned, torch.arange(rows.shape[1])), whole)
+        return state[:, -1], logits[:, -1]
+
+    def to_target(self, index: int) -> int:
+        return self.kept[index]
+
+
+class RotatedDraft:
+    """A head for each step: head m reads t_{p+1+m} beside head m-1's state at p, for every p < L."""
+
+    def __init__(self, heads: Sequence[Head], tokens: list[int], captured: Tensor) -> None:
+        self.heads = heads
+        self.tokens = tokens
+        self.features = heads[0].features(captured)
+
+    def after(
+        self, known: int, paths: Sequence[TokenPath], states: Sequence[Sequence[Tensor]]
+    ) -> tuple[Tensor, Tensor]:
+        depth = len(paths[0])
+        head = self.heads[depth]
+        rows = torch.tensor([[*self.tokens[1 + depth : known + 1], *path] for path in paths])
+        hidden = torch.stack([own[-1] if own else self.features[:known] for own in states])
+        state, logits = head.step(rows, hidden, rope_table(head.turned, torch.arange(known)), whole)
+        return state, logits[:, -1]
+
+    def to_target(self, index: int) -> int:
+        return index
+
+
+class BlockDraft:
+    """A block of `width` positions from t_L on; what it says at a depth does not depend on the path."""
+
+    def __init__(self, net: DflashNet, width: int, tokens: list[int], captured: Tensor) -> None:
+        self.net, self.width = net, width
+        self.tokens = torch.tensor([tokens])
+        self.captured = captured[None]
+
+    def after(
+        self, known: int, paths: Sequence[TokenPath], states: Sequence[Sequence[Tensor]]
+    ) -> tuple[Tensor, Tensor]:
+        del states
+        logits = self.net(self.tokens, self.captured, torch.tensor([[known]]), self.width)[0, 0, len(paths[0])]
+        return torch.zeros(len(paths), 0), logits.expand(len(paths), -1)
+
+    def to_target(self, index: int) -> int:
+        return index
+
+
+# Each target's algorithms and the checkpoints that draft; bundled layers are in the target's own.
+DRAFTS = {
+    "llama-mini": {
+        "standalone": "llama-mini-standalone",
+        "eagle": "llama-mini-eagle",
+        "eagle3": "llama-mini-eagle3",
+        "dflash": "llama-mini-dflash",
+    },
+    "qwen3-mini": {"standalone": "qwen3-mini-standalone", "eagle3": "qwen3-mini-eagle3"},
+    "deepseek-mini": {"nextn": "deepseek-mini"},
+}
+
+
+def key_of(algorithm: str, shape: Shape) -> tuple[str, int]:
+    """Shapes with equal keys ask the same draft: a block's length and a chain of layers are drafts of their own."""
+    steps, topk, width = shape
+    if algorithm == "dflash":
+        return algorithm, width
+    rotated = algorithm == "nextn" and topk == 1 and steps <= 2
+    return algorithm, int(rotated)
+
+
+class Drafts:
+    """The stored drafts of a target."""
+
+    def __init__(self, name: str) -> None:
+        cpu = torch.device("cpu")
+        self.target = checkpoint.read_net(CHECKPOINTS / name, RECIPES[name], cpu)
+        self.nets: dict[str, CausalNet | tuple[checkpoint.Draft, Tensor]] = {}
+        self.recipes = {algorithm: RECIPES[draft] for algorithm, draft in DRAFTS[name].items()}
+        for algorithm, recipe in self.recipes.items():
+            if recipe.kind == "standalone":
+                self.nets[algorithm] = checkpoint.read_net(CHECKPOINTS / recipe.name, recipe, cpu)
+            elif recipe.target:
+                self.nets[algorithm] = checkpoint.read_draft(CHECKPOINTS / recipe.name, recipe, self.target, cpu)
+
+    def of(self, algorithm: str, shape: Shape, tokens: list[int]) -> Draft:
+        """The draft of one sequence in one shape."""
+        found, target = self.nets.get(algorithm), self.target
+        if isinstance(found, CausalNet):
+            return StandaloneDraft(found, tokens)
+        captured = target(torch.tensor([tokens]), aux=captured_layers(self.recipes[algorithm]))[1]
+        assert captured is not None
+        if found is None:
+            assert isinstance(target, DeepseekNet)
+            heads = [target.bundled(index) for index in range(target.shape.bundled)]
+            if key_of(algorithm, shape)[1]:
+                return RotatedDraft(heads, tokens, captured[0])
+            return HeadDraft(heads[0], torch.arange(target.shape.vocab), tokens, captured[0])
+        net, kept = found
+        if isinstance(net, DflashNet):
+            return BlockDraft(net, shape[2], tokens, captured[0])
+        return HeadDraft(net, kept, tokens, captured[0])
