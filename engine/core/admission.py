@@ -89,7 +89,7 @@ class Admission:
     def open(self, request: Request) -> None:
         """Open the request's account on the longest cached prefix, or resume what its session holds; then make room."""
         if request.account in self.held:
-            request.inherited = self.held.resume(request.account).committed
+            request.inherited = self.held.resume(request.account, self.cache.key_span)
             request.cached_tokens = request.inherited
             self.probes.hit("session.inherited", request.inherited)
         else:
@@ -98,7 +98,8 @@ class Admission:
             request.inherited = 0
             request.cached_tokens = len(shared) * self.ledger.page_size
             self.probes.hit("prefix.hit", request.cached_tokens)
-        self.reclaim(request, request.num_tokens + self.width - request.cached_tokens)
+        request.prefilled = self.ledger.accounts[request.account].committed
+        self.reclaim(request, request.num_tokens + self.width - request.prefilled)
         while self._window_excess(request) > 0 and self._drop(request):
             pass
 

@@ -33,10 +33,20 @@ class HeldAccounts:
         self.ledger.hold(account, keep)
         self._order[account] = None
 
-    def resume(self, account: int) -> Account:
-        """Hand an account to the next turn."""
+    def resume(self, account: int, span: int) -> int:
+        """Hand an account to the next turn. Returns the positions that it inherits.
+
+        Draft KV of a position depends on the `span` tokens behind it, and those behind the last positions were not the
+        turn's. So the turn computes these positions again, unless the cache holds them, which knows their tokens.
+        """
+        held = self.ledger.accounts[account]
+        inherited, cached = held.committed, held.shared * self.ledger.page_size
+        again = min(span, inherited - cached)
+        while not self.ledger.holdable(account, inherited - again):
+            again -= 1
         del self._order[account]
-        return self.ledger.resume(account)
+        self.ledger.resume(account, again)
+        return inherited
 
     def close(self, account: int) -> None:
         """Give up an account: its session ended."""

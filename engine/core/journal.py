@@ -39,7 +39,7 @@ def replay(journal: Iterable[Entry], num_pages: int, page_size: int) -> Ledger:
         elif verb == "hold":
             _same(index, verb, ledger.hold(rid, numbers[0]), numbers[1:])
         elif verb == "resume":
-            ledger.resume(rid)
+            ledger.resume(rid, numbers[0])
         elif verb == "close":
             ledger.close(rid)
         elif verb == "evict":

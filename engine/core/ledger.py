@@ -205,13 +205,19 @@ class Ledger:
         """Whether a step behind the first `keep` positions would find every window page that it reads."""
         return self.window is None or self.window.reaches(rid, keep)
 
-    def resume(self, rid: int) -> Account:
-        """A held account serves a request again."""
+    def resume(self, rid: int, again: int = 0) -> Account:
+        """A held account serves a request, which computes the last `again` of its positions once more."""
         account = self._account(rid)
         if not account.held:
             raise LedgerError(f"resume: account {rid} is in use")
+        start = account.committed - again
+        if again < 0 or start < account.shared * self.page_size or not self.holdable(rid, start):
+            raise LedgerError(
+                f"resume: account {rid} cannot compute {again} of its {account.committed} positions again"
+            )
+        account.committed = start
         account.held = False
-        self._record("resume", rid, ())
+        self._record("resume", rid, (again,))
         return account
 
     def close(self, rid: int) -> None:

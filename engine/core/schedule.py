@@ -162,7 +162,7 @@ class Scheduler:
             return 0
         aborted = request.finish is not None and request.finish.reason == "abort"
         committed = self._account(request).committed
-        keep = request.inherited if aborted else min(request.num_tokens, committed)
+        keep = min(request.inherited if aborted else request.num_tokens, committed)
         if not keep or not self.ledger.holdable(request.account, keep):
             return 0
         if aborted:
@@ -173,10 +173,7 @@ class Scheduler:
         return keep
 
     def publish(self, request: Request) -> None:
-        """Give the request's whole pages to the prefix cache.
-
-        Not where it inherited: draft KV in the last inherited slot may pair with a token that nobody saw.
-        """
+        """Give the request's whole pages to the prefix cache; not where it inherited, as an abort must roll back."""
         if not request.inherited:
             self.probes.hit("prefix.insert", self.cache.insert(request.account, request.tokens))
 
@@ -247,7 +244,6 @@ class Scheduler:
         self.admission.open(request)
         request.row = self._free_rows.pop()
         request.move(Phase.RUNNING)
-        request.prefilled = request.cached_tokens
         request.prefill_target = request.num_tokens
         self.active.append(request)
         self.active.sort(key=lambda r: r.rid)

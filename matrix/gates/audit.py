@@ -155,8 +155,14 @@ class Audit:
             self.window.trim(rid, keep)
 
     def _resume(self, rid: int, numbers: tuple[int, ...]) -> None:
-        _law(self.holdings[rid].held, "the account is in use")
-        self.holdings[rid].held = False
+        holding, (again,) = self.holdings[rid], numbers
+        start = holding.committed - again
+        _law(holding.held, "the account is in use")
+        _law(holding.shared * self.size <= start <= holding.committed, f"a turn begins at {start}, inside the cache")
+        if self.window is not None:
+            self.window.reads(rid, start)
+        holding.committed = start
+        holding.held = False
 
     def _close(self, rid: int, numbers: tuple[int, ...]) -> None:
         holding = self.holdings.pop(rid)

@@ -31,12 +31,15 @@ ENDS = (
 )
 SHORT = (SamplingParams(max_new_tokens=1), *ENDS[1:])
 NONE, CHAIN, TREE = ("NONE", 0, 0, 0), ("EAGLE3", 3, 1, 4), ("EAGLE3", 3, 3, 8)
+STANDALONE, NGRAM = ("STANDALONE", 5, 1, 6), ("NGRAM", 0, 0, 8)
 
 
 def launch(shape=NONE, *, clock=None, **more: object) -> LLM:
     algorithm, steps, topk, nodes = shape
     sizes: dict[str, object] = {}
-    if algorithm != "NONE":
+    if algorithm == "NGRAM":
+        sizes = {"speculative_num_draft_tokens": nodes}
+    elif algorithm != "NONE":
         sizes = {
             "speculative_draft_model_path": f"llama-mini-{algorithm.lower()}",
             "speculative_num_steps": steps,
@@ -104,6 +107,38 @@ def test_a_turn_says_what_the_whole_history_would_and_inherits_exactly_what_was_
     assert llm.probes["session.inherited"] > 0 and llm.probes["session.held"] == 6
     assert shape == NONE or version == "v1" or llm.probes["session.trimmed"] > 0
     at_rest(llm)
+
+
+@pytest.mark.parametrize(
+    ("shape", "version"),
+    [(STANDALONE, "v1"), (STANDALONE, "v2"), (NGRAM, "v1")],
+    ids=lambda value: value if isinstance(value, str) else value[0],
+)
+def test_every_other_drafter_says_the_same(shape, version):
+    llm = launch(shape, spec_version=version, page_size=7)
+    name = llm.open_session(1000, streaming=True)
+    for turn, (text, params) in enumerate(zip(TURNS, ENDS, strict=True)):
+        out = talk(llm, name, text, params)
+        assert (out.output_ids, out.text, out.finish) == resent(ENDS)[turn]
+    assert llm.probes["session.inherited"] > 0 and llm.probes["spec.accepted"] > 0
+    llm.close_session(name)
+    at_rest(llm)
+
+
+@pytest.mark.parametrize("shape", [STANDALONE, CHAIN, TREE], ids=lambda s: "-".join(map(str, s)))
+@pytest.mark.parametrize("version", ["v1", "v2"])
+def test_an_inherited_history_drafts_as_well_as_one_sent_again(shape, version):
+    """Draft KV is inherited too, and the slot at the seam paired with the new turn's first token."""
+    llm = launch(shape, spec_version=version, page_size=4, disable_radix_cache=True)
+    name = llm.open_session(1000, streaming=True)
+    history: list[int] = []
+    for text, params in zip(TURNS, ENDS, strict=True):
+        history += llm.tokenizer.encode(text)[1 if history else 0 :]
+        (again,) = llm.generate([history], params)
+        out = talk(llm, name, text, params)
+        assert (out.output_ids, out.accept_lengths) == (again.output_ids, again.accept_lengths)
+        history += out.output_ids
+    assert llm.probes["spec.accepted"] > 30
 
 
 @pytest.mark.parametrize("version", ["v1", "v2"])

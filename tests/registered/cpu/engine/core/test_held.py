@@ -17,11 +17,11 @@ from engine.core.window import Window
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 
 
-def scheduler_of(pages=40, size=2, rows=4, width=3, cache=False, window=None, chunk=None) -> Scheduler:
+def scheduler_of(pages=40, size=2, rows=4, width=3, cache=False, window=None, chunk=None, span=0) -> Scheduler:
     ledger = Ledger(pages, size, strict=True, window=window)
     return Scheduler(
         ledger,
-        PrefixCache(ledger, 1, cache),
+        PrefixCache(ledger, span, cache),
         Probes(),
         max_running=rows,
         steps=DraftSteps.static(width - 1, width, Probes()),
@@ -114,6 +114,44 @@ def test_the_next_turn_begins_on_the_kept_pages_in_a_row_of_its_own():
     # Only the first turn's prompt may enter the prefix cache: draft KV of the seam is not that of the history.
     assert len(scheduler.held) == 1 and scheduler.ledger.accounts[1].shared == 2
     scheduler.finish(other, Finish("length"))
+
+
+@pytest.mark.parametrize(("span", "start"), [(0, 7), (1, 6), (2, 5)])
+def test_positions_whose_draft_kv_waits_for_the_next_tokens_are_computed_again(span, start):
+    scheduler = scheduler_of(span=span)
+    before = first_turn(scheduler, shown=2)
+    request = turn(scheduler, 2, [*before.tokens, 50, 51], account=1)
+    (row,) = step(scheduler).rows
+    assert (row.start, row.tokens) == (start, request.prompt[start:])
+    assert (request.inherited, request.cached_tokens) == (7, 7)
+    assert scheduler.ledger.accounts[1].committed == 9
+
+
+def test_what_the_cache_holds_and_what_the_window_slid_past_is_not_computed_again():
+    scheduler = scheduler_of(cache=True, span=2)
+    before = first_turn(scheduler, tokens=7, rounds=0)  # 7 positions computed; tokens up to 8 known, pages up to 6
+    assert scheduler.ledger.accounts[1].shared == 3
+    turn(scheduler, 2, [*before.tokens, 50], account=1)
+    assert step(scheduler).rows[0].start == 6
+    scheduler = scheduler_of(window=Window(2, 40), span=3, size=1)
+    before = turn(scheduler, 1, 9)
+    step(scheduler)
+    scheduler.ledger.slide(1)
+    scheduler.finish(before, Finish("length"))
+    turn(scheduler, 2, [*before.tokens, 50], account=1)
+    assert step(scheduler).rows[0].start == 9
+
+
+def test_an_abort_in_the_middle_of_what_is_computed_again_keeps_what_is_there():
+    scheduler = scheduler_of(span=3, chunk=1)
+    before = turn(scheduler, 1, 5)
+    for _ in range(6):
+        step(scheduler)
+    scheduler.finish(before, Finish("length"))
+    assert scheduler.ledger.accounts[1].committed == 7
+    turn(scheduler, 2, [*before.tokens, 50], account=1)
+    assert step(scheduler).rows[0].start == 4
+    assert scheduler.abort(2) and scheduler.ledger.accounts[1].committed == 5
 
 
 def test_the_next_turn_waits_until_the_turn_before_is_released():

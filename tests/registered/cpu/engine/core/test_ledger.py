@@ -128,7 +128,13 @@ class LedgerMachine(RuleBasedStateMachine):
         for verb in (self.ledger.reserve, self.ledger.launch, self.ledger.donate, self.ledger.hold):
             with pytest.raises(LedgerError, match=f"account {rid} is held; resume it first"):
                 verb(rid, 1)
-        assert self.ledger.resume(rid).committed == self.committed[rid]
+        most = self.committed[rid] - self.shared[rid] * self.size
+        for wrong in (-1, most + 1):
+            with pytest.raises(LedgerError, match=f"resume: account {rid} cannot compute {wrong} of its"):
+                self.ledger.resume(rid, wrong)
+        again = data.draw(st.integers(0, most))
+        self.committed[rid] -= again
+        assert self.ledger.resume(rid, again).committed == self.committed[rid]
         self.held.remove(rid)
         self.verbs += 1
 
@@ -403,8 +409,8 @@ def journal_of_one() -> list[tuple[str, int, tuple[int, ...]]]:
     ledger.launch(3, 8)
     ledger.settle(3, 6)
     ledger.hold(3, 5)
-    ledger.resume(3)
-    ledger.reserve(3, 3)
+    ledger.resume(3, 1)
+    ledger.reserve(3, 4)
     return list(ledger.journal)
 
 
