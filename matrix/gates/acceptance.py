@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from itertools import accumulate
+from typing import Any, Final, NamedTuple
 
 from matrix.cell import Cell
 from matrix.gates.gate import Number, Outcome, State
@@ -16,12 +17,12 @@ from reports.stats import ratio_change
 THRESHOLDS: Final = {
     "low": Threshold(0.97, "a paired bootstrap over prompts sees a loss of 3 % at 32 prompts; sglang#34145 lost 20 %"),
     "high": Threshold(1.03, "more than the oracle accepts is as wrong: it reads tokens that it must not know"),
-    "tight_low": Threshold(
-        0.90, "a retracted request resumes with other round boundaries; measured intervals reach 0.96"
+    "moved_low": Threshold(
+        0.90, "only where every request was retracted, which moves round boundaries; measured intervals reach 0.96"
     ),
-    "tight_high": Threshold(1.10, "as tight_low, to the other side"),
+    "moved_high": Threshold(1.10, "as moved_low, to the other side"),
     "left": Threshold(
-        0, "in float32 without retraction all of 645 greedy requests of the nightly cells had the oracle's very rounds"
+        0, "in float32 all greedy requests of the nightly cells, retracted ones too, have the oracle's very rounds"
     ),
 }
 
@@ -33,6 +34,14 @@ class Rounds:
     emitted: float
     engine: float
     oracle: float
+
+
+class Pair(NamedTuple):
+    """Tokens of each verify round of one request, the engine's and the oracle's, and how often it was retracted."""
+
+    mine: Sequence[int]
+    theirs: Sequence[int]
+    retractions: int
 
 
 @dataclass
@@ -55,24 +64,25 @@ class AcceptanceGate:
         if rounds is None:
             text = f"the oracle has no rounds for {key[0]} {key[1]}/{key[2]}/{key[3]}"
             return Outcome(self.name, State.NOT_MEASURED, message=text)
-        lengths = {answer.name: answer.accept_lengths for answer in run.answers}
+        answers = {answer.name: answer for answer in run.answers}
         greedy = [
-            (lengths.get(ask.name, ()), rounds[index])
+            Pair(answer.accept_lengths, rounds[index], answer.retractions)
             for ask in run.asks
             if ask.temperature == 0 and (index := oracle_index(ask)) is not None and index < len(rounds)
+            if (answer := answers.get(ask.name)) is not None and answer.accept_lengths and rounds[index]
         ]
-        measured = [same_range(mine, theirs) for mine, theirs in greedy if mine and theirs]
+        steady = [pair for pair in greedy if not pair.retractions]
+        measured = [same_range(pair.mine, pair.theirs) for pair in steady or greedy]
         if not measured:
             return Outcome(
                 self.name, State.NOT_MEASURED, message="no greedy request of the oracle's prompts decoded a round"
             )
-        numbers = _numbers(measured, [mine for mine, _ in greedy])
+        numbers = _numbers(measured, [pair.mine for pair in greedy])
         interval = _interval(measured)
-        band = "tight_" if cell.memory == "tight" else ""
+        band = "" if steady else "moved_"
         low, high = self.thresholds[f"{band}low"], self.thresholds[f"{band}high"]
         if low <= interval[0] and interval[1] <= high:
-            exact = cell.memory == "ample" and run.resolved["dtype"] == "float32"
-            text = self._left(greedy, numbers) if exact else ""
+            text = self._left(greedy, numbers) if run.resolved["dtype"] == "float32" else ""
             return Outcome(self.name, State.FAIL if text else State.PASS, numbers, interval, text)
         text = (
             f"{numbers['length']:.3f} tokens per round, the oracle has {numbers['reference']:.3f}: "
@@ -80,19 +90,31 @@ class AcceptanceGate:
         )
         return Outcome(self.name, State.FAIL, numbers, interval, text)
 
-    def _left(self, greedy: Sequence[tuple[Sequence[int], Sequence[int]]], numbers: dict[str, Number]) -> str:
+    def _left(self, greedy: Sequence[Pair], numbers: dict[str, Number]) -> str:
         """A loss too small for a ratio, such as draft KV of another prompt behind one prefix hit (sglang#10846)."""
-        places = [place for mine, theirs in greedy if (place := first_left(mine, theirs)) is not None]
-        numbers["left"] = len(places)
+        places = [place for pair in greedy if (place := first_left(*pair)) is not None]
+        numbers |= {"left": len(places), "retracted": sum(pair.retractions > 0 for pair in greedy)}
         if len(places) <= self.thresholds["left"]:
             return ""
         return f"{len(places)} of {len(greedy)} requests leave the oracle's rounds, the first at round {places[0]}"
 
 
-def first_left(mine: Sequence[int], theirs: Sequence[int]) -> int | None:
-    """The first round whose length differs; the last common one may be cut by either side's end."""
-    common = min(len(mine), len(theirs)) - 1
-    return next((index for index in range(common) if mine[index] != theirs[index]), None)
+def first_left(mine: Sequence[int], theirs: Sequence[int], retractions: int = 0) -> int | None:
+    """The first round that begins where one of the oracle's does and has another length; the last round of either side
+    may be cut by its end.
+
+    What a round accepts depends only on where it begins. A retracted request gets one token from the prefill that
+    reads it again, no round, which moves all later rounds by one; `retractions` such moves may lie anywhere.
+    """
+    known = dict(zip(accumulate(theirs, initial=0), theirs[:-1], strict=False))
+    start, moves = 0, set(range(retractions + 1))
+    for index, length in enumerate(mine[:-1]):
+        moves = {moved for moved in moves if known.get(start + moved, length) == length}
+        if not moves:
+            return index
+        moves = set(range(min(moves), retractions + 1))
+        start += length
+    return None
 
 
 def combination(cell: Cell, resolved: Mapping[str, Any]) -> Combination:

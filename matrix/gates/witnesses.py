@@ -12,6 +12,8 @@ from typing import Final
 from matrix.cell import Cell
 from matrix.subjects.protocol import Run
 
+LEAST_ROUNDS: Final = 60
+
 
 @dataclass(frozen=True)
 class Witness:
@@ -38,6 +40,12 @@ def _tree(cell: Cell, run: Run) -> bool:
 def _must_branch(cell: Cell, run: Run) -> bool:
     """More nodes than levels: some level holds two. A narrower tree may be a chain."""
     return _tree(cell, run) and run.resolved["num_draft_tokens"] - 1 > run.resolved["num_steps"]
+
+
+def _must_compact(cell: Cell, run: Run) -> bool:
+    """In this many rounds some accepted path of two drafts or more leaves the first branch; at least one in ten did."""
+    rounds = sum(len(answer.accept_lengths) for answer in run.answers)
+    return _must_branch(cell, run) and run.resolved["num_steps"] > 1 and rounds >= LEAST_ROUNDS
 
 
 def _lag(lag: int) -> Callable[[Cell, Run], bool]:
@@ -73,9 +81,10 @@ def _waits(cell: Cell, run: Run) -> bool:
 
 
 def _finished(cell: Cell, run: Run, kind: str) -> bool:
-    """Under tight memory the limits are short and the answers long."""
+    """Under tight memory the limits are short and the answers long: of two, none may reach its stop token."""
     lives = not (cell.batch == "single" and cell.abort != "none")
-    return cell.finish == kind and lives and (cell.memory == "ample" or kind == "length")
+    short = cell.memory == "ample" or kind in ("length", "stop_string")
+    return cell.finish == kind and lives and (short or (kind == "stop_token" and cell.batch != "pair"))
 
 
 WITNESSES: Final[tuple[Witness, ...]] = (
@@ -89,6 +98,7 @@ WITNESSES: Final[tuple[Witness, ...]] = (
     Witness("spec.accepted", True, "a trained draft is right at times", _drafts),
     Witness("tree.branched", True, "topk above 1 makes branches", _must_branch),
     Witness("tree.branched", False, "a chain has no branches", lambda cell, run: not _tree(cell, run)),
+    Witness("tree.compacted", True, "the accepted path is moved together", _must_compact),
     Witness("tree.compacted", False, "an accepted chain lies dense", lambda cell, run: not _tree(cell, run)),
     Witness("overlap.in_flight", True, "v2 launches before it reads", _lag(1)),
     Witness("overlap.in_flight", False, "v1 reads before it launches", _lag(0)),

@@ -81,6 +81,7 @@ class Answer:
     logprobs: tuple[float, ...] = ()  # of the output tokens, empty unless asked for
     top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
     meta_info: Mapping[str, Any] = field(default_factory=dict)
+    retractions: int = 0  # how often it lost its pages and was read again
 
 
 @dataclass(frozen=True, slots=True)

@@ -184,4 +184,5 @@ def answer(ask: Ask, prompt_ids: tuple[int, ...], output: Output) -> Answer:
         logprobs=output.logprobs,
         top_logprobs=output.top_logprobs,
         meta_info=output.meta_info,
+        retractions=output.retractions,
     )

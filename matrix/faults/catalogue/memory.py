@@ -2,11 +2,22 @@
 
 from typing import Final
 
-from matrix.faults.fault import Fault
+from matrix.faults.fault import Edit, Fault
 
 LEAK: Final = "KV leak / over-allocation"
 PREFIX: Final = "prefix-cache semantics under EAGLE"
 CLOSE: Final = "        self.ledger.close(request.account)\n"
+
+# The engine's own check would end the run before a gate can judge it.
+UNCHECKED: Final = Edit(
+    "engine/loop.py",
+    "        if self.strict_memory:\n            self.scheduler.check()\n",
+    "",
+)
+
+FREED: Final = (
+    "            self.free.append(page)\n        if self.window is not None:\n            self.window.close(rid)\n"
+)
 
 MEMORY_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
@@ -136,5 +147,28 @@ MEMORY_FAULTS: Final[tuple[Fault, ...]] = (
         expected=("effective",),
         cells=("standalone.ragged",),
         why="with a drafter nothing enters the prefix cache, which is reported as on",
+    ),
+    Fault(
+        id="compaction-unmarked",
+        klass="silent fallback / ignored parameter",
+        origin="sglang#32459 (B061): a path that nobody knows to be taken",
+        file="engine/loop.py",
+        old='            self.probes.hit("tree.compacted", result.moved[index])\n',
+        new="",
+        expected=("effective",),
+        cells=("eagle3.s3.k4.n8.v2.p16.burst.mixed.length",),
+        why="accepted tree paths are moved and nothing counts them",
+    ),
+    Fault(
+        id="page-freed-twice",
+        klass=LEAK,
+        origin="semantics 13: double free",
+        file="engine/core/ledger.py",
+        old=FREED,
+        new=FREED.replace("append(page)", "extend((page, page))"),
+        expected=("ledger",),
+        cells=("standalone.s1.k4.n4.sync.p64.nocache.tight.m4.burst.abort_running",),
+        why="every private page of a closed account goes to the free list twice, so two requests write into one page",
+        also=(UNCHECKED,),
     ),
 )

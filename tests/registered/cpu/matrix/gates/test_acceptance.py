@@ -71,7 +71,8 @@ def test_the_band_for_one_prompt(measured, gate, rounds, state):
     assert outcome.state is state
 
 
-def test_one_round_that_leaves_the_oracle_fails_in_float32_without_retraction(measured, gate):
+@pytest.mark.parametrize("memory", ["ample", "tight"])
+def test_one_round_that_leaves_the_oracle_fails_in_float32(measured, gate, memory):
     cell, run, baseline = measured(CELL)
     answer = run.answers[0]
     at = next(
@@ -80,11 +81,54 @@ def test_one_round_that_leaves_the_oracle_fails_in_float32_without_retraction(me
     lengths = list(answer.accept_lengths)
     lengths[at : at + 2] = reversed(lengths[at : at + 2])
     moved = replace(run, answers=(replace(answer, accept_lengths=tuple(lengths)), *run.answers[1:]))
-    outcome = gate.judge(cell, moved, baseline)
+    outcome = gate.judge(cell._replace(memory=memory), moved, baseline)
     assert outcome.interval == pytest.approx((1.0, 1.0))
     assert outcome.state is State.FAIL and outcome.numbers["left"] == 1
     assert outcome.message == f"1 of 2 requests leave the oracle's rounds, the first at round {at}"
-    assert gate.judge(cell._replace(memory="tight"), moved, baseline).state is State.PASS
+
+
+def test_a_retracted_request_keeps_the_oracles_rounds_from_where_it_resumes(measured, gate):
+    """Round 3 begins one token later because a prefill gave the token between; what meets the oracle again is equal."""
+    cell, run, baseline = measured(CELL)
+    name = run.asks[0].name
+    ((key, known),) = gate.oracle.rounds.items()
+    rounds = list(known)
+    rounds[int(name[1:])] = (3, 2, 1, 4, 2, 3, 1)
+    oracle = AcceptanceGate(oracle=Oracle(gate.oracle.continuations, {key: tuple(rounds)}))
+
+    def judged(lengths, retractions):
+        answer = replace(run.answers[0], accept_lengths=lengths, retractions=retractions)
+        return oracle.judge(cell, replace(run, answers=(answer, *run.answers[1:])), baseline)
+
+    assert judged((3, 2, 4, 2, 3, 1), 1).state is State.PASS
+    assert judged((3, 2, 4, 2, 3, 1), 1).numbers["retracted"] == 1
+    assert judged((3, 2, 4, 2, 3, 1), 0).message.endswith("the first at round 2")
+    assert judged((3, 2, 4, 1, 3, 1), 1).message.endswith("the first at round 3")
+
+
+def test_where_everybody_was_retracted_the_ratio_has_a_wider_band(measured, gate):
+    cell, run, baseline = measured(CELL)
+    ((key, known),) = gate.oracle.rounds.items()
+    oracle = AcceptanceGate(oracle=Oracle((), {key: ((4,) * 100,) * len(known)}))
+    half = replace(run, resolved={**run.resolved, "dtype": "bfloat16"})
+    for retractions, state in ((0, State.FAIL), (1, State.PASS)):
+        answers = tuple(replace(a, accept_lengths=(4,) * 82 + (3,) * 24, retractions=retractions) for a in run.answers)
+        assert oracle.judge(cell, replace(half, answers=answers), baseline).state is state
+
+
+@pytest.mark.parametrize(
+    ("mine", "retractions", "left"),
+    [
+        ((3, 2, 4, 2, 3, 1), 1, None),  # one token of the oracle's third round came from a prefill
+        ((3, 2, 4, 2, 3, 1), 0, 2),
+        ((3, 1, 4, 2, 9), 0, 1),
+        ((3, 1, 4, 2, 9), 2, None),
+        ((3, 2, 4, 1, 3, 1), 1, 3),
+        ((2, 4, 2, 3, 1), 9, None),
+    ],
+)
+def test_rounds_move_by_one_with_each_retraction(mine, retractions, left):
+    assert first_left(mine, (3, 2, 1, 4, 2, 3, 1), retractions) == left
 
 
 def test_the_last_common_round_may_be_cut():

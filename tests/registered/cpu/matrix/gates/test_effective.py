@@ -17,6 +17,7 @@ CELLS = [
     "standalone.s3.v1.p16.tight.m4.burst.stop_string.abort_queued",
     "eagle3.s3.k2.n6.v2.length",
     "eagle3.s3.k2.n6.v2.stop_string",
+    "eagle3.s3.k4.n8.v2.p16.burst",
 ]
 GATE = EffectiveGate()
 
