@@ -41,6 +41,7 @@ def _bundled(shape: LatentShape) -> DraftFacts:
         hidden_size=shape.hidden,
         target_hidden_size=shape.hidden,
         aux_layers=(FINAL,),
+        prediction_layers=shape.bundled,
     )
 
 

@@ -19,7 +19,7 @@ from engine.core.config import EngineConfig
 from engine.core.errors import ConfigError
 from engine.core.resolve import resolve
 from matrix.zoo.gsm_mini import prompt_of
-from matrix.zoo.oracle_drafts import DRAFTS, Draft, Drafts, Shape, TokenPath, key_of
+from matrix.zoo.oracle_drafts import DRAFTS, SINGLE, Draft, Drafts, Shape, TokenPath, is_layered, key_of
 from matrix.zoo.registry import CHECKPOINTS, HERE, TEST
 from matrix.zoo.tokenizer import EOS_ID
 from matrix.zoo_facts import model_facts
@@ -132,12 +132,17 @@ def covered_shapes(target: str) -> dict[str, list[Shape]]:
                     strict=True,
                 )
             )
-            config = EngineConfig(target, algorithm.upper(), None if draft == target else draft, **values)
+            if algorithm == SINGLE:
+                values["enable_multi_layer_eagle"] = False
+            name = algorithm.partition(".")[0].upper()
+            config = EngineConfig(target, name, None if draft == target else draft, **values)
             try:
                 resolved = resolve(config, facts)
             except ConfigError:
                 continue  # what must be refused has nothing to accept
-            shapes.add((resolved.num_steps, resolved.topk, resolved.num_draft_tokens))
+            shape = (resolved.num_steps, resolved.topk, resolved.num_draft_tokens)
+            if algorithm != SINGLE or is_layered("nextn", shape):
+                shapes.add(shape)
         found[algorithm] = sorted(shapes)
     return found
 

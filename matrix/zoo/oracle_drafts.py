@@ -119,7 +119,10 @@ class BlockDraft:
         return index
 
 
-# Each target's algorithms and the checkpoints that draft; bundled layers are in the target's own.
+# Each target's algorithms and the checkpoints that draft; bundled layers are in the target's own. `nextn` is what is
+# resolved where nothing else is asked: a layer per step where there are as many; SINGLE keeps to the first layer.
+SINGLE = "nextn.single"
+LAYERS = 2
 DRAFTS = {
     "llama-mini": {
         "standalone": "llama-mini-standalone",
@@ -128,17 +131,20 @@ DRAFTS = {
         "dflash": "llama-mini-dflash",
     },
     "qwen3-mini": {"standalone": "qwen3-mini-standalone", "eagle3": "qwen3-mini-eagle3"},
-    "deepseek-mini": {"nextn": "deepseek-mini"},
+    "deepseek-mini": {"nextn": "deepseek-mini", SINGLE: "deepseek-mini"},
 }
+
+
+def is_layered(algorithm: str, shape: Shape) -> bool:
+    """True where each step of a chain is drafted by a bundled layer of its own."""
+    return algorithm == "nextn" and shape[1] == 1 and shape[0] <= LAYERS
 
 
 def key_of(algorithm: str, shape: Shape) -> tuple[str, int]:
     """Shapes with equal keys ask the same draft: a block's length and a chain of layers are drafts of their own."""
-    steps, topk, width = shape
     if algorithm == "dflash":
-        return algorithm, width
-    rotated = algorithm == "nextn" and topk == 1 and steps <= 2
-    return algorithm, int(rotated)
+        return algorithm, shape[2]
+    return algorithm, int(is_layered(algorithm, shape))
 
 
 class Drafts:

@@ -15,8 +15,10 @@ from matrix.zoo.oracle import (
     questions,
     tree_paths,
 )
+from matrix.zoo.oracle_drafts import DRAFTS, LAYERS, SINGLE, is_layered
+from matrix.zoo.recipes import RECIPES, LatentShape
 
-pytestmark = pytest.mark.register(est_seconds=10, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=14, tier="cpu", stage="pr")
 
 
 class Scripted:
@@ -49,18 +51,29 @@ SAMPLE = {
     "eagle3": [(2, 1, 3), (2, 2, 4)],
     "dflash": [(1, 1, 4), (1, 1, 6)],
     "nextn": [(2, 1, 3), (3, 1, 4), (2, 2, 4)],
+    SINGLE: [(2, 1, 3)],
 }
 
 
-@pytest.mark.parametrize("target", ["llama-mini"])
+@pytest.mark.parametrize("target", DRAFTS)
 def test_the_stored_file_is_what_the_account_gives(target):
     stored = json.loads(oracle_file(target).read_text())
     chosen = min(range(PROMPTS), key=lambda index: len(stored["continuations"][index]))
-    fresh = account(target, [questions()[chosen]], {name: SAMPLE[name] for name in ("standalone", "eagle3")})
+    fresh = account(target, [questions()[chosen]], {algorithm: SAMPLE[algorithm] for algorithm in DRAFTS[target]})
     assert fresh["continuations"] == [stored["continuations"][chosen]]
     for algorithm, wanted in fresh["acceptance"].items():
         for shape, rounds in wanted.items():
             assert rounds == [stored["acceptance"][algorithm][shape][chosen]]
+
+
+@pytest.mark.parametrize("target", DRAFTS)
+def test_the_stored_file_covers_what_cells_may_ask_for(target):
+    stored = json.loads(oracle_file(target).read_text())["acceptance"]
+    shapes = covered_shapes(target)
+    assert {name: {"/".join(map(str, shape)) for shape in each} for name, each in shapes.items()} == {
+        name: set(each) for name, each in stored.items()
+    }
+    assert (7, 1, 8) in shapes["standalone" if target != "deepseek-mini" else "nextn"]
 
 
 def test_every_locked_cell_with_a_draft_of_the_zoo_is_covered():
@@ -86,3 +99,25 @@ def test_wider_trees_of_the_same_beams_never_need_more_rounds_in_all():
     stored = json.loads(ORACLE_FILE.read_text())["acceptance"]["standalone"]
     for narrow, wide in pairwise(["2/4/6", "2/4/8", "2/4/16"]):
         assert sum(map(len, stored[wide])) <= sum(map(len, stored[narrow]))
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+@pytest.mark.parametrize("topk", [1, 2])
+def test_a_layer_drafts_each_step_where_the_engine_resolves_so(steps, topk):
+    from engine.core.config import EngineConfig
+    from engine.core.resolve import resolve
+    from matrix.zoo_facts import model_facts
+
+    shape = RECIPES["deepseek-mini"].shape
+    assert isinstance(shape, LatentShape) and shape.bundled == LAYERS
+    config = EngineConfig(
+        "deepseek-mini",
+        "NEXTN",
+        None,
+        speculative_num_steps=steps,
+        speculative_eagle_topk=topk,
+        speculative_num_draft_tokens=3 if topk == 2 else "auto",
+    )
+    resolved = resolve(config, model_facts("deepseek-mini"))
+    chosen = (resolved.num_steps, resolved.topk, resolved.num_draft_tokens)
+    assert resolved.enable_multi_layer_eagle == is_layered("nextn", chosen)
