@@ -80,7 +80,7 @@ def run(llm: LLM, prompts: list[list[int]], truths: list[list[int]], new: int) -
     for rid, truth in puppet.truth.items():
         said = list(llm.request(rid).tokens)
         assert said == truth[: len(said)], "greedy text is the target's, whatever is drafted"
-    return [[p for p in puppet.seen[rid] if p.start < len(llm.request(rid).tokens)] for rid in rids]
+    return [[p for p in puppet.seen[rid] if p.start < len(llm.request(rid).tokens) - 1] for rid in rids]
 
 
 class Whole(Protocol):

@@ -160,3 +160,85 @@ class WholeDFlash:
             x = x + mixed @ w[f"{prefix}o_proj.weight"].t()
             x = x + gated(rms(x, w[f"layers.{i}.post_attention_layernorm.weight"], eps), w, f"layers.{i}.mlp.")
         return rms(x, w["norm.weight"], eps) @ self.head.t()
+
+
+def turn_pairs(x: Tensor, positions: Tensor, theta: float) -> Tensor:
+    """x [T, heads, d]: neighbours (a, b) turn to (a cos - b sin, b cos + a sin)."""
+    halves = torch.cat((x[..., 0::2], x[..., 1::2]), -1)
+    return rope(halves, positions, theta)
+
+
+def routed(x: Tensor, w: dict[str, Tensor], prefix: str, c: dict[str, Any]) -> Tensor:
+    """DeepSeek-V3's experts: sigmoid scores, the best groups by their two best, then the best of these groups."""
+    scores = (x @ w[f"{prefix}gate.weight"].t()).sigmoid()
+    biased = scores + w[f"{prefix}gate.e_score_correction_bias"]
+    groups = biased.view(len(x), c["n_group"], -1)
+    best = groups.topk(2, -1).values.sum(-1).topk(c["topk_group"], -1).indices
+    closed = torch.ones(len(x), c["n_group"]).scatter(1, best, 0.0).bool()
+    allowed = groups.masked_fill(closed[:, :, None], float("-inf")).flatten(1)
+    chosen = allowed.topk(c["num_experts_per_tok"], -1).indices
+    share = scores.gather(1, chosen)
+    share = share / (share.sum(1, keepdim=True) + 1e-20) * c["routed_scaling_factor"]
+    out = gated(x, w, f"{prefix}shared_experts.")
+    for row in range(len(x)):
+        for expert, part in zip(chosen[row].tolist(), share[row], strict=True):
+            out[row] += part * gated(x[row : row + 1], w, f"{prefix}experts.{expert}.")[0]
+    return out
+
+
+def deepseek_layer(x: Tensor, w: dict[str, Tensor], prefix: str, c: dict[str, Any]) -> Tensor:
+    """One causal layer of latent attention in its expanded form, and experts where the weights have them."""
+    eps, heads, rank, turned = c["rms_norm_eps"], c["num_attention_heads"], c["kv_lora_rank"], c["qk_rope_head_dim"]
+    positions, own = torch.arange(len(x)), f"{prefix}self_attn."
+    h = rms(x, w[f"{prefix}input_layernorm.weight"], eps)
+    queries = rms(h @ w[f"{own}q_a_proj.weight"].t(), w[f"{own}q_a_layernorm.weight"], 1e-6)
+    q = (queries @ w[f"{own}q_b_proj.weight"].t()).view(len(x), heads, -1)
+    latent, shared = (h @ w[f"{own}kv_a_proj_with_mqa.weight"].t()).split((rank, turned), 1)
+    made = rms(latent, w[f"{own}kv_a_layernorm.weight"], 1e-6) @ w[f"{own}kv_b_proj.weight"].t()
+    k, v = made.view(len(x), heads, -1).split((c["qk_nope_head_dim"], c["v_head_dim"]), 2)
+    one = turn_pairs(shared[:, None], positions, c["rope_theta"]).expand(-1, heads, -1)
+    k = torch.cat((k, one), 2)
+    q = torch.cat((q[..., :-turned], turn_pairs(q[..., -turned:], positions, c["rope_theta"])), 2)
+    seen = torch.ones(len(x), len(x)).tril().bool()
+    x = x + mix(q, k, v, seen) @ w[f"{own}o_proj.weight"].t()
+    h = rms(x, w[f"{prefix}post_attention_layernorm.weight"], eps)
+    if f"{prefix}mlp.gate.weight" in w:
+        return x + routed(h, w, f"{prefix}mlp.", c)
+    return x + gated(h, w, f"{prefix}mlp.")
+
+
+class WholeDeepseek:
+    """A DeepseekV3ForCausalLM and its prediction layers."""
+
+    def __init__(self, folder: Path) -> None:
+        self.c, self.w = read(folder)
+        self.depth = self.c["num_hidden_layers"]
+
+    def final(self, tokens: list[int]) -> Tensor:
+        """States behind the final norm, [T, H]."""
+        x = self.w["model.embed_tokens.weight"][torch.tensor(tokens)]
+        for i in range(self.depth):
+            x = deepseek_layer(x, self.w, f"model.layers.{i}.", self.c)
+        return rms(x, self.w["model.norm.weight"], self.c["rms_norm_eps"])
+
+    def prediction(self, index: int) -> WholePrediction:
+        return WholePrediction(self, f"model.layers.{self.depth + index}.")
+
+
+class WholePrediction:
+    """One prediction layer (DeepSeek-V3, eq. 21 to 23); what it carries is behind its own final norm."""
+
+    def __init__(self, target: WholeDeepseek, prefix: str) -> None:
+        self.c, self.w, self.prefix = target.c, target.w, prefix
+        self.embedding = self.w.get(f"{prefix}embed_tokens.weight", self.w["model.embed_tokens.weight"])
+        self.head = self.w.get(f"{prefix}shared_head.head.weight", self.w["lm_head.weight"])
+
+    def run(self, tokens: Tensor, states: list[Tensor]) -> Tensor:
+        w, prefix, eps = self.w, self.prefix, self.c["rms_norm_eps"]
+        word = rms(self.embedding[tokens], w[f"{prefix}enorm.weight"], eps)
+        state = rms(torch.stack(states), w[f"{prefix}hnorm.weight"], eps)
+        x = torch.cat((word, state), 1) @ w[f"{prefix}eh_proj.weight"].t()
+        return rms(deepseek_layer(x, w, prefix, self.c), w[f"{prefix}shared_head.norm.weight"], eps)
+
+    def logits(self, out: Tensor) -> Tensor:
+        return out @ self.head.t()

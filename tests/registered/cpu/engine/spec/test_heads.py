@@ -181,3 +181,11 @@ def test_a_retracted_request_drafts_as_if_nothing_had_happened(zoo, drafts, trut
         drafting = oracle(zoo, drafts["eagle"], "eagle", tokens)
         for proposal in proposals:
             drafting.check_chain(proposal)
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle3-deep"])
+@pytest.mark.parametrize("shape", [CHAIN, TREE], ids=["chain", "tree"])
+def test_rounds_depend_on_no_timing_page_or_chunk(zoo, drafts, truth, kind, shape):
+    prompts, truths = [p for p, _ in truth], [t for _, t in truth]
+    first, *others = [run(launch(zoo, drafts[kind], shape, **place), prompts, truths, NEW) for place in PLACES.values()]
+    assert all(other == first for other in others)
