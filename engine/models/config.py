@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Final
 
 from engine.core.errors import ConfigError
+from engine.models.deepseek_config import ExpertsConfig, LatentConfig, read_experts, read_latent
 from engine.models.draft_config import DRAFT_ARCHITECTURES, DraftConfig, read_draft
 from engine.models.fields import Fields
 from engine.models.rope import RopeConfig
 from engine.models.windows import read_windows
 
-TARGET_ARCHITECTURES: Final = ("LlamaForCausalLM", "Qwen3ForCausalLM")
+TARGET_ARCHITECTURES: Final = ("LlamaForCausalLM", "Qwen3ForCausalLM", "DeepseekV3ForCausalLM")
 # Layers that norm each query and key head before rotation.
 HEAD_NORM_ARCHITECTURES: Final = ("Qwen3ForCausalLM", "DFlashDraftModel")
 # Switches that change the arithmetic of a layer; this engine runs none of them.
@@ -27,6 +28,8 @@ class ModelConfig:
     context_length: positions that the checkpoint was made for, in tokens.
     head_norms: each query and key head passes a norm of its own before it is rotated.
     windows: tokens that each layer may look back, its own included, None for all; empty if no layer has a window.
+    latent, experts: latent attention and a mixture of experts; then head_dim is the rotated part of a key.
+    bundled_layers: prediction layers that the checkpoint holds behind the model's own.
     draft: what a draft over hidden states adds; None for a language model.
     """
 
@@ -44,6 +47,9 @@ class ModelConfig:
     rope: RopeConfig
     head_norms: bool = False
     windows: tuple[int | None, ...] = ()
+    latent: LatentConfig | None = None
+    experts: ExpertsConfig | None = None
+    bundled_layers: int = 0
     draft: DraftConfig | None = None
 
 
@@ -75,8 +81,10 @@ class _Reader(Fields):
             raise ConfigError(f"{self.file}: hidden_act {act!r} is not supported; allowed: 'silu'")
         heads = self.size("num_attention_heads")
         hidden = self.size("hidden_size")
-        head_dim = self.size("head_dim", 128 if architecture == "Qwen3ForCausalLM" else hidden // heads)
-        kv_heads = self.size("num_key_value_heads", heads)
+        latent = read_latent(architecture, self)
+        head_dim = self._head_dim(architecture, hidden // heads) if latent is None else latent.turned_dim
+        # Latent attention has one row of keys for all heads, whatever this field says.
+        kv_heads = heads if latent is not None else self.size("num_key_value_heads", heads)
         if heads % kv_heads:
             raise ConfigError(
                 f"{self.file}: num_attention_heads {heads} must be a multiple of num_key_value_heads {kv_heads}"
@@ -98,8 +106,14 @@ class _Reader(Fields):
             rope=RopeConfig.read(self.raw, str(self.file)),
             head_norms=architecture in HEAD_NORM_ARCHITECTURES,
             windows=read_windows(architecture, self),
+            latent=latent,
+            experts=read_experts(architecture, self),
+            bundled_layers=0 if latent is None else self.count("num_nextn_predict_layers", 0),
             draft=read_draft(architecture, self),
         )
+
+    def _head_dim(self, architecture: str, default: int) -> int:
+        return self.size("head_dim", 128 if architecture == "Qwen3ForCausalLM" else default)
 
     def _architecture(self) -> str:
         allowed = TARGET_ARCHITECTURES + DRAFT_ARCHITECTURES

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from engine.core.errors import ConfigError
 from engine.device.pool import KVLayout
+from engine.models.causal import POSITION_MARGIN, head_logits
 from engine.models.config import ModelConfig
 from engine.models.layers import Attend, Layer, Norm, linear, stored, twin_rows
-from engine.models.llama import POSITION_MARGIN, head_logits
 from engine.models.rope import pair_up, rotations
 from engine.models.sharing import captured_states
 from engine.models.target import Target

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from engine.device.pool import KVLayout
+from engine.models.causal import POSITION_MARGIN, head_logits
 from engine.models.config import ModelConfig
 from engine.models.layers import Attend, Layer, Norm, linear, stored, twin_rows
-from engine.models.llama import POSITION_MARGIN, head_logits
 from engine.models.rope import rotations
 from engine.models.sharing import captured_states, shared_embedding
 from engine.models.target import Target

@@ -77,6 +77,7 @@ class Norm:
     """
 
     def __init__(self, width: int, eps: float, dtype: torch.dtype, device: torch.device) -> None:
+        self.dtype, self.device = dtype, device
         self.folded = dtype is torch.float32 and device.type == "cpu"
         self._shape = (width,)
         self._eps = eps

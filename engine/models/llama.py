@@ -7,24 +7,16 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from engine.core.algorithm import FINAL
 from engine.device.pool import KVLayout
+from engine.models.causal import CausalLM
 from engine.models.config import ModelConfig
-from engine.models.layers import Attend, Layer, Norm, linear, stored, twin_rows
-from engine.models.rope import rotations
+from engine.models.layers import Layer
 from engine.models.weights import Take
-from engine.models.workspace import Workspaces
-
-# Nodes drafted past the end of the context still need a position; they are never committed.
-POSITION_MARGIN = 256
+from engine.models.workspace import Workspace, Workspaces
 
 
-class Llama:
-    """A LlamaForCausalLM or Qwen3ForCausalLM of the shape `config`, ready on `device`.
-
-    deterministic: a token's result does not depend, bit by bit, on how many tokens share the call (float32 on a
-    CPU; see the tests). It costs a lone token one spare row.
-    """
+class Llama(CausalLM):
+    """A LlamaForCausalLM or Qwen3ForCausalLM."""
 
     def __init__(
         self,
@@ -35,74 +27,12 @@ class Llama:
         deterministic: bool = True,
         context_length: int | None = None,
     ) -> None:
-        self.config = config
-        self.device, self.dtype, self.deterministic = device, dtype, deterministic
-        self.num_layers = config.num_layers
-        self.hidden_size, self.vocab_size = config.hidden_size, config.vocab_size
+        super().__init__(config, weights, device, dtype, deterministic, context_length)
         self.kv = KVLayout(config.num_layers, config.num_kv_heads, config.head_dim)
-        take = Take(weights, config.architecture)
-        self.norm = Norm(config.hidden_size, config.norm_eps, dtype, device)
-        self.embedding = take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
-        self.layers = [Layer(take, f"model.layers.{i}", config, self.norm) for i in range(config.num_layers)]
-        self.final_norm = self.norm.scale(take("model.norm.weight", config.hidden_size))
-        if config.tie_embeddings:
-            take.drop("lm_head.weight")
-            head = self.embedding
-        else:
-            head = take("lm_head.weight", config.vocab_size, config.hidden_size)
-        self.head = stored(head)
-        take.done()
-        length = max(config.context_length, context_length or 0) + POSITION_MARGIN
-        self.rotations = rotations(config.rope, config.head_dim, length, device)
         self.workspaces = Workspaces(config, dtype, device, double_lone=deterministic)
 
-    def forward(
-        self, tokens: Tensor, positions: Tensor, attend: Attend, capture: tuple[int, ...] = ()
-    ) -> tuple[Tensor, Tensor | None]:
-        """tokens and positions int64 [B, W] -> hidden [B, W, H] behind the final norm, and the captured states.
+    def layer(self, take: Take, prefix: str, index: int) -> Layer:
+        return Layer(take, prefix, self.config, self.norm)
 
-        capture: for each i the residual stream as it enters layer i (num_layers: as it leaves the last; FINAL: the
-        hidden state behind the final norm), side by side in that order [B, W, len(capture) * H]; None if nothing is
-        captured.
-        """
-        batch, width = tokens.shape
-        rows, hidden = batch * width, self.hidden_size
-        space = self.workspaces.of(batch, width)
-        x = self.embedding.index_select(0, tokens.reshape(rows))
-        turn = self.rotations.index_select(0, positions.reshape(rows))[:, None]
-        if rows == 1 and self.deterministic:
-            x = twin_rows(x)
-        states = x.new_empty(batch, width, len(capture) * hidden) if capture else None
-        for i, layer in enumerate(self.layers):
-            if states is not None:
-                self._keep(x, i, capture, states)
-            layer(x, turn, attend, i, space)
-        final = self.norm.whole(x[:rows], self.final_norm)
-        if states is not None:
-            self._keep(x, self.num_layers, capture, states)
-            self._keep(final, FINAL, capture, states)
-        return final.view(batch, width, hidden), states
-
-    def _keep(self, x: Tensor, layer: int, capture: tuple[int, ...], states: Tensor) -> None:
-        """Copy x into each column block of `states` that asks for `layer`."""
-        hidden = self.hidden_size
-        for slot, wanted in enumerate(capture):
-            if wanted == layer:
-                batch, width, _ = states.shape
-                states[..., slot * hidden : (slot + 1) * hidden] = x[: batch * width].view(batch, width, hidden)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """hidden [..., H] -> float32 [..., V]."""
-        return head_logits(hidden, self.head, self.deterministic)
-
-    def window_of(self, layer: int) -> int | None:
-        """How many tokens a layer may look back, the query's own included; None for all."""
-        return self.config.windows[layer] if self.config.windows else None
-
-
-def head_logits(hidden: Tensor, head: Tensor, deterministic: bool) -> Tensor:
-    """hidden [..., H] @ head [H, V] -> float32 [..., V]."""
-    x = hidden.reshape(-1, head.shape[0])
-    if x.shape[0] == 1 and deterministic:
-        return linear(twin_rows(x), head)[:1].float().view(*hidden.shape[:-1], head.shape[1])
-    return linear(x, head).float().view(*hidden.shape[:-1], head.shape[1])
+    def space(self, batch: int, width: int) -> Workspace:
+        return self.workspaces.of(batch, width)

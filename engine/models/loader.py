@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 import torch
 
+from engine.core.algorithm import FINAL
 from engine.core.config import DraftFacts, Facts
 from engine.core.errors import ConfigError
+from engine.models.causal import CausalLM
 from engine.models.config import TARGET_ARCHITECTURES, ModelConfig, load_model_config
+from engine.models.deepseek import DeepseekV3
 from engine.models.dflash import DFlash
 from engine.models.draft_config import DFLASH_ARCHITECTURES, EAGLE3_ARCHITECTURES, EAGLE_ARCHITECTURES
 from engine.models.eagle import Eagle
@@ -31,6 +35,13 @@ __all__ = [
 ]
 
 
+TARGETS: Final[dict[str, type[CausalLM]]] = {
+    "LlamaForCausalLM": Llama,
+    "Qwen3ForCausalLM": Llama,
+    "DeepseekV3ForCausalLM": DeepseekV3,
+}
+
+
 def facts(model_path: str | Path, draft_path: str | Path | None, device: str) -> Facts:
     """What the two checkpoints and the machine say before a launch; reads no weights. ConfigError on a bad folder."""
     target = _expect(model_path, TARGET_ARCHITECTURES, "a target model")
@@ -46,6 +57,20 @@ def facts(model_path: str | Path, draft_path: str | Path | None, device: str) ->
         device_kind="cuda" if kind == "cuda" else "cpu",
         gpus=torch.cuda.device_count(),
         window=next((size for size in target.windows if size is not None), None),
+        bundled=_bundled_facts(target, tokenizer_hash(model_path)) if target.bundled_layers else None,
+    )
+
+
+def _bundled_facts(target: ModelConfig, tokenizer: str | None) -> DraftFacts:
+    """What the prediction layers in a target's checkpoint say, which read its final states and share its head."""
+    return DraftFacts(
+        architecture=f"{target.architecture}NextN",
+        vocab_size=target.vocab_size,
+        hidden_size=target.hidden_size,
+        target_hidden_size=target.hidden_size,
+        tokenizer_hash=tokenizer,
+        aux_layers=(FINAL,),
+        prediction_layers=target.bundled_layers,
     )
 
 
@@ -69,7 +94,7 @@ def load_target(path: str | Path, device: str, dtype: torch.dtype, deterministic
     """The target model. ConfigError on a checkpoint that is missing, damaged or of another architecture."""
     config = _expect(path, TARGET_ARCHITECTURES, "a target model")
     place = torch.device(device)
-    return Llama(config, load_weights(path, place, dtype), place, dtype, deterministic)
+    return _language_model(path, config, place, dtype, deterministic)
 
 
 def load_standalone(
@@ -80,9 +105,7 @@ def load_standalone(
     if config.windows:
         raise ConfigError(f"{path} has layers with a sliding window, a STANDALONE draft must see all tokens in each")
     place, reach = torch.device(device), target.config.context_length
-    return Standalone(
-        Llama(config, load_weights(path, place, dtype), place, dtype, deterministic, context_length=reach)
-    )
+    return Standalone(_language_model(path, config, place, dtype, deterministic, reach))
 
 
 def load_eagle(path: str | Path, target: Target, device: str, dtype: torch.dtype, deterministic: bool = True) -> Eagle:
@@ -105,6 +128,18 @@ def load_dflash(
     """A DFLASH draft. ConfigError as for a target, or if it does not fit the target's width, layers or vocabulary."""
     config = _expect(path, DFLASH_ARCHITECTURES, "a DFLASH draft")
     return DFlash(config, load_weights(path, torch.device(device), dtype), target, deterministic)
+
+
+def _language_model(
+    path: str | Path,
+    config: ModelConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    deterministic: bool,
+    context_length: int | None = None,
+) -> Target:
+    kind = TARGETS[config.architecture]
+    return kind(config, load_weights(path, device, dtype), device, dtype, deterministic, context_length)
 
 
 def _expect(path: str | Path, architectures: tuple[str, ...], role: str) -> ModelConfig:

@@ -1,4 +1,4 @@
-"""Rotary positions (RoFormer, arXiv 2104.09864) with the scalings that Llama checkpoints use."""
+"""Rotary positions (RoFormer, arXiv 2104.09864) with the scalings that checkpoints use."""
 
 from __future__ import annotations
 
@@ -12,12 +12,16 @@ from torch import Tensor
 
 from engine.core.errors import ConfigError
 
-KINDS: Final = ("default", "linear", "llama3")
+KINDS: Final = ("default", "linear", "llama3", "yarn")
 
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """theta: base of the frequencies. The other fields are read by the kinds that name them in `frequencies`."""
+    """theta: base of the frequencies. The other fields are read by the kinds that name them in `frequencies`.
+
+    attention_factor: length of a rotated pair against the unrotated one (YaRN, arXiv 2309.00071, section 3.4).
+    score_factor: what latent attention multiplies its scores with besides (DeepSeek-V2, arXiv 2405.04434).
+    """
 
     theta: float
     kind: str = "default"
@@ -25,6 +29,11 @@ class RopeConfig:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_context: int = 8192
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    attention_factor: float = 1.0
+    score_factor: float = 1.0
 
     @classmethod
     def read(cls, raw: Mapping[str, Any], where: str) -> RopeConfig:
@@ -35,8 +44,8 @@ class RopeConfig:
             raise ConfigError(f"{where}: rope_type {kind!r} is not supported; allowed: {', '.join(KINDS)}")
         theta = row.get("rope_theta", raw.get("rope_theta", 10000.0))
         values = {"rope_theta": theta}
-        for name in {"default": (), "linear": ("factor",)}.get(kind, LLAMA3_FIELDS):
-            values[name] = row.get(name)
+        for name in FIELDS[kind]:
+            values[name] = row.get(name, OPTIONAL.get(name))
         for name, value in values.items():
             if type(value) not in (int, float) or not value > 0:
                 raise ConfigError(f"{where}: {name} must be a positive number for rope_type {kind!r}, got {value!r}")
@@ -47,10 +56,41 @@ class RopeConfig:
             low_freq_factor=float(values.get("low_freq_factor", 1.0)),
             high_freq_factor=float(values.get("high_freq_factor", 4.0)),
             original_context=int(values.get("original_max_position_embeddings", 8192)),
+            **(_yarn_factors(row, values, where) if kind == "yarn" else {}),
         )
 
 
-LLAMA3_FIELDS: Final = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+FIELDS: Final[dict[str, tuple[str, ...]]] = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": ("factor", "original_max_position_embeddings", "beta_fast", "beta_slow"),
+}
+OPTIONAL: Final = {"beta_fast": 32, "beta_slow": 1}
+
+
+def _yarn_factors(row: Mapping[str, Any], values: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """YaRN's own fields of a RopeConfig; mscale and mscale_all_dim are DeepSeek's, and may be absent or 0."""
+    given = {name: row.get(name) or 0 for name in ("mscale", "mscale_all_dim", "attention_factor")}
+    for name, value in given.items():
+        if type(value) not in (int, float) or value < 0:
+            raise ConfigError(f"{where}: {name} must be a number of at least 0 for rope_type 'yarn', got {value!r}")
+    truncate = row.get("truncate", True)
+    if type(truncate) is not bool:
+        raise ConfigError(f"{where}: truncate must be true or false for rope_type 'yarn', got {truncate!r}")
+
+    def length(size: float) -> float:
+        return 0.1 * size * math.log(values["factor"]) + 1.0 if values["factor"] > 1 else 1.0
+
+    both = given["mscale"] and given["mscale_all_dim"]
+    own = length(given["mscale"]) / length(given["mscale_all_dim"]) if both else length(1.0)
+    return {
+        "beta_fast": float(values["beta_fast"]),
+        "beta_slow": float(values["beta_slow"]),
+        "truncate": truncate,
+        "attention_factor": float(given["attention_factor"] or own),
+        "score_factor": length(given["mscale_all_dim"]) ** 2,
+    }
 
 
 def frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
@@ -61,6 +101,8 @@ def frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
         return frequency / rope.factor
     if rope.kind == "llama3":
         return _llama3(rope, frequency)
+    if rope.kind == "yarn":
+        return _yarn(rope, frequency)
     return frequency
 
 
@@ -72,10 +114,26 @@ def _llama3(rope: RopeConfig, frequency: Tensor) -> Tensor:
     return (1 - keep) * frequency / rope.factor + keep * frequency
 
 
+def _yarn(rope: RopeConfig, frequency: Tensor) -> Tensor:
+    """Pairs that turn often within the original context kept, seldom ones slowed by `factor`, a linear ramp between
+    (arXiv 2309.00071, section 3.2). Its ends are pair numbers, whole ones with `truncate`."""
+    pairs = len(frequency)
+
+    def pair_of(turns: float) -> float:
+        return pairs * math.log(rope.original_context / (turns * 2 * math.pi)) / math.log(rope.theta)
+
+    low, high = pair_of(rope.beta_fast), pair_of(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, 2 * pairs - 1)
+    slowed = ((torch.arange(pairs) - low) / (high - low if high > low else 0.001)).clamp(0, 1)
+    return frequency / rope.factor * slowed + frequency * (1 - slowed)
+
+
 def rotations(rope: RopeConfig, head_dim: int, length: int, device: torch.device) -> Tensor:
-    """Unit complex numbers of positions 0..length-1: complex64 [length, head_dim / 2]."""
+    """What positions 0..length-1 turn pairs by: complex64 [length, head_dim / 2], unit numbers but for YaRN."""
     angle = torch.arange(length, dtype=torch.float32)[:, None] * frequencies(rope, head_dim)
-    return torch.complex(angle.cos(), angle.sin()).to(device)
+    return (torch.complex(angle.cos(), angle.sin()) * rope.attention_factor).to(device)
 
 
 def pair_up(weight: Tensor, head_dim: int) -> Tensor:
@@ -96,3 +154,12 @@ def rotate(rows: Tensor, heads: int, head_dim: int, turn: Tensor) -> None:
     part = rows[:, : heads * head_dim]
     pairs = torch.view_as_complex(part.float().view(-1, heads, head_dim // 2, 2)).mul_(turn)
     part.copy_(torch.view_as_real(pairs).flatten(1))
+
+
+def turned(part: Tensor, head_dim: int, turn: Tensor) -> Tensor:
+    """A turned copy [R, heads, head_dim] of part [R, heads * head_dim], paired up, which may be a view.
+
+    turn: as for `rotate`.
+    """
+    pairs = torch.view_as_complex(part.float().contiguous().view(-1).view(len(part), -1, head_dim // 2, 2)) * turn
+    return torch.view_as_real(pairs).flatten(2).to(part.dtype)

@@ -14,19 +14,26 @@ from engine.core.errors import ConfigError
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+# What decides between near equals keeps the checkpoint's precision.
+EXACT = ("e_score_correction_bias",)
 
 
-def load_weights(path: str | Path, device: torch.device | str, dtype: torch.dtype) -> dict[str, Tensor]:
-    """All tensors of model.safetensors, or of the shards that model.safetensors.index.json lists.
+def load_weights(
+    path: str | Path, device: torch.device | str, dtype: torch.dtype, prefixes: tuple[str, ...] = ("",)
+) -> dict[str, Tensor]:
+    """The tensors of model.safetensors, or of the shards that model.safetensors.index.json lists.
 
-    Floating tensors become `dtype`; integer and bool tensors keep theirs. ConfigError if a file is missing,
+    Floating tensors become `dtype`, but for the EXACT ones; integer and bool tensors keep theirs. prefixes: only
+    tensors whose name starts with one of them, and only the shards that hold any. ConfigError if a file is missing,
     truncated or damaged, or if a shard lacks a tensor that the index promises.
     """
     folder = Path(path)
     weights: dict[str, Tensor] = {}
     for file, promised in _files(folder).items():
-        tensors = _read(folder / file, device, dtype)
-        if lost := sorted(promised - tensors.keys()):
+        if promised and not any(name.startswith(prefixes) for name in promised):
+            continue
+        tensors = _read(folder / file, device, dtype, prefixes)
+        if lost := sorted(name for name in promised - tensors.keys() if name.startswith(prefixes)):
             raise ConfigError(f"{folder / file} lacks tensor {lost[0]!r} which {INDEX} promises")
         weights |= tensors
     return weights
@@ -49,15 +56,16 @@ def _files(folder: Path) -> dict[str, set[str]]:
     return shards
 
 
-def _read(file: Path, device: torch.device | str, dtype: torch.dtype) -> dict[str, Tensor]:
+def _read(file: Path, device: torch.device | str, dtype: torch.dtype, prefixes: tuple[str, ...]) -> dict[str, Tensor]:
     if not file.is_file():
         raise ConfigError(f"{file} is missing; the checkpoint is incomplete")
     try:
         with safe_open(file, framework="pt", device=str(device)) as tensors:
-            read = {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118 - not a mapping
+            names = [name for name in tensors.keys() if name.startswith(prefixes)]  # noqa: SIM118 - not a mapping
+            read = {name: tensors.get_tensor(name) for name in names}
     except (SafetensorError, OSError) as error:
         raise ConfigError(f"{file} cannot be read as safetensors ({error}); it is truncated or damaged") from None
-    return {name: t.to(dtype) if t.is_floating_point() else t for name, t in read.items()}
+    return {name: t.to(dtype) if t.is_floating_point() and not name.endswith(EXACT) else t for name, t in read.items()}
 
 
 class Take:
@@ -85,6 +93,10 @@ class Take:
         """Forget tensors that a checkpoint may carry and this engine derives or does not need."""
         for name in names:
             self._left.pop(name, None)
+
+    def leave(self, prefix: str) -> None:
+        """Leave all tensors under a prefix to another model of the same checkpoint."""
+        self._left = {name: tensor for name, tensor in self._left.items() if not name.startswith(prefix)}
 
     def done(self) -> None:
         """ConfigError if a tensor was not used: the checkpoint has a part that this engine would leave out."""

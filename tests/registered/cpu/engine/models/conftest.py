@@ -12,7 +12,15 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 from transformers.utils import logging
 
 from engine.device.attention import StepAttention
@@ -41,10 +49,36 @@ QWEN3: dict[str, Any] = SHAPE | {
     "sliding_window": 11,
     "layer_types": ["full_attention", "sliding_attention"] * 2,
 }
+DEEPSEEK: dict[str, Any] = {
+    "vocab_size": 97,
+    "hidden_size": 48,
+    "intermediate_size": 88,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 3,
+    "q_lora_rank": 28,
+    "kv_lora_rank": 21,
+    "qk_nope_head_dim": 14,
+    "qk_rope_head_dim": 10,
+    "v_head_dim": 18,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 28,
+    "n_shared_experts": 2,
+    "n_group": 4,
+    "topk_group": 2,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.7,
+    "max_position_embeddings": 256,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "num_nextn_predict_layers": 0,
+}
 # What each architecture is built from: the configuration's class, the model's, and a small shape.
 ARCHITECTURES: dict[str, tuple[type, type, dict[str, Any]]] = {
     "llama": (LlamaConfig, LlamaForCausalLM, SHAPE),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM, QWEN3),
+    "deepseek": (DeepseekV3Config, DeepseekV3ForCausalLM, DEEPSEEK),
 }
 EAGLE: dict[str, Any] = {
     "architectures": ["LlamaForCausalLMEagle3"],
@@ -96,6 +130,9 @@ def visible(model: PreTrainedModel) -> PreTrainedModel:
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             parameter.copy_(torch.rand_like(parameter) + 0.5 if "norm" in key else torch.randn_like(parameter) * 0.2)
+        for key, buffer in model.named_buffers():
+            if "correction" in key:
+                buffer.copy_(torch.randn_like(buffer) * 0.3)
     return model
 
 

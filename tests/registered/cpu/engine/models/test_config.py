@@ -9,6 +9,7 @@ import pytest
 from engine.core.algorithm import FINAL
 from engine.core.errors import ConfigError
 from engine.models.config import load_model_config
+from engine.models.deepseek_config import ExpertsConfig, LatentConfig
 from engine.models.draft_config import DraftConfig
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
@@ -23,6 +24,20 @@ LLAMA = {
     "num_key_value_heads": 2,
 }
 QWEN3 = LLAMA | {"architectures": ["Qwen3ForCausalLM"]}
+DEEPSEEK = LLAMA | {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "q_lora_rank": None,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 20,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 56,
+    "n_shared_experts": 1,
+    "n_group": 2,
+    "topk_group": 1,
+}
 EAGLE = LLAMA | {"architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1}
 DFLASH = LLAMA | {"architectures": ["DFlashDraftModel"], "dflash_config": {"mask_token_id": 1}}
 
@@ -94,6 +109,23 @@ def test_qwen3_fields(read):
     assert read(used | {"sliding_window": 7, "layer_types": mixed}).windows == (7, None, 7)
 
 
+def test_deepseek_fields(read):
+    config = read(DEEPSEEK)
+    assert config.latent == LatentConfig(32, None, 24, 16, 20, interleaved=True)
+    assert config.experts == ExpertsConfig(8, 2, 56, 1, 2, 1, normed=True, scale=2.5, dense=3)
+    assert (config.head_dim, config.bundled_layers) == (16, 0)
+    other = read(
+        DEEPSEEK
+        | {"q_lora_rank": 48, "rope_interleave": False, "norm_topk_prob": False, "routed_scaling_factor": 1}
+        | {"first_k_dense_replace": 0, "num_nextn_predict_layers": 2, "scoring_func": "sigmoid", "moe_layer_freq": 1}
+        | {"num_key_value_heads": 128, "head_dim": 7}
+    )
+    assert (other.latent.query_rank, other.latent.interleaved) == (48, False)
+    assert (other.experts.normed, other.experts.scale, other.experts.dense) == (False, 1.0, 0)
+    assert (other.bundled_layers, other.head_dim) == (2, 16)
+    assert (read(LLAMA).latent, read(LLAMA).experts) == (None, None)
+
+
 @pytest.mark.parametrize(
     ("raw", "sentence"),
     [
@@ -126,6 +158,20 @@ def test_qwen3_fields(read):
         (
             QWEN3 | {"layer_types": ["sliding_attention"] * 3},
             "layer_types holds 'sliding_attention', which needs use_sliding_window true",
+        ),
+        (DEEPSEEK | {"qk_rope_head_dim": 7}, "qk_rope_head_dim 7 must be even"),
+        (DEEPSEEK | {"kv_lora_rank": None}, "kv_lora_rank must be a positive integer, got None"),
+        (DEEPSEEK | {"attention_bias": True}, "attention_bias = True is not supported; it must be absent"),
+        (DEEPSEEK | {"scoring_func": "softmax"}, "scoring_func 'softmax' is not supported; allowed: 'sigmoid'"),
+        (DEEPSEEK | {"topk_method": "greedy"}, "topk_method 'greedy' is not supported; allowed: 'noaux_tc'"),
+        (DEEPSEEK | {"moe_layer_freq": 2}, "moe_layer_freq 2 is not supported; allowed: 1"),
+        (DEEPSEEK | {"norm_topk_prob": 1}, "norm_topk_prob must be true or false, got 1"),
+        (DEEPSEEK | {"n_group": 3}, "n_routed_experts 8 must be a multiple of n_group 3 with at least 2 in a group"),
+        (DEEPSEEK | {"n_group": 8}, "n_routed_experts 8 must be a multiple of n_group 8 with at least 2 in a group"),
+        (DEEPSEEK | {"topk_group": 3}, "topk_group 3 must be at most n_group 2"),
+        (
+            DEEPSEEK | {"num_experts_per_tok": 5},
+            "num_experts_per_tok 5 must be at most the 4 experts of topk_group 1 groups",
         ),
         (LLAMA | {"head_dim": 7}, "head_dim 7 must be even"),
         (LLAMA | {"rms_norm_eps": 0}, "rms_norm_eps must be a positive number, got 0"),

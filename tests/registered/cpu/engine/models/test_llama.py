@@ -10,8 +10,8 @@ from transformers import LlamaForCausalLM
 
 from engine.core.algorithm import FINAL
 from engine.core.errors import ConfigError
+from engine.models.causal import POSITION_MARGIN
 from engine.models.layers import rows_keep_their_bits
-from engine.models.llama import POSITION_MARGIN
 from engine.models.loader import load_target
 
 pytestmark = pytest.mark.register(est_seconds=2, tier="cpu", stage="pr")

@@ -9,6 +9,7 @@ import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
+from engine.core.algorithm import FINAL
 from engine.core.config import DraftFacts, Facts
 from engine.core.errors import ConfigError
 from engine.models.loader import facts, load_eagle3, load_standalone, load_target
@@ -78,6 +79,15 @@ def test_facts_of_other_architectures(target_folder):
     assert (known.architecture, known.num_layers, known.window) == ("Qwen3ForCausalLM", 4, 11)
     plain = target_folder("qwen3", "plain", use_sliding_window=False, layer_types=None)
     assert facts(plain, None, "cpu").window is None
+
+
+def test_facts_of_bundled_layers(target_folder):
+    known = facts(target_folder("deepseek", num_nextn_predict_layers=2), None, "cpu")
+    assert (known.architecture, known.num_layers, known.window) == ("DeepseekV3ForCausalLM", 3, None)
+    assert known.bundled == DraftFacts(
+        "DeepseekV3ForCausalLMNextN", 97, 48, target_hidden_size=48, aux_layers=(FINAL,), prediction_layers=2
+    )
+    assert facts(target_folder("deepseek", "bare"), None, "cpu").bundled is None
 
 
 def test_a_pytorch_checkpoint_is_not_loaded(llama_folder):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from transformers import LlamaConfig
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import yarn_apply_mscale
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from engine.core.errors import ConfigError
-from engine.models.rope import RopeConfig, frequencies, pair_up, rotate, rotations
+from engine.models.rope import RopeConfig, frequencies, pair_up, rotate, rotations, turned
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 
@@ -20,11 +21,15 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 64}
 ROWS = [
     {"rope_type": "default", "rope_theta": 10000.0},
     {"rope_type": "linear", "rope_theta": 300.0, "factor": 2.5},
     LLAMA3,
     LLAMA3 | {"original_max_position_embeddings": 64, "low_freq_factor": 2.0},
+    YARN,
+    YARN | {"beta_fast": 4, "beta_slow": 2, "truncate": False, "factor": 3.5},
+    YARN | {"original_max_position_embeddings": 4096, "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0},
 ]
 
 
@@ -34,6 +39,38 @@ def test_frequencies_match_transformers(row, head_dim):
     theirs = LlamaRotaryEmbedding(LlamaConfig(hidden_size=head_dim, num_attention_heads=1, rope_parameters=row))
     ours = frequencies(RopeConfig.read({"rope_parameters": row}, "config.json"), head_dim)
     torch.testing.assert_close(ours, theirs.inv_freq, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"factor": 0.5},
+        {"attention_factor": 1.25},
+        {"mscale": 0.7},
+        {"mscale": 0.7, "mscale_all_dim": 1.3},
+        {"mscale": 1.0, "mscale_all_dim": 1.0},
+    ],
+)
+def test_yarn_lengthens_pairs_as_transformers_does(changes):
+    theirs = LlamaRotaryEmbedding(LlamaConfig(hidden_size=16, num_attention_heads=1, rope_parameters=YARN | changes))
+    ours = RopeConfig.read({"rope_parameters": YARN | changes}, "config.json")
+    assert ours.attention_factor == pytest.approx(theirs.attention_scaling, rel=1e-6)
+    assert ours.score_factor == pytest.approx(yarn_apply_mscale(YARN | changes, 1.0), rel=1e-6)
+    turn = rotations(ours, 16, 50, torch.device("cpu"))
+    cos, sin = theirs(torch.zeros(1), torch.arange(50)[None])
+    torch.testing.assert_close(torch.view_as_real(turn), torch.stack((cos[0, :, :8], sin[0, :, :8]), -1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_turned_copy_is_what_turning_in_place_gives(dtype):
+    turn = rotations(RopeConfig(100.0), 6, 5, torch.device("cpu"))[:, None]
+    wide = torch.randn(5, 31).to(dtype)
+    part = wide[:, 12:24]
+    copy = turned(part, 6, turn)
+    rows = part.clone()
+    rotate(rows, 2, 6, turn)
+    assert torch.equal(copy, rows.view(5, 2, 6))
 
 
 def test_the_old_spelling_means_the_same():
@@ -66,8 +103,20 @@ def test_turning_pairs_equals_rotating_halves(dtype):
     ("raw", "sentence"),
     [
         (
-            {"rope_parameters": {"rope_type": "yarn"}},
-            "rope_type 'yarn' is not supported; allowed: default, linear, llama3",
+            {"rope_parameters": {"rope_type": "dynamic"}},
+            "rope_type 'dynamic' is not supported; allowed: default, linear, llama3, yarn",
+        ),
+        (
+            {"rope_parameters": YARN | {"beta_fast": -1}},
+            "beta_fast must be a positive number for rope_type 'yarn', got -1",
+        ),
+        (
+            {"rope_parameters": YARN | {"mscale": "big"}},
+            "mscale must be a number of at least 0 for rope_type 'yarn', got 'big'",
+        ),
+        (
+            {"rope_parameters": YARN | {"truncate": 1}},
+            "truncate must be true or false for rope_type 'yarn', got 1",
         ),
         ({"rope_scaling": {"type": "linear"}}, "factor must be a positive number for rope_type 'linear', got None"),
         ({"rope_theta": "big"}, "rope_theta must be a positive number for rope_type 'default', got 'big'"),

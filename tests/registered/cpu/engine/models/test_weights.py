@@ -35,6 +35,36 @@ def test_shards_are_joined(tmp_path):
     assert set(load_weights(tmp_path, "cpu", torch.float32)) == {"a", "b"}
 
 
+def test_what_chooses_between_near_equals_keeps_its_precision(tmp_path):
+    name = "model.layers.1.mlp.gate.e_score_correction_bias"
+    save_file({name: TENSORS["a"].clone(), "a": TENSORS["a"]}, tmp_path / "model.safetensors")
+    weights = load_weights(tmp_path, "cpu", torch.bfloat16)
+    assert (weights[name].dtype, weights["a"].dtype) == (torch.float32, torch.bfloat16)
+
+
+def test_only_the_tensors_under_a_prefix(tmp_path):
+    shards(tmp_path)
+    (tmp_path / "one.safetensors").unlink()
+    assert set(load_weights(tmp_path, "cpu", torch.float32, ("b", "x."))) == {"b"}
+    assert load_weights(tmp_path, "cpu", torch.float32, ("x.",)) == {}
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    save_file(TENSORS, whole / "model.safetensors")
+    assert set(load_weights(whole, "cpu", torch.float32, ("a",))) == {"a"}
+
+
+def test_a_promised_tensor_is_missed_only_where_it_is_wanted(tmp_path):
+    shards(tmp_path, c="two.safetensors")
+    assert set(load_weights(tmp_path, "cpu", torch.float32, ("b",))) == {"b"}
+
+
+def test_tensors_of_another_model_are_left(tmp_path):
+    take = Take({"layers.1.a": TENSORS["a"], "layers.10.a": TENSORS["a"]}, "Model")
+    take.leave("layers.1.")
+    with pytest.raises(ConfigError, match=r"Model: tensor 'layers\.10\.a' has no place"):
+        take.done()
+
+
 def test_no_weights(tmp_path):
     with pytest.raises(
         ConfigError, match=r"has no weights; model.safetensors or model.safetensors.index.json is needed"

@@ -1,0 +1,36 @@
+"""DeepSeek-V3 (arXiv 2412.19437): latent attention, and a mixture of experts behind the first dense layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from engine.models.causal import CausalLM
+from engine.models.config import ModelConfig
+from engine.models.latent import LatentLayer, Shape, latent_layout
+from engine.models.weights import Take
+
+
+class DeepseekV3(CausalLM):
+    """A DeepseekV3ForCausalLM. Its bundled prediction layers are left for a draft to load."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Mapping[str, Tensor],
+        device: torch.device,
+        dtype: torch.dtype,
+        deterministic: bool = True,
+        context_length: int | None = None,
+    ) -> None:
+        super().__init__(config, weights, device, dtype, deterministic, context_length)
+        self.kv = latent_layout(config, config.num_layers)
+
+    def layer(self, take: Take, prefix: str, index: int) -> LatentLayer:
+        assert self.config.experts is not None
+        return LatentLayer(take, prefix, self.config, self.norm, sparse=index >= self.config.experts.dense)
+
+    def space(self, batch: int, width: int) -> Shape:
+        return Shape(batch, width)
