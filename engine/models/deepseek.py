@@ -13,7 +13,7 @@ from engine.models.latent import LatentLayer, Shape, latent_layout
 from engine.models.weights import Take
 
 
-class DeepseekV3(CausalLM):
+class Deepseek(CausalLM):
     """A DeepseekV3ForCausalLM. Its bundled prediction layers are left for a draft to load."""
 
     def __init__(

@@ -12,7 +12,7 @@ from engine.core.config import DraftFacts, Facts
 from engine.core.errors import ConfigError
 from engine.models.causal import CausalLM
 from engine.models.config import TARGET_ARCHITECTURES, ModelConfig, load_model_config
-from engine.models.deepseek import DeepseekV3
+from engine.models.deepseek import Deepseek
 from engine.models.dflash import DFlash
 from engine.models.draft_config import DFLASH_ARCHITECTURES, EAGLE3_ARCHITECTURES, EAGLE_ARCHITECTURES
 from engine.models.eagle import Eagle
@@ -38,7 +38,7 @@ __all__ = [
 TARGETS: Final[dict[str, type[CausalLM]]] = {
     "LlamaForCausalLM": Llama,
     "Qwen3ForCausalLM": Llama,
-    "DeepseekV3ForCausalLM": DeepseekV3,
+    "DeepseekV3ForCausalLM": Deepseek,
 }
 
 
