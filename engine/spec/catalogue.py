@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
@@ -15,6 +16,8 @@ from engine.core.config import Facts, Resolved
 from engine.core.errors import ConfigError
 from engine.device.pool import KVLayout, KVPool
 from engine.device.relay import Relay
+from engine.models.eagle import Eagle
+from engine.models.eagle3 import Eagle3
 from engine.models.loader import load_dflash, load_eagle, load_eagle3, load_standalone
 from engine.models.target import Target
 from engine.models.tokenizer import Tokenizer
@@ -85,6 +88,7 @@ class BuildContext:
         )
 
 
+LoadHead: TypeAlias = Callable[[Path, Target, str, torch.dtype, bool], Eagle | Eagle3]
 Build: TypeAlias = Callable[[BuildContext], Drafter]
 # The relay of an algorithm: number of rows, the drafter, the device.
 RelayOf: TypeAlias = Callable[[int, Drafter, torch.device], Relay]
@@ -102,15 +106,10 @@ def _standalone(context: BuildContext) -> Drafter:
     return autoregressive(context, model, ())
 
 
-def _eagle(context: BuildContext) -> Drafter:
+def _head(load: LoadHead, context: BuildContext) -> Drafter:
+    """A head over the target's states that goes on from its own output."""
     r = context.resolved
-    model = load_eagle(context.draft_folder, context.target, r.device, context.dtype, r.enable_deterministic_inference)
-    return autoregressive(context, model, model.aux_layers)
-
-
-def _eagle3(context: BuildContext) -> Drafter:
-    r = context.resolved
-    model = load_eagle3(context.draft_folder, context.target, r.device, context.dtype, r.enable_deterministic_inference)
+    model = load(context.draft_folder, context.target, r.device, context.dtype, r.enable_deterministic_inference)
     return autoregressive(context, model, model.aux_layers)
 
 
@@ -160,8 +159,8 @@ def _ngram(context: BuildContext) -> Drafter:
 BUILDERS: dict[str, Build] = {
     "NONE": _plain,
     "NGRAM": _ngram,
-    "EAGLE": _eagle,
-    "EAGLE3": _eagle3,
+    "EAGLE": partial(_head, load_eagle),
+    "EAGLE3": partial(_head, load_eagle3),
     "STANDALONE": _standalone,
     "DFLASH": _dflash,
 }
