@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +20,7 @@ from engine.models.draft_config import DFLASH_ARCHITECTURES, EAGLE3_ARCHITECTURE
 from engine.models.eagle import Eagle
 from engine.models.eagle3 import Eagle3
 from engine.models.llama import Llama
+from engine.models.nextn import PredictionLayer, prediction_layers
 from engine.models.standalone import Standalone
 from engine.models.target import Target
 from engine.models.tokenizer import tokenizer_hash
@@ -29,6 +32,7 @@ __all__ = [
     "load_eagle",
     "load_eagle3",
     "load_model_config",
+    "load_nextn",
     "load_standalone",
     "load_target",
     "load_weights",
@@ -76,6 +80,8 @@ def _bundled_facts(target: ModelConfig, tokenizer: str | None) -> DraftFacts:
 
 def _draft_facts(path: str | Path, target: ModelConfig) -> DraftFacts:
     config = load_model_config(path)
+    if config.bundled_layers:
+        return replace(_bundled_facts(config, tokenizer_hash(path)), architecture=config.architecture)
     head = config.draft
     return DraftFacts(
         architecture=config.architecture,
@@ -120,6 +126,18 @@ def load_eagle3(
     """An EAGLE-3 head. ConfigError as for a target, or if it does not fit the target's width, layers or vocabulary."""
     config = _expect(path, EAGLE3_ARCHITECTURES, "an EAGLE3 draft")
     return Eagle3(config, load_weights(path, torch.device(device), dtype), target, deterministic)
+
+
+def load_nextn(
+    path: str | Path, target: Target, device: str, dtype: torch.dtype, count: int
+) -> Sequence[PredictionLayer]:
+    """The first `count` prediction layers of a target's checkpoint, this target's or another of its shape.
+
+    Nothing else of the checkpoint is read. ConfigError as for a target, or if there are fewer or they do not fit.
+    """
+    config = _expect(path, TARGET_ARCHITECTURES, "a checkpoint with prediction layers")
+    under = tuple(f"model.layers.{config.num_layers + i}." for i in range(config.bundled_layers))
+    return prediction_layers(config, load_weights(path, torch.device(device), dtype, under), target, count)
 
 
 def load_dflash(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 import torch
 
@@ -18,13 +18,14 @@ from engine.device.pool import KVLayout, KVPool
 from engine.device.relay import Relay
 from engine.models.eagle import Eagle
 from engine.models.eagle3 import Eagle3
-from engine.models.loader import load_dflash, load_eagle, load_eagle3, load_standalone
+from engine.models.loader import load_dflash, load_eagle, load_eagle3, load_nextn, load_standalone
 from engine.models.target import Target
 from engine.models.tokenizer import Tokenizer
 from engine.spec.autoregressive import AutoregressiveDrafter, DraftModel
 from engine.spec.corpus import read_corpus
 from engine.spec.dflash import BlockDrafter
 from engine.spec.drafter import Drafter
+from engine.spec.multilayer import MultiLayerDrafter
 from engine.spec.ngram import NgramDrafter
 from engine.spec.plain import PlainDrafter
 
@@ -33,6 +34,12 @@ Locate: TypeAlias = Callable[[str], Path]
 
 class KeepsKV(Protocol):
     """A model that says what a slot of its pool holds."""
+
+    kv: KVLayout
+
+
+class Slots(NamedTuple):
+    """What a slot of a pool holds, where no single model says it."""
 
     kv: KVLayout
 
@@ -113,6 +120,17 @@ def _head(load: LoadHead, context: BuildContext) -> Drafter:
     return autoregressive(context, model, model.aux_layers)
 
 
+def _nextn(context: BuildContext) -> Drafter:
+    r = context.resolved
+    count = r.num_steps if r.enable_multi_layer_eagle else 1
+    layers = load_nextn(context.draft_folder, context.target, r.device, context.dtype, count)
+    first = layers[0]
+    if not r.enable_multi_layer_eagle:
+        return autoregressive(context, first, first.aux_layers)
+    pool = context.pool(Slots(replace(first.kv, layers=count)))
+    return MultiLayerDrafter(context.traits, layers, pool, first.aux_layers, r.num_draft_tokens)
+
+
 def _dflash(context: BuildContext) -> Drafter:
     r = context.resolved
     model = load_dflash(context.draft_folder, context.target, r.device, context.dtype, r.enable_deterministic_inference)
@@ -161,6 +179,7 @@ BUILDERS: dict[str, Build] = {
     "NGRAM": _ngram,
     "EAGLE": partial(_head, load_eagle),
     "EAGLE3": partial(_head, load_eagle3),
+    "NEXTN": _nextn,
     "STANDALONE": _standalone,
     "DFLASH": _dflash,
 }
