@@ -208,6 +208,21 @@ def zoo_verify() -> int:
     return verify_models()
 
 
+@zoo.command("acceptance")
+def zoo_acceptance(
+    targets: Annotated[list[str] | None, typer.Argument(help="targets; all of them if none is named")] = None,
+    data: Annotated[Path | None, typer.Option(help="questions in GSM8K's format; else gsm-mini's test split")] = None,
+    algorithm: Annotated[list[str] | None, typer.Option(help="only this one; may be given again")] = None,
+    prompts: Annotated[int, typer.Option(help="how many questions, from the first on")] = 100,
+    tokens: Annotated[int, typer.Option(help="longest answer in tokens")] = 128,
+    json_: Json = False,
+) -> int:
+    """Measure tokens per round of every draft in many shapes, beside drafts of random weights."""
+    from matrix.commands.lengths import acceptance
+
+    return acceptance(targets or [], algorithm or [], data, prompts, tokens, json_)
+
+
 @zoo.command("train")
 def zoo_train(
     names: Annotated[list[str] | None, typer.Argument(help="models; all of them if none is named")] = None,

@@ -1,0 +1,175 @@
+"""Acceptance lengths through the engine: every algorithm of the zoo, in the shapes that users compare, with intervals.
+
+Beside each draft runs a useless one, the same checkpoint with random weights: what it accepts is luck, and a length
+that it reaches proves nothing about a draft.
+"""
+
+import math
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from engine.api import LLM
+from engine.core.config import EngineConfig
+from engine.core.request import SamplingParams
+from matrix.zoo.oracle_drafts import DRAFTS, SINGLE
+from matrix.zoo.recipes import RECIPES, LatentShape
+from matrix.zoo.registry import resolve_path
+
+# (steps, topk, draft tokens); None is the engine's own choice.
+Asked = tuple[int | None, int | None, int | None]
+
+CHAINS: Final[tuple[Asked, ...]] = tuple((steps, 1, steps + 1) for steps in (1, 2, 3, 5, 7))
+TREES: Final[tuple[Asked, ...]] = ((2, 2, 6), (3, 2, 8), (3, 4, 8), (5, 2, 8), (5, 4, 8), (5, 4, 16), (7, 4, 16))
+OWN: Final[Asked] = (None, None, None)
+SHAPES: Final[dict[str, tuple[Asked, ...]]] = {"dflash": (OWN,), "ngram": (OWN,), SINGLE: CHAINS[:2]}
+# What a useless draft is asked for.
+CONTROL: Final[Asked] = (3, 1, 4)
+CONTROLS: Final[dict[str, Asked]] = {"dflash": OWN}
+RANDOM: Final = "random weights"
+Z95: Final = 1.959964
+
+
+@dataclass(frozen=True, slots=True)
+class Length:
+    """Tokens per verify round (bonus included) over all rounds, with its 95 % interval over prompts.
+
+    `rates[j]`: acceptance of draft j+1 among the rounds that accepted all before it (chains only).
+    """
+
+    target: str
+    algorithm: str
+    draft: str
+    steps: int
+    topk: int
+    draft_tokens: int
+    prompts: int
+    rounds: int
+    length: float
+    low: float
+    high: float
+    rates: tuple[float, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For a machine."""
+        return asdict(self)
+
+
+def ratio(tokens: Sequence[int], rounds: Sequence[int]) -> tuple[float, float, float]:
+    """Sum of tokens over sum of rounds, and its 95 % interval with prompts as the draws.
+
+    The variance is that of a ratio estimator, linearised (Cochran, Sampling Techniques, 1977, section 2.11).
+    """
+    count, whole = len(tokens), sum(rounds)
+    value = sum(tokens) / whole
+    spread = sum((t - value * r) ** 2 for t, r in zip(tokens, rounds, strict=True))
+    half = Z95 * math.sqrt(count / max(count - 1, 1) * spread) / whole
+    return value, value - half, value + half
+
+
+def useless(name: str, folder: Path, seed: int = 0) -> Path:
+    """A copy of the zoo's checkpoint `name` whose draft has random weights; of bundled layers, these alone."""
+    source, shape = resolve_path(name), RECIPES[name].shape
+    folder = folder / name
+    shutil.copytree(source, folder)
+    bundled = shape.bundled if isinstance(shape, LatentShape) else 0
+    at = tuple(f"model.layers.{shape.layers + index}." for index in range(bundled))
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {
+        key: _random(tensor, generator) if key.startswith(at or "") else tensor
+        for key, tensor in sorted(load_file(source / "model.safetensors").items())
+    }
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def _random(tensor: Tensor, generator: torch.Generator) -> Tensor:
+    """Normal numbers of the same spread; scales, biases and id maps stay."""
+    if tensor.dim() < 2 or not tensor.is_floating_point():
+        return tensor
+    drawn = torch.randn(tensor.shape, generator=generator) * tensor.float().std()
+    return drawn.to(tensor.dtype)
+
+
+def measure(target: str, algorithm: str, draft: str | None, asked: Asked, prompts: Sequence[str], limit: int) -> Length:
+    """One shape of one algorithm on the prompts: greedy, float32, at most `limit` new tokens each."""
+    values: dict[str, Any] = {
+        key: value
+        for key, value in zip(
+            ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens"), asked, strict=True
+        )
+        if value is not None
+    }
+    if algorithm == SINGLE:
+        values["enable_multi_layer_eagle"] = False
+    name = algorithm.partition(".")[0].upper()
+    llm = LLM(EngineConfig(target, name, draft, dtype="float32", **values), resolve_path)
+    outputs = llm.generate(prompts, SamplingParams(max_new_tokens=limit, temperature=0.0))
+    spoken = [output.accept_lengths for output in outputs if output.accept_lengths]
+    value, low, high = ratio([sum(each) for each in spoken], [len(each) for each in spoken])
+    run = llm.resolved
+    lengths = [length for each in spoken for length in each]
+    depth = run.num_draft_tokens - 1 if run.topk == 1 else 0
+    return Length(
+        target,
+        algorithm,
+        draft or "-",
+        run.num_steps,
+        run.topk,
+        run.num_draft_tokens,
+        len(spoken),
+        len(lengths),
+        value,
+        low,
+        high,
+        tuple(_rate(lengths, place) for place in range(1, depth + 1)),
+    )
+
+
+def _rate(lengths: Sequence[int], place: int) -> float:
+    """Share of the rounds with drafts 1..place - 1 accepted that accepted draft `place` too."""
+    reached = sum(length >= place for length in lengths)
+    return sum(length > place for length in lengths) / reached if reached else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One row of the table; `random`: with random weights in place of the draft's."""
+
+    target: str
+    algorithm: str
+    draft: str | None
+    asked: Asked
+    random: bool = False
+
+
+def plans(targets: Sequence[str], algorithms: Sequence[str] = ()) -> list[Plan]:
+    """The rows of the table, of some algorithms if any is named; n-grams, which read no weights, on the first target."""
+    made: list[Plan] = []
+    for place, target in enumerate(targets):
+        for algorithm, draft in DRAFTS[target].items():
+            named = None if draft == target else draft
+            made += [Plan(target, algorithm, named, asked) for asked in SHAPES.get(algorithm, CHAINS + TREES)]
+            if algorithm != SINGLE:
+                made.append(Plan(target, algorithm, named, CONTROLS.get(algorithm, CONTROL), random=True))
+        if place == 0:
+            made.append(Plan(target, "ngram", None, OWN))
+    return [plan for plan in made if not algorithms or plan.algorithm in algorithms]
+
+
+def table(rows: Sequence[Plan], prompts: Sequence[str], limit: int, scratch: Path) -> Iterator[Length]:
+    """The rows, measured. `scratch`: an empty folder for checkpoints of random weights."""
+    for plan in rows:
+        if not plan.random:
+            yield measure(plan.target, plan.algorithm, plan.draft, plan.asked, prompts, limit)
+            continue
+        twin = str(useless(plan.draft or plan.target, scratch))
+        where, named = (plan.target, twin) if plan.draft else (twin, None)
+        row = measure(where, plan.algorithm, named, plan.asked, prompts, limit)
+        yield replace(row, target=plan.target, draft=RANDOM)

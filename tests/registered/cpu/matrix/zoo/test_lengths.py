@@ -1,0 +1,89 @@
+import json
+import math
+
+import pytest
+from safetensors.torch import load_file
+
+from matrix.cli import main
+from matrix.zoo.lengths import CHAINS, OWN, RANDOM, Plan, measure, plans, ratio, useless
+from matrix.zoo.oracle_drafts import DRAFTS, SINGLE
+from matrix.zoo.registry import CHECKPOINTS
+
+pytestmark = pytest.mark.register(est_seconds=5, tier="cpu", stage="pr")
+
+PROMPTS = ["Question: Tom has 12 apples and buys 30 more. How many apples does he have?\nAnswer:"] * 2
+
+
+def test_a_ratio_is_of_sums_and_its_interval_of_prompts():
+    value, low, high = ratio([6, 10], [4, 4])
+    assert value == 2.0
+    # Residuals -2 and 2 about the ratio, two draws: sqrt(2 / 1 * 8) / 8.
+    assert high - value == pytest.approx(1.959964 * math.sqrt(16) / 8) == value - low
+    assert ratio([8, 4], [4, 2]) == (2.0, 2.0, 2.0)
+
+
+def test_every_draft_of_the_zoo_is_in_the_table_and_has_a_useless_twin():
+    made = plans(list(DRAFTS))
+    assert {(plan.target, plan.algorithm) for plan in made if not plan.random} == {
+        (target, algorithm) for target, drafts in DRAFTS.items() for algorithm in drafts
+    } | {("llama-mini", "ngram")}
+    twins = {(plan.target, plan.algorithm) for plan in made if plan.random}
+    assert twins == {(target, name) for target, drafts in DRAFTS.items() for name in drafts if name != SINGLE}
+    assert [shape[0] for shape in CHAINS] == [1, 2, 3, 5, 7]
+    assert Plan("qwen3-mini", "eagle3", "qwen3-mini-eagle3", (7, 1, 8)) in made
+
+
+@pytest.mark.parametrize(
+    ("name", "drafts"),
+    [("deepseek-mini", ("model.layers.4.", "model.layers.5.")), ("llama-mini-eagle3", ("",))],
+)
+def test_a_useless_draft_keeps_the_target_and_everything_that_is_no_matrix(name, drafts, tmp_path):
+    twin = load_file(useless(name, tmp_path) / "model.safetensors")
+    real = load_file(CHECKPOINTS / name / "model.safetensors")
+    assert twin.keys() == real.keys()
+    changed = {key for key in real if not twin[key].equal(real[key])}
+    matrices = {key for key in real if real[key].dim() == 2 and real[key].is_floating_point()}
+    assert changed == {key for key in matrices if key.startswith(drafts)}
+
+
+def test_a_draft_accepts_more_than_its_useless_twin(tmp_path):
+    real = measure("llama-mini", "eagle", "llama-mini-eagle", (3, 1, 4), PROMPTS, 24)
+    twin = measure("llama-mini", "eagle", str(useless("llama-mini-eagle", tmp_path)), (3, 1, 4), PROMPTS, 24)
+    assert (real.steps, real.topk, real.draft_tokens, real.prompts) == (3, 1, 4, 2)
+    assert 2.5 < real.length <= 4.0 and len(real.rates) == 3
+    assert 1.0 <= twin.length < 1.1 and twin.rounds > 2 * real.rounds
+    assert measure("llama-mini", "dflash", "llama-mini-dflash", OWN, PROMPTS, 24).draft_tokens == 6
+
+
+def test_the_command_prints_a_table_or_numbers(capsys, tmp_path):
+    data = tmp_path / "two.jsonl"
+    data.write_text('{"question": "How much is 3 plus 4?", "answer": "#### 7"}\n' * 3)
+    words = ["zoo", "acceptance", "llama-mini", "--algorithm", "dflash", "--algorithm", "ngram", "--tokens", "12"]
+    assert main([*words, "--data", str(data), "--prompts", "2"]) == 0
+    out = capsys.readouterr().out
+    assert "on 2 prompts of two.jsonl: greedy, float32, at most 12 new tokens" in out
+    assert "| llama-mini | dflash | llama-mini-dflash | 1 / 1 / 6 |" in out
+    assert f"| llama-mini | dflash | {RANDOM} | 1 / 1 / 6 |" in out
+    assert main([*words, "--prompts", "3", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [(row["algorithm"], row["prompts"]) for row in rows] == [("dflash", 3), ("dflash", 3), ("ngram", 3)]
+    assert rows[1]["length"] < 1.1 < rows[0]["low"] <= rows[0]["length"] <= rows[0]["high"]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["gpt"], "target 'gpt' has no drafts in the zoo; it must be one of llama-mini, qwen3-mini, deepseek-mini"),
+        (
+            ["--algorithm", "eagle4"],
+            "algorithm 'eagle4' is not in the table of llama-mini, qwen3-mini, deepseek-mini; "
+            "it must be one of standalone, eagle, eagle3, dflash, ngram, nextn, nextn.single",
+        ),
+        (["--prompts", "1"], "prompts must be at least 2, got 1"),
+        (["--tokens", "0"], "tokens must be at least 2, got 0"),
+        (["--data", "none.jsonl"], "cannot read none.jsonl: No such file or directory"),
+    ],
+)
+def test_a_wrong_ask_is_one_sentence(words, sentence, capsys):
+    assert main(["zoo", "acceptance", *words]) == 2
+    assert capsys.readouterr().err == f"specmatrix: {sentence}\n"
