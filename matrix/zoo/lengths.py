@@ -150,7 +150,7 @@ class Plan:
 
 
 def plans(targets: Sequence[str], algorithms: Sequence[str] = ()) -> list[Plan]:
-    """The rows of the table, of some algorithms if any is named; n-grams, which read no weights, on the first target."""
+    """The rows of the table, of some algorithms if any is named; n-grams read no weights, so one target will do."""
     made: list[Plan] = []
     for place, target in enumerate(targets):
         for algorithm, draft in DRAFTS[target].items():
