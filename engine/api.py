@@ -152,11 +152,12 @@ class LLM:
         self.loop.forget(rid)
         info: dict[str, Any] = {
             "id": rid,
-            "finish_reason": {"type": request.finish.reason, "matched": request.finish.matched},
+            "finish_reason": _reason(request.finish),
             "prompt_tokens": len(request.prompt),
             "completion_tokens": len(request.output),
             "cached_tokens": request.cached_tokens,
             **request.metrics.meta_info(len(request.output)),
+            **({"drafter_error": self.drafter_error} if self.drafter_error else {}),
         }
         return Output(
             request.text,
@@ -237,6 +238,12 @@ class LLM:
         self.loop.forget(request.rid)
 
     @property
+    def drafter_error(self) -> str | None:
+        """Why the drafter is in quarantine; None while it is not."""
+        guard = self.loop.executor.guard
+        return None if guard is None else guard.error
+
+    @property
     def probes(self) -> dict[str, int]:
         """What the engine did so far, by probe name."""
         return dict(self.loop.probes.counts)
@@ -249,12 +256,13 @@ class LLM:
     def readback(self) -> dict[str, Any]:
         """What runs, read from the running parts and not from the resolved configuration.
 
-        With adaptive steps `adaptive` holds the current depth and the controller's trace.
+        With adaptive steps `adaptive` holds the current depth and the controller's trace. `drafter_error` is there only
+        if the drafter is in quarantine.
         """
         scheduler, executor = self.loop.scheduler, self.loop.executor
         drafter, steps = executor.drafter, scheduler.steps
         adapts = {"steps": steps.steps, "trace": [record._asdict() for record in steps.trace]}
-        return {
+        shown = {
             "algorithm": drafter.traits.name,
             "num_steps": steps.initial if steps.adapts else drafter.steps,
             "topk": max(drafter.topk, 1) if drafter.traits.drafts else 0,
@@ -276,7 +284,9 @@ class LLM:
             "window": None if executor.window is None else executor.window.tokens,
             "window_pages": 0 if scheduler.ledger.window is None else scheduler.ledger.window.window.pages,
             "enable_deterministic_inference": executor.pool.deterministic,
-        } | ({"adaptive": adapts} if steps.adapts else {})
+        }
+        more = {"adaptive": adapts} if steps.adapts else {}
+        return shown | more | ({"drafter_error": self.drafter_error} if self.drafter_error else {})
 
 
 def _slots_text(config: EngineConfig) -> str | None:
@@ -289,3 +299,9 @@ def _slots_text(config: EngineConfig) -> str | None:
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise ConfigError(f"speculative_adaptive_config {name} cannot be read ({why}); give a JSON file") from None
+
+
+def _reason(finish: Finish) -> dict[str, object]:
+    """SGLang's finish_reason; `message` only where something went wrong."""
+    told = {} if finish.message is None else {"message": finish.message}
+    return {"type": finish.reason, "matched": finish.matched, **told}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from engine.core.adaptive import DraftSteps
-from engine.core.algorithm import algorithm
+from engine.core.algorithm import algorithm, is_registered
 from engine.core.config import Facts, Resolved
 from engine.core.ledger import Ledger
 from engine.core.prefix import PrefixCache
@@ -18,9 +18,11 @@ from engine.device.window import WindowMemory, split
 from engine.launch import DeviceExecutor, InFlight
 from engine.loop import Loop
 from engine.models.loader import load_target
+from engine.models.target import Target
 from engine.models.tokenizer import Detokenizer, Tokenizer
 from engine.spec.catalogue import BuildContext, Locate, build_drafter, build_relay
 from engine.spec.drafter import Drafter
+from engine.spec.guard import Guard
 
 __all__ = ["Locate", "build"]
 
@@ -68,6 +70,7 @@ def build(resolved: Resolved, facts: Facts, tokenizer: Tokenizer, locate: Locate
         build_relay(context.traits, rows, drafter, device),
         StagingRing(resolved.lag, device),
         side,
+        _guard(resolved, drafter, target, scheduler.steps),
     )
     return Loop(
         scheduler,
@@ -78,6 +81,13 @@ def build(resolved: Resolved, facts: Facts, tokenizer: Tokenizer, locate: Locate
         text_stream=lambda: Detokenizer(tokenizer),
         strict_memory=resolved.strict_memory,
     )
+
+
+def _guard(resolved: Resolved, drafter: Drafter, target: Target, steps: DraftSteps) -> Guard | None:
+    """Registered drafters are always checked, built-in ones where memory is."""
+    if not (resolved.strict_memory or is_registered(resolved.algorithm)):
+        return None
+    return Guard(drafter, target.vocab_size, steps.stop)
 
 
 def _steps(resolved: Resolved, drafter: Drafter, probes: Probes) -> DraftSteps:

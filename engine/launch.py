@@ -18,6 +18,7 @@ from engine.device.table import SlotTable, stamp
 from engine.device.window import SplitAttention, WindowMemory, WindowStep
 from engine.models.target import Target
 from engine.spec.drafter import Drafter
+from engine.spec.guard import Guard
 from engine.spec.verify import judge
 
 
@@ -41,6 +42,7 @@ class DeviceExecutor:
         relay: Relay,
         staging: StagingRing,
         window: WindowMemory | None = None,
+        guard: Guard | None = None,
     ) -> None:
         self.target = target
         self.drafter = drafter
@@ -50,6 +52,7 @@ class DeviceExecutor:
         self.relay = relay
         self.staging = staging
         self.window = window
+        self.guard = guard
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> InFlight:
@@ -61,7 +64,11 @@ class DeviceExecutor:
         if self.window is not None:
             self.window.extend(plan.rows)
             side = self.window.step(batch)
+        if self.guard is not None:
+            self.guard.begin(batch)
         results = (self._prefill if plan.prefill else self._round)(plan, batch, side)
+        if self.guard is not None:
+            results["lies"] = self.guard.codes()
         return InFlight(plan, self.staging.put(results))
 
     def collect(self, handle: InFlight) -> StepResult:
@@ -76,6 +83,7 @@ class DeviceExecutor:
             values.get("logprobs"),
             _pairs(values["top_ids"], values["top_values"]) if "top_ids" in values else None,
             *values.get("stamps", (0, 0)),
+            lies=None if self.guard is None else [self.guard.sentence(code) for code in values["lies"]],
         )
 
     def _admit(self, rows: tuple[PlanRow, ...]) -> None:
@@ -109,14 +117,14 @@ class DeviceExecutor:
         rows = None if plan.greedy else self.relay.sampling_of(batch.rows)
         sampled = pick(logits, end[:, None], rows)
         following = torch.tensor([-1 if r.following is None else r.following for r in plan.rows], device=device)
-        state = self.drafter.prime(batch, tokens, aux, sampled[:, 0], following)
+        state = self._asked().prime(batch, tokens, aux, sampled[:, 0], following)
         self._relay(batch, end, sampled, state)
         results = {"tokens": sampled, "count": (following < 0).long()}
         return results | stamps | _logprobs(plan, logits, sampled, rows)
 
     def _round(self, plan: StepPlan, batch: StepBatch, side: WindowStep | None) -> dict[str, Tensor]:
         rows = None if plan.greedy else self.relay.sampling_of(batch.rows)
-        tree = self.drafter.propose(batch, self.relay)
+        tree = self._asked().propose(batch, self.relay)
         write = batch.write
         if tree.ancestors is None:
             positions, _, bias = batch.causal(batch.width, self.pool.data.dtype)
@@ -134,12 +142,15 @@ class DeviceExecutor:
             aux = None if aux is None else aux.gather(1, verdict.path[:, :, None].expand(-1, -1, aux.shape[2]))
             if plan.logprobs >= 0:
                 logits = logits.gather(1, verdict.path[:, :, None].expand(-1, -1, logits.shape[2]))
-        state = self.drafter.absorb(batch, verdict, aux)
+        state = self._asked().absorb(batch, verdict, aux)
         bonus = verdict.tokens
         if batch.width > 1:
             bonus = verdict.tokens.gather(1, (verdict.count - 1)[:, None])
         self._relay(batch, batch.start + verdict.count, bonus, state)
         return results | stamps | _logprobs(plan, logits, verdict.tokens, rows)
+
+    def _asked(self) -> Drafter | Guard:
+        return self.drafter if self.guard is None else self.guard.of(self.drafter)
 
     def _attention(
         self, batch: StepBatch, side: WindowStep | None, write: Tensor, bias: Tensor, positions: Tensor

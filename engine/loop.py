@@ -13,7 +13,7 @@ from engine.core.errors import LedgerError
 from engine.core.finish import StopRules
 from engine.core.plan import Executor, Handle, PlanRow, StepPlan, StepResult
 from engine.core.probes import Probes
-from engine.core.request import Phase, Request
+from engine.core.request import Finish, Phase, Request
 from engine.core.schedule import Scheduler
 from engine.core.transcript import TextStream, Transcript
 
@@ -102,6 +102,9 @@ class Loop(Generic[Handle]):
                 self.probes.hit("window.slid", ledger.slide(row.account))
             if request.phase is not Phase.RUNNING:
                 self.probes.hit("overlap.dropped")
+                continue
+            if result.lies is not None and result.lies[index] is not None:
+                self.scheduler.finish(request, Finish("error", message=result.lies[index]))
                 continue
             if not plan.prefill:
                 self._count_round(request, row, result, index)

@@ -98,6 +98,7 @@ class DraftSteps:
         self.trace: deque[Record] = deque(maxlen=TRACE_LENGTH)
         self.max_width = width or union(slots)[-1] + 1
         self.adapts = width is None
+        self.stopped = False
         self._probes = probes
         self._width = width
         self._bounds = [settings.batch_from for settings in slots]
@@ -114,10 +115,14 @@ class DraftSteps:
         """The depth of the round that was activated last."""
         return self._steps
 
+    def stop(self) -> None:
+        """Draft nothing from the next round on; memory stays laid out for the widest round."""
+        self.adapts, self.stopped = False, True
+
     def activate(self, batch_size: int) -> int:
         """Nodes per request, root included, of the round about to launch for `batch_size` requests."""
         if not self.adapts:
-            return self.max_width
+            return 1 if self.stopped else self.max_width
         slot = self._slot(batch_size)
         self._probes.hit("adaptive.activated")
         if slot is not self._active and slot.steps != self._steps:

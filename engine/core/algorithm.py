@@ -1,10 +1,16 @@
 """The algorithms: one frozen row of traits each, and nothing else in the engine asks "which algorithm is this"."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from engine.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from engine.core.config import EngineConfig, Facts
 
 # Among captured states: the target's hidden state behind its final norm, which no layer's input is.
 FINAL: Final = -1
@@ -137,12 +143,41 @@ DFLASH: Final = Traits(
 
 ALGORITHMS: Final[tuple[Traits, ...]] = (NONE, EAGLE, EAGLE3, NEXTN, STANDALONE, NGRAM, DFLASH)
 
-_registered: dict[str, Traits] = {}
+# A user's own check of what was asked; it raises ConfigError with a sentence that names the fix.
+Check: TypeAlias = Callable[["EngineConfig", "Facts"], None]
+
+_registered: dict[str, tuple[Traits, Check | None]] = {}
 
 
 def known_algorithms() -> tuple[Traits, ...]:
     """The built-in rows and the registered ones, in the order of their registration."""
-    return (*ALGORITHMS, *_registered.values())
+    return (*ALGORITHMS, *(traits for traits, _ in _registered.values()))
+
+
+def is_registered(name: str) -> bool:
+    """True for an algorithm that a user registered."""
+    return name in _registered
+
+
+def register_traits(traits: Traits, check: Check | None) -> None:
+    """Add a row. ConfigError if the name is taken; see `engine.register` for the whole of a registration."""
+    if any(known.name == traits.name for known in ALGORITHMS):
+        raise ConfigError(f"algorithm {traits.name} is built in; register yours under another name")
+    if traits.name in _registered:
+        raise ConfigError(f"algorithm {traits.name} is registered already; forget it first or use another name")
+    _registered[traits.name] = (traits, check)
+
+
+def forget_traits(name: str) -> None:
+    """Remove a registered row. ConfigError if there is none."""
+    if name not in _registered:
+        raise ConfigError(f"algorithm {name} is not registered; allowed: {', '.join(_registered) or 'none is'}")
+    del _registered[name]
+
+
+def own_check(name: str) -> Check | None:
+    """The check that came with a registered algorithm."""
+    return _registered[name][1] if name in _registered else None
 
 
 def algorithm(name: str) -> Traits:

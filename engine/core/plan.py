@@ -62,6 +62,7 @@ class StepResult(NamedTuple):
     top_logprobs: list[list[list[tuple[int, float]]]] | None = None
     stamps_checked: int = 0
     stamps_wrong: int = 0
+    lies: list[str | None] | None = None  # what ends a request whose drafter lied; None: nobody looked
 
 
 Handle = TypeVar("Handle")

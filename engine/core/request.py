@@ -105,10 +105,14 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """Why a request ended. `matched` is the stop token id or stop string that ended it."""
+    """Why a request ended.
 
-    reason: str  # "stop" | "length" | "abort"
+    matched: the stop token id or stop string that ended it. message: what went wrong, of an error.
+    """
+
+    reason: str  # "stop" | "length" | "abort" | "error"
     matched: int | str | None = None
+    message: str | None = None
 
 
 @dataclass(eq=False, slots=True)

@@ -3,6 +3,7 @@
 from typing import Any, Final
 
 from engine.core.adaptive_config import dump
+from engine.core.algorithm import own_check
 from engine.core.config import AUTO, EngineConfig, Facts, Reason, Resolved, Rewrite
 from engine.core.defaults import DEFAULTS, default_for
 from engine.core.errors import ConfigError
@@ -32,6 +33,9 @@ def resolve(config: EngineConfig, facts: Facts) -> Resolved:
 
 
 def _refuse(situation: Situation) -> None:
+    check = own_check(situation.traits.name)
+    if check is not None:
+        check(situation.asked, situation.facts)
     for rule in RULES:
         if rule.kind == "refused" and rule.broken(situation):
             raise ConfigError(rule.sentence(situation))

@@ -184,6 +184,8 @@ BUILDERS: dict[str, Build] = {
     "DFLASH": _dflash,
 }
 RELAYS: dict[str, RelayOf] = {}
+# What a drafter must show once it is built.
+ATTRIBUTES = ("traits", "nodes", "steps", "topk", "capture", "carries", "key_span")
 
 
 def build_drafter(context: BuildContext) -> Drafter:
@@ -193,7 +195,11 @@ def build_drafter(context: BuildContext) -> Drafter:
         raise ConfigError(
             f"speculative_algorithm {name} has no drafter in this engine yet; allowed: {', '.join(BUILDERS)}"
         )
-    return BUILDERS[name](context)
+    drafter = BUILDERS[name](context)
+    missing = [attribute for attribute in ATTRIBUTES if not hasattr(drafter, attribute)]
+    if missing:
+        raise ConfigError(f"the drafter of {name} has no attribute {missing[0]}; it needs {', '.join(ATTRIBUTES)}")
+    return drafter
 
 
 def build_relay(traits: Traits, rows: int, drafter: Drafter, device: torch.device) -> Relay:

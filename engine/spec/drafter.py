@@ -51,7 +51,6 @@ class Drafter(Protocol):
 
     traits: Traits
     nodes: int  # N, root included: the widest round
-    depth: int  # D, the longest path of the widest round
     steps: int  # depth that was asked for, 0 for none
     topk: int  # children of a node at most, 0 for none
     capture: tuple[int, ...]  # target layers whose input states are needed; FINAL: behind the final norm

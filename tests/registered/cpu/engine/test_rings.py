@@ -36,7 +36,7 @@ RINGS = {
 # The clock, the environment and the world outside have no place where everything must replay.
 OUTSIDE = {"time", "datetime", "os", "random", "secrets", "socket", "subprocess", "threading", "asyncio", "locale"}
 MAY_SAY_LAG = {
-    *(f"engine/{name}.py" for name in ("loop", "build", "api", "device/staging")),
+    *(f"engine/{name}.py" for name in ("loop", "build", "api", "register", "device/staging")),
     *(
         f"engine/core/{name}.py"
         for name in ("algorithm", "config", "resolve", "defaults", "rules", "situation", "pairing", "drafting")

@@ -1,0 +1,200 @@
+"""Stands between the engine and a drafter that it does not trust: a lie costs its request, never the batch.
+
+What a lie says of one row comes back with the step's results, and ends that row's request. What it says of the whole
+batch (a shape, a host read, a lost state) puts the drafter in quarantine: it is not asked again and rounds verify
+their roots alone. Both are exact: a bad proposal is replaced by padding, and verification is exact for any proposal.
+Nothing here reads the device.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from engine.device.batch import StepBatch, count
+from engine.device.relay import DraftState, Relay
+from engine.spec.drafter import Drafter, DraftTree, Verdict, chain
+from engine.spec.host_watch import HostWatch
+
+# Bit i of a row's code.
+LIES: Final = (
+    "proposed another root than the last known token",
+    "proposed a token outside the vocabulary",
+    "put a parent after its child",
+    "gave a node another depth than its parents do",
+    "proposed the same token twice under one node",
+    "gave a node other ancestors than its parents do",
+    "carried a number that is not finite",
+)
+ROOT, TOKEN, PARENT, DEPTH, TWINS, ANCESTORS, FINITE = range(len(LIES))
+
+
+class Guard:
+    """Checks what a drafter returns. error: why it is in quarantine, None while it is not.
+
+    vocab_size: of the target. quarantined: called once, when the drafter goes into quarantine.
+    """
+
+    def __init__(self, drafter: Drafter, vocab_size: int, quarantined: Callable[[], None]) -> None:
+        self.error: str | None = None
+        self._drafter = drafter
+        self._who = f"the drafter of {drafter.traits.name}"
+        self._vocab_size = vocab_size
+        self._quarantined = quarantined
+        self._codes: Tensor | None = None
+
+    def begin(self, batch: StepBatch) -> None:
+        """Before a step: no row of it has lied yet."""
+        self._codes = torch.zeros_like(batch.rows)
+
+    def of(self, drafter: Drafter) -> Guard:
+        """This guard in front of `drafter`, with the same three hooks."""
+        self._drafter = drafter
+        return self
+
+    def codes(self) -> Tensor:
+        """[B] int64: bit i set where LIES[i] was told since `begin`."""
+        assert self._codes is not None
+        return self._codes
+
+    def sentence(self, code: int) -> str | None:
+        """What is told to the user of a request whose row has this code; None for 0."""
+        if not code:
+            return None
+        told = " and ".join(lie for bit, lie in enumerate(LIES) if code >> bit & 1)
+        return f"{self._who} {told}; the request was stopped, its tokens so far are exact"
+
+    def prime(
+        self, batch: StepBatch, tokens: Tensor, aux: Tensor | None, sampled: Tensor, following: Tensor
+    ) -> DraftState | None:
+        if self.error is not None:
+            return None
+        with HostWatch() as watch:
+            state = self._drafter.prime(batch, tokens, aux, sampled, following)
+        self._host(watch)
+        return self._checked_state(state, len(batch.rows))
+
+    def absorb(self, batch: StepBatch, verdict: Verdict, aux: Tensor | None) -> DraftState | None:
+        if self.error is not None:
+            return None
+        with HostWatch() as watch:
+            state = self._drafter.absorb(batch, verdict, aux)
+        self._host(watch)
+        return self._checked_state(state, len(batch.rows))
+
+    def propose(self, batch: StepBatch, relay: Relay) -> DraftTree:
+        tree = None
+        if self.error is None:
+            with HostWatch() as watch:
+                tree = self._drafter.propose(batch, relay)
+            self._host(watch)
+            wrong = self._misshapen(tree, batch)
+            if wrong is not None:
+                self._quarantine(wrong)
+        if tree is None or self.error is not None:
+            return chain(torch.nn.functional.pad(batch.root, (0, batch.width - 1)))
+        return self._checked_tree(tree, batch)
+
+    def _host(self, watch: HostWatch) -> None:
+        if watch.seen is not None and not self._drafter.traits.reads_host:
+            self._quarantine(f"read a tensor on the host (Tensor.{watch.seen}) without the trait reads_host")
+
+    def _quarantine(self, lie: str) -> None:
+        if self.error is None:
+            self.error = f"{self._who} {lie}; it is not asked again and rounds go on without drafts"
+            warnings.warn(self.error, RuntimeWarning, stacklevel=2)
+            self._quarantined()
+
+    def _misshapen(self, tree: object, batch: StepBatch) -> str | None:
+        if not isinstance(tree, DraftTree):
+            return f"proposed a {type(tree).__name__}, not a DraftTree"
+        rows, width = len(batch.rows), batch.width
+        shapes = {"tokens": tree.tokens, "parents": tree.parents, "depths": tree.depths}
+        for field, tensor in shapes.items():
+            if not isinstance(tensor, Tensor) or tensor.dtype is not torch.int64:
+                return f"proposed {field} that are no int64 tensor"
+            if tensor.shape != (rows, width):
+                return f"proposed {field} of shape {tuple(tensor.shape)} in a round of {rows} x {width} nodes"
+        if tree.ancestors is not None and (
+            tree.ancestors.shape != (rows, width, width) or tree.ancestors.dtype is not torch.bool
+        ):
+            return f"proposed ancestors of shape {tuple(tree.ancestors.shape)} in a round of {rows} x {width} nodes"
+        longest = width - 1
+        if not (tree.depth == longest if tree.ancestors is None else min(1, longest) <= tree.depth <= longest):
+            return f"gave the depth {tree.depth} to a round of {width} nodes"
+        return None
+
+    def _checked_tree(self, tree: DraftTree, batch: StepBatch) -> DraftTree:
+        tokens, parents, depths, ancestors, depth = tree
+        order = count(batch.width, tokens.device)
+        before = (order - 1).clamp(min=0)
+        above = torch.minimum(parents.clamp(min=0), before)
+        lies = {
+            ROOT: tokens[:, :1] != batch.root,
+            TOKEN: (tokens < 0) | (tokens >= self._vocab_size),
+            PARENT: (parents >= order) | (parents < 0) & (order > 0) | (parents != -1) & (order == 0),
+            DEPTH: (depths != (depths.gather(1, above) + 1) * (order > 0)) | (depths > depth),
+        }
+        if ancestors is None:
+            lies[PARENT] = parents != order - 1
+        else:
+            places = (above * self._vocab_size + tokens)[:, 1:].sort(1).values
+            lies[TWINS] = places[:, 1:] == places[:, :-1]
+            line = ancestors.gather(1, above[:, :, None].expand_as(ancestors)) & (order > 0)[:, None]
+            lies[ANCESTORS] = (ancestors != line | (order == order[:, None])).flatten(1)
+        bad = self._note(lies)
+        if bad.device.type == "cpu" and not bool(bad.any()):
+            return tree
+        return _padded(tree, bad, batch.root)
+
+    def _checked_state(self, state: DraftState | None, rows: int) -> DraftState | None:
+        """The state with zeros where it is not finite; None if it cannot be kept at all."""
+        if not self._drafter.carries or self.error is not None:
+            return state if self.error is None else None
+        kept: dict[str, Tensor] = dict(state or {})
+        for name, shape, dtype in self._drafter.carries:
+            tensor = kept.get(name)
+            if tensor is None:
+                self._quarantine(f"lost the tensor {name!r} that it carries")
+                return None
+            if tensor.shape != (rows, *shape) or tensor.dtype is not dtype:
+                self._quarantine(
+                    f"carried {name!r} of shape {tuple(tensor.shape)} and {tensor.dtype}, not of {(rows, *shape)} and "
+                    f"{dtype}"
+                )
+                return None
+            if dtype.is_floating_point:
+                wrong = ~tensor.isfinite()
+                self._note({FINITE: wrong.flatten(1)})
+                kept[name] = tensor.masked_fill(wrong, 0)
+        return kept
+
+    def _note(self, lies: dict[int, Tensor]) -> Tensor:
+        """Enter which rows told which lie [B, *]; the rows that told any [B]."""
+        assert self._codes is not None
+        told = sum(wrong.any(1).long() << bit for bit, wrong in lies.items())
+        assert isinstance(told, Tensor)
+        self._codes = self._codes | told
+        return told > 0
+
+
+def _padded(tree: DraftTree, bad: Tensor, root: Tensor) -> DraftTree:
+    """The tree with padding in the bad rows: a chain of zeros, or in a tree distinct children of the root."""
+    order, rows = count(tree.tokens.shape[1], bad.device), bad[:, None]
+    if tree.ancestors is None:
+        tokens = torch.where(rows, torch.cat((root, torch.zeros_like(tree.tokens[:, 1:])), 1), tree.tokens)
+        return chain(tokens)
+    star = torch.cat((root, (order[1:] - 1).expand(len(bad), -1)), 1)
+    parents = torch.where(order > 0, 0, -1)
+    alone = (order == order[:, None]) | (order == 0)
+    return DraftTree(
+        torch.where(rows, star, tree.tokens),
+        torch.where(rows, parents, tree.parents),
+        torch.where(rows, parents + 1, tree.depths).clamp(max=tree.depth),
+        torch.where(rows[:, :, None], alone, tree.ancestors),
+        tree.depth,
+    )

@@ -1,0 +1,206 @@
+"""Registered drafters for tests: an honest one, and one lie after another on top of it."""
+
+from __future__ import annotations
+
+import torch
+
+from engine.core.algorithm import Topology, Traits
+from engine.device.relay import Carry
+from engine.register import BuildContext
+from engine.spec.drafter import DraftTree
+from kernels.tree_layout import tree_layout
+
+TRAITS = Traits("PRETENDER", "three guesses near the last token", Topology.TREE)
+SHAPE = {"speculative_num_steps": 2, "speculative_eagle_topk": 2, "speculative_num_draft_tokens": 4}
+
+
+class Pretender:
+    """The tree root -> a -> b, root -> c of tokens that lie near the root's; carries a score per request."""
+
+    capture: tuple[int, ...] = ()
+    key_span = 0
+    carries = (Carry("score", (3,), torch.float32),)
+    steps, topk, nodes = 2, 2, 4
+
+    def __init__(self, context: BuildContext) -> None:
+        self.traits = context.traits
+        self.vocab_size = context.target.vocab_size
+
+    def prime(self, batch, tokens, aux, sampled, following):
+        return {"score": torch.ones(len(batch.rows), 3)}
+
+    def propose(self, batch, relay):
+        near = torch.tensor([0, 1, 2, 3])
+        parents = torch.tensor([-1, 0, 1, 0]).expand(len(batch.rows), -1)
+        depths, ancestors = tree_layout(parents)
+        return DraftTree((batch.root + near) % self.vocab_size, parents, depths, ancestors, 2)
+
+    def absorb(self, batch, verdict, aux):
+        return {"score": batch.carried["score"] + 1}
+
+
+def first(batch) -> torch.Tensor:
+    """[B, 1]: the row that the first request of a run takes; what a row liar lies about."""
+    return (batch.rows == 1)[:, None]
+
+
+class RowLiar(Pretender):
+    """Lies about one row in one field of its tree."""
+
+    field: str
+    wrong: list[int]
+
+    def propose(self, batch, relay):
+        tree = super().propose(batch, relay)
+        lie = torch.tensor(self.wrong).expand_as(tree.tokens)
+        if self.field == "tokens":
+            lie = batch.root + lie
+        return tree._replace(**{self.field: torch.where(first(batch), lie, getattr(tree, self.field))})
+
+
+class OtherRoot(RowLiar):
+    field, wrong = "tokens", [1, 2, 3, 4]
+
+
+class NoToken(RowLiar):
+    field, wrong = "tokens", [0, 1, 10**6, 3]
+
+
+class NegativeToken(RowLiar):
+    field, wrong = "tokens", [0, -(10**6), 2, 3]
+
+
+class ParentAfterChild(RowLiar):
+    field, wrong = "parents", [-1, 2, 0, 0]
+
+
+class NoRoot(RowLiar):
+    field, wrong = "parents", [0, 0, 1, 0]
+
+
+class OtherDepth(RowLiar):
+    field, wrong = "depths", [0, 1, 1, 1]
+
+
+class Twins(RowLiar):
+    field, wrong = "tokens", [0, 1, 2, 1]
+
+
+class OtherAncestors(Pretender):
+    def propose(self, batch, relay):
+        tree = super().propose(batch, relay)
+        shown = torch.where(first(batch)[:, :, None], torch.ones(4, 4, dtype=torch.bool).tril(), tree.ancestors)
+        return tree._replace(ancestors=shown)
+
+
+class NotFinite(Pretender):
+    def absorb(self, batch, verdict, aux):
+        return {"score": torch.where(first(batch), float("nan"), batch.carried["score"])}
+
+
+class InfinitePrime(Pretender):
+    def prime(self, batch, tokens, aux, sampled, following):
+        return {"score": torch.where(first(batch), float("inf"), torch.ones(len(batch.rows), 3))}
+
+
+class TooManyNodes(Pretender):
+    def propose(self, batch, relay):
+        tree = super().propose(batch, relay)
+        return tree._replace(tokens=tree.tokens.repeat(1, 2))
+
+
+class WrongType(Pretender):
+    def propose(self, batch, relay):
+        tree = super().propose(batch, relay)
+        return tree._replace(parents=tree.parents.int())
+
+
+class NoTree(Pretender):
+    def propose(self, batch, relay):
+        return batch.root
+
+
+class WrongAncestors(Pretender):
+    def propose(self, batch, relay):
+        tree = super().propose(batch, relay)
+        return tree._replace(ancestors=tree.ancestors[:, :2])
+
+
+class TooDeep(Pretender):
+    def propose(self, batch, relay):
+        return super().propose(batch, relay)._replace(depth=9)
+
+
+class ForgetsState(Pretender):
+    def absorb(self, batch, verdict, aux):
+        return None
+
+
+class WideState(Pretender):
+    def prime(self, batch, tokens, aux, sampled, following):
+        return {"score": torch.ones(len(batch.rows), 5)}
+
+
+def reader(name, read):
+    """A liar that reads the batch's roots on the host in `propose`."""
+
+    def propose(self, batch, relay):
+        read(batch.root)
+        return Pretender.propose(self, batch, relay)
+
+    return type(f"Reads{name}", (Pretender,), {"propose": propose})
+
+
+READERS = {
+    "tolist": reader("List", lambda t: t.tolist()),
+    "item": reader("Item", lambda t: t[0, 0].item()),
+    "numpy": reader("Numpy", lambda t: t.numpy()),
+    "cpu": reader("Cpu", lambda t: t.cpu()),
+    "__bool__": reader("Bool", lambda t: bool(t.any())),
+    "__int__": reader("Int", lambda t: int(t[0, 0])),
+    "__float__": reader("Float", lambda t: float(t[0, 0])),
+    "__index__": reader("Index", lambda t: range(t[0, 0])),
+    "nonzero": reader("Nonzero", lambda t: t.nonzero()),
+}
+
+
+class ReadsInAbsorb(Pretender):
+    def absorb(self, batch, verdict, aux):
+        verdict.count.tolist()
+        return super().absorb(batch, verdict, aux)
+
+
+class ReadsInPrime(Pretender):
+    def prime(self, batch, tokens, aux, sampled, following):
+        sampled.tolist()
+        return super().prime(batch, tokens, aux, sampled, following)
+
+
+# What each row liar is told to have done.
+ROW_LIES = {
+    OtherRoot: "proposed another root than the last known token",
+    NoToken: "proposed a token outside the vocabulary",
+    NegativeToken: "proposed a token outside the vocabulary",
+    ParentAfterChild: "put a parent after its child",
+    NoRoot: "put a parent after its child",
+    OtherDepth: "gave a node another depth than its parents do",
+    Twins: "proposed the same token twice under one node",
+    OtherAncestors: "gave a node other ancestors than its parents do",
+    NotFinite: "carried a number that is not finite",
+    InfinitePrime: "carried a number that is not finite",
+}
+BATCH_LIES = {
+    TooManyNodes: "proposed tokens of shape (3, 8) in a round of 3 x 4 nodes",
+    WrongType: "proposed parents that are no int64 tensor",
+    NoTree: "proposed a Tensor, not a DraftTree",
+    WrongAncestors: "proposed ancestors of shape (3, 2, 4) in a round of 3 x 4 nodes",
+    TooDeep: "gave the depth 9 to a round of 4 nodes",
+    ForgetsState: "lost the tensor 'score' that it carries",
+    WideState: "carried 'score' of shape (3, 5) and torch.float32, not of (3, 3) and torch.float32",
+    ReadsInAbsorb: "read a tensor on the host (Tensor.tolist) without the trait reads_host",
+    ReadsInPrime: "read a tensor on the host (Tensor.tolist) without the trait reads_host",
+    **{
+        drafter: f"read a tensor on the host (Tensor.{name}) without the trait reads_host"
+        for name, drafter in READERS.items()
+    },
+}

@@ -1,0 +1,233 @@
+"""The contract of every algorithm: built in, registered and odd, or lying.
+
+A built-in algorithm joins as soon as the zoo has a checkpoint for it. Under strict_memory the guard checks each of its
+proposals, so a run without an error is a run in which every proposal was as the protocol says.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.api import LLM
+from engine.core.algorithm import ALGORITHMS, Topology, Traits
+from engine.core.config import EngineConfig
+from engine.core.errors import ConfigError
+from engine.core.request import SamplingParams
+from engine.device.relay import Carry, Relay
+from engine.register import forget_algorithm, register_algorithm
+from engine.spec.drafter import chain
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from pretender import BATCH_LIES, ROW_LIES, SHAPE, TRAITS, Pretender
+
+pytestmark = pytest.mark.register(est_seconds=12, tier="cpu", stage="pr")
+
+PROMPTS = (
+    "Question: A garden is 19 feet long and 5 feet wide. What is its area in square feet?\nAnswer:",
+    "Question: Eli had 75 keys. He gave 11 of them to Cora. How many keys are left?\nAnswer:",
+    "Question: Eli had 75 keys.",
+)
+PARAMS = [
+    SamplingParams(max_new_tokens=24),
+    SamplingParams(max_new_tokens=20, temperature=0.9, seed=3, ignore_eos=True),
+    SamplingParams(max_new_tokens=17, temperature=0.6, top_k=20, seed=4, return_logprob=True),
+]
+LAUNCHES = {
+    "v2": {"spec_version": "v2"},
+    "v1-pages": {"spec_version": "v1", "page_size": 7, "chunked_prefill_size": 5},
+    "v2-tight": {"spec_version": "v2", "max_total_tokens": 160, "page_size": 4, "max_running_requests": 3},
+}
+
+
+@pytest.fixture
+def registered():
+    """register_algorithm, and everything that it added forgotten behind the test."""
+    names: list[str] = []
+
+    def register(traits: Traits, build, **hooks: object) -> Traits:
+        made = register_algorithm(traits, build, **hooks)
+        names.append(made.name)
+        return made
+
+    yield register
+    for name in names:
+        forget_algorithm(name)
+
+
+def models(zoo, traits: Traits) -> tuple[str, str | None]:
+    """The zoo's target and draft for an algorithm; skips where there are none yet."""
+    target = "deepseek-mini" if traits.draft_weights == "bundled" else "llama-mini"
+    draft = f"llama-mini-{traits.name.lower()}" if traits.draft_weights == "checkpoint" else None
+    for name in (target, draft):
+        if name is not None and not zoo(name).is_dir():
+            pytest.skip(f"the zoo has no checkpoint {name} yet")
+    return target, draft
+
+
+def run(llm: LLM) -> list[tuple[int, ...]]:
+    return [output.output_ids for output in llm.generate(PROMPTS, PARAMS)]
+
+
+@pytest.fixture(scope="module")
+def plain(zoo):
+    """What plain decoding says, by target."""
+    said: dict[str, list[tuple[int, ...]]] = {}
+
+    def of(target: str) -> list[tuple[int, ...]]:
+        if target not in said:
+            said[target] = run(LLM(EngineConfig(target), zoo))
+        return said[target]
+
+    return of
+
+
+@pytest.mark.parametrize("launch", LAUNCHES.values(), ids=LAUNCHES)
+@pytest.mark.parametrize("topk", [1, 3])
+@pytest.mark.parametrize("traits", ALGORITHMS, ids=lambda traits: traits.name)
+def test_a_built_in_algorithm_keeps_the_contract(zoo, plain, traits, topk, launch):
+    if topk > 1 and traits.topology is not Topology.TREE:
+        pytest.skip(f"{traits.name} drafts no trees")
+    target, draft = models(zoo, traits)
+    sizes = {} if not traits.drafts or traits.block else {"speculative_num_steps": 3, "speculative_eagle_topk": topk}
+    llm = LLM(EngineConfig(target, traits.name, draft, strict_memory=2, kv_stamps=True, **sizes, **launch), zoo)
+    drafter = llm.loop.executor.drafter
+    assert run(llm) == run(llm) == plain(target)
+    assert llm.drafter_error is None and "drafter_error" not in llm.readback()
+    assert llm.probes["stamp.wrong"] == 0 and llm.probes["stamp.checked"] > 0
+    assert (llm.probes["spec.drafted"] > 0) == traits.drafts
+    assert llm.loop.lag <= traits.max_lag
+    assert drafter.traits is traits and drafter.nodes == llm.resolved.num_draft_tokens
+    assert bool(drafter.capture) == traits.needs_hidden
+    assert len({carry.name for carry in drafter.carries}) == len(drafter.carries)
+    assert len(llm.loop.executor.pools) == 1 + traits.own_kv
+
+
+class CountingRelay(Relay):
+    """Also counts what was kept, row by row."""
+
+    def __init__(self, rows, drafter, device) -> None:
+        super().__init__(rows, drafter.carries, device)
+        self.kept = torch.zeros(rows, dtype=torch.int64)
+
+    def stash(self, rows, state):
+        super().stash(rows, state)
+        self.kept[rows] += 1
+
+
+class Odd:
+    """Chains that count up from what it carries: a scalar and a matrix per request. No built-in has its traits."""
+
+    capture: tuple[int, ...] = (0,)
+    key_span = 2
+    carries = (Carry("next", (), torch.int64), Carry("blank", (2, 3), torch.float16))
+
+    def __init__(self, context) -> None:
+        self.traits, self.vocab_size = context.traits, context.target.vocab_size
+        self.steps, self.topk, self.nodes = context.resolved.num_steps, 1, context.resolved.num_draft_tokens
+        self.pool = context.pool(context.target)
+
+    def prime(self, batch, tokens, aux, sampled, following):
+        assert aux.shape[:2] == tokens.shape
+        return {"next": sampled, "blank": torch.zeros(len(sampled), 2, 3, dtype=torch.float16)}
+
+    def propose(self, batch, relay):
+        ahead = batch.carried["next"][:, None] + torch.arange(1, batch.width)
+        return chain(torch.cat((batch.root, ahead % self.vocab_size), 1))
+
+    def absorb(self, batch, verdict, aux):
+        last = verdict.tokens.gather(1, (verdict.count - 1)[:, None])[:, 0]
+        return {"next": last, "blank": batch.carried["blank"]}
+
+
+def few_steps(asked, facts):
+    """Odd's own check of what is asked."""
+    if asked.speculative_num_steps == 5:
+        raise ConfigError(f"ODD does not like 5 steps on a {facts.architecture}; ask for 4")
+
+
+ODD = Traits(
+    "odd",
+    "counts up from the last token",
+    Topology.CHAIN,
+    own_kv=True,
+    needs_hidden=True,
+    key_span=2,
+    target_verify_for_draft=True,
+)
+
+
+@pytest.mark.parametrize("launch", LAUNCHES.values(), ids=LAUNCHES)
+def test_an_odd_registered_algorithm_runs_with_its_own_hooks(zoo, plain, registered, launch):
+    traits = registered(ODD, Odd, check=few_steps, relay=CountingRelay)
+    llm = LLM(EngineConfig("llama-mini", "odd", speculative_num_steps=3, strict_memory=2, **launch), zoo)
+    assert run(llm) == run(llm) == plain("llama-mini")
+    assert llm.readback()["algorithm"] == traits.name == "ODD"
+    relay = llm.loop.executor.relay
+    assert type(relay) is CountingRelay and relay.kept.sum() > 30
+    assert len(llm.loop.executor.pools) == 2 and llm.loop.scheduler.cache.key_span == 2
+    assert llm.probes["spec.drafted"] > 0 and llm.drafter_error is None
+
+
+def test_an_algorithms_own_check_refuses_before_anything_is_resolved(zoo, registered):
+    registered(ODD, Odd, check=few_steps)
+    with pytest.raises(ConfigError) as caught:
+        LLM(EngineConfig("llama-mini", "odd", speculative_num_steps=5), zoo)
+    assert str(caught.value) == "ODD does not like 5 steps on a LlamaForCausalLM; ask for 4"
+
+
+def pretending(zoo, registered, drafter, **more: object) -> LLM:
+    registered(TRAITS, drafter)
+    return LLM(EngineConfig("llama-mini", "PRETENDER", **SHAPE, **more), zoo)
+
+
+@pytest.mark.parametrize("version", ["v1", "v2"])
+def test_an_honest_registered_drafter_is_guarded_and_left_alone(zoo, plain, registered, version):
+    llm = pretending(zoo, registered, Pretender, spec_version=version)
+    assert run(llm) == plain("llama-mini")
+    assert llm.loop.executor.guard is not None and llm.drafter_error is None
+    assert llm.loop.executor.relay.carried["score"].max() > 5
+
+
+@pytest.mark.parametrize("version", ["v1", "v2"])
+@pytest.mark.parametrize(("liar", "lie"), ROW_LIES.items(), ids=lambda value: getattr(value, "__name__", ""))
+def test_a_lie_about_a_row_costs_its_request_alone(zoo, plain, registered, liar, lie, version):
+    llm = pretending(zoo, registered, liar, spec_version=version, strict_memory=2)
+    first, *others = llm.generate(PROMPTS, PARAMS)
+    truth = plain("llama-mini")
+    assert [output.output_ids for output in others] == truth[1:]
+    assert first.finish.reason == "error" and first.output_ids == truth[0][: len(first.output_ids)]
+    assert len(first.output_ids) <= 1
+    reason = first.meta_info["finish_reason"]
+    assert reason["message"].startswith("the drafter of PRETENDER ") and lie in reason["message"]
+    assert reason["message"].endswith("; the request was stopped, its tokens so far are exact")
+    assert all("message" not in output.meta_info["finish_reason"] for output in others)
+    assert llm.drafter_error is None
+    ledger = llm.loop.scheduler.ledger
+    assert len(ledger.free) + ledger.cached == ledger.num_pages
+
+
+@pytest.mark.parametrize("version", ["v1", "v2"])
+@pytest.mark.parametrize(("liar", "lie"), BATCH_LIES.items(), ids=lambda value: getattr(value, "__name__", ""))
+def test_a_lie_about_the_batch_puts_the_drafter_in_quarantine(zoo, plain, registered, liar, lie, version):
+    llm = pretending(zoo, registered, liar, spec_version=version)
+    told = f"the drafter of PRETENDER {lie}; it is not asked again and rounds go on without drafts"
+    with pytest.warns(RuntimeWarning) as caught:
+        outputs = llm.generate(PROMPTS, PARAMS)
+    assert [str(warning.message) for warning in caught] == [told]
+    assert [output.output_ids for output in outputs] == plain("llama-mini")
+    assert llm.drafter_error == llm.readback()["drafter_error"] == told
+    assert all(output.meta_info["drafter_error"] == told for output in outputs)
+    drafted = llm.probes["spec.drafted"]
+    assert run(llm) == plain("llama-mini") and llm.probes["spec.drafted"] == drafted
+
+
+def test_whoever_says_that_it_reads_the_host_may(zoo, plain, registered):
+    liar = next(liar for liar, lie in BATCH_LIES.items() if "tolist" in lie)
+    registered(Traits("READER", "reads", Topology.TREE, reads_host=True, max_lag=0), liar)
+    llm = LLM(EngineConfig("llama-mini", "READER", **SHAPE, spec_version="v2"), zoo)
+    assert run(llm) == plain("llama-mini")
+    assert llm.drafter_error is None and llm.loop.lag == 0
