@@ -19,6 +19,7 @@ from engine.core.errors import ConfigError
 from engine.core.request import SamplingParams
 from engine.device.relay import Carry, Relay
 from engine.register import forget_algorithm, register_algorithm
+from engine.spec.catalogue import BUILDERS
 from engine.spec.drafter import chain
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -60,6 +61,8 @@ def registered():
 
 def models(zoo, traits: Traits) -> tuple[str, str | None]:
     """The zoo's target and draft for an algorithm; skips where there are none yet."""
+    if traits.name not in BUILDERS:
+        pytest.skip(f"{traits.name} has no builder yet")
     target = "deepseek-mini" if traits.draft_weights == "bundled" else "llama-mini"
     draft = f"llama-mini-{traits.name.lower()}" if traits.draft_weights == "checkpoint" else None
     for name in (target, draft):

@@ -55,6 +55,18 @@ def test_tokens_are_those_of_plain_decoding(zoo, plain, params, asked):
         assert llm.probes["retract.done"] > 0
 
 
+@pytest.mark.parametrize("topk", [1, 4])
+@pytest.mark.parametrize("target", ["qwen3-mini", "deepseek-mini"])
+def test_every_target_keeps_its_tokens(zoo, target, topk):
+    """Sliding windows and latent KV are the target's own business."""
+    said = [o.output_ids for o in LLM(EngineConfig(target), zoo).generate(PROMPTS, GREEDY)]
+    asked = {"speculative_eagle_topk": topk, "page_size": 4, "strict_memory": 2, "kv_stamps": True}
+    llm = LLM(EngineConfig(target, "NGRAM", **asked), zoo)
+    for _ in range(2):
+        assert [o.output_ids for o in llm.generate(PROMPTS, GREEDY)] == said
+    assert llm.probes["spec.accepted"] > 20 and llm.probes["stamp.wrong"] == 0
+
+
 def test_a_text_that_was_said_before_is_accepted_nearly_whole(zoo):
     llm = launch(zoo)
     first, again = (llm.generate(PROMPTS[:1], GREEDY)[0] for _ in range(2))
