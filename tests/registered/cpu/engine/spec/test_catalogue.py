@@ -29,6 +29,8 @@ def context(zoo, name="NONE", draft=None, **asked: object) -> BuildContext:
         ("NONE", None, []),
         ("STANDALONE", "llama-mini-standalone", ["ids"]),
         ("EAGLE3", "llama-mini-eagle3", ["ids", "probs", "hidden"]),
+        ("EAGLE", "llama-mini-eagle", ["ids", "probs", "hidden"]),
+        ("DFLASH", "llama-mini-dflash", []),
     ],
 )
 def test_a_builder_makes_the_drafter_of_its_row(zoo, name, draft, carries):

@@ -35,7 +35,18 @@ SHAPES = [
     ("EAGLE3", 4, 1, 5),
     ("EAGLE3", 4, 2, 7),
     ("EAGLE3", 3, 4, 21),
+    ("EAGLE", 4, 1, 5),
+    ("EAGLE", 3, 3, 8),
+    ("NEXTN", 4, 1, 5),
+    ("NEXTN", 3, 2, 6),
 ]
+# The target and the draft of each algorithm; None: the draft comes with the target.
+MODELS: dict[str, tuple[str, str | None]] = {
+    "STANDALONE": ("llama-mini", "llama-mini-standalone"),
+    "EAGLE": ("llama-mini", "llama-mini-eagle"),
+    "EAGLE3": ("llama-mini", "llama-mini-eagle3"),
+    "NEXTN": ("deepseek-mini", None),
+}
 SAMPLED = SamplingParams(max_new_tokens=14, temperature=0.9, seed=3, ignore_eos=True)
 
 
@@ -92,8 +103,9 @@ def launch(zoo, algorithm="NONE", steps=0, topk=0, nodes=1, model="llama-mini", 
     """An engine on zoo models. Without a drafter the sizes stay automatic."""
     sizes: dict[str, Any] = {}
     if algorithm != "NONE":
+        model, draft = MODELS[algorithm]
         sizes = {
-            "speculative_draft_model_path": str(zoo(f"llama-mini-{algorithm.lower()}")),
+            "speculative_draft_model_path": None if draft is None else str(zoo(draft)),
             "speculative_num_steps": steps,
             "speculative_eagle_topk": topk,
             "speculative_num_draft_tokens": nodes,
@@ -171,7 +183,7 @@ def test_draft_forwards_stand_at_the_positions_of_their_tokens(zoo, shape):
         assert extend.tokens[0, :kept].tolist()[: len(told)] == told[:kept]
 
 
-@pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE3"])
+@pytest.mark.parametrize("algorithm", list(MODELS))
 def test_a_chain_fills_whatever_width_a_round_has(zoo, algorithm):
     """The steps of a round may change from round to round (sglang#24055); a narrower round drafts the same start."""
     llm, watch = watched(zoo, algorithm, 4, 1, 5, spec_version="v1")
@@ -276,7 +288,9 @@ class PathByPath(Watch):
         return [((*path, token), score * p) for token, p in pairs]
 
 
-@pytest.mark.parametrize("shape", [("EAGLE3", 4, 3, 14), ("STANDALONE", 4, 2, 11)], ids=["eagle3", "standalone"])
+@pytest.mark.parametrize(
+    "shape", [("EAGLE3", 4, 3, 14), ("STANDALONE", 4, 2, 11), ("NEXTN", 3, 3, 9)], ids=lambda s: s[0]
+)
 def test_a_tree_is_the_best_of_all_paths_drafted_one_by_one(zoo, shape):
     """Each beam goes on from its own parent's state, token and scratch."""
     llm = launch(zoo, *shape, spec_version="v1", page_size=3)
@@ -293,7 +307,7 @@ def test_a_tree_is_the_best_of_all_paths_drafted_one_by_one(zoo, shape):
         assert set(drafted[1:]) == best
 
 
-@pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE3"])
+@pytest.mark.parametrize("algorithm", list(MODELS))
 def test_a_chunk_ends_with_the_next_prompt_token_and_only_the_last_with_a_sampled_one(zoo, algorithm):
     """sglang#26329: the sampled token at the end of a chunk breaks the draft's KV there."""
     llm, watch = watched(zoo, algorithm, 3, 2, 6, chunked_prefill_size=7)
@@ -308,7 +322,7 @@ def test_a_chunk_ends_with_the_next_prompt_token_and_only_the_last_with_a_sample
     assert written == known[1:]
 
 
-@pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE3"])
+@pytest.mark.parametrize("algorithm", list(MODELS))
 def test_proposals_do_not_depend_on_chunks_pages_timing_or_company(zoo, algorithm):
     def proposals(company: int, **more: object) -> list[list[int]]:
         llm, watch = watched(zoo, algorithm, 3, 2, 6, disable_radix_cache=True, **more)
