@@ -8,6 +8,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -40,6 +41,7 @@ def level_rows(data: Data, level: int) -> list[Problem]:
     return list(problems(data.seed, "test", data.level_problems, alone))
 
 
+@cache
 def data_hash(data: Data) -> str:
     """Twelve hex digits over the test splits and the first thousand training problems."""
     digest = hashlib.sha256()

@@ -3,7 +3,7 @@
 import argparse
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ HERE = Path(__file__).parent
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Where and how long: `seconds` of wall clock are shared out by the recipes' `share`."""
+    """Where and how long: `seconds` of wall clock are shared out by the recipes' shares, which add up to `whole`."""
 
     device: torch.device
     out: Path
@@ -45,6 +45,7 @@ class Plan:
     data: Data
     recipes: dict[str, Recipe]
     started: float
+    whole: float = 1.0
 
     def say(self, text: str) -> None:
         """A line of progress with the seconds since the start."""
@@ -53,7 +54,7 @@ class Plan:
     def seconds_for(self, fit: Fit) -> float:
         """The share of one optimisation, cut so that a late start still leaves time to save and score."""
         left = self.started + 1.15 * self.seconds - time.monotonic() - 20.0
-        return max(5.0, min(fit.share * self.seconds, left))
+        return max(5.0, min(fit.share / max(1.0, self.whole) * self.seconds, left))
 
     def tokenizer_json(self) -> str:
         """The committed tokenizer."""
@@ -195,6 +196,8 @@ def train(plan: Plan, names: Sequence[str]) -> None:
     wanted = [recipe for recipe in plan.recipes.values() if recipe.name in names]
     # All problems are made before the first use of a GPU: forking a process that holds one is not safe.
     first = 0 if any(recipe.target is None for recipe in wanted) else data.train_problems
+    fits = [fit for recipe in wanted for fit in (recipe.fit, recipe.bundled_fit) if fit is not None]
+    plan = replace(plan, whole=sum(fit.share for fit in fits))
     distilling = any(recipe.target or recipe.bundled_fit for recipe in wanted)
     last = data.train_problems + (data.distill_problems if distilling else 0)
     plan.say(f"generating {last - first:,} problems")
@@ -227,7 +230,7 @@ def main() -> None:
     parser.add_argument("names", nargs="+", choices=["all", *RECIPES])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path, default=HERE / "checkpoints")
-    parser.add_argument("--minutes", type=float, default=8.0)
+    parser.add_argument("--minutes", type=float, default=8.0, help="wall clock; all of them take 30 on one H100")
     parser.add_argument("--smoke", action="store_true", help="a few steps on a few problems, for tests")
     arguments = parser.parse_args()
     plan = plan_of(arguments.device, arguments.out, arguments.minutes, arguments.smoke)

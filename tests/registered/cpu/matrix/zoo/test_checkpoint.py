@@ -17,7 +17,7 @@ from matrix.zoo.recipes import DATA, RECIPES, LatentShape
 from matrix.zoo.registry import CHECKPOINTS, NAMES
 from matrix.zoo_facts import model_facts
 
-pytestmark = pytest.mark.register(est_seconds=14, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=6, tier="cpu", stage="pr")
 
 MODELS = [name for name, recipe in RECIPES.items() if recipe.kind in ("target", "standalone")]
 LLAMAS = ["llama-mini", "llama-mini-standalone"]

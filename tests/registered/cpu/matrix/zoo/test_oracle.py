@@ -18,7 +18,7 @@ from matrix.zoo.oracle import (
 from matrix.zoo.oracle_drafts import DRAFTS, LAYERS, SINGLE, is_layered
 from matrix.zoo.recipes import RECIPES, LatentShape
 
-pytestmark = pytest.mark.register(est_seconds=14, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=6, tier="cpu", stage="pr")
 
 
 class Scripted:

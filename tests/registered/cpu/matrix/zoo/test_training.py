@@ -1,4 +1,5 @@
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from matrix.zoo.oracle_drafts import HeadDraft, RotatedDraft
 from matrix.zoo.recipes import RECIPES, LatentShape, Shape
 from matrix.zoo.train import plan_of, train
 
-pytestmark = pytest.mark.register(est_seconds=15, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=5, tier="cpu", stage="pr")
 
 
 LATENT = LatentShape(
@@ -118,6 +119,14 @@ def test_a_later_key_of_another_slot_is_never_seen():
     after = unrolled_attention(q, [first, changed], [values, mixed])
     assert torch.equal(before[:, :, :4], after[:, :, :4])
     assert not torch.equal(before[:, :, 4], after[:, :, 4])
+
+
+def test_shares_beyond_the_whole_are_cut_alike():
+    fit = RECIPES["qwen3-mini"].fit
+    alone = plan_of("cpu", Path("none"), 8.0, short=False)
+    assert alone.seconds_for(fit) == pytest.approx(fit.share * 480)
+    assert replace(alone, whole=0.5).seconds_for(fit) == pytest.approx(fit.share * 480)
+    assert replace(alone, whole=4.0).seconds_for(fit) == pytest.approx(fit.share * 120)
 
 
 def test_a_few_steps_on_a_cpu_write_loadable_checkpoints(tmp_path, capsys):
