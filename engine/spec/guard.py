@@ -147,9 +147,7 @@ class Guard:
             line = ancestors.gather(1, above[:, :, None].expand_as(ancestors)) & (order > 0)[:, None]
             lies[ANCESTORS] = (ancestors != line | (order == order[:, None])).flatten(1)
         bad = self._note(lies)
-        if bad.device.type == "cpu" and not bool(bad.any()):
-            return tree
-        return _padded(tree, bad, batch.root)
+        return tree if bad is None else _padded(tree, bad, batch.root)
 
     def _checked_state(self, state: DraftState | None, rows: int) -> DraftState | None:
         """The state with zeros where it is not finite; None if it cannot be kept at all."""
@@ -169,13 +167,15 @@ class Guard:
                 return None
             if dtype.is_floating_point:
                 wrong = ~tensor.isfinite()
-                self._note({FINITE: wrong.flatten(1)})
-                kept[name] = tensor.masked_fill(wrong, 0)
+                if self._note({FINITE: wrong.flatten(1)}) is not None:
+                    kept[name] = tensor.masked_fill(wrong, 0)
         return kept
 
-    def _note(self, lies: dict[int, Tensor]) -> Tensor:
-        """Enter which rows told which lie [B, *]; the rows that told any [B]."""
+    def _note(self, lies: dict[int, Tensor]) -> Tensor | None:
+        """Enter which rows told which lie [B, *]; the rows that told any [B], None where there are known to be none."""
         assert self._codes is not None
+        if self._codes.device.type == "cpu" and not any(wrong.any() for wrong in lies.values()):
+            return None
         told = sum(wrong.any(1).long() << bit for bit, wrong in lies.items())
         assert isinstance(told, Tensor)
         self._codes = self._codes | told
