@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Final
 
 from matrix.gates.gate import Gate
-from matrix.gates.oracle import ORACLE_FILE
 from matrix.lockfile import LOCK_FILE
 from matrix.waivers import WAIVERS
-from matrix.zoo.registry import TEST, zoo_hash
+from matrix.zoo.registry import TARGETS, TEST, oracle_file, zoo_hash
 from reports.schema import Header
 
 ROOT: Final = Path(__file__).parents[1]
@@ -36,7 +35,7 @@ def run_header(tier: str, stage: str, seed: int, gates: Iterable[Gate]) -> Heade
         versions={"python": platform.python_version()} | {name: _version(name) for name in PACKAGES},
         host={"cpu": _cpu(), "cores": os.cpu_count(), "gpus": []},
         lock_hash=files_hash([LOCK_FILE]),
-        data_hash=files_hash([TEST, ORACLE_FILE]),
+        data_hash=files_hash([TEST, *map(oracle_file, TARGETS)]),
         zoo_hash=zoo_hash(),
         thresholds={gate.name: dict(gate.thresholds) for gate in gates},
         waivers=WAIVERS,

@@ -8,7 +8,6 @@ sequence each time. Nothing that computes is shared with the engine.
 import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -20,11 +19,10 @@ from engine.core.errors import ConfigError
 from engine.core.resolve import resolve
 from matrix.zoo.gsm_mini import prompt_of
 from matrix.zoo.oracle_drafts import DRAFTS, SINGLE, Draft, Drafts, Shape, TokenPath, is_layered, key_of
-from matrix.zoo.registry import CHECKPOINTS, HERE, TEST
+from matrix.zoo.registry import CHECKPOINTS, TEST, oracle_file
 from matrix.zoo.tokenizer import EOS_ID
 from matrix.zoo_facts import model_facts
 
-ORACLE_FILE: Final = HERE / "data" / "oracle.json"
 PROMPTS: Final = 32
 LIMIT: Final = 96
 # Tokens past the end of a continuation, so that the last round's drafts have something to be compared with.
@@ -34,11 +32,6 @@ WIDEST: Final = 8
 STEPS: Final = ("auto", 1, 2, 3, 5, 7)
 TOPK: Final = ("auto", 1, 2, 4)
 WIDTHS: Final = ("auto", 4, 6, 8, 16)
-
-
-def oracle_file(target: str) -> Path:
-    """The file of a target's continuations and rounds."""
-    return ORACLE_FILE if target == "llama-mini" else ORACLE_FILE.with_name(f"oracle-{target}.json")
 
 
 class Proposals:

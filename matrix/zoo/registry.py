@@ -13,6 +13,12 @@ CHECKSUMS: Final = CHECKPOINTS / "SHA256SUMS"
 TEST: Final = HERE / "data" / "test.jsonl"
 HELDOUT: Final = HERE / "data" / "heldout.jsonl"
 NAMES: Final = tuple(RECIPES)
+TARGETS: Final = tuple(name for name, recipe in RECIPES.items() if recipe.target is None)
+
+
+def oracle_file(target: str) -> Path:
+    """The file of what the oracle knows of a target: its continuations, and the rounds of its drafts."""
+    return HERE / "data" / ("oracle.json" if target == TARGETS[0] else f"oracle-{target}.json")
 
 
 def resolve_path(name_or_path: str | Path) -> Path:

@@ -5,18 +5,17 @@ import pytest
 import torch
 
 from matrix.zoo.oracle import (
-    ORACLE_FILE,
     PROMPTS,
     Proposals,
     accept_lengths,
     account,
     covered_shapes,
-    oracle_file,
     questions,
     tree_paths,
 )
 from matrix.zoo.oracle_drafts import DRAFTS, LAYERS, SINGLE, is_layered
 from matrix.zoo.recipes import RECIPES, LatentShape
+from matrix.zoo.registry import oracle_file
 
 pytestmark = pytest.mark.register(est_seconds=6, tier="cpu", stage="pr")
 
@@ -96,7 +95,7 @@ def test_every_locked_cell_with_a_draft_of_the_zoo_is_covered():
 
 
 def test_wider_trees_of_the_same_beams_never_need_more_rounds_in_all():
-    stored = json.loads(ORACLE_FILE.read_text())["acceptance"]["standalone"]
+    stored = json.loads(oracle_file("llama-mini").read_text())["acceptance"]["standalone"]
     for narrow, wide in pairwise(["2/4/6", "2/4/8", "2/4/16"]):
         assert sum(map(len, stored[wide])) <= sum(map(len, stored[narrow]))
 

@@ -85,6 +85,12 @@ def test_broken_checksum_lists_are_refused(tmp_path):
         registry.checksums(tmp_path / "sums")
 
 
+def test_every_target_has_a_file_of_the_oracle():
+    assert registry.TARGETS == ("llama-mini", "qwen3-mini", "deepseek-mini")
+    files = [registry.oracle_file(target) for target in registry.TARGETS]
+    assert all(file.is_file() for file in files) and len(set(files)) == 3
+
+
 def test_the_hash_names_the_weights():
     assert len(registry.zoo_hash()) == 12
 
