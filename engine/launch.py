@@ -53,23 +53,24 @@ class DeviceExecutor:
         self.staging = staging
         self.window = window
         self.guard = guard
+        self._inference = torch.inference_mode()  # one for all steps: as a decorator it would make one for each
 
-    @torch.inference_mode()
     def launch(self, plan: StepPlan) -> InFlight:
         """Start a step. Returns without waiting for the device."""
-        self.table.extend(plan.rows)
-        self._admit(plan.rows)
-        batch = StepBatch.of(plan, self.relay, self.table)
-        side = None
-        if self.window is not None:
-            self.window.extend(plan.rows)
-            side = self.window.step(batch)
-        if self.guard is not None:
-            self.guard.begin(batch)
-        results = (self._prefill if plan.prefill else self._round)(plan, batch, side)
-        if self.guard is not None:
-            results["lies"] = self.guard.codes()
-        return InFlight(plan, self.staging.put(results))
+        with self._inference:
+            self.table.extend(plan.rows)
+            self._admit(plan.rows)
+            batch = StepBatch.of(plan, self.relay, self.table)
+            side = None
+            if self.window is not None:
+                self.window.extend(plan.rows)
+                side = self.window.step(batch)
+            if self.guard is not None:
+                self.guard.begin(batch)
+            results = (self._prefill if plan.prefill else self._round)(plan, batch, side)
+            if self.guard is not None:
+                results["lies"] = self.guard.codes()
+            return InFlight(plan, self.staging.put(results))
 
     def collect(self, handle: InFlight) -> StepResult:
         """Wait for a step and read it."""

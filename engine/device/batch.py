@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,6 +13,8 @@ from engine.core.plan import StepPlan
 from engine.device.relay import DraftState, Relay
 from engine.device.table import SlotTable
 from engine.device.upload import integers
+
+LONGEST_TRIANGLE: Final = 1024
 
 
 class Known(NamedTuple):
@@ -34,10 +36,11 @@ class Causal(NamedTuple):
 class StepBatch:
     """B requests by W positions, padded to the widest.
 
-    rows [B]; start [B] KV length before the step; reach: host bound on start + W over the batch; root [B, 1] the bonus
-    token of the previous round (of no meaning in a prefill step).
-    slots [B, T] of positions 0..T-1, T = reach. lengths [B]: tokens of each chunk, None in a verify round, where
-    every row is W wide. known: in verify rounds of a drafter that reads tokens on the host, row by row.
+    rows [B]; start [B] KV length before the step; reach: positions that the step reads, at least the host's bound on
+    start + W over the batch; root [B, 1] the bonus token of the previous round (of no meaning in a prefill step).
+    slots [B, T] of positions 0..T-1, T = reach; past a row's reservation they are 0 or another row's.
+    lengths [B]: tokens of each chunk, None in a verify round, where every row is W wide. known: in verify rounds of a
+    drafter that reads tokens on the host, row by row.
     positions [B, W] start..start + W - 1, and write [B, W] their slots, the padding slot 0 past a chunk's end.
     relay: where the rows' values come from; None in a batch that was made by hand.
     """
@@ -56,7 +59,7 @@ class StepBatch:
     _causal: Causal | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        self.positions = self.start[:, None]
+        self.positions = self.start.unsqueeze(1)
         if self.width > 1:
             self.positions = self.positions + count(self.width, self.start.device)
         self.write = self._slots_at(self.positions)
@@ -71,7 +74,7 @@ class StepBatch:
         if plan.prefill:
             start = integers([r.start for r in plan.rows], device)
             lengths = integers([r.width for r in plan.rows], device)
-        width, reach = max([r.width for r in plan.rows]), max([r.bound for r in plan.rows])
+        width, reach = max([r.width for r in plan.rows]), table.reach(max([r.bound for r in plan.rows]))
         known = () if plan.prefill else tuple([Known(r.rid, r.tokens) for r in plan.rows if r.tokens])
         return cls(rows, start, root, width, reach, table.read(rows, reach), lengths, known, relay)
 
@@ -84,7 +87,8 @@ class StepBatch:
     def causal(self, width: int, dtype: torch.dtype) -> Causal:
         """The first `width` positions as consecutive tokens. Made once: target and draft see the same masks."""
         if self._causal is None or self._causal.bias.dtype is not dtype:
-            self._causal = Causal(self.positions, self.write, causal_bias(self.positions, self.reach, dtype))
+            mask = causal_bias if self.lengths is not None else round_bias
+            self._causal = Causal(self.positions, self.write, mask(self.positions, self.reach, dtype))
         if width == self.width:
             return self._causal
         positions, write, bias = self._causal
@@ -122,6 +126,20 @@ def _hidden_or_seen(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, T
         return torch.tensor(float("-inf"), dtype=dtype, device=device), torch.tensor(0.0, dtype=dtype, device=device)
 
 
+@lru_cache(maxsize=8)
+def _whole_triangle(dtype: torch.dtype, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):
+        positions = count(LONGEST_TRIANGLE, device)[:, None]
+        return causal_bias(positions, LONGEST_TRIANGLE, dtype)
+
+
+@lru_cache(maxsize=256)
+def _triangle(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """[size, 1, 1, size], the masks of a query at each position; a view, as the slices of a step cost a call each."""
+    with torch.inference_mode(False):
+        return _whole_triangle(dtype, device)[:size, ..., :size]
+
+
 def count(size: int, device: torch.device) -> Tensor:
     """0..size-1 as int64, a view of a table that grows by doubling; never write to it."""
     return _counted(1 << max(size - 1, 63).bit_length(), device)[:size]
@@ -131,6 +149,14 @@ def causal_bias(positions: Tensor, reach: int, dtype: torch.dtype) -> Tensor:
     """[B, 1, W, reach]: 0 where key position <= query position, else -inf. positions [B, W]."""
     keys = count(reach, positions.device)
     return torch.where(keys > positions[:, None, :, None], *_hidden_or_seen(dtype, positions.device))
+
+
+def round_bias(positions: Tensor, reach: int, dtype: torch.dtype) -> Tensor:
+    """`causal_bias` of positions [B, W], all below `reach`: short ones are rows of a triangle that is kept."""
+    if reach > LONGEST_TRIANGLE:
+        return causal_bias(positions, reach, dtype)
+    batch, width = positions.shape
+    return _triangle(reach, dtype, positions.device).index_select(0, positions.view(-1)).view(batch, 1, width, reach)
 
 
 def prefix_bias(start: Tensor, reach: int, dtype: torch.dtype) -> Tensor:

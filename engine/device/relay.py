@@ -31,7 +31,7 @@ class Relay:
 
     length [R]: tokens in the target's KV. last [R, 1]: the bonus token, known but not in KV. carried: a buffer
     [R, *shape] for each Carry of the drafter, zeros when a request's residence begins. Sampling parameters are
-    uploaded once per residence.
+    uploaded once per residence. The latest `publish` is entered when other rows come: most rounds hold the same rows.
     """
 
     def __init__(self, rows: int, carries: tuple[Carry, ...], device: torch.device) -> None:
@@ -44,15 +44,26 @@ class Relay:
             torch.ones(rows, dtype=torch.float32, device=device),
             torch.zeros(rows, dtype=torch.int64, device=device),
         )
+        self._latest: tuple[Tensor, Tensor, Tensor] | None = None
 
     def publish(self, rows: Tensor, length: Tensor, last: Tensor) -> None:
-        """rows [B], length [B], last [B, 1], all int64."""
-        self.length.index_copy_(0, rows, length)
-        self.last.index_copy_(0, rows, last)
+        """rows [B], length [B], last [B, 1], all int64; nobody writes to them afterwards."""
+        if self._latest is not None and self._latest[0] is not rows:
+            self._enter(*self._latest)
+        self._latest = rows, length, last
 
     def lengths_and_roots(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """KV lengths [B] and bonus tokens [B, 1] of the batch."""
+        if self._latest is not None:
+            if self._latest[0] is rows:
+                return self._latest[1:]
+            self._enter(*self._latest)
+            self._latest = None
         return self.length.index_select(0, rows), self.last.index_select(0, rows)
+
+    def _enter(self, rows: Tensor, length: Tensor, last: Tensor) -> None:
+        self.length.index_copy_(0, rows, length)
+        self.last.index_copy_(0, rows, last)
 
     def stash(self, rows: Tensor, state: DraftState) -> None:
         """Keep the drafter's state of the batch, every tensor of it."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from engine.core.plan import PlanRow
 from engine.device.upload import integers
+
+READ_STEP: Final = 16
 
 
 class SlotTable:
@@ -21,6 +24,8 @@ class SlotTable:
         self.page_size = page_size
         self.slots = torch.zeros(rows, positions, dtype=torch.int64, device=device)
         self.writers = torch.zeros_like(self.slots) if stamps else None
+        self._cells = self.slots.view(-1)
+        self._prefixes: dict[int, Tensor] = {}
 
     def extend(self, rows: Sequence[PlanRow]) -> None:
         """Enter the pages that the plan added."""
@@ -32,20 +37,30 @@ class SlotTable:
                 continue
             first = row.row * stride + row.first_page * size
             cell.extend(range(first, first + len(row.pages) * size))
-            for page in row.pages:
-                slot.extend(range(page * size, page * size + size))
+            if size == 1:
+                slot.extend(row.pages)
+            else:
+                for page in row.pages:
+                    slot.extend(range(page * size, page * size + size))
         if not cell:
             return
         device = self.slots.device
         at = integers(cell, device)
-        self.slots.view(-1).index_copy_(0, at, integers(slot, device))
+        self._cells.index_copy_(0, at, integers(slot, device))
         if self.writers is not None:
             writer = [by for row in rows for by in row.writers for _ in range(size)]
             self.writers.view(-1).index_copy_(0, at, integers(writer, device))
 
+    def reach(self, bound: int) -> int:
+        """How many positions a step reads whose rows end below `bound`: rounded up, so that its shapes come back."""
+        return min(-(-bound // READ_STEP) * READ_STEP, self.slots.shape[1])
+
     def read(self, rows: Tensor, length: int) -> Tensor:
         """Slots of positions 0..length-1: [B, length]."""
-        return self.slots[:, :length].index_select(0, rows)
+        prefix = self._prefixes.get(length)
+        if prefix is None:
+            prefix = self._prefixes[length] = self.slots[:, :length]
+        return prefix.index_select(0, rows)
 
     def expected(self, rows: Tensor, length: int) -> Tensor:
         """Stamps that positions 0..length-1 must hold: [B, length] int64."""

@@ -11,4 +11,5 @@ from torch import Tensor
 
 def integers(numbers: Iterable[int], device: torch.device) -> Tensor:
     """Numbers, at least one -> int64 [n]. Through a buffer: torch.tensor looks at each number twice."""
-    return torch.frombuffer(array("q", numbers), dtype=torch.int64).to(device)
+    buffer = torch.frombuffer(array("q", numbers), dtype=torch.int64)
+    return buffer if device.type == "cpu" else buffer.to(device)

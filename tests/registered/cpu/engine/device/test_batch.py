@@ -6,7 +6,16 @@ import pytest
 import torch
 
 from engine.core.plan import PlanRow, StepPlan
-from engine.device.batch import Known, StepBatch, causal_bias, count, prefix_bias, tree_bias
+from engine.device.batch import (
+    LONGEST_TRIANGLE,
+    Known,
+    StepBatch,
+    causal_bias,
+    count,
+    prefix_bias,
+    round_bias,
+    tree_bias,
+)
 from engine.device.relay import Relay
 from engine.device.table import SlotTable
 from kernels.tree_layout.cases import random_parents
@@ -36,6 +45,15 @@ def test_causal_bias(dtype):
     for b in range(2):
         for w in range(3):
             assert seen(bias)[b, 0, w].tolist() == [key <= positions[b, w] for key in range(7)]
+
+
+@pytest.mark.parametrize("reach", [3, 16, 48, LONGEST_TRIANGLE, LONGEST_TRIANGLE + 16])
+@pytest.mark.parametrize("width", [1, 3])
+def test_the_mask_of_a_round_is_the_causal_one(reach, width):
+    positions = torch.tensor([[reach - width], [0], [reach // 2 - width // 2]]) + torch.arange(width)
+    for dtype in (torch.float32, torch.bfloat16):
+        bias = round_bias(positions, reach, dtype)
+        assert bias.dtype == dtype and torch.equal(bias, causal_bias(positions, reach, dtype))
 
 
 def test_prefix_bias():
@@ -89,10 +107,10 @@ def test_a_round_reads_lengths_and_roots_from_the_relay():
     batch = StepBatch.of(plan, relay, table)
     assert batch.rows.tolist() == [2, 1] and batch.start.tolist() == [4, 2]
     assert batch.root.tolist() == [[77], [66]]
-    assert (batch.width, batch.reach, batch.lengths) == (3, 8, None)
+    assert (batch.width, batch.reach, batch.lengths) == (3, 12, None)
     assert batch.slots.tolist() == [
-        [slot((5, 2, 7), p) for p in range(8)],
-        [*(slot((3, 6), p) for p in range(6)), 0, 0],
+        [*(slot((5, 2, 7), p) for p in range(9)), 0, 0, 0],
+        [*(slot((3, 6), p) for p in range(6)), *[0] * 6],
     ]
     assert batch.write_slots(count(3, CPU)).tolist() == [
         [slot((5, 2, 7), p) for p in (4, 5, 6)],
@@ -115,7 +133,7 @@ def test_a_prefill_reads_starts_from_the_plan_and_pads_into_slot_0():
     rows = (PlanRow(9, 9, 2, 4, 7, (), (), 3, 3, (1, 2, 3, 4)), PlanRow(8, 8, 1, 2, 3, (), (), 2, 1, (5, 6)))
     batch = StepBatch.of(StepPlan(True, rows, True, -1), relay, table)
     assert batch.start.tolist() == [3, 1] and batch.lengths.tolist() == [4, 2]
-    assert (batch.width, batch.reach) == (4, 7)
+    assert (batch.width, batch.reach) == (4, 12)
     assert batch.write.tolist() == [
         [slot((5, 2, 7), p) for p in (3, 4, 5, 6)],
         [slot((3, 6), 1), slot((3, 6), 2), 0, 0],
@@ -137,7 +155,7 @@ def test_a_round_knows_its_positions_slots_and_mask_as_consecutive_tokens():
         positions, write, bias = batch.causal(width, torch.float64)
         assert positions.tolist() == [list(range(4, 4 + width)), list(range(2, 2 + width))]
         assert torch.equal(write, batch.write_slots(count(width, CPU)))
-        assert torch.equal(bias, causal_bias(positions, 8, torch.float64)) and bias.dtype is torch.float64
+        assert torch.equal(bias, causal_bias(positions, 12, torch.float64)) and bias.dtype is torch.float64
     assert batch.causal(3, torch.float64).bias is batch.causal(3, torch.float64).bias
     assert batch.causal(3, torch.float32).bias.dtype is torch.float32
 

@@ -37,6 +37,18 @@ def test_what_was_read_does_not_change_when_the_row_does():
     assert (lengths.item(), roots.item()) == (4, 5)
 
 
+def test_the_same_rows_come_back_at_once_and_are_there_for_others():
+    relay = relay_of()
+    rows = torch.tensor([3, 1])
+    for length in (10, 20):
+        relay.publish(rows, torch.tensor([length, 7]), torch.tensor([[length + 1], [8]]))
+        assert [part.tolist() for part in relay.lengths_and_roots(rows)] == [[length, 7], [[length + 1], [8]]]
+    relay.publish(torch.tensor([2]), torch.tensor([30]), torch.tensor([[9]]))
+    lengths, roots = relay.lengths_and_roots(torch.tensor([1, 2, 3]))
+    assert lengths.tolist() == [7, 30, 20] and roots.tolist() == [[8], [9], [21]]
+    assert relay.lengths_and_roots(rows)[0].tolist() == [20, 7]
+
+
 def test_a_drafters_state_comes_back_by_row():
     relay = relay_of()
     state = {

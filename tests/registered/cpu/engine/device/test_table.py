@@ -50,6 +50,12 @@ def test_expected_stamps_name_the_writer_and_the_position():
     assert table.expected(torch.tensor([1]), 3).tolist() == [[17 << 32, (17 << 32) + 1, (51 << 32) + 2]]
 
 
+@pytest.mark.parametrize(("bound", "reach"), [(1, 16), (16, 16), (17, 32), (33, 40), (40, 40)])
+def test_steps_read_in_strides_up_to_the_tables_width(bound, reach):
+    table = SlotTable(3, 40, 2, CPU, stamps=False)
+    assert table.reach(bound) == reach and table.read(torch.tensor([1, 2]), reach).shape == (2, reach)
+
+
 def test_writers_are_kept_only_when_asked_for():
     assert SlotTable(2, 4, 2, CPU, stamps=False).writers is None
 
