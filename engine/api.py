@@ -278,6 +278,7 @@ class LLM:
             "dtype": str(executor.pool.data.dtype).removeprefix("torch."),
             "device": executor.pool.data.device.type,
             "enable_streaming_session": self.sessions.streaming,
+            "enable_multi_layer_eagle": getattr(drafter, "layer_per_step", False),
             "ngram": asdict(drafter.options) if hasattr(drafter, "options") else None,
             "strict_memory": self.loop.strict_memory,
             "kv_stamps": executor.pool.stamps is not None,

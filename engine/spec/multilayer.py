@@ -41,6 +41,7 @@ class MultiLayerDrafter:
     """Chains of one draft per layer; nothing is left to compute when a round begins."""
 
     topk = 1
+    layer_per_step = True
 
     def __init__(
         self, traits: Traits, layers: Sequence[ChainLayer], pool: KVPool, capture: tuple[int, ...], nodes: int

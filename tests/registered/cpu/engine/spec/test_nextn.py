@@ -106,7 +106,8 @@ def check_layers(folder: Path, proposals: list[Proposal], tokens: list[int], ste
 @pytest.mark.parametrize("steps", [2, 3])
 def test_a_layer_per_step_is_its_formula(folder, truth, place, steps):
     llm = launch(folder, steps, 1, steps + 1, **PLACES[place])
-    assert llm.resolved.enable_multi_layer_eagle and llm.loop.executor.drafter.key_span == steps
+    assert llm.resolved.enable_multi_layer_eagle is llm.readback()["enable_multi_layer_eagle"] is True
+    assert llm.loop.executor.drafter.key_span == steps
     copies = 2 if place == "retracted" else 1
     prompts, truths = [p for p, _ in truth] * copies, [t for _, t in truth] * copies
     found = run(llm, prompts, truths, NEW)
@@ -118,7 +119,7 @@ def test_a_layer_per_step_is_its_formula(folder, truth, place, steps):
 @pytest.mark.parametrize("place", PLACES)
 def test_the_first_layer_goes_on_by_itself_beyond_the_layers(folder, truth, place):
     llm = launch(folder, 4, 1, 5, **PLACES[place])
-    assert not llm.resolved.enable_multi_layer_eagle
+    assert llm.resolved.enable_multi_layer_eagle is llm.readback()["enable_multi_layer_eagle"] is False
     copies = 2 if place == "retracted" else 1
     prompts, truths = [p for p, _ in truth] * copies, [t for _, t in truth] * copies
     for proposals, tokens in zip(run(llm, prompts, truths, NEW), truths, strict=True):
