@@ -137,6 +137,19 @@ def test_a_full_index_forgets_its_oldest_windows_only():
     assert not paths(drafted(index, (0, 1)))
 
 
+def test_no_window_outlives_the_one_that_it_extends():
+    """Leaves go first: what is kept can be reached, so it can be drafted."""
+    index = index_of(capacity=25)
+    rng = random.Random(3)
+    for _ in range(40):
+        index.learn(Cursor(), [rng.randrange(5) for _ in range(9)])
+        reached, level = 0, [index._root]
+        while level:
+            level = [child for gram in level for child in gram.children.values()]
+            reached += len(level)
+        assert reached == len(index) <= 25
+
+
 def test_what_is_shown_again_is_young_again():
     index = index_of((1, 2), capacity=9, max_trie_depth=2)
     for start in range(10, 40, 2):

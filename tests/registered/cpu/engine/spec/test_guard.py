@@ -93,6 +93,14 @@ def test_a_bad_row_of_a_chain_becomes_a_chain():
     assert mended.tokens.tolist() == [[7, 1, 2, 3], [8, 0, 0, 0]] and mended.ancestors is None
 
 
+def test_no_path_is_longer_than_the_tree_says():
+    """The accept matrix is depth + 1 wide; a longer path would be cut off."""
+    batch = batch_of(3, 5)
+    guard = guard_of(tree_of(batch)._replace(depth=2))
+    mended = asked(guard, batch)
+    assert guard.codes().tolist() == [8, 8, 0] and int(mended.depths.max()) == 2
+
+
 def test_a_chain_must_be_one():
     batch = batch_of(3, 5)
     guard = guard_of(tree_of(batch)._replace(ancestors=None))
