@@ -39,7 +39,10 @@ MAY_SAY_LAG = {
     *(f"engine/{name}.py" for name in ("loop", "build", "api", "register", "device/staging")),
     *(
         f"engine/core/{name}.py"
-        for name in ("algorithm", "config", "resolve", "defaults", "rules", "situation", "pairing", "drafting")
+        for name in (
+            *("algorithm", "algorithm_table", "config", "resolve", "defaults"),
+            *("rules", "situation", "pairing", "drafting"),
+        )
     ),
 }
 FORBIDDEN = {"utils", "util", "helper", "helpers", "manager", "info", "base", "tmp", "mixin"}
