@@ -41,8 +41,8 @@ class Traits:
     adaptive: the depth of a round may change from round to round.
     block: one forward drafts a whole block, whose size the draft's checkpoint gives.
     layered: the draft may bring several layers, one for each step of a chain.
-    target_verify_for_draft: the draft's forward has the target's verify shape, so it may share those graphs
-        (sglang#24999).
+    target_verify_for_draft: the draft's forward may have the target's verify shape, a round's width of tokens per
+        request, and share its graphs (sglang#24999).
     irregular: trees have the shape that the text suggests, topk children at most, and no fixed pool of candidates.
     """
 

@@ -70,6 +70,19 @@ class BuildContext:
         return found
 
     @property
+    def verify_tokens(self) -> int:
+        """Tokens per request of the target's verify step, for a draft whose forward has that shape (sglang#24999).
+
+        ConfigError unless the trait target_verify_for_draft allows it.
+        """
+        if not self.traits.target_verify_for_draft:
+            raise ConfigError(
+                f"the draft of {self.traits.name} may not run in the target's verify shape; its traits need "
+                "target_verify_for_draft"
+            )
+        return self.resolved.max_draft_tokens
+
+    @property
     def draft_folder(self) -> Path:
         """The folder of the draft's weights; the target's own for bundled ones. ConfigError if there is none."""
         if self.resolved.draft_path is None:
@@ -134,7 +147,7 @@ def _nextn(context: BuildContext) -> Drafter:
 def _dflash(context: BuildContext) -> Drafter:
     r = context.resolved
     model = load_dflash(context.draft_folder, context.target, r.device, context.dtype, r.enable_deterministic_inference)
-    return BlockDrafter(context.traits, model, context.pool(model), r.num_draft_tokens)
+    return BlockDrafter(context.traits, model, context.pool(model), context.verify_tokens)
 
 
 def autoregressive(context: BuildContext, model: DraftModel, capture: tuple[int, ...]) -> Drafter:

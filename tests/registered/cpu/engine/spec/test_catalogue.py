@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.core.algorithm import NONE, Topology, Traits, algorithm
+from engine.core.algorithm import ALGORITHMS, NONE, Topology, Traits, algorithm
 from engine.core.config import EngineConfig
 from engine.core.errors import ConfigError
 from engine.core.resolve import resolve
@@ -40,6 +40,10 @@ def test_a_builder_makes_the_drafter_of_its_row(zoo, name, draft, carries):
     assert [carry.name for carry in drafter.carries] == carries
     assert drafter.key_span == drafter.traits.key_span
     assert len(built.pools) == int(drafter.traits.own_kv)
+
+
+def test_every_built_in_algorithm_has_a_builder():
+    assert set(BUILDERS) == {traits.name for traits in ALGORITHMS}
 
 
 def test_a_pool_is_the_targets_twin_page_by_page(zoo):

@@ -1,12 +1,13 @@
 """The contract of every algorithm: built in, registered and odd, or lying.
 
-A built-in algorithm joins as soon as the zoo has a checkpoint for it. Under strict_memory the guard checks each of its
+Under strict_memory the guard checks each of its
 proposals, so a run without an error is a run in which every proposal was as the protocol says.
 """
 
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,6 @@ from engine.core.errors import ConfigError
 from engine.core.request import SamplingParams
 from engine.device.relay import Carry, Relay
 from engine.register import forget_algorithm, register_algorithm
-from engine.spec.catalogue import BUILDERS
 from engine.spec.drafter import chain
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -42,6 +42,8 @@ LAUNCHES = {
     "v1-pages": {"spec_version": "v1", "page_size": 7, "chunked_prefill_size": 5},
     "v2-tight": {"spec_version": "v2", "max_total_tokens": 160, "page_size": 4, "max_running_requests": 3},
 }
+# Every algorithm as a chain, and as a tree where it can draft one.
+SHAPES = [(traits, topk) for traits in ALGORITHMS for topk in (1, 3) if topk == 1 or traits.topology is Topology.TREE]
 
 
 @pytest.fixture
@@ -59,16 +61,10 @@ def registered():
         forget_algorithm(name)
 
 
-def models(zoo, traits: Traits) -> tuple[str, str | None]:
-    """The zoo's target and draft for an algorithm; skips where there are none yet."""
-    if traits.name not in BUILDERS:
-        pytest.skip(f"{traits.name} has no builder yet")
-    target = "deepseek-mini" if traits.draft_weights == "bundled" else "llama-mini"
+def models(traits: Traits) -> tuple[str, str | None]:
+    """The zoo's target and draft for an algorithm."""
     draft = f"llama-mini-{traits.name.lower()}" if traits.draft_weights == "checkpoint" else None
-    for name in (target, draft):
-        if name is not None and not zoo(name).is_dir():
-            pytest.skip(f"the zoo has no checkpoint {name} yet")
-    return target, draft
+    return "deepseek-mini" if traits.draft_weights == "bundled" else "llama-mini", draft
 
 
 def run(llm: LLM) -> list[tuple[int, ...]]:
@@ -89,12 +85,9 @@ def plain(zoo):
 
 
 @pytest.mark.parametrize("launch", LAUNCHES.values(), ids=LAUNCHES)
-@pytest.mark.parametrize("topk", [1, 3])
-@pytest.mark.parametrize("traits", ALGORITHMS, ids=lambda traits: traits.name)
+@pytest.mark.parametrize(("traits", "topk"), SHAPES, ids=[f"{traits.name}-{topk}" for traits, topk in SHAPES])
 def test_a_built_in_algorithm_keeps_the_contract(zoo, plain, traits, topk, launch):
-    if topk > 1 and traits.topology is not Topology.TREE:
-        pytest.skip(f"{traits.name} drafts no trees")
-    target, draft = models(zoo, traits)
+    target, draft = models(traits)
     sizes = {} if not traits.drafts or traits.block else {"speculative_num_steps": 3, "speculative_eagle_topk": topk}
     llm = LLM(EngineConfig(target, traits.name, draft, strict_memory=2, kv_stamps=True, **sizes, **launch), zoo)
     drafter = llm.loop.executor.drafter
@@ -130,7 +123,7 @@ class Odd:
 
     def __init__(self, context) -> None:
         self.traits, self.vocab_size = context.traits, context.target.vocab_size
-        self.steps, self.topk, self.nodes = context.resolved.num_steps, 1, context.resolved.num_draft_tokens
+        self.steps, self.topk, self.nodes = context.resolved.num_steps, 1, context.verify_tokens
         self.pool = context.pool(context.target)
 
     def prime(self, batch, tokens, aux, sampled, following):
@@ -180,6 +173,15 @@ def test_an_algorithms_own_check_refuses_before_anything_is_resolved(zoo, regist
     with pytest.raises(ConfigError) as caught:
         LLM(EngineConfig("llama-mini", "odd", speculative_num_steps=5), zoo)
     assert str(caught.value) == "ODD does not like 5 steps on a LlamaForCausalLM; ask for 4"
+
+
+def test_only_a_trait_opens_the_targets_verify_shape_to_a_draft(zoo, registered):
+    registered(replace(ODD, name="SHY", target_verify_for_draft=False), Odd)
+    with pytest.raises(ConfigError) as caught:
+        LLM(EngineConfig("llama-mini", "SHY", speculative_num_steps=3), zoo)
+    assert str(caught.value) == (
+        "the draft of SHY may not run in the target's verify shape; its traits need target_verify_for_draft"
+    )
 
 
 def pretending(zoo, registered, drafter, **more: object) -> LLM:
