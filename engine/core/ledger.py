@@ -91,9 +91,11 @@ class Ledger:
 
     def growth(self, rid: int, width: int) -> int:
         """Pages that a step of `width` positions behind everything in flight would add."""
-        account = self._account(rid)
+        return self._growth(self._account(rid), width)
+
+    def _growth(self, account: Account, width: int) -> int:
         if width < 1:
-            raise LedgerError(f"reserve: request {rid} asked for {width} positions")
+            raise LedgerError(f"reserve: request {account.rid} asked for {width} positions")
         end = account.committed + account.flying + width
         more = -(-end // self.page_size) - len(account.pages)
         return more if more > 0 else 0
@@ -104,7 +106,7 @@ class Ledger:
         Raises OutOfPages without changing anything.
         """
         account = self._used(rid)
-        grow = self.growth(rid, width)
+        grow = self._growth(account, width)
         if grow > len(self.free):
             raise OutOfPages(f"request {rid} needs {grow} pages, {len(self.free)} are free")
         added = tuple([self.free.pop() for _ in range(grow)])
@@ -133,18 +135,20 @@ class Ledger:
             self._record("slide", rid, (freed,))
         return freed
 
-    def launch(self, rid: int, width: int) -> None:
-        """A step that writes up to `width` positions was launched."""
+    def launch(self, rid: int, width: int) -> int:
+        """A step that writes up to `width` positions was launched. Returns the bound on the positions after it."""
         account = self._used(rid)
-        if width < 1 or account.committed + account.flying + width > len(account.pages) * self.page_size:
+        bound = account.committed + account.flying + width
+        if width < 1 or bound > len(account.pages) * self.page_size:
             raise LedgerError(
                 f"launch: request {rid} would write {width} positions behind "
                 f"{account.committed} + {account.flying} of {len(account.pages) * self.page_size} reserved"
             )
-        if self.window is not None and self.window.missing(rid, account.committed + account.flying + width):
+        if self.window is not None and self.window.missing(rid, bound):
             raise LedgerError(f"launch: request {rid} would write {width} positions without window pages")
         account.in_flight.append(width)
         self._record("launch", rid, (width,))
+        return bound
 
     def settle(self, rid: int, accepted: int) -> None:
         """The oldest launched step of `rid` resolved with `accepted` positions kept."""

@@ -198,39 +198,41 @@ class Scheduler:
     def _decode_rows(self) -> list[PlanRow]:
         """Room for the widest round, so that a change of depth moves no reservation; then the width by batch size."""
         ready = []
+        crossed, uncovered = 0, ((), 0)
+        windowed = self.ledger.window is not None
         for request in list(self.active):
             if not request.decoding:
                 continue
-            account = self._account(request)
-            before = len(account.pages)
+            before = len(self._account(request).pages)
             added = self._reserve(request, self.width)
             if added is None:
                 continue
-            if added:
-                self.probes.hit("page.crossed")
-            ready.append((request, account, before, added, self._cover(request)))
+            crossed += bool(added)
+            ready.append((request, before, added, self._cover(request) if windowed else uncovered))
+        self.probes.hit("page.crossed", crossed)
         width = self.steps.activate(len(ready)) if ready else 0
-        rows = []
-        for request, account, before, added, (window_pages, window_first) in ready:
-            self.ledger.launch(request.account, width)
-            bound = account.committed + account.flying
-            writers = (request.account,) * len(added)
-            rows.append(
-                PlanRow(
-                    request.rid,
-                    request.account,
-                    request.row,
-                    width,
-                    bound,
-                    added,
-                    writers,
-                    before,
-                    tokens=tuple(request.tokens) if self.tell else (),
-                    window_pages=window_pages,
-                    window_first=window_first,
-                )
-            )
-        return rows
+        return [self._round_row(*parts, width) for parts in ready]
+
+    def _round_row(
+        self, request: Request, before: int, added: tuple[int, ...], window: tuple[tuple[int, ...], int], width: int
+    ) -> PlanRow:
+        """Launch one row of a verify round; `before`: pages it had before those added."""
+        account = request.account
+        return PlanRow(
+            request.rid,
+            account,
+            request.row,
+            width,
+            self.ledger.launch(account, width),
+            added,
+            (account,) * len(added),
+            before,
+            0,
+            tuple(request.tokens) if self.tell else (),
+            None,
+            None,
+            *window,
+        )
 
     def _cover(self, request: Request, admitted: bool = False) -> tuple[tuple[int, ...], int]:
         """Cover a reservation in the window table: the pages to enter and the index of the first."""

@@ -23,7 +23,7 @@ TIMING_FAULTS: Final[tuple[Fault, ...]] = (
         also=(
             Edit(
                 LEDGER,
-                " or account.committed + account.flying + width > len(account.pages) * self.page_size:\n",
+                " or bound > len(account.pages) * self.page_size:\n",
                 ":\n",
             ),
             Edit(
