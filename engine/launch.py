@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,8 +22,7 @@ from engine.spec.guard import Guard
 from engine.spec.verify import judge
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class InFlight:
+class InFlight(NamedTuple):
     """A launched step: its plan and its results on their way to the host."""
 
     plan: StepPlan

@@ -83,7 +83,8 @@ class Loop(Generic[Handle]):
             raise LedgerError("no request can run and nothing is in flight")
         while len(self.pending) > (self.lag if plan is not None else 0):
             self._resolve(*self.pending.popleft())
-        self._forget_abandoned()
+        if self._abandoned:
+            self._forget_abandoned()
         if self.strict_memory:
             self.scheduler.check()
 

@@ -45,7 +45,7 @@ class Account:
 
     @property
     def flying(self) -> int:
-        return sum(self.in_flight)
+        return sum(self.in_flight) if self.in_flight else 0
 
 
 class Ledger:
@@ -107,9 +107,10 @@ class Ledger:
         """
         account = self._used(rid)
         grow = self._growth(account, width)
-        if grow > len(self.free):
-            raise OutOfPages(f"request {rid} needs {grow} pages, {len(self.free)} are free")
-        added = tuple([self.free.pop() for _ in range(grow)])
+        free = self.free
+        if grow > len(free):
+            raise OutOfPages(f"request {rid} needs {grow} pages, {len(free)} are free")
+        added = (free.pop(),) if grow == 1 else tuple([free.pop() for _ in range(grow)])
         for page in added:
             self.owner[page] = rid
         account.pages.extend(added)
@@ -347,7 +348,7 @@ class Ledger:
         return account
 
     def _used(self, rid: int) -> Account:
-        account = self._account(rid)
+        account = self.accounts.get(rid) or self._account(rid)
         if account.held:
             raise LedgerError(f"account {rid} is held; resume it first")
         return account

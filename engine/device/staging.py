@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,8 +10,7 @@ from torch import Tensor
 from engine.core.errors import LedgerError
 
 
-@dataclass(eq=False, slots=True)
-class Staged:
+class Staged(NamedTuple):
     """One step's results on their way to the host. Ready when `event` has passed (always, on a CPU)."""
 
     slot: int

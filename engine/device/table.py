@@ -24,12 +24,12 @@ class SlotTable:
         self.page_size = page_size
         self.slots = torch.zeros(rows, positions, dtype=torch.int64, device=device)
         self.writers = torch.zeros_like(self.slots) if stamps else None
-        self._cells = self.slots.view(-1)
+        self._cells, self._stride, self._device = self.slots.view(-1), positions, device
         self._prefixes: dict[int, Tensor] = {}
 
     def extend(self, rows: Sequence[PlanRow]) -> None:
         """Enter the pages that the plan added."""
-        size, stride = self.page_size, self.slots.shape[1]
+        size, stride, device = self.page_size, self._stride, self._device
         cell: list[int] = []
         slot: list[int] = []
         for row in rows:
@@ -44,7 +44,6 @@ class SlotTable:
                     slot.extend(range(page * size, page * size + size))
         if not cell:
             return
-        device = self.slots.device
         at = integers(cell, device)
         self._cells.index_copy_(0, at, integers(slot, device))
         if self.writers is not None:
@@ -53,7 +52,7 @@ class SlotTable:
 
     def reach(self, bound: int) -> int:
         """How many positions a step reads whose rows end below `bound`: rounded up, so that its shapes come back."""
-        return min(-(-bound // READ_STEP) * READ_STEP, self.slots.shape[1])
+        return min(-(-bound // READ_STEP) * READ_STEP, self._stride)
 
     def read(self, rows: Tensor, length: int) -> Tensor:
         """Slots of positions 0..length-1: [B, length]."""
