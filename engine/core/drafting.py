@@ -127,7 +127,7 @@ DRAFTING: Final[tuple[Rule, ...]] = (
         kind="refused",
         field="speculative_draft_model_path",
         why="a draft of which nothing is known cannot be checked against its target",
-        broken=lambda s: _named(s) and s.facts.draft is None,
+        broken=lambda s: _named(s) and s.draft is None,
         sentence=lambda s: f"nothing is known of the draft at {_path(s)}; read its config.json into the facts first",
     ),
     Rule(

@@ -49,8 +49,12 @@ class Situation:
         """The facts of the draft that the algorithm reads: of the named checkpoint, else of what the target brings."""
         if not self.traits.needs_draft_model:
             return None
-        bundled = self.traits.draft_weights == "bundled" and self.asked.speculative_draft_model_path is None
-        return self.facts.bundled if bundled else self.facts.draft
+        if self.traits.draft_weights != "bundled":
+            return self.facts.draft
+        path = self.asked.speculative_draft_model_path
+        if path is None or (path == self.asked.model_path and self.facts.bundled is not None):
+            return self.facts.bundled
+        return self.facts.draft
 
     @property
     def adaptive_text(self) -> str | None:

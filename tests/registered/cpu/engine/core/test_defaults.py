@@ -4,7 +4,7 @@ import pytest
 
 from engine.core.config import AUTO, DraftFacts, EngineConfig, Facts
 from engine.core.defaults import DEFAULTS
-from engine.core.resolve import ORDER, resolve
+from engine.core.resolve import ORDER, explicit, resolve
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 
@@ -122,6 +122,8 @@ def test_bundled_weights_are_in_the_targets_checkpoint():
     (reason,) = (r for r in resolved.reasons if r.field == "speculative_draft_model_path")
     assert resolved.draft_path == reason.value == "m"
     assert reason.because == "the target's checkpoint brings the draft's layers"
+    again = resolve(explicit(resolved), known)
+    assert again.launch_hash() == resolved.launch_hash() and not again.reasons
     own = resolve(EngineConfig("m", "NEXTN", "d"), replace(known, draft=NEXT))
     assert own.draft_path == "d" and all(r.field != "speculative_draft_model_path" for r in own.reasons)
 

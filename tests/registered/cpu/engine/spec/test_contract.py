@@ -1,7 +1,7 @@
 """The contract of every algorithm: built in, registered and odd, or lying.
 
-Under strict_memory the guard checks each of its
-proposals, so a run without an error is a run in which every proposal was as the protocol says.
+Under strict_memory the guard checks each proposal, so a run without an error is a run in which every proposal was as
+the protocol says.
 """
 
 from __future__ import annotations
@@ -215,10 +215,10 @@ def test_a_lie_about_a_row_costs_its_request_alone(zoo, plain, registered, liar,
     assert len(ledger.free) + ledger.cached == ledger.num_pages
 
 
-@pytest.mark.parametrize("version", ["v1", "v2"])
 @pytest.mark.parametrize(("liar", "lie"), BATCH_LIES.items(), ids=lambda value: getattr(value, "__name__", ""))
-def test_a_lie_about_the_batch_puts_the_drafter_in_quarantine(zoo, plain, registered, liar, lie, version):
-    llm = pretending(zoo, registered, liar, spec_version=version)
+def test_a_lie_about_the_batch_puts_the_drafter_in_quarantine(zoo, plain, registered, liar, lie):
+    """At lag 1: a round of the old width may still be in flight."""
+    llm = pretending(zoo, registered, liar, spec_version="v2")
     told = f"the drafter of PRETENDER {lie}; it is not asked again and rounds go on without drafts"
     with pytest.warns(RuntimeWarning) as caught:
         outputs = llm.generate(PROMPTS, PARAMS)
