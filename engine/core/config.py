@@ -32,8 +32,8 @@ class EngineConfig:
     """What was asked, under the flag names that SGLang users know.
 
     Sizes are in tokens, counts in requests; `auto` leaves the choice to `resolve`. speculative_adaptive_config is the
-    path of a JSON file, or that JSON itself. ConfigError on a value of the
-    wrong type or outside a closed set; ranges and combinations are judged by `resolve`.
+    path of a JSON file, or that JSON itself. ConfigError on a value of the wrong type or outside a closed set; ranges
+    and combinations are judged by `resolve`.
     """
 
     model_path: str

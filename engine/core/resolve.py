@@ -58,7 +58,7 @@ def _choose(situation: Situation, rewritten: dict[str, Any]) -> tuple[Reason, ..
             value, because = default_for(field, situation)
             reasons.append(Reason(field, value, because))
         situation.chosen[field] = value
-    return (*reasons, *_bundled(situation), *layer_reasons(situation), *ngram_options(situation)[1])
+    return (*reasons, *path_reasons(situation), *layer_reasons(situation), *ngram_options(situation)[1])
 
 
 def _draft_path(situation: Situation) -> str | None:
@@ -68,7 +68,8 @@ def _draft_path(situation: Situation) -> str | None:
     return asked.speculative_draft_model_path or (asked.model_path if bundled else None)
 
 
-def _bundled(situation: Situation) -> tuple[Reason, ...]:
+def path_reasons(situation: Situation) -> tuple[Reason, ...]:
+    """The reason of a draft path that nobody gave."""
     path = _draft_path(situation)
     if path == situation.asked.speculative_draft_model_path:
         return ()
