@@ -30,6 +30,24 @@ cells = list(islice(enumerate_cells(), {CELLS}))
 names = [cell.id for cell in cells if wanted(cell)]
 print(json.dumps([len(cells), len(names), len(set(names)), "torch" in sys.modules]))
 """
+# Launches whose settings are the default half of the time, so that refusals and whole resolutions both weigh in.
+RESOLVE: Final = f"""
+import json, random, sys, time
+from engine.core.errors import ConfigError
+from engine.core.resolve import resolve
+from matrix.policy.knobs import KNOBS, launch
+chance = random.Random(0)
+sizes = [len(knob.settings) for knob in KNOBS]
+launches = [launch(KNOBS, [chance.choice((0, chance.randrange(n))) for n in sizes]) for _ in range({CELLS})]
+ran, start = 0, time.perf_counter()
+for config, facts in launches:
+    try:
+        resolve(config, facts)
+    except ConfigError:
+        continue
+    ran += 1
+print(json.dumps([ran, time.perf_counter() - start, "torch" in sys.modules]))
+"""
 CHECK: Final = "import sys; from matrix.lock import check; r = check(); print(r.text()); sys.exit(not r.ok)"
 # Cells of the lock file, whose launches have goldens and oracle rounds; the second selector is there to time the start.
 LOSSLESS: Final = "memory=ample and sampling=greedy and batch in (single, pair, ragged, burst) and not algorithm=none"
@@ -39,8 +57,8 @@ LOSSLESS_PAIRS: Final = 3
 
 
 def measure() -> list[Metric]:
-    """Enumeration, lock check, collection, comparison of reports, and cells per minute."""
-    return [enumeration(), lock_check(), collection(), *comparisons(), lossless_rate()]
+    """Enumeration, resolution, lock check, collection, comparison of reports, and cells per minute."""
+    return [enumeration(), resolution(), lock_check(), collection(), *comparisons(), lossless_rate()]
 
 
 def enumeration() -> Metric:
@@ -53,6 +71,22 @@ def enumeration() -> Metric:
     if cells != CELLS or kept != distinct or not 0 < kept < cells or torch:
         return red(name, goal, f"{cells} cells, {kept} kept, {distinct} names, torch imported: {torch}")
     return of(name, times, goal, spread_of(times), "lower", f"{kept:,} of {cells:,} cells pass the filter")
+
+
+def resolution() -> Metric:
+    """Seconds to resolve CELLS launch configurations, without torch; building them is not counted."""
+    name, goal = "resolve_100k_configurations_seconds", 10.0
+    times: list[float] = []
+    ran = 0
+    for _ in range(SLOW_RUNS):
+        done, _wall = _repeat([sys.executable, "-c", RESOLVE], 1)
+        if done.returncode:
+            return unmeasured(name, goal, _last(done.stderr))
+        ran, taken, torch = json.loads(done.stdout)
+        if not 0 < ran < CELLS or torch:
+            return red(name, goal, f"{ran} of {CELLS} run, torch imported: {torch}")
+        times.append(taken)
+    return of(name, times, goal, spread_of(times), "lower", f"{ran:,} of {CELLS:,} run, the others are refused")
 
 
 def lock_check() -> Metric:

@@ -30,3 +30,15 @@ def test_an_incomplete_lock_file_is_red(monkeypatch):
     monkeypatch.setattr(harness, "CHECK", "print('pairs 3/4'); raise SystemExit(1)")
     metric = harness.lock_check()
     assert (metric.state, metric.note) == ("red", "pairs 3/4")
+
+
+def test_resolution_is_timed_only_if_some_launches_ran_and_some_were_refused(monkeypatch):
+    monkeypatch.setattr(harness, "RESOLVE", harness.RESOLVE.replace(str(harness.CELLS), "300"))
+    metric = harness.resolution()
+    assert metric.ratio is not None and 0 < metric.ratio < 1 and metric.pairs == harness.SLOW_RUNS
+    monkeypatch.setattr(harness, "RESOLVE", "print([0, 0.1, 0])")
+    assert harness.resolution().state == "red", "nothing ran"
+    monkeypatch.setattr(harness, "RESOLVE", "print([9, 0.1, 1])")
+    assert harness.resolution().state == "red", "torch was imported"
+    monkeypatch.setattr(harness, "RESOLVE", "raise SystemExit('broken: 7')")
+    assert (harness.resolution().state, harness.resolution().note) == ("not measured", "broken: 7")
