@@ -16,8 +16,9 @@ from engine.core.config import EngineConfig
 from engine.core.errors import ConfigError
 from engine.core.journal import replay
 from engine.core.request import Finish, SamplingParams
+from engine.core.session import SessionParams
 
-pytestmark = pytest.mark.register(est_seconds=8, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=9, tier="cpu", stage="pr")
 
 ZOO = Path(__file__).parents[4] / "matrix" / "zoo" / "checkpoints"
 PROMPTS = tuple(
@@ -40,14 +41,15 @@ LENGTHS = (90, *(44,) * 7, *(8,) * 24)
 BATCHES = (1, 8, 32, 8, 1)
 
 
-def launch(version="v2", algorithm="EAGLE3", config: object = QUICK, **more: object) -> LLM:
+def launch(version="v2", algorithm="EAGLE3", config: object = QUICK, target="llama-mini", **more: object) -> LLM:
     asked: dict[str, Any] = {"context_length": 256, "max_total_tokens": 3201, "strict_memory": 1, "kv_stamps": True}
     if algorithm != "NONE":
-        asked["speculative_draft_model_path"] = f"llama-mini-{algorithm.lower()}"
+        if algorithm != "NEXTN":
+            asked["speculative_draft_model_path"] = f"{target}-{algorithm.lower()}"
         asked["speculative_adaptive"] = True
         asked["speculative_adaptive_config"] = json.dumps(config) if isinstance(config, dict) else config
     asked |= {"spec_version": version, "page_size": 3, "enable_deterministic_inference": True} | more
-    return LLM(EngineConfig("llama-mini", algorithm, **asked), lambda name: ZOO / name)
+    return LLM(EngineConfig(target, algorithm, **asked), lambda name: ZOO / name)
 
 
 def params(tokens: int) -> SamplingParams:
@@ -97,6 +99,44 @@ def test_batches_rise_and_fall_and_the_depth_follows(version):
     assert probes["adaptive.switched_up"] and probes["adaptive.batch_switch"] >= 2
     assert probes["adaptive.activated"] == probes["decode.round"]
     assert (probes["overlap.in_flight"] > 0) == (version == "v2")
+
+
+@pytest.mark.parametrize("version", ["v1", "v2"])
+@pytest.mark.parametrize(
+    ("target", "algorithm"), [("llama-mini", "EAGLE"), ("qwen3-mini", "EAGLE3"), ("deepseek-mini", "NEXTN")]
+)
+def test_every_drafter_that_can_adapt_says_the_same_at_every_depth(target, algorithm, version):
+    """Nine requests of different lengths: the batch shrinks from the second slot into the first."""
+    slots = QUICK | {"5": {"candidate_steps": [1, 2, 5]}, "8": {"candidate_steps": [1]}}
+    llm = launch(version, algorithm, slots, target)
+    each = [params(10 + 6 * i) for i in range(9)]
+    plain_llm = launch("v1", "NONE", target=target, disable_radix_cache=True)
+    alone = [plain_llm.generate([p], each[i])[0].output_ids for i, p in enumerate(PROMPTS[:9])]
+    assert [out.output_ids for out in llm.generate(PROMPTS[:9], each)] == alone
+    trace = llm.readback()["adaptive"]["trace"]
+    assert {record["slot"] for record in trace} == {1, 5, 8} and len({record["width"] for record in trace}) > 2
+    assert llm.probes["spec.accepted"] > 0 and not llm.resolved.enable_multi_layer_eagle
+    at_rest(llm)
+
+
+@pytest.mark.parametrize("version", ["v1", "v2"])
+def test_a_streaming_session_inherits_exactly_under_a_moving_depth(version):
+    llm = launch(version, enable_streaming_session=True, chunked_prefill_size=16)
+    fresh = launch("v1", "NONE", disable_radix_cache=True)
+    name, history = llm.open_session(1000, streaming=True), []
+    for turn, text in enumerate((PROMPTS[0], "\nQuestion: And half of it?\nAnswer:", "\nQuestion: Twice?\nAnswer:")):
+        (out,) = llm.generate([text], params(23), SessionParams(name))
+        # Others change the batch, and so the slot, between two turns.
+        llm.generate(PROMPTS[1:9], params(6))
+        inherited = len(history)
+        history += llm.tokenizer.encode(text)[1 if turn else 0 :]
+        assert out.output_ids == fresh.generate([history], params(23))[0].output_ids
+        assert turn == 0 or inherited - 1 <= out.cached_tokens <= inherited
+        assert turn == 0 or version == "v1" or out.cached_tokens == inherited
+        history += out.output_ids
+    llm.close_session(name)
+    assert len({record["width"] for record in llm.readback()["adaptive"]["trace"]}) > 2
+    at_rest(llm)
 
 
 def test_poor_drafts_lower_the_depth():
