@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from engine.api import LLM
 from engine.core.config import EngineConfig
@@ -33,6 +33,23 @@ TARGETS = {
             layer_types=["full_attention"] * 2 + ["sliding_attention"] * 2,
         )
     ),
+    "deepseek": lambda: DeepseekV3ForCausalLM(
+        DeepseekV3Config(
+            **{name: size for name, size in SHAPE.items() if name != "head_dim"} | {"num_key_value_heads": 4},
+            q_lora_rank=28,
+            kv_lora_rank=21,
+            qk_nope_head_dim=14,
+            qk_rope_head_dim=10,
+            v_head_dim=18,
+            n_routed_experts=6,
+            num_experts_per_tok=2,
+            moe_intermediate_size=28,
+            n_group=3,
+            topk_group=2,
+            first_k_dense_replace=1,
+            num_nextn_predict_layers=0,
+        )
+    ),
 }
 # (algorithm, steps, topk, nodes, version); the tree is drafted by the target itself, so that deep paths are accepted.
 RUNS = [("NONE", 0, 0, 1, "v2"), ("STANDALONE", 5, 1, 6, "v2"), ("STANDALONE", 5, 2, 13, "v1")]
@@ -51,10 +68,9 @@ def target(request, tmp_path_factory, zoo):
             parameter.copy_(torch.rand_like(parameter) + 0.5 if "norm" in key else torch.randn_like(parameter) * size)
     folder, draft = tmp_path_factory.mktemp("target"), tmp_path_factory.mktemp("draft")
     model.save_pretrained(folder)
-    config = model.config
-    full = type(config)(**config.to_dict() | {"use_sliding_window": False, "layer_types": None})
-    # The same weights without windows: right near the start of a text, wrong behind it.
-    agreeing = type(model)(full)
+    # The draft has the same weights, without windows.
+    full = {"use_sliding_window": False, "layer_types": None} if request.param == "qwen3" else {}
+    agreeing = type(model)(type(model.config)(**model.config.to_dict() | full))
     agreeing.load_state_dict(model.state_dict())
     agreeing.save_pretrained(draft)
     for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
