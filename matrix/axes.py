@@ -93,14 +93,21 @@ AXES: Final[tuple[Axis, ...]] = (
     Axis(
         "batch",
         "request",
-        "requests and their lengths: 1, 2, 5 of mixed length, 9, or many exam questions",
+        "requests and their lengths: 1, 2, 5 of mixed length, 9, waves of 1, 8, 32, 8 and 1, or many exam questions",
         (
             Value("single", ""),
             Value("pair", "pair", 0.1),
             Value("ragged", "ragged", 0.3),
             Value("burst", "burst", 0.5),
             Value("exam", "exam", 6.0),
+            Value("waves", "waves", 0.8),
         ),
+    ),
+    Axis(
+        "session",
+        "request",
+        "requests alone, as the turns of streaming sessions, or as branches of ordinary ones",
+        (Value("none", ""), Value("streaming", "stream", 0.4), Value("branching", "branch", 0.4)),
     ),
     Axis(
         "sampling",

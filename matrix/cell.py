@@ -30,6 +30,7 @@ class Cell(NamedTuple):
     memory: str = "ample"
     slots: str = "auto"
     batch: str = "single"
+    session: str = "none"
     sampling: str = "greedy"
     finish: str = "eos"
     abort: str = "none"

@@ -122,6 +122,20 @@ CONSTRAINTS: Final[tuple[Constraint, ...]] = (
         lambda cell: cell.abort == "queued" and (cell.slots == "auto" or cell.batch not in ("ragged", "burst")),
     ),
     Constraint(
+        "session-of-many",
+        "redundant",
+        "an exam grades single questions and a wave is single requests; turns are proven in the other batches",
+        ("session", "batch"),
+        lambda cell: cell.session != "none" and cell.batch in ("exam", "waves"),
+    ),
+    Constraint(
+        "waves-in-no-hurry",
+        "redundant",
+        "fifty requests that are aborted, retracted or end by text prove what a batch of nine proves",
+        ("batch", "memory", "abort", "finish"),
+        lambda cell: cell.batch == "waves" and (cell.memory, cell.abort, cell.finish) != ("ample", "none", "length"),
+    ),
+    Constraint(
         "exam-cut-short",
         "impossible",
         "an answer that is cut short or aborted cannot be graded",

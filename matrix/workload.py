@@ -1,8 +1,8 @@
 """The requests of a cell: a pure function of the cell's request values, its memory and a seed.
 
 Prompts are questions of gsm-mini's test split. Requests named `q<index>` are question `index` of that file, those
-named `q<index>.again` repeat one (the prefix cache must serve it), those named `d<n>` are the draws of the
-distribution gate.
+named `q<index>.again` repeat one (the prefix cache must serve it), those named `q<index>.turn<n>` continue one in a
+session, those named `w<n>.<m>` come in waves, those named `d<n>` are the draws of the distribution gate.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import tokenizers
 
 from engine.core.errors import ConfigError
 from matrix.cell import TIGHT_TOKENS, Cell
+from matrix.conversation import WAVES, conversations, in_waves
 from matrix.subjects.protocol import Ask
 from matrix.zoo.gsm_mini import prompt_of
 
@@ -93,6 +94,8 @@ def workload(cell: Cell, seed: int) -> tuple[Ask, ...]:
 
     Every request fits tight memory alone, and two of them never fit it to their end.
     """
+    if cell.batch == "waves":
+        return tuple(in_waves(WAVES, lambda wave, place: _in_wave(cell, wave, place, seed)))
     limits = LIMITS[cell.batch]
     asks = []
     for place, (name, index) in enumerate(_chosen(cell, len(limits), seed)):
@@ -102,13 +105,16 @@ def workload(cell: Cell, seed: int) -> tuple[Ask, ...]:
     elif cell.abort == "running":
         place = min(1, len(asks) - 1)
         asks[place] = replace(asks[place], abort_after=ABORT_AFTER)
+    if cell.session != "none":
+        streaming, tight = cell.session == "streaming", cell.memory == "tight"
+        return tuple(conversations(asks, streaming, tight, cell.abort == "running"))
     return (*asks, *_draws(cell, seed))
 
 
 def draws_apply(cell: Cell) -> bool:
     """True where the workload holds draws for the distribution gate."""
-    plain = (cell.memory, cell.abort, cell.finish) == ("ample", "none", "eos")
-    return plain and cell.sampling in ("temperature", "topk_topp")
+    plain = (cell.memory, cell.abort, cell.finish, cell.session) == ("ample", "none", "eos", "none")
+    return plain and cell.batch != "waves" and cell.sampling in ("temperature", "topk_topp")
 
 
 def _chosen(cell: Cell, count: int, seed: int) -> list[tuple[str, int]]:
@@ -124,6 +130,13 @@ def _chosen(cell: Cell, count: int, seed: int) -> list[tuple[str, int]]:
     repeats = 0 if count < 5 else count // 4
     fresh = [pool[(seed * 5 + place) % len(pool)] for place in range(count - repeats)]
     return [(f"q{i}", i) for i in fresh] + [(f"q{i}.again", i) for i in fresh[:repeats]]
+
+
+def _in_wave(cell: Cell, wave: int, place: int, seed: int) -> Ask:
+    index = (seed * 5 + 7 * wave + place) % ORACLE_PROMPTS
+    return replace(
+        _ask(cell, f"q{index}", index, place, seed, 0), name=f"w{wave}.{place}", max_new_tokens=9 + place % 5
+    )
 
 
 def _ask(cell: Cell, name: str, index: int, place: int, seed: int, limit: int) -> Ask:

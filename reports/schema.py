@@ -32,7 +32,17 @@ Expect = Literal["runs", "refused", "rewritten"]
 CELL_STATES: Final[tuple[CellState, ...]] = ("PASS", "FAIL", "NOT MEASURED", "INFRA")
 GATE_STATES: Final[tuple[GateState, ...]] = ("PASS", "FAIL", "NOT MEASURED")
 EXPECTATIONS: Final[tuple[Expect, ...]] = ("runs", "refused", "rewritten")
-GATES: Final = ("ledger", "lossless", "distribution", "finish", "acceptance", "accuracy", "config", "effective")
+GATES: Final = (
+    "ledger",
+    "session",
+    "lossless",
+    "distribution",
+    "finish",
+    "acceptance",
+    "accuracy",
+    "config",
+    "effective",
+)
 
 Json: TypeAlias = Any
 Number: TypeAlias = float | int | str | Sequence[Any]

@@ -13,6 +13,7 @@ from matrix.faults.selection import pick
 
 GATES: Final = (
     "ledger",
+    "session",
     "lossless",
     "distribution",
     "finish",

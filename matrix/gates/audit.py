@@ -34,6 +34,18 @@ class Holding:
         return self.committed + sum(self.flights)
 
 
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One change of who an account serves: "open", "hold", "resume", "close" (of a request) or "drop" (while held).
+
+    committed: positions with KV just before; keep: positions kept by a hold, or found by an open.
+    """
+
+    verb: str
+    committed: int
+    keep: int = 0
+
+
 class Audit:
     """Pages 1..`pages` of `size` positions; a page without an owner is free."""
 
@@ -43,6 +55,7 @@ class Audit:
         self.owner: dict[int, int] = {}
         self.users: dict[int, int] = {}  # cached page -> requests that read it
         self.holdings: dict[int, Holding] = {}
+        self.moves: dict[int, list[Move]] = {}
         self.window: WindowAudit | None = None
         self.verbs: dict[str, Callable[[int, tuple[int, ...]], None]] = {
             "window": self._window,
@@ -90,6 +103,7 @@ class Audit:
             _law(self.owner.get(page) == CACHE, f"page {page} is shared, but not cached")
             self.users[page] += 1
         self.holdings[rid] = Holding(list(shared), len(shared), len(shared) * self.size)
+        self._move(rid, "open", len(shared) * self.size)
         if self.window is not None:
             _law(not shared, "cached pages lack what windowed layers read")
             self.window.open(rid)
@@ -148,6 +162,7 @@ class Audit:
             _law(self.owner.get(page) == rid, f"page {page} is released, but belongs to {self.owner.get(page)}")
             del self.owner[page]
         del holding.pages[whole:]
+        self._move(rid, "hold", keep)
         holding.committed = keep
         holding.held = True
         if self.window is not None:
@@ -156,6 +171,7 @@ class Audit:
 
     def _resume(self, rid: int, numbers: tuple[int, ...]) -> None:
         holding, (again,) = self.holdings[rid], numbers
+        self._move(rid, "resume", holding.committed)
         start = holding.committed - again
         _law(holding.held, "the account is in use")
         _law(holding.shared * self.size <= start <= holding.committed, f"a turn begins at {start}, inside the cache")
@@ -164,7 +180,11 @@ class Audit:
         holding.committed = start
         holding.held = False
 
+    def _move(self, rid: int, verb: str, keep: int = 0) -> None:
+        self.moves.setdefault(rid, []).append(Move(verb, self.holdings[rid].committed, keep))
+
     def _close(self, rid: int, numbers: tuple[int, ...]) -> None:
+        self._move(rid, "drop" if self.holdings[rid].held else "close")
         holding = self.holdings.pop(rid)
         _law(not holding.flights, "steps are still in flight")
         for page in holding.pages[: holding.shared]:

@@ -13,11 +13,13 @@ from matrix.gates.finish import FinishGate
 from matrix.gates.gate import Gate
 from matrix.gates.ledger import LedgerGate
 from matrix.gates.lossless import LosslessGate
+from matrix.gates.session import SessionGate
 
 GATES: Final[tuple[Gate, ...]] = (
     ConfigGate(),
     EffectiveGate(),
     LedgerGate(),
+    SessionGate(),
     LosslessGate(),
     FinishGate(),
     AcceptanceGate(),

@@ -173,3 +173,31 @@ def test_a_windowed_row_shares_nothing():
     shared = [("settle", 1, (2,)), ("donate", 1, (1, 1)), ("open", 2, (1,))]
     with pytest.raises(AuditError, match="cached pages lack what windowed layers read"):
         audit([*journal, *shared], pages=3, size=2)
+
+
+# Five positions on pages of two; four are kept, the next request writes two more, and at last the account is dropped.
+OUTLIVING = [
+    ("open", 1, ()),
+    ("reserve", 1, (5, 1, 2, 3)),
+    ("launch", 1, (5,)),
+    ("settle", 1, (5,)),
+    ("hold", 1, (4, 3)),
+    ("resume", 1, (1,)),
+    ("reserve", 1, (2, 3)),
+    ("launch", 1, (2,)),
+    ("settle", 1, (2,)),
+    ("hold", 1, (5,)),
+    ("close", 1, ()),
+]
+
+
+def test_moves_tell_what_each_request_found_and_left():
+    book = audit(OUTLIVING, pages=3, size=2)
+    assert [(m.verb, m.committed, m.keep) for m in book.moves[1]] == [
+        ("open", 0, 0),
+        ("hold", 5, 4),
+        ("resume", 4, 4),  # one of the four is computed again, yet four were found
+        ("hold", 5, 5),
+        ("drop", 5, 0),
+    ]
+    assert audit([("open", 1, ()), ("close", 1, ())], pages=3, size=2).moves[1][1].verb == "close"

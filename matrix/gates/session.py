@@ -1,0 +1,122 @@
+"""Did each turn of a streaming session inherit exactly what was computed of the tokens that the user saw?
+
+The journal says what an account kept and how much of it was computed; the answers say what the user saw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from matrix.cell import Cell
+from matrix.gates.audit import AuditError, Move, audit
+from matrix.gates.gate import Number, Outcome, State
+from matrix.gates.threshold import Threshold, values
+from matrix.subjects.protocol import Answer, Capability, Run
+
+THRESHOLDS: Final = {
+    "wrong": Threshold(0, "one position too few costs a prefill, one too many answers from tokens that nobody said"),
+    "apart": Threshold(0, "a turn's prompt is its history and its own tokens"),
+}
+
+
+@dataclass
+class SessionGate:
+    """Walks each session's turns beside its account's moves: what a turn found, what it kept, what an abort undid."""
+
+    name: str = "session"
+    needs: frozenset[Capability] = frozenset({Capability.SESSIONS, Capability.JOURNAL, Capability.TOKEN_IDS})
+    thresholds: Mapping[str, float] = field(default_factory=lambda: values(THRESHOLDS))
+
+    def applies(self, cell: Cell) -> bool:
+        """Cells whose requests are turns or branches of sessions."""
+        return cell.session != "none"
+
+    def judge(self, cell: Cell, run: Run, baseline: Run) -> Outcome:
+        """NOT MEASURED without a journal, or where no turn continued another."""
+        if run.journal is None:
+            return Outcome(self.name, State.NOT_MEASURED, message="the subject shows no journal")
+        try:
+            moves = audit(*run.journal).moves
+        except AuditError as broken:
+            return Outcome(self.name, State.FAIL, message=str(broken))
+        resent = {answer.name: answer.prompt_ids for answer in baseline.answers}
+        apart = [a.name for a in run.answers if a.name in resent and a.prompt_ids != resent[a.name]]
+        windowed = run.resolved.get("window") is not None
+        walks = [Walk(turns, moves.get(int(turns[0].meta_info["id"]), []), windowed) for turns in lines(run)]
+        faults = [fault for walk in walks for fault in walk.faults()]
+        numbers: dict[str, Number] = {
+            "sessions": len({ask.session.id for ask in run.asks if ask.session is not None}),
+            "inherited": sum(walk.inherited for walk in walks),
+            "resumed": sum(walk.resumed for walk in walks),
+            "rolled_back": sum(walk.rolled_back for walk in walks),
+            "wrong": len(faults),
+            "apart": len(apart),
+        }
+        if apart:
+            text = f"the prompt of {apart[0]} is not the history sent again and its own tokens"
+            return Outcome(self.name, State.FAIL, numbers, message=text)
+        if faults:
+            return Outcome(self.name, State.FAIL, numbers, message=faults[0])
+        if not any(ask.session is not None and ask.session.follows is not None for ask in run.asks):
+            return Outcome(self.name, State.NOT_MEASURED, numbers, message="no request continued another")
+        return Outcome(self.name, State.PASS, numbers)
+
+
+def lines(run: Run) -> list[list[Answer]]:
+    """The answers of each streaming session, turn by turn."""
+    answers = {answer.name: answer for answer in run.answers}
+    by_id: dict[str, list[Answer]] = {}
+    for ask in run.asks:
+        if ask.session is not None and ask.session.streaming and ask.name in answers:
+            by_id.setdefault(ask.session.id, []).append(answers[ask.name])
+    return list(by_id.values())
+
+
+class Walk:
+    """One session's turns beside the moves of its account. windowed: an abort may have slid past what it began with."""
+
+    def __init__(self, turns: Sequence[Answer], moves: Sequence[Move], windowed: bool) -> None:
+        self.turns = turns
+        self.moves = list(moves)
+        self.windowed = windowed
+        self.inherited = self.resumed = self.rolled_back = 0
+
+    def faults(self) -> Iterator[str]:
+        """A sentence for each turn that found or left something else than it must."""
+        kept = 0
+        for turn in self.turns:
+            stay = self._stay(turn)
+            if not stay:
+                if turn.output_ids:
+                    yield f"{turn.name} answered without an account"
+                continue
+            begin, end = stay[-2], stay[-1]
+            if len(stay) == 2 and begin.verb == "resume":
+                self.resumed += 1
+                self.inherited += begin.keep
+                if begin.keep != kept:
+                    yield f"{turn.name} resumed {begin.keep} positions, the turn before left {kept}"
+                if turn.cached_tokens != begin.keep:
+                    yield f"{turn.name} reports {turn.cached_tokens} inherited tokens, its account held {begin.keep}"
+            due = self._due(turn, begin, end)
+            left = end.keep if end.verb == "hold" else 0
+            if left != due and not (self.windowed and turn.finish == "abort" and not left):
+                yield f"{turn.name} left {left} positions, {due} were computed of what the user saw"
+            kept = left
+
+    def _stay(self, turn: Answer) -> list[Move]:
+        """The moves of one turn: a beginning and an end, once more for each retraction."""
+        while self.moves and self.moves[0].verb == "drop":
+            self.moves.pop(0)
+        count = 2 * (turn.retractions + 1)
+        stay, self.moves = self.moves[:count], self.moves[count:]
+        return stay
+
+    def _due(self, turn: Answer, begin: Move, end: Move) -> int:
+        """Positions that the turn must leave: the shown ones that have KV, or what it found if it was aborted."""
+        if turn.finish == "abort":
+            self.rolled_back += begin.verb == "resume"
+            return begin.keep if begin.verb == "resume" else 0
+        return min(len(turn.prompt_ids) + len(turn.output_ids), end.committed)
