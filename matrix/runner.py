@@ -112,7 +112,7 @@ class Runner:
 
     def _baseline(self, asks: Sequence[Ask]) -> Run:
         """The same asks, none aborted, without a drafter in the canonical launch; once per process."""
-        plain = tuple(_whole(ask) for ask in asks)
+        plain = tuple(whole(ask) for ask in asks)
         if plain not in self._baselines:
             if self._plain is None:
                 self._plain = self.subject.launch(asked(CANONICAL))
@@ -165,7 +165,7 @@ def drive(session: Session, asks: Sequence[Ask], capabilities: frozenset[Capabil
     )
 
 
-def _whole(ask: Ask) -> Ask:
+def whole(ask: Ask) -> Ask:
     """The baseline's form of an ask: not aborted, its history sent again; greedy ones show two tokens, to tell ties."""
     shown = ask.top_logprobs if ask.temperature else max(2, ask.top_logprobs)
     session = None if ask.session is None else replace(ask.session, resend=True)

@@ -54,8 +54,9 @@ class AcceptanceGate:
     oracle: Oracle | None = field(default_factory=load_oracle)
 
     def applies(self, cell: Cell) -> bool:
-        """Cells with a drafter and greedy requests that run to their end."""
-        return cell.algorithm != "none" and cell.abort == "none" and cell.sampling in ("greedy", "mixed")
+        """Cells with a drafter and greedy requests that run to their end, on prompts that the oracle knows."""
+        known = cell.batch != "waves"
+        return cell.algorithm != "none" and cell.abort == "none" and cell.sampling in ("greedy", "mixed") and known
 
     def judge(self, cell: Cell, run: Run, baseline: Run) -> Outcome:
         """NOT MEASURED where the oracle lacks the combination or no round was decoded."""

@@ -44,7 +44,7 @@ class SessionGate:
         resent = {answer.name: answer.prompt_ids for answer in baseline.answers}
         apart = [a.name for a in run.answers if a.name in resent and a.prompt_ids != resent[a.name]]
         windowed = run.resolved.get("window") is not None
-        walks = [Walk(turns, moves.get(int(turns[0].meta_info["id"]), []), windowed) for turns in lines(run)]
+        walks = [Walk(turns, moves.get(int(turns[0][0].meta_info["id"]), []), windowed) for turns in lines(run)]
         faults = [fault for walk in walks for fault in walk.faults()]
         numbers: dict[str, Number] = {
             "sessions": len({ask.session.id for ask in run.asks if ask.session is not None}),
@@ -64,20 +64,22 @@ class SessionGate:
         return Outcome(self.name, State.PASS, numbers)
 
 
-def lines(run: Run) -> list[list[Answer]]:
-    """The answers of each streaming session, turn by turn."""
+def lines(run: Run) -> list[list[tuple[Answer, bool]]]:
+    """The answers of each streaming session, turn by turn, and whether one was aborted in the queue."""
     answers = {answer.name: answer for answer in run.answers}
-    by_id: dict[str, list[Answer]] = {}
+    by_id: dict[str, list[tuple[Answer, bool]]] = {}
     for ask in run.asks:
         if ask.session is not None and ask.session.streaming and ask.name in answers:
-            by_id.setdefault(ask.session.id, []).append(answers[ask.name])
+            turn = answers[ask.name]
+            queued = ask.abort_after == 0 and not turn.output_ids
+            by_id.setdefault(ask.session.id, []).append((turn, queued))
     return list(by_id.values())
 
 
 class Walk:
     """One session's turns beside the moves of its account. windowed: an abort may have slid past what it began with."""
 
-    def __init__(self, turns: Sequence[Answer], moves: Sequence[Move], windowed: bool) -> None:
+    def __init__(self, turns: Sequence[tuple[Answer, bool]], moves: Sequence[Move], windowed: bool) -> None:
         self.turns = turns
         self.moves = list(moves)
         self.windowed = windowed
@@ -86,7 +88,9 @@ class Walk:
     def faults(self) -> Iterator[str]:
         """A sentence for each turn that found or left something else than it must."""
         kept = 0
-        for turn in self.turns:
+        for turn, queued in self.turns:
+            if queued:
+                continue
             stay = self._stay(turn)
             if not stay:
                 if turn.output_ids:
@@ -111,7 +115,8 @@ class Walk:
         while self.moves and self.moves[0].verb == "drop":
             self.moves.pop(0)
         count = 2 * (turn.retractions + 1)
-        stay, self.moves = self.moves[:count], self.moves[count:]
+        stay = self.moves[:count]
+        self.moves = self.moves[count:]
         return stay
 
     def _due(self, turn: Answer, begin: Move, end: Move) -> int:

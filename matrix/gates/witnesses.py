@@ -60,20 +60,34 @@ def _splits(cell: Cell, run: Run) -> bool:
 
 
 def _starved(cell: Cell, run: Run) -> bool:
-    return cell.memory == "tight" and (cell.batch in ("ragged", "burst") or cell.abort == "none")
+    return (cell.memory, cell.session) == ("tight", "none") and (
+        cell.batch in ("ragged", "burst") or cell.abort == "none"
+    )
 
 
 def _caches(cell: Cell, run: Run) -> bool:
     """Some request fills a page, so the cache takes it or had it; a drafter's keys reach one token past the page."""
     room = int(cell.page_size) + 2
     whole = any(len(a.prompt_ids) + len(a.output_ids) >= room for a in run.answers if a.finish != "abort")
-    return cell.prefix_cache == "on" and whole
+    # Of a streaming session only the first prompt is cached, and no first prompt fills the largest page.
+    small = cell.session != "streaming" or int(cell.page_size) <= 16
+    return cell.prefix_cache == "on" and whole and small
 
 
 def _repeats(cell: Cell, run: Run) -> bool:
     """A prompt is read again, behind more requests than run at once, and holds a whole page."""
     waits = cell.slots != "auto" and cell.batch in ("ragged", "burst") and cell.abort == "none"
     return waits and cell.prefix_cache == "on" and cell.memory == "ample" and int(cell.page_size) <= 16
+
+
+def _inherits(cell: Cell, run: Run) -> bool:
+    """With room for all nobody's KV is dropped between two turns."""
+    return (cell.session, cell.memory) == ("streaming", "ample")
+
+
+def _rolls_back(cell: Cell, run: Run) -> bool:
+    """The second turn of the first session is aborted."""
+    return _inherits(cell, run) and cell.abort == "running"
 
 
 def _waits(cell: Cell, run: Run) -> bool:
@@ -83,6 +97,8 @@ def _waits(cell: Cell, run: Run) -> bool:
 def _finished(cell: Cell, run: Run, kind: str) -> bool:
     """Under tight memory the limits are short and the answers long: of two, none may reach its stop token."""
     lives = not (cell.batch == "single" and cell.abort != "none")
+    if cell.memory == "tight" and cell.session != "none":
+        return cell.finish == kind == "length"  # a conversation that fits has no room for whole answers
     short = cell.memory == "ample" or kind in ("length", "stop_string")
     return cell.finish == kind and lives and (short or (kind == "stop_token" and cell.batch != "pair"))
 
@@ -112,6 +128,12 @@ WITNESSES: Final[tuple[Witness, ...]] = (
     Witness("prefix.insert|prefix.hit", True, "whole pages are cached", _caches),
     Witness("prefix.hit", True, "a repeated prompt is served from the cache", _repeats),
     Witness("queue.waited", True, "more requests than slots", _waits),
+    Witness("session.opened", True, "sessions are opened", lambda cell, run: cell.session != "none"),
+    Witness("session.opened", False, "there are no sessions", lambda cell, run: cell.session == "none"),
+    Witness("session.held", True, "KV outlives its turn", lambda cell, run: cell.session == "streaming"),
+    Witness("session.inherited", True, "a turn inherits KV", _inherits),
+    Witness("session.rolled_back", True, "an aborted turn is undone", _rolls_back),
+    Witness("session.held", False, "nothing outlives a request", lambda cell, run: cell.session != "streaming"),
     Witness("sample.random", True, "tokens are drawn", lambda cell, run: cell.sampling != "greedy"),
     Witness("sample.random", False, "tokens are the best ones", lambda cell, run: cell.sampling == "greedy"),
     Witness("sample.greedy", True, "tokens are the best ones", lambda cell, run: cell.sampling in ("greedy", "mixed")),

@@ -7,7 +7,7 @@ import torch
 
 from matrix.cell import Cell
 from matrix.gates.oracle import Oracle
-from matrix.runner import CANONICAL, asked, drive
+from matrix.runner import CANONICAL, asked, drive, whole
 from matrix.subjects.protocol import Answer, Run
 from matrix.subjects.reference import ReferenceSubject
 from matrix.workload import ORACLE_PROMPTS, workload
@@ -18,7 +18,7 @@ def _both(cell_id: str) -> tuple[Run, Run]:
     torch.set_num_threads(1)
     cell, subject = Cell.from_id(cell_id), ReferenceSubject()
     asks = workload(cell, 0)
-    plain = tuple(replace(a, abort_after=None, top_logprobs=a.top_logprobs if a.temperature else 2) for a in asks)
+    plain = tuple(map(whole, asks))
     runs = []
     for config, requests in ((asked(cell), asks), (asked(CANONICAL), plain)):
         session = subject.launch(config)

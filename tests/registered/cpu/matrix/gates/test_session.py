@@ -1,0 +1,83 @@
+"""The session gate: real turns pass, and each thing that a turn may not do is named."""
+
+from dataclasses import replace
+
+import pytest
+
+from matrix.cell import Cell
+from matrix.gates.gate import State
+from matrix.gates.session import SessionGate
+from matrix.gates.table import GATES
+
+pytestmark = pytest.mark.register(est_seconds=6, tier="cpu", stage="pr")
+
+CELL = "eagle3.s5.v2.p16.pair.stream.abort_running"
+
+
+def moved(run, change):
+    """The run with its journal changed, entry by entry; None drops an entry."""
+    entries, pages, size = run.journal
+    return replace(run, journal=([new for entry in entries if (new := change(entry)) is not None], pages, size))
+
+
+def test_it_judges_sessions_only_and_stands_in_the_table():
+    assert SessionGate().applies(Cell.from_id(CELL)) and not SessionGate().applies(Cell.from_id("eagle3.pair"))
+    assert any(isinstance(gate, SessionGate) for gate in GATES)
+
+
+@pytest.mark.parametrize("cell_id", [CELL, "none.v1.pair.stream", "standalone.s3.p4.c7.ragged.branch.mixed"])
+def test_real_sessions_pass(measured, cell_id):
+    cell, run, baseline = measured(cell_id)
+    outcome = SessionGate().judge(cell, run, baseline)
+    assert (outcome.state, outcome.message) == (State.PASS, "")
+    if cell.session == "streaming":
+        assert outcome.numbers["inherited"] > 0 and outcome.numbers["resumed"] >= 4
+        assert outcome.numbers["rolled_back"] == (1 if cell.abort == "running" else 0)
+
+
+def test_one_position_too_few_is_named(measured):
+    """sglang#22651: a session saved one token short."""
+    cell, run, baseline = measured("none.v1.pair.stream")
+    shorted = []
+
+    def short(entry):
+        verb, account, numbers = entry
+        if verb == "hold" and not shorted:
+            shorted.append(account)
+            return verb, account, (numbers[0] - 1, *numbers[1:])
+        return entry
+
+    outcome = SessionGate().judge(cell, moved(run, short), baseline)
+    assert outcome.state is State.FAIL
+    assert "positions" in outcome.message or "pages" in outcome.message
+
+
+def test_a_reported_count_that_is_not_the_held_one_is_named(measured):
+    cell, run, baseline = measured(CELL)
+    index = next(i for i, answer in enumerate(run.answers) if answer.name.endswith(".turn3"))
+    answers = list(run.answers)
+    answers[index] = replace(answers[index], cached_tokens=answers[index].cached_tokens + 1)
+    outcome = SessionGate().judge(cell, replace(run, answers=tuple(answers)), baseline)
+    assert outcome.state is State.FAIL and "inherited tokens, its account held" in outcome.message
+
+
+def test_a_prompt_without_its_history_is_named(measured):
+    cell, run, baseline = measured(CELL)
+    index = next(i for i, answer in enumerate(run.answers) if answer.name.endswith(".turn3"))
+    answers = list(run.answers)
+    answers[index] = replace(answers[index], prompt_ids=answers[index].prompt_ids[1:])
+    outcome = SessionGate().judge(cell, replace(run, answers=tuple(answers)), baseline)
+    assert outcome.state is State.FAIL and "is not the history sent again" in outcome.message
+
+
+def test_without_a_journal_or_a_continuation_nothing_is_measured(measured):
+    cell, run, baseline = measured(CELL)
+    assert SessionGate().judge(cell, replace(run, journal=None), baseline).state is State.NOT_MEASURED
+    plain = replace(run, asks=tuple(replace(ask, session=None) for ask in run.asks))
+    assert SessionGate().judge(cell, plain, baseline).message == "no request continued another"
+
+
+def test_a_broken_journal_is_named(measured):
+    cell, run, baseline = measured(CELL)
+    outcome = SessionGate().judge(cell, moved(run, lambda entry: None if entry[0] == "resume" else entry), baseline)
+    assert outcome.state is State.FAIL and "is held and nobody resumed it" in outcome.message
