@@ -9,12 +9,14 @@ from matrix.faults.catalogue.endings import ENDING_FAULTS
 from matrix.faults.catalogue.indexing import INDEXING_FAULTS
 from matrix.faults.catalogue.memory import MEMORY_FAULTS
 from matrix.faults.catalogue.sampling import SAMPLING_FAULTS
+from matrix.faults.catalogue.sessions import SESSION_FAULTS
 from matrix.faults.catalogue.timing import TIMING_FAULTS
 from matrix.faults.fault import Fault
 
 CATALOGUE: Final[tuple[Fault, ...]] = (
     *INDEXING_FAULTS,
     *TIMING_FAULTS,
+    *SESSION_FAULTS,
     *MEMORY_FAULTS,
     *ACCEPTANCE_FAULTS,
     *SAMPLING_FAULTS,

@@ -213,6 +213,6 @@ def test_drive_takes_differences_and_the_whole_journal():
 
 def test_the_reference_runner_has_every_gate():
     made = reference_runner(5, stage="smoke")
-    assert (made.seed, made.stage, len(made.gates)) == (5, "smoke", 8)
+    assert (made.seed, made.stage, len(made.gates)) == (5, "smoke", 9)
     (record,) = run_launch([Cell.from_id("none.length")], ReferenceSubject(), 0)
     assert {gate.name for gate in record.gates} >= {"config", "effective", "ledger", "lossless", "finish"}

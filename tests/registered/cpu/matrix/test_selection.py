@@ -40,8 +40,8 @@ def test_product_has_every_cell_that_exists_and_no_other():
     assert not [c for c in some if {k.kind for k in explain(c)} & {"impossible", "redundant"}]
     # Within the first launch, each cell that explain lets pass is there.
     requests = {cell[11:] for cell in some if cell.launch_key == Cell().launch_key}
-    assert ("pair", "mixed", "length", "running") in requests
-    assert ("single", "mixed", "eos", "none") not in requests
+    assert ("pair", "streaming", "mixed", "length", "running") in requests
+    assert ("single", "none", "mixed", "eos", "none") not in requests
 
 
 def test_nothing_chosen_is_refused():

@@ -4,13 +4,25 @@ from engine.core.errors import ConfigError
 from matrix.axes import AXES
 from matrix.cell import TIGHT_TOKENS, Cell
 from matrix.constraints import expect
+from matrix.conversation import WAVES
 from matrix.lockfile import stage_cells
 from matrix.workload import DRAWS, EXAM_QUESTIONS, SLACK, draws_apply, questions, token_id, tokenizer, workload
 
 pytestmark = pytest.mark.register(est_seconds=3, tier="cpu", stage="pr")
 
 CELLS = [cell for cell in stage_cells("nightly") if expect(cell) != "refused"]
-SIZES = {"single": 1, "pair": 2, "ragged": 5, "burst": 9, "exam": EXAM_QUESTIONS}
+SIZES = {"single": 1, "pair": 2, "ragged": 5, "burst": 9, "exam": EXAM_QUESTIONS, "waves": sum(WAVES)}
+
+
+def longest(asks):
+    """Tokens of each request at its end, what it follows included."""
+    own = {ask.name: 1 + len(tokenizer().encode(ask.prompt).ids) + ask.max_new_tokens for ask in asks}
+    before = {ask.name: ask.session.follows if ask.session else None for ask in asks}
+
+    def whole(name):
+        return own[name] + (whole(before[name]) if before[name] else 0)
+
+    return [whole(ask.name) for ask in asks if not ask.name.startswith("d")]
 
 
 @pytest.mark.parametrize("seed", [0, 1, 17])
@@ -18,12 +30,13 @@ def test_every_workload_fits_its_cell(seed):
     for cell in CELLS:
         asks = workload(cell, seed)
         own = [ask for ask in asks if not ask.name.startswith("d")]
-        assert len(own) == SIZES[cell.batch], cell.id
+        turns = {ask.name for ask in own if ".turn" in ask.name}
+        assert len(own) - len(turns) == SIZES[cell.batch], cell.id
+        assert bool(turns) == (cell.session != "none"), cell.id
         assert len({ask.name for ask in asks}) == len(asks), cell.id
         assert len(asks) - len(own) == (DRAWS if draws_apply(cell) else 0), cell.id
         if cell.memory == "tight":
-            sizes = [1 + len(tokenizer().encode(ask.prompt).ids) + ask.max_new_tokens for ask in own]
-            assert max(sizes) + SLACK <= TIGHT_TOKENS, cell.id
+            assert max(longest(asks)) + SLACK <= TIGHT_TOKENS, cell.id
 
 
 def test_it_is_a_pure_function_and_reads_no_launch_value_but_memory():

@@ -18,6 +18,7 @@ CELLS = [
     "eagle3.s3.k2.n6.v2.length",
     "eagle3.s3.k2.n6.v2.stop_string",
     "eagle3.s3.k4.n8.v2.p16.burst",
+    "eagle3.s5.v2.p16.pair.stream.abort_running",
 ]
 GATE = EffectiveGate()
 

@@ -1,0 +1,79 @@
+"""Turns of streaming sessions: what they inherit, what an abort undoes, and whose history it is."""
+
+from typing import Final
+
+from matrix.faults.fault import Fault
+
+SCHEDULE: Final = "engine/core/schedule.py"
+SESSION: Final = "engine/core/session.py"
+OFF_BY_ONE: Final = "off-by-one length or KV position"
+STALE: Final = "stale or un-restored state"
+
+SESSION_FAULTS: Final[tuple[Fault, ...]] = (
+    Fault(
+        id="session-saved-one-short",
+        klass=OFF_BY_ONE,
+        origin="sglang#22651 (semantics 6.7)",
+        file=SCHEDULE,
+        old="        keep = min(request.inherited if aborted else request.num_tokens, committed)\n",
+        new="        keep = min(request.inherited if aborted else request.num_tokens - 1, committed)\n",
+        expected=("session",),
+        cells=("eagle3.s5.v2.p4.pair.stream",),
+        why="a session saves its KV one token short, and the next turn computes it again",
+    ),
+    Fault(
+        id="session-keeps-half",
+        klass=OFF_BY_ONE,
+        origin="semantics 8.2: the inherited count is exact",
+        file=SCHEDULE,
+        old="        keep = min(request.inherited if aborted else request.num_tokens, committed)\n",
+        new="        keep = min(request.inherited if aborted else len(request.prompt), committed)\n",
+        expected=("session",),
+        cells=("none.v1.p4.pair.stream",),
+        why="a turn's own answer is thrown away, and read again by the next turn",
+    ),
+    Fault(
+        id="session-bakes-overshoot",
+        klass=OFF_BY_ONE,
+        origin="sglang#22897 (semantics 8.3)",
+        file=SCHEDULE,
+        old="        keep = min(request.inherited if aborted else request.num_tokens, committed)\n",
+        new="        keep = request.inherited if aborted else committed\n",
+        expected=("session", "lossless"),
+        cells=("eagle3.s5.v2.p4.pair.stream.stop_string",),
+        why="tokens accepted past the end of a turn stay in the session's KV",
+    ),
+    Fault(
+        id="aborted-turn-in-history",
+        klass=STALE,
+        origin="semantics 8.4: ids roll back to the last good turn",
+        file=SESSION,
+        old='    if turn is None or turn.finish is None or turn.finish == Finish("abort"):\n',
+        new="    if turn is None or turn.finish is None:\n",
+        expected=("session", "lossless"),
+        cells=("none.v1.p4.pair.stream.abort_running",),
+        why="the next turn goes on from what an aborted turn said",
+    ),
+    Fault(
+        id="begin-token-inside",
+        klass=OFF_BY_ONE,
+        origin="semantics 8.1: a leading begin token is stripped",
+        file=SESSION,
+        old="            if self.bos_id is not None and new[:1] == (self.bos_id,):\n",
+        new="            if False and new[:1] == (self.bos_id,):\n",
+        expected=("session", "lossless"),
+        cells=("none.pair.branch",),
+        why="each turn begins with a begin token in the middle of the text",
+    ),
+    Fault(
+        id="offset-one-long",
+        klass=OFF_BY_ONE,
+        origin="semantics 8.1: offset truncates the history to this many tokens",
+        file=SESSION,
+        old="        return history[: params.offset] if params.offset else history\n",
+        new="        return history[: params.offset + 1] if params.offset else history\n",
+        expected=("session", "lossless"),
+        cells=("none.pair.branch",),
+        why="a branch keeps one token too many of the history it goes back to",
+    ),
+)
