@@ -53,7 +53,14 @@ AXES: Final[tuple[Axis, ...]] = (
         "algorithm",
         "launch",
         "who drafts",
-        (Value("none", "none", 0.3), Value("standalone", "standalone", 0.5), Value("eagle3", "eagle3", 0.5)),
+        (
+            Value("none", "none", 0.3),
+            Value("standalone", "standalone", 0.5),
+            Value("eagle3", "eagle3", 0.5),
+            Value("eagle", "eagle", 0.5),
+            Value("ngram", "ngram", 0.5),
+            Value("dflash", "dflash", 0.5),
+        ),
     ),
     Axis(
         "steps",

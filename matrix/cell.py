@@ -8,7 +8,12 @@ from engine.core.errors import ConfigError
 from matrix.axes import AXES, INDEX, LAUNCH, NAMES, axis
 
 TARGET: Final = "llama-mini"
-DRAFTS: Final = {"standalone": "llama-mini-standalone", "eagle3": "llama-mini-eagle3"}
+DRAFTS: Final = {
+    "standalone": "llama-mini-standalone",
+    "eagle3": "llama-mini-eagle3",
+    "eagle": "llama-mini-eagle",
+    "dflash": "llama-mini-dflash",
+}
 # Holds the longest request of a workload alone, but no two of them to their end; a multiple of every page size.
 TIGHT_TOKENS: Final = 192
 # Holds every request of the largest workload at once; a pool larger than that only makes its checks slower.

@@ -79,6 +79,16 @@ CONSTRAINTS: Final[tuple[Constraint, ...]] = (
     _lifted("tree-too-wide", "algorithm", "steps", "topk", "draft_tokens"),
     _lifted("v2-needs-overlap", "spec_version", "overlap"),
     _lifted("chain-width", "algorithm", "steps", "topk", "draft_tokens"),
+    _lifted("no-step-in-flight", "algorithm", "spec_version"),
+    Constraint(
+        "sizes-of-their-own",
+        "redundant",
+        "n-gram trees and blocks have widths of their own; other sizes are the subject of the drafters' contract suite",
+        ("algorithm", "steps", "topk", "draft_tokens"),
+        lambda cell: (
+            cell.algorithm in ("ngram", "dflash") and (cell.steps, cell.topk, cell.draft_tokens) != ("auto",) * 3
+        ),
+    ),
     Constraint(
         "equal-widths",
         "redundant",

@@ -55,8 +55,9 @@ class AcceptanceGate:
 
     def applies(self, cell: Cell) -> bool:
         """Cells with a drafter and greedy requests that run to their end, on prompts that the oracle knows."""
-        known = cell.batch != "waves"
-        return cell.algorithm != "none" and cell.abort == "none" and cell.sampling in ("greedy", "mixed") and known
+        # The index of n-grams is shared by all requests, so its rounds are nobody else's.
+        known = cell.batch != "waves" and cell.algorithm not in ("none", "ngram")
+        return cell.abort == "none" and cell.sampling in ("greedy", "mixed") and known
 
     def judge(self, cell: Cell, run: Run, baseline: Run) -> Outcome:
         """NOT MEASURED where the oracle lacks the combination or no round was decoded."""

@@ -87,7 +87,9 @@ def _metrics(cell: Cell, resolved: Mapping[str, Any], answer: Answer) -> str:
     / (spec_verify_ct * (draft tokens - 1)), histogram over correct drafts per round."""
     info, lengths = answer.meta_info, answer.accept_lengths
     counts = {"prompt_tokens": len(answer.prompt_ids), "completion_tokens": len(answer.output_ids)}
-    deepest = int(resolved["num_steps"]) + 1
+    # A chain may be accepted whole, whatever its drafter calls a step; a tree is as deep as its steps.
+    chain = int(resolved["topk"]) <= 1
+    deepest = int(resolved["num_draft_tokens"] if chain else resolved["num_steps"] + 1)
     if any(not 1 <= length <= deepest for length in lengths):
         return f"accepted {max(lengths)} tokens in a round, allowed is 1 to {deepest}"
     if cell.algorithm != "none" and lengths:
