@@ -74,8 +74,8 @@ def _caches(cell: Cell, run: Run) -> bool:
     """Some request fills a page, so the cache takes it or had it; a drafter's keys reach one token past the page."""
     room = int(cell.page_size) + 2
     whole = any(len(a.prompt_ids) + len(a.output_ids) >= room for a in run.answers if a.finish != "abort")
-    # Of a streaming session only the first prompt is cached, and no first prompt fills the largest page.
-    small = cell.session != "streaming" or int(cell.page_size) <= 16
+    # No prompt fills the largest page, and an earlier cell of the launch may have cached a whole text already.
+    small = int(cell.page_size) <= 16
     return cell.prefix_cache == "on" and whole and small
 
 
