@@ -48,6 +48,8 @@ def test_a_constraint_reads_no_other_axes_than_it_says(constraint):
 def test_the_engine_does_with_every_launch_what_the_matrix_expects():
     outcomes = set()
     for cell in LAUNCHES:
+        if any(constraint.name == "sizes-of-their-own" for constraint in explain(cell)):
+            continue  # what the engine does with them is no cell's expectation
         kinds = {constraint.kind for constraint in explain(cell)} - {"redundant", "impossible"}
         try:
             resolved = resolve(cell.config(), zoo_facts(cell.algorithm))
@@ -155,8 +157,8 @@ def test_explaining_a_refused_cell_gives_the_engines_sentence():
 
 def test_read_cell_takes_ids_and_assignments():
     assert read_cell("eagle3.k4") == read_cell("algorithm=eagle3 topk=4")
-    with pytest.raises(ConfigError, match="cell id 'eagle' has an unknown part 'eagle'"):
-        read_cell("eagle")
+    with pytest.raises(ConfigError, match="cell id 'medusa' has an unknown part 'medusa'"):
+        read_cell("medusa")
 
 
 def test_the_tables_hash_sees_a_value_and_a_constraint(monkeypatch):

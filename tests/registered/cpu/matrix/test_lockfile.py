@@ -78,11 +78,11 @@ def test_an_unknown_stage_lists_the_stages(path):
 
 
 def test_an_id_of_yesterdays_axes_is_kept_apart_and_never_run(path):
-    path.write_text(TEXT + "ngram.s3\n")
-    assert read(path).unreadable == ["ngram.s3"]
+    path.write_text(TEXT + "medusa.s3\n")
+    assert read(path).unreadable == ["medusa.s3"]
     with pytest.raises(ConfigError) as caught:
         stage_cells("pr", path)
-    assert str(caught.value) == "cells.lock holds 'ngram.s3', which is no cell; run `specmatrix lock --extend`"
+    assert str(caught.value) == "cells.lock holds 'medusa.s3', which is no cell; run `specmatrix lock --extend`"
 
 
 def test_an_empty_lock_has_every_stage():
