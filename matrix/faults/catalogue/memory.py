@@ -19,6 +19,11 @@ FREED: Final = (
     "            self.free.append(page)\n        if self.window is not None:\n            self.window.close(rid)\n"
 )
 
+# The scheduler counts accounts itself under strict memory; without that the page is left to the gates.
+UNCOUNTED: Final = Edit(
+    "engine/core/held.py", "        if accounts != sorted(self.ledger.accounts):\n", "        if False:\n"
+)
+
 MEMORY_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="abort-leaks-pages",
@@ -33,6 +38,7 @@ MEMORY_FAULTS: Final[tuple[Fault, ...]] = (
         expected=("ledger",),
         cells=("eagle3.s3.k2.n6.v2.p64.nocache.ragged.abort_running",),
         why="the pages of a request aborted while it runs never come home",
+        also=(UNCOUNTED,),
     ),
     Fault(
         id="retract-leaks-page",
@@ -49,6 +55,7 @@ MEMORY_FAULTS: Final[tuple[Fault, ...]] = (
         expected=("ledger",),
         cells=("none.v1.nocache.c7.tight.pair",),
         why="each retraction strands one page",
+        also=(UNCOUNTED,),
     ),
     Fault(
         id="finish-leaks-page",
@@ -64,6 +71,7 @@ MEMORY_FAULTS: Final[tuple[Fault, ...]] = (
         expected=("ledger",),
         cells=("standalone.s3.v2.p64.c32.pair",),
         why="with pages of more than one token the page behind the last whole one is kept at the finish",
+        also=(UNCOUNTED,),
     ),
     Fault(
         id="evict-unjournalled",
@@ -95,7 +103,11 @@ MEMORY_FAULTS: Final[tuple[Fault, ...]] = (
         old="        return slots.masked_fill(at >= (self.start + self.lengths)[:, None], 0)\n",
         new="        return slots\n",
         expected=("lossless", "ledger"),
-        cells=("none.v2.p4.c7.ragged.mixed",),
+        cells=(
+            "standalone.s5.k1.n6.v1.p64.c32.tight.m4.burst.mixed.stop_string.abort_queued",
+            "none.sync.p64.nocache.c32.tight.m4.burst.temperature.length.abort_queued",
+            "standalone.s3.k4.n16.sync.p4.c32.tight.m4.ragged.mixed.length.abort_queued",
+        ),
         why="the padded end of a short prompt writes through the row's old table into pages of others",
     ),
     Fault(
