@@ -29,6 +29,7 @@ PROBES: Final[dict[str, str]] = {
     "page.crossed": "a request's reservation grew by a page after its prefill",
     "prefix.hit": "tokens taken from the prefix cache (sum)",
     "prefix.insert": "pages given to the prefix cache (sum)",
+    "prefix.twin": "a request met cached pages of the same tokens and kept its own",
     "prefix.evict": "pages evicted from the prefix cache (sum)",
     "window.slid": "window pages that nobody reads any more were freed (sum)",
     "queue.waited": "a request waited for a row or for pages",

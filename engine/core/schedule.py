@@ -175,7 +175,9 @@ class Scheduler:
     def publish(self, request: Request) -> None:
         """Give the request's whole pages to the prefix cache; not where it inherited, as an abort must roll back."""
         if not request.inherited:
+            twins = self.cache.twins
             self.probes.hit("prefix.insert", self.cache.insert(request.account, request.tokens))
+            self.probes.hit("prefix.twin", self.cache.twins - twins)
 
     def _prefill_rows(self) -> list[PlanRow]:
         budget = self.chunk if self.chunk is not None else self.context_length * self.max_running

@@ -12,11 +12,12 @@ from rich.table import Table
 
 from engine.core.errors import ConfigError
 from matrix.faults.catalogue import CATALOGUE
-from matrix.faults.fault import GATES, Fault
+from matrix.faults.fault import Fault
 from matrix.faults.kill import Matrix, kill_matrix
 from matrix.lockfile import stage_cells
 from matrix.progress import counting
 from reports.atomic import write_text
+from reports.schema import GATES
 
 WIDE: Final = 260
 FAULTS_FILE: Final = "faults.json"

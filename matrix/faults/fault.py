@@ -5,23 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 from engine.core.errors import ConfigError
 from matrix.cell import Cell
 from matrix.faults.selection import pick
-
-GATES: Final = (
-    "ledger",
-    "session",
-    "lossless",
-    "distribution",
-    "finish",
-    "acceptance",
-    "accuracy",
-    "config",
-    "effective",
-)
 
 
 @dataclass(frozen=True, slots=True)

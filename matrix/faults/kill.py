@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from matrix.cell import Cell, order
-from matrix.faults.fault import GATES, Fault
+from matrix.faults.fault import Fault
 from matrix.faults.plant import CellVerdict, Trial, trial
+from reports.schema import GATES
 
 RED: Final = ("FAIL", "NOT MEASURED")
 

@@ -74,8 +74,8 @@ def _caches(cell: Cell, run: Run) -> bool:
     """Some request fills a page, so the cache takes it or had it; a drafter's keys reach one token past the page."""
     room = int(cell.page_size) + 2
     whole = any(len(a.prompt_ids) + len(a.output_ids) >= room for a in run.answers if a.finish != "abort")
-    # No prompt fills the largest page, and an earlier cell of the launch may have cached a whole text already.
-    small = int(cell.page_size) <= 16
+    # Of a streaming session only the first prompt is cached, and no first prompt fills the largest page.
+    small = cell.session != "streaming" or int(cell.page_size) <= 16
     return cell.prefix_cache == "on" and whole and small
 
 
@@ -130,7 +130,7 @@ WITNESSES: Final[tuple[Witness, ...]] = (
     Witness("retract.done", False, "nothing is retracted with room for all", lambda cell, run: cell.memory == "ample"),
     Witness("prefix.hit", False, "there is no prefix cache", lambda cell, run: cell.prefix_cache == "off"),
     Witness("prefix.insert", False, "there is no prefix cache", lambda cell, run: cell.prefix_cache == "off"),
-    Witness("prefix.insert|prefix.hit", True, "whole pages are cached", _caches),
+    Witness("prefix.insert|prefix.hit|prefix.twin", True, "whole pages are cached", _caches),
     Witness("prefix.hit", True, "a repeated prompt is served from the cache", _repeats),
     Witness("queue.waited", True, "more requests than slots", _waits),
     Witness("session.opened", True, "sessions are opened", lambda cell, run: cell.session != "none"),

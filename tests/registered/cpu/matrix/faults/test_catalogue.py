@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from matrix.faults.catalogue import CATALOGUE
-from matrix.faults.fault import GATES, Fault
+from matrix.faults.fault import Fault
 from matrix.faults.plant import PACKAGES, ROOT
 from matrix.lockfile import stage_cells
+from reports.schema import GATES
 
 pytestmark = pytest.mark.register(est_seconds=2, tier="cpu", stage="pr")
 
