@@ -4,6 +4,7 @@ from typing import Final
 
 from matrix.faults.catalogue.acceptance import ACCEPTANCE_FAULTS
 from matrix.faults.catalogue.accuracy import ACCURACY_FAULTS
+from matrix.faults.catalogue.alignment import ALIGNMENT_FAULTS
 from matrix.faults.catalogue.configuration import CONFIGURATION_FAULTS
 from matrix.faults.catalogue.endings import ENDING_FAULTS
 from matrix.faults.catalogue.indexing import INDEXING_FAULTS
@@ -18,6 +19,7 @@ CATALOGUE: Final[tuple[Fault, ...]] = (
     *TIMING_FAULTS,
     *SESSION_FAULTS,
     *MEMORY_FAULTS,
+    *ALIGNMENT_FAULTS,
     *ACCEPTANCE_FAULTS,
     *SAMPLING_FAULTS,
     *ACCURACY_FAULTS,
