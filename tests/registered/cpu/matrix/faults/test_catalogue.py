@@ -17,6 +17,8 @@ pytestmark = pytest.mark.register(est_seconds=2, tier="cpu", stage="pr")
 EACH = pytest.mark.parametrize("fault", CATALOGUE, ids=lambda fault: fault.id)
 # The classes of bugs.md that this engine can have; the others need graphs, ranks, grammars, windows or sessions.
 CLASSES = {
+    "page alignment",
+    "NaN / uninitialised memory",
     "stale or un-restored state",
     "sampling distribution",
     "CUDA-graph capture, padding, buffer size",
