@@ -5,8 +5,10 @@ from typing import Final
 from matrix.faults.catalogue.acceptance import ACCEPTANCE_FAULTS
 from matrix.faults.catalogue.accuracy import ACCURACY_FAULTS
 from matrix.faults.catalogue.alignment import ALIGNMENT_FAULTS
+from matrix.faults.catalogue.blocks import BLOCK_FAULTS
 from matrix.faults.catalogue.configuration import CONFIGURATION_FAULTS
 from matrix.faults.catalogue.endings import ENDING_FAULTS
+from matrix.faults.catalogue.heads import HEAD_FAULTS
 from matrix.faults.catalogue.indexing import INDEXING_FAULTS
 from matrix.faults.catalogue.memory import MEMORY_FAULTS
 from matrix.faults.catalogue.sampling import SAMPLING_FAULTS
@@ -21,6 +23,8 @@ CATALOGUE: Final[tuple[Fault, ...]] = (
     *MEMORY_FAULTS,
     *ALIGNMENT_FAULTS,
     *ACCEPTANCE_FAULTS,
+    *HEAD_FAULTS,
+    *BLOCK_FAULTS,
     *SAMPLING_FAULTS,
     *ACCURACY_FAULTS,
     *ENDING_FAULTS,

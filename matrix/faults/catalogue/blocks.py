@@ -1,0 +1,89 @@
+"""Block drafting (DFLASH): the block's rows, its mask tokens and attention, and the context behind it."""
+
+from typing import Final
+
+from matrix.faults.fault import Fault
+
+OFF_BY_ONE: Final = "off-by-one length or KV position"
+DRAFTER: Final = "engine/spec/dflash.py"
+CELL: Final = "dflash.pair"
+
+BLOCK_FAULTS: Final[tuple[Fault, ...]] = (
+    Fault(
+        id="block-rows-shifted",
+        klass=OFF_BY_ONE,
+        origin="semantics 2.8: position 0 of a block is the bonus token",
+        file=DRAFTER,
+        old="        drafts = self.model.logits(out[:, 1:]).argmax(-1)\n",
+        new="        drafts = self.model.logits(out[:, :-1]).argmax(-1)\n",
+        expected=("acceptance",),
+        cells=(CELL,),
+        why="each mask position's token is read one row too early",
+    ),
+    Fault(
+        id="block-context-late",
+        klass=OFF_BY_ONE,
+        origin="semantics 2.8: draft slot p holds the state of position p, unshifted",
+        file=DRAFTER,
+        old="        rows = self.model.context(aux, batch.positions[:, :width])\n",
+        new="        rows = self.model.context(aux, batch.positions[:, :width] + 1)\n",
+        expected=("acceptance",),
+        cells=(CELL,),
+        why="the context is rotated as if it lay one position later, as EAGLE's pairs do",
+    ),
+    Fault(
+        id="block-context-unwritten",
+        klass="prefix-cache semantics under EAGLE",
+        origin="vllm#3951 (B104), sglang#19897 (B063)",
+        file=DRAFTER,
+        old="overwrites before it is read.\n        self._keep(batch, aux)\n",
+        new="overwrites before it is read.\n",
+        expected=("acceptance",),
+        cells=(CELL,),
+        why="accepted tokens never reach the draft's KV",
+    ),
+    Fault(
+        id="block-masks-wrong",
+        klass="config parsing, weights, draft/target mix-up",
+        origin="semantics 2.8: positions 1..B-1 hold the checkpoint's mask token",
+        file="engine/models/dflash.py",
+        old="    mask = config.draft.mask_token\n",
+        new="    mask = config.draft.mask_token + 1\n",
+        expected=("acceptance",),
+        cells=(CELL,),
+        why="the unknown positions of a block hold a token that means something",
+    ),
+    Fault(
+        id="block-causal",
+        klass="silent fallback / ignored parameter",
+        origin="semantics 2.8: one non-causal forward",
+        file=DRAFTER,
+        old="        attend.begin(0, everything)\n",
+        new="        attend.begin(0, everything.tril())\n",
+        expected=("acceptance",),
+        cells=(CELL,),
+        why="positions of a block do not see those behind them",
+    ),
+    Fault(
+        id="block-prefix-one-short",
+        klass=OFF_BY_ONE,
+        origin="semantics 2.8: the block attends to every committed position",
+        file=DRAFTER,
+        old="        bias = prefix_bias(batch.start, reach, self.pool.data.dtype)\n",
+        new="        bias = prefix_bias(batch.start - 1, reach, self.pool.data.dtype)\n",
+        expected=("acceptance",),
+        cells=(CELL,),
+        why="a block does not see the last committed position",
+    ),
+    Fault(
+        id="block-context-unprojected-keys",
+        klass="config parsing, weights, draft/target mix-up",
+        origin="vllm#14464 (B095), semantics 2.8",
+        file="engine/models/dflash.py",
+        old="        self.head_norm.each(keys, self.key_norm)\n",
+        new="",
+        expected=("acceptance",),
+        cells=(CELL,),
+        why="keys of the context miss the norm that keys of the block have",
+    ),
+)

@@ -1,0 +1,148 @@
+"""Drafting heads (EAGLE, EAGLE3): which states they read, what they carry on, and how their trees grow."""
+
+from typing import Final
+
+from matrix.faults.fault import Fault
+
+MIXED_UP: Final = "config parsing, weights, draft/target mix-up"
+STRIDE: Final = "stride / indexing"
+STALE: Final = "stale or un-restored state"
+STEPPER: Final = "engine/spec/autoregressive.py"
+CONFIG: Final = "engine/models/draft_config.py"
+CHAIN: Final = "eagle.s2.pair"
+TREE: Final = "eagle.burst"
+
+HEAD_FAULTS: Final[tuple[Fault, ...]] = (
+    Fault(
+        id="eagle-halves-swapped",
+        klass=MIXED_UP,
+        origin="semantics 2.3: the fusing projection reads embedding, then state",
+        file="engine/models/eagle.py",
+        old="        pair = torch.cat((word, hidden.reshape(rows, self.carry_width)), 1)\n",
+        new="        pair = torch.cat((hidden.reshape(rows, self.carry_width), word), 1)\n",
+        expected=("acceptance",),
+        cells=(CHAIN,),
+        why="state and embedding enter the projection in each other's place",
+    ),
+    Fault(
+        id="eagle-state-too-early",
+        klass=MIXED_UP,
+        origin="sglang#7242 (B072)",
+        file=CONFIG,
+        old='        return DraftConfig((FINAL,), fields.size("hidden_size"), fields.size("vocab_size"))\n',
+        new='        return DraftConfig((1,), fields.size("hidden_size"), fields.size("vocab_size"))\n',
+        expected=("acceptance",),
+        cells=(CHAIN,),
+        why="the head reads the state of an inner layer instead of the last one's",
+    ),
+    Fault(
+        id="eagle-state-unnormed",
+        klass=MIXED_UP,
+        origin="vllm#14464 (B095), semantics 2.3",
+        file="engine/models/causal.py",
+        old="            self._keep(final, FINAL, capture, states)\n",
+        new="            self._keep(x, FINAL, capture, states)\n",
+        expected=("acceptance",),
+        cells=(CHAIN,),
+        why="the head reads the last state in front of the final norm, not behind it",
+    ),
+    Fault(
+        id="aux-layers-early",
+        klass="off-by-one length or KV position",
+        origin="semantics 2.3: ids name layers whose output is read",
+        file=CONFIG,
+        old="    return tuple(i + 1 for i in ids)\n",
+        new="    return tuple(ids)\n",
+        expected=("acceptance",),
+        cells=("eagle3.s5.v2.p4.ragged", "dflash.pair"),
+        why="drafts read the states entering the named layers, not those leaving them",
+    ),
+    Fault(
+        id="aux-layers-reversed",
+        klass=STRIDE,
+        origin="semantics 2.3: states lie side by side in the order of the config",
+        file="engine/models/causal.py",
+        old="        for slot, wanted in enumerate(capture):\n",
+        new="        for slot, wanted in enumerate(reversed(capture)):\n",
+        expected=("acceptance",),
+        cells=("eagle3.s5.v2.p4.ragged",),
+        why="the captured states lie side by side in the wrong order",
+    ),
+    Fault(
+        id="carry-in-the-wrong-row",
+        klass=STRIDE,
+        origin="sglang#2730 (B005), semantics 6.3",
+        file="engine/device/relay.py",
+        old="            buffer.index_copy_(0, rows, state[name])\n",
+        new="            buffer.index_copy_(0, rows.flip(0), state[name])\n",
+        expected=("acceptance",),
+        cells=(CHAIN,),
+        why="the relay keeps each request's draft state in its neighbour's row",
+    ),
+    Fault(
+        id="hidden-not-relayed",
+        klass=STALE,
+        origin="sglang#9976 (B072), semantics 6.3",
+        file="engine/device/relay.py",
+        old="            buffer.index_copy_(0, rows, state[name])\n",
+        new='            buffer.index_copy_(0, rows, state[name] if name != "hidden" else state[name] * 0)\n',
+        expected=("acceptance",),
+        cells=(CHAIN,),
+        why="the relay carries the proposals of a round, but not the state behind them",
+    ),
+    Fault(
+        id="states-not-regathered",
+        klass=STRIDE,
+        origin="semantics 2.2: surviving beams take their parents' states",
+        file=STEPPER,
+        old="            hidden = out.gather(1, beam[:, :, None].expand(-1, -1, out.shape[2]))\n",
+        new="            hidden = out\n",
+        expected=("acceptance",),
+        cells=(TREE,),
+        why="a beam goes on from the state of whoever had its rank before",
+    ),
+    Fault(
+        id="beams-see-strangers",
+        klass=STRIDE,
+        origin="semantics 3.1: a beam may attend a non-ancestor's draft KV",
+        file=STEPPER,
+        old="            seen = torch.cat((seen.gather(1, beam[:, :, None].expand(-1, -1, seen.shape[2])), own), 2)\n",
+        new="            seen = torch.cat((seen, own), 2)\n",
+        expected=("acceptance",),
+        cells=(TREE,),
+        why="after a re-ranking a beam attends to the draft KV of another beam's ancestors",
+    ),
+    Fault(
+        id="beams-blind-to-kin",
+        klass=STRIDE,
+        origin="semantics 3.1, EAGLE's own ancestor mask",
+        file=STEPPER,
+        old="            attend.begin(step * topk, seen)\n",
+        new="            attend.begin(step * topk, torch.cat((torch.zeros_like(seen[..., topk:]), own), 2))\n",
+        expected=("acceptance",),
+        cells=(TREE,),
+        why="a beam sees its own token and the committed ones, and nothing of its path between",
+    ),
+    Fault(
+        id="beam-scores-forgotten",
+        klass="sampling distribution",
+        origin="semantics 3.1: a node's score is the product along its path",
+        file=STEPPER,
+        old="            grown, scores, chosen = expand_topk(scores, probs)\n",
+        new="            grown, scores, chosen = expand_topk(torch.ones_like(scores), probs)\n",
+        expected=("acceptance", "lossless"),
+        cells=("eagle3.s3.k2.n6.v2.p64.nocache.ragged",),
+        why="a deep node is scored by its own probability alone, so unlikely paths crowd out likely ones",
+    ),
+    Fault(
+        id="draft-prefix-one-short",
+        klass="off-by-one length or KV position",
+        origin="sglang#25015 (semantics 2.2)",
+        file=STEPPER,
+        old="        bias = prefix_bias(batch.start, reach, self.pool.data.dtype)\n",
+        new="        bias = prefix_bias(batch.start - 1, reach, self.pool.data.dtype)\n",
+        expected=("acceptance",),
+        cells=("standalone.ragged",),
+        why="drafted tokens do not see the last committed pair",
+    ),
+)
