@@ -25,7 +25,10 @@ Prompt = str | Sequence[int]
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """One finished generation. `accept_lengths` holds one number per verify round, bonus included."""
+    """One finished generation.
+
+    Per verify round, `accept_lengths` holds the tokens, bonus included, and `round_widths` the nodes, root included.
+    """
 
     text: str
     output_ids: tuple[int, ...]
@@ -34,6 +37,7 @@ class Output:
     cached_tokens: int
     retractions: int
     accept_lengths: tuple[int, ...]
+    round_widths: tuple[int, ...]
     logprobs: tuple[float, ...]
     top_logprobs: tuple[tuple[tuple[int, float], ...], ...]
     meta_info: Mapping[str, Any]
@@ -167,6 +171,7 @@ class LLM:
             request.cached_tokens,
             request.retractions,
             tuple(request.metrics.lengths),
+            tuple(request.metrics.widths),
             tuple(request.logprobs),
             tuple(map(tuple, request.top_logprobs)),
             info,
@@ -256,12 +261,17 @@ class LLM:
     def readback(self) -> dict[str, Any]:
         """What runs, read from the running parts and not from the resolved configuration.
 
-        With adaptive steps `adaptive` holds the current depth and the controller's trace. `drafter_error` is there only
-        if the drafter is in quarantine.
+        With adaptive steps `adaptive` holds the current depth, and what the controller activated, observed and decided.
+        `drafter_error` is there only if the drafter is in quarantine.
         """
         scheduler, executor = self.loop.scheduler, self.loop.executor
         drafter, steps = executor.drafter, scheduler.steps
-        adapts = {"steps": steps.steps, "trace": [record._asdict() for record in steps.trace]}
+        adapts = {
+            "steps": steps.steps,
+            "activated": steps.activated,
+            "rounds": [activation._asdict() for activation in steps.rounds],
+            "trace": [record._asdict() for record in steps.trace],
+        }
         shown = {
             "algorithm": drafter.traits.name,
             "num_steps": steps.initial if steps.adapts else drafter.steps,

@@ -155,13 +155,24 @@ def run_launch(
 def drive(session: Session, asks: Sequence[Ask], capabilities: frozenset[Capability]) -> Run:
     """Run asks on a session, and take down what it witnessed meanwhile (differences of its counters)."""
     before = session.counters()
+    traces = Capability.TRACE in capabilities
+    earlier = session.trace() if traces else None
     start = perf_counter()
     answers = session.generate(asks)
     seconds = perf_counter() - start
     witness = {name: count - before.get(name, 0) for name, count in session.counters().items()}
     journal = session.journal() if Capability.JOURNAL in capabilities else None
     return Run(
-        tuple(asks), tuple(answers), session.resolved, session.readback(), witness, session.memory(), journal, seconds
+        tuple(asks),
+        tuple(answers),
+        session.resolved,
+        session.readback(),
+        witness,
+        session.memory(),
+        journal,
+        seconds,
+        session.trace() if traces else None,
+        earlier,
     )
 
 

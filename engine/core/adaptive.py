@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from engine.core.adaptive_config import AdaptiveSlot, middle, union
 from engine.core.probes import Probes
 
-TRACE_LENGTH: Final = 4096  # records kept, the latest ones
+TRACE_LENGTH: Final = 4096  # rounds and records kept, the latest ones
 
 
 class Record(NamedTuple):
@@ -24,6 +24,7 @@ class Record(NamedTuple):
     slot: smallest batch size of the slot it counts for. width: nodes that the round verified. mean_correct: mean
     accepted drafts per request. ema: the average after the round. steps: the slot's depth after it.
     decision: "warm-up" and "between" where none was due, else "stay", "up" or "down".
+    correct: accepted drafts of each live request. activated: rounds activated before this one was observed.
     """
 
     slot: int
@@ -33,6 +34,15 @@ class Record(NamedTuple):
     ema: float
     steps: int
     decision: str
+    correct: tuple[int, ...]
+    activated: int
+
+
+class Activation(NamedTuple):
+    """A round about to launch. width: nodes per request, root included."""
+
+    batch_size: int
+    width: int
 
 
 class Slot:
@@ -95,6 +105,8 @@ class DraftSteps:
     ) -> None:
         self.slots = tuple(Slot(settings, steps) for settings in slots)
         self.initial = steps
+        self.activated = 0
+        self.rounds: deque[Activation] = deque(maxlen=TRACE_LENGTH)
         self.trace: deque[Record] = deque(maxlen=TRACE_LENGTH)
         self.max_width = width or union(slots)[-1] + 1
         self.adapts = width is None
@@ -128,6 +140,8 @@ class DraftSteps:
         if slot is not self._active and slot.steps != self._steps:
             self._probes.hit("adaptive.batch_switch")
         self._active, self._steps = slot, slot.steps
+        self.activated += 1
+        self.rounds.append(Activation(batch_size, self._steps + 1))
         return self._steps + 1
 
     def observe(self, batch_size: int, width: int, correct: Sequence[int]) -> None:
@@ -142,7 +156,8 @@ class DraftSteps:
         decision = slot.observe(mean)
         if decision in ("up", "down"):
             self._probes.hit("adaptive.switched_up" if decision == "up" else "adaptive.switched_down")
-        self.trace.append(Record(slot.settings.batch_from, batch_size, width, mean, slot.ema, slot.steps, decision))
+        seen = (slot.ema, slot.steps, decision, tuple(correct), self.activated)
+        self.trace.append(Record(slot.settings.batch_from, batch_size, width, mean, *seen))
 
     def _slot(self, batch_size: int) -> Slot:
         """The slot with the largest bound that is not above `batch_size`, at least the first."""

@@ -10,7 +10,7 @@ class SpecMetrics:
     """Counts over processed verify rounds; a round still in flight at the finish is not counted.
 
     `correct` excludes the bonus token, `emitted` includes it. `positions[j]` counts rounds whose j-th draft
-    (depth j + 1) was accepted.
+    (depth j + 1) was accepted. `lengths` and `widths` hold each round's tokens, bonus included, and its nodes.
     """
 
     verify_ct: int = 0
@@ -19,6 +19,7 @@ class SpecMetrics:
     emitted: int = 0
     histogram: list[int] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
+    widths: list[int] = field(default_factory=list)
 
     def count(self, accepted: int, width: int) -> None:
         """One verify round: `accepted` tokens including the bonus, `width` nodes including the root."""
@@ -31,6 +32,7 @@ class SpecMetrics:
             self.histogram.extend([0] * (drafts + 1 - len(self.histogram)))
         self.histogram[drafts] += 1
         self.lengths.append(accepted)
+        self.widths.append(width)
 
     def meta_info(self, completion_tokens: int) -> dict[str, object]:
         """SGLang's keys. Empty without verify rounds that proposed drafts.

@@ -20,6 +20,7 @@ class Capability(StrEnum):
     READBACK = "readback"
     ABORT = "abort"
     SESSIONS = "sessions"
+    TRACE = "trace"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,38 @@ class Answer:
     top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
     meta_info: Mapping[str, Any] = field(default_factory=dict)
     retractions: int = 0  # how often it lost its pages and was read again
+    round_widths: tuple[int, ...] = ()  # nodes of each verify round, root included
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What adaptive steps made of one verify round.
+
+    slot: its smallest batch size. batch_size, width: of the round. correct: accepted drafts of each request that still
+    ran. ema, steps: the slot's average and depth after it. decision: "warm-up", "between", "stay", "up" or "down".
+    activated: rounds whose depth was chosen before this one was observed.
+    """
+
+    slot: int
+    batch_size: int
+    width: int
+    correct: tuple[int, ...]
+    ema: float
+    steps: int
+    decision: str
+    activated: int
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A session's whole life under adaptive steps, oldest first.
+
+    rounds: batch size and width of each verify round, as chosen. lost: rounds that were too old to be kept.
+    """
+
+    rounds: tuple[tuple[int, int], ...]
+    observations: tuple[Observation, ...]
+    lost: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +152,10 @@ class Session(Protocol):
         """(entries, number of pages, page size)."""
         ...
 
+    def trace(self) -> Trace | None:
+        """None where the depth is static."""
+        ...
+
     def memory(self) -> Memory: ...
 
     def close(self) -> None: ...
@@ -135,7 +172,10 @@ class Subject(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One workload on one session, with what the session witnessed meanwhile (differences of its counters)."""
+    """One workload on one session, with what the session witnessed meanwhile (differences of its counters).
+
+    trace: of the session's whole life, None where nothing adapts; earlier: the same before this workload.
+    """
 
     asks: tuple[Ask, ...]
     answers: tuple[Answer, ...]
@@ -145,3 +185,5 @@ class Run:
     memory: Memory
     journal: tuple[Sequence[tuple[str, int, tuple[int, ...]]], int, int] | None
     seconds: float
+    trace: Trace | None = None
+    earlier: Trace | None = None

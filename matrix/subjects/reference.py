@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,7 +12,7 @@ from engine.core.config import EngineConfig
 from engine.core.errors import RequestError
 from engine.core.request import SamplingParams
 from engine.core.session import SessionParams
-from matrix.subjects.protocol import Answer, Ask, Capability, Continuation, Memory
+from matrix.subjects.protocol import Answer, Ask, Capability, Continuation, Memory, Observation, Trace
 from matrix.zoo.registry import resolve_path
 
 # How the model names of a cell become folders.
@@ -61,6 +62,10 @@ class ReferenceSession:
     def journal(self) -> tuple[Sequence[tuple[str, int, tuple[int, ...]]], int, int]:
         ledger = self.llm.loop.scheduler.ledger
         return self.llm.journal, ledger.num_pages, ledger.page_size
+
+    def trace(self) -> Trace | None:
+        seen = self.llm.readback().get("adaptive")
+        return None if seen is None else _trace(seen)
 
     def memory(self) -> Memory:
         ledger = self.llm.loop.scheduler.ledger
@@ -185,4 +190,12 @@ def answer(ask: Ask, prompt_ids: tuple[int, ...], output: Output) -> Answer:
         top_logprobs=output.top_logprobs,
         meta_info=output.meta_info,
         retractions=output.retractions,
+        round_widths=output.round_widths,
     )
+
+
+def _trace(seen: Mapping[str, Any]) -> Trace:
+    rounds = tuple((each["batch_size"], each["width"]) for each in seen["rounds"])
+    names = [each.name for each in fields(Observation)]
+    observations = tuple(Observation(**{name: record[name] for name in names}) for record in seen["trace"])
+    return Trace(rounds, observations, seen["activated"] - len(rounds))

@@ -97,7 +97,8 @@ def test_batches_rise_and_fall_and_the_depth_follows(version):
     assert widths[32] == {2} and widths[1] <= {2, 4, 8} and widths[8] <= {2, 3, 6}
     assert len(widths[1] | widths[8]) >= 3
     assert probes["adaptive.switched_up"] and probes["adaptive.batch_switch"] >= 2
-    assert probes["adaptive.activated"] == probes["decode.round"]
+    state = llm.readback()["adaptive"]
+    assert probes["adaptive.activated"] == probes["decode.round"] == state["activated"] == len(state["rounds"])
     assert (probes["overlap.in_flight"] > 0) == (version == "v2")
 
 
@@ -112,8 +113,15 @@ def test_every_drafter_that_can_adapt_says_the_same_at_every_depth(target, algor
     each = [params(10 + 6 * i) for i in range(9)]
     plain_llm = launch("v1", "NONE", target=target, disable_radix_cache=True)
     alone = [plain_llm.generate([p], each[i])[0].output_ids for i, p in enumerate(PROMPTS[:9])]
-    assert [out.output_ids for out in llm.generate(PROMPTS[:9], each)] == alone
+    outputs = llm.generate(PROMPTS[:9], each)
+    assert [out.output_ids for out in outputs] == alone
     trace = llm.readback()["adaptive"]["trace"]
+    told = sorted(
+        (width, length - 1)
+        for out in outputs
+        for width, length in zip(out.round_widths, out.accept_lengths, strict=True)
+    )
+    assert told == sorted((record["width"], drafts) for record in trace for drafts in record["correct"])
     assert {record["slot"] for record in trace} == {1, 5, 8} and len({record["width"] for record in trace}) > 2
     assert llm.probes["spec.accepted"] > 0 and not llm.resolved.enable_multi_layer_eagle
     at_rest(llm)
@@ -188,7 +196,7 @@ def test_what_runs_is_what_was_resolved(tmp_path):
     assert [slot["batch_from"] for slot in back["adaptive_slots"]] == [1, 8, 32]
     assert back["adaptive_slots"][0]["ema_alpha"] == 0.5
     # 5 is a candidate of the second slot only; the first one begins in its middle.
-    assert state == {"steps": 3, "trace": []}
+    assert state == {"steps": 3, "activated": 0, "rounds": [], "trace": []}
     assert [slot.steps for slot in llm.loop.scheduler.steps.slots] == [3, 5, 1]
 
 

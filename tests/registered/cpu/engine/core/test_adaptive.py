@@ -139,9 +139,11 @@ def test_the_batch_size_alone_switches_and_the_probes_say_what_moved():
     adaptive = {name.removeprefix("adaptive."): n for name, n in probes.counts.items() if name.startswith("adaptive.")}
     assert adaptive == {"activated": 8, "switched_up": 1, "switched_down": 1, "batch_switch": 4}
     assert list(steps.trace) == [
-        Record(1, 1, 4, 3.0, 3.0, 7, "up"),
-        Record(8, 9, 4, 0.25, 0.25, 1, "down"),
+        Record(1, 1, 4, 3.0, 3.0, 7, "up", (3,), 5),
+        Record(8, 9, 4, 0.25, 0.25, 1, "down", (0, 1, 0, 0), 6),
     ]
+    assert steps.activated == 8
+    assert list(steps.rounds) == [(1, 4), (8, 4), (32, 2), (8, 4), (1, 4), (1, 8), (9, 2), (1, 8)]
 
 
 def test_rounds_without_live_requests_count_for_nothing():
@@ -153,8 +155,10 @@ def test_rounds_without_live_requests_count_for_nothing():
 def test_the_trace_keeps_the_latest_records():
     steps = DraftSteps(DEFAULT_SLOTS, 3, Probes())
     for _ in range(TRACE_LENGTH + 3):
+        steps.activate(1)
         steps.observe(1, 4, [2])
-    assert len(steps.trace) == TRACE_LENGTH and steps.slots[0].rounds == TRACE_LENGTH + 3
+    assert len(steps.trace) == len(steps.rounds) == TRACE_LENGTH
+    assert steps.slots[0].rounds == steps.activated == steps.trace[-1].activated == TRACE_LENGTH + 3
 
 
 @pytest.mark.parametrize(("depth", "width"), [(0, 1), (3, 4), (3, 8)])
