@@ -60,7 +60,14 @@ AXES: Final[tuple[Axis, ...]] = (
             Value("eagle", "eagle", 0.5),
             Value("ngram", "ngram", 0.5),
             Value("dflash", "dflash", 0.5),
+            Value("nextn", "nextn", 0.5),
         ),
+    ),
+    Axis(
+        "model",
+        "launch",
+        "the target: dense, with sliding-window layers, or with latent attention and experts",
+        (Value("llama", ""), Value("qwen3", "qwen3", 0.2), Value("deepseek", "deepseek", 0.4)),
     ),
     Axis(
         "steps",

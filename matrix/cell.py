@@ -7,12 +7,15 @@ from engine.core.config import AUTO, Auto, EngineConfig
 from engine.core.errors import ConfigError
 from matrix.axes import AXES, INDEX, LAUNCH, NAMES, axis
 
-TARGET: Final = "llama-mini"
+# Zoo names: the target of each value of `model`, and the drafts that were trained for it.
+MODELS: Final = {"llama": "llama-mini", "qwen3": "qwen3-mini", "deepseek": "deepseek-mini"}
 DRAFTS: Final = {
-    "standalone": "llama-mini-standalone",
-    "eagle3": "llama-mini-eagle3",
-    "eagle": "llama-mini-eagle",
-    "dflash": "llama-mini-dflash",
+    ("llama", "standalone"): "llama-mini-standalone",
+    ("llama", "eagle3"): "llama-mini-eagle3",
+    ("llama", "eagle"): "llama-mini-eagle",
+    ("llama", "dflash"): "llama-mini-dflash",
+    ("qwen3", "standalone"): "qwen3-mini-standalone",
+    ("qwen3", "eagle3"): "qwen3-mini-eagle3",
 }
 # Holds the longest request of a workload alone, but no two of them to their end; a multiple of every page size.
 TIGHT_TOKENS: Final = 192
@@ -24,6 +27,7 @@ class Cell(NamedTuple):
     """One value per axis, in the order of AXES; the values are their names."""
 
     algorithm: str = "none"
+    model: str = "llama"
     steps: str = "auto"
     topk: str = "auto"
     draft_tokens: str = "auto"
@@ -76,9 +80,24 @@ class Cell(NamedTuple):
         return self[: len(LAUNCH)]
 
     @property
+    def target(self) -> str:
+        """The zoo's name of the target."""
+        return MODELS[self.model]
+
+    @property
+    def draft(self) -> str | None:
+        """The zoo's name of the draft; None without one, or where the target's checkpoint brings it."""
+        return DRAFTS.get((self.model, self.algorithm))
+
+    @property
     def baseline(self) -> "Cell":
         """The same cell without a drafter: what a paired gate compares with."""
         return self._replace(algorithm="none", steps="auto", topk="auto", draft_tokens="auto")
+
+    @property
+    def canonical(self) -> "Cell":
+        """The plainest launch of the model: what every drafter, timing and page size of it is compared with."""
+        return Cell(model=self.model, prefix_cache="off", spec_version="v1")
 
     @property
     def seconds(self) -> float:
@@ -93,9 +112,9 @@ class Cell(NamedTuple):
     def config(self) -> EngineConfig:
         """What this cell asks of an engine: the only bridge from the matrix to the engine."""
         return EngineConfig(
-            model_path=TARGET,
+            model_path=self.target,
             speculative_algorithm=self.algorithm.upper(),
-            speculative_draft_model_path=DRAFTS.get(self.algorithm),
+            speculative_draft_model_path=self.draft,
             speculative_num_steps=_size(self.steps),
             speculative_eagle_topk=_size(self.topk),
             speculative_num_draft_tokens=_size(self.draft_tokens),

@@ -18,7 +18,7 @@ from engine.core.resolve import resolve
 from engine.core.rules import RULES
 from engine.core.situation import Rule, Situation, tree_pool
 from matrix.axes import AXES, INDEX, LAUNCH, axis, describe
-from matrix.cell import Cell, parse_assignment
+from matrix.cell import DRAFTS, Cell, parse_assignment
 from matrix.zoo_facts import zoo_facts
 
 Kind = Literal["impossible", "redundant", "refused", "rewritten"]
@@ -56,7 +56,7 @@ class Constraint:
 
 def situation(cell: Cell) -> Situation:
     """What the engine's launch rules look at for this cell."""
-    return Situation.of(cell.config(), zoo_facts(cell.algorithm))
+    return Situation.of(cell.config(), zoo_facts(cell))
 
 
 def _lifted(name: str, *axes: str) -> Constraint:
@@ -80,6 +80,15 @@ CONSTRAINTS: Final[tuple[Constraint, ...]] = (
     _lifted("v2-needs-overlap", "spec_version", "overlap"),
     _lifted("chain-width", "algorithm", "steps", "topk", "draft_tokens"),
     _lifted("no-step-in-flight", "algorithm", "spec_version"),
+    _lifted("nothing-bundled", "algorithm", "model"),
+    _lifted("window-uncached", "model", "prefix_cache"),
+    Constraint(
+        "no-draft-trained",
+        "impossible",
+        "the zoo trained no such draft for this model",
+        ("algorithm", "model"),
+        lambda cell: cell.draft is None and cell.algorithm in {algorithm for _, algorithm in DRAFTS},
+    ),
     Constraint(
         "sizes-of-their-own",
         "redundant",
@@ -184,7 +193,7 @@ def explain_text(asked: str | Cell) -> str:
     cell = asked if isinstance(asked, Cell) else read_cell(asked)
     lines = [cell.id, describe(cell.values.items()), *_verdict(cell)]
     try:
-        resolved = resolve(cell.config(), zoo_facts(cell.algorithm))
+        resolved = resolve(cell.config(), zoo_facts(cell))
     except ConfigError as error:
         return "\n".join([*lines, f"the engine says: {error}"])
     lines += [f"  {name}: {value}" for name, value in resolved.as_dict().items() if name not in ("reasons", "rewrites")]

@@ -32,6 +32,17 @@ PRESETS: Final[dict[str, str]] = {
     "eagle3.s5.v2.p4.ragged.stop_token": "sglang#22651: a stop token inside an accepted run",
     "eagle3.s3.k2.n6.v2.p64.nocache.ragged.abort_running": "sglang#22651: no page leaks from an abort in flight",
     "standalone.s5.v2.p16.tight.m4.burst.abort_queued": "sglang#22651: no page leaks from a retraction and an abort",
+    "none.qwen3.v2.p4.nocache.c7.ragged": "sliding windows: pages slide away between chunks and rounds in flight",
+    "eagle3.qwen3.s3.k4.n8.v2.p16.nocache.ragged": "sliding windows: a tree looks back from each depth of its own",
+    "eagle3.qwen3.s5.v1.p64.nocache.burst.length": "sliding windows: pages longer than the window",
+    "standalone.qwen3.s3.k2.n6.v2.p4.nocache.c7.tight.ragged": "sliding windows: a retracted request comes back",
+    "eagle3.qwen3.s3.v2.p4.nocache.ragged.stream": "sglang#22900: a session's turn ends where its window may not slide",
+    "none.deepseek.v2.p4.c7.ragged.mixed": "latent attention and experts under plain decoding",
+    "nextn.deepseek.s2.v2.ragged": "a prediction layer for each step of a chain",
+    "nextn.deepseek.s2.v1.p16.c7.burst": "a prediction layer for each step, over chunks and cached prefixes",
+    "nextn.deepseek.s3.k4.n8.v2.p16.ragged.temperature": "latent keys of an accepted path are moved together",
+    "nextn.deepseek.s5.v2.p4.tight.burst": "latent attention: retraction under a chain deeper than the layers",
+    "nextn.deepseek.s2.v2.p64.ragged.stream": "a session's turns over bundled layers, each a token further on",
 }
 # Launches on which the request axes are swept pairwise: one engine start each, exams left out for their price.
 SWEEPS: Final[dict[str, tuple[str, ...]]] = {

@@ -30,7 +30,7 @@ def resolution_rows(cells: Iterable[Cell]) -> list[dict[str, Any]]:
 
 def _outcome(launch: Cell) -> tuple[str, ...]:
     try:
-        resolved = resolve(launch.config(), zoo_facts(launch.algorithm))
+        resolved = resolve(launch.config(), zoo_facts(launch))
     except ConfigError as error:
         return ("refused", str(error))
     why = [f"{r.field} {r.asked} -> {r.got}: {r.reason}" for r in resolved.rewrites]

@@ -24,8 +24,6 @@ from matrix.waivers import waiver_for
 from matrix.workload import workload
 from reports.schema import CellResult, CellState, GateResult, Reason, Rewrite
 
-# The plainest launch that there is: what every drafter, timing and page size is compared with.
-CANONICAL: Final = Cell(prefix_cache="off", spec_version="v1")
 LAST_FRAMES: Final = 3
 
 
@@ -53,8 +51,8 @@ class Runner:
     stage: str = "pr"
     _launch: tuple[str, ...] | None = None
     _session: Session | None = None
-    _plain: Session | None = None
-    _baselines: dict[tuple[Ask, ...], Run] = field(default_factory=dict)
+    _plain: dict[Cell, Session] = field(default_factory=dict)
+    _baselines: dict[tuple[Cell, tuple[Ask, ...]], Run] = field(default_factory=dict)
 
     def run_launch(self, cells: Iterable[Cell]) -> Iterator[CellResult]:
         """The records of cells that share a launch, as they come."""
@@ -92,7 +90,7 @@ class Runner:
             return _ended(record, [self.refusal(cell, None)])
         asks = self.workload(cell, self.seed)
         run = drive(session, asks, self.subject.capabilities)
-        baseline = self._baseline(asks)
+        baseline = self._baseline(cell.canonical, asks)
         outcomes = [self._verdict(gate, cell, run, baseline) for gate in self.gates if gate.applies(cell)]
         return _ended(replace(record, witness=dict(run.witness)), outcomes)
 
@@ -110,16 +108,15 @@ class Runner:
             return Outcome(gate.name, State.NOT_MEASURED, message=message)
         return gate.judge(cell, run, baseline)
 
-    def _baseline(self, asks: Sequence[Ask]) -> Run:
+    def _baseline(self, canonical: Cell, asks: Sequence[Ask]) -> Run:
         """The same asks, none aborted, without a drafter in the canonical launch; once per process."""
         plain = tuple(whole(ask) for ask in asks)
-        if plain not in self._baselines:
-            if self._plain is None:
-                self._plain = self.subject.launch(asked(CANONICAL))
-            session, self._plain = self._plain, None
-            self._baselines[plain] = drive(session, plain, self.subject.capabilities)
-            self._plain = session
-        return self._baselines[plain]
+        if (canonical, plain) not in self._baselines:
+            # A session that crashes is not asked again.
+            session = self._plain.pop(canonical, None) or self.subject.launch(asked(canonical))
+            self._baselines[canonical, plain] = drive(session, plain, self.subject.capabilities)
+            self._plain[canonical] = session
+        return self._baselines[canonical, plain]
 
     def _blank(self, cell: Cell) -> CellResult:
         return CellResult(

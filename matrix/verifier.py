@@ -5,6 +5,7 @@ enumerated whole, and a combination of values is feasible exactly if its share o
 """
 
 from collections.abc import Iterable, Sequence
+from functools import cache
 from itertools import combinations, product
 from typing import TypeAlias
 
@@ -31,7 +32,8 @@ def allowed(component: Sequence[str]) -> list[dict[str, str]]:
     return [assignment for assignment in found if not explain(Cell(**assignment))]
 
 
-def feasible(strength: int) -> set[Combination]:
+@cache
+def feasible(strength: int) -> frozenset[Combination]:
     """Every combination of `strength` values on different axes that some runnable cell holds."""
     # Per set of axes inside one component: the combinations of their values that occur.
     occurring: dict[tuple[str, ...], list[Combination]] = {(): [()]}
@@ -47,7 +49,7 @@ def feasible(strength: int) -> set[Combination]:
         parts = [tuple(n for n in names if home[n] == c) for c in dict.fromkeys(home[n] for n in names)]
         for choice in product(*(occurring[part] for part in parts)):
             found.add(_sorted(pair for share in choice for pair in share))
-    return found
+    return frozenset(found)
 
 
 def covered(cells: Iterable[Cell], strength: int) -> set[Combination]:

@@ -4,14 +4,14 @@ from functools import cache
 
 from engine.core.algorithm import FINAL
 from engine.core.config import DraftFacts, Facts
-from matrix.cell import DRAFTS, TARGET
+from matrix.cell import Cell
 from matrix.zoo.layouts import architecture_of
 from matrix.zoo.recipes import RECIPES, LatentShape, Recipe, Shape
 
 
-def zoo_facts(algorithm: str) -> Facts:
-    """The facts of llama-mini with the draft of an axis value of `algorithm`, on a CPU."""
-    return model_facts(TARGET, DRAFTS.get(algorithm))
+def zoo_facts(cell: Cell) -> Facts:
+    """The facts of a cell's target and draft, on a CPU."""
+    return model_facts(cell.target, cell.draft)
 
 
 @cache

@@ -17,15 +17,13 @@ from engine.core.errors import ConfigError
 from matrix.accuracy.data import Split, split
 from matrix.accuracy.record import SCHEMA, markdown, write_record
 from matrix.axes import AXES, describe
-from matrix.cell import DRAFTS, TARGET, Cell
+from matrix.cell import Cell
 from matrix.gates.gate import State
 
 if TYPE_CHECKING:  # importing it for real would import torch
     from matrix.accuracy.task import Sample
 
 DEFAULT_CELL: Final = "eagle3.s3.k1.n4.v2"
-# Plain decoding in its simplest launch, as for every paired gate.
-BASELINE: Final = Cell(algorithm="none", spec_version="v1", prefix_cache="off")
 MOST_EXAMPLES: Final = 5
 # The task brings its own questions, sampling and stop strings.
 FIXED: Final = ("sampling", "finish", "abort")
@@ -79,7 +77,7 @@ def measure(task: str, questions: Split, cell: Cell, max_new_tokens: int, progre
     torch.set_num_threads(1)
     runs: dict[str, Sequence[Sample]] = {}
     launches: dict[str, dict[str, Any]] = {}
-    for name, launched in (("baseline", BASELINE), ("cell", cell)):
+    for name, launched in (("baseline", cell.canonical), ("cell", cell)):
         start = time.perf_counter()
         with _Bar(f"{name} {launched.id}", len(questions.asked), progress) as tick:
             runs[name], model = evaluate(
@@ -108,8 +106,8 @@ def measure(task: str, questions: Split, cell: Cell, max_new_tokens: int, progre
             "max_new_tokens": max_new_tokens,
         },
         "cell": cell.id,
-        "baseline": BASELINE.id,
-        "weights": {name: _weights(checkpoint(name)) for name in (TARGET, *_drafts(cell))},
+        "baseline": cell.canonical.id,
+        "weights": {name: _weights(checkpoint(name)) for name in (cell.target, cell.draft) if name is not None},
         "versions": {"lm_eval": version("lm_eval"), "torch": torch.__version__},
         "launches": launches,
         "tests": [test.as_dict() for test in tests],
@@ -156,10 +154,6 @@ def _config(cell: Cell) -> EngineConfig:
     """
     config = replace(cell.config(), enable_deterministic_inference=True)
     return config if cell.memory == "tight" else replace(config, max_total_tokens=AUTO)
-
-
-def _drafts(cell: Cell) -> tuple[str, ...]:
-    return (DRAFTS[cell.algorithm],) if cell.algorithm in DRAFTS else ()
 
 
 def _weights(folder: Path) -> str:

@@ -14,7 +14,7 @@ from engine.api import LLM, Output
 from engine.core.config import EngineConfig
 from engine.core.errors import ConfigError
 from engine.core.request import SamplingParams
-from matrix.cell import DRAFTS, TARGET
+from matrix.cell import DRAFTS, MODELS
 from matrix.progress import waiting
 from matrix.zoo.gsm_mini import prompt_of
 from matrix.zoo.registry import resolve_path
@@ -66,11 +66,12 @@ def generate(question: str, params: SamplingParams, flags: Mapping[str, str], th
 def configuration(flags: Mapping[str, str]) -> EngineConfig:
     """The engine of these flags: by default the zoo's target with the draft that the zoo has for the algorithm."""
     asked: dict[str, Any] = {flag.removeprefix("--").replace("-", "_"): value for flag, value in flags.items()}
-    asked.setdefault("model_path", TARGET)
+    target = asked.setdefault("model_path", next(iter(MODELS.values())))
     algorithm = asked.setdefault("speculative_algorithm", "EAGLE3").lower()
-    if asked["model_path"] == TARGET and algorithm in DRAFTS:
-        asked.setdefault("speculative_draft_model_path", DRAFTS[algorithm])
-    if algorithm in DRAFTS and not asked.keys() & SHAPE_FIELDS:
+    drafts = {(MODELS[model], name): draft for (model, name), draft in DRAFTS.items()}
+    if (target, algorithm) in drafts:
+        asked.setdefault("speculative_draft_model_path", drafts[target, algorithm])
+    if algorithm in {name for _, name in drafts} and not asked.keys() & SHAPE_FIELDS:
         # The tree that is automatic for a Llama verifies more nodes than a CPU does for free; a chain pays there.
         asked["speculative_num_steps"] = "5"
     return EngineConfig.from_flags(asked)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
 from matrix.cell import Cell
 from matrix.gates.gate import Number, Outcome, State
-from matrix.gates.oracle import Combination, Oracle, load_oracle, oracle_index
+from matrix.gates.oracle import Combination, Oracle, oracle_index, oracle_of
 from matrix.gates.threshold import Threshold, values
 from matrix.subjects.protocol import Capability, Run
 from reports.stats import ratio_change
@@ -51,7 +51,7 @@ class AcceptanceGate:
     name: str = "acceptance"
     needs: frozenset[Capability] = frozenset({Capability.COUNTERS})
     thresholds: Mapping[str, float] = field(default_factory=lambda: values(THRESHOLDS))
-    oracle: Oracle | None = field(default_factory=load_oracle)
+    oracle: Callable[[str], Oracle | None] = oracle_of
 
     def applies(self, cell: Cell) -> bool:
         """Cells with a drafter and greedy requests that run to their end, on prompts that the oracle knows."""
@@ -62,7 +62,8 @@ class AcceptanceGate:
     def judge(self, cell: Cell, run: Run, baseline: Run) -> Outcome:
         """NOT MEASURED where the oracle lacks the combination or no round was decoded."""
         key = combination(cell, run.resolved)
-        rounds = None if self.oracle is None else self.oracle.rounds.get(key)
+        oracle = self.oracle(cell.target)
+        rounds = None if oracle is None else oracle.rounds.get(key)
         if rounds is None:
             text = f"the oracle has no rounds for {key[0]} {key[1]}/{key[2]}/{key[3]}"
             return Outcome(self.name, State.NOT_MEASURED, message=text)

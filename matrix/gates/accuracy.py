@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Final
 
 from matrix.cell import Cell
-from matrix.gates.derive import CHECKPOINT
+from matrix.gates.derive import CHECKPOINTS
 from matrix.gates.gate import Number, Outcome, State
 from matrix.gates.pairs import Pair, pairs, unpaired
 from matrix.gates.threshold import Threshold, values
@@ -32,9 +32,9 @@ EXTRACTORS: Final = ("strict", "flexible")
 
 
 @cache
-def card_accuracy(folder: Path = CHECKPOINT) -> float | None:
-    """Share of the test split that the target solves, from its card; None without one."""
-    file = folder / "card.json"
+def card_accuracy(target: str, root: Path = CHECKPOINTS) -> float | None:
+    """Share of the test split that a target of the zoo solves, from its card; None without one."""
+    file = root / target / "card.json"
     if not file.is_file():
         return None
     return float(json.loads(file.read_text(encoding="utf-8"))["accuracy"]["test"]["share"])
@@ -47,7 +47,7 @@ class AccuracyGate:
     name: str = "accuracy"
     needs: frozenset[Capability] = frozenset({Capability.TOKEN_IDS})
     thresholds: Mapping[str, float] = field(default_factory=lambda: values(THRESHOLDS))
-    card: float | None = field(default_factory=lambda: card_accuracy(CHECKPOINT))
+    card: Callable[[str], float | None] = card_accuracy
 
     def applies(self, cell: Cell) -> bool:
         """Exam cells."""
@@ -61,11 +61,12 @@ class AccuracyGate:
         graded = [pair for pair in pairs(run, baseline) if pair.ask.answer is not None]
         if not graded:
             return Outcome(self.name, State.NOT_MEASURED, message="no request has a reference answer")
-        if self.card is None:
+        card = self.card(cell.target)
+        if card is None:
             return Outcome(self.name, State.NOT_MEASURED, message="the target's card is missing")
         numbers, interval = _numbers(graded)
-        numbers["card_test_share"] = self.card
-        rate = self.card * (1.0 if cell.sampling == "greedy" else self.thresholds["sampled_share"])
+        numbers["card_test_share"] = card
+        rate = card * (1.0 if cell.sampling == "greedy" else self.thresholds["sampled_share"])
         fault = self._lost(numbers) or self._collapsed(numbers, len(graded), rate)
         return Outcome(self.name, State.FAIL if fault else State.PASS, numbers, interval, fault)
 

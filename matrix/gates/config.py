@@ -86,7 +86,7 @@ class ConfigGate:
 def predicted_refusal(cell: Cell) -> str:
     """The sentence of the first rule that refuses the cell, "" if none does."""
     try:
-        resolve(cell.config(), zoo_facts(cell.algorithm))
+        resolve(cell.config(), zoo_facts(cell))
     except ConfigError as error:
         return str(error)
     return ""
@@ -100,7 +100,8 @@ def _dishonoured(cell: Cell, run: Run) -> str:
         wish = getattr(asked, name)
         if wish != "auto" and name not in rewritten and run.resolved.get(key) != wish:
             return f"{name} {wish} was asked, {run.resolved.get(key)} runs, and no rewrite says so"
-    if asked.disable_radix_cache == run.resolved.get("radix_cache"):
+    uncached = asked.disable_radix_cache or "disable_radix_cache" in rewritten
+    if uncached == run.resolved.get("radix_cache"):
         return f"disable_radix_cache is {asked.disable_radix_cache}, but radix_cache {run.resolved['radix_cache']} runs"
     chunk = None if asked.chunked_prefill_size == -1 else asked.chunked_prefill_size
     if run.resolved.get("chunked_prefill_size") != chunk:
@@ -110,7 +111,7 @@ def _dishonoured(cell: Cell, run: Run) -> str:
 
 def _rewrites(cell: Cell, run: Run) -> str:
     """Rewrites must be exactly the predicted ones."""
-    predicted = resolve(cell.config(), zoo_facts(cell.algorithm)).as_dict()["rewrites"]
+    predicted = resolve(cell.config(), zoo_facts(cell)).as_dict()["rewrites"]
     reported = list(run.resolved["rewrites"])
     if predicted != reported:
         return f"the rewrites are {reported}, predicted were {predicted}"

@@ -7,11 +7,10 @@ from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from matrix.cell import TARGET
 from matrix.subjects.protocol import Ask
 from matrix.workload import tokenizer
 
-CHECKPOINT: Final = Path(__file__).parents[1] / "zoo" / "checkpoints" / TARGET
+CHECKPOINTS: Final = Path(__file__).parents[1] / "zoo" / "checkpoints"
 # What the tokenizer writes for bytes that form no character yet; such bytes are not shown.
 INCOMPLETE: Final = "�"
 
@@ -26,9 +25,9 @@ class Ending(NamedTuple):
 
 
 @cache
-def eos_ids() -> frozenset[int]:
-    """The target's end tokens, from its own generation_config.json."""
-    found = json.loads((CHECKPOINT / "generation_config.json").read_text(encoding="utf-8"))["eos_token_id"]
+def eos_ids(target: str) -> frozenset[int]:
+    """The end tokens of a target of the zoo, from its own generation_config.json."""
+    found = json.loads((CHECKPOINTS / target / "generation_config.json").read_text(encoding="utf-8"))["eos_token_id"]
     return frozenset(found if isinstance(found, list) else [found])
 
 
@@ -37,9 +36,9 @@ def text_of(ids: tuple[int, ...]) -> str:
     return str(tokenizer().decode(list(ids), skip_special_tokens=True)).rstrip(INCOMPLETE)
 
 
-def ending(ask: Ask, ids: tuple[int, ...]) -> Ending:
-    """The first token that ends the request: a stop token, then a stop string, then the limit."""
-    stops = frozenset(ask.stop_token_ids) | (frozenset() if ask.ignore_eos else eos_ids())
+def ending(ask: Ask, ids: tuple[int, ...], target: str) -> Ending:
+    """The first token that ends the request to a target: a stop token, then a stop string, then the limit."""
+    stops = frozenset(ask.stop_token_ids) | (frozenset() if ask.ignore_eos else eos_ids(target))
     for index, token in enumerate(ids):
         count = index + 1
         if token in stops:

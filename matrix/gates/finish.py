@@ -41,7 +41,7 @@ class FinishGate:
         faults = []
         for ask in run.asks:
             answer = answers[ask.name]
-            fault = _end(ask, answer) or _logprobs(ask, answer) or _metrics(cell, run.resolved, answer)
+            fault = _end(ask, answer, cell.target) or _logprobs(ask, answer) or _metrics(cell, run.resolved, answer)
             if fault:
                 faults.append(f"{ask.name} {fault}")
         reasons = Counter(answer.finish for answer in run.answers)
@@ -51,10 +51,10 @@ class FinishGate:
         return Outcome(self.name, State.PASS, numbers)
 
 
-def _end(ask: Ask, answer: Answer) -> str:
+def _end(ask: Ask, answer: Answer, target: str) -> str:
     """What is wrong with the ending, or ""."""
     ids = answer.output_ids
-    due = ending(ask, ids)
+    due = ending(ask, ids, target)
     if due.tokens < len(ids):
         return f"has {len(ids)} tokens, but ended by {due.reason} {due.matched!r} at token {due.tokens}"
     if answer.finish == "abort":

@@ -50,7 +50,7 @@ def golden_rows(cells: Iterable[Cell]) -> dict[str, dict[str, Any]]:
         key = launch_id(cell)
         if key not in rows:
             try:
-                rows[key] = golden_row(resolve(cell.config(), zoo_facts(cell.algorithm)).as_dict())
+                rows[key] = golden_row(resolve(cell.config(), zoo_facts(cell)).as_dict())
             except ConfigError as error:
                 rows[key] = {"refused": str(error)}
     return rows

@@ -5,13 +5,13 @@ Verification draws with the randomness of seed and position, so sampled requests
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from matrix.cell import Cell
 from matrix.gates.gate import Number, Outcome, State
-from matrix.gates.oracle import Oracle, load_oracle, oracle_index
+from matrix.gates.oracle import Oracle, oracle_index, oracle_of
 from matrix.gates.pairs import TIE_NATS, Pair, first_difference, is_tie, pairs, unpaired
 from matrix.gates.threshold import Threshold, values
 from matrix.subjects.protocol import Capability, Run
@@ -29,7 +29,7 @@ class LosslessGate:
     name: str = "lossless"
     needs: frozenset[Capability] = frozenset({Capability.TOKEN_IDS})
     thresholds: Mapping[str, float] = field(default_factory=lambda: values(THRESHOLDS))
-    oracle: Oracle | None = field(default_factory=load_oracle)
+    oracle: Callable[[str], Oracle | None] = oracle_of
 
     def applies(self, cell: Cell) -> bool:
         """Every cell, the cells without a drafter included: their launch differs from the baseline's."""
@@ -56,18 +56,18 @@ class LosslessGate:
             return Outcome(self.name, State.FAIL, numbers, message=text)
         if not numbers["tokens"]:
             return Outcome(self.name, State.NOT_MEASURED, numbers, message="no token was produced")
-        return self._against_oracle(every, numbers)
+        return self._against_oracle(every, numbers, self.oracle(cell.target))
 
-    def _against_oracle(self, every: list[Pair], numbers: dict[str, Number]) -> Outcome:
+    def _against_oracle(self, every: list[Pair], numbers: dict[str, Number], oracle: Oracle | None) -> Outcome:
         greedy = [pair for pair in every if pair.ask.temperature == 0 and oracle_index(pair.ask) is not None]
         if not greedy:
             return Outcome(self.name, State.PASS, numbers)
-        if self.oracle is None:
+        if oracle is None:
             text = "the continuations of the oracle are missing, so the baseline itself is unproven"
             return Outcome(self.name, State.NOT_MEASURED, numbers, message=text)
         checked = 0
         for pair in greedy:
-            expected = self.oracle.continuation(pair.ask)
+            expected = oracle.continuation(pair.ask)
             index = first_difference(expected, pair.baseline.output_ids, prefix=True)
             if index is not None and not is_tie(pair.ask, pair.baseline, index):
                 text = f"the baseline of {pair.ask.name} leaves the oracle's continuation at token {index}"

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from matrix.subjects.protocol import Ask
-from matrix.workload import DATA, ORACLE_PROMPTS
+from matrix.workload import ORACLE_PROMPTS
+from matrix.zoo.registry import oracle_file
 
-ORACLE_FILE: Final = DATA / "oracle.json"
 _NAME: Final = re.compile(r"q(\d+)(\.again)?")
 
-Combination = tuple[str, int, int, int]  # algorithm (lower case), steps, topk, draft tokens
+Combination = tuple[str, int, int, int]  # drafter (lower case), steps, topk, draft tokens
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,14 @@ def oracle_index(ask: Ask) -> int | None:
     return index if index < ORACLE_PROMPTS else None
 
 
+def oracle_of(target: str) -> Oracle | None:
+    """What the oracle knows of a target of the zoo."""
+    return load_oracle(oracle_file(target))
+
+
 @cache
-def load_oracle(path: Path = ORACLE_FILE) -> Oracle | None:
-    """The oracle's file; None if there is none, which gates report as NOT MEASURED."""
+def load_oracle(path: Path) -> Oracle | None:
+    """An oracle's file; None if there is none, which gates report as NOT MEASURED."""
     if not path.is_file():
         return None
     return decode(json.loads(path.read_text(encoding="utf-8")))

@@ -64,10 +64,38 @@ def _splits(cell: Cell, run: Run) -> bool:
     return any(len(a.prompt_ids) - a.cached_tokens > int(cell.prefill_chunk) for a in run.answers if a.output_ids)
 
 
+def _two_run(cell: Cell, run: Run) -> bool:
+    """Two requests may be in memory at once. Windowed layers keep room for each one's whole reach: the window, what a
+    session's end may take back, and the widest steps in flight."""
+    window, chunk = run.resolved.get("window"), run.resolved.get("chunked_prefill_size")
+    if window is None or cell.memory == "ample":
+        return True
+    if chunk is None:
+        return False
+    steps, width, page = run.resolved["lag"] + 1, run.resolved["num_draft_tokens"], run.resolved["page_size"]
+    reach = window + steps * width + steps * max(width, chunk)
+    return bool(2 * (-(-reach // page) + 1) <= run.resolved["window_pages"])
+
+
+def _share(cell: Cell, run: Run) -> bool:
+    return cell.batch not in ("single", "pair") and _two_run(cell, run)
+
+
 def _starved(cell: Cell, run: Run) -> bool:
-    return (cell.memory, cell.session) == ("tight", "none") and (
-        cell.batch in ("ragged", "burst") or cell.abort == "none"
-    )
+    tight = (cell.memory, cell.session) == ("tight", "none") and _two_run(cell, run)
+    return tight and (cell.batch in ("ragged", "burst") or cell.abort == "none")
+
+
+def _slides(cell: Cell, run: Run) -> bool:
+    """Some text is longer than the window, a page, and every position that a trim may take back."""
+    window, page = run.resolved.get("window"), run.resolved["page_size"]
+    back = (run.resolved["lag"] + 2) * run.resolved["num_draft_tokens"]
+    lengths = [len(a.prompt_ids) + len(a.output_ids) for a in run.answers if a.finish != "abort"]
+    return window is not None and any(length > window + page + back for length in lengths)
+
+
+def _uncached(cell: Cell, run: Run) -> bool:
+    return cell.prefix_cache == "off" or not run.resolved["radix_cache"]
 
 
 def _caches(cell: Cell, run: Run) -> bool:
@@ -76,13 +104,13 @@ def _caches(cell: Cell, run: Run) -> bool:
     whole = any(len(a.prompt_ids) + len(a.output_ids) >= room for a in run.answers if a.finish != "abort")
     # Of a streaming session only the first prompt is cached, and no first prompt fills the largest page.
     small = cell.session != "streaming" or int(cell.page_size) <= 16
-    return cell.prefix_cache == "on" and whole and small
+    return not _uncached(cell, run) and whole and small
 
 
 def _repeats(cell: Cell, run: Run) -> bool:
     """A prompt is read again, behind more requests than run at once, and holds a whole page."""
     waits = cell.slots != "auto" and cell.batch in ("ragged", "burst") and cell.abort == "none"
-    return waits and cell.prefix_cache == "on" and cell.memory == "ample" and int(cell.page_size) <= 16
+    return waits and not _uncached(cell, run) and cell.memory == "ample" and int(cell.page_size) <= 16
 
 
 def _inherits(cell: Cell, run: Run) -> bool:
@@ -91,8 +119,8 @@ def _inherits(cell: Cell, run: Run) -> bool:
 
 
 def _rolls_back(cell: Cell, run: Run) -> bool:
-    """The second turn of the first session is aborted."""
-    return _inherits(cell, run) and cell.abort == "running"
+    """The second turn of the first session is aborted; a window may have slid past where it began."""
+    return _inherits(cell, run) and cell.abort == "running" and run.resolved.get("window") is None
 
 
 def _waits(cell: Cell, run: Run) -> bool:
@@ -111,9 +139,7 @@ def _finished(cell: Cell, run: Run, kind: str) -> bool:
 WITNESSES: Final[tuple[Witness, ...]] = (
     Witness("prefill.step", True, "a prompt is read", lambda cell, run: True),
     Witness("decode.round", True, "tokens are decoded", lambda cell, run: True),
-    Witness(
-        "decode.batched", True, "two requests share a round", lambda cell, run: cell.batch not in ("single", "pair")
-    ),
+    Witness("decode.batched", True, "two requests share a round", _share),
     Witness("spec.drafted", True, "a drafter proposes", _drafts),
     Witness("spec.drafted", False, "nobody drafts", lambda cell, run: cell.algorithm == "none"),
     Witness("spec.accepted", True, "a trained draft is right at times", _trained),
@@ -128,10 +154,12 @@ WITNESSES: Final[tuple[Witness, ...]] = (
     Witness("prefill.chunked", False, "whole prompts are not split", lambda cell, run: cell.prefill_chunk == "off"),
     Witness("retract.done", True, "two requests do not fit to their end", _starved),
     Witness("retract.done", False, "nothing is retracted with room for all", lambda cell, run: cell.memory == "ample"),
-    Witness("prefix.hit", False, "there is no prefix cache", lambda cell, run: cell.prefix_cache == "off"),
-    Witness("prefix.insert", False, "there is no prefix cache", lambda cell, run: cell.prefix_cache == "off"),
+    Witness("prefix.hit", False, "there is no prefix cache", _uncached),
+    Witness("prefix.insert", False, "there is no prefix cache", _uncached),
     Witness("prefix.insert|prefix.hit|prefix.twin", True, "whole pages are cached", _caches),
     Witness("prefix.hit", True, "a repeated prompt is served from the cache", _repeats),
+    Witness("window.slid", True, "a text outgrows the window", _slides),
+    Witness("window.slid", False, "every layer sees all", lambda cell, run: run.resolved.get("window") is None),
     Witness("queue.waited", True, "more requests than slots", _waits),
     Witness("session.opened", True, "sessions are opened", lambda cell, run: cell.session != "none"),
     Witness("session.opened", False, "there are no sessions", lambda cell, run: cell.session == "none"),

@@ -10,7 +10,12 @@ from matrix.resolution import resolution_rows
 
 pytestmark = pytest.mark.register(est_seconds=2, tier="cpu", stage="pr")
 
-DRAFTS = [Cell(*values) for values in product(*(axis(n).names for n in ("algorithm", "steps", "topk", "draft_tokens")))]
+SIZES = product(*(axis(name).names for name in ("steps", "topk", "draft_tokens")))
+# Each algorithm on a target that has a draft for it.
+DRAFTS = [
+    Cell(algorithm, "deepseek" if algorithm == "nextn" else "llama", *sizes)
+    for algorithm, sizes in product(axis("algorithm").names, SIZES)
+]
 TIMINGS = [
     Cell.of({"algorithm": "eagle3", "steps": steps, "topk": topk, "spec_version": version, "overlap": overlap})
     for steps, topk in (("3", "1"), ("3", "4"), ("auto", "auto"))

@@ -5,6 +5,7 @@ from itertools import islice
 import pytest
 
 from engine.core.errors import ConfigError
+from matrix.axes import LAUNCH
 from matrix.cell import Cell
 from matrix.constraints import explain
 from matrix.lockfile import stage_cells
@@ -39,7 +40,7 @@ def test_product_has_every_cell_that_exists_and_no_other():
     assert len(set(some)) == 5000
     assert not [c for c in some if {k.kind for k in explain(c)} & {"impossible", "redundant"}]
     # Within the first launch, each cell that explain lets pass is there.
-    requests = {cell[11:] for cell in some if cell.launch_key == Cell().launch_key}
+    requests = {cell[len(LAUNCH) :] for cell in some if cell.launch_key == Cell().launch_key}
     assert ("pair", "streaming", "mixed", "length", "running") in requests
     assert ("single", "none", "mixed", "eos", "none") not in requests
 

@@ -7,7 +7,7 @@ import torch
 
 from matrix.cell import Cell
 from matrix.gates.oracle import Oracle
-from matrix.runner import CANONICAL, asked, drive, whole
+from matrix.runner import asked, drive, whole
 from matrix.subjects.protocol import Answer, Run
 from matrix.subjects.reference import ReferenceSubject
 from matrix.workload import ORACLE_PROMPTS, workload
@@ -20,7 +20,7 @@ def _both(cell_id: str) -> tuple[Run, Run]:
     asks = workload(cell, 0)
     plain = tuple(map(whole, asks))
     runs = []
-    for config, requests in ((asked(cell), asks), (asked(CANONICAL), plain)):
+    for config, requests in ((asked(cell), asks), (asked(cell.canonical), plain)):
         session = subject.launch(config)
         runs.append(drive(session, requests, subject.capabilities))
         session.close()

@@ -15,7 +15,8 @@ CELL = "eagle3.s3.k4.n8.v2.p16.pair"
 @pytest.fixture(scope="session")
 def gate(measured, oracle_of):
     cell, run, _ = measured(CELL)
-    return AcceptanceGate(oracle=oracle_of(cell, run))
+    known = oracle_of(cell, run)
+    return AcceptanceGate(oracle=lambda target: known)
 
 
 def test_the_same_rounds_pass(measured, gate):
@@ -35,9 +36,11 @@ def test_rounds_that_accept_less_fail_and_so_do_rounds_that_accept_more(measured
         outcome = gate.judge(cell, replace(run, answers=answers), baseline)
         assert outcome.interval[1] < 0.97
     else:
-        ((key, rounds),) = gate.oracle.rounds.items()
+        ((key, rounds),) = gate.oracle("llama-mini").rounds.items()
         slow = {key: tuple((1,) * sum(lengths) for lengths in rounds)}
-        outcome = AcceptanceGate(oracle=Oracle(gate.oracle.continuations, slow)).judge(cell, run, baseline)
+        outcome = AcceptanceGate(oracle=lambda target: Oracle(gate.oracle("llama-mini").continuations, slow)).judge(
+            cell, run, baseline
+        )
         assert outcome.interval[0] > 1.03
     assert outcome.state is State.FAIL and "tokens per round, the oracle has" in outcome.message
 
@@ -58,10 +61,10 @@ def test_the_band_for_one_prompt(measured, gate, rounds, state):
     lengths = [(400 // rounds,) * (rounds - 1), ()]
     lengths[0] = (*lengths[0], 400 - sum(lengths[0]))
     answers = tuple(replace(a, accept_lengths=each) for a, each in zip(run.answers, lengths, strict=True))
-    ((key, known),) = gate.oracle.rounds.items()
+    ((key, known),) = gate.oracle("llama-mini").rounds.items()
     prompts = [()] * len(known)
     prompts[int(run.asks[0].name[1:])] = (4,) * 100
-    outcome = AcceptanceGate(oracle=Oracle((), {key: tuple(prompts)})).judge(
+    outcome = AcceptanceGate(oracle=lambda target: Oracle((), {key: tuple(prompts)})).judge(
         # Half precision rounds a draft's choice now and then, so only the ratio counts there.
         cell,
         replace(run, answers=answers, resolved={**run.resolved, "dtype": "bfloat16"}),
@@ -91,10 +94,10 @@ def test_a_retracted_request_keeps_the_oracles_rounds_from_where_it_resumes(meas
     """Round 3 begins one token later because a prefill gave the token between; what meets the oracle again is equal."""
     cell, run, baseline = measured(CELL)
     name = run.asks[0].name
-    ((key, known),) = gate.oracle.rounds.items()
+    ((key, known),) = gate.oracle("llama-mini").rounds.items()
     rounds = list(known)
     rounds[int(name[1:])] = (3, 2, 1, 4, 2, 3, 1)
-    oracle = AcceptanceGate(oracle=Oracle(gate.oracle.continuations, {key: tuple(rounds)}))
+    oracle = AcceptanceGate(oracle=lambda target: Oracle(gate.oracle("llama-mini").continuations, {key: tuple(rounds)}))
 
     def judged(lengths, retractions):
         answer = replace(run.answers[0], accept_lengths=lengths, retractions=retractions)
@@ -108,8 +111,8 @@ def test_a_retracted_request_keeps_the_oracles_rounds_from_where_it_resumes(meas
 
 def test_where_everybody_was_retracted_the_ratio_has_a_wider_band(measured, gate):
     cell, run, baseline = measured(CELL)
-    ((key, known),) = gate.oracle.rounds.items()
-    oracle = AcceptanceGate(oracle=Oracle((), {key: ((4,) * 100,) * len(known)}))
+    ((key, known),) = gate.oracle("llama-mini").rounds.items()
+    oracle = AcceptanceGate(oracle=lambda target: Oracle((), {key: ((4,) * 100,) * len(known)}))
     half = replace(run, resolved={**run.resolved, "dtype": "bfloat16"})
     for retractions, state in ((0, State.FAIL), (1, State.PASS)):
         answers = tuple(replace(a, accept_lengths=(4,) * 82 + (3,) * 24, retractions=retractions) for a in run.answers)
@@ -139,7 +142,7 @@ def test_the_last_common_round_may_be_cut():
 
 def test_a_missing_combination_is_not_measured(measured, gate):
     cell, run, baseline = measured(CELL)
-    for oracle in (None, Oracle((), {})):
+    for oracle in (lambda target: None, lambda target: Oracle((), {})):
         outcome = AcceptanceGate(oracle=oracle).judge(cell, run, baseline)
         assert (outcome.state, outcome.message) == (State.NOT_MEASURED, "the oracle has no rounds for eagle3 3/4/8")
     silent = replace(run, answers=tuple(replace(a, accept_lengths=()) for a in run.answers))

@@ -11,7 +11,7 @@ from matrix.workload import EXAM_QUESTIONS
 pytestmark = pytest.mark.register(est_seconds=4, tier="cpu", stage="pr")
 
 CELL = Cell.from_id("eagle3.exam")
-GATE = AccuracyGate(card=0.8)
+GATE = AccuracyGate(card=lambda target: 0.8)
 
 
 @pytest.fixture(scope="session")
@@ -66,7 +66,7 @@ def test_without_questions_or_card_nothing_is_measured(graded):
     blank = replace(run, asks=tuple(replace(ask, answer=None) for ask in run.asks))
     outcome = GATE.judge(CELL, blank, run)
     assert (outcome.state, outcome.message) == (State.NOT_MEASURED, "no request has a reference answer")
-    outcome = AccuracyGate(card=None).judge(CELL, run, run)
+    outcome = AccuracyGate(card=lambda target: None).judge(CELL, run, run)
     assert (outcome.state, outcome.message) == (State.NOT_MEASURED, "the target's card is missing")
     assert GATE.judge(CELL, replace(run, answers=()), run).state is State.NOT_MEASURED
 
@@ -89,8 +89,8 @@ def test_the_reference_engine_passes_its_exam(measured):
     cell, run, baseline = measured("standalone.s3.v2.p16.exam")
     outcome = AccuracyGate().judge(cell, run, baseline)
     assert (outcome.state, outcome.message) == (State.PASS, "")
-    assert outcome.numbers["n"] == EXAM_QUESTIONS and outcome.numbers["card_test_share"] == card_accuracy()
+    assert outcome.numbers["n"] == EXAM_QUESTIONS and outcome.numbers["card_test_share"] == card_accuracy("llama-mini")
 
 
 def test_a_missing_card_is_none(tmp_path):
-    assert card_accuracy(tmp_path) is None
+    assert card_accuracy("llama-mini", tmp_path) is None

@@ -15,7 +15,8 @@ SAMPLED = "eagle3.s3.k4.n8.v2.p16.pair.temperature.stop_string.abort_running"
 @pytest.fixture(scope="session")
 def gate(measured, oracle_of):
     cell, _, baseline = measured(CELL)
-    return LosslessGate(oracle=Oracle(oracle_of(cell, baseline).continuations, {}))
+    known = Oracle(oracle_of(cell, baseline).continuations, {})
+    return LosslessGate(oracle=lambda target: known)
 
 
 def changed(ids, index):
@@ -72,16 +73,16 @@ def test_sampled_and_aborted_requests_are_compared_too(measured, gate, altered):
 def test_a_baseline_that_leaves_the_oracle_fails(measured, gate):
     cell, run, baseline = measured(CELL)
     index = int(run.asks[0].name[1:])
-    tokens = list(gate.oracle.continuations)
+    tokens = list(gate.oracle("llama-mini").continuations)
     tokens[index] = changed(tokens[index], 2)
-    outcome = LosslessGate(oracle=Oracle(tuple(tokens), {})).judge(cell, run, baseline)
+    outcome = LosslessGate(oracle=lambda target: Oracle(tuple(tokens), {})).judge(cell, run, baseline)
     assert outcome.state is State.FAIL
     assert outcome.message == f"the baseline of {run.asks[0].name} leaves the oracle's continuation at token 2"
 
 
 def test_without_evidence_nothing_is_measured(measured, gate):
     cell, run, baseline = measured(CELL)
-    assert LosslessGate(oracle=None).judge(cell, run, baseline).state is State.NOT_MEASURED
+    assert LosslessGate(oracle=lambda target: None).judge(cell, run, baseline).state is State.NOT_MEASURED
     lost = gate.judge(cell, run, replace(baseline, answers=baseline.answers[1:]))
     assert (lost.state, lost.message) == (State.NOT_MEASURED, f"the baseline has no answer to {run.asks[0].name}")
     empty = gate.judge(cell, replace(run, asks=(), answers=()), baseline)

@@ -86,7 +86,7 @@ def test_every_locked_cell_with_a_draft_of_the_zoo_is_covered():
         if cell.algorithm not in shapes:
             continue
         try:
-            resolved = resolve(cell.config(), zoo_facts(cell.algorithm))
+            resolved = resolve(cell.config(), zoo_facts(cell))
         except ConfigError:
             continue
         seen += 1
