@@ -19,7 +19,7 @@ from matrix.constraints import expect
 from matrix.gates.config import ConfigGate
 from matrix.gates.gate import Gate, Outcome, State
 from matrix.gates.table import GATES
-from matrix.subjects.protocol import Ask, Capability, Run, Session, Subject
+from matrix.subjects.protocol import Answer, Ask, Capability, Run, Served, Session, Subject
 from matrix.waivers import waiver_for
 from matrix.workload import workload
 from reports.schema import CellResult, CellState, GateResult, Reason, Rewrite
@@ -53,6 +53,7 @@ class Runner:
     _session: Session | None = None
     _plain: dict[Cell, Session] = field(default_factory=dict)
     _baselines: dict[tuple[Cell, tuple[Ask, ...]], Run] = field(default_factory=dict)
+    _served: tuple[Served, ...] = ()
 
     def run_launch(self, cells: Iterable[Cell]) -> Iterator[CellResult]:
         """The records of cells that share a launch, as they come."""
@@ -79,6 +80,7 @@ class Runner:
 
     def _drop(self) -> None:
         self._launch = self._session = None
+        self._served = ()
 
     def _judged(self, cell: Cell, record: CellResult) -> CellResult:
         try:
@@ -89,7 +91,8 @@ class Runner:
         if record.expect == "refused":
             return _ended(record, [self.refusal(cell, None)])
         asks = self.workload(cell, self.seed)
-        run = drive(session, asks, self.subject.capabilities)
+        run = drive(session, asks, self.subject.capabilities, self._served)
+        self._served = run.served
         baseline = self._baseline(cell.canonical, asks)
         outcomes = [self._verdict(gate, cell, run, baseline) for gate in self.gates if gate.applies(cell)]
         return _ended(replace(record, witness=dict(run.witness)), outcomes)
@@ -149,8 +152,13 @@ def run_launch(
     return Runner(subject, seed, tier=tier, stage=stage).run_launch(cells)
 
 
-def drive(session: Session, asks: Sequence[Ask], capabilities: frozenset[Capability]) -> Run:
-    """Run asks on a session, and take down what it witnessed meanwhile (differences of its counters)."""
+def drive(
+    session: Session, asks: Sequence[Ask], capabilities: frozenset[Capability], history: Sequence[Served] = ()
+) -> Run:
+    """Run asks on a session, and take down what it witnessed meanwhile (differences of its counters).
+
+    history: what the session had served already.
+    """
     before = session.counters()
     traces = Capability.TRACE in capabilities
     earlier = session.trace() if traces else None
@@ -170,7 +178,21 @@ def drive(session: Session, asks: Sequence[Ask], capabilities: frozenset[Capabil
         seconds,
         session.trace() if traces else None,
         earlier,
+        () if journal is None else (*history, *served(asks, answers)),
     )
+
+
+def served(asks: Sequence[Ask], answers: Sequence[Answer]) -> Iterator[Served]:
+    """The requests of a workload; turns of a streaming session share its first one's account, if they got so far."""
+    accounts: dict[str, int] = {}
+    for ask, answer in zip(asks, answers, strict=True):
+        account = rid = int(answer.meta_info["id"])
+        if ask.session is not None and ask.session.streaming:
+            account = accounts.setdefault(ask.session.id, rid)
+            if ask.abort_after == 0 and not answer.output_ids:
+                continue
+        tokens = (*answer.prompt_ids, *answer.output_ids)
+        yield Served(answer.name, rid, account, tokens, len(answer.prompt_ids), answer.retractions)
 
 
 def whole(ask: Ask) -> Ask:

@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 from matrix.cell import Cell
 from matrix.gates.gate import Number, Outcome, State
 from matrix.gates.oracle import Combination, Oracle, oracle_index, oracle_of
+from matrix.gates.replay import Replay, ReplayError, Round
 from matrix.gates.threshold import Threshold, values
 from matrix.subjects.protocol import Capability, Run
 from reports.stats import ratio_change
@@ -55,12 +56,15 @@ class AcceptanceGate:
 
     def applies(self, cell: Cell) -> bool:
         """Cells with a drafter and greedy requests that run to their end, on prompts that the oracle knows."""
-        # The index of n-grams is shared by all requests, so its rounds are nobody else's.
-        known = cell.batch != "waves" and cell.algorithm not in ("none", "ngram")
+        if cell.algorithm == "ngram":
+            return True
+        known = cell.batch != "waves" and cell.algorithm != "none"
         return cell.abort == "none" and cell.sampling in ("greedy", "mixed") and known
 
     def judge(self, cell: Cell, run: Run, baseline: Run) -> Outcome:
         """NOT MEASURED where the oracle lacks the combination or no round was decoded."""
+        if run.resolved.get("ngram") is not None:
+            return self._replayed(run)
         key = combination(cell, run.resolved)
         oracle = self.oracle(cell.target)
         rounds = None if oracle is None else oracle.rounds.get(key)
@@ -93,6 +97,35 @@ class AcceptanceGate:
         )
         return Outcome(self.name, State.FAIL, numbers, interval, text)
 
+    def _replayed(self, run: Run) -> Outcome:
+        """Each round of every request, drawn or greedy, against a replay of the index that all of them share."""
+        if run.journal is None:
+            return Outcome(self.name, State.NOT_MEASURED, message="the subject shows no journal to replay")
+        replay = Replay(run.resolved, run.served)
+        try:
+            replay.walk(run.journal[0])
+        except ReplayError as broken:
+            return Outcome(self.name, State.FAIL, message=str(broken))
+        due = {answer.name: replay.rounds.get(int(answer.meta_info["id"]), []) for answer in run.answers}
+        places = {
+            a.name: place for a in run.answers if (place := first_other(a.accept_lengths, due[a.name])) is not None
+        }
+        rounds = sum(map(len, due.values()))
+        numbers: dict[str, Number] = {
+            "length": sum(sum(answer.accept_lengths) for answer in run.answers) / max(1, rounds),
+            "rounds": rounds,
+            "left": len(places),
+        }
+        if len(places) > self.thresholds["left"]:
+            name = min(places, key=lambda name: places[name])
+            text = (
+                f"{len(places)} of {len(due)} requests leave the replayed rounds, first {name} at round {places[name]}"
+            )
+            return Outcome(self.name, State.FAIL, numbers, message=text)
+        if not rounds:
+            return Outcome(self.name, State.NOT_MEASURED, numbers, message="no request decoded a round")
+        return Outcome(self.name, State.PASS, numbers)
+
     def _left(self, greedy: Sequence[Pair], numbers: dict[str, Number]) -> str:
         """A loss too small for a ratio, such as draft KV of another prompt behind one prefix hit (sglang#10846)."""
         places = [place for pair in greedy if (place := first_left(*pair)) is not None]
@@ -100,6 +133,14 @@ class AcceptanceGate:
         if len(places) <= self.thresholds["left"]:
             return ""
         return f"{len(places)} of {len(greedy)} requests leave the oracle's rounds, the first at round {places[0]}"
+
+
+def first_other(mine: Sequence[int], due: Sequence[Round]) -> int | None:
+    """The first round that is not the one due; one side's rounds may not outnumber the other's."""
+    for index, (accepted, one) in enumerate(zip(mine, due, strict=False)):
+        if not one.allows(accepted):
+            return index
+    return None if len(mine) == len(due) else min(len(mine), len(due))
 
 
 def first_left(mine: Sequence[int], theirs: Sequence[int], retractions: int = 0) -> int | None:

@@ -118,6 +118,21 @@ class Trace:
 
 
 @dataclass(frozen=True, slots=True)
+class Served:
+    """One request that a session has served: what an index of all its texts may know.
+
+    account: whose entries of the journal are its own. tokens: prompt and output, the first `prompt` of them asked.
+    """
+
+    name: str
+    id: int
+    account: int
+    tokens: tuple[int, ...]
+    prompt: int
+    retractions: int
+
+
+@dataclass(frozen=True, slots=True)
 class Memory:
     """KV pages at rest: free + cached must be all of them once nothing runs."""
 
@@ -175,6 +190,7 @@ class Run:
     """One workload on one session, with what the session witnessed meanwhile (differences of its counters).
 
     trace: of the session's whole life, None where nothing adapts; earlier: the same before this workload.
+    served: every request of the session's life, in the order of the asks; empty without a journal.
     """
 
     asks: tuple[Ask, ...]
@@ -187,3 +203,4 @@ class Run:
     seconds: float
     trace: Trace | None = None
     earlier: Trace | None = None
+    served: tuple[Served, ...] = ()

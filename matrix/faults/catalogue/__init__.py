@@ -11,6 +11,7 @@ from matrix.faults.catalogue.endings import ENDING_FAULTS
 from matrix.faults.catalogue.heads import HEAD_FAULTS
 from matrix.faults.catalogue.indexing import INDEXING_FAULTS
 from matrix.faults.catalogue.memory import MEMORY_FAULTS
+from matrix.faults.catalogue.ngrams import NGRAM_FAULTS
 from matrix.faults.catalogue.sampling import SAMPLING_FAULTS
 from matrix.faults.catalogue.sessions import SESSION_FAULTS
 from matrix.faults.catalogue.timing import TIMING_FAULTS
@@ -25,6 +26,7 @@ CATALOGUE: Final[tuple[Fault, ...]] = (
     *ACCEPTANCE_FAULTS,
     *HEAD_FAULTS,
     *BLOCK_FAULTS,
+    *NGRAM_FAULTS,
     *SAMPLING_FAULTS,
     *ACCURACY_FAULTS,
     *ENDING_FAULTS,

@@ -216,3 +216,21 @@ def test_the_reference_runner_has_every_gate():
     assert (made.seed, made.stage, len(made.gates)) == (5, "smoke", 9)
     (record,) = run_launch([Cell.from_id("none.length")], ReferenceSubject(), 0)
     assert {gate.name for gate in record.gates} >= {"config", "effective", "ledger", "lossless", "finish"}
+
+
+def test_a_session_remembers_what_it_served():
+    """Both workloads of one launch, but none of the launch before; a session's turns share an account."""
+    seen: list[Run] = []
+
+    class Watching(LedgerGate):
+        def judge(self, cell: Cell, run: Run, baseline: Run) -> Outcome:
+            seen.append(run)
+            return super().judge(cell, run, baseline)
+
+    both = runner(ReferenceSubject(), (Watching(),))
+    for name in ("none.pair", "none.pair.abort_running", "none.p4.pair"):
+        assert both.run_cell(Cell.from_id(name)).state == "PASS"
+    assert [[one.name for one in run.served] for run in seen] == [["a", "b"], ["a", "b", "a", "b"], ["a", "b"]]
+    one, answer = seen[1].served[2], seen[1].answers[0]
+    assert one.tokens == (*answer.prompt_ids, *answer.output_ids) and one.prompt == len(answer.prompt_ids)
+    assert len({one.id for one in seen[1].served}) == 4 and all(one.account == one.id for one in seen[1].served)

@@ -167,3 +167,36 @@ def test_the_file_is_read(tmp_path):
     assert load_oracle(tmp_path / "none.json") is None
     oracle = decode({"continuations": [[1, 2, 3]], "acceptance": {"EAGLE3": {"3/4/8": [[2, 1]]}}})
     assert oracle == Oracle(((1, 2, 3),), {("eagle3", 3, 4, 8): ((2, 1),)})
+
+
+NGRAM = "ngram.ragged.mixed"
+
+
+def test_rounds_of_ngrams_are_replayed_drawn_ones_too(measured):
+    outcome = AcceptanceGate().judge(*measured(NGRAM))
+    assert outcome.state is State.PASS and outcome.numbers["rounds"] > 100 and outcome.numbers["left"] == 0
+    assert AcceptanceGate().applies(Cell.from_id("ngram.m4.burst.temperature.abort_queued"))
+
+
+@pytest.mark.parametrize("change", [1, -1])
+def test_one_round_of_ngrams_that_is_another_fails(measured, altered, change):
+    cell, run, baseline = measured(NGRAM)
+    lengths = list(run.answers[1].accept_lengths)
+    at = next(i for i, length in enumerate(lengths) if i > 3 and length > 1)
+    lengths[at] += change
+    outcome = AcceptanceGate().judge(cell, altered(run, 1, accept_lengths=tuple(lengths)), baseline)
+    assert outcome.state is State.FAIL
+    assert outcome.message == f"1 of 5 requests leave the replayed rounds, first {run.asks[1].name} at round {at}"
+    fewer = AcceptanceGate().judge(cell, altered(run, 1, accept_lengths=tuple(lengths[:at])), baseline)
+    assert fewer.message.endswith(f"at round {at}")
+
+
+def test_ngrams_without_evidence_are_not_measured(measured):
+    cell, run, baseline = measured(NGRAM)
+    outcome = AcceptanceGate().judge(cell, replace(run, journal=None), baseline)
+    assert (outcome.state, outcome.message) == (State.NOT_MEASURED, "the subject shows no journal to replay")
+    outcome = AcceptanceGate().judge(cell, replace(run, served=run.served[1:]), baseline)
+    assert outcome.state is State.FAIL and "serves no request that was answered" in outcome.message
+    silent = tuple(replace(answer, output_ids=answer.output_ids[:1], accept_lengths=()) for answer in run.answers)
+    nobody = replace(run, answers=silent, journal=([], 1, 1))
+    assert AcceptanceGate().judge(cell, nobody, baseline).state is State.NOT_MEASURED
