@@ -18,12 +18,14 @@ from time import monotonic
 from typing import Final
 
 from ci.planner import Plan
+from ci.tiers import repro
 from matrix.cell import Cell
 from matrix.constraints import expect
 from reports.schema import CellResult
 
 # A cell takes seconds; a silence of this length means that its engine hangs.
 LIMIT_SECONDS: Final = 180.0
+VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 THREADS: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -39,11 +41,15 @@ class Job:
 
 @dataclass(slots=True)
 class Worker:
-    """One process and what it still owes: cells, in the order in which it runs them. ready: it has started up."""
+    """One process and what it still owes: cells, in the order in which it runs them. ready: it has started up.
+
+    gpus: the devices of this machine that it sees.
+    """
 
     process: BaseProcess
     connection: Connection
     owed: list[Cell]
+    gpus: tuple[int, ...]
     ready: bool = False
     heard: float = field(default_factory=monotonic)
 
@@ -53,8 +59,8 @@ def run_plan(plan: Plan, job: Job) -> Iterator[CellResult]:
 
     KeyboardInterrupt while waiting ends the workers, and the cells that are left are recorded as INFRA.
     """
-    shards = [[cell for group in shard.groups for cell in group.cells] for shard in plan.shards]
-    workers = [_start(cells, job) for cells in shards if cells]
+    shards = [([cell for group in shard.groups for cell in group.cells], shard.gpus) for shard in plan.shards]
+    workers = [_start(cells, job, gpus) for cells, gpus in shards if cells]
     try:
         while workers:
             yield from _turn(workers, job)
@@ -101,7 +107,7 @@ def _replace(workers: list[Worker], worker: Worker, job: Job, what: str) -> Iter
     lost = worker.owed[:1] if worker.ready else worker.owed
     rest = worker.owed[len(lost) :]
     if rest:
-        workers.append(_start(rest, job))
+        workers.append(_start(rest, job, worker.gpus))
     yield from [lost_cell(cell, job, what) for cell in lost]
 
 
@@ -117,18 +123,18 @@ def lost_cell(cell: Cell, job: Job, what: str) -> CellResult:
         stage=job.stage,
         launch_hash=None,
         requested={},
-        repro=f"specmatrix run --cells '{cell.id}' --seed {job.seed}",
+        repro=repro(cell.id, job.tier, job.seed),
         error=f"the cell has no result: {what}",
     )
 
 
-def _start(cells: Sequence[Cell], job: Job) -> Worker:
+def _start(cells: Sequence[Cell], job: Job, gpus: tuple[int, ...]) -> Worker:
     ours, theirs = get_context("spawn").Pipe(duplex=False)
-    process = get_context("spawn").Process(target=work, args=(tuple(cells), job, theirs), daemon=True)
+    process = get_context("spawn").Process(target=work, args=(tuple(cells), job, gpus, theirs), daemon=True)
     process.start()
     # Without this the pipe would stay open here, and the death of the worker would go unheard.
     theirs.close()
-    return Worker(process, ours, list(cells))
+    return Worker(process, ours, list(cells), gpus)
 
 
 def _stop(worker: Worker) -> None:
@@ -137,12 +143,14 @@ def _stop(worker: Worker) -> None:
     worker.connection.close()
 
 
-def work(cells: tuple[Cell, ...], job: Job, connection: Connection) -> None:
+def work(cells: tuple[Cell, ...], job: Job, gpus: tuple[int, ...], connection: Connection) -> None:
     """The life of a worker: send None when it is ready, then the record of each cell. The parent handles Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     Thread(target=_end_with_parent, daemon=True).start()
     for name in THREADS:
         os.environ[name] = "1"
+    # A cell of the CPU tier must not find a GPU, and lanes of a GPU tier must not find each other's.
+    os.environ[VISIBLE] = visible(gpus, os.environ.get(VISIBLE))
     import torch
 
     from matrix.runner import reference_runner
@@ -153,6 +161,12 @@ def work(cells: tuple[Cell, ...], job: Job, connection: Connection) -> None:
     for cell in cells:
         connection.send(runner.run_cell(cell))
     connection.close()
+
+
+def visible(gpus: Sequence[int], inherited: str | None) -> str:
+    """What the environment of a worker says of its GPUs; `inherited`: what this process was given, None for all."""
+    names = None if inherited is None else inherited.split(",")
+    return ",".join(str(gpu) if names is None else names[gpu] for gpu in gpus)
 
 
 def _end_with_parent() -> None:

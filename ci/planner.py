@@ -18,7 +18,7 @@ START_SECONDS: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """One machine: its GPUs, and how many CPU workers it runs at once (read for cells without GPUs only)."""
+    """One machine: its GPUs, and how many workers it runs at once, on its CPU or on each set of GPUs."""
 
     name: str
     gpus: int = 0
@@ -108,12 +108,13 @@ def plan(
 
 
 def _lanes(hosts: Sequence[Host], gpus: int) -> list[Shard]:
-    """One empty shard per worker (no GPUs) or per set of `gpus` GPUs of one host."""
-    lanes = [
-        Shard(host.name, lane, tuple(range(lane * gpus, (lane + 1) * gpus)))
-        for host in hosts
-        for lane in range(host.gpus // gpus if gpus else host.workers)
-    ]
+    """One empty shard per worker, of the CPU or of a set of `gpus` GPUs of one host; neighbouring lanes share none."""
+    lanes = []
+    for host in hosts:
+        sets = host.gpus // gpus if gpus else 1
+        for lane in range(sets * host.workers):
+            first = lane % sets * gpus
+            lanes.append(Shard(host.name, lane, tuple(range(first, first + gpus))))
     if not lanes:
         wants = f"{gpus} GPUs" if gpus else "a CPU worker"
         raise ConfigError(f"no host offers {wants}; hosts are {', '.join(host.name for host in hosts) or 'missing'}")

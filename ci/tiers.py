@@ -25,6 +25,12 @@ TIERS: Final = (
 )
 
 
+def repro(cell_id: str, tier: str, seed: int) -> str:
+    """The command that runs a cell again."""
+    where = "" if tier == TIERS[0].name else f"--tier {tier} "
+    return f"specmatrix run {where}--cells '{cell_id}' --seed {seed}"
+
+
 def tier(name: str) -> Tier:
     """ConfigError lists the tiers that exist."""
     for row in TIERS:

@@ -54,8 +54,7 @@ class LLM:
         self, config: EngineConfig, locate: Locate = Path, clock: Callable[[], float] = time.monotonic
     ) -> None:
         draft = config.speculative_draft_model_path
-        device = "cpu" if config.device == "auto" else config.device
-        known = facts(locate(config.model_path), None if draft is None else locate(draft), device)
+        known = facts(locate(config.model_path), None if draft is None else locate(draft), config.device)
         known = replace(known, adaptive_config=_slots_text(config))
         self.resolved = resolve(config, known)
         self.tokenizer = Tokenizer(locate(config.model_path))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -15,6 +16,7 @@ from engine.device.relay import DraftState, Relay
 from engine.device.sample import SamplingRows, chosen_logprobs, pick, top_logprobs
 from engine.device.staging import Staged, StagingRing
 from engine.device.table import SlotTable, stamp
+from engine.device.upload import floats, integers
 from engine.device.window import SplitAttention, WindowMemory, WindowStep
 from engine.models.target import Target
 from engine.spec.drafter import Drafter
@@ -92,20 +94,22 @@ class DeviceExecutor:
         if not new:
             return
         sampling = self.relay.sampling
-        at = torch.tensor([row for row, _, _ in new], device=sampling.seed.device)
+        device = sampling.seed.device
+        at = integers([row for row, _, _ in new], device)
         self.relay.forget(at)
         columns = (
-            [p.temperature for _, p, _ in new],
-            [max(0, p.top_k) for _, p, _ in new],
-            [p.top_p for _, p, _ in new],
-            [seed for _, _, seed in new],
+            floats([p.temperature for _, p, _ in new], device),
+            integers([max(0, p.top_k) for _, p, _ in new], device),
+            floats([p.top_p for _, p, _ in new], device),
+            integers([seed for _, _, seed in new], device),
         )
         for field, column in zip(sampling, columns, strict=True):
-            field.index_copy_(0, at, torch.tensor(column, dtype=field.dtype, device=field.device))
+            field.index_copy_(0, at, column)
 
     def _prefill(self, plan: StepPlan, batch: StepBatch, side: WindowStep | None) -> dict[str, Tensor]:
         device = batch.rows.device
-        tokens = torch.tensor([_padded(row.tokens, batch.width) for row in plan.rows], device=device)
+        chunks = [_padded(row.tokens, batch.width) for row in plan.rows]
+        tokens = integers(chain.from_iterable(chunks), device).view(len(chunks), batch.width)
         positions, write, bias = batch.causal(batch.width, self.pool.data.dtype)
         stamps = self._stamp(plan, batch, side, write, positions)
         attend = self._attention(batch, side, write, bias, positions)
@@ -116,7 +120,7 @@ class DeviceExecutor:
         end = batch.start + batch.lengths
         rows = None if plan.greedy else self.relay.sampling_of(batch.rows)
         sampled = pick(logits, end[:, None], rows)
-        following = torch.tensor([-1 if r.following is None else r.following for r in plan.rows], device=device)
+        following = integers([-1 if r.following is None else r.following for r in plan.rows], device)
         state = self._asked().prime(batch, tokens, aux, sampled[:, 0], following)
         self._relay(batch, end, sampled, state)
         results = {"tokens": sampled, "count": (following < 0).long()}
@@ -186,7 +190,7 @@ class DeviceExecutor:
             return {}
         expected = self.table.expected(batch.rows, batch.reach)
         below = count(batch.reach, write.device) < batch.start[:, None]
-        accounts = torch.tensor([row.account for row in plan.rows], device=write.device)
+        accounts = integers([row.account for row in plan.rows], write.device)
         wrong = (self.pool.stamps[batch.slots] != expected) & below
         self.pool.stamps[write.flatten()] = stamp(accounts[:, None], positions).flatten()
         checked, bad = below.sum(), wrong.sum()

@@ -34,7 +34,7 @@ zoo = typer.Typer(help="The fixture models.", rich_markup_mode=None)
 app.add_typer(zoo, name="zoo")
 
 Stage = Annotated[str, typer.Option(help="cells of the lock file: smoke, pr or nightly; product is every cell")]
-Workers = Annotated[int, typer.Option(help="processes, one compute thread each")]
+Workers = Annotated[int, typer.Option(help="processes, one compute thread each; on GPUs, for each set of them")]
 Seed = Annotated[int, typer.Option(help="rotates prompts and draws")]
 Json = Annotated[bool, typer.Option("--json", help="print JSON instead of text")]
 

@@ -7,6 +7,7 @@ neighbours share an engine. Nothing here imports torch before the first item run
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Final
 
 import pytest
 
-from ci.local import Job, lost_cell
+from ci.local import VISIBLE, Job, lost_cell
 from engine.core.errors import EngineError
 from matrix.cell import Cell, order
 from matrix.gates.table import GATES
@@ -100,6 +101,8 @@ class CellItem(pytest.Item):
 def _runner(config: pytest.Config) -> Runner:
     """The runner of this process, made for the first item."""
     if _RUNNER not in config.stash:
+        # A GPU of this machine is no part of the CPU tier.
+        os.environ[VISIBLE] = ""
         import torch
 
         torch.set_num_threads(1)

@@ -12,6 +12,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Final
 
+from ci.tiers import repro
+from ci.tiers import tier as find_tier
 from engine.core.config import EngineConfig
 from engine.core.errors import ConfigError, EngineBug
 from matrix.cell import Cell
@@ -27,11 +29,12 @@ from reports.schema import CellResult, CellState, GateResult, Reason, Rewrite
 LAST_FRAMES: Final = 3
 
 
-def asked(cell: Cell) -> EngineConfig:
+def asked(cell: Cell, gpus: int = 0) -> EngineConfig:
     """What a cell asks of an engine when it is judged: bits that do not depend on the batch, stamps, every law, and
-    sessions, which any of the launch's cells may open."""
+    sessions, which any of the launch's cells may open. With GPUs the same on them, in the precision of the CPU tier."""
     judged = replace(cell.config(), kv_stamps=True, strict_memory=1, enable_deterministic_inference=True)
-    return replace(judged, enable_streaming_session=True)
+    judged = replace(judged, enable_streaming_session=True)
+    return replace(judged, device="cuda", dtype="float32") if gpus else judged
 
 
 @dataclass(slots=True)
@@ -54,6 +57,11 @@ class Runner:
     _plain: dict[Cell, Session] = field(default_factory=dict)
     _baselines: dict[tuple[Cell, tuple[Ask, ...]], Run] = field(default_factory=dict)
     _served: tuple[Served, ...] = ()
+
+    @property
+    def gpus(self) -> int:
+        """GPUs that the tier gives to a cell."""
+        return find_tier(self.tier).gpus
 
     def run_launch(self, cells: Iterable[Cell]) -> Iterator[CellResult]:
         """The records of cells that share a launch, as they come."""
@@ -100,7 +108,7 @@ class Runner:
     def _started(self, cell: Cell) -> Session:
         if self._session is None or self._launch != cell.launch_key:
             self.close()
-            self._session = self.subject.launch(asked(cell))
+            self._session = self.subject.launch(asked(cell, self.gpus))
             self._launch = cell.launch_key
         return self._session
 
@@ -116,7 +124,7 @@ class Runner:
         plain = tuple(whole(ask) for ask in asks)
         if (canonical, plain) not in self._baselines:
             # A session that crashes is not asked again.
-            session = self._plain.pop(canonical, None) or self.subject.launch(asked(canonical))
+            session = self._plain.pop(canonical, None) or self.subject.launch(asked(canonical, self.gpus))
             self._baselines[canonical, plain] = drive(session, plain, self.subject.capabilities)
             self._plain[canonical] = session
         return self._baselines[canonical, plain]
@@ -131,8 +139,8 @@ class Runner:
             tier=self.tier,
             stage=self.stage,
             launch_hash=None,
-            requested=asdict(asked(cell)),
-            repro=f"specmatrix run --cells '{cell.id}' --seed {self.seed}",
+            requested=asdict(asked(cell, self.gpus)),
+            repro=repro(cell.id, self.tier, self.seed),
             waived=waiver_for(cell),
         )
 

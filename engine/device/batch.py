@@ -110,7 +110,7 @@ class StepBatch:
 def _index(numbers: tuple[int, ...], device: torch.device) -> Tensor:
     """Row numbers on the device; consecutive rounds mostly hold the same rows."""
     with torch.inference_mode(False):
-        return torch.tensor(numbers, device=device)
+        return integers(numbers, device)
 
 
 @lru_cache(maxsize=8)
@@ -123,7 +123,8 @@ def _counted(size: int, device: torch.device) -> Tensor:
 def _hidden_or_seen(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
     """The two values of a bias, -inf and 0."""
     with torch.inference_mode(False):
-        return torch.tensor(float("-inf"), dtype=dtype, device=device), torch.tensor(0.0, dtype=dtype, device=device)
+        # Filled on the device: a copy of a host's number would wait for it.
+        return torch.full((), float("-inf"), dtype=dtype, device=device), torch.zeros((), dtype=dtype, device=device)
 
 
 @lru_cache(maxsize=8)

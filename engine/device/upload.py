@@ -1,4 +1,4 @@
-"""Small lists of numbers on their way to the device."""
+"""Small lists of numbers on their way to the device, behind the host's back."""
 
 from __future__ import annotations
 
@@ -12,4 +12,15 @@ from torch import Tensor
 def integers(numbers: Iterable[int], device: torch.device) -> Tensor:
     """Numbers, at least one -> int64 [n]. Through a buffer: torch.tensor looks at each number twice."""
     buffer = torch.frombuffer(array("q", numbers), dtype=torch.int64)
-    return buffer if device.type == "cpu" else buffer.to(device)
+    return buffer if device.type == "cpu" else _sent(buffer, device)
+
+
+def floats(numbers: Iterable[float], device: torch.device) -> Tensor:
+    """Numbers, at least one -> float32 [n]."""
+    buffer = torch.frombuffer(array("f", numbers), dtype=torch.float32)
+    return buffer if device.type == "cpu" else _sent(buffer, device)
+
+
+def _sent(buffer: Tensor, device: torch.device) -> Tensor:
+    # A copy out of pageable memory makes the host wait; torch keeps pinned memory until the copy has read it.
+    return buffer.pin_memory().to(device, non_blocking=True)

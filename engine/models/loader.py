@@ -10,7 +10,7 @@ from typing import Final
 import torch
 
 from engine.core.algorithm import FINAL
-from engine.core.config import DraftFacts, Facts
+from engine.core.config import AUTO, DraftFacts, Facts
 from engine.core.errors import ConfigError
 from engine.models.causal import CausalLM
 from engine.models.config import TARGET_ARCHITECTURES, ModelConfig, load_model_config
@@ -47,9 +47,13 @@ TARGETS: Final[dict[str, type[CausalLM]]] = {
 
 
 def facts(model_path: str | Path, draft_path: str | Path | None, device: str) -> Facts:
-    """What the two checkpoints and the machine say before a launch; reads no weights. ConfigError on a bad folder."""
+    """What the two checkpoints and the machine say before a launch; reads no weights. ConfigError on a bad folder.
+
+    device: "cpu" or a CUDA device as asked, or "auto" for a GPU where one is visible.
+    """
     target = _expect(model_path, TARGET_ARCHITECTURES, "a target model")
-    kind = torch.device(device).type
+    gpus = torch.cuda.device_count()
+    kind = ("cuda" if gpus else "cpu") if device == AUTO else torch.device(device).type
     return Facts(
         architecture=target.architecture,
         vocab_size=target.vocab_size,
@@ -59,7 +63,7 @@ def facts(model_path: str | Path, draft_path: str | Path | None, device: str) ->
         tokenizer_hash=tokenizer_hash(model_path),
         draft=None if draft_path is None else _draft_facts(draft_path, target),
         device_kind="cuda" if kind == "cuda" else "cpu",
-        gpus=torch.cuda.device_count(),
+        gpus=gpus,
         window=next((size for size in target.windows if size is not None), None),
         bundled=_bundled_facts(target, tokenizer_hash(model_path)) if target.bundled_layers else None,
     )

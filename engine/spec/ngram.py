@@ -16,6 +16,7 @@ from engine.core.ngram import Cursor, Draft, NgramIndex, NgramOptions
 from engine.core.tree import max_depth
 from engine.device.batch import Known, StepBatch
 from engine.device.relay import Carry, Relay
+from engine.device.upload import integers
 from engine.spec.drafter import DraftTree, Verdict, chain
 from kernels.tree_layout import tree_layout
 
@@ -70,11 +71,11 @@ class NgramDrafter:
         readers = [self._read(known) for known in batch.known]
         drafts = [self._draft(reader, batch.width) for reader in readers]
         device = batch.root.device
-        tokens = torch.tensor([draft.tokens[1:] for draft in drafts], dtype=torch.int64, device=device)
+        tokens = integers([token for draft in drafts for token in draft.tokens[1:]], device)
         tokens = torch.cat((batch.root, tokens.view(len(drafts), -1)), 1)
         if self.topk == 1:
             return chain(tokens)
-        parents = torch.tensor([draft.parents for draft in drafts], device=device)
+        parents = integers([parent for draft in drafts for parent in draft.parents], device).view(len(drafts), -1)
         depths, ancestors = tree_layout(parents)
         return DraftTree(tokens, parents, depths, ancestors, self.depth)
 

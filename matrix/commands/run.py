@@ -32,7 +32,8 @@ def run(tier: str, stage: str, out: Path, cells: str, workers: int, seed: int, l
         raise ConfigError(f"workers must be at least 1, got {workers}")
     if seed < 0:
         raise ConfigError(f"seed must be at least 0, got {seed}")
-    work = plan(chosen, {}, [Host("local", workers=workers)])
+    gpus = find_tier(tier).gpus
+    work = plan(chosen, {}, [Host("local", gpus=_visible_gpus() if gpus else 0, workers=workers)], gpus)
     with ReportWriter(out, run_header(tier, stage, seed, GATES)) as writer:
         for record in _shown(run_plan(work, Job(seed, tier, stage)), chosen):
             writer.write(record)
@@ -47,7 +48,10 @@ def run(tier: str, stage: str, out: Path, cells: str, workers: int, seed: int, l
 
 
 def chosen_cells(tier: str, stage: str, cells: str, limit: int | None) -> list[Cell]:
-    """The cells of a tier and a stage that a selector picks. ConfigError if there are none."""
+    """The cells of a tier and a stage that a selector picks; one GPU runs those of the CPU as well.
+
+    ConfigError if there are none, or fewer GPUs than the tier needs.
+    """
     gpus = find_tier(tier).gpus
     there = _visible_gpus() if gpus else 0
     if there < gpus:
@@ -56,7 +60,7 @@ def chosen_cells(tier: str, stage: str, cells: str, limit: int | None) -> list[C
         )
     if limit is not None and limit < 1:
         raise ConfigError(f"limit must be at least 1, got {limit}")
-    chosen = [cell for cell in select(stage, cells, limit) if cell.gpus == gpus]
+    chosen = [cell for cell in select(stage, cells, limit) if max(cell.gpus, min(gpus, 1)) == gpus]
     if not chosen:
         raise ConfigError(f"tier {tier!r} has no cells in stage {stage!r}; cells without GPUs are in tier 'cpu'")
     return chosen

@@ -11,7 +11,7 @@ from engine.core.resolve import resolve
 from matrix.cell import Cell
 from matrix.constraints import expect, explain, situation
 from matrix.gates.gate import Number, Outcome, State
-from matrix.gates.golden import golden_row, golden_table, launch_id
+from matrix.gates.golden import golden_row, golden_table, launch_id, placed
 from matrix.gates.threshold import Threshold, values
 from matrix.subjects.protocol import Capability, Run
 from matrix.zoo_facts import zoo_facts
@@ -57,6 +57,7 @@ class ConfigGate:
                 f"launch {launch_id(cell)} has no golden; run the config gate's test with --force-regen and review it"
             )
             return Outcome(self.name, State.NOT_MEASURED, numbers, message=text)
+        golden = placed(golden, run.resolved)
         if golden != row:
             return Outcome(self.name, State.FAIL, numbers, message=_difference(golden, row))
         return Outcome(self.name, State.PASS, numbers)

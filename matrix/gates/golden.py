@@ -27,6 +27,8 @@ LEFT_OUT: Final = frozenset(
         "rewrites",
     }
 )
+# What a GPU tier asks for and the CPU tier leaves to the machine.
+PLACES: Final = ("device = ", "dtype = ")
 
 
 def launch_id(cell: Cell) -> str:
@@ -41,6 +43,17 @@ def golden_row(resolved: Mapping[str, Any]) -> dict[str, Any]:
         "reasons": [f"{r['field']} = {r['value']}: {r['because']}" for r in resolved["reasons"]],
         "rewrites": [f"{r['field']} {r['asked']} -> {r['got']}: {r['reason']}" for r in resolved["rewrites"]],
     }
+
+
+def placed(golden: Mapping[str, Any], run: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The golden row of a launch where `run` (a resolved configuration) runs: a GPU changes the device and no more.
+
+    The rows are those of a CPU, where nobody asks for a device or a precision.
+    """
+    if run["device"] == "cpu" or "values" not in golden:
+        return golden
+    reasons = [reason for reason in golden["reasons"] if not reason.startswith(PLACES)]
+    return {**golden, "values": {**golden["values"], "device": run["device"]}, "reasons": reasons}
 
 
 def golden_rows(cells: Iterable[Cell]) -> dict[str, dict[str, Any]]:

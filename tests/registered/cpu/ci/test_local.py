@@ -6,7 +6,7 @@ from multiprocessing import active_children
 
 import pytest
 
-from ci.local import Job, lost_cell, run_plan
+from ci.local import Job, lost_cell, run_plan, visible
 from ci.planner import Host, plan
 from matrix.cell import Cell
 from reports.schema import CellResult
@@ -68,6 +68,14 @@ def test_leaving_early_ends_the_workers():
     next(records)
     records.close()  # type: ignore[attr-defined]  # run_plan is a generator
     assert not active_children()
+
+
+@pytest.mark.parametrize(
+    ("gpus", "inherited", "shown"),
+    [((), None, ""), ((), "4,5", ""), ((0, 1), None, "0,1"), ((1,), "4,5", "5"), ((0,), "GPU-b", "GPU-b")],
+)
+def test_a_worker_sees_its_own_gpus_among_those_of_the_run(gpus, inherited, shown):
+    assert visible(gpus, inherited) == shown
 
 
 def test_lost_cell_is_red_and_repeatable():

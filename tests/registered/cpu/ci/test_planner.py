@@ -79,6 +79,12 @@ def test_gpu_lanes_hold_neighbouring_devices():
     ]
 
 
+def test_workers_share_a_set_of_gpus_and_neighbouring_lanes_share_none():
+    made = plan(CELLS, {}, [Host("big", gpus=2, workers=2)], gpus=1)
+    assert [(shard.lane, shard.gpus) for shard in made.shards] == [(0, (0,)), (1, (1,)), (2, (0,)), (3, (1,))]
+    assert sorted(cells_of(made)) == sorted(CELLS)
+
+
 def test_as_dict_is_json():
     made = plan([Cell(), Cell(page_size="4")], {}, [Host("a")], start_seconds=0.5)
     assert json.loads(json.dumps(made.as_dict())) == {

@@ -1,6 +1,6 @@
 import pytest
 
-from ci.tiers import TIERS, tier
+from ci.tiers import TIERS, repro, tier
 from engine.core.errors import ConfigError
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
@@ -10,6 +10,11 @@ def test_the_folder_is_the_price():
     assert [(row.name, row.gpus) for row in TIERS] == [("cpu", 0), ("gpu1", 1), ("gpu2", 2), ("gpu4", 4), ("gpu8", 8)]
     assert all(row.folder == f"tests/registered/{row.name}" for row in TIERS)
     assert tier("cpu").budget_seconds == 180
+
+
+def test_a_repro_line_names_the_tier_unless_it_is_the_default():
+    assert repro("none.pair", "cpu", 3) == "specmatrix run --cells 'none.pair' --seed 3"
+    assert repro("none.pair", "gpu1", 3) == "specmatrix run --tier gpu1 --cells 'none.pair' --seed 3"
 
 
 def test_an_unknown_tier_lists_the_tiers():

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from matrix.cli import main
+from matrix.commands.run import chosen_cells
 from reports.load import load
 from reports.schema import ReportError
 
@@ -76,13 +77,20 @@ def test_wrong_input_is_one_sentence(words: tuple[str, ...], capsys: pytest.Capt
     [
         ("gpu1", 0, "tier 'gpu1' needs 1 GPU and this machine shows none; use 'cpu'"),
         ("gpu4", 2, "tier 'gpu4' needs 4 GPUs and this machine shows 2; use 'cpu'"),
-        ("gpu1", 1, "tier 'gpu1' has no cells in stage 'pr'; cells without GPUs are in tier 'cpu'"),
+        ("gpu2", 1, "tier 'gpu2' needs 2 GPUs and this machine shows 1; use 'cpu'"),
+        ("gpu8", 4, "tier 'gpu8' needs 8 GPUs and this machine shows 4; use 'cpu'"),
+        ("gpu2", 2, "tier 'gpu2' has no cells in stage 'pr'; cells without GPUs are in tier 'cpu'"),
     ],
 )
 def test_a_tier_names_the_gpus_that_are_missing(tier, there, sentence, monkeypatch, capsys):
     monkeypatch.setattr("torch.cuda.device_count", lambda: there)
     assert main(["run", "--tier", tier]) == 2
     assert capsys.readouterr().err == f"specmatrix: {sentence}\n"
+
+
+def test_one_gpu_runs_the_cells_of_the_cpu(monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    assert chosen_cells("gpu1", "smoke", "", None) == chosen_cells("cpu", "smoke", "", None) != []
 
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.device.upload import integers
+from engine.device.upload import floats, integers
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 
@@ -15,6 +15,11 @@ def test_numbers_arrive_as_they_are():
     sent = integers(numbers, torch.device("cpu"))
     assert (sent.dtype, sent.tolist()) == (torch.int64, numbers)
     assert integers(range(3), torch.device("cpu")).tolist() == [0, 1, 2]
+
+
+def test_floats_are_rounded_as_torch_rounds_them():
+    numbers = [0.1, 0.9, -1e-7, 3.0]
+    assert torch.equal(floats(numbers, torch.device("cpu")), torch.tensor(numbers))
 
 
 def test_each_call_has_memory_of_its_own():

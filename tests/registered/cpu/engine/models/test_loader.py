@@ -32,6 +32,14 @@ def test_facts_without_a_draft(llama_folder):
     )
 
 
+@pytest.mark.parametrize(("gpus", "kind"), [(0, "cpu"), (2, "cuda")])
+def test_an_automatic_device_is_a_gpu_where_there_is_one(llama_folder, monkeypatch, gpus, kind):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    found = facts(llama_folder(), None, "auto")
+    assert (found.device_kind, found.gpus) == (kind, gpus)
+    assert facts(llama_folder(), None, "cpu").device_kind == "cpu"
+
+
 def test_facts_of_drafts(llama_folder, eagle_folder):
     target = llama_folder()
     assert facts(target, eagle_folder(), "cpu").draft == DraftFacts(

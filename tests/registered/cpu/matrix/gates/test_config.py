@@ -6,7 +6,7 @@ from engine.core.errors import ConfigError
 from matrix.cell import Cell
 from matrix.gates.config import ConfigGate, predicted_refusal
 from matrix.gates.gate import State
-from matrix.gates.golden import GOLDEN_FILE, golden_rows, golden_table, launch_id
+from matrix.gates.golden import GOLDEN_FILE, golden_rows, golden_table, launch_id, placed
 from matrix.lockfile import stage_cells
 
 pytestmark = pytest.mark.register(est_seconds=5, tier="cpu", stage="pr")
@@ -53,6 +53,16 @@ def test_one_other_value_fails(measured, gate, change, sentence):
     cell, run, baseline = measured(CELL)
     outcome = gate.judge(cell, replace(run, resolved={**run.resolved, **change}), baseline)
     assert outcome.state is State.FAIL and sentence in outcome.message
+
+
+def test_a_gpu_changes_the_device_and_nothing_else(measured, gate):
+    cell, run, baseline = measured(CELL)
+    kept = [reason for reason in run.resolved["reasons"] if reason["field"] not in ("device", "dtype")]
+    on_gpu = {**run.resolved, "device": "cuda", "reasons": kept}
+    assert gate.judge(cell, replace(run, resolved=on_gpu), baseline).state is State.PASS
+    other = replace(run, resolved={**on_gpu, "dtype": "bfloat16"})
+    assert gate.judge(cell, other, baseline).message == "dtype resolves to 'bfloat16', the golden says 'float32'"
+    assert placed({"refused": "no"}, on_gpu) == {"refused": "no"}
 
 
 def test_a_hidden_rewrite_fails(measured, gate):

@@ -1,0 +1,57 @@
+"""On a GPU: no launch makes the host wait, and the tokens are those of a CPU."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "cpu" / "engine"))
+from launches import RUNS, answer, engine
+
+pytestmark = pytest.mark.register(est_seconds=30, tier="gpu1", stage="pr")
+
+
+def waits_for_nothing(llm) -> None:
+    """From now on a launch that makes the host wait for the GPU raises."""
+    launch = llm.loop.executor.launch
+
+    def strict(plan):
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            return launch(plan)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    llm.loop.executor.launch = strict
+
+
+@pytest.mark.parametrize("version", ["v1", "v2"])
+@pytest.mark.parametrize(("algorithm", "topk"), RUNS)
+def test_no_launch_waits_and_the_tokens_are_those_of_a_cpu(algorithm, topk, version):
+    timing = {} if algorithm == "NGRAM" else {"spec_version": version}
+    expected = answer(engine(algorithm, topk, device="cpu", **timing))
+    llm = engine(algorithm, topk, device="cuda", dtype="float32", kv_stamps=True, **timing)
+    assert llm.readback()["device"] == "cuda"
+    answer(llm)  # Kernels are compiled and tables made at their first use.
+    waits_for_nothing(llm)
+    assert answer(llm) == expected
+    assert llm.probes["stamp.checked"] and not llm.probes["stamp.wrong"]
+
+
+def test_the_detector_sees_a_read():
+    llm = engine("NONE", 1, device="cuda", dtype="float32")
+    extend = llm.loop.executor.table.extend
+    llm.loop.executor.table.extend = lambda rows: (extend(rows), llm.loop.executor.relay.length.max().item())
+    waits_for_nothing(llm)
+    with pytest.raises(RuntimeError, match="synchronizing"):
+        answer(llm)
+
+
+def test_a_gpu_is_the_automatic_device_and_halves_the_precision():
+    llm = engine("EAGLE3", 3)
+    shown = llm.readback()
+    assert (shown["device"], shown["dtype"]) == ("cuda", "bfloat16")
+    assert [len(tokens) for tokens in answer(llm)][1] == 12
