@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -15,27 +15,41 @@ Arguments = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Case:
-    """One set of arguments: `make(generator)` builds them on the CPU, the same ones every time."""
+    """One set of arguments: `make(generator)` builds them on the CPU, the same ones every time.
+
+    size: small cases run in Triton's interpreter too; large ones hold more elements than an int32 counts, so that only
+    a GPU is quick enough for them.
+    """
 
     name: str
     make: Callable[[torch.Generator], Arguments]
+    size: Literal["small", "medium", "large"] = "small"
 
     def arguments(self, device: torch.device | str = "cpu") -> Arguments:
         """Fresh arguments on `device`."""
         generator = torch.Generator().manual_seed(zlib.crc32(self.name.encode()))
-        return tuple(a.to(device) if isinstance(a, Tensor) else a for a in self.make(generator))
+        return tuple(_moved(a, device) if isinstance(a, Tensor) else a for a in self.make(generator))
 
     def __str__(self) -> str:
         return self.name
 
 
+def _moved(argument: Tensor, device: torch.device | str) -> Tensor:
+    """On `device` with the same strides, which a plain copy of a view would lose."""
+    if argument.is_contiguous() or argument._base is None:
+        return argument.to(device)
+    base = argument._base.to(device)
+    return base.as_strided(argument.size(), argument.stride(), argument.storage_offset())
+
+
 @dataclass(frozen=True)
 class Kernel:
-    """One operation: `fast` must give what `reference` gives, for every case.
+    """One operation: `fast` must give what `reference` gives, for every case, in each of its forms.
 
     Both take a case's arguments and return a tensor, several, or None. writes: places of the arguments that they
     change, which count as results. bound: largest absolute difference of floating results for given arguments, None
-    where results must be equal; why: where the bound comes from.
+    where results must be equal; why: where the bound comes from. parts: other ways to ask for rows of a result, for
+    operations whose Triton form gives a row the same bits whatever stands beside it: (arguments, rows of the result).
     """
 
     name: str
@@ -45,6 +59,7 @@ class Kernel:
     writes: tuple[int, ...] = ()
     bound: Callable[[Arguments], float] | None = None
     why: str = "integers and copies"
+    parts: Callable[[Arguments], Iterator[tuple[Arguments, Tensor]]] | None = None
 
     def __str__(self) -> str:
         return self.name

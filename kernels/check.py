@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from inspect import signature
 
 import torch
 from torch import Tensor
@@ -28,9 +29,22 @@ def poisoned(kernel: Kernel, case: Case, device: str = "cpu") -> None:
 
 def canaries(kernel: Kernel, case: Case, device: str = "cpu") -> None:
     """Nothing outside an argument is written, and nothing inside but what the operation declares."""
+    _guarded(kernel, case, device)
+
+
+def at_once(kernel: Kernel, case: Case, device: str = "cpu") -> None:
+    """The three laws above and `repeatable`, in two runs."""
+    with _poisoned_memory():
+        got = _guarded(kernel, case, device)
+    _compare(kernel, case, got, _expected(kernel, case), "the reference, with new memory poisoned")
+    _same_again(kernel, case, got, _run(kernel, case.arguments(device)))
+
+
+def _guarded(kernel: Kernel, case: Case, device: str) -> list[Tensor]:
+    """The results of a run between canaries, which are still alive after it."""
     arguments = case.arguments(device)
     fenced = [_fence(a) if isinstance(a, Tensor) else (a, a) for a in arguments]
-    _run(kernel, tuple(inner for inner, _ in fenced))
+    results = _run(kernel, tuple(inner for inner, _ in fenced))
     for place, (argument, (inner, outer)) in enumerate(zip(arguments, fenced, strict=True)):
         if not isinstance(argument, Tensor):
             continue
@@ -38,14 +52,57 @@ def canaries(kernel: Kernel, case: Case, device: str = "cpu") -> None:
             raise KernelError(f"{kernel}: memory around argument {place} was written, case {case}")
         if place not in kernel.writes and not _same(inner, argument):
             raise KernelError(f"{kernel}: argument {place} was changed, case {case}")
+    return results
 
 
 def repeatable(kernel: Kernel, case: Case, device: str = "cpu") -> None:
     """Two runs agree bit by bit."""
     first, second = (_run(kernel, case.arguments(device)) for _ in range(2))
+    _same_again(kernel, case, first, second)
+
+
+def _same_again(kernel: Kernel, case: Case, first: list[Tensor], second: list[Tensor]) -> None:
     for one, two in zip(first, second, strict=True):
         if not _same(one, two):
             raise KernelError(f"{kernel}: two runs differ, case {case}")
+
+
+def strided(kernel: Kernel, case: Case, device: str = "cpu") -> None:
+    """An argument that is not contiguous is refused by name, or read right; never taken for what it is not."""
+    wanted = _expected(kernel, case)
+    for place, name in enumerate(signature(kernel.reference).parameters):
+        arguments = list(case.arguments(device))
+        if place >= len(arguments) or not isinstance(arguments[place], Tensor) or arguments[place].numel() < 2:
+            continue
+        arguments[place] = _apart(arguments[place])
+        try:
+            got = _run(kernel, tuple(arguments))
+        except KernelError as error:
+            if f": {name} is not contiguous" not in str(error):
+                raise
+            continue
+        _compare(kernel, case, got, wanted, f"the reference, with {name} not contiguous")
+
+
+def invariant(kernel: Kernel, case: Case, device: str = "cpu") -> None:
+    """A row of a result has the same bits whatever else is asked for with it."""
+    assert kernel.parts is not None
+    whole = _run(kernel, case.arguments(device))
+    for number, (arguments, rows) in enumerate(kernel.parts(case.arguments(device))):
+        for place, (part, result) in enumerate(zip(_run(kernel, arguments), whole, strict=True)):
+            if not _same(part, result[rows]):
+                off = int((part != result[rows]).reshape(len(rows), -1).any(1).sum())
+                raise KernelError(
+                    f"{kernel}: {off} of {len(rows)} rows of result {place} are not the same beside others, "
+                    f"case {case}, part {number}"
+                )
+
+
+def _apart(argument: Tensor) -> Tensor:
+    """The same numbers with others between them."""
+    wide = torch.full((*argument.shape, 2), _canary(argument.dtype), dtype=argument.dtype, device=argument.device)
+    wide[..., 0] = argument
+    return wide[..., 0]
 
 
 def _run(kernel: Kernel, arguments: Arguments) -> list[Tensor]:
@@ -91,11 +148,14 @@ def _canary(dtype: torch.dtype) -> float | bool:
 
 
 def _fence(argument: Tensor) -> tuple[Tensor, Tensor]:
-    """A contiguous copy in the middle of a larger buffer, and the buffer."""
+    """A contiguous copy (of a transpose, its transpose) in the middle of a larger buffer, and the buffer."""
     outer = torch.full((argument.numel() + 2 * GUARD,), _canary(argument.dtype), dtype=argument.dtype).to(
         argument.device
     )
+    strides = argument.stride() if argument.dim() == 2 and argument.t().is_contiguous() else None
     inner = outer[GUARD : GUARD + argument.numel()].view(argument.shape)
+    if strides is not None:
+        inner = inner.as_strided(argument.shape, strides)
     inner.copy_(argument)
     return inner, outer
 

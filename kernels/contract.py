@@ -33,6 +33,13 @@ def contiguous(op: str, **tensors: Tensor) -> None:
             raise KernelError(f"{op}: {name} is not contiguous (strides {list(tensor.stride())})")
 
 
+def dense(op: str, **tensors: Tensor) -> None:
+    """KernelError unless the numbers of each row, the last axis, lie side by side; rows may lie apart."""
+    for name, tensor in tensors.items():
+        if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
+            raise KernelError(f"{op}: {name} is not contiguous along its last axis (strides {list(tensor.stride())})")
+
+
 def within(op: str, low: int, high: int, **tensors: Tensor) -> None:
     """KernelError unless low <= every element < high. Reads the data: only for checked calls."""
     for name, tensor in tensors.items():

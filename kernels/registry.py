@@ -8,6 +8,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from kernels import contract, parts
 from kernels.accept_path import accept_path
 from kernels.accept_path import cases as accept_path_cases
 from kernels.accept_path import reference as accept_path_reference
@@ -15,18 +16,33 @@ from kernels.case import Arguments, Kernel
 from kernels.expand_topk import cases as expand_topk_cases
 from kernels.expand_topk import expand_topk
 from kernels.expand_topk import reference as expand_topk_reference
+from kernels.matmul import cases as matmul_cases
+from kernels.matmul import matmul
+from kernels.matmul import reference as matmul_reference
 from kernels.move_kv import cases as move_kv_cases
 from kernels.move_kv import move_kv
 from kernels.move_kv import reference as move_kv_reference
 from kernels.paged_attention import cases as paged_attention_cases
 from kernels.paged_attention import paged_attention, plan_reads
 from kernels.paged_attention import reference as paged_attention_reference
+from kernels.relay_rows import cases as relay_cases
+from kernels.relay_rows import gather, scatter
+from kernels.relay_rows import reference as relay_reference
+from kernels.rms_norm import cases as rms_norm_cases
+from kernels.rms_norm import reference as rms_norm_reference
+from kernels.rms_norm import rms_norm
+from kernels.rotary import cases as rotary_cases
+from kernels.rotary import reference as rotary_reference
+from kernels.rotary import rotary
 from kernels.sample import cases as sample_cases
 from kernels.sample import draw, uniform
 from kernels.sample import reference as sample_reference
 from kernels.select_tree import cases as select_tree_cases
 from kernels.select_tree import reference as select_tree_reference
 from kernels.select_tree import select_tree
+from kernels.silu_mul import cases as silu_mul_cases
+from kernels.silu_mul import reference as silu_mul_reference
+from kernels.silu_mul import silu_mul
 from kernels.store_kv import cases as store_kv_cases
 from kernels.store_kv import reference as store_kv_reference
 from kernels.store_kv import store_kv
@@ -47,6 +63,7 @@ def _attend(
     deterministic: bool,
 ) -> Tensor:
     """plan_reads and paged_attention on the arguments of the reference."""
+    contract.contiguous("paged_attention", cache=cache)
     heads, head_dim = q.shape[2:]
     reads = plan_reads(read_slots, bias, heads, kv_heads, head_dim, deterministic, True, value_dim, scale)
     return paged_attention(q, cache.view(-1, head_dim), reads)
@@ -57,17 +74,52 @@ def _attention_bound(arguments: Arguments) -> float:
     q, cache, read_slots = arguments[:3]
     if not q.numel():
         return 0.0
-    planes = cache.double().nan_to_num().abs()
-    keys, values = planes[:, 0], planes[:, -1]
+    read = cache[read_slots.flatten()].double().nan_to_num().abs()
+    keys, values = read[:, 0], read[:, -1]
     scale = arguments[6] if len(arguments) > 6 else q.shape[3] ** -0.5
     scores = float(q.double().abs().sum(-1).max() * keys.max()) * scale
     return float(4 * torch.finfo(q.dtype).eps * read_slots.shape[1] ** 0.5 * max(1.0, scores) * float(values.max()))
 
 
+def _product_bound(arguments: Arguments) -> float:
+    """2 eps32 K of the sums of magnitudes, as a GPU may chain the additions, and one rounding at the store."""
+    x, weight = arguments[:2]
+    if not x.numel() or not weight.numel():
+        return 0.0
+    size = float((x.double().abs() @ weight.double().abs()).max())
+    size += float(arguments[2].double().abs().max()) if len(arguments) > 2 else 0.0
+    return 2 * torch.finfo(torch.float32).eps * x.shape[1] ** 0.5 * size + torch.finfo(x.dtype).eps * size
+
+
+def _rounding_bound(arguments: Arguments) -> float:
+    """8 roundings of the largest number that goes in, times the largest that it is multiplied with."""
+    floats = [a.abs().double() for a in arguments if isinstance(a, Tensor) and a.numel()]
+    if not floats:
+        return 0.0
+    size = max(1.0, float(floats[0].max())) * max(1.0, *(float(a.max()) for a in floats))
+    return 8 * torch.finfo(arguments[0].dtype).eps * size
+
+
+_MATMUL = partial(
+    Kernel,
+    fast=partial(matmul, checked=True),
+    reference=matmul_reference.matmul,
+    bound=_product_bound,
+    why="float32 sums of K products, and one rounding at the store",
+)
+_NORM = partial(
+    Kernel,
+    fast=partial(rms_norm, checked=True),
+    reference=rms_norm_reference.rms_norm,
+    parts=parts.of_normed_rows,
+    bound=_rounding_bound,
+    why="a float32 sum of squares under a root, and one rounding at the store",
+)
 _ATTENTION = partial(
     Kernel,
     reference=paged_attention_reference.paged_attention,
     cases=paged_attention_cases.CASES,
+    parts=parts.of_queries,
     bound=_attention_bound,
     why="a score is rounded in proportion to its terms, an output is a sum of T values, and one rounding at the store",
 )
@@ -103,6 +155,31 @@ KERNELS: Final = (
         select_tree_reference.select_tree,
         select_tree_cases.CASES,
     ),
+    _MATMUL(name="matmul", cases=matmul_cases.PLAIN_CASES, parts=parts.of_rows),
+    _MATMUL(name="matmul added", cases=matmul_cases.ADDED_CASES, parts=parts.of_added_rows, writes=(2,)),
+    _NORM(name="rms_norm", cases=rms_norm_cases.PLAIN_CASES),
+    _NORM(name="rms_norm after an addition", cases=rms_norm_cases.ADDED_CASES, writes=(3,)),
+    Kernel(
+        "rotary",
+        partial(rotary, checked=True),
+        rotary_reference.rotary,
+        rotary_cases.CASES,
+        writes=(0,),
+        bound=_rounding_bound,
+        why="two float32 products and a sum, and one rounding at the store",
+        parts=parts.of_turned_rows,
+    ),
+    Kernel(
+        "silu_mul",
+        silu_mul,
+        silu_mul_reference.silu_mul,
+        silu_mul_cases.CASES,
+        bound=_rounding_bound,
+        why="float32 arithmetic, and one rounding at the store",
+        parts=parts.of_rows,
+    ),
+    Kernel("gather", partial(gather, checked=True), relay_reference.gather, relay_cases.GATHER_CASES),
+    Kernel("scatter", partial(scatter, checked=True), relay_reference.scatter, relay_cases.SCATTER_CASES, writes=(0,)),
     Kernel("uniform", uniform, sample_reference.uniform, sample_cases.UNIFORM_CASES, why="the same 53 bits"),
     Kernel("draw", draw, sample_reference.draw, sample_cases.DRAW_CASES, why="ids"),
 )

@@ -8,6 +8,7 @@ from torch import Tensor
 from engine.core.errors import KernelError
 from kernels import contract
 from kernels.accept_path import eager
+from kernels.backend import chosen
 from kernels.tree_layout import tree_layout
 
 
@@ -33,7 +34,7 @@ def accept_path(
     if checked:
         contract.dtype("accept_path", (torch.int64,), tokens=tokens, parents=parents, emit=emit)
         _refuse_twins(tokens, parents)
-    return eager.accept_path(tokens, parents, emit, depth, ancestors)
+    return chosen(eager, tokens).accept_path(tokens, parents, emit, depth, ancestors)
 
 
 def _refuse_twins(tokens: Tensor, parents: Tensor) -> None:

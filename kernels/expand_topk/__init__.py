@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from kernels import contract
+from kernels.backend import chosen
 from kernels.expand_topk import eager
 
 
@@ -23,4 +24,4 @@ def expand_topk(scores: Tensor, probs: Tensor, checked: bool = False) -> tuple[T
         raise contract.shape_error("expand_topk", "scores", scores, tuple(probs.shape[:2]))
     if checked:
         contract.dtype("expand_topk", (torch.float32,), scores=scores, probs=probs)
-    return eager.expand_topk(scores, probs)
+    return chosen(eager, scores).expand_topk(scores, probs)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from kernels import contract
+from kernels.backend import chosen
 from kernels.move_kv import eager
 
 
@@ -21,4 +22,4 @@ def move_kv(data: Tensor, source: Tensor, target: Tensor, checked: bool = False)
         contract.contiguous("move_kv", data=data)
         contract.dtype("move_kv", (torch.int64,), source=source, target=target)
         contract.within("move_kv", 0, data.shape[1], source=source, target=target)
-    eager.move_kv(data, source, target)
+    chosen(eager, data).move_kv(data, source, target)

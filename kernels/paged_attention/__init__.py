@@ -7,6 +7,7 @@ from torch import Tensor
 
 from engine.core.errors import KernelError
 from kernels import contract
+from kernels.backend import chosen
 from kernels.paged_attention import eager
 from kernels.paged_attention.eager import MIN_READ, Reads, attend, split_planes, spread_bias, spread_slots
 
@@ -54,7 +55,8 @@ def plan_reads(
         contract.dtype("paged_attention", (torch.int64,), read_slots=read_slots)
         if not bool((bias == 0).any(-1).all()):
             raise KernelError("paged_attention: a query may attend to nothing, each needs at least one 0 in its bias")
-    return eager.plan_reads(read_slots, bias, heads, kv_heads, head_dim, deterministic, value_dim, scale)
+    form = chosen(eager, bias)
+    return form.plan_reads(read_slots, bias, heads, kv_heads, head_dim, deterministic, value_dim, scale)
 
 
 def paged_attention(q: Tensor, cache: Tensor, reads: Reads) -> Tensor:
@@ -67,4 +69,4 @@ def paged_attention(q: Tensor, cache: Tensor, reads: Reads) -> Tensor:
     """
     if q.shape != reads.query:
         raise contract.shape_error("paged_attention", "q", q, reads.query)
-    return eager.paged_attention(q, cache, reads)
+    return chosen(eager, q).paged_attention(q, cache, reads)

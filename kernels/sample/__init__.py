@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from kernels import contract
+from kernels.backend import chosen
 from kernels.sample import eager
 
 __all__ = ["draw", "uniform"]
@@ -21,7 +22,7 @@ def uniform(seed: Tensor, position: Tensor) -> Tensor:
     if seed.shape != position.shape[:1]:
         raise contract.shape_error("uniform", "seed", seed, tuple(position.shape[:1]))
     contract.dtype("uniform", (torch.int64,), seed=seed, position=position)
-    return eager.uniform(seed, position)
+    return chosen(eager, position).uniform(seed, position)
 
 
 def draw(
@@ -40,4 +41,4 @@ def draw(
     for name, row in (("temperature", temperature), ("top_k", top_k), ("top_p", top_p)):
         if row.shape != logits.shape[:1]:
             raise contract.shape_error("draw", name, row, tuple(logits.shape[:1]))
-    return eager.draw(logits, coins, temperature, top_k, top_p, truncate)
+    return chosen(eager, logits).draw(logits, coins, temperature, top_k, top_p, truncate)

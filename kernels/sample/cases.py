@@ -18,7 +18,7 @@ def _coins(batch: int, width: int) -> Case:
     return Case(f"{batch} x {width}", make)
 
 
-def _draws(batch: int, width: int, vocab: int) -> Case:
+def _draws(batch: int, width: int, vocab: int, big: bool = False) -> Case:
     """Rows of all kinds in turn: greedy, plain, top-k, top-p, both."""
 
     def make(g: Generator) -> tuple[Tensor, ...]:
@@ -29,7 +29,7 @@ def _draws(batch: int, width: int, vocab: int) -> Case:
         logits = torch.randn(batch, width, vocab, generator=g) * 3
         return logits, torch.rand(batch, width, dtype=torch.float64, generator=g), temperature, top_k, top_p
 
-    return Case(f"{batch} x {width} of {vocab}", make)
+    return Case(f"{batch} x {width} of {vocab}", make, size="medium" if big else "small")
 
 
 def _edge_coins(g: Generator) -> tuple[Tensor, ...]:
@@ -47,6 +47,13 @@ def _ties(g: Generator) -> tuple[Tensor, ...]:
     return logits, coins, torch.tensor([0.0, 1.0, 1.0]), torch.tensor([0, 2, 6]), torch.tensor([1.0, 1.0, 0.4])
 
 
+def _least(g: Generator) -> tuple[Tensor, ...]:
+    """A top-p that nothing is needed for keeps the likeliest token; one just below 1 nearly all of them."""
+    coins = torch.tensor([[0.0, 0.999]] * 3, dtype=torch.float64)
+    some = torch.tensor([0, 0, 4])
+    return torch.randn(3, 2, 9, generator=g), coins, torch.ones(3), some, torch.tensor([1e-9, 0.9999, 1e-9])
+
+
 UNIFORM_CASES = (
     _coins(0, 3),
     _coins(1, 1),
@@ -57,7 +64,10 @@ DRAW_CASES = (
     _draws(0, 2, 5),
     _draws(1, 1, 1),
     _draws(5, 3, 11),
-    _draws(10, 4, 301),
+    _draws(5, 1, 301),
+    _draws(10, 4, 301, big=True),
+    _draws(10, 2, 5003, big=True),
+    Case("no top-p left", _least),
     Case("edge coins", _edge_coins),
     Case("ties", _ties),
 )

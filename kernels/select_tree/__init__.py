@@ -7,6 +7,7 @@ from torch import Tensor
 
 from engine.core.errors import KernelError
 from kernels import contract
+from kernels.backend import chosen
 from kernels.select_tree import eager
 
 
@@ -32,4 +33,4 @@ def select_tree(
         contract.dtype("select_tree", (torch.int64,), parent_list=parent_list)
         if bool(scores.isnan().any()):
             raise KernelError("select_tree: scores holds NaN, which has no place in an order")
-    return eager.select_tree(scores, parent_list, nodes, topk)
+    return chosen(eager, scores).select_tree(scores, parent_list, nodes, topk)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from kernels import contract
+from kernels.backend import chosen
 from kernels.store_kv import eager
 
 
@@ -22,4 +23,4 @@ def store_kv(rows: Tensor, slots: Tensor, kv: Tensor, checked: bool = False) -> 
         contract.dtype("store_kv", (torch.int64,), slots=slots)
         contract.dtype("store_kv", (rows.dtype,), kv=kv)
         contract.within("store_kv", 0, rows.shape[0], slots=slots)
-    eager.store_kv(rows, slots, kv)
+    chosen(eager, rows).store_kv(rows, slots, kv)

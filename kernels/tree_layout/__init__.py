@@ -7,6 +7,7 @@ from torch import Tensor
 
 from engine.core.errors import KernelError
 from kernels import contract
+from kernels.backend import chosen
 from kernels.tree_layout import eager
 
 
@@ -23,4 +24,4 @@ def tree_layout(parents: Tensor, checked: bool = False) -> tuple[Tensor, Tensor]
         order = torch.arange(parents.shape[1], device=parents.device)
         if not bool(((parents < order) & ((parents >= 0) | (order == 0)) & ((parents == -1) | (order > 0))).all()):
             raise KernelError("tree_layout: parents must be -1 for node 0 and an earlier node for every other")
-    return eager.tree_layout(parents)
+    return chosen(eager, parents).tree_layout(parents)

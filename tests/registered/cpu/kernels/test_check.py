@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from engine.core.errors import KernelError
-from kernels import check
+from kernels import check, contract, parts
 from kernels.case import Case, Kernel
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
@@ -83,6 +83,66 @@ def test_a_different_second_run_is_seen():
 
     with pytest.raises(KernelError, match="double: two runs differ, case ones"):
         check.repeatable(kernel(drifts), CASE)
+
+
+def test_what_all_laws_see_in_two_runs():
+    check.at_once(kernel(double), CASE)
+    with pytest.raises(KernelError, match="differs from the reference, with new memory poisoned"):
+        check.at_once(kernel(lambda a, b: a * 3), CASE)
+    with pytest.raises(KernelError, match="memory around argument 0 was written"):
+        check.at_once(kernel(lambda a, b: a.as_strided((1,), (1,), a.storage_offset() - 1).zero_() + a * 2), CASE)
+    calls = []
+
+    def drifts(a, b):
+        calls.append(1)
+        return a * (1 + len(calls))
+
+    with pytest.raises(KernelError, match="two runs differ"):
+        check.at_once(kernel(drifts), CASE)
+
+
+def test_a_strided_argument_is_refused_by_name_or_read_right():
+    def reads_memory_in_order(a, b):
+        return a.as_strided((4,), (1,)) * 2
+
+    check.strided(kernel(double), CASE)
+    with pytest.raises(KernelError, match="differs from the reference, with a not contiguous"):
+        check.strided(kernel(reads_memory_in_order), CASE)
+
+    def refuses(a, b):
+        contract.contiguous("double", a=a)
+        return reads_memory_in_order(a, b)
+
+    check.strided(kernel(refuses), CASE)
+
+    def names_another(a, b):
+        contract.contiguous("double", other=a)
+        return a * 2
+
+    with pytest.raises(KernelError, match="double: other is not contiguous"):
+        check.strided(kernel(names_another), CASE)
+
+
+def test_a_row_that_changes_with_its_neighbours_is_seen():
+    rows = {"parts": lambda arguments: parts.of_rows(arguments, (0, 1))}
+    check.invariant(kernel(double, **rows), CASE)
+    with pytest.raises(KernelError, match="double: 1 of 1 rows of result 0 are not the same beside others, case ones"):
+        check.invariant(kernel(lambda a, b: a * len(a), **rows), CASE)
+
+
+def test_parts_of_attention_hold_one_query_and_more_masked_keys():
+    q, cache = torch.zeros(2, 3, 1, 4), torch.zeros(8, 2, 1, 4)
+    slots, bias = torch.arange(10).view(2, 5) % 8, torch.zeros(2, 1, 3, 5)
+    found = list(parts.of_queries((q, cache, slots, bias, 1)))
+    assert {tuple(rows.tolist()) for _, rows in found} >= {(0,), (2,), (3, 4, 5), (3, 4, 5, 0, 1, 2)}
+    assert max(arguments[2].shape[1] for arguments, _ in found) > 256
+
+
+def test_a_view_keeps_its_strides_on_the_way_to_a_device():
+    case = Case("a view", lambda g: (torch.arange(12.0).view(3, 4)[:, 1:3],))
+    (moved,) = case.arguments("meta")
+    assert moved.stride() == (4, 1)
+    assert case.arguments()[0].tolist() == [[1, 2], [5, 6], [9, 10]]
 
 
 def test_cases_give_the_same_arguments_every_time():

@@ -10,10 +10,15 @@ import torch
 from engine.core.errors import KernelError
 from kernels.accept_path import accept_path
 from kernels.expand_topk import expand_topk
+from kernels.matmul import matmul
 from kernels.move_kv import move_kv
 from kernels.paged_attention import paged_attention, plan_reads
+from kernels.relay_rows import gather, scatter
+from kernels.rms_norm import rms_norm
+from kernels.rotary import rotary
 from kernels.sample import draw, uniform
 from kernels.select_tree import select_tree
+from kernels.silu_mul import silu_mul
 from kernels.store_kv import store_kv
 from kernels.tree_layout import tree_layout
 
@@ -24,6 +29,7 @@ SLOTS = torch.tensor([1, 3])
 TREE = torch.tensor([[-1, 0, 0]])
 IDS = torch.tensor([[5, 6, 7]])
 ONE = torch.ones(1)
+TURN = torch.ones(2, 2, dtype=torch.complex64)
 NONE = torch.zeros(1, dtype=torch.int64)
 COINS = torch.zeros(1, 2, dtype=torch.float64)
 
@@ -148,6 +154,53 @@ REFUSED = {
     "draw coins": (
         partial(draw, torch.zeros(1, 3, 5), COINS, ONE, NONE, ONE),
         r"draw: coins has shape \[1, 2\], must be \[1, 3\]",
+    ),
+    "matmul x": (partial(matmul, ONE, KV), r"matmul: x has shape \[1\], must be \[M, K\]"),
+    "matmul weight": (partial(matmul, KV, KV), r"matmul: weight has shape \[2, 4\], must be \[4, N\]"),
+    "matmul out": (
+        partial(matmul, KV, KV.t(), torch.zeros(2, 3)),
+        r"matmul: out has shape \[2, 3\], must be \[2, 2\]",
+    ),
+    "matmul add": (partial(matmul, KV, KV.t(), add=True), "matmul: add needs an out to add to"),
+    "matmul dtype": (partial(matmul, KV, KV.t().double(), checked=True), "matmul: weight is float64, must be float32"),
+    "matmul precision": (
+        partial(matmul, KV.double(), KV.t(), checked=True),
+        "matmul: x is float64, must be float32, bfloat16, float16",
+    ),
+    "rms_norm x": (partial(rms_norm, ONE, KV, 0.1), r"rms_norm: x has shape \[1\], must be \[M, width\]"),
+    "rms_norm weight": (
+        partial(rms_norm, KV, ROWS[:, :3], 0.1),
+        r"rms_norm: weight has shape \[5, 3\], must be \[G >= 1, 4\]",
+    ),
+    "rms_norm residual": (
+        partial(rms_norm, KV, ROWS, 0.1, KV[:1]),
+        r"rms_norm: residual has shape \[1, 4\], must be \[2, 4\]",
+    ),
+    "rms_norm dtype": (
+        partial(rms_norm, KV, ROWS.double(), 0.1, checked=True),
+        "rms_norm: weight is float64, must be float32",
+    ),
+    "rotary rows": (partial(rotary, KV, TURN, 2), r"rotary: rows has shape \[2, 4\], must be \[M, >= 8\]"),
+    "rotary turn": (partial(rotary, KV, TURN[:1], 1), r"rotary: turn has shape \[1, 2\], must be \[2, d / 2\]"),
+    "rotary dtype": (partial(rotary, KV, KV[:, :2], 1, checked=True), "rotary: turn is float32, must be complex64"),
+    "rotary precision": (
+        partial(rotary, KV.double(), TURN, 1, checked=True),
+        "rotary: rows is float64, must be float32, bfloat16, float16",
+    ),
+    "silu_mul": (partial(silu_mul, KV[:, :3]), r"silu_mul: gate_up has shape \[2, 3\], must be \[M, 2 \* inner\]"),
+    "gather rows": (partial(gather, ROWS, SLOTS[:, None]), r"gather: rows has shape \[2, 1\], must be \[B\]"),
+    "gather range": (
+        partial(gather, ROWS, SLOTS + 2, checked=True),
+        r"gather: rows holds values from 3 to 5, must be in \[0, 5\)",
+    ),
+    "gather dtype": (partial(gather, ROWS, SLOTS.int(), checked=True), "gather: rows is int32, must be int64"),
+    "scatter values": (
+        partial(scatter, ROWS, SLOTS, KV[:1]),
+        r"scatter: values has shape \[1, 4\], must be \[2, 4\]",
+    ),
+    "scatter dtype": (
+        partial(scatter, ROWS, SLOTS, KV.double(), checked=True),
+        "scatter: values is float64, must be float32",
     ),
     "draw rows": (
         partial(draw, torch.zeros(1, 2, 5), COINS, ONE, torch.zeros(2, dtype=torch.int64), ONE),

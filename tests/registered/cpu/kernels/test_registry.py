@@ -11,9 +11,10 @@ import kernels
 from kernels import check
 from kernels.registry import KERNELS
 
-pytestmark = pytest.mark.register(est_seconds=2, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=4, tier="cpu", stage="pr")
 
-ROWS = [pytest.param(k, c, id=f"{k}: {c}") for k in KERNELS for c in k.cases]
+SMALL = [pytest.param(k, c, id=f"{k}: {c}") for k in KERNELS for c in k.cases if c.size == "small"]
+ROWS = [pytest.param(k, c, id=f"{k}: {c}") for k in KERNELS for c in k.cases if c.size != "large"]
 
 
 @pytest.fixture(autouse=True)
@@ -26,28 +27,28 @@ def test_agrees_with_reference(kernel, case):
     check.agreement(kernel, case)
 
 
-@pytest.mark.parametrize(("kernel", "case"), ROWS)
+@pytest.mark.parametrize(("kernel", "case"), SMALL)
 def test_reads_no_unwritten_memory(kernel, case):
     check.poisoned(kernel, case)
 
 
-@pytest.mark.parametrize(("kernel", "case"), ROWS)
+@pytest.mark.parametrize(("kernel", "case"), SMALL)
 def test_writes_only_its_results(kernel, case):
     check.canaries(kernel, case)
 
 
-@pytest.mark.parametrize(("kernel", "case"), ROWS)
+@pytest.mark.parametrize(("kernel", "case"), SMALL)
 def test_two_runs_are_bitwise_equal(kernel, case):
     check.repeatable(kernel, case)
 
 
-def test_every_folder_has_its_four_files_and_a_row():
+def test_every_folder_has_its_five_files_and_a_row():
     folders = {p.parent.name for p in Path(kernels.__file__).parent.glob("*/__init__.py")}
     modules = {k.reference.__module__.split(".")[1] for k in KERNELS}
     assert folders == modules
     for folder in folders:
         files = {p.name for p in (Path(kernels.__file__).parent / folder).glob("*.py")}
-        assert files >= {"__init__.py", "reference.py", "eager.py", "cases.py"}, folder
+        assert files == {"__init__.py", "reference.py", "eager.py", "triton.py", "cases.py"}, folder
 
 
 def test_case_names_are_unique():
@@ -58,7 +59,7 @@ def test_case_names_are_unique():
 
 def test_every_operation_has_empty_and_single_batches():
     for kernel in KERNELS:
-        # The operations on a pool have M slots in place of B requests.
-        place = 1 if kernel.writes else 0
-        sizes = {c.arguments()[place].shape[0] for c in kernel.cases}
+        # The operations on rows of a buffer have them behind it.
+        small = [c.arguments()[:2] for c in kernel.cases if c.size == "small"]
+        sizes = {argument.shape[0] for pair in small for argument in pair if isinstance(argument, torch.Tensor)}
         assert {0, 1} <= sizes, kernel

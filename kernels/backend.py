@@ -1,0 +1,44 @@
+"""Which form of an operation runs: Triton's on CUDA, torch's elsewhere. The public functions ask for each call."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from importlib import import_module
+from types import ModuleType
+
+from torch import Tensor
+
+from engine.core.errors import KernelError
+
+INTERPRETER = "TRITON_INTERPRET"
+_everywhere = False
+
+
+def chosen(eager: ModuleType, tensor: Tensor) -> ModuleType:
+    """The module that runs an operation on `tensor`; eager: the torch form, whose neighbour is Triton's."""
+    return _neighbour(eager.__name__) if tensor.is_cuda or _everywhere else eager
+
+
+@lru_cache(maxsize=64)
+def _neighbour(eager: str) -> ModuleType:
+    # Late, as triton is absent where no GPU is, and reads its interpreter's flag when it is first imported.
+    return import_module(eager.removesuffix("eager") + "triton")
+
+
+@contextmanager
+def interpreted() -> Iterator[None]:
+    """Every operation takes its Triton form, also on a CPU, where Triton's interpreter runs it.
+
+    KernelError unless TRITON_INTERPRET=1, which must be set before triton is first imported.
+    """
+    global _everywhere
+    if os.environ.get(INTERPRETER) != "1":
+        raise KernelError(f"Triton's kernels run on a CPU with {INTERPRETER}=1 only, set before triton is imported")
+    before, _everywhere = _everywhere, True
+    try:
+        yield
+    finally:
+        _everywhere = before

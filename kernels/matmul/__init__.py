@@ -1,0 +1,35 @@
+"""A matrix product whose rows keep their bits whatever stands beside them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from engine.core.errors import KernelError
+from kernels import contract
+from kernels.backend import chosen
+from kernels.matmul import eager
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def matmul(x: Tensor, weight: Tensor, out: Tensor | None = None, add: bool = False, checked: bool = False) -> Tensor:
+    """x [M, K] @ weight [K, N] -> [M, N] of x's dtype, into `out` if given; with `add`, out += x @ weight.
+
+    weight is contiguous, or the transpose of a contiguous [N, K]; x and out may be views whose rows lie apart. Sums are
+    float32 and rounded once, with `add` after the addition. On CUDA the order of a sum depends on K, N and the dtype
+    alone, so a row has the same bits for every M and beside any other rows.
+    KernelError on other shapes; with `checked` also on dtypes.
+    """
+    if x.dim() != 2:
+        raise contract.shape_error("matmul", "x", x, ("M", "K"))
+    if weight.dim() != 2 or weight.shape[0] != x.shape[1]:
+        raise contract.shape_error("matmul", "weight", weight, (x.shape[1], "N"))
+    if out is not None and out.shape != (x.shape[0], weight.shape[1]):
+        raise contract.shape_error("matmul", "out", out, (x.shape[0], weight.shape[1]))
+    if add and out is None:
+        raise KernelError("matmul: add needs an out to add to")
+    if checked:
+        contract.dtype("matmul", DTYPES, x=x)
+        contract.dtype("matmul", (x.dtype,), weight=weight, out=x if out is None else out)
+    return chosen(eager, x).matmul(x, weight, out, add)

@@ -1,0 +1,59 @@
+"""Cases of matmul: (x, weight), and with what it is added to: (x, weight, out, True)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Generator
+
+from kernels.case import Arguments, Case
+
+
+def _product(
+    rows: int,
+    depth: int,
+    columns: int,
+    dtype: torch.dtype = torch.float32,
+    turned: bool = False,
+    added: bool = False,
+    big: bool = False,
+) -> Case:
+    """turned: the weight is the transpose of a contiguous one."""
+
+    def make(g: Generator) -> Arguments:
+        x = torch.randn(rows, depth, generator=g).to(dtype)
+        if turned:
+            weight = torch.randn(columns, depth, generator=g).to(dtype).t()
+        else:
+            weight = torch.randn(depth, columns, generator=g).to(dtype)
+        return (x, weight, torch.randn(rows, columns, generator=g).to(dtype), True) if added else (x, weight)
+
+    name = f"{rows} x {depth} x {columns} {str(dtype).removeprefix('torch.')}{' turned' if turned else ''}"
+    return Case(name, make, size="medium" if big else "small")
+
+
+def _view(g: Generator) -> Arguments:
+    return torch.randn(3, 50, generator=g)[:, 5:38], torch.randn(33, 9, generator=g)
+
+
+BF16 = torch.bfloat16
+PLAIN_CASES = (
+    _product(0, 8, 4),
+    _product(1, 1, 1),
+    _product(2, 33, 5),
+    _product(17, 64, 40, turned=True),
+    _product(9, 40, 70, BF16),
+    _product(3, 130, 7, torch.float16, turned=True),
+    _product(5, 1100, 33, BF16),
+    Case("rows that lie apart", _view),
+    _product(64, 1500, 130, big=True),
+    _product(64, 4096, 1024, BF16, turned=True, big=True),
+    _product(64, 2085, 321, BF16, big=True),
+    _product(300, 4096, 4128, BF16, turned=True, big=True),
+)
+ADDED_CASES = (
+    _product(0, 8, 4, added=True),
+    _product(1, 20, 6, added=True),
+    _product(18, 70, 33, BF16, turned=True, added=True),
+    _product(4, 2000, 20, added=True),
+    _product(40, 4096, 512, BF16, turned=True, added=True, big=True),
+)

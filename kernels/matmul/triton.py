@@ -1,0 +1,130 @@
+"""matmul with an order of summation that K, N and the dtype fix.
+
+K is cut into ranges; a range is summed tile after tile, and the ranges are added in rising order. Products of few rows
+take one program for each range and a launch that adds, others one program that adds as it goes.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from engine.core.errors import KernelError
+from kernels import contract
+from kernels.product import product, wide
+
+# Programs that fill a GPU, and the most ranges that K is cut into to have as many.
+FULL = 264
+MOST_RANGES = 8
+SHORTEST_RANGE = 512
+
+
+class Tile(NamedTuple):
+    """Rows, columns and depth of a program's tile."""
+
+    rows: int
+    columns: int
+    depth: int
+    warps: int
+    stages: int
+
+
+@triton.jit
+def _range(x, weight, live, held, first, span, depth, w_k, DEPTH: tl.constexpr, WIDE: tl.constexpr):
+    """The sum over `span` numbers of K, a multiple of DEPTH, or up to its end. x: pointers to the tile's rows; weight:
+    to its columns."""
+    total = tl.zeros((x.shape[0], weight.shape[0]), tl.float32)
+    for start in range(first, tl.minimum(first + span, depth), DEPTH):
+        k = start + tl.arange(0, DEPTH)
+        inside = k < depth
+        a = tl.load(x[:, None] + k[None, :], mask=live[:, None] & inside[None, :], other=0.0)
+        b = tl.load(weight[None, :] + (k.to(tl.int64) * w_k)[:, None], mask=inside[:, None] & held[None, :], other=0.0)
+        total += product(a, b, WIDE)
+    return total
+
+
+@triton.jit
+def _multiply(
+    x, weight, out, parts, rows, columns, depth, span, x_m, w_k, w_n, o_m, ranges,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, SPREAD: tl.constexpr, ADD: tl.constexpr,
+    WIDE: tl.constexpr,
+):  # fmt: skip
+    """One program per tile and, with SPREAD, range of K, whose sum then goes to parts [ranges, rows, columns]."""
+    m = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    n = tl.program_id(1).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
+    live, held = m < rows, n < columns
+    x, weight = x + m * x_m, weight + n * w_n
+    written = live[:, None] & held[None, :]
+    if SPREAD:
+        part = tl.program_id(2)
+        total = _range(x, weight, live, held, part * span, span, depth, w_k, DEPTH, WIDE)
+        at = (part.to(tl.int64) * rows + m)[:, None] * columns + n[None, :]
+        tl.store(parts + at, total, mask=written)
+    else:
+        total = tl.zeros((ROWS, COLUMNS), tl.float32)
+        for part in range(0, ranges):
+            total += _range(x, weight, live, held, part * span, span, depth, w_k, DEPTH, WIDE)
+        at = out + m[:, None] * o_m + n[None, :]
+        if ADD:
+            total += tl.load(at, mask=written, other=0.0).to(tl.float32)
+        tl.store(at, total, mask=written)
+
+
+@triton.jit
+def _sum(parts, out, rows, columns, o_m, ranges, COLUMNS: tl.constexpr, ADD: tl.constexpr):
+    m, n = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
+    held = n < columns
+    total = tl.zeros((COLUMNS,), tl.float32)
+    for part in range(0, ranges):
+        total += tl.load(parts + (part * rows + m) * columns + n, mask=held, other=0.0)
+    at = out + m * o_m + n
+    if ADD:
+        total += tl.load(at, mask=held, other=0.0).to(tl.float32)
+    tl.store(at, total, mask=held)
+
+
+def tile(rows: int, dtype: torch.dtype) -> Tile:
+    """The number of rows may differ from step to step, as it changes no bit; the rest is fixed by the dtype."""
+    if dtype is torch.float32:
+        return Tile(16, 32, 32, warps=4, stages=3)
+    return Tile(16 if rows <= 16 else 32 if rows <= 32 else 64, 64, 128, warps=4, stages=4)
+
+
+def ranges(columns: int, depth: int, shape: Tile) -> int:
+    """Into how many ranges K is cut: as many as fill a GPU with a tile of rows, within bounds."""
+    count = 1
+    tiles = triton.cdiv(columns, shape.columns)
+    while count < MOST_RANGES and tiles * count < FULL and depth >= 2 * count * SHORTEST_RANGE:
+        count *= 2
+    return count
+
+
+def matmul(x: Tensor, weight: Tensor, out: Tensor | None, add: bool) -> Tensor:
+    contract.dense("matmul", x=x)
+    if not (weight.is_contiguous() or weight.t().is_contiguous()):
+        raise KernelError(f"matmul: weight is not contiguous, nor its transpose (strides {list(weight.stride())})")
+    (rows, depth), columns = x.shape, weight.shape[1]
+    if out is None:
+        out = x.new_empty(rows, columns)
+    contract.dense("matmul", out=out)
+    if not out.numel():
+        return out
+    shape = tile(rows, x.dtype)
+    count = ranges(columns, depth, shape)
+    span = triton.cdiv(triton.cdiv(depth, count), shape.depth) * shape.depth
+    grid = (triton.cdiv(rows, shape.rows), triton.cdiv(columns, shape.columns))
+    spread = count > 1 and grid[0] * grid[1] < FULL
+    parts = torch.empty(count if spread else 0, rows, columns, dtype=torch.float32, device=x.device)
+    _multiply[*grid, count if spread else 1](
+        x, weight, out, parts, rows, columns, depth, span, x.stride(0), *weight.stride(), out.stride(0), count,
+        ROWS=shape.rows, COLUMNS=shape.columns, DEPTH=shape.depth, SPREAD=spread, ADD=add, WIDE=wide(x),
+        num_warps=shape.warps, num_stages=shape.stages,
+    )  # fmt: skip
+    if spread:
+        block = min(1024, triton.next_power_of_2(columns))
+        _sum[rows, triton.cdiv(columns, block)](parts, out, rows, columns, out.stride(0), count, COLUMNS=block, ADD=add)
+    return out

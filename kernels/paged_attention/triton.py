@@ -1,0 +1,217 @@
+"""paged_attention over keys split at fixed positions.
+
+A split is SPLIT key positions, whatever the number of keys, requests and queries, and a tile of queries has the same
+shape in every step. A query's result is the merge of its splits in rising order; a split or block of keys that it sees
+nothing of changes no bit. So its bits depend neither on the rest of the step, nor on masked keys, nor on where in the
+pool its slots lie. Small steps take one program for each split and a launch that merges, others one program that
+merges as it goes; no product is fused with a sum, so that both round alike.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels import contract
+from kernels.product import product, wide
+
+SPLIT = 256
+KEYS = 64
+LOG2_E = 1.4426950408889634
+# Programs from which a step fills a GPU without being spread over splits.
+FULL = 264
+
+
+class Reads(NamedTuple):
+    """What the layers of one step share. query: shape of q; slots [B, T]; bias [B, 1, W, T]; factor: of the scores."""
+
+    query: tuple[int, int, int, int]
+    kv_heads: int
+    value_dim: int | None
+    factor: float
+    slots: Tensor
+    bias: Tensor
+
+
+def plan_reads(
+    read_slots: Tensor,
+    bias: Tensor,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    deterministic: bool,
+    value_dim: int | None,
+    scale: float | None,
+) -> Reads:
+    """As in eager.py; `deterministic` changes nothing, as this form always is."""
+    contract.dense("paged_attention", read_slots=read_slots, bias=bias)
+    factor = head_dim**-0.5 if scale is None else scale
+    query = (bias.shape[0], bias.shape[2], heads, head_dim)
+    return Reads(query, kv_heads, value_dim, factor, read_slots, bias)
+
+
+@triton.jit
+def _split(
+    q1, q2, row, slots, bias, live, first, stop, slot_size, value_at, factor, key_dim, head_dim,
+    KEYS: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr, SPLIT: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """Keys first..stop-1 for a tile of queries: peaks and sums [ROWS], mixtures [ROWS, D1].
+
+    A query that sees nothing of them has -inf, 0 and 0. row: a slot's key; its first key_dim numbers meet q1, the rest
+    up to head_dim q2. value_at: from there to its value. bias: pointers to position 0 of each query.
+    """
+    ROWS: tl.constexpr = q1.shape[0]
+    column, tail = tl.arange(0, D1), tl.arange(0, D1 if D2 == 0 else D2)
+    peak = tl.full((ROWS,), float("-inf"), tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    mixed = tl.zeros((ROWS, D1), tl.float32)
+    for step in range(0, tl.minimum(SPLIT, stop - first), KEYS):
+        at = first + step + tl.arange(0, KEYS)
+        inside = at < stop
+        here = row + (tl.load(slots + at, mask=inside, other=0) * slot_size)[:, None]
+        wanted = inside[:, None] & (column < key_dim)[None, :]
+        keys = tl.load(here + column[None, :], mask=wanted, other=0.0)
+        score = product(q1, tl.trans(keys), WIDE)
+        if D2 > 0:
+            rest = inside[:, None] & (key_dim + tail < head_dim)[None, :]
+            more = tl.load(here + key_dim + tail[None, :], mask=rest, other=0.0)
+            score += product(q2, tl.trans(more), WIDE)
+        hides = tl.load(bias[:, None] + at[None, :], mask=live[:, None] & inside[None, :], other=float("-inf"))
+        score = tl.where(hides == 0, score * factor, float("-inf"))
+        top = tl.maximum(peak, tl.max(score, 1))
+        calm = tl.where(top == float("-inf"), 0.0, top)
+        mass = tl.exp2(score - calm[:, None])
+        fade = tl.exp2(peak - calm)
+        total = total * fade + tl.sum(mass, 1)
+        values = tl.load(here + value_at + column[None, :], mask=wanted, other=0.0)
+        mixed = mixed * fade[:, None] + product(mass.to(values.dtype), values, WIDE)
+        peak = top
+    return peak, total, mixed
+
+
+@triton.jit
+def _merge(peak, total, mixed, more_peak, more_total, more_mixed):
+    """Two parts of a softmax as one."""
+    top = tl.maximum(peak, more_peak)
+    calm = tl.where(top == float("-inf"), 0.0, top)
+    fade, weight = tl.exp2(peak - calm), tl.exp2(more_peak - calm)
+    return top, total * fade + more_total * weight, mixed * fade[:, None] + more_mixed * weight[:, None]
+
+
+@triton.jit
+def _attend(
+    q, cache, slots, bias, out, peaks, totals, mixtures,
+    q_batch, q_width, q_head, slots_batch, bias_batch, bias_width, width, kv_heads, length, slot_size, value_at, factor,
+    head_dim, value_dim, splits,
+    GROUP: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, SPLIT: tl.constexpr, D1: tl.constexpr,
+    D2: tl.constexpr, SPREAD: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """One program per key head of a request, tile of its queries and, with SPREAD, split.
+
+    Row r of a key head's queries is head r % GROUP of its group at width r // GROUP. SPREAD leaves peaks and totals
+    [B, kv_heads, rows, splits] and mixtures [.., value_dim] to `_gather`, else out is written.
+    """
+    pair, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    request, kv_head = pair // kv_heads, pair % kv_heads
+    r = tile * ROWS + tl.arange(0, ROWS)
+    rows = width * GROUP
+    live = r < rows
+    at, head = (r // GROUP).to(tl.int64), kv_head * GROUP + r % GROUP
+    column = tl.arange(0, D1)
+    # A latent key is its value, and then a tail.
+    key_dim = value_dim if D2 > 0 else head_dim
+    mine = q + request * q_batch + at * q_width + head * q_head
+    q1 = tl.load(mine[:, None] + column[None, :], mask=live[:, None] & (column < key_dim)[None, :], other=0.0)
+    q2 = q1
+    if D2 > 0:
+        tail = key_dim + tl.arange(0, D2)
+        q2 = tl.load(mine[:, None] + tail[None, :], mask=live[:, None] & (tail < head_dim)[None, :], other=0.0)
+    key = cache + kv_head * head_dim
+    slots += request * slots_batch
+    bias += request * bias_batch + at * bias_width
+    written = live[:, None] & (column < value_dim)[None, :]
+    if SPREAD:
+        first = tl.program_id(2) * SPLIT
+        peak, total, mixed = _split(
+            q1, q2, key, slots, bias, live, first, length, slot_size, value_at, factor, key_dim, head_dim,
+            KEYS, D1, D2, SPLIT, WIDE,
+        )  # fmt: skip
+        place = (pair * rows + r) * splits + tl.program_id(2)
+        tl.store(peaks + place, peak, mask=live)
+        tl.store(totals + place, total, mask=live)
+        tl.store(mixtures + place[:, None] * value_dim + column[None, :], mixed, mask=written)
+    else:
+        peak = tl.full((ROWS,), float("-inf"), tl.float32)
+        total = tl.zeros((ROWS,), tl.float32)
+        mixed = tl.zeros((ROWS, D1), tl.float32)
+        for first in range(0, length, SPLIT):
+            part_peak, part_total, part_mixed = _split(
+                q1, q2, key, slots, bias, live, first, length, slot_size, value_at, factor, key_dim, head_dim,
+                KEYS, D1, D2, SPLIT, WIDE,
+            )  # fmt: skip
+            peak, total, mixed = _merge(peak, total, mixed, part_peak, part_total, part_mixed)
+        place = ((request * width + at) * kv_heads * GROUP + head) * value_dim
+        tl.store(out + place[:, None] + column[None, :], mixed / tl.where(live, total, 1.0)[:, None], mask=written)
+
+
+@triton.jit
+def _gather(
+    out, peaks, totals, mixtures, width, kv_heads, splits, value_dim, GROUP: tl.constexpr, D1: tl.constexpr
+):  # fmt: skip
+    """One program per query head: the splits of `_attend` in rising order."""
+    row, pair = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    request, kv_head = pair // kv_heads, pair % kv_heads
+    column = tl.arange(0, D1)
+    first = (pair * width * GROUP + row) * splits
+    peak = tl.full((1,), float("-inf"), tl.float32)
+    total = tl.zeros((1,), tl.float32)
+    mixed = tl.zeros((1, D1), tl.float32)
+    one = tl.arange(0, 1)
+    for split in range(0, splits):
+        part = first + split + one
+        values = mixtures + part[:, None] * value_dim + column[None, :]
+        more = tl.load(values, mask=(column < value_dim)[None, :], other=0.0)
+        peak, total, mixed = _merge(peak, total, mixed, tl.load(peaks + part), tl.load(totals + part), more)
+    head = (request * width + row // GROUP) * kv_heads * GROUP + kv_head * GROUP + row % GROUP
+    place = out + head * value_dim + one[:, None] + column[None, :]
+    tl.store(place, mixed / total[:, None], mask=(column < value_dim)[None, :])
+
+
+def paged_attention(q: Tensor, cache: Tensor, reads: Reads) -> Tensor:
+    contract.contiguous("paged_attention", cache=cache)
+    contract.dense("paged_attention", q=q)
+    batch, width, heads, head_dim = reads.query
+    latent = reads.value_dim is not None
+    value_dim = head_dim if reads.value_dim is None else reads.value_dim
+    out = q.new_empty(batch * width, heads * value_dim)
+    if not out.numel():
+        return out
+    group, length = heads // reads.kv_heads, reads.slots.shape[1]
+    d1 = max(16, triton.next_power_of_2(value_dim))
+    d2 = max(16, triton.next_power_of_2(head_dim - value_dim)) if head_dim > value_dim else 0
+    rows = 32 if d1 <= 256 else 16
+    tiles, splits = triton.cdiv(width * group, rows), triton.cdiv(length, SPLIT)
+    pairs = batch * reads.kv_heads
+    spread = splits > 1 and pairs * tiles < FULL
+    marks = torch.empty(2, pairs, width * group, splits if spread else 0, dtype=torch.float32, device=q.device)
+    mixtures = torch.empty(*marks.shape[1:], value_dim, dtype=torch.float32, device=q.device)
+    plane = reads.kv_heads * head_dim
+    _attend[pairs, tiles, splits if spread else 1](
+        q, cache, reads.slots, reads.bias, out, marks[0], marks[1], mixtures,
+        *q.stride()[:3], reads.slots.stride(0), *reads.bias.stride()[::2], width, reads.kv_heads, length,
+        plane if latent else 2 * plane, 0 if latent else plane,
+        reads.factor * LOG2_E, head_dim, value_dim, splits,
+        GROUP=group, ROWS=rows, KEYS=KEYS, SPLIT=SPLIT, D1=d1, D2=d2, SPREAD=spread, WIDE=wide(q),
+        num_warps=4 if d1 <= 256 else 8, enable_fp_fusion=False,
+    )  # fmt: skip
+    if spread:
+        grid = (width * group, pairs)
+        _gather[grid](
+            out, marks[0], marks[1], mixtures, width, reads.kv_heads, splits, value_dim, GROUP=group, D1=d1,
+            num_warps=1, enable_fp_fusion=False,
+        )  # fmt: skip
+    return out

@@ -1,0 +1,75 @@
+"""Other ways to ask for some rows of a result, which must then have the same bits.
+
+Each yields arguments for the operation, and which rows of the whole result they give, int64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from kernels.case import Arguments
+
+# Masked key positions, more than a split of paged_attention has.
+FAR = 300
+
+
+def of_rows(arguments: Arguments, places: tuple[int, ...] = (0,), step: int = 1) -> Iterator[tuple[Arguments, Tensor]]:
+    """The first 1 .. 64 rows, one after the other, and rows in another order; `places` hold arguments with a row each.
+
+    step: rows that belong together, as the heads of one token do.
+    """
+    rows = arguments[places[0]].shape[0]
+    counts = sorted({*range(step, min(rows, 64) + 1, step), *range(step, rows, step * 37), rows})
+    generator = torch.Generator().manual_seed(0)
+    order = torch.randperm(rows // step, generator=generator)[:, None] * step + torch.arange(step)
+    for chosen in (*(torch.arange(count) for count in counts if count), order.flatten()[: rows // step * step]):
+        if len(chosen):
+            yield _of(arguments, places, chosen), chosen
+
+
+def of_added_rows(arguments: Arguments) -> Iterator[tuple[Arguments, Tensor]]:
+    """`of_rows` for a product that is added to its third argument."""
+    return of_rows(arguments, (0, 2))
+
+
+def of_normed_rows(arguments: Arguments) -> Iterator[tuple[Arguments, Tensor]]:
+    """`of_rows` for a norm, whose weights go by the row's number, with or without a residual."""
+    return of_rows(arguments, (0,) if len(arguments) == 3 else (0, 3), arguments[1].shape[0])
+
+
+def of_queries(arguments: Arguments) -> Iterator[tuple[Arguments, Tensor]]:
+    """Attention: one request, one query, other requests beside it, other slots, more keys that nobody sees."""
+    q, cache, slots, bias, *rest = arguments
+    batch, width = q.shape[:2]
+    place = torch.arange(batch * width).view(batch, width)
+    for request in range(batch):
+        alone = torch.tensor([request], device=q.device)
+        yield _step(arguments, alone, slice(None)), place[request]
+        for query in {0, width // 2, width - 1}:
+            yield _step(arguments, alone, slice(query, query + 1)), place[request, query : query + 1]
+    if batch:
+        order = torch.arange(batch - 1, -1, -1)
+        yield _step(arguments, order.to(q.device), slice(None)), place[order].flatten()
+        far = torch.cat((slots, slots[:, :1].expand(-1, FAR)), 1)
+        hidden = torch.cat((bias, bias.new_full((*bias.shape[:3], FAR), float("-inf"))), 3)
+        yield (q, cache, far, hidden, *rest), place.flatten()
+        moved = torch.randperm(cache.shape[0], generator=torch.Generator().manual_seed(1)).to(q.device)
+        elsewhere = torch.empty_like(cache)
+        elsewhere[moved] = cache
+        yield (q, elsewhere, moved[slots], bias, *rest), place.flatten()
+
+
+def _step(arguments: Arguments, requests: Tensor, queries: slice) -> Arguments:
+    q, cache, slots, bias, *rest = arguments
+    return q[requests][:, queries], cache, slots[requests], bias[requests][:, :, queries].contiguous(), *rest
+
+
+def _of(arguments: Arguments, places: tuple[int, ...], rows: Tensor) -> Arguments:
+    return tuple(a[rows.to(a.device)] if place in places else a for place, a in enumerate(arguments))
+
+
+of_turned_rows = partial(of_rows, places=(0, 1))

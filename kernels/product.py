@@ -1,0 +1,29 @@
+"""The tile product that Triton's kernels share."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.backend import INTERPRETER
+
+
+def wide(operand: Tensor) -> bool:
+    """Whether operands must be widened first: Triton's interpreter takes the bits of bfloat16 numbers for integers."""
+    return operand.dtype is torch.bfloat16 and os.environ.get(INTERPRETER) == "1"
+
+
+@triton.jit
+def product(a, b, WIDE: tl.constexpr):
+    """a @ b, summed in float32. Neither operand is rounded to a shorter form."""
+    if WIDE:
+        out = tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
+    elif a.dtype == tl.float32:
+        out = tl.dot(a, b, input_precision="ieee")
+    else:
+        out = tl.dot(a, b)
+    return out

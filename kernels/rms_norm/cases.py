@@ -1,0 +1,42 @@
+"""Cases of rms_norm: (x, weight, eps), and with a residual as the fourth."""
+
+from __future__ import annotations
+
+import torch
+from torch import Generator
+
+from kernels.case import Arguments, Case
+
+
+def _rows(rows: int, width: int, groups: int = 1, dtype: torch.dtype = torch.float32, added: bool = False) -> Case:
+    def make(g: Generator) -> Arguments:
+        x = (torch.randn(rows, width, generator=g) * 3).to(dtype)
+        weight = torch.rand(groups, width, generator=g).to(dtype)
+        rest = ((torch.randn(rows, width, generator=g) * 9).to(dtype),) if added else ()
+        return x, weight, 1e-5, *rest
+
+    return Case(f"{rows} x {width}, {groups} weights, {str(dtype).removeprefix('torch.')}", make)
+
+
+def _view(g: Generator) -> Arguments:
+    return torch.randn(4, 30, generator=g)[:, 7:20], torch.ones(1, 13), 1e-6
+
+
+PLAIN_CASES = (
+    _rows(0, 8),
+    _rows(1, 1),
+    _rows(1, 64),
+    _rows(7, 33),
+    _rows(12, 16, groups=6),
+    _rows(5, 96, dtype=torch.bfloat16),
+    _rows(6, 129, groups=3, dtype=torch.float16),
+    Case("rows that lie apart", _view),
+    Case("zeros", lambda g: (torch.zeros(2, 8), torch.ones(1, 8), 1e-5)),
+)
+ADDED_CASES = (
+    _rows(0, 8, added=True),
+    _rows(1, 40, added=True),
+    _rows(9, 65, added=True),
+    _rows(3, 128, dtype=torch.bfloat16, added=True),
+    _rows(4, 24, groups=2, dtype=torch.float16, added=True),
+)

@@ -1,0 +1,35 @@
+"""rotary, one program per row."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels import contract
+
+BLOCK = 1024
+
+
+@triton.jit
+def _turn(rows, turn, stride, pairs, size, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    pair = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = pair < size
+    at = rows + row * stride + 2 * pair
+    by = turn + (row * pairs + pair % pairs) * 2
+    x, y = tl.load(at, mask=inside).to(tl.float32), tl.load(at + 1, mask=inside).to(tl.float32)
+    cosine, sine = tl.load(by, mask=inside), tl.load(by + 1, mask=inside)
+    tl.store(at, x * cosine - y * sine, mask=inside)
+    tl.store(at + 1, x * sine + y * cosine, mask=inside)
+
+
+def rotary(rows: Tensor, turn: Tensor, heads: int) -> None:
+    contract.dense("rotary", rows=rows)
+    contract.contiguous("rotary", turn=turn)
+    count, pairs = turn.shape
+    size = heads * pairs
+    if count and size:
+        block = min(BLOCK, triton.next_power_of_2(size))
+        _turn[count, triton.cdiv(size, block)](rows, torch.view_as_real(turn), rows.stride(0), pairs, size, BLOCK=block)

@@ -1,0 +1,20 @@
+"""The gate of a gated feed-forward part."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from kernels import contract
+from kernels.backend import chosen
+from kernels.silu_mul import eager
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """silu(gate) * up -> [M, inner], for gate_up [M, 2 * inner], gates first (SwiGLU, arXiv 2002.05202).
+
+    In float32, rounded once to gate_up's dtype. gate_up may be a view whose rows lie apart.
+    KernelError on other shapes.
+    """
+    if gate_up.dim() != 2 or gate_up.shape[1] % 2:
+        raise contract.shape_error("silu_mul", "gate_up", gate_up, ("M", "2 * inner"))
+    return chosen(eager, gate_up).silu_mul(gate_up)

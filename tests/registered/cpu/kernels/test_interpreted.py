@@ -1,0 +1,54 @@
+"""Triton's form of every operation, in its interpreter, on every small case."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine.core.errors import KernelError
+from kernels import backend, check
+from kernels.backend import interpreted
+from kernels.registry import KERNELS
+from kernels.tree_layout import eager
+
+pytestmark = pytest.mark.register(est_seconds=30, tier="cpu", stage="pr")
+
+# Triton has one form of attention, which is deterministic.
+ONCE = [k for k in KERNELS if k.name != "paged_attention deterministic"]
+ROWS = [(k, c) for k in ONCE for c in k.cases if c.size == "small"]
+
+
+def named(rows):
+    return [pytest.param(k, c, id=f"{k}: {c}") for k, c in rows]
+
+
+@pytest.fixture(autouse=True)
+def in_the_interpreter():
+    torch.set_num_threads(1)
+    with interpreted():
+        yield
+
+
+@pytest.mark.parametrize(("kernel", "case"), named(ROWS))
+def test_the_laws_hold(kernel, case):
+    check.at_once(kernel, case)
+
+
+@pytest.mark.parametrize(("kernel", "case"), named(ROWS))
+def test_strided_arguments_are_refused_or_read_right(kernel, case):
+    check.strided(kernel, case)
+
+
+@pytest.mark.parametrize(("kernel", "case"), named((k, c) for k, c in ROWS if k.parts is not None))
+def test_rows_keep_their_bits(kernel, case):
+    check.invariant(kernel, case)
+
+
+def test_triton_is_chosen_while_interpreted():
+    assert backend.chosen(eager, torch.zeros(1)).__name__ == "kernels.tree_layout.triton"
+
+
+def test_the_interpreter_needs_its_flag(monkeypatch):
+    monkeypatch.delenv(backend.INTERPRETER)
+    with pytest.raises(KernelError, match="run on a CPU with TRITON_INTERPRET=1 only"), interpreted():
+        pass
