@@ -11,7 +11,10 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[2] / "cpu" / "engine"))
 from launches import RUNS, answer, engine
 
-pytestmark = pytest.mark.register(est_seconds=30, tier="gpu1", stage="pr")
+pytestmark = [
+    pytest.mark.register(est_seconds=10, tier="gpu1", stage="pr"),
+    pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature"),
+]
 
 
 def waits_for_nothing(llm) -> None:
