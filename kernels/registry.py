@@ -86,7 +86,7 @@ def _product_bound(arguments: Arguments) -> float:
     x, weight = arguments[:2]
     if not x.numel() or not weight.numel():
         return 0.0
-    size = float((x.double().abs() @ weight.double().abs()).max())
+    size = float(matmul_reference.wide_product(x, weight, sizes=True).max())
     size += float(arguments[2].double().abs().max()) if len(arguments) > 2 else 0.0
     return 2 * torch.finfo(torch.float32).eps * x.shape[1] ** 0.5 * size + torch.finfo(x.dtype).eps * size
 

@@ -35,6 +35,18 @@ def _view(g: Generator) -> Arguments:
     return torch.randn(3, 50, generator=g)[:, 5:38], torch.randn(33, 9, generator=g)
 
 
+def _far(turned: bool) -> Case:
+    """A weight of more numbers than an int32 counts; most are 0."""
+
+    def make(g: Generator) -> Arguments:
+        stored = torch.zeros(65600, 32768, dtype=BF16)
+        stored[-300:] = torch.randn(300, 32768, generator=g).to(BF16)
+        weight = stored.t() if turned else stored
+        return torch.randn(2, weight.shape[0], generator=g).to(BF16), weight
+
+    return Case(f"a large weight{', turned' if turned else ''}", make, size="large")
+
+
 BF16 = torch.bfloat16
 PLAIN_CASES = (
     _product(0, 8, 4),
@@ -45,6 +57,8 @@ PLAIN_CASES = (
     _product(3, 130, 7, torch.float16, turned=True),
     _product(5, 1100, 33, BF16),
     Case("rows that lie apart", _view),
+    _far(turned=False),
+    _far(turned=True),
     _product(64, 1500, 130, big=True),
     _product(64, 4096, 1024, BF16, turned=True, big=True),
     _product(64, 2085, 321, BF16, big=True),

@@ -3,10 +3,21 @@
 import torch
 from torch import Tensor
 
+PART = 4096
+
+
+def wide_product(x: Tensor, weight: Tensor, sizes: bool = False) -> Tensor:
+    """float64, or with `sizes` of all magnitudes; a large weight is widened part by part."""
+    product = torch.zeros(x.shape[0], weight.shape[1], dtype=torch.float64)
+    for k in range(0, x.shape[1], PART):
+        one, two = x[:, k : k + PART].double(), weight[k : k + PART].double()
+        product += one.abs() @ two.abs() if sizes else one @ two
+    return product
+
 
 def matmul(x: Tensor, weight: Tensor, out: Tensor | None = None, add: bool = False) -> Tensor:
     """In float64, rounded once."""
-    product = x.double() @ weight.double()
+    product = wide_product(x, weight)
     if out is None:
         return product.to(x.dtype)
     return out.copy_(torch.add(out, product) if add else product)

@@ -22,6 +22,13 @@ def _latent(g: Generator) -> tuple[Tensor, ...]:
     return torch.randn(3, 7, 1, 1, 5, generator=g), torch.tensor([6, 2, 4]), torch.tensor([5, 3, 2])
 
 
+def _far(g: Generator) -> tuple[Tensor, ...]:
+    """More numbers than an int32 counts, and layers that begin past it."""
+    data = torch.zeros(3, 2**19 + 5, 1400, dtype=torch.uint8)
+    data[:, -20:] = torch.randint(256, (3, 20, 1400), generator=g, dtype=torch.uint8)
+    return data, torch.tensor([2**19 + 4, 2**19]), torch.tensor([2**19 - 7, 3])
+
+
 CASES = (
     _move(1, 3, [], []),
     _move(2, 4, [3], [1]),
@@ -31,4 +38,5 @@ CASES = (
     _move(2, 8, [4, 0, 0, 0], [3, 0, 0, 0], torch.bfloat16),
     Case("stamps", _stamps),
     Case("one latent row per slot", _latent),
+    Case("a large pool", _far, size="large"),
 )

@@ -5,6 +5,8 @@ Slots that nobody may read hold NaN.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Generator, Tensor
 
@@ -88,6 +90,25 @@ def _strided() -> Case:
     return Case("a view", make)
 
 
+def _far(g: Generator) -> Arguments:
+    """A pool of more numbers than an int32 counts, read at both ends."""
+    slots = 2**23 + 64
+    cache = torch.zeros(slots, 2, 1, 128, dtype=torch.bfloat16)
+    read = torch.cat((torch.arange(slots - 40, slots), torch.arange(1, 31)))[torch.randperm(70, generator=g)][None]
+    cache[read[0]] = torch.randn(70, 2, 1, 128, generator=g).to(torch.bfloat16)
+    q = torch.randn(1, 3, 4, 128, generator=g).to(torch.bfloat16)
+    return q, cache, read, torch.zeros(1, 1, 3, 70, dtype=torch.bfloat16), 1
+
+
+def _long(lengths: tuple[int, ...], width: int, dtype: torch.dtype, latent: bool = False, **more: object) -> Case:
+    """Several splits of keys, at the widths of a real model."""
+    if latent:
+        case = _attention(lengths, width, 16, 1, 576, 16, dtype, latent=(512, 192**-0.5), **more)
+    else:
+        case = _attention(lengths, width, 8, 2, 128, 16, dtype, **more)
+    return replace(case, size="medium")
+
+
 CASES = (
     _attention((), 1, 2, 1, 4),
     _attention((0,), 1, 1, 1, 2),
@@ -114,4 +135,11 @@ CASES = (
     _attention((19, 2), 6, 3, 3, 12, page_size=1, tree=True, window=9),
     _attention((40, 9), 3, 4, 2, 16, dtype=torch.bfloat16, window=12),
     _attention((40, 9), 3, 4, 1, 24, latent=(16, 0.2), window=12),
+    _attention((300, 9), 2, 2, 1, 8, note=", two splits"),
+    _long((700, 255, 511), 1, torch.bfloat16),
+    _long((700, 255, 511), 8, torch.bfloat16, tree=True),
+    _long((700, 255, 511), 5, torch.float16, window=300),
+    _long((300,), 3, torch.float32),
+    _long((400, 20), 4, torch.bfloat16, latent=True, tree=True),
+    Case("a large pool", _far, size="large"),
 )

@@ -29,5 +29,17 @@ def _cases(put: bool) -> tuple[Case, ...]:
     return tuple(_case(rows, batch, *kind, put) for rows, batch in counts for kind in KINDS)
 
 
-GATHER_CASES = _cases(put=False)
-SCATTER_CASES = _cases(put=True)
+def _far(put: bool) -> Case:
+    """More numbers than an int32 counts."""
+
+    def make(g: Generator) -> tuple[Tensor, ...]:
+        buffer = torch.zeros(2**20 + 3, 2056, dtype=torch.uint8)
+        buffer[-9:] = torch.randint(256, (9, 2056), generator=g, dtype=torch.uint8)
+        rows = torch.tensor([2**20 + 2, 4, 2**20 - 5])
+        return (buffer, rows, 255 - buffer[rows]) if put else (buffer, rows)
+
+    return Case("a large buffer", make, size="large")
+
+
+GATHER_CASES = (*_cases(put=False), _far(put=False))
+SCATTER_CASES = (*_cases(put=True), _far(put=True))

@@ -22,6 +22,13 @@ def _view(g: Generator) -> Arguments:
     return torch.randn(4, 30, generator=g)[:, 7:20], torch.ones(1, 13), 1e-6
 
 
+def _far(g: Generator) -> Arguments:
+    """Rows so far apart that an int32 cannot count the way."""
+    x = torch.zeros(2**31 + 64, dtype=torch.bfloat16).as_strided((3, 40), (2**30, 1))
+    x.copy_(torch.randn(3, 40, generator=g))
+    return x, torch.rand(1, 40, generator=g).to(torch.bfloat16), 1e-5
+
+
 PLAIN_CASES = (
     _rows(0, 8),
     _rows(1, 1),
@@ -31,6 +38,7 @@ PLAIN_CASES = (
     _rows(5, 96, dtype=torch.bfloat16),
     _rows(6, 129, groups=3, dtype=torch.float16),
     Case("rows that lie apart", _view),
+    Case("rows far apart", _far, size="large"),
     Case("zeros", lambda g: (torch.zeros(2, 8), torch.ones(1, 8), 1e-5)),
 )
 ADDED_CASES = (

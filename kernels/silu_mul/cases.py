@@ -15,6 +15,12 @@ def _rows(rows: int, inner: int, dtype: torch.dtype = torch.float32) -> Case:
     return Case(f"{rows} x {inner} {str(dtype).removeprefix('torch.')}", make)
 
 
+def _far(g: Generator) -> Arguments:
+    """Rows so far apart that an int32 cannot count the way."""
+    gate_up = torch.zeros(2**31 + 64, dtype=torch.bfloat16).as_strided((3, 50), (2**30, 1))
+    return (gate_up.copy_(torch.randn(3, 50, generator=g)),)
+
+
 CASES = (
     _rows(0, 8),
     _rows(1, 1),
@@ -22,5 +28,6 @@ CASES = (
     _rows(2, 1500),
     _rows(5, 96, torch.bfloat16),
     _rows(4, 17, torch.float16),
+    Case("rows far apart", _far, size="large"),
     Case("gates of any size", lambda g: (torch.tensor([[-200.0, -90.0, 0.0, 90.0, 1.0, 1.0, 1.0, 1.0]]),)),
 )

@@ -20,6 +20,13 @@ def _strided(g: Generator) -> tuple[Tensor, ...]:
     return torch.zeros(9, 6), torch.tensor([8, 0, 3]), torch.randn(3, 11, generator=g)[:, 5:]
 
 
+def _far(g: Generator) -> tuple[Tensor, ...]:
+    """More numbers than an int32 counts."""
+    rows = torch.zeros(2**20 + 9, 2056, dtype=torch.uint8)
+    kv = torch.randint(256, (3, 2056), generator=g, dtype=torch.uint8)
+    return rows, torch.tensor([2**20 + 8, 5, 2**20]), kv
+
+
 CASES = (
     _store(5, 3, 0),
     _store(1, 1, 1),
@@ -28,4 +35,5 @@ CASES = (
     _store(33, 24, 17, torch.bfloat16),
     _store(33, 24, 17, torch.float16),
     Case("a view", _strided),
+    Case("a large pool", _far, size="large"),
 )
