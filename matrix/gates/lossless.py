@@ -5,7 +5,7 @@ Verification draws with the randomness of seed and position, so sampled requests
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -18,13 +18,16 @@ from matrix.subjects.protocol import Capability, Run
 
 THRESHOLDS: Final = {
     "tie_nats": Threshold(TIE_NATS, "above float32 rounding of a logit, below any gap that the zoo's models decide by"),
+    "oracle_nats": Threshold(
+        1e-4, "two libraries in float32 were 7e-6 apart at most; a window one token short moves it by 2.5e-3"
+    ),
     "divergent": Threshold(0, "exact verification: equal to plain decoding with the same seed"),
 }
 
 
 @dataclass
 class LosslessGate:
-    """Token equality with the baseline; greedy baselines also with the continuations of another library."""
+    """Token equality with the baseline; greedy baselines also with another library's tokens and log-probabilities."""
 
     name: str = "lossless"
     needs: frozenset[Capability] = frozenset({Capability.TOKEN_IDS})
@@ -56,24 +59,42 @@ class LosslessGate:
             return Outcome(self.name, State.FAIL, numbers, message=text)
         if not numbers["tokens"]:
             return Outcome(self.name, State.NOT_MEASURED, numbers, message="no token was produced")
-        return self._against_oracle(every, numbers, self.oracle(cell.target))
+        exact = baseline.resolved["dtype"] == "float32"
+        return self._against_oracle(every, numbers, self.oracle(cell.target), exact)
 
-    def _against_oracle(self, every: list[Pair], numbers: dict[str, Number], oracle: Oracle | None) -> Outcome:
+    def _against_oracle(
+        self, every: list[Pair], numbers: dict[str, Number], oracle: Oracle | None, exact: bool
+    ) -> Outcome:
+        """exact: in half precision only tokens are compared."""
         greedy = [pair for pair in every if pair.ask.temperature == 0 and oracle_index(pair.ask) is not None]
         if not greedy:
             return Outcome(self.name, State.PASS, numbers)
         if oracle is None:
             text = "the continuations of the oracle are missing, so the baseline itself is unproven"
             return Outcome(self.name, State.NOT_MEASURED, numbers, message=text)
-        checked = 0
+        checked, apart = 0, 0.0
         for pair in greedy:
             expected = oracle.continuation(pair.ask)
             index = first_difference(expected, pair.baseline.output_ids, prefix=True)
             if index is not None and not is_tie(pair.ask, pair.baseline, index):
                 text = f"the baseline of {pair.ask.name} leaves the oracle's continuation at token {index}"
                 return Outcome(self.name, State.FAIL, {**numbers, "oracle_tokens": checked}, message=text)
-            checked += min(len(expected), len(pair.baseline.output_ids)) if index is None else index
-        return Outcome(self.name, State.PASS, {**numbers, "oracle_tokens": checked})
+            same = min(len(expected), len(pair.baseline.output_ids)) if index is None else index
+            if exact and len(pair.baseline.logprobs) < same:
+                text = f"the baseline of {pair.ask.name} shows no log-probabilities to hold against the oracle's"
+                return Outcome(self.name, State.NOT_MEASURED, numbers, message=text)
+            checked += same
+            apart = max(apart, _apart(oracle.scores(pair.ask)[:same], pair.baseline.logprobs))
+        numbers |= {"oracle_tokens": checked, "oracle_nats": apart}
+        if exact and apart > self.thresholds["oracle_nats"]:
+            text = f"a log-probability of the baseline is {apart:.2g} nats from the oracle's"
+            return Outcome(self.name, State.FAIL, numbers, message=text)
+        return Outcome(self.name, State.PASS, numbers)
+
+
+def _apart(expected: Sequence[float], got: Sequence[float]) -> float:
+    """The largest difference in nats."""
+    return max((abs(one - other) for one, other in zip(expected, got, strict=False)), default=0.0)
 
 
 def _divergence(pair: Pair) -> int | None:

@@ -21,16 +21,23 @@ Combination = tuple[str, int, int, int]  # drafter (lower case), steps, topk, dr
 
 @dataclass(frozen=True)
 class Oracle:
-    """`continuations[i]`: token ids after prompt i. `rounds[combination][i]`: tokens of each verify round, bonus
-    included, of prompt i; the first token of a continuation belongs to no round."""
+    """`continuations[i]`: token ids after prompt i. `logprobs[i]`: of these tokens, in nats.
+    `rounds[combination][i]`: tokens of each verify round, bonus included, of prompt i; the first token of a
+    continuation belongs to no round."""
 
     continuations: tuple[tuple[int, ...], ...]
     rounds: Mapping[Combination, tuple[tuple[int, ...], ...]]
+    logprobs: tuple[tuple[float, ...], ...]
 
     def continuation(self, ask: Ask) -> tuple[int, ...]:
         """The tokens after the prompt of an ask that has an `oracle_index`."""
         index = oracle_index(ask)
         return () if index is None else self.continuations[index]
+
+    def scores(self, ask: Ask) -> tuple[float, ...]:
+        """The log-probabilities of these tokens."""
+        index = oracle_index(ask)
+        return () if index is None else self.logprobs[index]
 
 
 def oracle_index(ask: Ask) -> int | None:
@@ -54,10 +61,10 @@ def load_oracle(path: Path) -> Oracle | None:
 
 
 def decode(body: Mapping[str, Any]) -> Oracle:
-    """{"continuations": [ids], "acceptance": {algorithm: {"steps/topk/draft_tokens": [rounds]}}}."""
+    """{"continuations": [ids], "logprobs": [nats], "acceptance": {drafter: {"steps/topk/draft_tokens": [rounds]}}}."""
     rounds: dict[Combination, tuple[tuple[int, ...], ...]] = {}
     for algorithm, combinations in body["acceptance"].items():
         for shape, prompts in combinations.items():
             steps, topk, width = (int(part) for part in shape.split("/"))
             rounds[algorithm.lower(), steps, topk, width] = tuple(map(tuple, prompts))
-    return Oracle(tuple(map(tuple, body["continuations"])), rounds)
+    return Oracle(tuple(map(tuple, body["continuations"])), rounds, tuple(map(tuple, body["logprobs"])))

@@ -28,6 +28,8 @@ LIMIT: Final = 96
 # Tokens past the end of a continuation, so that the last round's drafts have something to be compared with.
 BEYOND: Final = 16
 WIDEST: Final = 8
+# Of a stored log-probability; float32 keeps no more.
+DIGITS: Final = 6
 # What cells may ask for; what is resolved from it is what the oracle covers.
 STEPS: Final = ("auto", 1, 2, 3, 5, 7)
 TOPK: Final = ("auto", 1, 2, 4)
@@ -95,20 +97,24 @@ def accept_lengths(proposals: Proposals, tokens: list[int], prompt: int, emitted
     return rounds
 
 
-def continuation(model: torch.nn.Module, prompt: list[int]) -> tuple[list[int], list[int]]:
-    """Greedy tokens to EOS or LIMIT by transformers, and the same tokens with BEYOND more, whatever they are."""
+def continuation(model: torch.nn.Module, prompt: list[int]) -> tuple[list[int], list[float], list[int]]:
+    """Greedy tokens to EOS or LIMIT by transformers, their log-probabilities, and all tokens from the prompt on with
+    BEYOND more, whatever they are."""
     tokens = list(prompt)
+    shares: list[float] = []
     past = None
     end = None
     fed = tokens
     while end is None or len(tokens) < end + BEYOND:
         made = model(input_ids=torch.tensor([fed]), past_key_values=past, use_cache=True)
         past = made.past_key_values
-        fed = [int(made.logits[0, -1].argmax())]
+        scores = made.logits[0, -1].double().log_softmax(-1)
+        fed = [int(scores.argmax())]
         tokens += fed
+        shares.append(round(float(scores[fed[0]]), DIGITS))
         if end is None and (fed[0] == EOS_ID or len(tokens) == len(prompt) + LIMIT):
             end = len(tokens)
-    return tokens[len(prompt) : end], tokens
+    return tokens[len(prompt) : end], shares[: end - len(prompt)], tokens
 
 
 def covered_shapes(target: str) -> dict[str, list[Shape]]:
@@ -142,7 +148,8 @@ def covered_shapes(target: str) -> dict[str, list[Shape]]:
 
 @torch.inference_mode()
 def account(target: str, questions: Sequence[str], shapes: dict[str, list[Shape]]) -> dict[str, Any]:
-    """`continuations` [prompt][ids], and `acceptance` {algorithm: {"steps/topk/draft_tokens": [prompt][round]}}."""
+    """`continuations` [prompt][ids], their `logprobs` [prompt][nats], and `acceptance` {algorithm:
+    {"steps/topk/draft_tokens": [prompt][round]}}."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(CHECKPOINTS / target, dtype=torch.float32)
@@ -150,13 +157,15 @@ def account(target: str, questions: Sequence[str], shapes: dict[str, list[Shape]
     tokenizer = Tokenizer.from_file(str(CHECKPOINTS / target / "tokenizer.json"))
     drafts = Drafts(target)
     continuations: list[list[int]] = []
+    logprobs: list[list[float]] = []
     acceptance: dict[str, dict[str, list[list[int]]]] = {
         algorithm: {"/".join(map(str, shape)): [] for shape in wanted} for algorithm, wanted in shapes.items()
     }
     for question in questions:
         prompt: list[int] = tokenizer.encode(prompt_of(question)).ids
-        made, tokens = continuation(model, prompt)
+        made, shares, tokens = continuation(model, prompt)
         continuations.append(made)
+        logprobs.append(shares)
         proposals: dict[tuple[str, int], Proposals] = {}
         for algorithm, wanted in shapes.items():
             for shape in wanted:
@@ -165,7 +174,7 @@ def account(target: str, questions: Sequence[str], shapes: dict[str, list[Shape]
                     proposals[key] = Proposals(drafts.of(algorithm, shape, tokens))
                 rounds = accept_lengths(proposals[key], tokens, len(prompt), len(made), shape)
                 acceptance[algorithm]["/".join(map(str, shape))].append(rounds)
-    return {"continuations": continuations, "acceptance": acceptance}
+    return {"continuations": continuations, "logprobs": logprobs, "acceptance": acceptance}
 
 
 def questions() -> list[str]:

@@ -8,13 +8,16 @@ from matrix.faults.catalogue.alignment import ALIGNMENT_FAULTS
 from matrix.faults.catalogue.blocks import BLOCK_FAULTS
 from matrix.faults.catalogue.configuration import CONFIGURATION_FAULTS
 from matrix.faults.catalogue.endings import ENDING_FAULTS
+from matrix.faults.catalogue.experts import EXPERT_FAULTS
 from matrix.faults.catalogue.heads import HEAD_FAULTS
 from matrix.faults.catalogue.indexing import INDEXING_FAULTS
+from matrix.faults.catalogue.layers import LAYER_FAULTS
 from matrix.faults.catalogue.memory import MEMORY_FAULTS
 from matrix.faults.catalogue.ngrams import NGRAM_FAULTS
 from matrix.faults.catalogue.sampling import SAMPLING_FAULTS
 from matrix.faults.catalogue.sessions import SESSION_FAULTS
 from matrix.faults.catalogue.timing import TIMING_FAULTS
+from matrix.faults.catalogue.windows import WINDOW_FAULTS
 from matrix.faults.fault import Fault
 
 CATALOGUE: Final[tuple[Fault, ...]] = (
@@ -27,6 +30,9 @@ CATALOGUE: Final[tuple[Fault, ...]] = (
     *HEAD_FAULTS,
     *BLOCK_FAULTS,
     *NGRAM_FAULTS,
+    *LAYER_FAULTS,
+    *EXPERT_FAULTS,
+    *WINDOW_FAULTS,
     *SAMPLING_FAULTS,
     *ACCURACY_FAULTS,
     *ENDING_FAULTS,

@@ -65,6 +65,7 @@ def oracle_of() -> Callable[[Cell, Run], Oracle]:
         names = [f"q{index}" for index in range(ORACLE_PROMPTS)]
         rounds = tuple(found[name].accept_lengths if name in found else () for name in names)
         tokens = tuple(found[name].output_ids if name in found else () for name in names)
-        return Oracle(tokens, {(cell.algorithm, *shape): rounds})
+        scores = tuple(found[name].logprobs if name in found else () for name in names)
+        return Oracle(tokens, {(cell.algorithm, *shape): rounds}, scores)
 
     return make

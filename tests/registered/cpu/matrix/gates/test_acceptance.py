@@ -38,7 +38,7 @@ def test_rounds_that_accept_less_fail_and_so_do_rounds_that_accept_more(measured
     else:
         ((key, rounds),) = gate.oracle("llama-mini").rounds.items()
         slow = {key: tuple((1,) * sum(lengths) for lengths in rounds)}
-        outcome = AcceptanceGate(oracle=lambda target: Oracle(gate.oracle("llama-mini").continuations, slow)).judge(
+        outcome = AcceptanceGate(oracle=lambda target: Oracle(gate.oracle("llama-mini").continuations, slow, ())).judge(
             cell, run, baseline
         )
         assert outcome.interval[0] > 1.03
@@ -64,7 +64,7 @@ def test_the_band_for_one_prompt(measured, gate, rounds, state):
     ((key, known),) = gate.oracle("llama-mini").rounds.items()
     prompts = [()] * len(known)
     prompts[int(run.asks[0].name[1:])] = (4,) * 100
-    outcome = AcceptanceGate(oracle=lambda target: Oracle((), {key: tuple(prompts)})).judge(
+    outcome = AcceptanceGate(oracle=lambda target: Oracle((), {key: tuple(prompts)}, ())).judge(
         # Half precision rounds a draft's choice now and then, so only the ratio counts there.
         cell,
         replace(run, answers=answers, resolved={**run.resolved, "dtype": "bfloat16"}),
@@ -97,7 +97,9 @@ def test_a_retracted_request_keeps_the_oracles_rounds_from_where_it_resumes(meas
     ((key, known),) = gate.oracle("llama-mini").rounds.items()
     rounds = list(known)
     rounds[int(name[1:])] = (3, 2, 1, 4, 2, 3, 1)
-    oracle = AcceptanceGate(oracle=lambda target: Oracle(gate.oracle("llama-mini").continuations, {key: tuple(rounds)}))
+    oracle = AcceptanceGate(
+        oracle=lambda target: Oracle(gate.oracle("llama-mini").continuations, {key: tuple(rounds)}, ())
+    )
 
     def judged(lengths, retractions):
         answer = replace(run.answers[0], accept_lengths=lengths, retractions=retractions)
@@ -112,7 +114,7 @@ def test_a_retracted_request_keeps_the_oracles_rounds_from_where_it_resumes(meas
 def test_where_everybody_was_retracted_the_ratio_has_a_wider_band(measured, gate):
     cell, run, baseline = measured(CELL)
     ((key, known),) = gate.oracle("llama-mini").rounds.items()
-    oracle = AcceptanceGate(oracle=lambda target: Oracle((), {key: ((4,) * 100,) * len(known)}))
+    oracle = AcceptanceGate(oracle=lambda target: Oracle((), {key: ((4,) * 100,) * len(known)}, ()))
     half = replace(run, resolved={**run.resolved, "dtype": "bfloat16"})
     for retractions, state in ((0, State.FAIL), (1, State.PASS)):
         answers = tuple(replace(a, accept_lengths=(4,) * 82 + (3,) * 24, retractions=retractions) for a in run.answers)
@@ -142,7 +144,7 @@ def test_the_last_common_round_may_be_cut():
 
 def test_a_missing_combination_is_not_measured(measured, gate):
     cell, run, baseline = measured(CELL)
-    for oracle in (lambda target: None, lambda target: Oracle((), {})):
+    for oracle in (lambda target: None, lambda target: Oracle((), {}, ())):
         outcome = AcceptanceGate(oracle=oracle).judge(cell, run, baseline)
         assert (outcome.state, outcome.message) == (State.NOT_MEASURED, "the oracle has no rounds for eagle3 3/4/8")
     silent = replace(run, answers=tuple(replace(a, accept_lengths=()) for a in run.answers))
@@ -165,8 +167,10 @@ def test_it_applies_to_greedy_drafted_requests(gate, cell_id, applies):
 
 def test_the_file_is_read(tmp_path):
     assert load_oracle(tmp_path / "none.json") is None
-    oracle = decode({"continuations": [[1, 2, 3]], "acceptance": {"EAGLE3": {"3/4/8": [[2, 1]]}}})
-    assert oracle == Oracle(((1, 2, 3),), {("eagle3", 3, 4, 8): ((2, 1),)})
+    oracle = decode(
+        {"continuations": [[1, 2, 3]], "logprobs": [[-0.5, 0.0, -2.0]], "acceptance": {"EAGLE3": {"3/4/8": [[2, 1]]}}}
+    )
+    assert oracle == Oracle(((1, 2, 3),), {("eagle3", 3, 4, 8): ((2, 1),)}, ((-0.5, 0.0, -2.0),))
 
 
 NGRAM = "ngram.ragged.mixed"

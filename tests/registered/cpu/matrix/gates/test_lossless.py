@@ -4,7 +4,6 @@ import pytest
 
 from matrix.gates.gate import State
 from matrix.gates.lossless import LosslessGate
-from matrix.gates.oracle import Oracle
 
 pytestmark = pytest.mark.register(est_seconds=6, tier="cpu", stage="pr")
 
@@ -15,7 +14,7 @@ SAMPLED = "eagle3.s3.k4.n8.v2.p16.pair.temperature.stop_string.abort_running"
 @pytest.fixture(scope="session")
 def gate(measured, oracle_of):
     cell, _, baseline = measured(CELL)
-    known = Oracle(oracle_of(cell, baseline).continuations, {})
+    known = oracle_of(cell, baseline)
     return LosslessGate(oracle=lambda target: known)
 
 
@@ -75,9 +74,35 @@ def test_a_baseline_that_leaves_the_oracle_fails(measured, gate):
     index = int(run.asks[0].name[1:])
     tokens = list(gate.oracle("llama-mini").continuations)
     tokens[index] = changed(tokens[index], 2)
-    outcome = LosslessGate(oracle=lambda target: Oracle(tuple(tokens), {})).judge(cell, run, baseline)
+    outcome = LosslessGate(oracle=lambda target: replace(gate.oracle(target), continuations=tuple(tokens))).judge(
+        cell, run, baseline
+    )
     assert outcome.state is State.FAIL
     assert outcome.message == f"the baseline of {run.asks[0].name} leaves the oracle's continuation at token 2"
+
+
+@pytest.mark.parametrize(
+    ("nats", "dtype", "state"),
+    [(0.5e-4, "float32", State.PASS), (2e-4, "float32", State.FAIL), (2e-4, "bfloat16", State.PASS)],
+)
+def test_a_baseline_with_other_log_probabilities_fails(measured, gate, altered, nats, dtype, state):
+    """Tokens hide a window that is one token short; what they were chosen by does not."""
+    cell, run, baseline = measured(CELL)
+    scores = baseline.answers[1].logprobs
+    moved = altered(baseline, 1, logprobs=(*scores[:7], scores[7] - nats, *scores[8:]))
+    outcome = gate.judge(cell, run, replace(moved, resolved={**moved.resolved, "dtype": dtype}))
+    assert outcome.state is state and outcome.numbers["oracle_nats"] == pytest.approx(nats)
+    assert outcome.message == (
+        f"a log-probability of the baseline is {nats:.2g} nats from the oracle's" if state is State.FAIL else ""
+    )
+
+
+def test_a_baseline_without_log_probabilities_proves_nothing(measured, gate, altered):
+    cell, run, baseline = measured(CELL)
+    outcome = gate.judge(cell, run, altered(baseline, 0, logprobs=()))
+    assert outcome.state is State.NOT_MEASURED
+    name = run.asks[0].name
+    assert outcome.message == f"the baseline of {name} shows no log-probabilities to hold against the oracle's"
 
 
 def test_without_evidence_nothing_is_measured(measured, gate):

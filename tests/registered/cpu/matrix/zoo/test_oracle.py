@@ -60,6 +60,7 @@ def test_the_stored_file_is_what_the_account_gives(target):
     chosen = min(range(PROMPTS), key=lambda index: len(stored["continuations"][index]))
     fresh = account(target, [questions()[chosen]], {algorithm: SAMPLE[algorithm] for algorithm in DRAFTS[target]})
     assert fresh["continuations"] == [stored["continuations"][chosen]]
+    assert fresh["logprobs"][0] == pytest.approx(stored["logprobs"][chosen], abs=2e-5)
     for algorithm, wanted in fresh["acceptance"].items():
         for shape, rounds in wanted.items():
             assert rounds == [stored["acceptance"][algorithm][shape][chosen]]

@@ -1,0 +1,104 @@
+"""DeepSeek-V3: latent attention and a mixture of experts. Plain decoding is as wrong, so only the oracle sees it."""
+
+from typing import Final
+
+from matrix.faults.fault import Fault
+
+MIXED_UP: Final = "config parsing, weights, draft/target mix-up"
+IGNORED: Final = "silent fallback / ignored parameter"
+LATENT: Final = "engine/models/latent.py"
+EXPERTS: Final = "engine/models/experts.py"
+ATTENTION: Final = "arXiv 2405.04434, section 2.1"
+MIXTURE: Final = "arXiv 2412.19437, section 2.1.2"
+PLAIN: Final = "none.deepseek.exam"
+
+EXPERT_FAULTS: Final[tuple[Fault, ...]] = (
+    Fault(
+        id="latent-unnormed",
+        klass=MIXED_UP,
+        origin=ATTENTION,
+        file=LATENT,
+        old="        row = torch.cat((self.latent_norm.whole(latent, self.latent_scale), ",
+        new="        row = torch.cat((latent, ",
+        expected=("lossless",),
+        cells=(PLAIN,),
+        why="keys and values come from the latent as it leaves its projection",
+    ),
+    Fault(
+        id="latent-scale-of-the-slot",
+        klass=MIXED_UP,
+        origin=ATTENTION,
+        file=LATENT,
+        old="    scale = (c.plain_dim + c.turned_dim) ** -0.5 * config.rope.score_factor\n",
+        new="    scale = (c.rank + c.turned_dim) ** -0.5 * config.rope.score_factor\n",
+        expected=("lossless",),
+        cells=(PLAIN,),
+        why="scores are scaled by the width of a stored row instead of a whole query",
+    ),
+    Fault(
+        id="latent-turned-half-by-half",
+        klass=MIXED_UP,
+        origin="arXiv 2405.04434, section 2.1.3",
+        file=LATENT,
+        old="        return weight if self.config.interleaved else pair_up(weight, self.config.turned_dim)\n",
+        new="        return pair_up(weight, self.config.turned_dim)\n",
+        expected=("lossless",),
+        cells=(PLAIN,),
+        why="the rotated numbers of a checkpoint that stores them in pairs are read half by half",
+    ),
+    Fault(
+        id="latent-heads-mixed-up",
+        klass="stride / indexing",
+        origin=ATTENTION,
+        file=LATENT,
+        old="        made = made.view(self.heads, c.plain_dim + c.value_dim, c.rank)\n",
+        new="        made = made.view(c.plain_dim + c.value_dim, self.heads, c.rank).transpose(0, 1)\n",
+        expected=("lossless",),
+        cells=(PLAIN,),
+        why="what lifts queries and lowers values is split number by number, not head by head",
+    ),
+    Fault(
+        id="expert-groups-open",
+        klass=IGNORED,
+        origin=MIXTURE,
+        file=EXPERTS,
+        old="        if c.open_groups < c.groups:\n",
+        new="        if c.open_groups > c.groups:\n",
+        expected=("lossless",),
+        cells=(PLAIN,),
+        why="experts are chosen out of every group",
+    ),
+    Fault(
+        id="expert-bias-weighs",
+        klass="stale or un-restored state",
+        origin=MIXTURE,
+        file=EXPERTS,
+        old="        taken = scores.gather(1, chosen)\n",
+        new="        taken = (scores + self.bias).gather(1, chosen)\n",
+        expected=("lossless",),
+        cells=(PLAIN,),
+        why="the bias that only balances the choice is part of an expert's weight",
+    ),
+    Fault(
+        id="expert-shared-dropped",
+        klass=IGNORED,
+        origin=MIXTURE,
+        file=EXPERTS,
+        old="        self.shared(x, h)\n",
+        new="",
+        expected=("lossless",),
+        cells=(PLAIN,),
+        why="the expert that serves every token is left out",
+    ),
+    Fault(
+        id="expert-scale-dropped",
+        klass=IGNORED,
+        origin=MIXTURE,
+        file=EXPERTS,
+        old="        return torch.zeros_like(scores).scatter_(1, chosen, taken * c.scale)\n",
+        new="        return torch.zeros_like(scores).scatter_(1, chosen, taken)\n",
+        expected=("lossless",),
+        cells=(PLAIN,),
+        why="the experts' weights are not scaled as the checkpoint says",
+    ),
+)
