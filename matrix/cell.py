@@ -1,6 +1,7 @@
 """A cell: one value per axis. Frozen, hashable, ordered; its id is its content."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from engine.core.config import AUTO, Auto, EngineConfig
@@ -135,20 +136,30 @@ GPUS: Final = tuple({value.name: value.gpus for value in axis.values} for axis i
 MEANINGS: Final = {value.token: (axis.name, value.name) for axis in AXES for value in axis.values if value.token}
 
 
+def asked(cell: Cell, gpus: int = 0) -> EngineConfig:
+    """What a cell asks of an engine when it is judged: bits that do not depend on the batch, stamps, every law, and
+    sessions, which any of the launch's cells may open. With GPUs the same on them, in the precision of the CPU tier."""
+    judged = replace(cell.config(), kv_stamps=True, strict_memory=1, enable_deterministic_inference=True)
+    judged = replace(judged, enable_streaming_session=True)
+    return replace(judged, device="cuda", dtype="float32") if gpus else judged
+
+
 def _size(value: str) -> int | Auto:
     return AUTO if value == AUTO else int(value)
 
 
 def parse_assignment(text: str) -> dict[str, str]:
-    """`algorithm=eagle3 topk=4` (blanks or commas between) as a mapping; ConfigError on anything else."""
+    """`algorithm=eagle3 topk=4` (blanks, commas or `and` between) as a mapping; ConfigError on anything else."""
     values: dict[str, str] = {}
     for part in text.replace(",", " ").split():
+        if part == "and":
+            continue
         name, equals, value = part.partition("=")
         if not (name and equals and value):
             raise ConfigError(f"{part!r} is no assignment; write axis=value, for example algorithm=eagle3 topk=4")
         if name in values:
             raise ConfigError(f"{name} is given twice; give it once")
-        values[axis(name).name] = axis(name).value(value).name
+        values[axis(name).name] = axis(name).value(value.lower()).name
     return values
 
 

@@ -18,7 +18,7 @@ from engine.core.resolve import resolve
 from engine.core.rules import RULES
 from engine.core.situation import Rule, Situation, tree_pool
 from matrix.axes import AXES, INDEX, LAUNCH, axis, describe
-from matrix.cell import DRAFTS, Cell, parse_assignment
+from matrix.cell import DRAFTS, Cell, asked, parse_assignment
 from matrix.zoo_facts import zoo_facts
 
 Kind = Literal["impossible", "redundant", "refused", "rewritten"]
@@ -185,15 +185,15 @@ def expect(cell: Cell) -> Expect:
     return "refused" if "refused" in kinds else "rewritten" if "rewritten" in kinds else "runs"
 
 
-def explain_text(asked: str | Cell) -> str:
+def explain_text(which: str | Cell) -> str:
     """What a cell, an id or an assignment (`algorithm=eagle3 topk=4`) comes to, in words.
 
-    The verdict with the constraints that apply, then the resolved configuration with its reasons and rewrites.
+    The verdict with the constraints that apply, then the configuration that a run resolves, with reasons and rewrites.
     """
-    cell = asked if isinstance(asked, Cell) else read_cell(asked)
+    cell = which if isinstance(which, Cell) else read_cell(which)
     lines = [cell.id, describe(cell.values.items()), *_verdict(cell)]
     try:
-        resolved = resolve(cell.config(), zoo_facts(cell))
+        resolved = resolve(asked(cell), zoo_facts(cell))
     except ConfigError as error:
         return "\n".join([*lines, f"the engine says: {error}"])
     lines += [f"  {name}: {value}" for name, value in resolved.as_dict().items() if name not in ("reasons", "rewrites")]

@@ -14,9 +14,8 @@ from typing import Any, Final
 
 from ci.tiers import repro
 from ci.tiers import tier as find_tier
-from engine.core.config import EngineConfig
 from engine.core.errors import ConfigError, EngineBug
-from matrix.cell import Cell
+from matrix.cell import Cell, asked
 from matrix.constraints import expect
 from matrix.gates.config import ConfigGate
 from matrix.gates.gate import Gate, Outcome, State
@@ -27,14 +26,6 @@ from matrix.workload import workload
 from reports.schema import CellResult, CellState, GateResult, Reason, Rewrite
 
 LAST_FRAMES: Final = 3
-
-
-def asked(cell: Cell, gpus: int = 0) -> EngineConfig:
-    """What a cell asks of an engine when it is judged: bits that do not depend on the batch, stamps, every law, and
-    sessions, which any of the launch's cells may open. With GPUs the same on them, in the precision of the CPU tier."""
-    judged = replace(cell.config(), kv_stamps=True, strict_memory=1, enable_deterministic_inference=True)
-    judged = replace(judged, enable_streaming_session=True)
-    return replace(judged, device="cuda", dtype="float32") if gpus else judged
 
 
 @dataclass(slots=True)

@@ -51,6 +51,14 @@ def _tokenizers_differ(s: Situation) -> bool:
     return None not in hashes and hashes[0] != hashes[1]
 
 
+def _tokenizer_unknown(s: Situation) -> bool:
+    """A draft that reads no state of the target has an embedding of its own, so only its tokenizer tells its ids."""
+    draft = s.draft
+    if draft is None or s.traits.needs_hidden or s.facts.tokenizer_hash is None:
+        return False
+    return draft.tokenizer_hash is None
+
+
 def _missing_layers(s: Situation) -> list[int]:
     draft = s.draft
     layers = draft.aux_layers if draft and s.traits.needs_hidden else ()
@@ -92,6 +100,15 @@ PAIRING: Final[tuple[Rule, ...]] = (
         "the same id must mean the same text in draft and target",
         _tokenizers_differ,
         lambda s: f"the tokenizer of draft {_name(s)} is not the one of {s.asked.model_path}; {FIX}",
+    ),
+    _rule(
+        "tokenizer-unknown",
+        "token ids of a language model mean what its tokenizer says",
+        _tokenizer_unknown,
+        lambda s: (
+            f"draft {_name(s)} brings no tokenizer, so nothing shows that its token ids mean the target's tokens; "
+            "put its tokenizer.json into its folder"
+        ),
     ),
     _rule(
         "hidden-widths-differ",

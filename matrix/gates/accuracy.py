@@ -67,7 +67,7 @@ class AccuracyGate:
         numbers, interval = _numbers(graded)
         numbers["card_test_share"] = card
         rate = card * (1.0 if cell.sampling == "greedy" else self.thresholds["sampled_share"])
-        fault = self._lost(numbers) or self._collapsed(numbers, len(graded), rate)
+        fault = self._lost(numbers) or self._collapsed(numbers, len(graded), card, rate)
         return Outcome(self.name, State.FAIL if fault else State.PASS, numbers, interval, fault)
 
     def _lost(self, numbers: Mapping[str, Number]) -> str:
@@ -78,11 +78,12 @@ class AccuracyGate:
                 return f"{lost} questions lost and {won} won against plain decoding ({extractor}), p = {p:.2g}"
         return ""
 
-    def _collapsed(self, numbers: Mapping[str, Number], n: int, rate: float) -> str:
-        """So few right answers that the card's rate cannot explain them: both sides may have lost alike."""
+    def _collapsed(self, numbers: Mapping[str, Number], n: int, card: float, rate: float) -> str:
+        """So few right answers that the rate to be expected cannot explain them: both sides may have lost alike."""
         right = round(float(str(numbers["accuracy"])) * n)
         if binomial_below(right, n, rate) < self.thresholds["collapse"]:
-            return f"{right} of {n} questions are right, the target's card says {rate:.1%}"
+            share = "" if rate == card else f", of which sampled answers reach {rate:.1%} at least"
+            return f"{right} of {n} questions are right, the target's card says {card:.1%}{share}"
         return ""
 
 

@@ -116,8 +116,8 @@ def test_prices_add_up():
     assert Cell().gpus == 0
 
 
-def test_assignments_take_blanks_and_commas():
-    assert parse_assignment("algorithm=eagle3, topk=4  page_size=16") == {
+def test_assignments_take_blanks_commas_and_words_between():
+    assert parse_assignment("algorithm=EAGLE3, topk=4 and  page_size=16") == {
         "algorithm": "eagle3",
         "topk": "4",
         "page_size": "16",

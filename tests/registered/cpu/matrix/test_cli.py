@@ -162,6 +162,26 @@ def test_generate_streams_and_measures(capsys: pytest.CaptureFixture[str]):
     assert "tokens/s; " in said.err and "times the speed of no drafter" in said.err
 
 
+def test_generate_counts_the_first_answer_of_a_drafter_that_remembers(capsys: pytest.CaptureFixture[str]):
+    """Asked again, n-grams of its own answer are accepted 7 to 10 at a time."""
+    question = "Tom has 12 apples and buys 15 more. How many apples does he have?"
+    assert main(["generate", question, "--speculative-algorithm", "NGRAM", "--spec-version", "v2"]) == 0
+    rewritten, measured = capsys.readouterr().err.strip().splitlines()
+    assert rewritten.startswith("rewritten spec_version: v2 -> v1: ")
+    assert 1.0 < float(measured.split()[2]) < 3.0 and measured.endswith("(same tokens)")
+
+
+def test_generate_finds_the_drafts_of_each_target(capsys: pytest.CaptureFixture[str]):
+    for target, drafter in (("qwen3-mini", "EAGLE3"), ("deepseek-mini", "NEXTN")):
+        assert main(["generate", "Hi", "--max-new-tokens", "8", "--model-path", target]) == 0
+        assert capsys.readouterr().err.splitlines()[-1].startswith(f"{drafter} accepts ")
+
+
+def test_generate_leaves_the_depth_to_adaptive_steps(capsys: pytest.CaptureFixture[str]):
+    assert main(["generate", "Hi", "--max-new-tokens", "8", "--speculative-adaptive"]) == 0
+    assert "EAGLE3 accepts " in capsys.readouterr().err
+
+
 def test_generate_without_a_drafter_compares_with_nothing(capsys: pytest.CaptureFixture[str]):
     assert main(["generate", "Hi", "--max-new-tokens", "4", "--speculative-algorithm", "NONE"]) == 0
     assert "drafter" not in capsys.readouterr().err

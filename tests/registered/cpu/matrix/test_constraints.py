@@ -147,6 +147,11 @@ def test_explaining_a_cell_that_runs_gives_values_and_reasons():
     assert "because spec_version = v1: trees (topk > 1) default to v1; ask for spec_version v2 to overlap them" in lines
 
 
+def test_explaining_a_cell_shows_the_configuration_that_a_run_has():
+    lines = explain_text("standalone.s1.stream").splitlines()
+    assert {"  enable_streaming_session: True", "  strict_memory: 1", "  kv_stamps: True"} <= set(lines)
+
+
 def test_explaining_a_rewritten_cell_gives_asked_and_got():
     text = explain_text("eagle3.s3.n8")
     assert "rewritten by chain-width: a chain verifies its root and one token per step" in text

@@ -8,11 +8,11 @@ import pytest
 
 from engine.core.config import EngineConfig
 from engine.core.errors import LedgerError
-from matrix.cell import Cell
+from matrix.cell import Cell, asked
 from matrix.gates.gate import Gate, Outcome, State
 from matrix.gates.ledger import LedgerGate
 from matrix.gates.lossless import LosslessGate
-from matrix.runner import Runner, asked, drive, reference_runner, run_launch
+from matrix.runner import Runner, drive, reference_runner, run_launch
 from matrix.subjects.protocol import Answer, Ask, Capability, Run
 from matrix.subjects.reference import ReferenceSession, ReferenceSubject
 from reports.codec import decode_cell, encode_cell

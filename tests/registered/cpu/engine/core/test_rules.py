@@ -240,7 +240,7 @@ REFUSED = [
     (
         "vocabularies-differ",
         standalone(),
-        facts(DraftFacts("LlamaForCausalLM", vocab_size=500, hidden_size=64)),
+        facts(replace(MODEL, vocab_size=500)),
         "the draft's vocabulary has 500 tokens and the target's 512; "
         "STANDALONE needs a draft with the target's own vocabulary",
     ),
@@ -256,6 +256,13 @@ REFUSED = [
         eagle3(),
         head(draft_vocab_size=513),
         "the draft's head has 513 tokens, more than the target's 512; use a draft made for this target",
+    ),
+    (
+        "tokenizer-unknown",
+        standalone(speculative_num_steps=2),
+        facts(replace(MODEL, tokenizer_hash=None)),
+        "draft d brings no tokenizer, so nothing shows that its token ids mean the target's tokens; "
+        "put its tokenizer.json into its folder",
     ),
     (
         "tokenizers-differ",

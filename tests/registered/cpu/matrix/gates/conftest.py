@@ -5,9 +5,9 @@ from functools import cache
 import pytest
 import torch
 
-from matrix.cell import Cell
+from matrix.cell import Cell, asked
 from matrix.gates.oracle import Oracle
-from matrix.runner import asked, drive, whole
+from matrix.runner import drive, whole
 from matrix.subjects.protocol import Answer, Run
 from matrix.subjects.reference import ReferenceSubject
 from matrix.workload import ORACLE_PROMPTS, workload

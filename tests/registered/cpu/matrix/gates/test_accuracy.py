@@ -56,7 +56,8 @@ def test_a_target_that_lost_its_skill_trips_the_wire(graded):
             expected = State.FAIL if binomial_below(right, 48, rate) < 1e-4 else State.PASS
             assert outcome.state is expected
         outcome = GATE.judge(cell, graded([0] * 48), graded([0] * 48))
-        assert outcome.message == f"0 of 48 questions are right, the target's card says {rate:.1%}"
+        sampled = "" if rate == 0.8 else ", of which sampled answers reach 64.0% at least"
+        assert outcome.message == f"0 of 48 questions are right, the target's card says 80.0%{sampled}"
     assert binomial_below(26, 48, 0.8) < 1e-4 < binomial_below(28, 48, 0.8)
     assert binomial_below(17, 48, 0.64) < 1e-4 < binomial_below(19, 48, 0.64)
 

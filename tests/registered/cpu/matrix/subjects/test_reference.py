@@ -4,8 +4,7 @@ import pytest
 
 from engine.core.config import EngineConfig
 from engine.core.errors import ConfigError, RequestError
-from matrix.cell import Cell
-from matrix.runner import asked
+from matrix.cell import Cell, asked
 from matrix.subjects.protocol import Ask, Capability, Continuation
 from matrix.subjects.reference import ReferenceSubject
 
