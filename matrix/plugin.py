@@ -23,6 +23,7 @@ from matrix.lockfile import STAGES
 from matrix.provenance import run_header
 from matrix.runner import Runner, reference_runner
 from matrix.selection import PRODUCT, is_id, select
+from matrix.zoo.registry import verify_cells
 from reports.codec import decode_cell, encode_cell
 from reports.load import load
 from reports.render.files import write_run
@@ -57,6 +58,7 @@ class CellGroup(pytest.Collector):
         config = self.config
         try:
             cells = select(config.getoption("--stage"), config.getoption("--cells"), config.getoption("--limit"))
+            verify_cells(cells)
         except EngineError as error:
             raise pytest.UsageError(str(error)) from None
         if config.getoption("--stage") != PRODUCT:

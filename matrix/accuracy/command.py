@@ -19,6 +19,7 @@ from matrix.accuracy.record import SCHEMA, markdown, write_record
 from matrix.axes import AXES, describe
 from matrix.cell import Cell
 from matrix.gates.gate import State
+from matrix.zoo.registry import verify_cells
 
 if TYPE_CHECKING:  # importing it for real would import torch
     from matrix.accuracy.task import Sample
@@ -57,6 +58,7 @@ def main_accuracy(
             allowed = f"at least {low}" if high is None else f"{low} to {high}"
             raise ConfigError(f"{name} is {value}; allowed: {allowed}")
     questions = split(data, train, num_fewshot, limit)
+    verify_cells([wanted])
     record = measure(task, questions, wanted, max_new_tokens, progress=not json_)
     if out is not None:
         write_record(out, record)

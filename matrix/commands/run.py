@@ -17,6 +17,7 @@ from matrix.gates.table import GATES
 from matrix.progress import counting
 from matrix.provenance import run_header
 from matrix.selection import select
+from matrix.zoo.registry import verify_cells
 from reports.load import load
 from reports.render.files import write_run
 from reports.render.terminal import print_run
@@ -32,6 +33,7 @@ def run(tier: str, stage: str, out: Path, cells: str, workers: int, seed: int, l
         raise ConfigError(f"workers must be at least 1, got {workers}")
     if seed < 0:
         raise ConfigError(f"seed must be at least 0, got {seed}")
+    verify_cells(chosen)
     gpus = find_tier(tier).gpus
     work = plan(chosen, {}, [Host("local", gpus=_visible_gpus() if gpus else 0, workers=workers)], gpus)
     with ReportWriter(out, run_header(tier, stage, seed, GATES)) as writer:

@@ -10,6 +10,7 @@ from typing import Any, Final
 from matrix.cell import Cell, order
 from matrix.faults.fault import Fault
 from matrix.faults.plant import CellVerdict, Trial, trial
+from matrix.zoo.registry import verify_cells
 from reports.schema import GATES
 
 RED: Final = ("FAIL", "NOT MEASURED")
@@ -85,10 +86,12 @@ def kill_matrix(
 ) -> Matrix:
     """Run every fault's cells, once without any fault and once with it, `workers` processes at a time.
 
-    tell: called with the name of each part as it ends. ConfigError if a fault does not apply or finds no cell.
+    tell: called with the name of each part as it ends. ConfigError if a fault does not apply or finds no cell, or
+    if a checkpoint of the zoo is damaged.
     """
     chosen = {fault.id: fault.chosen(locked) for fault in faults}
     every = order(cell for cells in chosen.values() for cell in cells)
+    verify_cells(every)
     plain: list[Trial] = []
     found: dict[str, Trial] = {}
     jobs: list[tuple[Fault | None, list[Cell]]] = [(None, part) for part in shares(every, workers)]

@@ -1,10 +1,12 @@
 """Where the zoo's checkpoints and data lie, and whether they are whole. Imports no torch."""
 
 import hashlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
 from engine.core.errors import ConfigError
+from matrix.cell import Cell
 from matrix.zoo.recipes import RECIPES
 
 HERE: Final = Path(__file__).parent
@@ -46,6 +48,12 @@ def checksums(path: Path = CHECKSUMS) -> dict[str, tuple[str, int]]:
     return known
 
 
+def verify_cells(cells: Iterable[Cell], root: Path = CHECKPOINTS) -> None:
+    """Verify the checkpoints of every target and draft that the cells use: milliseconds, before an engine is blamed."""
+    for name in dict.fromkeys(name for cell in cells for name in (cell.target, cell.draft) if name is not None):
+        verify(name, root)
+
+
 def verify(name: str, root: Path = CHECKPOINTS) -> None:
     """ConfigError names the first file of a zoo checkpoint that is missing, truncated or changed."""
     if name not in NAMES:
@@ -54,18 +62,29 @@ def verify(name: str, root: Path = CHECKPOINTS) -> None:
         if not file.startswith(f"{name}/"):
             continue
         path = root / file
-        if not path.is_file():
+        found = _measured(path)
+        if found is None:
             raise ConfigError(f"zoo file {path} is missing; restore it from the repository")
-        got = path.stat().st_size
-        if got < size:
-            raise ConfigError(f"zoo file {path} is truncated: {got} bytes of {size}; restore it from the repository")
-        if hashlib.sha256(path.read_bytes()).hexdigest() != digest:
+        if found[1] < size:
+            raise ConfigError(
+                f"zoo file {path} is truncated: {found[1]} bytes of {size}; restore it from the repository"
+            )
+        if found[0] != digest:
             raise ConfigError(f"zoo file {path} is changed: its sha256 is not the recorded one; restore it")
 
 
-def zoo_hash() -> str:
-    """Twelve hex digits over the recorded checksums: which weights a report was made with."""
-    return hashlib.sha256(repr(sorted(checksums().items())).encode()).hexdigest()[:12]
+def zoo_hash(root: Path = CHECKPOINTS) -> str:
+    """Twelve hex digits over the checkpoints as they lie there: which weights a report was made with."""
+    found = {file: _measured(root / file) for file in checksums()}
+    return hashlib.sha256(repr(sorted(found.items())).encode()).hexdigest()[:12]
+
+
+def _measured(path: Path) -> tuple[str, int] | None:
+    """The sha256 and the bytes of a file, None without it."""
+    if not path.is_file():
+        return None
+    data = path.read_bytes()
+    return hashlib.sha256(data).hexdigest(), len(data)
 
 
 def record(root: Path = CHECKPOINTS) -> None:

@@ -91,8 +91,14 @@ def test_every_target_has_a_file_of_the_oracle():
     assert all(file.is_file() for file in files) and len(set(files)) == 3
 
 
-def test_the_hash_names_the_weights():
-    assert len(registry.zoo_hash()) == 12
+def test_the_hash_names_the_weights_that_lie_there(copy):
+    whole = registry.zoo_hash()
+    assert len(whole) == 12 and registry.zoo_hash(copy) == whole
+    weights = copy / NAME / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
+    changed = registry.zoo_hash(copy)
+    weights.unlink()
+    assert len({whole, changed, registry.zoo_hash(copy)}) == 3
 
 
 def test_the_registry_imports_no_torch():
