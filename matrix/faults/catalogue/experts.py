@@ -10,7 +10,7 @@ LATENT: Final = "engine/models/latent.py"
 EXPERTS: Final = "engine/models/experts.py"
 ATTENTION: Final = "arXiv 2405.04434, section 2.1"
 MIXTURE: Final = "arXiv 2412.19437, section 2.1.2"
-PLAIN: Final = "none.deepseek.exam"
+PLAIN: Final = "none.deepseek.v2.p4.c7.ragged.mixed"
 
 EXPERT_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(

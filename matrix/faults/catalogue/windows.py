@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from matrix.faults.fault import Fault
+from matrix.faults.fault import Edit, Fault
 
 POOL: Final = "sliding-window pool / eviction"
 INDEX: Final = "off-by-one length or KV position"
@@ -10,6 +10,7 @@ BOOK: Final = "engine/core/window.py"
 DEVICE: Final = "engine/device/window.py"
 PLAIN: Final = "none.qwen3.v2.p4.nocache.c7.ragged"
 TREE: Final = "eagle3.qwen3.s3.k4.n8.v2.p16.nocache.ragged"
+TIGHT: Final = "standalone.qwen3.s3.k2.n6.v2.p4.nocache.c7.tight.ragged"
 TURNS: Final = "eagle3.qwen3.s3.v2.p4.nocache.ragged.stream"
 
 WINDOW_FAULTS: Final[tuple[Fault, ...]] = (
@@ -91,6 +92,35 @@ WINDOW_FAULTS: Final[tuple[Fault, ...]] = (
         why="pages slide away that a turn's end takes back, so the session cannot keep its KV",
     ),
     Fault(
+        id="window-freed-too-early",
+        klass=POOL,
+        origin="semantics 5.9, sglang#34870 (B018)",
+        file=BOOK,
+        old="        return max(0, committed - self.window.margin - self.window.tokens + 1) // self.page_size\n",
+        new="        return max(0, committed - self.window.tokens + 1) // self.page_size + 1\n",
+        also=(
+            Edit(
+                BOOK,
+                "        return self.spans[account].first * self.page_size <= max(0, keep - self.window.tokens + 1)\n",
+                "        return True\n",
+            ),
+        ),
+        expected=("ledger",),
+        cells=(PLAIN,),
+        why="the page that the window's last token lies in goes with those behind it, and the law looks away",
+    ),
+    Fault(
+        id="window-promised-whole",
+        klass=POOL,
+        origin="sglang#34924 (B023)",
+        file=BOOK,
+        old="        return min(-(-longest // size), -(-reach // size) + 1)\n",
+        new="        return -(-longest // size)\n",
+        expected=("effective",),
+        cells=(TIGHT,),
+        why="each request is promised window pages for its whole text, so no two are in memory together",
+    ),
+    Fault(
         id="window-table-from-zero",
         klass=POOL,
         origin="sglang#22679 (B022)",
@@ -109,7 +139,7 @@ WINDOW_FAULTS: Final[tuple[Fault, ...]] = (
         old="        return WindowStep(read, write.masked_fill(batch.write == 0, 0))\n",
         new="        return WindowStep(read, write)\n",
         expected=("ledger",),
-        cells=("standalone.qwen3.s1.nocache.burst",),
+        cells=("standalone.qwen3.s3.k2.nocache.burst.stream",),
         why="tokens that pad a shorter row are written behind it, or over its last position",
     ),
     Fault(

@@ -80,6 +80,22 @@ def test_the_baseline_drops_the_drafter_and_nothing_else():
     assert cell.baseline.id == "none.v2.p16.tight.burst.mixed.length.abort_running"
 
 
+@pytest.mark.parametrize(
+    ("text", "target", "draft", "canonical"),
+    [
+        ("eagle3.s3.v2.p16.pair", "llama-mini", "llama-mini-eagle3", "none.v1.nocache"),
+        ("eagle3.qwen3.s3.nocache", "qwen3-mini", "qwen3-mini-eagle3", "none.qwen3.v1.nocache"),
+        ("nextn.deepseek.s2.burst", "deepseek-mini", None, "none.deepseek.v1.nocache"),
+        ("ngram.deepseek", "deepseek-mini", None, "none.deepseek.v1.nocache"),
+    ],
+)
+def test_each_model_has_drafts_and_a_plainest_launch_of_its_own(text, target, draft, canonical):
+    cell = Cell.from_id(text)
+    asked = cell.config()
+    assert (asked.model_path, asked.speculative_draft_model_path) == (cell.target, cell.draft) == (target, draft)
+    assert cell.canonical.id == canonical and cell.baseline.model == cell.model
+
+
 def test_config_asks_what_the_cell_says():
     cell = Cell.from_id("eagle3.s3.k4.n8.v1.sync.p16.nocache.c7.tight.m4.burst")
     assert cell.config() == EngineConfig(

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from matrix.cli import main
+from matrix.commands.generate import configuration
 from matrix.commands.run import chosen_cells
 from reports.load import load
 from reports.schema import ReportError
@@ -151,6 +152,26 @@ def test_explain_says_what_runs(capsys: pytest.CaptureFixture[str]):
 def test_lock_is_complete(capsys: pytest.CaptureFixture[str]):
     assert main(["lock", "--check"]) == 0
     assert "cells.lock: complete" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "model", "draft", "steps"),
+    [
+        ({}, "llama-mini", "llama-mini-eagle3", 5),
+        (
+            {"--model-path": "qwen3-mini", "--speculative-algorithm": "standalone"},
+            "qwen3-mini",
+            "qwen3-mini-standalone",
+            5,
+        ),
+        ({"--model-path": "deepseek-mini", "--speculative-algorithm": "nextn"}, "deepseek-mini", None, "auto"),
+        ({"--model-path": "/else", "--speculative-num-steps": "2"}, "/else", None, 2),
+    ],
+)
+def test_generate_finds_the_draft_that_the_zoo_has_for_a_target(flags, model, draft, steps):
+    asked = configuration(flags)
+    assert (asked.model_path, asked.speculative_draft_model_path) == (model, draft)
+    assert asked.speculative_num_steps == steps
 
 
 def test_generate_streams_and_measures(capsys: pytest.CaptureFixture[str]):

@@ -12,6 +12,7 @@ from matrix.cell import Cell, asked
 from matrix.gates.gate import Gate, Outcome, State
 from matrix.gates.ledger import LedgerGate
 from matrix.gates.lossless import LosslessGate
+from matrix.gates.oracle import Oracle
 from matrix.runner import Runner, drive, reference_runner, run_launch
 from matrix.subjects.protocol import Answer, Ask, Capability, Run
 from matrix.subjects.reference import ReferenceSession, ReferenceSubject
@@ -95,6 +96,15 @@ def test_cells_of_one_launch_share_a_session_and_baselines():
     records = list(runner(subject, (LosslessGate(),)).run_launch(cells))
     assert [record.id for record in records] == [cell.id for cell in cells]
     assert [config.speculative_algorithm for config in subject.launches] == ["EAGLE3", "NONE"]
+
+
+def test_each_model_is_compared_with_its_own_plain_decoding():
+    subject = Counted()
+    cells = [Cell.from_id(text) for text in ("eagle3.pair", "nextn.deepseek.pair", "none.qwen3.nocache.pair")]
+    made = runner(subject, (LosslessGate(oracle=lambda target: Oracle((), {}, ())),))
+    assert {made.run_cell(cell).state for cell in (*cells, *cells)} == {"PASS"}
+    plain = [config.model_path for config in subject.launches if config.spec_version == "v1"]
+    assert plain == ["llama-mini", "deepseek-mini", "qwen3-mini"], "once each, whoever came before"
 
 
 def test_witness_belongs_to_one_cell():

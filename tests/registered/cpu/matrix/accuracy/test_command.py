@@ -60,11 +60,12 @@ def test_a_cell_equals_plain_decoding_on_the_zoos_questions(tmp_path):
 
 
 def test_cut_answers_are_counted_and_thin_evidence_is_red():
-    done = run(data=QUESTIONS, limit=3, max_new_tokens=4, json_=True, num_fewshot=1)
+    done = run(data=QUESTIONS, limit=3, max_new_tokens=4, json_=True, num_fewshot=1, cell="nextn.deepseek.s2")
     shown = json.loads(done.stdout)
     assert (done.returncode, shown["state"]) == (1, "NOT MEASURED")
     assert shown["runs"]["cell"]["ended_by_length"] == shown["runs"]["cell"]["invalid_strict-match"] == 3
     assert shown["task"]["num_fewshot"] == 1
+    assert (shown["baseline"], [*shown["weights"]]) == ("none.deepseek.v1.nocache", ["deepseek-mini"])
 
 
 def test_a_prompt_longer_than_the_context_is_refused(tmp_path):
