@@ -10,7 +10,7 @@ import os
 import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from multiprocessing import get_context, parent_process
+from multiprocessing import get_context, parent_process, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from threading import Thread
@@ -55,19 +55,15 @@ class Worker:
 
 
 def run_plan(plan: Plan, job: Job) -> Iterator[CellResult]:
-    """The records of every cell of the plan, in the order in which they end.
-
-    KeyboardInterrupt while waiting ends the workers, and the cells that are left are recorded as INFRA.
-    """
+    """The records of every cell of the plan, in the order in which they end. However it ends, the workers end too."""
     shards = [([cell for group in shard.groups for cell in group.cells], shard.gpus) for shard in plan.shards]
-    workers = [_start(cells, job, gpus) for cells, gpus in shards if cells]
+    workers: list[Worker] = []
     try:
+        for cells, gpus in shards:
+            if cells:
+                workers.append(_start(cells, job, gpus))
         while workers:
             yield from _turn(workers, job)
-    except KeyboardInterrupt:
-        for worker in workers:
-            _stop(worker)
-        yield from [lost_cell(cell, job, "the run was interrupted") for worker in workers for cell in worker.owed]
     finally:
         for worker in workers:
             _stop(worker)
@@ -131,7 +127,14 @@ def lost_cell(cell: Cell, job: Job, what: str) -> CellResult:
 def _start(cells: Sequence[Cell], job: Job, gpus: tuple[int, ...]) -> Worker:
     ours, theirs = get_context("spawn").Pipe(duplex=False)
     process = get_context("spawn").Process(target=work, args=(tuple(cells), job, gpus, theirs), daemon=True)
-    process.start()
+    # Ctrl-C reaches every process of the terminal; a worker inherits that it does not take it, from its first line on.
+    # The tracker that all workers share unblocks signals when it starts, so it starts before.
+    resource_tracker.ensure_running()
+    signals = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, signals)
     # Without this the pipe would stay open here, and the death of the worker would go unheard.
     theirs.close()
     return Worker(process, ours, list(cells), gpus)

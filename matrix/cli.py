@@ -1,7 +1,7 @@
 """The command line: options of every command; what they do lies in `matrix.commands` and is imported when called.
 
 Exit status: 0 if nothing is red, 1 if something is, 2 if the question was wrong (one sentence on stderr), 130 after
-Ctrl-C.
+Ctrl-C, 143 after SIGTERM.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Annotated, Final, cast
 import typer
 
 from engine.core.errors import ConfigError, EngineError
+from matrix.stopping import Stopped, stoppable
 from reports.schema import ReportError
 
 # The command line library's error for a wrong option; typer exports only the classes below it.
@@ -240,7 +241,8 @@ def zoo_train(
 def main(words: Sequence[str] | None = None) -> int:
     """Run the command line `words` (by default that of this process) and return its exit status."""
     try:
-        status = app(args=None if words is None else list(words), prog_name="specmatrix", standalone_mode=False)
+        with stoppable():
+            status = app(args=None if words is None else list(words), prog_name="specmatrix", standalone_mode=False)
         sys.stdout.flush()
     except (EngineError, ReportError) as error:
         return _wrong(str(error))
@@ -252,9 +254,9 @@ def main(words: Sequence[str] | None = None) -> int:
         # What is left in the buffer would fail again when Python closes it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _wrong(f"cannot write the output: {error.strerror}")
-    except (typer.Abort, KeyboardInterrupt):
-        print("interrupted; what was not finished is not a report", file=sys.stderr)
-        return 130
+    except Stopped as stop:
+        print(stop, file=sys.stderr)
+        return stop.status
     return int(status or 0)
 
 

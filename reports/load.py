@@ -128,10 +128,12 @@ def _find(path: Path) -> Path:
         if path.exists():
             return path
         raise ReportError(f"{path} does not exist; give a report file or a directory with {REPORT_FILE}")
-    if (path / REPORT_FILE).exists():
-        return path / REPORT_FILE
+    whole = (path / REPORT_FILE).exists()
     if (path / PARTIAL_FILE).exists():
-        raise ReportError(f"{path} has only {PARTIAL_FILE}; the run that wrote it did not finish")
+        sentence = f"{path} has {'' if whole else 'only '}{PARTIAL_FILE}; the run that wrote it did not finish"
+        raise ReportError(f"{sentence}; name {path / REPORT_FILE} to read the one before it" if whole else sentence)
+    if whole:
+        return path / REPORT_FILE
     raise ReportError(f"{path} has no {REPORT_FILE}; it is not the directory of a finished run")
 
 

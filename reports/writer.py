@@ -19,9 +19,9 @@ PARTIAL_FILE: Final = REPORT_FILE + ".partial"
 class ReportWriter:
     """Streams cells to `directory/report.jsonl.partial`, which becomes `report.jsonl` only in `close()`.
 
-    Opening removes the report, summary and pages of an earlier run: after an interrupt the directory must not show an
-    old result as that of the new run. An interrupted run leaves its partial file for inspection; it has no end line,
-    so it never reads as whole. A full disk removes the partial file.
+    Until then the report, summary and pages of an earlier run stay as they are. An interrupted run leaves its partial
+    file for inspection; it has no end line, so it never reads as whole, and a directory that holds one is not read as
+    that of a finished run. A full disk removes the partial file.
 
     Raises ReportError with one sentence: the place cannot be written, the disk is full, another run writes there, a
     cell comes twice, a number is not finite.
@@ -37,8 +37,6 @@ class ReportWriter:
             directory.mkdir(parents=True, exist_ok=True)
             self._descriptor = os.open(self.partial, os.O_WRONLY | os.O_CREAT, 0o644)
             self._claim()
-            for stale in (REPORT_FILE, SUMMARY_FILE, MARKDOWN_FILE, PAGE_FILE):
-                (directory / stale).unlink(missing_ok=True)
         except OSError as error:
             self.abort()
             raise ReportError(f"cannot write a report in {directory}: {error.strerror}") from error
@@ -55,6 +53,9 @@ class ReportWriter:
         """Write the end line, flush to disk and give the report its name, which is returned."""
         self._append(encode_end(len(self._ids)))
         try:
+            # Pages of an earlier run must not stand beside this one's report.
+            for stale in (SUMMARY_FILE, MARKDOWN_FILE, PAGE_FILE):
+                self.path.with_name(stale).unlink(missing_ok=True)
             publish(self._open(), self.partial, self.path)
         except OSError as error:
             self._fail(error)

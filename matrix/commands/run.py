@@ -17,13 +17,14 @@ from matrix.gates.table import GATES
 from matrix.progress import counting
 from matrix.provenance import run_header
 from matrix.selection import select
+from matrix.stopping import Stopped
 from matrix.zoo.registry import verify_cells
 from reports.load import load
 from reports.render.files import write_run
 from reports.render.terminal import print_run
-from reports.schema import PAGE_FILE, CellResult
+from reports.schema import PAGE_FILE, REPORT_FILE, CellResult, Header
 from reports.text import count
-from reports.writer import ReportWriter
+from reports.writer import PARTIAL_FILE, ReportWriter
 
 
 def run(tier: str, stage: str, out: Path, cells: str, workers: int, seed: int, limit: int | None, json_: bool) -> int:
@@ -36,9 +37,8 @@ def run(tier: str, stage: str, out: Path, cells: str, workers: int, seed: int, l
     verify_cells(chosen)
     gpus = find_tier(tier).gpus
     work = plan(chosen, {}, [Host("local", gpus=_visible_gpus() if gpus else 0, workers=workers)], gpus)
-    with ReportWriter(out, run_header(tier, stage, seed, GATES)) as writer:
-        for record in _shown(run_plan(work, Job(seed, tier, stage)), chosen):
-            writer.write(record)
+    records = _shown(run_plan(work, Job(seed, tier, stage)), chosen)
+    _write(out, run_header(tier, stage, seed, GATES), records, len(chosen))
     view = write_run(load(out))
     if json_:
         print(json.dumps(view.summary.to_json(), indent=2))
@@ -73,6 +73,22 @@ def _visible_gpus() -> int:
     import torch
 
     return torch.cuda.device_count()
+
+
+def _write(out: Path, header: Header, records: Iterator[CellResult], total: int) -> None:
+    """Write the report. Stopped goes on with a sentence that says what came of it."""
+    done = red = 0
+    try:
+        with ReportWriter(out, header) as writer:
+            for record in records:
+                writer.write(record)
+                done += 1
+                red += record.state != "PASS"
+    except Stopped as stop:
+        report = out / REPORT_FILE
+        kept = f"; {report} is still that of an earlier run" if report.exists() else ""
+        came = f"interrupted after {done:,} of {count(total, 'cell')}, {red:,} of them red"
+        raise stop.saying(f"{came}; what came is in {out / PARTIAL_FILE}, which is no report{kept}") from None
 
 
 def _shown(records: Iterator[CellResult], cells: Sequence[Cell]) -> Iterator[CellResult]:

@@ -26,13 +26,20 @@ def signature(rewrite: Rewrite) -> str:
 
 
 def new_rewrites(base: CellResult | None, head: CellResult) -> tuple[Rewrite, ...]:
-    """Rewrites of head that base does not have."""
+    """Rewrites of head that base does not have; a cell without a result says nothing of what it would run."""
+    if base is not None and base.state == "INFRA":
+        return ()
     known = set() if base is None else {signature(rewrite) for rewrite in base.rewrites}
     return tuple(rewrite for rewrite in head.rewrites if signature(rewrite) not in known)
 
 
 def path_changes(base: CellResult, head: CellResult) -> tuple[PathChange, ...]:
-    """Resolved values that differ, with head's reason; a cell that asks for something else says so first."""
+    """Resolved values that differ, with head's reason; a cell that asks for something else says so first.
+
+    None where the machine failed: such a record does not say what was asked or would have run.
+    """
+    if "INFRA" in (base.state, head.state):
+        return ()
     changes = [
         PathChange(f"asked {name}", old, new, "the cell asks for something else now")
         for name, old, new in _differences(base.requested, head.requested, _UNASKED)
@@ -74,7 +81,7 @@ def rewrite_changes(pairs: CellPairs, acknowledged: Acknowledged) -> tuple[Rewri
     is "rewritten").
     """
     groups: dict[tuple[str, str], _Group] = {}
-    for base, head in pairs:
+    for base, head in _with_results(pairs):
         for status, name, reason, silent in _cell_changes(base, head):
             group = groups.setdefault((status, name), _Group(reason, [], []))
             group.cells.append((head or base).id)  # type: ignore[union-attr]  # one of the two exists
@@ -88,6 +95,13 @@ def rewrite_changes(pairs: CellPairs, acknowledged: Acknowledged) -> tuple[Rewri
             RewriteChange(name, status, group.reason, tuple(group.cells), silent, silent and not excused, excused)
         )
     return tuple(rows)
+
+
+def _with_results(pairs: CellPairs) -> CellPairs:
+    """The pairs without cells that were lost to the machine: in head nothing changed, in base nothing was known."""
+    for base, head in pairs:
+        if head is None or head.state != "INFRA":
+            yield (None if base is not None and base.state == "INFRA" else base), head
 
 
 def _cell_changes(base: CellResult | None, head: CellResult | None) -> Iterator[tuple[str, str, str, bool]]:
@@ -111,7 +125,7 @@ def _cell_changes(base: CellResult | None, head: CellResult | None) -> Iterator[
 def choice_changes(pairs: CellPairs) -> tuple[ChoiceChange, ...]:
     """Automatic choices of cells in both reports whose value or reason differs, grouped by both."""
     groups: dict[tuple[str, str, str, str, str], list[str]] = defaultdict(list)
-    for base, head in pairs:
+    for base, head in _with_results(pairs):
         if base is None or head is None or base.reasons == head.reasons:
             continue
         old, now = _reasons(base.reasons), _reasons(head.reasons)

@@ -53,13 +53,11 @@ def test_cell_that_takes_too_long_is_lost():
     }
 
 
-def test_interrupt_ends_the_workers_and_accounts_for_the_rest():
+def test_interrupt_ends_the_workers_and_goes_on_to_the_caller():
     records = started(1)
-    assert isinstance(records, Iterator)
-    first = next(records)
-    seen = [records.throw(KeyboardInterrupt), *records]  # type: ignore[attr-defined]  # run_plan is a generator
-    assert sorted([first.id, *(record.id for record in seen)]) == sorted(cell.id for cell in CELLS)
-    assert {record.error for record in seen} == {"the cell has no result: the run was interrupted"}
+    next(records)
+    with pytest.raises(KeyboardInterrupt):
+        records.throw(KeyboardInterrupt)  # type: ignore[attr-defined]  # run_plan is a generator
     assert not active_children()
 
 

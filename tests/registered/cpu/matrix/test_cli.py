@@ -130,6 +130,28 @@ def test_killed_run_leaves_nothing_that_reads_as_whole(tmp_path: Path):
         load(tmp_path)
 
 
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("lines", [1, 2], ids=["while the workers start", "behind a cell"])
+def test_stopped_run_says_so_and_keeps_the_report_before(number: int, status: int, lines: int, tmp_path: Path):
+    report = tmp_path / "report.jsonl"
+    report.write_text("of an earlier run")
+    words = ["run", "--cells", "batch=pair", "--workers", "2", "--out", str(tmp_path)]
+    command = [sys.executable, "-c", "import sys; from matrix.cli import main; sys.exit(main())", *words]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as process:
+        partial = tmp_path / "report.jsonl.partial"
+        while process.poll() is None and not (partial.exists() and partial.read_text().count("\n") >= lines):
+            os.sched_yield()
+        os.killpg(process.pid, signal.SIGINT) if number == signal.SIGINT else process.send_signal(number)
+        out, said = process.communicate()
+    assert (process.returncode, out) == (status, "")
+    assert said.strip().startswith("interrupted after ") and said.strip().count("\n") == 0, said
+    assert said.strip().endswith(f"{partial}, which is no report; {report} is still that of an earlier run")
+    assert report.read_text() == "of an earlier run"
+    with pytest.raises(ReportError, match="did not finish"):
+        load(tmp_path)
+
+
 @pytest.mark.parametrize("words", [("explain", "eagle3"), ("zoo", "list"), ("zoo", "list", "--json")])
 def test_output_onto_a_full_disk_is_one_sentence(words: tuple[str, ...]):
     command = [sys.executable, "-c", "import sys; from matrix.cli import main; sys.exit(main())", *words]

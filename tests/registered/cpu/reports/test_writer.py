@@ -62,12 +62,29 @@ def test_an_exception_leaves_no_report(tmp_path, make_cell, make_header):
         load(tmp_path / "report.jsonl.partial")
 
 
-def test_opening_removes_what_an_earlier_run_left(tmp_path, make_cell, make_header, write_report):
+def test_an_earlier_run_stays_until_the_new_one_is_whole(tmp_path, make_cell, make_header, write_report):
     write_report(tmp_path, [make_cell("old")])
     for name in ("summary.json", "report.md", "report.html", "notes.txt"):
         (tmp_path / name).write_text("old")
+    earlier = {each.name: each.read_bytes() for each in tmp_path.iterdir()}
+    interrupted = ReportWriter(tmp_path, make_header())
+    interrupted.abort()
+    assert {each.name: each.read_bytes() for each in tmp_path.iterdir() if each != interrupted.partial} == earlier
+    with ReportWriter(tmp_path, make_header()) as writer:
+        writer.write(make_cell("new"))
+    assert load(tmp_path).ids() == ["new"]
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["notes.txt", "report.jsonl"]
+
+
+def test_a_directory_with_an_interrupted_run_is_not_that_of_the_run_before(
+    tmp_path, make_cell, make_header, write_report
+):
+    write_report(tmp_path, [make_cell("old")])
     ReportWriter(tmp_path, make_header()).abort()
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["notes.txt", "report.jsonl.partial"]
+    words = f"has report.jsonl.partial; the run that wrote it did not finish; name {tmp_path}/report.jsonl to read"
+    with pytest.raises(ReportError, match=words):
+        load(tmp_path)
+    assert load(tmp_path / "report.jsonl").ids() == ["old"]
 
 
 def test_a_new_run_starts_over_a_dead_one(tmp_path, make_cell, make_header):

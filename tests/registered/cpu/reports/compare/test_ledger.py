@@ -92,3 +92,15 @@ def test_choices_that_changed_value_or_reason(make_cell):
         ("topk", "", "", "1", "new choice"),
     ]
     assert choice_changes([(base, base), (None, head), (base, None)]) == ()
+
+
+def test_a_cell_that_the_machine_lost_has_nothing_in_the_ledger(make_cell, rewritten):
+    lost = make_cell("a", state="INFRA", requested={}, resolved=None, reasons=(), gates=())
+    assert rows([(rewritten("a"), lost)]) == [] and choice_changes([(make_cell("a"), lost)]) == ()
+    assert path_changes(make_cell("a"), lost) == path_changes(lost, make_cell("a")) == ()
+
+
+def test_a_cell_that_base_lost_is_a_new_one(make_cell, rewritten):
+    lost = make_cell("a", state="INFRA", requested={}, resolved=None, reasons=(), gates=())
+    assert rows([(lost, rewritten("a"))]) == rows([(None, rewritten("a"))])
+    assert rows([(lost, make_cell("a"))]) == [] and new_rewrites(lost, rewritten("a")) == ()
