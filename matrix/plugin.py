@@ -26,6 +26,7 @@ from matrix.selection import PRODUCT, is_id, select
 from matrix.zoo.registry import verify_cells
 from reports.codec import decode_cell, encode_cell
 from reports.load import load
+from reports.probes import ProbeVerdict
 from reports.render.files import write_run
 from reports.schema import CellResult, ReportError
 from reports.text import failure
@@ -143,6 +144,7 @@ class CellReports:
     def __init__(self, config: pytest.Config) -> None:
         self.directory = Path(config.getoption("--report"))
         self.job = Job(config.getoption("--matrix-seed"), "cpu", config.getoption("--stage"))
+        self.probes: ProbeVerdict | None = None
         header = run_header(self.job.tier, self.job.stage, self.job.seed, GATES)
         try:
             self.writer = ReportWriter(self.directory, header)
@@ -160,9 +162,17 @@ class CellReports:
             self.writer.write(lost_cell(Cell.from_id(text), self.job, "its worker died"))
 
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        """Close the report, unless cells are missing because the session was cut short."""
+        """Close the report, unless cells are missing because the session was cut short; unhit probes fail it."""
         if exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
             self.writer.close()
-            write_run(load(self.directory))
+            self.probes = write_run(load(self.directory)).summary.probes
+            if self.probes.state == "FAIL":
+                session.exitstatus = pytest.ExitCode.TESTS_FAILED
         else:
             self.writer.abort()
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Say what the cells prove together, which no item of its own shows."""
+        if self.probes is not None:
+            failed = self.probes.state == "FAIL"
+            terminalreporter.write_line(self.probes.message, red=failed)

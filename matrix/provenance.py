@@ -12,8 +12,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
+from ci.tiers import tier as find_tier
 from matrix.gates.gate import Gate
 from matrix.lockfile import LOCK_FILE
+from matrix.probe_rule import demanded
 from matrix.waivers import WAIVERS
 from matrix.zoo.registry import TARGETS, TEST, oracle_file, zoo_hash
 from reports.schema import Header
@@ -39,6 +41,7 @@ def run_header(tier: str, stage: str, seed: int, gates: Iterable[Gate]) -> Heade
         zoo_hash=zoo_hash(),
         thresholds={gate.name: dict(gate.thresholds) for gate in gates},
         waivers=WAIVERS,
+        probes=demanded(stage, find_tier(tier).gpus),
     )
 
 

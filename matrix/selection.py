@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice, product
 from typing import Final
 
@@ -32,6 +32,11 @@ def select(stage: str, text: str = "", limit: int | None = None) -> list[Cell]:
     if not cells:
         raise ConfigError(f"selector {text!r} picks none of the cells of stage {stage!r}; pick with --stage or --cells")
     return cells
+
+
+def of_gpus(cells: Iterable[Cell], gpus: int) -> list[Cell]:
+    """The cells that a tier with so many GPUs runs; one GPU runs those of the CPU as well."""
+    return [cell for cell in cells if max(cell.gpus, min(gpus, 1)) == gpus]
 
 
 def is_id(text: str) -> bool:

@@ -20,6 +20,7 @@ from reports.schema import (
     GateResult,
     Header,
     Json,
+    ProbeDemand,
     Reason,
     ReportError,
     Rewrite,
@@ -32,9 +33,11 @@ _HEADER: Final = Shape(
     {
         "tier": str, "stage": str, "seed": int, "created": str, "commit": str, "dirty": bool, "versions": dict,
         "host": dict, "lock_hash": str, "data_hash": str, "zoo_hash": str, "thresholds": dict, "waivers": list,
+        "probes": (dict, NoneType),
     }
 )  # fmt: skip
 _WAIVER_RULE: Final = Shape({"cells": str, "reason": str, "expiry": str})
+_DEMAND: Final = Shape({"hit": list, "zero": dict, "cells": int})
 _LAUNCH: Final = Shape(
     {
         "resolved": (dict, NoneType), "expect": str, "tier": str, "stage": str, "launch_hash": (str, NoneType),
@@ -57,6 +60,7 @@ def encode_header(header: Header) -> str:
     """The header line, without the newline."""
     body = {"schema": SCHEMA, "kind": "header"} | {field.name: getattr(header, field.name) for field in fields(header)}
     body["waivers"] = [_as_dict(rule) for rule in header.waivers]
+    body["probes"] = None if header.probes is None else _as_dict(header.probes)
     return _dump(body, "the header")
 
 
@@ -71,12 +75,12 @@ def encode_cell(cell: CellResult) -> str:
     return _dump(body, f"cell {cell.id!r}")
 
 
-def encode_end(cells: int) -> str:
-    """The end line, without the newline."""
-    return _dump({"kind": "end", "cells": cells}, "the end line")
+def encode_end(cells: int, probes: Mapping[str, int]) -> str:
+    """The end line, without the newline. probes: the sum of the cells' witnesses."""
+    return _dump({"kind": "end", "cells": cells, "probes": probes}, "the end line")
 
 
-def _as_dict(record: Reason | Rewrite | Waiver | WaiverRule | GateResult) -> dict[str, Json]:
+def _as_dict(record: Reason | Rewrite | Waiver | WaiverRule | ProbeDemand | GateResult) -> dict[str, Json]:
     return {field.name: getattr(record, field.name) for field in fields(record)}
 
 
@@ -95,9 +99,15 @@ def decode_header(body: Json) -> Header:
         raise ReportError("the first line is not a report header")
     if body.get("schema") != SCHEMA:
         raise ReportError(f"the report has schema {body.get('schema')!r}, and this version reads schema {SCHEMA}")
-    values = _HEADER.read({"thresholds": {}, "waivers": []} | body, "the header")
-    rules = [_WAIVER_RULE.read(rule, f"waivers[{i}] of the header") for i, rule in enumerate(values[-1])]
-    return replace(Header(*values), waivers=tuple(WaiverRule(*rule) for rule in rules))
+    values = _HEADER.read({"thresholds": {}, "waivers": [], "probes": None} | body, "the header")
+    rules = [_WAIVER_RULE.read(rule, f"waivers[{i}] of the header") for i, rule in enumerate(values[-2])]
+    probes = None if values[-1] is None else _decode_demand(values[-1])
+    return replace(Header(*values), waivers=tuple(WaiverRule(*rule) for rule in rules), probes=probes)
+
+
+def _decode_demand(body: Json) -> ProbeDemand:
+    hit, zero, cells = _DEMAND.read(body, "probes of the header")
+    return ProbeDemand(tuple(map(str, hit)), zero, cells)
 
 
 class Launch(NamedTuple):

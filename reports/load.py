@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
@@ -26,10 +27,13 @@ class Report:
     its number.
     """
 
-    def __init__(self, path: Path, header: Header, data: bytes, lines: dict[str, Line]) -> None:
+    def __init__(
+        self, path: Path, header: Header, data: bytes, lines: dict[str, Line], hits: Mapping[str, int] | None
+    ) -> None:
         self.path: Final = path
         self.header: Final = header
         self._data = data
+        self._hits = hits
         self._lines = lines
         self._parsed: dict[str, CellResult] = {}
         self._words: dict[bytes, dict[str, str]] = {}
@@ -88,6 +92,15 @@ class Report:
         """The effective axis values of a cell that ran and passed, else None."""
         return None if self.state(cell) != "PASS" or self.launch(cell)[1] is None else self.values(cell)
 
+    def hits(self) -> Mapping[str, int]:
+        """The sum of the cells' witnesses: as the end line tells, else (in older reports) counted."""
+        if self._hits is None:
+            total: Counter[str] = Counter()
+            for cell in self:
+                total.update(cell.witness)
+            self._hits = total
+        return self._hits
+
     def same_line(self, other: Report, cell: str) -> bool:
         """True if both reports hold the cell with the same bytes, running time aside."""
         return timeless(self._data, self._lines[cell]) == timeless(other._data, other._lines[cell])
@@ -113,8 +126,8 @@ def load(path: Path | str) -> Report:
         header = decode_header(parse_json(data[:body_start]))
     except ReportError as error:
         raise ReportError(f"{file}, line 1: {error}") from error
-    body_end, declared = _read_end(file, data)
-    report = Report(file, header, data, cell_lines(file, data, body_start, body_end))
+    body_end, declared, hits = _read_end(file, data)
+    report = Report(file, header, data, cell_lines(file, data, body_start, body_end), hits)
     if declared != len(report):
         raise ReportError(f"{file} has {len(report)} cells, and its end line says {declared!r}")
     if len(data) <= EAGER_BYTES:
@@ -137,9 +150,9 @@ def _find(path: Path) -> Path:
     raise ReportError(f"{path} has no {REPORT_FILE}; it is not the directory of a finished run")
 
 
-def _read_end(file: Path, data: bytes) -> tuple[int, Json]:
-    """Offset of the end line, and the number of cells that it declares. Raises ReportError if the last line is no
-    end."""
+def _read_end(file: Path, data: bytes) -> tuple[int, Json, Mapping[str, int] | None]:
+    """Offset of the end line, and the number of cells and the hits of probes that it declares. Raises ReportError if
+    the last line is no end."""
     start = data.rfind(b"\n", 0, len(data) - 1) + 1
     if data.endswith(b"\n") and start:
         try:
@@ -147,5 +160,6 @@ def _read_end(file: Path, data: bytes) -> tuple[int, Json]:
         except ValueError:
             end = None
         if isinstance(end, dict) and end.get("kind") == "end" and "cells" in end:
-            return start, end["cells"]
+            hits = end.get("probes")
+            return start, end["cells"], hits if isinstance(hits, dict) else None
     raise ReportError(f"{file} has no end line; it was cut off while it was written or copied")

@@ -1,6 +1,7 @@
 """Records of `report.jsonl`, schema 1. `codec` holds their JSON form.
 
-A report is a JSON Lines file: one header line, one line per cell, one end line that repeats the number of cells. Keys
+A report is a JSON Lines file: one header line, one line per cell, one end line with the number of cells and
+the sum of their witnesses (`probes`; older reports lack it). Keys
 of a cell are written in the order of `CELL_KEYS`, so that a reader can take the id, the state, the axes and the
 resolved configuration from the front of a line without parsing the rest, and can ignore the running time at its end.
 Readers do not depend on that order, and ignore keys that they do not know.
@@ -94,6 +95,16 @@ class WaiverRule:
 
 
 @dataclass(frozen=True, slots=True)
+class ProbeDemand:
+    """What the probes of a whole stage must show: `hit` in some of its `cells` cells, and `zero` in none (name to
+    reason)."""
+
+    hit: tuple[str, ...]
+    zero: Mapping[str, str]
+    cells: int
+
+
+@dataclass(frozen=True, slots=True)
 class GateResult:
     """One gate on one cell.
 
@@ -137,7 +148,11 @@ class CellResult:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What the run was: code, data, machine and rules. `created` is an ISO 8601 time with zone."""
+    """What the run was: code, data, machine and rules.
+
+    `created` is an ISO 8601 time with zone. `probes`: None where the stage demands none, as in reports older than the
+    rule.
+    """
 
     tier: str
     stage: str
@@ -152,6 +167,7 @@ class Header:
     zoo_hash: str
     thresholds: Mapping[str, Mapping[str, Json]] = field(default_factory=dict)
     waivers: tuple[WaiverRule, ...] = ()
+    probes: ProbeDemand | None = None
 
 
 def is_waived(cell: CellResult, today: str) -> bool:

@@ -10,6 +10,7 @@ from typing import Final
 
 from reports.atomic import write_text
 from reports.load import Report
+from reports.probes import ProbeVerdict, judge_probes
 from reports.schema import SCHEMA, SUMMARY_FILE, CellResult, CellState, GateState, Header, Json, is_waived
 
 # Keys of summary.json for the states; part of its stable form.
@@ -24,6 +25,7 @@ class Summary:
 
     `seconds` is the sum over cells, in seconds of wall time. `waived` cells are red under a waiver that has not
     expired; they are counted in their state as well. `by_gate` has a row per gate that judged at least one cell.
+    `probes`: what the cells prove together.
     """
 
     header: Header
@@ -32,6 +34,7 @@ class Summary:
     waived: int
     seconds: float
     by_gate: dict[str, dict[GateState, int]]
+    probes: ProbeVerdict
 
     @property
     def red(self) -> int:
@@ -50,6 +53,7 @@ class Summary:
             "tier": self.header.tier,
             "stage": self.header.stage,
             "by_gate": self.by_gate,
+            "probes": self.probes.to_json(),
         }
 
 
@@ -70,9 +74,10 @@ def summarise(report: Report) -> Summary:
         waived += cell.state != "PASS" and is_waived(cell, report.header.created)
         for gate in cell.gates:
             gates.setdefault(gate.name, Counter())[gate.state] += 1
-    return Summary(
-        report.header, len(report), states, waived, seconds, {name: dict(row) for name, row in gates.items()}
-    )
+    header = report.header
+    probes = judge_probes(header.probes, header.stage, len(report), report.hits())
+    by_gate = {name: dict(row) for name, row in gates.items()}
+    return Summary(header, len(report), states, waived, seconds, by_gate, probes)
 
 
 def write_summary(summary: Summary, directory: Path) -> Path:

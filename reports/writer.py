@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+from collections import Counter
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -31,6 +32,7 @@ class ReportWriter:
         self.path: Final = directory / REPORT_FILE
         self.partial: Final = directory / PARTIAL_FILE
         self._ids: set[str] = set()
+        self._hits: Counter[str] = Counter()
         self._descriptor: int | None = None
         first = encode_header(header)
         try:
@@ -48,10 +50,11 @@ class ReportWriter:
             raise ReportError(f"cell {cell.id!r} is in the report twice; a cell is written once")
         self._append(encode_cell(cell))
         self._ids.add(cell.id)
+        self._hits.update(cell.witness)
 
     def close(self) -> Path:
         """Write the end line, flush to disk and give the report its name, which is returned."""
-        self._append(encode_end(len(self._ids)))
+        self._append(encode_end(len(self._ids), self._hits))
         try:
             # Pages of an earlier run must not stand beside this one's report.
             for stale in (SUMMARY_FILE, MARKDOWN_FILE, PAGE_FILE):

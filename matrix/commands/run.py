@@ -16,7 +16,7 @@ from matrix.cell import Cell
 from matrix.gates.table import GATES
 from matrix.progress import counting
 from matrix.provenance import run_header
-from matrix.selection import select
+from matrix.selection import of_gpus, select
 from matrix.stopping import Stopped
 from matrix.zoo.registry import verify_cells
 from reports.load import load
@@ -62,7 +62,7 @@ def chosen_cells(tier: str, stage: str, cells: str, limit: int | None) -> list[C
         )
     if limit is not None and limit < 1:
         raise ConfigError(f"limit must be at least 1, got {limit}")
-    chosen = [cell for cell in select(stage, cells, limit) if max(cell.gpus, min(gpus, 1)) == gpus]
+    chosen = of_gpus(select(stage, cells, limit), gpus)
     if not chosen:
         raise ConfigError(f"tier {tier!r} has no cells in stage {stage!r}; cells without GPUs are in tier 'cpu'")
     return chosen

@@ -16,6 +16,7 @@ from reports.compare.factors import common_factors
 from reports.compare.ledger import choice_changes, rewrite_changes
 from reports.compare.states import CellChange, Comparison, Effect, Factor, RewriteChange, Side, State
 from reports.load import Report
+from reports.probes import compare_probes
 from reports.schema import SCHEMA, CellResult, Json
 from reports.text import count
 
@@ -71,6 +72,7 @@ def compare(base: Report, head: Report, acknowledgements: Sequence[Acknowledgeme
         still_red=tuple(cell for cell in common if head.state(cell) != "PASS" and base.state(cell) != "PASS"),
         mismatches=found,
         coverage=coverage_change(base, head, same, [*lost, *differing, *new]),
+        probes=compare_probes(base.hits(), head.hits()),
         rewrites=rewrites,
         choices=choice_changes(touched),
         factors=_factors(changes, head),

@@ -27,6 +27,7 @@ from enum import StrEnum
 from typing import Final
 
 from reports.effective import Pair
+from reports.probes import ProbeChange
 from reports.schema import GateState, Header
 
 FALSE_DISCOVERY_RATE: Final = 0.05
@@ -239,6 +240,7 @@ class Comparison:
     still_red: tuple[str, ...]
     mismatches: tuple[Mismatch, ...]
     coverage: CoverageChange
+    probes: ProbeChange
     rewrites: tuple[RewriteChange, ...]
     choices: tuple[ChoiceChange, ...]
     factors: tuple[Factor, ...]

@@ -26,6 +26,8 @@ def comparison_markdown(comparison: Comparison) -> str:
     document.line()
     _factors(document, comparison)
     _comparability(document, comparison)
+    for sentence in comparison.probes.sentences():
+        document.line(f"- {escape(sentence, 1200)}")
     _coverage(document, comparison)
     _rewrites(document, comparison)
     _cells(document, comparison)

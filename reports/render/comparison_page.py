@@ -28,6 +28,11 @@ def comparison_page(comparison: Comparison) -> str:
             banner(comparison.verdict, f"compare {comparison.verdict}: {sides}", lines),
             tiles(counts),
             section("Effective coverage", _coverage(comparison), "Pairs of values that green cells really ran."),
+            section(
+                "Probes",
+                _names(comparison.probes.sentences()),
+                "What some cell of one report did and none of the other.",
+            ),
             section("Rewrite ledger", _rewrites(comparison), "What runs instead of what was asked or chosen before."),
             section("Changed cells", _cells(comparison), "The line at the end of a row runs its cell again."),
             section("Effects", _effects(comparison), "Change from base to head with its 95 % interval."),

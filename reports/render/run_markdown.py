@@ -20,6 +20,9 @@ def run_markdown(run: RunView) -> str:
     states = [*(f"{state} {summary.states[state]:,}" for state in STATE_KEYS), f"waived {summary.waived:,}"]
     document.line(" · ".join(states) + f" · {duration(summary.seconds)} of cell time")
     document.line()
+    mark = "❌ " if summary.probes.state == "FAIL" else ""
+    document.line(f"{mark}{escape(summary.probes.message, 1200)}.")
+    document.line()
     for factor in run.factors:
         document.line(f"- **{escape(factor.text, 400)}** (p {factor.p:.1g})")
     document.line()

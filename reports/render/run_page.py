@@ -26,12 +26,13 @@ def run_page(run: RunView) -> str:
     red = count(len(run.red), "red cell") + f" of {run.summary.cells:,}" if run.cells else "no cell ran"
     body = "".join(
         (
-            banner(run.verdict, f"{head}, {red}", [factor.text for factor in run.factors]),
+            banner(run.verdict, f"{head}, {red}", _common(run)),
             _tiles(run),
             section("Red cells", _red(run), "Each line at the end of a row runs its cell again."),
             _plots(run),
             section("All cells", cells_table(run, shown), _cells_note(run, shown)),
             section("Gates", _gates(run)),
+            section("Probes", _probes(run), "Every demanded probe was hit in some cell, or the run is red."),
             section("Rewrites", _rewrites(run), "What ran instead of what was asked."),
             section("Choices", _choices(run), "What was left to the engine, and why it chose so."),
             section("Waivers", _waivers(run), "Red, known, and still run."),
@@ -39,6 +40,16 @@ def run_page(run: RunView) -> str:
         )
     )
     return page(f"specmatrix {head}", body, {"cells": [row_details(cell) for cell in shown]})
+
+
+def _common(run: RunView) -> list[str]:
+    """What the banner says of the run as a whole: unhit probes, then what red cells have in common."""
+    probes = run.summary.probes
+    return [*([probes.message] if probes.state == "FAIL" else []), *(factor.text for factor in run.factors)]
+
+
+def _probes(run: RunView) -> str:
+    return f'<p class="note">{escape(run.summary.probes.message)}.</p>'
 
 
 def _tiles(run: RunView) -> str:

@@ -32,6 +32,9 @@ def print_run(run: RunView, console: Console) -> None:
     gates = {gate: sum(row.values()) - row.get("PASS", 0) for gate, row in run.summary.by_gate.items()}
     words = [f"{gate} [red]{red} red[/red]" if red else f"{gate} [green]ok[/green]" for gate, red in gates.items()]
     _say(console, "gates: " + ", ".join(words))
+    probes = run.summary.probes
+    colour = {"PASS": "green", "FAIL": "red"}.get(probes.state, "dim")
+    _say(console, f"[{colour}]{escape(probes.message)}[/{colour}]")
     for rewrite in run.rewrites:
         _say(console, f"[dim]rewritten in {count(rewrite.cells, 'cell')}: {escape(rewrite.signature)}[/dim]")
     colour = "green" if run.verdict == "green" else "red"
@@ -48,6 +51,8 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
             _say(console, f"[yellow]{escape(mismatch.name)} differs: {escape(mismatch.why)}[/yellow]")
     for factor in comparison.factors:
         _say(console, f"[bold red]{escape(factor.text)}[/bold red]")
+    for sentence in comparison.probes.sentences():
+        _say(console, f"[cyan]{escape(sentence)}[/cyan]")
     for word, rows in (("lost", comparison.coverage.lost), ("gained", comparison.coverage.gained)):
         for row in rows[:8]:
             shown = ", ".join(pair_text(pair) for pair in row.pairs[:4]) + (" …" if len(row.pairs) > 4 else "")

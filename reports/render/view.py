@@ -49,8 +49,8 @@ class RunView:
 
     @property
     def verdict(self) -> str:
-        """ "green" if no cell is red, else "red"; a run without cells proves nothing and is red."""
-        return "green" if not self.red and self.cells else "red"
+        """ "green" if no cell is red and no probe, else "red"; a run without cells proves nothing and is red."""
+        return "green" if not self.red and self.cells and self.summary.probes.state != "FAIL" else "red"
 
 
 def view(report: Report) -> RunView:

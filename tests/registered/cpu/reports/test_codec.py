@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reports.codec import decode_cell, decode_header, encode_cell, encode_end, encode_header
-from reports.schema import CELL_KEYS, CellResult, GateResult, Reason, ReportError, Rewrite, Waiver
+from reports.schema import CELL_KEYS, CellResult, GateResult, ProbeDemand, Reason, ReportError, Rewrite, Waiver
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 
@@ -32,7 +32,27 @@ def test_cell_survives_the_round_trip(make_cell):
 
 
 def test_header_survives_the_round_trip(make_header):
-    assert decode_header(json.loads(encode_header(make_header()))) == make_header()
+    for header in (make_header(), make_header(probes=ProbeDemand(("a", "b"), {"c": "why"}, 7))):
+        assert decode_header(json.loads(encode_header(header))) == header
+
+
+def test_header_of_an_older_report_demands_no_probes(make_header):
+    body = json.loads(encode_header(make_header()))
+    del body["probes"]
+    assert decode_header(body) == make_header()
+
+
+@pytest.mark.parametrize(
+    ("demand", "sentence"),
+    [
+        (["a"], r"the header has probes = \['a'\], allowed is dict or null"),
+        ({"hit": ["a"], "zero": {}}, "probes of the header has no 'cells'"),
+        ({"hit": "a", "zero": {}, "cells": 1}, "probes of the header has hit = 'a', allowed is list"),
+    ],
+)
+def test_a_demand_of_another_shape_is_refused(make_header, demand, sentence):
+    with pytest.raises(ReportError, match=sentence):
+        decode_header(json.loads(encode_header(make_header())) | {"probes": demand})
 
 
 @given(name=TEXT, error=st.none() | TEXT, axes=st.dictionaries(TEXT, JSON, max_size=4), message=TEXT, value=JSON)
@@ -51,7 +71,7 @@ def test_keys_are_written_in_their_order(make_cell):
 
 
 def test_end_line_counts():
-    assert json.loads(encode_end(7)) == {"kind": "end", "cells": 7}
+    assert json.loads(encode_end(7, {"x": 3})) == {"kind": "end", "cells": 7, "probes": {"x": 3}}
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), object()])

@@ -34,6 +34,10 @@ def test_counts_are_stable_and_complete(tmp_path, make_cell, write_report):
         "schema": 1, "cells": 8, "pass": 2, "fail": 3, "not_measured": 2, "infra": 1, "waived": 2, "red": 4,
         "seconds": 1.0, "tier": "cpu", "stage": "pr",
         "by_gate": {"ledger": {"PASS": 6}, "lossless": {"PASS": 5, "NOT MEASURED": 1}},
+        "probes": {
+            "state": "NOT JUDGED", "message": "probes are not judged: stage pr demands none",
+            "unhit": [], "broken": [],
+        },
     }  # fmt: skip
 
 

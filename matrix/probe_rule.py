@@ -1,0 +1,21 @@
+"""What the probes of a stage must show: the widest stage that runs by itself hits every one of them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from engine.core.probes import PROBES, ZERO
+from matrix.lockfile import stage_cells
+from matrix.selection import of_gpus
+from reports.schema import ProbeDemand
+
+# A smaller stage leaves modes out for their price.
+STAGE: Final = "nightly"
+
+
+def demanded(stage: str, gpus: int) -> ProbeDemand | None:
+    """What a run of the stage's cells with so many GPUs must show, None for a stage that demands nothing."""
+    if stage != STAGE:
+        return None
+    cells = len(of_gpus(stage_cells(stage), gpus))
+    return ProbeDemand(tuple(name for name in PROBES if name not in ZERO), ZERO, cells)
