@@ -60,16 +60,22 @@ SMOKE_PRESETS: Final = ("eagle3.s3.k4.n8.v2.ragged", "standalone.pair")
 
 def enumerate_cells() -> Iterator[Cell]:
     """Every cell that runs as asked, in the order of the axes; branches are cut as soon as a constraint applies."""
+    make = partial(tuple.__new__, Cell)
+    for launch, tails in enumerate_launches():
+        for tail in tails:
+            yield make(launch + tail)
+
+
+def enumerate_launches() -> Iterator[tuple[tuple[str, ...], list[tuple[str, ...]]]]:
+    """The same launch by launch: its values, and the request values of its cells."""
     split = len(LAUNCH)
     crossing = {column for c in CONSTRAINTS if c.columns[-1] >= split for column in c.columns if column < split}
-    make = partial(tuple.__new__, Cell)
     tails: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
     for launch in _grow([()], 0, split):
         key = tuple([launch[column] for column in sorted(crossing)])
         if key not in tails:
             tails[key] = [cell[split:] for cell in _grow([launch], split, len(AXES))]
-        for tail in tails[key]:
-            yield make(launch + tail)
+        yield launch, tails[key]
 
 
 def _grow(prefixes: Iterable[tuple[str, ...]], start: int, stop: int) -> Iterator[tuple[str, ...]]:
