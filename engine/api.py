@@ -294,6 +294,7 @@ class LLM:
             "window": None if executor.window is None else executor.window.tokens,
             "window_pages": 0 if scheduler.ledger.window is None else scheduler.ledger.window.window.pages,
             "enable_deterministic_inference": executor.pool.deterministic,
+            "cuda_graph_max_bs": 0 if executor.graphs is None else executor.graphs.max_batch,
         }
         more = {"adaptive": adapts} if steps.adapts else {}
         return shown | more | ({"drafter_error": self.drafter_error} if self.drafter_error else {})

@@ -12,6 +12,7 @@ from engine.core.prefix import PrefixCache
 from engine.core.probes import Probes
 from engine.core.schedule import Scheduler
 from engine.core.window import Window
+from engine.device.graphs import Graphs
 from engine.device.staging import StagingRing
 from engine.device.table import SlotTable
 from engine.device.window import WindowMemory, split
@@ -71,6 +72,7 @@ def build(resolved: Resolved, facts: Facts, tokenizer: Tokenizer, locate: Locate
         StagingRing(resolved.lag, device),
         side,
         _guard(resolved, drafter, target, scheduler.steps),
+        Graphs(resolved.cuda_graph_max_bs, device, probes) if resolved.cuda_graph_max_bs else None,
     )
     return Loop(
         scheduler,

@@ -11,6 +11,7 @@ from torch import Tensor
 from engine.core.plan import PlanRow, StepPlan, StepResult
 from engine.device.attention import StepAttention
 from engine.device.batch import StepBatch, count, tree_bias
+from engine.device.graphs import Graphs, Results, Shape, reach_of
 from engine.device.pool import KVPool
 from engine.device.relay import DraftState, Relay
 from engine.device.sample import SamplingRows, chosen_logprobs, pick, top_logprobs
@@ -44,6 +45,7 @@ class DeviceExecutor:
         staging: StagingRing,
         window: WindowMemory | None = None,
         guard: Guard | None = None,
+        graphs: Graphs | None = None,
     ) -> None:
         self.target = target
         self.drafter = drafter
@@ -54,6 +56,7 @@ class DeviceExecutor:
         self.staging = staging
         self.window = window
         self.guard = guard
+        self.graphs = graphs
         self._inference = torch.inference_mode()  # one for all steps: as a decorator it would make one for each
 
     def launch(self, plan: StepPlan) -> InFlight:
@@ -61,16 +64,12 @@ class DeviceExecutor:
         with self._inference:
             self.table.extend(plan.rows)
             self._admit(plan.rows)
-            batch = StepBatch.of(plan, self.relay, self.table)
-            side = None
             if self.window is not None:
                 self.window.extend(plan.rows)
-                side = self.window.step(batch)
-            if self.guard is not None:
-                self.guard.begin(batch)
-            results = (self._prefill if plan.prefill else self._round)(plan, batch, side)
-            if self.guard is not None:
-                results["lies"] = self.guard.codes()
+            if self._repeatable(plan):
+                results = self._repeated(plan)
+            else:
+                results = self._step(plan, StepBatch.of(plan, self.relay, self.table))
             return InFlight(plan, self.staging.put(results))
 
     def collect(self, handle: InFlight) -> StepResult:
@@ -87,6 +86,42 @@ class DeviceExecutor:
             *values.get("stamps", (0, 0)),
             lies=None if self.guard is None else [self.guard.sentence(code) for code in values["lies"]],
         )
+
+    def _step(self, plan: StepPlan, batch: StepBatch) -> Results:
+        """All that a step does behind its uploads."""
+        side = None if self.window is None else self.window.step(batch)
+        if self.guard is not None:
+            self.guard.begin(batch)
+        results = (self._prefill if plan.prefill else self._round)(plan, batch, side)
+        if self.guard is not None:
+            results["lies"] = self.guard.codes()
+        return results
+
+    def _repeatable(self, plan: StepPlan) -> bool:
+        """Whether the step may be a graph: a round that is not too large, of a drafter that is still asked."""
+        if self.graphs is None or plan.prefill:
+            return False
+        if len(plan.rows) <= self.graphs.max_batch and (self.guard is None or self.guard.error is None):
+            return True
+        self.graphs.probes.hit("graph.eager")
+        return False
+
+    def _repeated(self, plan: StepPlan) -> Results:
+        """A round by its graph. Requests that only fill it up have row 0, which owns no page and stays empty."""
+        graphs, table, size = self.graphs, self.table, len(plan.rows)
+        assert graphs is not None
+        rows, accounts = graphs.give([row.row for row in plan.rows], [row.account for row in plan.rows])
+        width, reach = plan.rows[0].width, reach_of(max(row.bound for row in plan.rows), table.positions)
+        self.relay.settle()
+
+        def whole_round() -> Results:
+            results = self._step(plan, StepBatch.round(rows, accounts, width, reach, self.relay, table))
+            self.relay.settle()
+            self.relay.length[:1].zero_()
+            return results
+
+        results = graphs.run(Shape(plan.greedy, plan.logprobs, len(rows), width, reach), whole_round)
+        return {name: tensor if name == "stamps" else tensor[:size] for name, tensor in results.items()}
 
     def _admit(self, rows: tuple[PlanRow, ...]) -> None:
         """Upload the sampling parameters of requests that begin a residence, and clear what their rows carry."""
@@ -106,12 +141,12 @@ class DeviceExecutor:
         for field, column in zip(sampling, columns, strict=True):
             field.index_copy_(0, at, column)
 
-    def _prefill(self, plan: StepPlan, batch: StepBatch, side: WindowStep | None) -> dict[str, Tensor]:
+    def _prefill(self, plan: StepPlan, batch: StepBatch, side: WindowStep | None) -> Results:
         device = batch.rows.device
         chunks = [_padded(row.tokens, batch.width) for row in plan.rows]
         tokens = integers(chain.from_iterable(chunks), device).view(len(chunks), batch.width)
         positions, write, bias = batch.causal(batch.width, self.pool.data.dtype)
-        stamps = self._stamp(plan, batch, side, write, positions)
+        stamps = self._stamp(batch, side, write, positions)
         attend = self._attention(batch, side, write, bias, positions)
         hidden, aux = self.target.forward(tokens, positions, attend, self.drafter.capture)
         assert batch.lengths is not None
@@ -126,7 +161,7 @@ class DeviceExecutor:
         results = {"tokens": sampled, "count": (following < 0).long()}
         return results | stamps | _logprobs(plan, logits, sampled, rows)
 
-    def _round(self, plan: StepPlan, batch: StepBatch, side: WindowStep | None) -> dict[str, Tensor]:
+    def _round(self, plan: StepPlan, batch: StepBatch, side: WindowStep | None) -> Results:
         rows = None if plan.greedy else self.relay.sampling_of(batch.rows)
         tree = self._asked().propose(batch, self.relay)
         write = batch.write
@@ -135,7 +170,7 @@ class DeviceExecutor:
         else:
             positions = batch.start[:, None] + tree.depths
             bias = tree_bias(batch.start, tree.ancestors, batch.reach, self.pool.data.dtype)
-        stamps = self._stamp(plan, batch, side, write, positions)
+        stamps = self._stamp(batch, side, write, positions)
         attend = self._attention(batch, side, write, bias, positions)
         hidden, aux = self.target.forward(tree.tokens, positions, attend, self.drafter.capture)
         logits = self.target.logits(hidden)
@@ -172,7 +207,7 @@ class DeviceExecutor:
 
     def _compact(
         self, parents: Tensor, path: Tensor, accepted: Tensor, write: Tensor, side: WindowStep | None
-    ) -> dict[str, Tensor]:
+    ) -> Results:
         """Move the accepted path's KV to the front of the block. Sources never lie before their destination."""
         order = count(path.shape[1], path.device)
         taken = torch.where(order < accepted[:, None], path, order)
@@ -182,15 +217,13 @@ class DeviceExecutor:
         siblings = (parents[:, 1:, None] == parents[:, None, 1:]).sum((1, 2)) > parents.shape[1] - 1
         return {"moved": (taken != order).any(1), "branched": siblings}
 
-    def _stamp(
-        self, plan: StepPlan, batch: StepBatch, side: WindowStep | None, write: Tensor, positions: Tensor
-    ) -> dict[str, Tensor]:
+    def _stamp(self, batch: StepBatch, side: WindowStep | None, write: Tensor, positions: Tensor) -> Results:
         """Stamp the slots about to be written, and compare the stamps of every position below `start`."""
-        if self.pool.stamps is None:
+        accounts = batch.accounts
+        if self.pool.stamps is None or accounts is None:
             return {}
         expected = self.table.expected(batch.rows, batch.reach)
         below = count(batch.reach, write.device) < batch.start[:, None]
-        accounts = integers([row.account for row in plan.rows], write.device)
         wrong = (self.pool.stamps[batch.slots] != expected) & below
         self.pool.stamps[write.flatten()] = stamp(accounts[:, None], positions).flatten()
         checked, bad = below.sum(), wrong.sum()
@@ -204,7 +237,7 @@ def _padded(tokens: tuple[int, ...], width: int) -> list[int]:
     return [*tokens, *([0] * (width - len(tokens)))]
 
 
-def _logprobs(plan: StepPlan, logits: Tensor, tokens: Tensor, rows: SamplingRows | None) -> dict[str, Tensor]:
+def _logprobs(plan: StepPlan, logits: Tensor, tokens: Tensor, rows: SamplingRows | None) -> Results:
     """Log-probabilities of `tokens` [B, W] and of the best `plan.logprobs` tokens, from logits [B, W, V]."""
     if plan.logprobs < 0:
         return {}

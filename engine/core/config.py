@@ -65,6 +65,8 @@ class EngineConfig:
     context_length: int | Auto = AUTO
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = AUTO
     device: Literal["auto", "cpu", "cuda"] = AUTO
+    disable_cuda_graph: bool = False
+    cuda_graph_max_bs: int | Auto = AUTO
     enable_multi_layer_eagle: bool | Auto = AUTO
     enable_streaming_session: bool = False
     random_seed: int = 0
@@ -230,6 +232,7 @@ class Resolved:
     adaptive_slots: what adapts the depth from round to round, empty for a static one; num_steps and num_draft_tokens
     are then those of the first round.
     ngram: what an n-gram drafter runs with, None for any other.
+    cuda_graph_max_bs: requests of the largest batch whose rounds run as CUDA graphs, 0 for no graphs.
     window: Facts.window; window_pages: KV pages of the layers that have it (padding page not counted), 0 without.
     """
 
@@ -261,6 +264,7 @@ class Resolved:
     window_pages: int = 0
     adaptive_slots: tuple[AdaptiveSlot, ...] = ()
     ngram: NgramOptions | None = None
+    cuda_graph_max_bs: int = 0
     reasons: tuple[Reason, ...] = ()
     rewrites: tuple[Rewrite, ...] = ()
 

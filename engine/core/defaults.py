@@ -12,6 +12,7 @@ from typing import Final
 
 from engine.core.algorithm import Topology
 from engine.core.config import AUTO
+from engine.core.graphing import MOST, graphless, largest_batch, on_gpu
 from engine.core.layering import prediction_layers
 from engine.core.situation import Situation, Value, gram_width, tree_pool
 
@@ -46,10 +47,6 @@ def _constant(value: Value, s: Situation) -> Value:
 
 def _rootless(s: Situation) -> bool:
     return not s.traits.drafts
-
-
-def _on_cuda(s: Situation) -> bool:
-    return s.facts.device_kind == "cuda" and s.facts.gpus > 0
 
 
 def _shape(
@@ -102,7 +99,7 @@ def _pool_tokens(s: Situation) -> int:
 
 
 DEFAULTS: Final[tuple[Default, ...]] = (
-    Default("device", "a GPU is visible", _on_cuda, lambda s: "cuda", "a GPU is visible"),
+    Default("device", "a GPU is visible", on_gpu, lambda s: "cuda", "a GPU is visible"),
     Default("device", "otherwise", _always, lambda s: "cpu", "no GPU is visible"),
     Default(
         "dtype",
@@ -267,6 +264,21 @@ DEFAULTS: Final[tuple[Default, ...]] = (
         TIMING_GATES,
     ),
     Default("spec_version", "otherwise", _always, lambda s: "v2", "overlapped steps are the default", TIMING_GATES),
+    Default(
+        "cuda_graph_max_bs",
+        "no graphs",
+        lambda s: graphless(s) is not None,
+        lambda s: 0,
+        "only rounds that a GPU can repeat without the host are graphs",
+    ),
+    Default(
+        "cuda_graph_max_bs",
+        "otherwise",
+        _always,
+        largest_batch,
+        f"rounds of every batch that may run are graphs, up to {MOST} requests",
+        TIMING_GATES,
+    ),
     Default(
         "max_total_tokens",
         "always",

@@ -26,6 +26,8 @@ PROBES: Final[dict[str, str]] = {
     "adaptive.batch_switch": "the batch size alone changed the depth of the next round",
     "overlap.in_flight": "a step was launched while another was unresolved",
     "overlap.dropped": "a round of a request that was no longer running was dropped",
+    "graph.replayed": "a verify round ran as a CUDA graph",
+    "graph.eager": "a verify round ran without a graph where graphs are on",
     "page.crossed": "a request's reservation grew by a page after its prefill",
     "prefix.hit": "tokens taken from the prefix cache (sum)",
     "prefix.insert": "pages given to the prefix cache (sum)",

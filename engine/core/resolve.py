@@ -109,6 +109,7 @@ def _resolved(situation: Situation, reasons: tuple[Reason, ...], rewrites: tuple
         window_pages=_window_pages(situation),
         adaptive_slots=situation.adaptive.slots if situation.adaptive else (),
         ngram=ngram_options(situation)[0],
+        cuda_graph_max_bs=chosen["cuda_graph_max_bs"],
         reasons=reasons,
         rewrites=rewrites,
     )
@@ -157,6 +158,7 @@ def explicit(resolved: Resolved) -> EngineConfig:
         context_length=resolved.context_length,
         dtype=resolved.dtype,
         device=resolved.device,
+        cuda_graph_max_bs=resolved.cuda_graph_max_bs,
         random_seed=resolved.random_seed,
         strict_memory=resolved.strict_memory,
         kv_stamps=resolved.kv_stamps,

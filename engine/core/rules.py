@@ -8,6 +8,7 @@ from typing import Final
 
 from engine.core.adapting import ADAPTING
 from engine.core.drafting import DRAFTING, SHAPES
+from engine.core.graphing import GRAPHING
 from engine.core.layering import LAYERING
 from engine.core.ngram_rules import NGRAM_RULES, TOPK_IS_BREADTH
 from engine.core.pairing import PAIRING
@@ -113,6 +114,7 @@ RULES: Final[tuple[Rule, ...]] = (
         broken=lambda s: s.asked.device == "cuda" and s.facts.gpus == 0,
         sentence=lambda s: "device cuda needs a visible GPU and there is none; use device cpu",
     ),
+    *GRAPHING,
     *SHAPES,
     TOPK_IS_BREADTH,
     Rule(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Final, NamedTuple
 
 import torch
@@ -42,7 +42,8 @@ class StepBatch:
     lengths [B]: tokens of each chunk, None in a verify round, where every row is W wide. known: in verify rounds of a
     drafter that reads tokens on the host, row by row.
     positions [B, W] start..start + W - 1, and write [B, W] their slots, the padding slot 0 past a chunk's end.
-    relay: where the rows' values come from; None in a batch that was made by hand.
+    relay: where the rows' values come from; None in a batch that was made by hand. accounts [B]: whose pages the rows
+    use, None where nothing is stamped.
     """
 
     rows: Tensor
@@ -54,6 +55,7 @@ class StepBatch:
     lengths: Tensor | None
     known: tuple[Known, ...] = ()
     relay: Relay | None = None
+    accounts: Tensor | None = None
     positions: Tensor = field(init=False)
     write: Tensor = field(init=False)
     _causal: Causal | None = field(init=False, default=None)
@@ -76,7 +78,14 @@ class StepBatch:
             lengths = integers([r.width for r in plan.rows], device)
         width, reach = max([r.width for r in plan.rows]), table.reach(max([r.bound for r in plan.rows]))
         known = () if plan.prefill else tuple([Known(r.rid, r.tokens) for r in plan.rows if r.tokens])
-        return cls(rows, start, root, width, reach, table.read(rows, reach), lengths, known, relay)
+        accounts = None if table.writers is None else integers([r.account for r in plan.rows], device)
+        return cls(rows, start, root, width, reach, table.read(rows, reach), lengths, known, relay, accounts)
+
+    @classmethod
+    def round(cls, rows: Tensor, accounts: Tensor, width: int, reach: int, relay: Relay, table: SlotTable) -> StepBatch:
+        """The batch of a verify round, of what is on the device alone: rows and accounts [B]."""
+        start, root = relay.lengths_and_roots(rows)
+        return cls(rows, start, root, width, reach, table.read(rows, reach), None, (), relay, accounts)
 
     @property
     def carried(self) -> DraftState:
@@ -113,13 +122,13 @@ def _index(numbers: tuple[int, ...], device: torch.device) -> Tensor:
         return integers(numbers, device)
 
 
-@lru_cache(maxsize=8)
+@cache
 def _counted(size: int, device: torch.device) -> Tensor:
     with torch.inference_mode(False):
         return torch.arange(size, device=device)
 
 
-@lru_cache(maxsize=8)
+@cache
 def _hidden_or_seen(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
     """The two values of a bias, -inf and 0."""
     with torch.inference_mode(False):
@@ -127,7 +136,7 @@ def _hidden_or_seen(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, T
         return torch.full((), float("-inf"), dtype=dtype, device=device), torch.zeros((), dtype=dtype, device=device)
 
 
-@lru_cache(maxsize=8)
+@cache
 def _whole_triangle(dtype: torch.dtype, device: torch.device) -> Tensor:
     with torch.inference_mode(False):
         positions = count(LONGEST_TRIANGLE, device)[:, None]

@@ -52,13 +52,18 @@ class Relay:
             self._enter(*self._latest)
         self._latest = rows, length, last
 
+    def settle(self) -> None:
+        """Enter what was published last."""
+        if self._latest is not None:
+            self._enter(*self._latest)
+            self._latest = None
+
     def lengths_and_roots(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """KV lengths [B] and bonus tokens [B, 1] of the batch."""
         if self._latest is not None:
             if self._latest[0] is rows:
                 return self._latest[1:]
-            self._enter(*self._latest)
-            self._latest = None
+            self.settle()
         return self.length.index_select(0, rows), self.last.index_select(0, rows)
 
     def _enter(self, rows: Tensor, length: Tensor, last: Tensor) -> None:

@@ -21,7 +21,7 @@ class SlotTable:
     """
 
     def __init__(self, rows: int, positions: int, page_size: int, device: torch.device, stamps: bool) -> None:
-        self.page_size = page_size
+        self.page_size, self.positions = page_size, positions
         self.slots = torch.zeros(rows, positions, dtype=torch.int64, device=device)
         self.writers = torch.zeros_like(self.slots) if stamps else None
         self._cells, self._stride, self._device = self.slots.view(-1), positions, device

@@ -46,13 +46,16 @@ class Workspaces:
         self._kept: OrderedDict[tuple[int, int], Workspace] = OrderedDict()
 
     def of(self, batch: int, width: int) -> Workspace:
-        """The workspace of a shape; valid until the next forward of the same shape."""
+        """The workspace of a shape; valid until the next forward of the same shape.
+
+        On a GPU each forward has its own, as a graph keeps the memory that it was captured with.
+        """
         space = self._kept.get((batch, width))
         if space is None:
             # Made as ordinary tensors, so that a model can be called in and out of inference mode.
             with torch.inference_mode(False):
                 space = self._make(batch, width)
-            if batch * width <= KEPT_ROWS:
+            if batch * width <= KEPT_ROWS and self._device.type == "cpu":
                 self._kept[batch, width] = space
                 if len(self._kept) > KEPT_SHAPES:
                     self._kept.popitem(last=False)

@@ -5,7 +5,7 @@ A drafter sees batches and target outputs; it knows no request, ledger, schedule
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 from typing import NamedTuple, Protocol
 
 import torch
@@ -80,7 +80,7 @@ def chain(tokens: Tensor) -> DraftTree:
     return DraftTree(tokens, parents, depths, None, nodes - 1)
 
 
-@lru_cache(maxsize=64)
+@cache
 def _line(batch: int, nodes: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Parents and depths of chains; kept, as every round needs them."""
     with torch.inference_mode(False):

@@ -9,7 +9,7 @@ decoding draws with the same seed. Greedy is the case in which the draw is the a
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -35,7 +35,7 @@ def judge(logits: Tensor, tree: DraftTree, start: Tensor, rows: SamplingRows | N
     return Verdict(path, accepted, emit.gather(1, path))
 
 
-@lru_cache(maxsize=64)
+@cache
 def _ones(batch: int, device: torch.device) -> Tensor:
     """The counts of rounds that drafted nothing; kept, as plain decoding needs them at every step."""
     with torch.inference_mode(False):

@@ -14,7 +14,7 @@ Only the last costs time (three more calls), so it alone is left out otherwise.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -91,7 +91,7 @@ def spread_slots(read_slots: Tensor, kv_heads: int, planes: int = 2) -> Tensor:
     return (read_slots[:, None] * (planes * kv_heads) + _kinds(planes, kv_heads, read_slots.device)).view(-1)
 
 
-@lru_cache(maxsize=16)
+@cache
 def _kinds(planes: int, kv_heads: int, device: torch.device) -> Tensor:
     """A slot's rows, [planes, 1, kv_heads, 1]; kept, as every step needs it."""
     with torch.inference_mode(False):

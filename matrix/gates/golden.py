@@ -14,7 +14,7 @@ from matrix.resolution import REQUEST_DEFAULTS
 from matrix.zoo_facts import zoo_facts
 
 GOLDEN_FILE: Final = Path(__file__).parents[1] / "golden" / "resolved.yaml"
-# Where the models lie, and the instruments that the runner switches on: neither is part of what a cell asks.
+# Where the models lie, the instruments that the runner switches on, and what a GPU adds: no part of what a cell asks.
 LEFT_OUT: Final = frozenset(
     {
         "model_path",
@@ -23,6 +23,7 @@ LEFT_OUT: Final = frozenset(
         "kv_stamps",
         "enable_deterministic_inference",
         "enable_streaming_session",
+        "cuda_graph_max_bs",
         "reasons",
         "rewrites",
     }
@@ -40,7 +41,9 @@ def golden_row(resolved: Mapping[str, Any]) -> dict[str, Any]:
     """What is compared of a resolved configuration."""
     return {
         "values": {key: value for key, value in resolved.items() if key not in LEFT_OUT and value != []},
-        "reasons": [f"{r['field']} = {r['value']}: {r['because']}" for r in resolved["reasons"]],
+        "reasons": [
+            f"{r['field']} = {r['value']}: {r['because']}" for r in resolved["reasons"] if r["field"] not in LEFT_OUT
+        ],
         "rewrites": [f"{r['field']} {r['asked']} -> {r['got']}: {r['reason']}" for r in resolved["rewrites"]],
     }
 

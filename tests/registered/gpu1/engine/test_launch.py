@@ -36,7 +36,7 @@ def waits_for_nothing(llm) -> None:
 def test_no_launch_waits_and_the_tokens_are_those_of_a_cpu(algorithm, topk, version):
     timing = {} if algorithm == "NGRAM" else {"spec_version": version}
     expected = answer(engine(algorithm, topk, device="cpu", **timing))
-    llm = engine(algorithm, topk, device="cuda", dtype="float32", kv_stamps=True, **timing)
+    llm = engine(algorithm, topk, device="cuda", dtype="float32", kv_stamps=True, disable_cuda_graph=True, **timing)
     assert llm.readback()["device"] == "cuda"
     answer(llm)  # Kernels are compiled and tables made at their first use.
     waits_for_nothing(llm)

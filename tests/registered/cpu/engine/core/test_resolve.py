@@ -122,6 +122,8 @@ def runnable(draw: st.DrawFn) -> tuple[EngineConfig, Facts]:
         context_length=draw(auto(st.integers(2, 100))),
         dtype=draw(st.sampled_from([AUTO, "float32", "bfloat16"])),
         device=draw(st.sampled_from([AUTO, "cpu"])),
+        disable_cuda_graph=draw(st.booleans()),
+        cuda_graph_max_bs=draw(auto(st.integers(0, 64))),
         random_seed=draw(st.integers(0, 9)),
         strict_memory=draw(st.integers(0, 2)),
         kv_stamps=draw(st.booleans()),
@@ -178,6 +180,8 @@ def test_explicit_values_are_kept_or_rewritten_and_automatic_ones_have_a_reason(
             assert resolved.radix_cache is not asked
         elif name == "disable_overlap_schedule":
             assert not asked or resolved.spec_version == "v1"
+        elif name == "disable_cuda_graph":
+            assert not asked or resolved.cuda_graph_max_bs == 0
         elif name == "speculative_adaptive":
             assert bool(resolved.adaptive_slots) is asked
         elif name == "speculative_adaptive_config":

@@ -395,6 +395,12 @@ REFUSED = [
         f"random_seed must be 0 to {2**63 - 1}, got -1: the counter-based generator takes 63 bits",
     ),
     (
+        "cuda-graph-max-bs-range",
+        EngineConfig("m", cuda_graph_max_bs=-1),
+        facts(None),
+        "cuda_graph_max_bs must be 0 to 1024, got -1: requests of the largest batch that is a graph, 0 for no graphs",
+    ),
+    (
         "gpu-missing",
         EngineConfig("m", device="cuda"),
         facts(None),
@@ -466,6 +472,11 @@ REWRITTEN = [
             '"down_hysteresis": -0.25, "up_hysteresis": 0.0, "ceiling_coeff": 0.0}}',
             "the flat format without batch sizes is read as one slot for all of them",
         ),
+    ),
+    (
+        "graphs-impossible",
+        EngineConfig("m", cuda_graph_max_bs=8),
+        (8, 0, "only a GPU has CUDA graphs, so rounds run without"),
     ),
     (
         "whole-pages",

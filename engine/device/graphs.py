@@ -1,0 +1,144 @@
+"""Rounds as CUDA graphs, one for each shape; a round of a shape that has none yet runs as it is. Both are counted.
+
+A graph repeats the same kernels on the same memory, so whatever a round reads must lie still: weights, pools, tables
+and the relay do, the rows are copied into buffers here, and all else is allocated while the graph is captured and
+stays its own. All graphs share one pool of memory, since they run one after another in one stream.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from engine.core.probes import Probes
+from engine.device.upload import integers
+
+Results: TypeAlias = dict[str, Tensor]
+# Batches up to SMALL are padded to a power of two, larger ones to a multiple of it.
+SMALL: Final = 8
+# Positions that a graph reads are a multiple of this up to FINE times it, and then of an eighth of their power of two.
+READ_STEP: Final = 256
+FINE: Final = 8
+# Graphs that are kept; the one that was used longest ago makes room.
+KEPT: Final = 64
+
+
+class Shape(NamedTuple):
+    """What a graph is made for: how a round samples and how many log-probabilities it shows, requests with padding,
+    nodes of each, positions read."""
+
+    greedy: bool
+    logprobs: int
+    batch: int
+    width: int
+    reach: int
+
+
+class Captured(NamedTuple):
+    """A graph, and the tensors that hold its results behind a replay."""
+
+    graph: torch.cuda.CUDAGraph
+    results: Results
+
+
+class Graphs:
+    """Captures and replays rounds of up to `max_batch` requests on one device.
+
+    rows and accounts int64 [max_batch]: what a round is given. On a CPU nothing is captured, and every round runs as it
+    is, padding included.
+    """
+
+    def __init__(self, max_batch: int, device: torch.device, probes: Probes, kept: int = KEPT) -> None:
+        self.max_batch, self.probes = max_batch, probes
+        self._given = torch.zeros(2, padded(max_batch), dtype=torch.int64, device=device)
+        self._last: tuple[int, ...] = ()
+        self._cuda = device.type == "cuda"
+        self._kept = kept
+        self._graphs: OrderedDict[Shape, Captured | None] = OrderedDict()
+        self._pool: tuple[int, int] | None = None
+        self._stream = torch.cuda.Stream(device) if self._cuda else None
+
+    @property
+    def memory(self) -> tuple[int, int]:
+        """How many graphs there are, and the bytes of the pool that they share."""
+        count = sum(graph is not None for graph in self._graphs.values())
+        if not count:
+            return 0, 0
+        blocks = torch.cuda.memory_snapshot(self._pool)
+        return count, sum(block["total_size"] for block in blocks)
+
+    def give(self, rows: Sequence[int], accounts: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """The rows and accounts of a round, padded with row 0 and account 0."""
+        size = padded(len(rows))
+        padding = (0,) * (size - len(rows))
+        given = (*rows, *padding, *accounts, *padding)
+        if given != self._last:
+            self._last = given
+            self._given[:, :size].copy_(integers(given, self._given.device).view(2, size), non_blocking=True)
+        return self._given[0, :size], self._given[1, :size]
+
+    def run(self, shape: Shape, round_: Callable[[], Results]) -> Results:
+        """The results of a round, valid until the next one; round_ computes them on the device, from what was given.
+
+        The first round of a shape runs as it is, which compiles what is needed and makes the tables that rounds share;
+        the second is captured.
+        """
+        if not self._cuda or shape not in self._graphs:
+            self._graphs[shape] = None
+            if len(self._graphs) > self._kept:
+                self._graphs.popitem(last=False)
+            self.probes.hit("graph.eager")
+            return round_()
+        self._graphs.move_to_end(shape)
+        captured = self._graphs[shape]
+        if captured is None:
+            captured = self._graphs[shape] = self._capture(round_)
+        captured.graph.replay()
+        self.probes.hit("graph.replayed")
+        return captured.results
+
+    def _capture(self, round_: Callable[[], Results]) -> Captured:
+        graph = torch.cuda.CUDAGraph()
+        stream, main = self._stream, torch.cuda.current_stream()
+        assert stream is not None
+        if not any(self._graphs.values()):
+            # A pool ends with the last graph in it.
+            self._pool = torch.cuda.graph_pool_handle()
+        stream.wait_stream(main)
+        with torch.cuda.stream(stream), _uncollected():
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                results = round_()
+            finally:
+                graph.capture_end()
+        main.wait_stream(stream)
+        return Captured(graph, results)
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """No garbage is collected meanwhile: an old graph among it would be destroyed within the capture."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def padded(batch: int) -> int:
+    """How many requests a graph for `batch` of them has."""
+    return 1 << (batch - 1).bit_length() if batch <= SMALL else -(-batch // SMALL) * SMALL
+
+
+def reach_of(bound: int, most: int) -> int:
+    """How many positions a graph reads whose rows end below `bound`; most: all that there are."""
+    step = max(READ_STEP, (1 << (bound - 1).bit_length()) // (2 * FINE))
+    return min(-(-bound // step) * step, most)

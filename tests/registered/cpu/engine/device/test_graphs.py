@@ -1,0 +1,70 @@
+"""Shapes of graphs; on a CPU a padded round runs as it is and gives what a round without padding gives."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.core.probes import Probes
+from engine.device.graphs import Graphs, Shape, padded, reach_of
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from launches import RUNS, answer, engine
+
+pytestmark = pytest.mark.register(est_seconds=4, tier="cpu", stage="pr")
+
+CPU = torch.device("cpu")
+
+
+def test_batches_are_padded_to_powers_of_two_and_then_to_eights():
+    assert [padded(n) for n in (1, 2, 3, 5, 8, 9, 16, 17, 160)] == [1, 2, 4, 8, 8, 16, 16, 24, 160]
+
+
+def test_reach_comes_in_steps_of_which_at_most_a_fifth_is_waste():
+    assert [reach_of(n, 9999) for n in (1, 256, 257, 2048, 2049, 4097)] == [256, 256, 512, 2048, 2304, 4608]
+    assert reach_of(300, 333) == 333
+    for bound in range(1500, 30000, 37):
+        assert bound <= reach_of(bound, 1 << 20) < 1.2 * bound
+
+
+def test_what_a_round_is_given_is_padded_with_row_0():
+    graphs = Graphs(6, CPU, Probes())
+    rows, accounts = graphs.give([3, 1, 2], [7, 8, 9])
+    assert (rows.tolist(), accounts.tolist()) == ([3, 1, 2, 0], [7, 8, 9, 0])
+    again, _ = graphs.give([5], [4])
+    assert (again.tolist(), again.data_ptr()) == ([5], rows.data_ptr())
+    assert graphs.give([3, 1, 2], [7, 8, 9])[1].tolist() == [7, 8, 9, 0]
+
+
+def test_shapes_are_kept_up_to_a_number():
+    graphs = Graphs(4, CPU, Probes(), kept=2)
+    for reach in (256, 512, 768):
+        graphs.run(Shape(True, -1, 4, 1, reach), dict)
+    assert len(graphs._graphs) == 2 and graphs.memory == (0, 0)
+    assert (graphs.probes.counts["graph.eager"], graphs.probes.counts["graph.replayed"]) == (3, 0)
+
+
+@pytest.mark.parametrize(("algorithm", "topk"), [run for run in RUNS if run[0] != "NGRAM"])
+def test_padding_changes_nothing(algorithm, topk):
+    options = {"kv_stamps": True, "strict_memory": 2, "enable_deterministic_inference": True}
+    expected = answer(engine(algorithm, topk, **options))
+    llm = engine(algorithm, topk, **options)
+    executor = llm.loop.executor
+    executor.graphs = Graphs(4, CPU, llm.loop.probes)
+    assert answer(llm) == expected
+    assert llm.probes["graph.eager"] == llm.probes["decode.round"]
+    assert executor.relay.length[0] == 0
+    assert llm.probes["stamp.checked"] and not llm.probes["stamp.wrong"]
+
+
+def test_a_larger_batch_runs_without_a_graph():
+    llm = engine("NONE", 1)
+    llm.loop.executor.graphs = Graphs(2, CPU, llm.loop.probes)
+    expected = answer(engine("NONE", 1))
+    assert answer(llm) == expected
+    kept = llm.loop.executor.graphs._graphs
+    assert {shape.batch for shape in kept} == {1, 2}
+    assert llm.probes["graph.eager"] == llm.probes["decode.round"]
