@@ -93,7 +93,7 @@ AXES: Final[tuple[Axis, ...]] = (
         "page_size",
         "launch",
         "tokens per KV page",
-        (Value("1", ""), Value("4", "p4"), Value("16", "p16"), Value("64", "p64")),
+        (Value("1", ""), Value("4", "p4"), Value("16", "p16"), Value("64", "p64"), Value("256", "p256", 0.3)),
     ),
     Axis("prefix_cache", "launch", "radix cache", (Value("on", ""), Value("off", "nocache"))),
     Axis(

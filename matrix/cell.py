@@ -18,10 +18,15 @@ DRAFTS: Final = {
     ("qwen3", "standalone"): "qwen3-mini-standalone",
     ("qwen3", "eagle3"): "qwen3-mini-eagle3",
 }
-# Holds the longest request of a workload alone, but no two of them to their end; a multiple of every page size.
+# Tight memory holds the longest request of a workload alone, but no two of them to their end. It is this or so many
+# pages, whichever is more: with fewer no request would ever ask for another page.
 TIGHT_TOKENS: Final = 192
-# Holds every request of the largest workload at once; a pool larger than that only makes its checks slower.
+TIGHT_PAGES: Final = 2
+# Layers with a sliding window keep room for two pages of each request, and two requests must run.
+TIGHT_WINDOW_PAGES: Final = 4
+# Ample memory holds every request of the largest workload at once; more only makes its checks slower.
 AMPLE_TOKENS: Final = 12_288
+AMPLE_PAGES: Final = 128
 
 
 class Cell(NamedTuple):
@@ -110,6 +115,15 @@ class Cell(NamedTuple):
         """GPUs that the cell needs; 0 runs on a CPU."""
         return max(table[value] for table, value in zip(GPUS, self, strict=True))
 
+    @property
+    def memory_tokens(self) -> int:
+        """Tokens of KV memory: whole pages, few or plenty."""
+        page = int(self.page_size)
+        if self.memory == "ample":
+            return max(AMPLE_TOKENS, AMPLE_PAGES * page)
+        pages = TIGHT_WINDOW_PAGES if self.model == "qwen3" and page > TIGHT_TOKENS else TIGHT_PAGES
+        return max(TIGHT_TOKENS, pages * page)
+
     def config(self) -> EngineConfig:
         """What this cell asks of an engine: the only bridge from the matrix to the engine."""
         return EngineConfig(
@@ -124,7 +138,7 @@ class Cell(NamedTuple):
             page_size=int(self.page_size),
             disable_radix_cache=self.prefix_cache == "off",
             chunked_prefill_size=-1 if self.prefill_chunk == "off" else int(self.prefill_chunk),
-            max_total_tokens=TIGHT_TOKENS if self.memory == "tight" else AMPLE_TOKENS,
+            max_total_tokens=self.memory_tokens,
             max_running_requests=_size(self.slots),
         )
 

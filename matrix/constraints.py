@@ -67,7 +67,7 @@ def _lifted(name: str, *axes: str) -> Constraint:
 def _equal_widths(cell: Cell) -> bool:
     """A tree whose width is the length of its paths: steps + 1."""
     explicit = "auto" not in (cell.steps, cell.topk, cell.draft_tokens)
-    if not explicit or cell.algorithm == "none" or int(cell.topk) == 1:
+    if not explicit or cell.algorithm in ("none", "dflash") or int(cell.topk) == 1:
         return False
     width = int(cell.draft_tokens)
     return width == int(cell.steps) + 1 and width - 1 <= tree_pool(int(cell.steps), int(cell.topk))
@@ -78,6 +78,10 @@ CONSTRAINTS: Final[tuple[Constraint, ...]] = (
     _lifted("steps-auto-alone", "algorithm", "steps", "topk", "draft_tokens"),
     _lifted("tree-too-wide", "algorithm", "steps", "topk", "draft_tokens"),
     _lifted("v2-needs-overlap", "spec_version", "overlap"),
+    _lifted("ngram-tree-too-wide", "algorithm", "steps", "topk", "draft_tokens"),
+    _lifted("block-too-wide", "algorithm", "model", "draft_tokens"),
+    _lifted("block-steps", "algorithm", "steps"),
+    _lifted("chains-only", "algorithm", "topk"),
     _lifted("chain-width", "algorithm", "steps", "topk", "draft_tokens"),
     _lifted("no-step-in-flight", "algorithm", "spec_version"),
     _lifted("nothing-bundled", "algorithm", "model"),
@@ -88,15 +92,6 @@ CONSTRAINTS: Final[tuple[Constraint, ...]] = (
         "the zoo trained no such draft for this model",
         ("algorithm", "model"),
         lambda cell: cell.draft is None and cell.algorithm in {algorithm for _, algorithm in DRAFTS},
-    ),
-    Constraint(
-        "sizes-of-their-own",
-        "redundant",
-        "n-gram trees and blocks have widths of their own; other sizes are the subject of the drafters' contract suite",
-        ("algorithm", "steps", "topk", "draft_tokens"),
-        lambda cell: (
-            cell.algorithm in ("ngram", "dflash") and (cell.steps, cell.topk, cell.draft_tokens) != ("auto",) * 3
-        ),
     ),
     Constraint(
         "equal-widths",
@@ -118,6 +113,15 @@ CONSTRAINTS: Final[tuple[Constraint, ...]] = (
         "a lone request is never retracted",
         ("memory", "batch"),
         lambda cell: cell.memory == "tight" and cell.batch == "single",
+    ),
+    Constraint(
+        "page-never-full",
+        "redundant",
+        "an answer that ends by itself stays within its first page of 256 tokens, so nobody asks for another",
+        ("page_size", "memory", "batch", "finish"),
+        lambda cell: (
+            (cell.page_size, cell.memory) == ("256", "tight") and cell.batch != "single" and cell.finish != "length"
+        ),
     ),
     Constraint(
         "slots-unfilled",

@@ -43,6 +43,15 @@ PRESETS: Final[dict[str, str]] = {
     "nextn.deepseek.s3.k4.n8.v2.p16.ragged.temperature": "latent keys of an accepted path are moved together",
     "nextn.deepseek.s5.v2.p4.tight.burst": "latent attention: retraction under a chain deeper than the layers",
     "nextn.deepseek.s2.v2.p64.ragged.stream": "a session's turns over bundled layers, each a token further on",
+    "none.v1.p256.tight.ragged.stream.length": "semantics 8.6: turns are retracted from large pages",
+    "none.v2.p256.c32.tight.burst.stream.length": "semantics 8.6: the same over chunks, a step in flight",
+    "none.v2.p256.tight.ragged.stream.length.abort_running": "semantics 8.6: aborted turns leave large pages whole",
+    "eagle3.s3.k1.n4.v1.p256.c32.tight.ragged.stream.length": "semantics 8.6: drafted turns in large pages, read at once",
+    "eagle3.s3.k1.n4.v2.p256.c32.tight.ragged.stream.length": "semantics 8.6: drafted turns in large pages, in flight",
+    "none.qwen3.v2.p256.nocache.c32.tight.ragged.stream.length": "semantics 8.6: windows in pages larger than they are",
+    "ngram.s3.k4.n8.ragged": "an n-gram tree of an asked depth, breadth and width",
+    "ngram.k1.n8.burst": "an n-gram chain",
+    "dflash.n4.ragged": "a block narrower than the draft was made for",
 }
 # Launches on which the request axes are swept pairwise: one engine start each, exams left out for their price.
 SWEEPS: Final[dict[str, tuple[str, ...]]] = {

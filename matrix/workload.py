@@ -1,4 +1,4 @@
-"""The requests of a cell: a pure function of the cell's request values, its memory and a seed.
+"""The requests of a cell: a pure function of the cell's request values, the size of its memory and a seed.
 
 Prompts are questions of gsm-mini's test split. Requests named `q<index>` are question `index` of that file, those
 named `q<index>.again` repeat one (the prefix cache must serve it), those named `q<index>.turn<n>` continue one in a
@@ -106,8 +106,8 @@ def workload(cell: Cell, seed: int) -> tuple[Ask, ...]:
         place = min(1, len(asks) - 1)
         asks[place] = replace(asks[place], abort_after=ABORT_AFTER)
     if cell.session != "none":
-        streaming, tight = cell.session == "streaming", cell.memory == "tight"
-        return tuple(conversations(asks, streaming, tight, cell.abort == "running"))
+        short = cell.memory == "tight" and cell.memory_tokens == TIGHT_TOKENS
+        return tuple(conversations(asks, cell.session == "streaming", short, cell.abort == "running"))
     return (*asks, *_draws(cell, seed))
 
 
@@ -144,10 +144,12 @@ def _ask(cell: Cell, name: str, index: int, place: int, seed: int, limit: int) -
     tight = cell.memory == "tight"
     if cell.finish == "length":
         lengths = TIGHT_LENGTH_LIMITS if tight else LENGTH_LIMITS
-        limit = lengths[place % len(lengths)]
+        # Of a larger tight memory, too, each request fills more than half.
+        more = (cell.memory_tokens - TIGHT_TOKENS) // 2 if tight else 0
+        limit = lengths[place % len(lengths)] + more
     if tight:
         # Odd, so that the end of the limit is no multiple of a page or a round.
-        limit = min(limit, TIGHT_TOKENS - SLACK - _lengths(index)[0] - 1)
+        limit = min(limit, cell.memory_tokens - SLACK - _lengths(index)[0] - 1)
     mixed = "temperature" if place % 2 else "greedy"
     # Under tight memory a request must live long enough to be in the way, except where it is soon alone.
     stop = int(cell.abort != "none" and cell.batch == "pair") if tight else place % 2

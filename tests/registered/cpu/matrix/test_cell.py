@@ -121,10 +121,19 @@ def test_the_default_cell_asks_for_plain_decoding_and_leaves_the_draft_automatic
     )
 
 
-@pytest.mark.parametrize("tokens", [TIGHT_TOKENS, AMPLE_TOKENS])
-def test_memory_is_whole_pages_of_every_size(tokens):
-    sizes = [int(name) for name in AXES[NAMES.index("page_size")].names]
-    assert all(tokens % size == 0 for size in sizes)
+@pytest.mark.parametrize("memory", ["tight", "ample"])
+@pytest.mark.parametrize("model", AXES[NAMES.index("model")].names)
+def test_memory_is_whole_pages_of_every_size_and_more_than_one(memory, model):
+    for size in AXES[NAMES.index("page_size")].names:
+        tokens = Cell(model=model, page_size=size, memory=memory).memory_tokens
+        assert tokens % int(size) == 0 and tokens // int(size) >= 2
+
+
+def test_large_pages_take_more_memory():
+    tokens = {name: Cell.from_id(name).memory_tokens for name in ("none.p64.tight", "none.p256.tight", "none.p256")}
+    assert tokens == {"none.p64.tight": TIGHT_TOKENS, "none.p256.tight": 512, "none.p256": 128 * 256}
+    assert Cell.from_id("none.qwen3.p256.tight").memory_tokens == 1024
+    assert Cell.from_id("none.qwen3.p64.tight").memory_tokens == TIGHT_TOKENS
 
 
 def test_prices_add_up():

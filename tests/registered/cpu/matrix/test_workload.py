@@ -2,7 +2,7 @@ import pytest
 
 from engine.core.errors import ConfigError
 from matrix.axes import AXES
-from matrix.cell import TIGHT_TOKENS, Cell
+from matrix.cell import Cell
 from matrix.constraints import expect
 from matrix.conversation import WAVES
 from matrix.lockfile import stage_cells
@@ -36,10 +36,20 @@ def test_every_workload_fits_its_cell(seed):
         assert len({ask.name for ask in asks}) == len(asks), cell.id
         assert len(asks) - len(own) == (DRAWS if draws_apply(cell) else 0), cell.id
         if cell.memory == "tight":
-            assert max(longest(asks)) + SLACK <= TIGHT_TOKENS, cell.id
+            assert max(longest(asks)) + SLACK <= cell.memory_tokens, cell.id
 
 
-def test_it_is_a_pure_function_and_reads_no_launch_value_but_memory():
+@pytest.mark.parametrize("launch", ["none.v2.p256.tight", "none.qwen3.nocache.p256.c32.tight", "none.p64.tight"])
+@pytest.mark.parametrize("seed", [0, 1, 17])
+def test_two_requests_never_fit_tight_memory_to_their_ends(launch, seed):
+    """Each fills more than half, so two of them ask for the same last page; turns do where a page is that large."""
+    for batch in ("pair", "ragged.stream", "burst.branch") if "p256" in launch else ("pair", "burst"):
+        cell = Cell.from_id(f"{launch}.{batch}.length")
+        first = [ask for ask in workload(cell, seed) if ".turn" not in ask.name]
+        assert 2 * min(longest(first)) > cell.memory_tokens, cell.id
+
+
+def test_it_is_a_pure_function_and_reads_no_launch_value_but_the_size_of_memory():
     request = {axis.name for axis in AXES if axis.scope == "request"}
     cell = Cell.from_id("eagle3.s3.k4.n8.v2.p16.ragged.mixed.stop_string.abort_running")
     plain = Cell(**{name: value for name, value in cell.values.items() if name in request})
