@@ -36,7 +36,7 @@ def in_waves(sizes: Sequence[int], make: Callable[[int, int], Ask]) -> list[Ask]
 def conversations(asks: Sequence[Ask], streaming: bool, short: bool, aborts: bool) -> list[Ask]:
     """The first turn of a session for each ask (but some plain ones in a larger batch), followed by its other turns.
 
-    short: few tokens a turn. aborts: the second turn of the first session is aborted, and the first turn of the second one.
+    short: few tokens a turn. aborts: the second turn of the first session is aborted, and the first of the second one.
     """
     out: list[Ask] = []
     for place, ask in enumerate(asks):

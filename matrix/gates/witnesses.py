@@ -84,7 +84,8 @@ def _share(cell: Cell, run: Run) -> bool:
 def _starved(cell: Cell, run: Run) -> bool:
     # The turns of a session are short, except where a page holds more than they would.
     long = cell.session == "none" or cell.page_size == "256"
-    return cell.memory == "tight" and long and _two_run(cell, run) and (cell.batch in ("ragged", "burst") or cell.abort == "none")
+    tight = cell.memory == "tight" and long and _two_run(cell, run)
+    return tight and (cell.batch in ("ragged", "burst") or cell.abort == "none")
 
 
 def _slides(cell: Cell, run: Run) -> bool:
