@@ -27,9 +27,18 @@ def components() -> list[tuple[str, ...]]:
 
 def allowed(component: Sequence[str]) -> list[dict[str, str]]:
     """Every combination of the component's values that no constraint applies to; other axes at their defaults."""
+    judges = [
+        ([component.index(name) for name in constraint.axes], constraint.forbidden)
+        for constraint in CONSTRAINTS
+        if set(constraint.axes) <= set(component)
+    ]
     values = product(*(AXES[NAMES.index(name)].names for name in component))
-    found = [dict(zip(component, combination, strict=True)) for combination in values]
-    return [assignment for assignment in found if not explain(Cell(**assignment))]
+    runs = [
+        combination
+        for combination in values
+        if not any(tuple([combination[column] for column in columns]) in forbidden for columns, forbidden in judges)
+    ]
+    return [dict(zip(component, combination, strict=True)) for combination in runs]
 
 
 @cache
