@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from engine.core.probes import PROBES, ZERO
+from engine.core.probes import GPU, PROBES, ZERO
 from matrix.lockfile import stage_cells
 from matrix.selection import of_gpus
 from reports.schema import ProbeDemand
@@ -18,4 +18,5 @@ def demanded(stage: str, gpus: int) -> ProbeDemand | None:
     if stage != STAGE:
         return None
     cells = len(of_gpus(stage_cells(stage), gpus))
-    return ProbeDemand(tuple(name for name in PROBES if name not in ZERO), ZERO, cells)
+    never = (*ZERO, *(() if gpus else GPU))
+    return ProbeDemand(tuple(name for name in PROBES if name not in never), ZERO, cells)

@@ -56,6 +56,8 @@ PROBES: Final[dict[str, str]] = {
     "stamp.wrong": "KV slots that held another request's or position's stamp (sum)",
 }
 
+# Only a GPU can hit these.
+GPU: Final = ("graph.replayed", "graph.eager")
 # Hits of these are defects; every other probe must be hit somewhere in a whole nightly stage.
 ZERO: Final[dict[str, str]] = {
     "stamp.wrong": "a slot that holds another position's KV is read as if it were the right one",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.core.probes import PROBES, ZERO
+from engine.core.probes import GPU, PROBES, ZERO
 from matrix.faults.plant import planted
 from matrix.lockfile import stage_cells
 from matrix.probe_rule import demanded
@@ -25,7 +25,9 @@ def test_only_the_whole_stage_demands_probes():
     demand = demanded("nightly", 0)
     assert demand is not None
     assert demand.cells == len(stage_cells("nightly"))
-    assert set(demand.hit) | set(demand.zero) == set(PROBES)
+    on_gpu = demanded("nightly", 1)
+    assert on_gpu is not None and set(on_gpu.hit) - set(demand.hit) == set(GPU)
+    assert set(on_gpu.hit) | set(demand.zero) == set(PROBES)
     assert set(demand.zero) == set(ZERO) == {"stamp.wrong"}
 
 
