@@ -14,11 +14,12 @@ pytestmark = pytest.mark.register(est_seconds=5, tier="cpu", stage="pr")
 CELL = "eagle3.s3.k4.n8.v2.p16.pair"
 REFUSED = Cell.from_id("standalone.s1.k2.n16.pair")
 REWRITTEN = "standalone.s3.k1.n6"
+UNCACHED = "eagle3.qwen3.s3.pair"
 
 
 @pytest.fixture(scope="session")
 def gate():
-    return ConfigGate(golden=golden_rows(map(Cell.from_id, (CELL, REFUSED.id, REWRITTEN))))
+    return ConfigGate(golden=golden_rows(map(Cell.from_id, (CELL, REFUSED.id, REWRITTEN, UNCACHED))))
 
 
 def test_every_launch_of_the_lock_is_golden(data_regression, request):
@@ -32,7 +33,7 @@ def test_the_golden_file_serves_the_gate(measured):
     assert ConfigGate(golden=golden_table()).judge(*measured(CELL)).state is State.PASS
 
 
-@pytest.mark.parametrize("cell_id", [CELL, REWRITTEN])
+@pytest.mark.parametrize("cell_id", [CELL, REWRITTEN, UNCACHED])
 def test_the_reviewed_resolution_passes(measured, gate, cell_id):
     outcome = gate.judge(*measured(cell_id))
     assert (outcome.state, outcome.message) == (State.PASS, "")

@@ -40,6 +40,27 @@ def test_each_witness_alone_turns_the_cell_red(measured, witnessed, row):
     assert outcome.state is State.FAIL and row.why in outcome.message
 
 
+@pytest.mark.parametrize(
+    ("cell_id", "share"),
+    [
+        ("standalone.qwen3.s3.k2.n6.v2.p4.nocache.c7.tight.ragged", True),
+        ("standalone.qwen3.s3.k2.n6.v2.p4.nocache.tight.ragged", False),
+    ],
+)
+def test_windows_of_two_requests_are_in_tight_memory_where_prompts_come_in_chunks(measured, cell_id, share):
+    cell, run, baseline = measured(cell_id)
+    assert GATE.judge(cell, run, baseline).state is State.PASS
+    demanded = {row.probe for row in WITNESSES if row.seen and row.when(cell, run)}
+    assert (share, share) == ("decode.batched" in demanded, "retract.done" in demanded)
+    assert (run.witness["retract.done"] > 0) == share and "window.slid" in demanded
+
+
+def test_a_rewritten_prefix_cache_is_not_to_be_seen(measured, witnessed):
+    cell, run, baseline = measured("eagle3.qwen3.s3.pair")
+    assert cell.prefix_cache == "on" and GATE.judge(cell, run, baseline).state is State.PASS
+    assert GATE.judge(cell, witnessed(run, {"prefix.insert": 1}), baseline).state is State.FAIL
+
+
 def test_another_value_that_runs_fails(measured):
     cell, run, baseline = measured(CELL)
     outcome = GATE.judge(cell, replace(run, readback={**run.readback, "topk": 1}), baseline)
