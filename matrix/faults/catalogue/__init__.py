@@ -16,6 +16,7 @@ from matrix.faults.catalogue.memory import MEMORY_FAULTS
 from matrix.faults.catalogue.ngrams import NGRAM_FAULTS
 from matrix.faults.catalogue.sampling import SAMPLING_FAULTS
 from matrix.faults.catalogue.sessions import SESSION_FAULTS
+from matrix.faults.catalogue.sizes import SIZE_FAULTS
 from matrix.faults.catalogue.timing import TIMING_FAULTS
 from matrix.faults.catalogue.windows import WINDOW_FAULTS
 from matrix.faults.fault import Fault
@@ -30,6 +31,7 @@ CATALOGUE: Final[tuple[Fault, ...]] = (
     *HEAD_FAULTS,
     *BLOCK_FAULTS,
     *NGRAM_FAULTS,
+    *SIZE_FAULTS,
     *LAYER_FAULTS,
     *EXPERT_FAULTS,
     *WINDOW_FAULTS,

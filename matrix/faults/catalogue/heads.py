@@ -145,4 +145,15 @@ HEAD_FAULTS: Final[tuple[Fault, ...]] = (
         cells=("standalone.ragged",),
         why="drafted tokens do not see the last committed pair",
     ),
+    Fault(
+        id="draft-layers-share-kv",
+        klass=STRIDE,
+        origin="sglang#23331 (B004), semantics 2.3: optional further layers",
+        file="engine/models/eagle3.py",
+        old="        for i, layer in enumerate(self.deeper, 1):\n",
+        new="        for i, layer in enumerate(self.deeper):\n",
+        expected=("acceptance",),
+        cells=("eagle3.qwen3.s3.k4.n8.v2.p16.nocache.ragged",),
+        why="a draft's second layer writes its KV where the first layer's lies",
+    ),
 )

@@ -1,0 +1,71 @@
+"""Sizes of their own and pages larger than a request: what is equal to something else in the usual cell."""
+
+from typing import Final
+
+from matrix.faults.fault import Edit, Fault
+
+SILENT: Final = "silent fallback / ignored parameter"
+STRIDE: Final = "stride / indexing"
+LEAK: Final = "KV leak / over-allocation"
+BUILDERS: Final = "engine/spec/catalogue.py"
+SCHEDULE: Final = "engine/core/schedule.py"
+LARGE: Final = "none.v2.p256.tight.ragged.stream.length"
+
+SIZE_FAULTS: Final[tuple[Fault, ...]] = (
+    Fault(
+        id="grams-depth-ignored",
+        klass=SILENT,
+        origin="semantics 1.4: steps, breadth and width of an n-gram tree are three numbers",
+        file=BUILDERS,
+        old="        steps=resolved.num_steps,\n",
+        new="        steps=resolved.num_draft_tokens - 1,\n",
+        expected=("acceptance", "effective"),
+        cells=("ngram.s3.k4.n8.ragged",),
+        why="paths of an n-gram tree are as long as its nodes allow, whatever depth was asked",
+    ),
+    Fault(
+        id="grams-breadth-ignored",
+        klass=SILENT,
+        origin="semantics 1.4: topk of an n-gram tree is its breadth",
+        file="engine/core/ngram.py",
+        old=" or len(siblings) >= topk or ",
+        new=" or ",
+        expected=("acceptance",),
+        cells=("ngram.k2.n6.v1.p256.c7.m4.burst",),
+        why="a node of an n-gram tree has as many children as there are candidates, whatever topk was asked",
+    ),
+    Fault(
+        id="block-width-ignored",
+        klass=STRIDE,
+        origin="semantics 1.5: a block may be narrower than the draft was made for; sglang#23331 (B004)",
+        file=BUILDERS,
+        old="    return BlockDrafter(context.traits, model, context.pool(model), context.verify_tokens)\n",
+        new="    return BlockDrafter(context.traits, model, context.pool(model), 6)\n",
+        expected=("acceptance",),
+        cells=("dflash.n4.ragged",),
+        why="the drafter is as wide as the checkpoint's block, and only reports what was asked",
+        also=(Edit("engine/api.py", "else drafter.nodes,\n", "else min(drafter.nodes, 4),\n"),),
+    ),
+    Fault(
+        id="reserve-a-page-ahead",
+        klass="page alignment",
+        origin="sglang#31616 (B008), sglang#26972 (B007)",
+        file="engine/core/ledger.py",
+        old="        more = -(-end // self.page_size) - len(account.pages)\n",
+        new="        more = end // self.page_size + 1 - len(account.pages)\n",
+        expected=("ledger",),
+        cells=(LARGE,),
+        why="a step that ends with its page takes another one",
+    ),
+    Fault(
+        id="retracted-turn-held",
+        klass=LEAK,
+        origin="sglang#22862 (B010), semantics 8.6",
+        file=SCHEDULE,
+        old="        if request.retracting or not request.holds:\n",
+        new="        if not request.holds:\n",
+        expected=("session", "ledger", "effective"),
+        cells=(LARGE, "none.v2.p256.tight.pair.stream.length"),
+        why="a turn that loses its pages to another keeps them in its session's name",
+    ),
+)
