@@ -31,7 +31,7 @@ SIZE_FAULTS: Final[tuple[Fault, ...]] = (
         old=" or len(siblings) >= topk or ",
         new=" or ",
         expected=("acceptance",),
-        cells=("ngram.k2.n6.v1.p256.c7.m4.burst",),
+        cells=("ngram.s3.k2.n8.p256.c32.burst",),
         why="a node of an n-gram tree has as many children as there are candidates, whatever topk was asked",
     ),
     Fault(
