@@ -19,7 +19,12 @@ _everywhere = False
 
 def chosen(eager: ModuleType, tensor: Tensor) -> ModuleType:
     """The module that runs an operation on `tensor`; eager: the torch form, whose neighbour is Triton's."""
-    return _neighbour(eager.__name__) if tensor.is_cuda or _everywhere else eager
+    return _neighbour(eager.__name__) if on_triton(tensor) else eager
+
+
+def on_triton(tensor: Tensor) -> bool:
+    """Whether operations on `tensor` take their Triton form."""
+    return tensor.is_cuda or _everywhere
 
 
 @lru_cache(maxsize=64)

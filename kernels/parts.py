@@ -17,18 +17,21 @@ from kernels.case import Arguments
 FAR = 300
 
 
-def of_rows(arguments: Arguments, places: tuple[int, ...] = (0,), step: int = 1) -> Iterator[tuple[Arguments, Tensor]]:
-    """The first 1 .. 64 rows, one after the other, and rows in another order; `places` hold arguments with a row each.
+def of_rows(arguments: Arguments, places: tuple[int, ...] = (0,), axis: int = 0) -> Iterator[tuple[Arguments, Tensor]]:
+    """The first 1 .. 64 rows, one after the other, more of them, and all in another order.
 
-    step: rows that belong together, as the heads of one token do.
+    places: of the arguments that hold a row for each of the result, along `axis`.
     """
-    rows = arguments[places[0]].shape[0]
-    counts = sorted({*range(step, min(rows, 64) + 1, step), *range(step, rows, step * 37), rows})
-    generator = torch.Generator().manual_seed(0)
-    order = torch.randperm(rows // step, generator=generator)[:, None] * step + torch.arange(step)
-    for chosen in (*(torch.arange(count) for count in counts if count), order.flatten()[: rows // step * step]):
+    rows = arguments[places[0]].shape[axis]
+    order = torch.randperm(rows, generator=torch.Generator().manual_seed(0))
+    counts = sorted({*range(1, min(rows, 64) + 1), *range(1, rows, 37), rows})
+    for chosen in (*(torch.arange(count) for count in counts if count), order):
         if len(chosen):
-            yield _of(arguments, places, chosen), chosen
+            yield _of(arguments, places, chosen, axis), chosen
+
+
+def _at(arguments: Arguments, place: int) -> object:
+    return arguments[place] if place < len(arguments) else None
 
 
 def of_added_rows(arguments: Arguments) -> Iterator[tuple[Arguments, Tensor]]:
@@ -36,9 +39,16 @@ def of_added_rows(arguments: Arguments) -> Iterator[tuple[Arguments, Tensor]]:
     return of_rows(arguments, (0, 2))
 
 
+def of_batched_rows(arguments: Arguments) -> Iterator[tuple[Arguments, Tensor]]:
+    """`of_rows` for a product of several matrices, whose result is looked at row by row."""
+    matrices, rows = arguments[0].shape[:2]
+    for part, chosen in of_rows(arguments, axis=1):
+        yield part, (torch.arange(matrices)[:, None] * rows + chosen).flatten()
+
+
 def of_normed_rows(arguments: Arguments) -> Iterator[tuple[Arguments, Tensor]]:
-    """`of_rows` for a norm, whose weights go by the row's number, with or without a residual."""
-    return of_rows(arguments, (0,) if len(arguments) == 3 else (0, 3), arguments[1].shape[0])
+    """`of_rows` for a norm, with or without a residual and a buffer for the result."""
+    return of_rows(arguments, tuple(place for place in (0, 3, 4) if isinstance(_at(arguments, place), Tensor)))
 
 
 def of_queries(arguments: Arguments) -> Iterator[tuple[Arguments, Tensor]]:
@@ -68,8 +78,8 @@ def _step(arguments: Arguments, requests: Tensor, queries: slice) -> Arguments:
     return q[requests][:, queries], cache, slots[requests], bias[requests][:, :, queries].contiguous(), *rest
 
 
-def _of(arguments: Arguments, places: tuple[int, ...], rows: Tensor) -> Arguments:
-    return tuple(a[rows.to(a.device)] if place in places else a for place, a in enumerate(arguments))
+def _of(arguments: Arguments, places: tuple[int, ...], rows: Tensor, axis: int) -> Arguments:
+    return tuple(a.index_select(axis, rows.to(a.device)) if place in places else a for place, a in enumerate(arguments))
 
 
 of_turned_rows = partial(of_rows, places=(0, 1))

@@ -59,13 +59,14 @@ def _attend(
     kv_heads: int,
     value_dim: int | None = None,
     scale: float | None = None,
+    sparse: bool = False,
     *,
     deterministic: bool,
 ) -> Tensor:
     """plan_reads and paged_attention on the arguments of the reference."""
     contract.contiguous("paged_attention", cache=cache)
     heads, head_dim = q.shape[2:]
-    reads = plan_reads(read_slots, bias, heads, kv_heads, head_dim, deterministic, True, value_dim, scale)
+    reads = plan_reads(read_slots, bias, heads, kv_heads, head_dim, deterministic, True, value_dim, scale, sparse)
     return paged_attention(q, cache.view(-1, head_dim), reads)
 
 
@@ -76,7 +77,8 @@ def _attention_bound(arguments: Arguments) -> float:
         return 0.0
     read = cache[read_slots.flatten()].double().nan_to_num().abs()
     keys, values = read[:, 0], read[:, -1]
-    scale = arguments[6] if len(arguments) > 6 else q.shape[3] ** -0.5
+    given = arguments[6] if len(arguments) > 6 else None
+    scale = q.shape[3] ** -0.5 if given is None else given
     scores = float(q.double().abs().sum(-1).max() * keys.max()) * scale
     return float(4 * torch.finfo(q.dtype).eps * read_slots.shape[1] ** 0.5 * max(1.0, scores) * float(values.max()))
 
@@ -86,6 +88,8 @@ def _product_bound(arguments: Arguments) -> float:
     x, weight = arguments[:2]
     if not x.numel() or not weight.numel():
         return 0.0
+    if x.dim() == 3:
+        return max(_product_bound((one, two)) for one, two in zip(x, weight, strict=True))
     size = float(matmul_reference.wide_product(x, weight, sizes=True).max())
     size += float(arguments[2].double().abs().max()) if len(arguments) > 2 else 0.0
     return 2 * torch.finfo(torch.float32).eps * x.shape[1] ** 0.5 * size + torch.finfo(x.dtype).eps * size
@@ -98,6 +102,11 @@ def _rounding_bound(arguments: Arguments) -> float:
         return 0.0
     size = max(1.0, float(floats[0].max())) * max(1.0, *(float(a.max()) for a in floats))
     return 8 * torch.finfo(arguments[0].dtype).eps * size
+
+
+def _several(x: Tensor, weight: Tensor) -> Tensor:
+    """[H * M, N], so that a row of the result is a row of a product."""
+    return matmul(x, weight, checked=True).flatten(0, 1)
 
 
 _MATMUL = partial(
@@ -156,8 +165,16 @@ KERNELS: Final = (
         select_tree_cases.CASES,
     ),
     _MATMUL(name="matmul", cases=matmul_cases.PLAIN_CASES, parts=parts.of_rows),
+    _MATMUL(
+        name="matmul of several",
+        fast=_several,
+        reference=matmul_reference.several,
+        cases=matmul_cases.SEVERAL_CASES,
+        parts=parts.of_batched_rows,
+    ),
     _MATMUL(name="matmul added", cases=matmul_cases.ADDED_CASES, parts=parts.of_added_rows, writes=(2,)),
     _NORM(name="rms_norm", cases=rms_norm_cases.PLAIN_CASES),
+    _NORM(name="rms_norm into a buffer", cases=rms_norm_cases.INTO_CASES, writes=(4,)),
     _NORM(name="rms_norm after an addition", cases=rms_norm_cases.ADDED_CASES, writes=(3,)),
     Kernel(
         "rotary",

@@ -23,11 +23,14 @@ class StepAttention:
     """Store the step's tokens in the pool, then attend over the slots that each request reads.
 
     write_slots int64 [B, W]; read_slots int64 [B, T], the written ones among them; bias [B, 1, W, T] of the pool's
-    dtype, 0 or -inf, at least one 0 per query.
+    dtype, 0 or -inf, at least one 0 per query. sparse: most keys are hidden, as by a sliding window.
     """
 
-    def __init__(self, pool: KVPool, write_slots: Tensor, read_slots: Tensor, bias: Tensor) -> None:
+    def __init__(
+        self, pool: KVPool, write_slots: Tensor, read_slots: Tensor, bias: Tensor, sparse: bool = False
+    ) -> None:
         self._pool = pool
+        self._sparse = sparse
         self._write = write_slots.reshape(-1)
         self._plan = (read_slots, bias)
         self._reads: Reads | None = None
@@ -44,6 +47,7 @@ class StepAttention:
                 pool.deterministic,
                 value_dim=layout.value_dim,
                 scale=layout.scale,
+                sparse=self._sparse,
             )
         store_kv(self._pool.rows[layer], self._write, kv)
         return paged_attention(q, self._pool.heads[layer], self._reads)

@@ -85,7 +85,7 @@ class WindowMemory:
         # A padded query may lie past every key; it keeps the last one, since a row must see something.
         queries = positions.clamp(max=batch.reach - 1)
         masked = windowed_bias(bias, queries, key_positions(batch, positions), self.tokens)
-        return SplitAttention(full, StepAttention(self.pool, step.write, step.read, masked), self.routes)
+        return SplitAttention(full, StepAttention(self.pool, step.write, step.read, masked, sparse=True), self.routes)
 
     def move(self, step: WindowStep, taken: Tensor) -> None:
         """Compact the accepted path. taken [B, D+1]: the node whose KV goes to each of the first columns."""

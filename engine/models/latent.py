@@ -14,7 +14,7 @@ from torch import Tensor
 from engine.device.pool import KVLayout
 from engine.models.config import ModelConfig
 from engine.models.experts import Experts, Gated
-from engine.models.layers import Attend, Norm, add_linear, linear, stored, twin_rows
+from engine.models.layers import Attend, Norm, add_linear, each_linear, linear, stored, twin_rows
 from engine.models.rope import pair_up, turned
 from engine.models.weights import Take
 
@@ -107,11 +107,11 @@ class LatentLayer:
         if self.up is not None:
             query = linear(self.query_norm(query, self.query_weight), self.up)
         turning, plain = query.tensor_split((heads * c.turned_dim,), 1)
-        lifted = torch.bmm(plain.reshape(rows, heads, c.plain_dim).transpose(0, 1), self.lift)
+        lifted = each_linear(plain.reshape(rows, heads, c.plain_dim).transpose(0, 1), self.lift)
         whole = torch.cat((lifted.transpose(0, 1), turned(turning, c.turned_dim, turn)), 2)
         row = torch.cat((self.latent_norm.whole(latent, self.latent_scale), turned(key, c.turned_dim, turn)[:, 0]), 1)
         mixed = attend(layer, whole[:tokens].view(*space, heads, -1), row[:tokens])
         if tokens < rows:
             mixed = twin_rows(mixed)
-        values = torch.bmm(mixed.view(rows, heads, c.rank).transpose(0, 1), self.values)
+        values = each_linear(mixed.view(rows, heads, c.rank).transpose(0, 1), self.values)
         add_linear(x, values.transpose(0, 1).reshape(rows, heads * c.value_dim), self.out)

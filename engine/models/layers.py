@@ -18,6 +18,10 @@ from engine.models.config import ModelConfig
 from engine.models.rope import pair_up, rotate
 from engine.models.weights import Take
 from engine.models.workspace import Workspace
+from kernels.backend import on_triton
+from kernels.matmul import matmul
+from kernels.rms_norm import rms_norm
+from kernels.silu_mul import silu_mul
 
 
 class Attend(Protocol):
@@ -31,16 +35,25 @@ class Attend(Protocol):
 
 
 def linear(x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
-    """x [M, in] @ weight [in, out] -> [M, out] (into `out`); with `add_linear` the only projection of this engine.
+    """x [M, in] @ weight [in, out] -> [M, out] (into `out`); with the two below the only projections of this engine.
 
-    On a CPU a row's bits do not depend on M >= 2 where `rows_keep_their_bits`; `twin_rows` lifts a lone row there.
+    On CUDA a row's bits do not depend on M. On a CPU they do not for M >= 2 where `rows_keep_their_bits`; `twin_rows`
+    lifts a lone row there.
     """
-    return torch.mm(x, weight, out=out)
+    return matmul(x, weight, out) if on_triton(x) else torch.mm(x, weight, out=out)
 
 
 def add_linear(out: Tensor, x: Tensor, weight: Tensor) -> None:
-    """out += x @ weight, in place; the same bits as `linear` and an addition."""
-    out.addmm_(x, weight)
+    """out += x @ weight, in place; in float32 the same bits as `linear` and an addition."""
+    if on_triton(x):
+        matmul(x, weight, out, add=True)
+    else:
+        out.addmm_(x, weight)
+
+
+def each_linear(x: Tensor, weight: Tensor) -> Tensor:
+    """x [H, M, in] @ weight [H, in, out] -> [H, M, out], a projection for each head."""
+    return matmul(x, weight) if on_triton(x) else torch.bmm(x, weight)
 
 
 def twin_rows(x: Tensor) -> Tensor:
@@ -93,6 +106,8 @@ class Norm:
         if self.folded:
             length: Tensor = torch.linalg.vector_norm(x, 2, -1, True)
             return x / length.hypot_(self._tail)
+        if on_triton(x):
+            return rms_norm(x.flatten(0, -2), weight[None], self._eps).view(x.shape)
         return torch.rms_norm(x, self._shape, weight, self._eps)
 
     def scale(self, weight: Tensor) -> Tensor:
@@ -108,6 +123,9 @@ class Norm:
         if self.folded:
             length: Tensor = torch.linalg.vector_norm(x, 2, -1, True)
             x.div_(length.hypot_(self._tail)).mul_(scale)
+        elif on_triton(x):
+            heads = x.flatten(1)
+            rms_norm(heads, scale, self._eps, out=heads)
         else:
             torch.mul(torch.rms_norm(x, self._shape, None, self._eps), scale, out=x)
 
@@ -189,7 +207,8 @@ class Layer:
     def feed_forward(self, x: Tensor, space: Workspace) -> None:
         """Adds the gated feed-forward part to x [R, hidden], in place."""
         linear(self.norm(x, self.post_norm), self.gate_up, space.gate_up)
-        add_linear(x, silu(space.gate).mul_(space.up), self.down)
+        inner = silu_mul(space.gate_up) if on_triton(x) else silu(space.gate).mul_(space.up)
+        add_linear(x, inner, self.down)
 
 
 def stored(weight: Tensor) -> Tensor:

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from engine.core.errors import ConfigError
+from kernels.backend import on_triton
+from kernels.rotary import rotary
 
 KINDS: Final = ("default", "linear", "llama3", "yarn")
 
@@ -151,6 +153,9 @@ def rotate(rows: Tensor, heads: int, head_dim: int, turn: Tensor) -> None:
 
     turn: complex64 [M or 1, 1, head_dim / 2].
     """
+    if on_triton(rows):
+        rotary(rows, turn[:, 0].expand(len(rows), -1).contiguous(), heads)
+        return
     part = rows[:, : heads * head_dim]
     pairs = torch.view_as_complex(part.float().view(-1, heads, head_dim // 2, 2)).mul_(turn)
     part.copy_(torch.view_as_real(pairs).flatten(1))

@@ -16,17 +16,20 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 def matmul(x: Tensor, weight: Tensor, out: Tensor | None = None, add: bool = False, checked: bool = False) -> Tensor:
     """x [M, K] @ weight [K, N] -> [M, N] of x's dtype, into `out` if given; with `add`, out += x @ weight.
 
+    Or H products at once: x [H, M, K], weight [H, K, N] -> [H, M, N].
+
     weight is contiguous, or the transpose of a contiguous [N, K]; x and out may be views whose rows lie apart. Sums are
     float32 and rounded once, with `add` after the addition. On CUDA the order of a sum depends on K, N and the dtype
     alone, so a row has the same bits for every M and beside any other rows.
     KernelError on other shapes; with `checked` also on dtypes.
     """
-    if x.dim() != 2:
+    several = tuple(x.shape[:-2])
+    if x.dim() not in (2, 3):
         raise contract.shape_error("matmul", "x", x, ("M", "K"))
-    if weight.dim() != 2 or weight.shape[0] != x.shape[1]:
-        raise contract.shape_error("matmul", "weight", weight, (x.shape[1], "N"))
-    if out is not None and out.shape != (x.shape[0], weight.shape[1]):
-        raise contract.shape_error("matmul", "out", out, (x.shape[0], weight.shape[1]))
+    if weight.dim() != x.dim() or weight.shape[:-1] != (*several, x.shape[-1]):
+        raise contract.shape_error("matmul", "weight", weight, (*several, x.shape[-1], "N"))
+    if out is not None and out.shape != (*x.shape[:-1], weight.shape[-1]):
+        raise contract.shape_error("matmul", "out", out, (*x.shape[:-1], weight.shape[-1]))
     if add and out is None:
         raise KernelError("matmul: add needs an out to add to")
     if checked:

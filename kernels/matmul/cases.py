@@ -47,6 +47,16 @@ def _far(turned: bool) -> Case:
     return Case(f"a large weight{', turned' if turned else ''}", make, size="large")
 
 
+def _several(matrices: int, rows: int, depth: int, columns: int, dtype: torch.dtype = torch.float32) -> Case:
+    """As heads are taken out of rows: x is the transpose of a [rows, matrices, depth]."""
+
+    def make(g: Generator) -> Arguments:
+        x = torch.randn(rows, matrices, depth, generator=g).to(dtype).transpose(0, 1)
+        return x, torch.randn(matrices, depth, columns, generator=g).to(dtype)
+
+    return Case(f"{matrices} of {rows} x {depth} x {columns} {str(dtype).removeprefix('torch.')}", make)
+
+
 BF16 = torch.bfloat16
 PLAIN_CASES = (
     _product(0, 8, 4),
@@ -63,6 +73,13 @@ PLAIN_CASES = (
     _product(64, 4096, 1024, BF16, turned=True, big=True),
     _product(64, 2085, 321, BF16, big=True),
     _product(300, 4096, 4128, BF16, turned=True, big=True),
+)
+SEVERAL_CASES = (
+    _several(0, 1, 8, 4),
+    _several(1, 1, 3, 5),
+    _several(3, 5, 20, 33),
+    _several(2, 17, 70, 40, BF16),
+    _several(2, 3, 1100, 12, torch.float16),
 )
 ADDED_CASES = (
     _product(0, 8, 4, added=True),

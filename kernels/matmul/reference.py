@@ -21,3 +21,11 @@ def matmul(x: Tensor, weight: Tensor, out: Tensor | None = None, add: bool = Fal
     if out is None:
         return product.to(x.dtype)
     return out.copy_(torch.add(out, product) if add else product)
+
+
+def several(x: Tensor, weight: Tensor) -> Tensor:
+    """One product after the other, [H * M, N]."""
+    out = x.new_empty(*x.shape[:2], weight.shape[2])
+    for place in range(len(x)):
+        matmul(x[place], weight[place], out[place])
+    return out.flatten(0, 1)

@@ -49,39 +49,42 @@ def _range(x, weight, live, held, first, span, depth, w_k, DEPTH: tl.constexpr, 
 
 @triton.jit
 def _multiply(
-    x, weight, out, parts, rows, columns, depth, span, x_m, w_k, w_n, o_m, ranges,
+    x, weight, out, parts, rows, columns, depth, span, x_h, x_m, w_h, w_k, w_n, o_h, o_m, ranges,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, SPREAD: tl.constexpr, ADD: tl.constexpr,
     WIDE: tl.constexpr,
 ):  # fmt: skip
-    """One program per tile and, with SPREAD, range of K, whose sum then goes to parts [ranges, rows, columns]."""
+    """One program per product, tile and, with SPREAD, range, whose sum goes to parts [H, ranges, rows, columns]."""
+    item = tl.program_id(2)
+    which = (item // ranges if SPREAD else item).to(tl.int64)
     m = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     n = tl.program_id(1).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
     live, held = m < rows, n < columns
-    x, weight = x + m * x_m, weight + n * w_n
+    x, weight = x + which * x_h + m * x_m, weight + which * w_h + n * w_n
     written = live[:, None] & held[None, :]
     if SPREAD:
-        part = tl.program_id(2)
+        part = item % ranges
         total = _range(x, weight, live, held, part * span, span, depth, w_k, DEPTH, WIDE)
-        at = (part.to(tl.int64) * rows + m)[:, None] * columns + n[None, :]
+        at = (item.to(tl.int64) * rows + m)[:, None] * columns + n[None, :]
         tl.store(parts + at, total, mask=written)
     else:
         total = tl.zeros((ROWS, COLUMNS), tl.float32)
         for part in range(0, ranges):
             total += _range(x, weight, live, held, part * span, span, depth, w_k, DEPTH, WIDE)
-        at = out + m[:, None] * o_m + n[None, :]
+        at = out + which * o_h + m[:, None] * o_m + n[None, :]
         if ADD:
             total += tl.load(at, mask=written, other=0.0).to(tl.float32)
         tl.store(at, total, mask=written)
 
 
 @triton.jit
-def _sum(parts, out, rows, columns, o_m, ranges, COLUMNS: tl.constexpr, ADD: tl.constexpr):
+def _sum(parts, out, rows, columns, o_h, o_m, ranges, COLUMNS: tl.constexpr, ADD: tl.constexpr):
     m, n = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
+    which = tl.program_id(2).to(tl.int64)
     held = n < columns
     total = tl.zeros((COLUMNS,), tl.float32)
     for part in range(0, ranges):
-        total += tl.load(parts + (part * rows + m) * columns + n, mask=held, other=0.0)
-    at = out + m * o_m + n
+        total += tl.load(parts + ((which * ranges + part) * rows + m) * columns + n, mask=held, other=0.0)
+    at = out + which * o_h + m * o_m + n
     if ADD:
         total += tl.load(at, mask=held, other=0.0).to(tl.float32)
     tl.store(at, total, mask=held)
@@ -105,26 +108,34 @@ def ranges(columns: int, depth: int, shape: Tile) -> int:
 
 def matmul(x: Tensor, weight: Tensor, out: Tensor | None, add: bool) -> Tensor:
     contract.dense("matmul", x=x)
-    if not (weight.is_contiguous() or weight.t().is_contiguous()):
+    if not (weight.is_contiguous() or weight.mT.is_contiguous()):
         raise KernelError(f"matmul: weight is not contiguous, nor its transpose (strides {list(weight.stride())})")
-    (rows, depth), columns = x.shape, weight.shape[1]
     if out is None:
-        out = x.new_empty(rows, columns)
+        out = x.new_empty(*x.shape[:-1], weight.shape[-1])
     contract.dense("matmul", out=out)
+    if x.dim() == 2:
+        _run(x[None], weight[None], out[None], add)
+    else:
+        _run(x, weight, out, add)
+    return out
+
+
+def _run(x: Tensor, weight: Tensor, out: Tensor, add: bool) -> None:
+    (several, rows, depth), columns = x.shape, weight.shape[2]
     if not out.numel():
-        return out
+        return
     shape = tile(rows, x.dtype)
     count = ranges(columns, depth, shape)
     span = triton.cdiv(triton.cdiv(depth, count), shape.depth) * shape.depth
     grid = (triton.cdiv(rows, shape.rows), triton.cdiv(columns, shape.columns))
-    spread = count > 1 and grid[0] * grid[1] < FULL
-    parts = torch.empty(count if spread else 0, rows, columns, dtype=torch.float32, device=x.device)
-    _multiply[*grid, count if spread else 1](
-        x, weight, out, parts, rows, columns, depth, span, x.stride(0), *weight.stride(), out.stride(0), count,
+    spread = count > 1 and grid[0] * grid[1] * several < FULL
+    parts = torch.empty(several * count if spread else 0, rows, columns, dtype=torch.float32, device=x.device)
+    _multiply[*grid, several * (count if spread else 1)](
+        x, weight, out, parts, rows, columns, depth, span, *x.stride()[:2], *weight.stride(), *out.stride()[:2], count,
         ROWS=shape.rows, COLUMNS=shape.columns, DEPTH=shape.depth, SPREAD=spread, ADD=add, WIDE=wide(x),
         num_warps=shape.warps, num_stages=shape.stages,
     )  # fmt: skip
     if spread:
         block = min(1024, triton.next_power_of_2(columns))
-        _sum[rows, triton.cdiv(columns, block)](parts, out, rows, columns, out.stride(0), count, COLUMNS=block, ADD=add)
-    return out
+        grid = (rows, triton.cdiv(columns, block))
+        _sum[*grid, several](parts, out, rows, columns, *out.stride()[:2], count, COLUMNS=block, ADD=add)

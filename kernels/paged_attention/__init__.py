@@ -33,6 +33,7 @@ def plan_reads(
     checked: bool = False,
     value_dim: int | None = None,
     scale: float | None = None,
+    sparse: bool = False,
 ) -> Reads:
     """What all layers of one step share: where to read and what each query may see.
 
@@ -41,6 +42,7 @@ def plan_reads(
     one 0. heads is a multiple of kv_heads; query head h reads key head h // (heads / kv_heads).
     value_dim: None for a cache of keys and values; else one plane serves both, and a value is the first value_dim
     columns of its key (the latent form, DeepSeek-V2, arXiv 2405.04434). scale: of the scores, 1/sqrt(head_dim) if None.
+    sparse: most keys are hidden from all queries of a request, as by a sliding window; says only where to save work.
     deterministic: a query's bits do not depend on what else is in the step or on masked keys (see eager.py).
     KernelError on other shapes; with `checked` also on dtype and on a query that may attend to nothing.
     """
@@ -56,7 +58,7 @@ def plan_reads(
         if not bool((bias == 0).any(-1).all()):
             raise KernelError("paged_attention: a query may attend to nothing, each needs at least one 0 in its bias")
     form = chosen(eager, bias)
-    return form.plan_reads(read_slots, bias, heads, kv_heads, head_dim, deterministic, value_dim, scale)
+    return form.plan_reads(read_slots, bias, heads, kv_heads, head_dim, deterministic, value_dim, scale, sparse)
 
 
 def paged_attention(q: Tensor, cache: Tensor, reads: Reads) -> Tensor:

@@ -1,4 +1,4 @@
-"""Cases of paged_attention: (q, cache, read_slots, bias, kv_heads[, value_dim, scale]).
+"""Cases of paged_attention: (q, cache, read_slots, bias, kv_heads[, value_dim, scale, sparse]).
 
 Slots that nobody may read hold NaN.
 """
@@ -56,7 +56,8 @@ def _attention(
             used = used[used > 0]
             cache[used] = torch.randn(len(used), planes, kv_heads, head_dim, generator=g).to(dtype)
         q = torch.randn(batch, width, heads, head_dim, generator=g).to(dtype)
-        return q, cache, slots, bias.to(dtype), kv_heads, *(latent or ())
+        more = (None, None, True) if latent is None else (*latent, True)
+        return q, cache, slots, bias.to(dtype), kv_heads, *(more if window is not None else latent or ())
 
     kind = "tree" if tree else "causal"
     name = f"{list(lengths)}+{width} {kind} {heads}/{kv_heads}x{head_dim} page {page_size} {dtype}".replace(
@@ -136,6 +137,7 @@ CASES = (
     _attention((40, 9), 3, 4, 2, 16, dtype=torch.bfloat16, window=12),
     _attention((40, 9), 3, 4, 1, 24, latent=(16, 0.2), window=12),
     _attention((300, 9), 2, 2, 1, 8, note=", two splits"),
+    _attention((600, 20), 1, 2, 1, 8, window=40),
     _long((700, 255, 511), 1, torch.bfloat16),
     _long((700, 255, 511), 8, torch.bfloat16, tree=True),
     _long((700, 255, 511), 5, torch.float16, window=300),

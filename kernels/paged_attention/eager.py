@@ -56,7 +56,9 @@ def plan_reads(
     deterministic: bool,
     value_dim: int | None,
     scale: float | None,
+    sparse: bool,
 ) -> Reads:
+    """sparse: of no use here, where one gather reads all."""
     if read_slots.shape[1] < MIN_READ:
         missing = MIN_READ - read_slots.shape[1]
         read_slots, bias = pad(read_slots, (0, missing)), pad(bias, (0, missing), value=float("-inf"))

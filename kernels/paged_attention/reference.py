@@ -16,6 +16,7 @@ def paged_attention(
     kv_heads: int,
     value_dim: int | None = None,
     scale: float | None = None,
+    sparse: bool = False,
 ) -> Tensor:
     """One query head after the other, in float64. cache [S, planes, kv_heads, head_dim]; -> [B * W, heads * value_dim].
 

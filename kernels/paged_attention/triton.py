@@ -9,6 +9,7 @@ merges as it goes; no product is fused with a sum, so that both round alike.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -20,14 +21,25 @@ from kernels import contract
 from kernels.product import product, wide
 
 SPLIT = 256
-KEYS = 64
 LOG2_E = 1.4426950408889634
 # Programs from which a step fills a GPU without being spread over splits.
 FULL = 264
 
 
+class Shape(NamedTuple):
+    """Queries and keys of a tile; d1 and d2: key_dim, and what a latent key has behind it, as powers of 2."""
+
+    rows: int
+    keys: int
+    d1: int
+    d2: int
+    warps: int
+    stages: int
+
+
 class Reads(NamedTuple):
-    """What the layers of one step share. query: shape of q; slots [B, T]; bias [B, 1, W, T]; factor: of the scores."""
+    """What the layers of one step share. query: shape of q; slots [B, T]; bias [B, 1, W, T]; factor: of the scores;
+    sparse: most keys are hidden from all queries of a request."""
 
     query: tuple[int, int, int, int]
     kv_heads: int
@@ -35,6 +47,7 @@ class Reads(NamedTuple):
     factor: float
     slots: Tensor
     bias: Tensor
+    sparse: bool
 
 
 def plan_reads(
@@ -46,12 +59,23 @@ def plan_reads(
     deterministic: bool,
     value_dim: int | None,
     scale: float | None,
+    sparse: bool,
 ) -> Reads:
     """As in eager.py; `deterministic` changes nothing, as this form always is."""
     contract.dense("paged_attention", read_slots=read_slots, bias=bias)
     factor = head_dim**-0.5 if scale is None else scale
     query = (bias.shape[0], bias.shape[2], heads, head_dim)
-    return Reads(query, kv_heads, value_dim, factor, read_slots, bias)
+    return Reads(query, kv_heads, value_dim, factor, read_slots, bias, sparse)
+
+
+@lru_cache(maxsize=64)
+def shape(head_dim: int, value_dim: int, size: int) -> Shape:
+    """The tile for keys of head_dim numbers of `size` bytes; the same in every step, as sums follow it."""
+    d1 = max(16, triton.next_power_of_2(value_dim))
+    d2 = max(16, triton.next_power_of_2(head_dim - value_dim)) if head_dim > value_dim else 0
+    if (d1 + d2) * size > 512:
+        return Shape(16, 32, d1, d2, warps=8, stages=2)
+    return Shape(32, 128 if (d1 + d2) * size <= 256 else 64, d1, d2, warps=4, stages=3)
 
 
 @triton.jit
@@ -94,6 +118,14 @@ def _split(
 
 
 @triton.jit
+def _seen(bias, live, first, length, SPLIT: tl.constexpr):
+    """Whether any query of a tile sees a key of a split."""
+    at = first + tl.arange(0, SPLIT)
+    hides = tl.load(bias[:, None] + at[None, :], mask=live[:, None] & (at < length)[None, :], other=float("-inf"))
+    return tl.max(tl.max((hides == 0).to(tl.int32), 1), 0) > 0
+
+
+@triton.jit
 def _merge(peak, total, mixed, more_peak, more_total, more_mixed):
     """Two parts of a softmax as one."""
     top = tl.maximum(peak, more_peak)
@@ -108,18 +140,18 @@ def _attend(
     q_batch, q_width, q_head, slots_batch, bias_batch, bias_width, width, kv_heads, length, slot_size, value_at, factor,
     head_dim, value_dim, splits,
     GROUP: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, SPLIT: tl.constexpr, D1: tl.constexpr,
-    D2: tl.constexpr, SPREAD: tl.constexpr, WIDE: tl.constexpr,
+    D2: tl.constexpr, SPREAD: tl.constexpr, LOOK: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """One program per key head of a request, tile of its queries and, with SPREAD, split.
+    """One program per key head of a request, tile of its queries and, with SPREAD, split. LOOK: pass over splits of
+    which no query sees anything.
 
     Row r of a key head's queries is head r % GROUP of its group at width r // GROUP. SPREAD leaves peaks and totals
     [B, kv_heads, rows, splits] and mixtures [.., value_dim] to `_gather`, else out is written.
     """
-    pair, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    pair = tl.program_id(0).to(tl.int64)
     request, kv_head = pair // kv_heads, pair % kv_heads
-    r = tile * ROWS + tl.arange(0, ROWS)
-    rows = width * GROUP
-    live = r < rows
+    r = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    live = r < width * GROUP
     at, head = (r // GROUP).to(tl.int64), kv_head * GROUP + r % GROUP
     column = tl.arange(0, D1)
     # A latent key is its value, and then a tail.
@@ -136,24 +168,29 @@ def _attend(
     written = live[:, None] & (column < value_dim)[None, :]
     if SPREAD:
         first = tl.program_id(2) * SPLIT
-        peak, total, mixed = _split(
-            q1, q2, key, slots, bias, live, first, length, slot_size, value_at, factor, key_dim, head_dim,
-            KEYS, D1, D2, SPLIT, WIDE,
-        )  # fmt: skip
-        place = (pair * rows + r) * splits + tl.program_id(2)
-        tl.store(peaks + place, peak, mask=live)
-        tl.store(totals + place, total, mask=live)
-        tl.store(mixtures + place[:, None] * value_dim + column[None, :], mixed, mask=written)
+        place = (pair * width * GROUP + r) * splits + tl.program_id(2)
+        seen = True
+        if LOOK:
+            seen = _seen(bias, live, first, length, SPLIT)
+            tl.store(peaks + place, tl.full((ROWS,), float("-inf"), tl.float32), mask=live & (seen == 0))
+        if seen:
+            peak, total, mixed = _split(q1, q2, key, slots, bias, live, first, length, slot_size, value_at, factor,
+                                        key_dim, head_dim, KEYS, D1, D2, SPLIT, WIDE)  # fmt: skip
+            tl.store(peaks + place, peak, mask=live)
+            tl.store(totals + place, total, mask=live)
+            tl.store(mixtures + place[:, None] * value_dim + column[None, :], mixed, mask=written)
     else:
         peak = tl.full((ROWS,), float("-inf"), tl.float32)
         total = tl.zeros((ROWS,), tl.float32)
         mixed = tl.zeros((ROWS, D1), tl.float32)
         for first in range(0, length, SPLIT):
-            part_peak, part_total, part_mixed = _split(
-                q1, q2, key, slots, bias, live, first, length, slot_size, value_at, factor, key_dim, head_dim,
-                KEYS, D1, D2, SPLIT, WIDE,
-            )  # fmt: skip
-            peak, total, mixed = _merge(peak, total, mixed, part_peak, part_total, part_mixed)
+            seen = True
+            if LOOK:
+                seen = _seen(bias, live, first, length, SPLIT)
+            if seen:
+                top, sums, more = _split(q1, q2, key, slots, bias, live, first, length, slot_size, value_at, factor,
+                                         key_dim, head_dim, KEYS, D1, D2, SPLIT, WIDE)  # fmt: skip
+                peak, total, mixed = _merge(peak, total, mixed, top, sums, more)
         place = ((request * width + at) * kv_heads * GROUP + head) * value_dim
         tl.store(out + place[:, None] + column[None, :], mixed / tl.where(live, total, 1.0)[:, None], mask=written)
 
@@ -174,8 +211,12 @@ def _gather(
     for split in range(0, splits):
         part = first + split + one
         values = mixtures + part[:, None] * value_dim + column[None, :]
-        more = tl.load(values, mask=(column < value_dim)[None, :], other=0.0)
-        peak, total, mixed = _merge(peak, total, mixed, tl.load(peaks + part), tl.load(totals + part), more)
+        more_peak = tl.load(peaks + part)
+        # A split that was passed over left its peak only.
+        there = more_peak > float("-inf")
+        more_total = tl.load(totals + part, mask=there, other=0.0)
+        more = tl.load(values, mask=there[:, None] & (column < value_dim)[None, :], other=0.0)
+        peak, total, mixed = _merge(peak, total, mixed, more_peak, more_total, more)
     head = (request * width + row // GROUP) * kv_heads * GROUP + kv_head * GROUP + row % GROUP
     place = out + head * value_dim + one[:, None] + column[None, :]
     tl.store(place, mixed / total[:, None], mask=(column < value_dim)[None, :])
@@ -191,10 +232,8 @@ def paged_attention(q: Tensor, cache: Tensor, reads: Reads) -> Tensor:
     if not out.numel():
         return out
     group, length = heads // reads.kv_heads, reads.slots.shape[1]
-    d1 = max(16, triton.next_power_of_2(value_dim))
-    d2 = max(16, triton.next_power_of_2(head_dim - value_dim)) if head_dim > value_dim else 0
-    rows = 32 if d1 <= 256 else 16
-    tiles, splits = triton.cdiv(width * group, rows), triton.cdiv(length, SPLIT)
+    tile = shape(head_dim, value_dim, q.element_size())
+    tiles, splits = triton.cdiv(width * group, tile.rows), triton.cdiv(length, SPLIT)
     pairs = batch * reads.kv_heads
     spread = splits > 1 and pairs * tiles < FULL
     marks = torch.empty(2, pairs, width * group, splits if spread else 0, dtype=torch.float32, device=q.device)
@@ -205,13 +244,14 @@ def paged_attention(q: Tensor, cache: Tensor, reads: Reads) -> Tensor:
         *q.stride()[:3], reads.slots.stride(0), *reads.bias.stride()[::2], width, reads.kv_heads, length,
         plane if latent else 2 * plane, 0 if latent else plane,
         reads.factor * LOG2_E, head_dim, value_dim, splits,
-        GROUP=group, ROWS=rows, KEYS=KEYS, SPLIT=SPLIT, D1=d1, D2=d2, SPREAD=spread, WIDE=wide(q),
-        num_warps=4 if d1 <= 256 else 8, enable_fp_fusion=False,
+        GROUP=group, ROWS=tile.rows, KEYS=tile.keys, SPLIT=SPLIT, D1=tile.d1, D2=tile.d2, SPREAD=spread,
+        LOOK=reads.sparse or not spread, WIDE=wide(q),
+        num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False,
     )  # fmt: skip
     if spread:
         grid = (width * group, pairs)
         _gather[grid](
-            out, marks[0], marks[1], mixtures, width, reads.kv_heads, splits, value_dim, GROUP=group, D1=d1,
+            out, marks[0], marks[1], mixtures, width, reads.kv_heads, splits, value_dim, GROUP=group, D1=tile.d1,
             num_warps=1, enable_fp_fusion=False,
         )  # fmt: skip
     return out

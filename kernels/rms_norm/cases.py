@@ -1,4 +1,4 @@
-"""Cases of rms_norm: (x, weight, eps), and with a residual as the fourth."""
+"""Cases of rms_norm: (x, weight, eps), with a residual as the fourth, and in place: (x, weight, eps, None, x)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from kernels.case import Arguments, Case
 
 def _rows(rows: int, width: int, groups: int = 1, dtype: torch.dtype = torch.float32, added: bool = False) -> Case:
     def make(g: Generator) -> Arguments:
-        x = (torch.randn(rows, width, generator=g) * 3).to(dtype)
+        x = (torch.randn(rows, groups * width, generator=g) * 3).to(dtype)
         weight = torch.rand(groups, width, generator=g).to(dtype)
-        rest = ((torch.randn(rows, width, generator=g) * 9).to(dtype),) if added else ()
+        rest = ((torch.randn(rows, groups * width, generator=g) * 9).to(dtype),) if added else ()
         return x, weight, 1e-5, *rest
 
-    return Case(f"{rows} x {width}, {groups} weights, {str(dtype).removeprefix('torch.')}", make)
+    return Case(f"{rows} x {groups} x {width}, {str(dtype).removeprefix('torch.')}", make)
 
 
 def _view(g: Generator) -> Arguments:
@@ -27,6 +27,17 @@ def _far(g: Generator) -> Arguments:
     x = torch.zeros(2**31 + 64, dtype=torch.bfloat16).as_strided((3, 40), (2**30, 1))
     x.copy_(torch.randn(3, 40, generator=g))
     return x, torch.rand(1, 40, generator=g).to(torch.bfloat16), 1e-5
+
+
+def _into(rows: int, width: int, groups: int, dtype: torch.dtype = torch.float32) -> Case:
+    """Into the middle of a wider buffer."""
+
+    def make(g: Generator) -> Arguments:
+        x = torch.randn(rows, groups * width, generator=g).to(dtype)
+        wide = torch.zeros(rows, groups * width + 5, dtype=dtype)
+        return x, torch.rand(groups, width, generator=g).to(dtype), 1e-6, None, wide[:, 2:-3]
+
+    return Case(f"{rows} x {groups} x {width} into a buffer, {str(dtype).removeprefix('torch.')}", make)
 
 
 PLAIN_CASES = (
@@ -47,4 +58,9 @@ ADDED_CASES = (
     _rows(9, 65, added=True),
     _rows(3, 128, dtype=torch.bfloat16, added=True),
     _rows(4, 24, groups=2, dtype=torch.float16, added=True),
+)
+INTO_CASES = (
+    _into(0, 4, 2),
+    _into(1, 16, 3),
+    _into(6, 20, 4, torch.bfloat16),
 )

@@ -8,15 +8,20 @@ import torch
 from torch import Tensor
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor:
-    """One row after the other, in float64."""
-    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+def rms_norm(
+    x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None, out: Tensor | None = None
+) -> Tensor:
+    """One group after the other, in float64."""
+    groups, width = weight.shape
+    result = torch.empty_like(x, memory_format=torch.contiguous_format)
     for m in range(len(x)):
-        h = x[m]
-        if residual is not None:
-            h = (residual[m].double() + h.double()).to(x.dtype)
-            residual[m] = h
-        row = h.double()
-        length = math.sqrt(float((row * row).mean()) + eps)
-        out[m] = (row / length * weight[m % len(weight)].double()).to(x.dtype)
-    return out
+        for g in range(groups):
+            part = slice(g * width, (g + 1) * width)
+            h = x[m, part]
+            if residual is not None:
+                h = (residual[m, part].double() + h.double()).to(x.dtype)
+                residual[m, part] = h
+            row = h.double()
+            length = math.sqrt(float((row * row).mean()) + eps)
+            result[m, part] = (row / length * weight[g].double()).to(x.dtype)
+    return result if out is None else out.copy_(result)

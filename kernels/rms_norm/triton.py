@@ -1,4 +1,4 @@
-"""rms_norm, one program per row: its sum has one order, whatever the other rows."""
+"""rms_norm, one program per group of a row: its sum has one order, whatever the other rows."""
 
 from __future__ import annotations
 
@@ -13,39 +13,34 @@ PER_WARP = 512
 
 
 @triton.jit
-def _norm(x, weight, residual, out, x_stride, groups, width, eps, BLOCK: tl.constexpr, ADD: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
+def _norm(x, weight, residual, out, x_m, residual_m, out_m, width, eps, BLOCK: tl.constexpr, ADD: tl.constexpr):
+    row, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
     column = tl.arange(0, BLOCK)
     inside = column < width
-    h = tl.load(x + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
+    column += group * width
+    h = tl.load(x + row * x_m + column, mask=inside, other=0.0).to(tl.float32)
     if ADD:
-        at = residual + row * width + column
+        at = residual + row * residual_m + column
         rounded = (tl.load(at, mask=inside, other=0.0).to(tl.float32) + h).to(residual.dtype.element_ty)
         tl.store(at, rounded, mask=inside)
         h = rounded.to(tl.float32)
     length = tl.sqrt(tl.sum(h * h, 0) / width + eps)
-    scale = tl.load(weight + (row % groups) * width + column, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row * width + column, h / length * scale, mask=inside)
+    scale = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * out_m + column, h / length * scale, mask=inside)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None) -> Tensor:
-    contract.dense("rms_norm", x=x)
-    contract.contiguous("rms_norm", weight=weight, residual=weight if residual is None else residual)
-    rows, width = x.shape
-    out = x.new_empty(rows, width)
-    if rows:
+def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None, out: Tensor | None) -> Tensor:
+    contract.contiguous("rms_norm", weight=weight)
+    if out is None:
+        out = x.new_empty(x.shape)
+    beside = x if residual is None else residual
+    contract.dense("rms_norm", x=x, residual=beside, out=out)
+    groups, width = weight.shape
+    if out.numel():
         block = triton.next_power_of_2(width)
-        _norm[(rows,)](
-            x,
-            weight,
-            x if residual is None else residual,
-            out,
-            x.stride(0),
-            weight.shape[0],
-            width,
-            eps,
-            BLOCK=block,
-            ADD=residual is not None,
-            num_warps=min(16, max(1, block // PER_WARP)),
+        strides = x.stride(0), beside.stride(0), out.stride(0)
+        warps = min(16, max(1, block // PER_WARP))
+        _norm[len(x), groups](
+            x, weight, beside, out, *strides, width, eps, BLOCK=block, ADD=residual is not None, num_warps=warps
         )
     return out

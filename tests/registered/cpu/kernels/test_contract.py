@@ -167,17 +167,22 @@ REFUSED = {
         partial(matmul, KV.double(), KV.t(), checked=True),
         "matmul: x is float64, must be float32, bfloat16, float16",
     ),
-    "rms_norm x": (partial(rms_norm, ONE, KV, 0.1), r"rms_norm: x has shape \[1\], must be \[M, width\]"),
+    "rms_norm x": (partial(rms_norm, ONE, KV, 0.1), r"rms_norm: x has shape \[1\], must be \[M, 8\]"),
+    "rms_norm weights": (partial(rms_norm, KV, ONE, 0.1), r"rms_norm: weight has shape \[1\], must be \[G, width\]"),
+    "rms_norm out": (
+        partial(rms_norm, KV, ROWS[:1], 0.1, out=KV[:1]),
+        r"rms_norm: out has shape \[1, 4\], must be \[2, 4\]",
+    ),
     "rms_norm weight": (
         partial(rms_norm, KV, ROWS[:, :3], 0.1),
-        r"rms_norm: weight has shape \[5, 3\], must be \[G >= 1, 4\]",
+        r"rms_norm: x has shape \[2, 4\], must be \[M, 15\]",
     ),
     "rms_norm residual": (
-        partial(rms_norm, KV, ROWS, 0.1, KV[:1]),
+        partial(rms_norm, KV, ROWS[:1], 0.1, KV[:1]),
         r"rms_norm: residual has shape \[1, 4\], must be \[2, 4\]",
     ),
     "rms_norm dtype": (
-        partial(rms_norm, KV, ROWS.double(), 0.1, checked=True),
+        partial(rms_norm, KV, ROWS[:1].double(), 0.1, checked=True),
         "rms_norm: weight is float64, must be float32",
     ),
     "rotary rows": (partial(rotary, KV, TURN, 2), r"rotary: rows has shape \[2, 4\], must be \[M, >= 8\]"),

@@ -1,0 +1,59 @@
+"""On a GPU, in half precision: speculation, timing, batch, chunks and pages change no bit of what a request gets."""
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from engine.api import LLM
+from engine.core.config import EngineConfig
+from engine.core.request import SamplingParams
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "cpu" / "engine"))
+from launches import CHECKPOINTS, PROMPT, RUNS, TARGETS, engine
+
+pytestmark = pytest.mark.register(est_seconds=60, tier="gpu1", stage="pr")
+
+LENGTH = 48
+PARAMS = [
+    SamplingParams(max_new_tokens=LENGTH, ignore_eos=True, return_logprob=True),
+    SamplingParams(max_new_tokens=LENGTH, ignore_eos=True, temperature=0.9, top_p=0.95, seed=8, top_logprobs_num=2),
+    SamplingParams(max_new_tokens=LENGTH, ignore_eos=True, temperature=0.7, seed=9, return_logprob=True),
+]
+
+
+def told(llm, together: bool = True) -> list[tuple[object, ...]]:
+    """Tokens and log-probabilities, to the last bit, of three requests of unequal length."""
+    prompt = llm.tokenizer.encode(PROMPT)
+    prompts = [prompt[: len(prompt) - cut] for cut in range(3)]
+    if together:
+        outputs = llm.generate(prompts, PARAMS)
+    else:
+        outputs = [llm.generate([one], [params])[0] for one, params in zip(prompts, PARAMS, strict=True)]
+    return [(o.output_ids, o.logprobs, o.top_logprobs) for o in outputs]
+
+
+@cache
+def plain(target: str) -> list[tuple[object, ...]]:
+    """What plain decoding says, one request at a time, with large pages and prompts in one piece."""
+    config = EngineConfig(
+        str(CHECKPOINTS / target),
+        device="cuda",
+        dtype="bfloat16",
+        max_running_requests=4,
+        max_total_tokens=512,
+        page_size=64,
+        chunked_prefill_size=64,
+    )
+    return told(LLM(config), together=False)
+
+
+@pytest.mark.parametrize("version", ["v1", "v2"])
+@pytest.mark.parametrize(("algorithm", "topk"), RUNS)
+def test_no_bit_changes(algorithm, topk, version):
+    timing = {} if algorithm == "NGRAM" else {"spec_version": version}
+    llm = engine(algorithm, topk, device="cuda", dtype="bfloat16", **timing)
+    assert told(llm) == plain(TARGETS.get(algorithm, "llama-mini"))
