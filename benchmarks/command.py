@@ -15,6 +15,8 @@ from matrix.progress import waiting
 from reports.atomic import write_text
 
 GROUPS: Final = ("decoding", "overhead", "speculation", "harness")
+# Measured where it is named.
+GPU: Final = "gpu"
 SIGNS: Final = {"higher": ">=", "lower": "<="}
 
 
@@ -40,10 +42,16 @@ def _measure(group: str) -> Callable[[], list[Metric]]:
     """The measurement of a group; torch is imported here, with one compute thread."""
     import torch
 
-    from benchmarks import decoding, harness, overhead, speculation
+    from benchmarks import decoding, gpu, harness, overhead, speculation
 
     torch.set_num_threads(1)
-    modules = {"decoding": decoding, "overhead": overhead, "speculation": speculation, "harness": harness}
+    modules = {
+        "decoding": decoding,
+        "overhead": overhead,
+        "speculation": speculation,
+        "harness": harness,
+        GPU: gpu,
+    }
     measure: Callable[[], list[Metric]] = modules[group].measure
     return measure
 

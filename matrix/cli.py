@@ -167,12 +167,17 @@ def accuracy(
 @app.command()
 def bench(
     groups: Annotated[list[str] | None, typer.Argument(help="what to measure; everything if nothing is named")] = None,
+    gpu: Annotated[bool, typer.Option("--gpu", help="what has goals on one GPU instead")] = False,
     out: Annotated[Path | None, typer.Option(help="also write bench.json and bench.md here")] = None,
     json_: Json = False,
 ) -> int:
     """Measure every figure that has a goal."""
-    from benchmarks.command import GROUPS, main_bench
+    from benchmarks.command import GPU, GROUPS, main_bench
 
+    if gpu:
+        if groups:
+            raise ConfigError(f"benchmark {groups[0]!r} is not measured with --gpu; give one of them")
+        return main_bench(json_, out, (GPU,))
     for group in groups or ():
         if group not in GROUPS:
             raise ConfigError(f"benchmark {group!r} is unknown; it must be one of {', '.join(GROUPS)}")

@@ -39,9 +39,7 @@ def engine(algorithm: str, topk: int, **more: object) -> LLM:
             speculative_draft_model_path=None if draft is None else str(CHECKPOINTS / draft),
             max_running_requests=4,
             max_total_tokens=512,
-            page_size=4,
-            chunked_prefill_size=8,
-            **{**shape, **more},
+            **{"page_size": 4, "chunked_prefill_size": 8, **shape, **more},
         )
     )
 

@@ -94,6 +94,13 @@ def test_one_gpu_runs_the_cells_of_the_cpu(monkeypatch):
     assert chosen_cells("gpu1", "smoke", "", None) == chosen_cells("cpu", "smoke", "", None) != []
 
 
+def test_figures_of_a_gpu_need_one(capsys):
+    assert main(["bench", "--gpu"]) == 2
+    assert capsys.readouterr().err == "specmatrix: benchmark 'gpu' needs a GPU and this machine shows none\n"
+    assert main(["bench", "overhead", "--gpu"]) == 2
+    assert "'overhead' is not measured with --gpu; give one of them" in capsys.readouterr().err
+
+
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]):
     assert main(["--help"]) == 0
     text = capsys.readouterr().out
