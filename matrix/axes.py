@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Final, Literal
 
 from engine.core.errors import ConfigError
+from engine.core.nearest import nearest
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,9 +159,11 @@ INDEX: Final = {name: index for index, name in enumerate(NAMES)}
 
 
 def axis(name: str) -> Axis:
-    """ConfigError lists the axes that exist."""
+    """ConfigError names the closest axis, or all that exist."""
     if name not in INDEX:
-        raise ConfigError(f"axis {name!r} is unknown; it must be one of {', '.join(NAMES)}")
+        close = nearest(name, NAMES)
+        hint = f"the closest is {close}" if close else f"it must be one of {', '.join(NAMES)}"
+        raise ConfigError(f"axis {name!r} is unknown; {hint}")
     return AXES[INDEX[name]]
 
 

@@ -6,7 +6,8 @@ from typing import Any, Final, NamedTuple
 
 from engine.core.config import AUTO, Auto, EngineConfig
 from engine.core.errors import ConfigError
-from matrix.axes import AXES, INDEX, LAUNCH, NAMES, axis
+from engine.core.nearest import nearest
+from matrix.axes import AXES, INDEX, LAUNCH, NAMES, Axis, axis
 
 # Zoo names: the target of each value of `model`, and the drafts that were trained for it.
 MODELS: Final = {"llama": "llama-mini", "qwen3": "qwen3-mini", "deepseek": "deepseek-mini"}
@@ -61,7 +62,7 @@ class Cell(NamedTuple):
         values: dict[str, str] = {}
         for token in text.split("."):
             if token not in MEANINGS:
-                raise ConfigError(f"cell id {text!r} has an unknown part {token!r}; parts are {', '.join(MEANINGS)}")
+                raise ConfigError(f"cell id {text!r} has {_unknown_part(token)}")
             name, value = MEANINGS[token]
             if name in values:
                 raise ConfigError(f"cell id {text!r} gives {name} twice")
@@ -156,6 +157,25 @@ def asked(cell: Cell, gpus: int = 0) -> EngineConfig:
     judged = replace(cell.config(), kv_stamps=True, strict_memory=1, enable_deterministic_inference=True)
     judged = replace(judged, enable_streaming_session=True)
     return replace(judged, device="cuda", dtype="float32") if gpus else judged
+
+
+def _unknown_part(token: str) -> str:
+    """What is wrong with a part of an id that no axis has, and which parts come close."""
+    if not token:
+        return "an empty part; write parts joined by single dots, as in eagle3.s3.k4"
+    if token in INDEX:
+        return f"the axis {token} where a part must stand; its values are written {_tokens(axis(token))}"
+    letters = token.rstrip("0123456789")
+    # `k5` is meant as a number of the axis that `k4` is of, whatever else is spelled like it.
+    near = [part for part in MEANINGS if part != letters != token and part.rstrip("0123456789") == letters]
+    near = near or [part for part in (nearest(token, MEANINGS),) if part]
+    if near:
+        return f"an unknown part {token!r}; {'the closest is' if len(near) == 1 else 'there are'} {', '.join(near)}"
+    return f"an unknown part {token!r}; an id is an algorithm and values of other axes, as in eagle3.s3.k4.n8.ragged"
+
+
+def _tokens(axis: Axis) -> str:
+    return ", ".join(value.token for value in axis.values if value.token)
 
 
 def _size(value: str) -> int | Auto:

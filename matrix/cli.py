@@ -10,12 +10,14 @@ import errno
 import os
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Final, cast
 
 import typer
 
 from engine.core.errors import ConfigError, EngineError
+from engine.core.nearest import nearest
 from matrix.stopping import Stopped, stoppable
 from reports.schema import ReportError
 
@@ -23,6 +25,8 @@ from reports.schema import ReportError
 UsageError = cast(type[typer.BadParameter], typer.BadParameter.__mro__[1])
 # A full disk or quota behind stdout, or a reader that went away.
 UNWRITABLE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EPIPE)
+# What an option takes, by the word that the command line library has for it.
+KINDS: Final = {"integer": "a whole number", "number": "a number", "float": "a number"}
 WORKERS: Final = min(os.cpu_count() or 1, 8)
 app = typer.Typer(
     name="specmatrix",
@@ -48,8 +52,8 @@ def run(
         "out"
     ),
     cells: Annotated[
-        str, typer.Option(help="which of them: a cell's id, or `algorithm=eagle3 and topk in (2, 4)`")
-    ] = "",
+        str | None, typer.Option(help="which of them: a cell's id, or `algorithm=eagle3 and topk in (2, 4)`")
+    ] = None,
     workers: Workers = WORKERS,
     seed: Seed = 0,
     limit: Annotated[int | None, typer.Option(help="run at most this many cells")] = None,
@@ -252,7 +256,8 @@ def main(words: Sequence[str] | None = None) -> int:
     except (EngineError, ReportError) as error:
         return _wrong(str(error))
     except UsageError as error:
-        return _wrong(f"{error.format_message().rstrip('.')}; `specmatrix --help` lists what there is")
+        given = sys.argv[1:] if words is None else words
+        return _wrong(f"{_misuse(error, given)}; `specmatrix --help` lists what there is")
     except OSError as error:
         if error.errno not in UNWRITABLE or error.filename is not None:
             raise
@@ -263,6 +268,32 @@ def main(words: Sequence[str] | None = None) -> int:
         print(stop, file=sys.stderr)
         return stop.status
     return int(status or 0)
+
+
+def _misuse(error: typer.BadParameter, words: Sequence[str]) -> str:
+    """What is wrong with the words of a command line, with the value that was given."""
+    unknown = getattr(error, "option_name", None)
+    if unknown is not None:
+        close = nearest(
+            unknown.lstrip("-"), [option.lstrip("-") for option in getattr(error, "possibilities", None) or ()]
+        )
+        return f"No such option: {unknown}" + (f"; the closest is --{close}" if close else "")
+    parameter = getattr(error, "param", None)
+    for option in () if parameter is None else parameter.opts:
+        if (value := _given(option, words)) is not None:
+            return f"{option} takes {_kind(error.message)}, not {value!r}"
+    return error.format_message().rstrip(".")
+
+
+def _kind(message: str) -> str:
+    return next((kind for word, kind in KINDS.items() if word in message), "another kind of value")
+
+
+def _given(option: str, words: Sequence[str]) -> str | None:
+    """The last value of an option among the words of a command line."""
+    found = [word.partition("=")[2] for word in words if word.startswith(f"{option}=")]
+    found += [value for name, value in pairwise(words) if name == option]
+    return found[-1] if found else None
 
 
 def _wrong(sentence: str) -> int:

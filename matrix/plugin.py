@@ -120,7 +120,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("specmatrix", "cells of the matrix")
     stages = (*STAGES, PRODUCT)
     group.addoption("--stage", default="pr", choices=stages, help="which cells run: a stage, or every cell")
-    group.addoption("--cells", default="", metavar="SELECTOR", help="run only cells like `algorithm=eagle3 and topk=4`")
+    group.addoption(
+        "--cells", default=None, metavar="SELECTOR", help="run only cells like `algorithm=eagle3 and topk=4`"
+    )
     group.addoption("--limit", default=None, type=int, metavar="N", help="collect at most N cells")
     group.addoption("--matrix-seed", default=0, type=int, metavar="N", help="rotates prompts and draws")
     group.addoption("--report", default="", metavar="DIR", help="write the report of the cells that ran")

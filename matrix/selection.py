@@ -10,33 +10,55 @@ from engine.core.errors import ConfigError
 from matrix.axes import AXES, LAUNCH
 from matrix.cell import MEANINGS, Cell
 from matrix.constraints import CONSTRAINTS, expect, launch_constraints
-from matrix.lockfile import stage_cells
-from matrix.selector import parse_selector
+from matrix.lockfile import STAGES, stage_cells
+from matrix.selector import Selector, parse_selector
+from reports.text import count
 
 PRODUCT: Final = "product"
 
 
-def select(stage: str, text: str = "", limit: int | None = None) -> list[Cell]:
-    """The cells of a stage that a selector picks; the id of a cell picks it whether the stage holds it or not.
+def select(stage: str, text: str | None = None, limit: int | None = None) -> list[Cell]:
+    """The cells of a stage that a selector picks, all of them for None; the id of a cell picks it whether the stage
+    holds it or not.
 
-    Stage `product` is every cell that the axes and constraints allow. ConfigError on an unknown stage, a bad selector,
-    a combination that is no cell, or a choice that leaves nothing.
+    Stage `product` is every cell that the axes and constraints allow. ConfigError on an unknown stage, an empty or bad
+    selector, a combination that is no cell, or a choice that leaves nothing.
     """
+    if text is None:
+        return _chosen(stage, lambda cell: True, limit)
+    if not text.strip():
+        raise ConfigError("--cells is empty, as of a shell variable that is not set; leave it out to run every cell")
     if is_id(text):
         cell = Cell.from_id(text.strip())
         expect(cell)
         return [cell]
-    chosen = parse_selector(text) if text else None
-    source = all_cells() if stage == PRODUCT else iter(stage_cells(stage))
-    cells = list(islice((cell for cell in source if chosen is None or chosen(cell)), limit))
+    selector = parse_selector(text)
+    cells = _chosen(stage, selector, limit)
     if not cells:
-        raise ConfigError(f"selector {text!r} picks none of the cells of stage {stage!r}; pick with --stage or --cells")
+        raise ConfigError(
+            f"selector {text!r} picks none of the cells of stage {stage!r}; {_elsewhere(stage, selector)}"
+        )
     return cells
 
 
 def of_gpus(cells: Iterable[Cell], gpus: int) -> list[Cell]:
     """The cells that a tier with so many GPUs runs; one GPU runs those of the CPU as well."""
     return [cell for cell in cells if max(cell.gpus, min(gpus, 1)) == gpus]
+
+
+def _chosen(stage: str, selector: Selector, limit: int | None) -> list[Cell]:
+    source = all_cells() if stage == PRODUCT else iter(stage_cells(stage))
+    return list(islice(filter(selector, source), limit))
+
+
+def _elsewhere(stage: str, selector: Selector) -> str:
+    """Where the cells may be that a stage does not have."""
+    if stage == PRODUCT:
+        return "no cell of the axes is of this kind"
+    last = STAGES[-1]
+    if found := len(_chosen(last, selector, None)):
+        return f"--stage {last} has {count(found, 'cell')} of this kind"
+    return f"the lock file has none of this kind, and --stage {PRODUCT} looks among all that the axes allow"
 
 
 def is_id(text: str) -> bool:

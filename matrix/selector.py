@@ -5,7 +5,8 @@ from collections.abc import Callable
 from typing import Final, TypeAlias
 
 from engine.core.errors import ConfigError
-from matrix.axes import INDEX, axis
+from engine.core.nearest import nearest
+from matrix.axes import INDEX, NAMES, axis
 from matrix.cell import MEANINGS, Cell
 
 Selector: TypeAlias = Callable[[Cell], bool]
@@ -96,7 +97,8 @@ class _Parser:
 
     def _cell(self, text: str) -> Selector:
         """A lone word: the id of one cell, or a mistake."""
-        if text.split(".")[0] not in MEANINGS:
+        meant = nearest(text, NAMES) or not nearest(text, MEANINGS)
+        if "." not in text and text not in MEANINGS and meant:
             axis(text)
         wanted = Cell.from_id(text)
         return lambda cell: cell == wanted

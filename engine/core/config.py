@@ -4,11 +4,11 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
-from difflib import get_close_matches
 from typing import Any, Final, Literal, TypeAlias
 
 from engine.core.adaptive_config import AdaptiveSlot
 from engine.core.errors import ConfigError
+from engine.core.nearest import nearest
 from engine.core.ngram import NgramOptions
 
 AUTO: Final = "auto"
@@ -82,7 +82,8 @@ class EngineConfig:
     def from_flags(cls, flags: Mapping[str, object]) -> "EngineConfig":
         """A configuration from flags as typed (`--page-size`, `page-size` or `page_size`, values as text or typed).
 
-        ConfigError on an unknown flag (names the closest one), a flag given twice, or a value that does not parse.
+        ConfigError on an unknown flag (names the closest one, or all), a flag given twice, or a value that does
+        not parse.
         """
         values: dict[str, Any] = {}
         for flag, value in flags.items():
@@ -114,8 +115,14 @@ WORDS: Final[dict[type, str]] = {int: "an integer", float: "a number", bool: "tr
 
 
 def _unknown(flag: str, name: str) -> str:
-    close = get_close_matches(name, KINDS, n=1, cutoff=0.0)
-    return f"flag {flag!r} is unknown; the closest one is --{close[0].replace('_', '-')}"
+    close = nearest(name, KINDS)
+    hint = f"the closest one is {_typed(close)}" if close else f"it must be one of {', '.join(map(_typed, KINDS))}"
+    return f"flag {_typed(flag)!r} is unknown; {hint}"
+
+
+def _typed(name: str) -> str:
+    """A flag as it is typed on a command line."""
+    return f"--{name.removeprefix('--').replace('_', '-')}"
 
 
 def _wants(name: str) -> str:

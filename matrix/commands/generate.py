@@ -35,6 +35,8 @@ def generate(question: str, params: SamplingParams, flags: Mapping[str, str], th
 
     flags: engine flags as typed. ConfigError or RequestError on a wrong one.
     """
+    if not question.strip():
+        raise ConfigError("the question is empty; ask something in words")
     if threads < 1:
         raise ConfigError(f"threads must be at least 1, got {threads}")
     torch.set_num_threads(threads)

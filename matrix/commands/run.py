@@ -27,7 +27,9 @@ from reports.text import count
 from reports.writer import PARTIAL_FILE, ReportWriter
 
 
-def run(tier: str, stage: str, out: Path, cells: str, workers: int, seed: int, limit: int | None, json_: bool) -> int:
+def run(
+    tier: str, stage: str, out: Path, cells: str | None, workers: int, seed: int, limit: int | None, json_: bool
+) -> int:
     """Run, report, and return the exit status: 0 if nothing is red. ConfigError or ReportError on a wrong option."""
     chosen = chosen_cells(tier, stage, cells, limit)
     if workers < 1:
@@ -49,7 +51,7 @@ def run(tier: str, stage: str, out: Path, cells: str, workers: int, seed: int, l
     return int(view.verdict != "green")
 
 
-def chosen_cells(tier: str, stage: str, cells: str, limit: int | None) -> list[Cell]:
+def chosen_cells(tier: str, stage: str, cells: str | None, limit: int | None) -> list[Cell]:
     """The cells of a tier and a stage that a selector picks; one GPU runs those of the CPU as well.
 
     ConfigError if there are none, or fewer GPUs than the tier needs.

@@ -21,7 +21,12 @@ WRONG = {
     (): "Missing command; `specmatrix --help` lists what there is",
     ("--loud",): "No such option: --loud; `specmatrix --help` lists what there is",
     ("walk",): "No such command 'walk'; `specmatrix --help` lists what there is",
-    ("run", "--cell", "x"): "No such option: --cell",
+    ("run", "--cell", "x"): "No such option: --cell; the closest is --cells; `specmatrix --help` lists what there is",
+    ("run", "--bogus"): "No such option: --bogus; `specmatrix --help` lists what there is",
+    ("run", "--workers", "abc"): "--workers takes a whole number, not 'abc'; `specmatrix --help` lists what there is",
+    ("run", "--workers=abc"): "--workers takes a whole number, not 'abc'; `specmatrix --help` lists what there is",
+    ("simulate", "--minutes", "1m"): "--minutes takes a number, not '1m'; `specmatrix --help` lists what there is",
+    ("run", "--cells", ""): "--cells is empty, as of a shell variable that is not set; leave it out to run every cell",
     ("run", "--tier", "tpu"): "tier 'tpu' is unknown; it must be one of cpu, gpu1, gpu2, gpu4, gpu8",
     ("run", "--stage", "weekly"): "stage 'weekly' is unknown; it must be one of smoke, pr, nightly",
     ("run", "--workers", "0"): "workers must be at least 1, got 0",
@@ -29,7 +34,7 @@ WRONG = {
     ("run", "--limit", "0"): "limit must be at least 1, got 0",
     ("run", "--cells", "topk=3"): "topk has no value '3'; it must be one of auto, 1, 2, 4",
     ("run", "--cells", "topk=2 and topk=4"): (
-        "selector 'topk=2 and topk=4' picks none of the cells of stage 'pr'; pick with --stage or --cells"
+        "selector 'topk=2 and topk=4' picks none of the cells of stage 'pr'; the lock file has none of this kind"
     ),
     ("run", "--cells", "none.tight"): (
         "cell none.tight is redundant (alone-under-pressure): a lone request is never retracted"
@@ -38,7 +43,7 @@ WRONG = {
     ("compare", "/no/base", "/no/head"): (
         "/no/base does not exist; give a report file or a directory with report.jsonl"
     ),
-    ("explain", "topk"): "cell id 'topk' has an unknown part 'topk'; parts are none, ",
+    ("explain", "topk"): "cell id 'topk' has the axis topk where a part must stand; its values are written k1, ",
     ("lock", "--check", "--extend"): "--check only reads and --extend writes; give one of them",
     ("faults", "none-such"): "fault 'none-such' is unknown; it must be one of ",
     ("faults", "--only", "none-such"): "fault 'none-such' is unknown; it must be one of ",
@@ -53,7 +58,10 @@ WRONG = {
     ("zoo", "train", "llama"): "zoo model 'llama' is unknown; it must be one of llama-mini, ",
     ("zoo", "train", "--minutes", "0"): "minutes must be above 0, got 0",
     ("zoo", "train", "--device", "abacus"): "device 'abacus' is not available; it must be one of cpu",
-    ("generate", "Hi", "--page-sise", "4"): "flag 'page_sise' is unknown; the closest one is --page-size",
+    ("generate", "Hi", "--page-sise", "4"): "flag '--page-sise' is unknown; the closest one is --page-size",
+    ("generate", "Hi", "--bogus"): "flag '--bogus' is unknown; it must be one of --model-path, ",
+    ("generate", ""): "the question is empty; ask something in words",
+    ("generate", " ", "--page-size", "4"): "the question is empty; ask something in words",
     ("generate", "Hi", "there"): "'there' is no engine flag; flags begin with --, for example --page-size 4",
     ("generate", "Hi", "--page-size", "4", "--page-size=5"): "--page-size is given twice; give it once",
     ("generate", "Hi", "--page-size", "0"): "page_size",
@@ -91,7 +99,7 @@ def test_a_tier_names_the_gpus_that_are_missing(tier, there, sentence, monkeypat
 
 def test_one_gpu_runs_the_cells_of_the_cpu(monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
-    assert chosen_cells("gpu1", "smoke", "", None) == chosen_cells("cpu", "smoke", "", None) != []
+    assert chosen_cells("gpu1", "smoke", None, None) == chosen_cells("cpu", "smoke", None, None) != []
 
 
 def test_figures_of_a_gpu_need_one(capsys):

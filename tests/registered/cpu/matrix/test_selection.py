@@ -45,8 +45,21 @@ def test_product_has_every_cell_that_exists_and_no_other():
     assert ("single", "none", "mixed", "eos", "none") not in requests
 
 
-def test_nothing_chosen_is_refused():
-    with pytest.raises(
-        ConfigError, match=r"^selector 'topk=2 and topk=4' picks none of the cells of stage 'smoke'; pick"
-    ):
-        select("smoke", "topk=2 and topk=4")
+@pytest.mark.parametrize(
+    ("stage", "text", "hint"),
+    [
+        ("nightly", "topk=2 and topk=4", "the lock file has none of this kind, and --stage product looks "),
+        ("smoke", "algorithm=eagle3 and page_size=64", "--stage nightly has "),
+        ("smoke", "eagle3.s2.k2.n6.v2.p64.c7.pair and batch=pair", "the lock file has none of this kind, "),
+    ],
+)
+def test_nothing_chosen_says_where_such_cells_are(stage: str, text: str, hint: str):
+    with pytest.raises(ConfigError) as caught:
+        select(stage, text)
+    assert str(caught.value).startswith(f"selector {text!r} picks none of the cells of stage {stage!r}; {hint}")
+
+
+@pytest.mark.parametrize("text", ["", "  "])
+def test_an_empty_selector_is_not_every_cell(text: str):
+    with pytest.raises(ConfigError, match=r"^--cells is empty, as of a shell variable that is not set; leave it out"):
+        select("smoke", text)

@@ -3,12 +3,13 @@ from dataclasses import replace
 
 import pytest
 
-from engine.core.config import EngineConfig, Facts
+from engine.core.config import KINDS, EngineConfig, Facts
 from engine.core.errors import ConfigError
 from engine.core.resolve import resolve
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 
+FLAGS = ", ".join("--" + name.replace("_", "-") for name in KINDS)
 FACTS = Facts("LlamaForCausalLM", vocab_size=512, hidden_size=128, num_layers=4, context_length=1024)
 
 
@@ -52,7 +53,8 @@ def test_flags_parse_text_by_field():
     ("flags", "sentence"),
     [
         ({"--page-sise": "4"}, "flag '--page-sise' is unknown; the closest one is --page-size"),
-        ({"model": "m", "zzz": True}, "flag 'zzz' is unknown; the closest one is --page-size"),
+        ({"model": "m", "page_sise": 4}, "flag '--page-sise' is unknown; the closest one is --page-size"),
+        ({"model": "m", "bogus": True}, f"flag '--bogus' is unknown; it must be one of {FLAGS}"),
         ({"page-size": "4", "page_size": "4"}, "page_size is given twice; give it once"),
         ({"page_size": "4"}, "model_path is missing; give the path or zoo name of the target model"),
         ({"model": "m", "page-size": "abc"}, "page_size must be an integer or 'auto', got 'abc'"),

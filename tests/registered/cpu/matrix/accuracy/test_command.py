@@ -101,5 +101,5 @@ def test_bad_input_is_one_sentence(asked, sentence):
 
 
 def test_an_unknown_cell_is_refused():
-    with pytest.raises(EngineError, match=r"^cell id 'eagle9' has an unknown part 'eagle9'; parts are none, "):
+    with pytest.raises(EngineError, match=r"^cell id 'eagle9' has an unknown part 'eagle9'; the closest is eagle3"):
         main_accuracy("gsm8k", QUESTIONS, cell="eagle9")
