@@ -26,6 +26,15 @@ _GATES: Final = b'"gates":['
 _GATES_END: Final = b'],"error":'
 _NEXT_GATE: Final = b"},{"
 _SECONDS: Final = re.compile(rb'"seconds"\s*:\s*[0-9.eE+-]+')
+_READ: Final = json.JSONDecoder().raw_decode
+
+
+class Span(NamedTuple):
+    """A part of the file, in bytes, and its text."""
+
+    start: int
+    end: int
+    text: bytes
 
 
 class Line(NamedTuple):
@@ -58,71 +67,125 @@ def cell_lines(file: Path, data: bytes, start: int, stop: int) -> dict[str, Line
     return lines
 
 
+class Launches:
+    """Where the lines of a file say what the cells of one launch share.
+
+    A report is written launch by launch, so a line is first held against what the last one said.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        # Like the text, but from the end of the axes to behind the next key. No line holds a newline.
+        self._around = b"\n"
+        self._skipped = 0
+        self._text = b""
+
+    def text(self, line: Line) -> bytes | None:
+        """What a line says of its launch, or None if only a full parse can tell."""
+        brace = self._data.find(b"}", line.axes, line.end) + 1 if line.axes >= 0 else 0
+        if self._data.startswith(self._around, brace, line.end) or self._read(brace, line.end):
+            return self._text
+        return None
+
+    def span(self, line: Line) -> Span | None:
+        """The same with its place."""
+        text = self.text(line)
+        if text is None:
+            return None
+        start = _axes_end(self._data, line) + self._skipped
+        return Span(start, start + len(text), text)
+
+    def _read(self, brace: int, stop: int) -> bool:
+        """Take the launch that follows the axes; they end at `brace`, 0 if that is unknown."""
+        after = _LAUNCH.match(self._data, brace, stop) if brace else None
+        end = -1 if after is None else self._data.find(_WAIVED, after.end(), stop)
+        if after is None or end < 0:
+            return False
+        self._around = self._data[brace : end + len(_WAIVED)]
+        self._skipped = after.end() - brace
+        self._text = self._data[after.end() : end]
+        return True
+
+
 def axes_text(data: bytes, line: Line) -> bytes | None:
     """What should be the JSON of the axes, or None if only a full parse can tell."""
-    after = _after_axes(data, line)
-    return None if after is None else data[line.axes : after.start()]
+    brace = _axes_end(data, line)
+    return data[line.axes : brace] if brace and _LAUNCH.match(data, brace, line.end) else None
 
 
-def launch_span(data: bytes, line: Line) -> tuple[int, int] | None:
-    """The part of a line that the cells of one launch share, or None if only a full parse can tell."""
-    after = _after_axes(data, line)
-    end = -1 if after is None else data.find(_WAIVED, after.end(), line.end)
-    return None if after is None or end < 0 else (after.end(), end)
+def _axes_end(data: bytes, line: Line) -> int:
+    """Offset behind the axes, 0 if only a full parse can tell. Axis values are plain, so the first brace closes
+    them."""
+    return data.find(b"}", line.axes, line.end) + 1 if line.axes >= 0 else 0
 
 
-def _after_axes(data: bytes, line: Line) -> re.Match[bytes] | None:
-    """The key that follows the axes. Axis values are plain, so the first brace closes them."""
-    brace = data.find(b"}", line.axes, line.end) if line.axes >= 0 else -1
-    return None if brace < 0 else _LAUNCH.match(data, brace + 1, line.end)
+def same_but_for_time(data: bytes, line: Line, other: bytes, other_line: Line) -> bool:
+    """True if two lines have the same bytes around their running times."""
+    start, end, at, after = line.start, line.end, *_seconds(data, line)
+    there, beyond = _seconds(other, other_line)
+    return (
+        at - start == there - other_line.start
+        and end - after == other_line.end - beyond
+        and other.startswith(data[start:at], other_line.start)
+        and other.startswith(data[after:end], beyond)
+    )
 
 
-def timeless(data: bytes, line: Line) -> tuple[bytes, bytes]:
-    """The line around its running time."""
+def _seconds(data: bytes, line: Line) -> tuple[int, int]:
+    """The running time in a line, an empty part at its end if there is none."""
     at = data.rfind(b'"seconds"', line.start, line.end)
     match = _SECONDS.match(data, at, line.end) if at >= 0 else None
-    if match is None:
-        return data[line.start : line.end], b""
-    return data[line.start : at], data[match.end() : line.end]
+    return (line.end, line.end) if match is None else match.span()
 
 
 @lru_cache(maxsize=1 << 14)
 def parse_launch(text: bytes) -> Launch | None:
-    """The launch of a `launch_span`, or None if that is no launch by itself: then the whole line has to be parsed."""
+    """The launch of a `Span`, or None if that is no launch by itself: then the whole line has to be parsed."""
     try:
         return decode_launch(parse_json(b"{%s}" % text.rstrip(b" ,")), "the launch")
     except ReportError:
         return None
 
 
-def parse_cell(file: Path, data: bytes, line: Line) -> CellResult:
-    """The record of a line. Raises ReportError with the file and the number of the line."""
+def parse_cell(file: Path, data: bytes, line: Line, span: Span | None) -> CellResult:
+    """The record of a line whose launch is `span`. Raises ReportError with the file and the number of the line."""
     try:
-        return _assembled(data, line) or _whole(data[line.start : line.end])
+        return _assembled(data, line, span) or _whole(data[line.start : line.end])
     except ReportError as error:
         raise ReportError(f"{_place(file, data, line.start)}: {error}") from error
 
 
-def _assembled(data: bytes, line: Line) -> CellResult | None:
+def _assembled(data: bytes, line: Line, span: Span | None) -> CellResult | None:
     """The record from parts that many lines share, each parsed once; None if only a full parse can tell."""
-    span = launch_span(data, line)
-    first = -1 if span is None else data.find(_GATES, span[1], line.end)
+    first = -1 if span is None else data.find(_GATES, span.end, line.end)
     last = data.rfind(_GATES_END, first, line.end)
-    launch = None if span is None or min(first, last) < 0 else parse_launch(data[span[0] : span[1]])
+    launch = None if span is None or min(first, last) < 0 else parse_launch(span.text)
     if span is None or launch is None:
         return None
     first += len(_GATES)
-    own = data[line.start : span[0]] + data[span[1] : first] + data[last : line.end]
+    own = data[line.start : span.start] + data[span.end : first] + data[last : line.end]
     try:
         gates = tuple(map(_parse_gate, data[first + 1 : last - 1].split(_NEXT_GATE)) if first < last else ())
-        return decode_cell(parse_json(own), launch, gates)
+        return decode_cell(_part(own), launch, gates)
     except ReportError:
         return None
 
 
 @lru_cache(maxsize=1 << 16)
 def _parse_gate(text: bytes) -> GateResult:
-    return decode_gate(parse_json(b"{%s}" % text), "a gate")
+    return decode_gate(_part(b"{%s}" % text), "a gate")
+
+
+def _part(text: bytes) -> Json:
+    """The JSON of a part that was cut out of a line. ReportError if it is none: the whole line says why."""
+    try:
+        characters = text.decode()
+        value, end = _READ(characters)
+    except ValueError as error:
+        raise ReportError("the line has to be parsed whole") from error
+    if end != len(characters):
+        raise ReportError("the line has to be parsed whole")
+    return value
 
 
 def _whole(text: bytes) -> CellResult:

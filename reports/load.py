@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
 from reports.codec import decode_header
 from reports.collector import paused
 from reports.effective import overlaid, resolved_words
-from reports.lines import Line, axes_text, cell_lines, launch_span, parse_cell, parse_json, parse_launch, timeless
+from reports.lines import (
+    Launches,
+    Line,
+    axes_text,
+    cell_lines,
+    parse_cell,
+    parse_json,
+    parse_launch,
+    same_but_for_time,
+)
 from reports.schema import REPORT_FILE, CellResult, CellState, Header, Json, ReportError
 from reports.writer import PARTIAL_FILE
 
@@ -22,7 +31,7 @@ EAGER_BYTES: Final = 32_000_000
 class Report:
     """A report on disk: its header, and its cells by id in file order.
 
-    Lines are parsed on demand and kept. `same_line` compares two reports without parsing, so that 100,000 unchanged
+    Lines are parsed on demand and kept. `same_lines` compares two reports without parsing, so that 100,000 unchanged
     cells cost no JSON; whatever a caller looks at is parsed and checked, and a broken line raises ReportError with
     its number.
     """
@@ -35,6 +44,7 @@ class Report:
         self._data = data
         self._hits = hits
         self._lines = lines
+        self._launches = Launches(data)
         self._parsed: dict[str, CellResult] = {}
         self._words: dict[bytes, dict[str, str]] = {}
         self._values: dict[str, dict[str, str]] = {}
@@ -52,8 +62,11 @@ class Report:
         """The record of the cell `cell`. Raises KeyError for an unknown id, ReportError for a broken line."""
         record = self._parsed.get(cell)
         if record is None:
-            record = self._parsed[cell] = parse_cell(self.path, self._data, self._lines[cell])
+            record = self._parsed[cell] = self._parse(self._lines[cell])
         return record
+
+    def _parse(self, line: Line) -> CellResult:
+        return parse_cell(self.path, self._data, line, self._launches.span(line))
 
     def ids(self) -> list[str]:
         """All cell ids in file order."""
@@ -73,10 +86,9 @@ class Report:
 
     def launch(self, cell: str) -> tuple[bytes, Mapping[str, Json] | None]:
         """The resolved configuration of a cell, and a key that cells of the same launch share."""
-        span = launch_span(self._data, self._lines[cell])
-        text = b"" if span is None else self._data[slice(*span)]
-        launch = parse_launch(text)
-        return (cell.encode(), self[cell].resolved) if launch is None else (text, launch.resolved)
+        text = self._launches.text(self._lines[cell])
+        launch = None if text is None else parse_launch(text)
+        return (cell.encode(), self[cell].resolved) if text is None or launch is None else (text, launch.resolved)
 
     def values(self, cell: str) -> dict[str, str]:
         """The effective axis values of a cell, whatever became of it."""
@@ -101,9 +113,19 @@ class Report:
             self._hits = total
         return self._hits
 
-    def same_line(self, other: Report, cell: str) -> bool:
-        """True if both reports hold the cell with the same bytes, running time aside."""
-        return timeless(self._data, self._lines[cell]) == timeless(other._data, other._lines[cell])
+    def same_path(self, other: Report, cell: str) -> bool:
+        """True if both reports show at the front of a line that state, axes and launch are the same; what only a full
+        parse could tell counts as different."""
+        fronts = []
+        for report in (self, other):
+            line = report._lines[cell]
+            fronts.append((line.state, axes_text(report._data, line), report._launches.text(line)))
+        return fronts[0] == fronts[1] and None not in fronts[0]
+
+    def same_lines(self, other: Report, cells: Iterable[str]) -> list[str]:
+        """Those of `cells` that both reports hold with the same bytes, running time aside."""
+        data, lines, theirs, their_lines = self._data, self._lines, other._data, other._lines
+        return [cell for cell in cells if same_but_for_time(data, lines[cell], theirs, their_lines[cell])]
 
 
 @paused()

@@ -39,11 +39,10 @@ def compare(base: Report, head: Report, acknowledgements: Sequence[Acknowledgeme
     lost: list[str] = []
     for cell in base.ids():
         (common if cell in head else lost).append(cell)
-    same: list[str] = []
-    differing: list[str] = []
-    for cell in common:
-        # With an input that differs, equal lines may still mean different things.
-        (same if not blocked and base.same_line(head, cell) else differing).append(cell)
+    # With an input that differs, equal lines may still mean different things.
+    same = [] if blocked else base.same_lines(head, common)
+    equal = set(same)
+    differing = [cell for cell in common if cell not in equal]
     new = [cell for cell in head.ids() if cell not in base]
     measured = _measure(base, head, differing, blocked)
     changes = [

@@ -6,14 +6,14 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final, NamedTuple
 
+from reports.compare.carried import CarriedPairs
 from reports.compare.ledger import explanation
 from reports.compare.states import CoverageChange, LostPairs
-from reports.effective import RESOLVED_FIELD, Pair, pairs, word
+from reports.effective import RESOLVED_FIELD, Pair, word
 from reports.load import Report
 from reports.schema import Json
 from reports.text import count
 
-Carriers = dict[Pair, list[str]]
 SINGULAR: Final = {"are": "is", "resolve": "resolves"}
 
 
@@ -24,6 +24,9 @@ def coverage_change(base: Report, head: Report, unchanged: Iterable[str], change
     old: dict[str, dict[str, str]] = {}
     new: dict[str, dict[str, str]] = {}
     for cell in changed:
+        if cell in base and cell in head and base.same_path(head, cell):
+            steady.append(cell)
+            continue
         before = base.effective(cell) if cell in base else None
         after = head.effective(cell) if cell in head else None
         if before != after:
@@ -31,32 +34,15 @@ def coverage_change(base: Report, head: Report, unchanged: Iterable[str], change
             new.update({cell: after} if after is not None else {})
         elif after is not None:
             steady.append(cell)
-    old_pairs, new_pairs = _all_pairs(old.values()), _all_pairs(new.values())
-    still = _carried(head, steady, old_pairs ^ new_pairs)
-    lost = _carriers(old, old_pairs - new_pairs - still)
-    gained = _carriers(new, new_pairs - old_pairs - still)
+    old_pairs, new_pairs = CarriedPairs(old), CarriedPairs(new)
+    only_old, only_new = old_pairs.keys() - new_pairs.keys(), new_pairs.keys() - old_pairs.keys()
+    still = _carried(head, steady, only_old | only_new)
+    lost = {pair: old_pairs.cells(pair) for pair in only_old - still}
+    gained = {pair: new_pairs.cells(pair) for pair in only_new - still}
     return CoverageChange(
         lost=_by_cause(lost, lambda cell: _fate_of_loss(cell, base, head)),
         gained=_by_cause(gained, lambda cell: _fate_of_gain(cell, base, head)),
     )
-
-
-def _all_pairs(cells: Iterable[Mapping[str, str]]) -> set[Pair]:
-    found: set[Pair] = set()
-    for values in cells:
-        found.update(pairs(values))
-    return found
-
-
-def _carriers(cells: Mapping[str, Mapping[str, str]], wanted: Collection[Pair]) -> Carriers:
-    """Pair -> cells that carry it, for the pairs in `wanted`."""
-    carriers: Carriers = defaultdict(list)
-    if wanted:
-        for cell, values in cells.items():
-            for pair in pairs(values):
-                if pair in wanted:
-                    carriers[pair].append(cell)
-    return carriers
 
 
 def _carried(report: Report, cells: Iterable[str], candidates: Collection[Pair]) -> set[Pair]:
@@ -72,11 +58,12 @@ def _carried(report: Report, cells: Iterable[str], candidates: Collection[Pair])
         key, resolved = report.launch(cell)
         if resolved is None or report.state(cell) != "PASS":
             continue
-        if key not in by_launch:
-            by_launch[key] = [pair for pair in missing if _may_carry(resolved, pair)]
-        if by_launch[key]:
+        possible = by_launch.get(key)
+        if possible is None:
+            possible = by_launch[key] = [pair for pair in missing if _may_carry(resolved, pair)]
+        if possible:
             values = report.values(cell)
-            hits = {(a, b) for a, b in by_launch[key] if values.get(a[0]) == a[1] and values.get(b[0]) == b[1]}
+            hits = {(a, b) for a, b in possible if values.get(a[0]) == a[1] and values.get(b[0]) == b[1]}
             if hits:
                 missing -= hits
                 by_launch = {each: [pair for pair in row if pair in missing] for each, row in by_launch.items()}
@@ -150,8 +137,7 @@ def _moves(cell: str, base: Report, head: Report) -> tuple[tuple[str, str], ...]
     if record.resolved is None or base[cell].resolved is None:
         return ()
     before = base.values(cell)
+    moved = sorted(item for item in head.values(cell).items() if before.get(item[0], item[1]) != item[1])
     return tuple(
-        (axis, f"{axis}={value}: {explanation(record, RESOLVED_FIELD.get(axis, axis))}")
-        for axis, value in sorted(head.values(cell).items())
-        if before.get(axis, value) != value
+        (axis, f"{axis}={value}: {explanation(record, RESOLVED_FIELD.get(axis, axis))}") for axis, value in moved
     )

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, TypeAlias
 
 from reports.stats.check import check_confidence, check_count, check_same_length
 
-Sums = npt.NDArray[np.float64]
+# numpy takes longer to import than most comparisons take, so it is imported where prompts are resampled.
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+Sums: TypeAlias = "npt.NDArray[np.float64]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +76,14 @@ def ratio_change(
     return RatioChange(
         change=float(head_top.sum() / head_bottom.sum() / (base_top.sum() / base_bottom.sum()) - 1),
         interval=_percentiles(changes, confidence),
-        p_loss=float((np.count_nonzero(changes >= 0) + 1) / (resamples + 1)),
-        p_gain=float((np.count_nonzero(changes <= 0) + 1) / (resamples + 1)),
+        p_loss=float(((changes >= 0).sum() + 1) / (resamples + 1)),
+        p_gain=float(((changes <= 0).sum() + 1) / (resamples + 1)),
     )
 
 
 def _columns(numerators: Sequence[float], denominators: Sequence[float]) -> tuple[Sums, Sums]:
+    import numpy as np
+
     check_same_length(numerators=len(numerators), denominators=len(denominators))
     check_count("number of prompts", len(numerators), 2)
     if min(denominators) <= 0:
@@ -90,6 +95,8 @@ def _columns(numerators: Sequence[float], denominators: Sequence[float]) -> tupl
 
 def _draw(prompts: int, resamples: int, seed: int) -> npt.NDArray[np.float64]:
     """How often each prompt is drawn, [resamples, prompts]."""
+    import numpy as np
+
     check_count("resamples", resamples, 100)
     generator = np.random.default_rng(seed)
     return generator.multinomial(prompts, np.full(prompts, 1 / prompts), size=resamples).astype(np.float64)
@@ -100,6 +107,8 @@ def _resampled(column: Sums, drawn: npt.NDArray[np.float64]) -> Sums:
 
 
 def _percentiles(values: Sums, confidence: float) -> tuple[float, float]:
+    import numpy as np
+
     check_confidence(confidence)
     low, high = np.quantile(values, [(1 - confidence) / 2, (1 + confidence) / 2])
     return float(low), float(high)

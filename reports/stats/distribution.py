@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING
 
 from reports.stats.check import check_count, check_same_length
+
+# numpy takes longer to import than most comparisons take, so it is imported where samples are judged.
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,8 @@ def chi_square(observed: Sequence[int], expected: Sequence[float], least: float 
     was drawn though its probability is 0 gives p = 0. ValueError if the probabilities do not sum to 1 or fewer than
     two groups are left.
     """
+    import numpy as np
+
     check_same_length(observed=len(observed), expected=len(expected))
     counts, shares = np.asarray(observed, dtype=np.float64), np.asarray(expected, dtype=np.float64)
     if not math.isclose(float(shares.sum()), 1.0, abs_tol=1e-6) or shares.min() < 0:
@@ -45,7 +50,7 @@ def _pooled(counts: npt.NDArray[np.float64], means: npt.NDArray[np.float64], lea
     """(count, expected) per group: single tokens, and the rarest together until they are expected `least` times."""
     groups: list[tuple[float, float]] = []
     count = mean = 0.0
-    for index in np.argsort(means, kind="stable"):
+    for index in means.argsort(kind="stable"):
         count, mean = count + float(counts[index]), mean + float(means[index])
         if mean >= least:
             groups.append((count, mean))
@@ -71,6 +76,8 @@ def randomised_pit(below: Sequence[float], at: Sequence[float], uniform: Sequenc
     distribution, so samples from different contexts can be tested together (Rueschendorf 2009, J. Stat. Plan. Inf.
     139:3921).
     """
+    import numpy as np
+
     check_same_length(below=len(below), at=len(at), uniform=len(uniform))
     values = np.asarray(below, dtype=np.float64) + np.asarray(uniform) * np.asarray(at)
     if values.size and (values.min() < 0 or values.max() > 1 + 1e-6):
@@ -86,6 +93,7 @@ def ks_uniform(values: Sequence[float] | npt.NDArray[np.float64]) -> FitResult:
     p from the limiting distribution with the small-sample correction of Stephens (1970, J. R. Stat. Soc. B 32:115).
     ValueError below 5 values or outside [0, 1].
     """
+    import numpy as np
     from scipy.special import kolmogorov
 
     ordered = np.sort(np.asarray(values, dtype=np.float64))
