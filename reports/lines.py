@@ -59,7 +59,7 @@ def cell_lines(file: Path, data: bytes, start: int, stop: int) -> dict[str, Line
             line = Line(start, end, match.end(), cast(CellState, match[2].decode()))
         else:
             line = Line(start, end, -1, None)
-            name = parse_cell(file, data, line).id
+            name = parse_cell(file, data, line, None).id
         if name in lines:
             raise ReportError(f"{_place(file, data, start)}: cell {name!r} is in the report already")
         lines[name] = line
@@ -121,21 +121,20 @@ def _axes_end(data: bytes, line: Line) -> int:
 
 def same_but_for_time(data: bytes, line: Line, other: bytes, other_line: Line) -> bool:
     """True if two lines have the same bytes around their running times."""
-    start, end, at, after = line.start, line.end, *_seconds(data, line)
-    there, beyond = _seconds(other, other_line)
+    at, after = _seconds(data, line.start, line.end)
+    there, beyond = _seconds(other, other_line.start, other_line.end)
     return (
-        at - start == there - other_line.start
-        and end - after == other_line.end - beyond
-        and other.startswith(data[start:at], other_line.start)
-        and other.startswith(data[after:end], beyond)
+        at - line.start == there - other_line.start
+        and data[line.start : at] == other[other_line.start : there]
+        and data[after : line.end] == other[beyond : other_line.end]
     )
 
 
-def _seconds(data: bytes, line: Line) -> tuple[int, int]:
+def _seconds(data: bytes, start: int, end: int) -> tuple[int, int]:
     """The running time in a line, an empty part at its end if there is none."""
-    at = data.rfind(b'"seconds"', line.start, line.end)
-    match = _SECONDS.match(data, at, line.end) if at >= 0 else None
-    return (line.end, line.end) if match is None else match.span()
+    at = data.rfind(b'"seconds"', start, end)
+    match = _SECONDS.match(data, at, end) if at >= 0 else None
+    return (end, end) if match is None else match.span()
 
 
 @lru_cache(maxsize=1 << 14)

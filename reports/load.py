@@ -90,6 +90,19 @@ class Report:
         launch = None if text is None else parse_launch(text)
         return (cell.encode(), self[cell].resolved) if text is None or launch is None else (text, launch.resolved)
 
+    def running(self, cells: Iterable[str]) -> Iterator[tuple[str, bytes, Mapping[str, Json]]]:
+        """(cell, key, resolved configuration) of those of `cells` that ran and passed; see `launch`."""
+        lines, text_of = self._lines, self._launches.text
+        key, resolved = b"", None
+        for cell in cells:
+            line = lines[cell]
+            if (line.state or self[cell].state) == "PASS":
+                text = text_of(line)
+                if text is None or text is not key:
+                    key, resolved = self.launch(cell)
+                if resolved is not None:
+                    yield cell, key, resolved
+
     def values(self, cell: str) -> dict[str, str]:
         """The effective axis values of a cell, whatever became of it."""
         values = self._values.get(cell)
@@ -116,11 +129,11 @@ class Report:
     def same_path(self, other: Report, cell: str) -> bool:
         """True if both reports show at the front of a line that state, axes and launch are the same; what only a full
         parse could tell counts as different."""
-        fronts = []
-        for report in (self, other):
-            line = report._lines[cell]
-            fronts.append((line.state, axes_text(report._data, line), report._launches.text(line)))
-        return fronts[0] == fronts[1] and None not in fronts[0]
+        mine, theirs = self._lines[cell], other._lines[cell]
+        text = self._launches.text(mine)
+        if text is None or mine.state != theirs.state or text != other._launches.text(theirs):
+            return False
+        return parse_launch(text) is not None and axes_text(self._data, mine) == axes_text(other._data, theirs)
 
     def same_lines(self, other: Report, cells: Iterable[str]) -> list[str]:
         """Those of `cells` that both reports hold with the same bytes, running time aside."""

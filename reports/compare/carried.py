@@ -21,7 +21,7 @@ class CarriedPairs:
         self._names = list(cells)
         self._cells = dict(_meetings(holders(list(cells.values()))))
 
-    def keys(self) -> KeysView[Pair]:
+    def pairs(self) -> KeysView[Pair]:
         """The pairs."""
         return self._cells.keys()
 

@@ -35,7 +35,7 @@ def coverage_change(base: Report, head: Report, unchanged: Iterable[str], change
         elif after is not None:
             steady.append(cell)
     old_pairs, new_pairs = CarriedPairs(old), CarriedPairs(new)
-    only_old, only_new = old_pairs.keys() - new_pairs.keys(), new_pairs.keys() - old_pairs.keys()
+    only_old, only_new = old_pairs.pairs() - new_pairs.pairs(), new_pairs.pairs() - old_pairs.pairs()
     still = _carried(head, steady, only_old | only_new)
     lost = {pair: old_pairs.cells(pair) for pair in only_old - still}
     gained = {pair: new_pairs.cells(pair) for pair in only_new - still}
@@ -52,12 +52,7 @@ def _carried(report: Report, cells: Iterable[str], candidates: Collection[Pair])
     """
     missing = set(candidates)
     by_launch: dict[bytes, list[Pair]] = {}
-    for cell in cells:
-        if not missing:
-            break
-        key, resolved = report.launch(cell)
-        if resolved is None or report.state(cell) != "PASS":
-            continue
+    for cell, key, resolved in report.running(cells) if missing else ():
         possible = by_launch.get(key)
         if possible is None:
             possible = by_launch[key] = [pair for pair in missing if _may_carry(resolved, pair)]
@@ -67,6 +62,8 @@ def _carried(report: Report, cells: Iterable[str], candidates: Collection[Pair])
             if hits:
                 missing -= hits
                 by_launch = {each: [pair for pair in row if pair in missing] for each, row in by_launch.items()}
+                if not missing:
+                    break
     return set(candidates) - missing
 
 
@@ -78,10 +75,13 @@ def _may_carry(resolved: Mapping[str, Json], pair: Pair) -> bool:
 
 def _by_cause(lost: Mapping[Pair, list[str]], fate: Callable[[str], _Fate]) -> tuple[LostPairs, ...]:
     """Group pairs by what happened to the cells that carried them; the cause that explains most pairs comes first."""
-    fates = {cell: fate(cell) for cell in dict.fromkeys(cell for cells in lost.values() for cell in cells)}
+    numbers: dict[_Fate, int] = {}
+    carriers = dict.fromkeys(cell for cells in lost.values() for cell in cells)
+    fate_of = {cell: numbers.setdefault(fate(cell), len(numbers)) for cell in carriers}
+    fates = list(numbers)
     groups: dict[tuple[str, ...], tuple[list[Pair], dict[str, None]]] = defaultdict(lambda: ([], {}))
     for pair, cells in sorted(lost.items()):
-        found, seen = groups[tuple(sorted({each.of(pair) for each in {fates[cell] for cell in cells}}))]
+        found, seen = groups[tuple(sorted({fates[each].of(pair) for each in set(map(fate_of.__getitem__, cells))}))]
         found.append(pair)
         seen.update(dict.fromkeys(cells))
     rows = [
@@ -136,8 +136,8 @@ def _moves(cell: str, base: Report, head: Report) -> tuple[tuple[str, str], ...]
     record = head[cell]
     if record.resolved is None or base[cell].resolved is None:
         return ()
-    before = base.values(cell)
-    moved = sorted(item for item in head.values(cell).items() if before.get(item[0], item[1]) != item[1])
+    before, after = base.values(cell), head.values(cell)
+    moved = sorted([(axis, value) for axis, value in after.items() if before.get(axis, value) != value])
     return tuple(
         (axis, f"{axis}={value}: {explanation(record, RESOLVED_FIELD.get(axis, axis))}") for axis, value in moved
     )

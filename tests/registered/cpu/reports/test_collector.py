@@ -23,3 +23,21 @@ def test_a_collector_that_was_off_stays_off():
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+def test_what_was_built_is_old_at_once():
+    gc.collect()
+    with paused():
+        built = [[number] for number in range(3000)]
+    old = set(map(id, gc.get_objects(generation=2)))
+    assert all(id(each) in old for each in built), "the next collection of young objects would go through them"
+
+
+def test_what_the_caller_froze_stays_frozen():
+    gc.freeze()
+    try:
+        with paused():
+            pass
+        assert gc.get_freeze_count()
+    finally:
+        gc.unfreeze()

@@ -5,7 +5,6 @@ import pytest
 import reports.lines
 import reports.load
 from reports.codec import decode_cell
-from reports.lines import parse_cell
 from reports.load import load
 from reports.schema import GateResult, ReportError
 
@@ -189,7 +188,7 @@ def test_cells_put_together_from_shared_parts_are_those_of_whole_lines(tmp_path,
     whole = []
     monkeypatch.setattr(reports.lines, "_whole", lambda text: whole.append(text))
     for cell in report.ids():
-        assert report[cell] == parse_cell(report.path, report._data, report._lines[cell])
+        assert report[cell] == report._parse(report._lines[cell])
         assert report[cell] == decode_cell(json.loads(report._data[slice(*report._lines[cell][:2])]))
     assert not whole
 
@@ -211,14 +210,14 @@ def test_texts_that_look_like_keys_do_not_mislead(tmp_path, make_cell, write_rep
     assert load(write_report(tmp_path, [odd]))["odd"] == odd
 
 
-def test_same_line_ignores_only_the_running_time(tmp_path, make_cell, write_report):
+def test_same_lines_ignore_only_the_running_time(tmp_path, make_cell, write_report):
     base = load(write_report(tmp_path / "base", [make_cell("a", seconds=1.0), make_cell("b"), make_cell("c")]))
     head = load(
         write_report(
             tmp_path / "head", [make_cell("a", seconds=2.5e-05), make_cell("b", error="x"), make_cell("c", witness={})]
         )
     )
-    assert [base.same_line(head, cell) for cell in "abc"] == [True, False, False]
+    assert base.same_lines(head, "abc") == ["a"]
 
 
 def test_effective_values_are_those_of_green_cells_that_ran(tmp_path, make_cell, write_report):
@@ -227,3 +226,39 @@ def test_effective_values_are_those_of_green_cells_that_ran(tmp_path, make_cell,
     assert report.effective("ran") == {"algorithm": "eagle3", "topk": "4", "spec_version": "v2", "batch": "ragged"}
     assert report.effective("red") is None
     assert report.effective("refused") is None
+
+
+def test_launches_are_told_apart_line_by_line(tmp_path, make_cell, write_report, monkeypatch):
+    """Neighbours with one launch, another, no launch, and one that only begins like the one before it."""
+    monkeypatch.setattr(reports.load, "EAGER_BYTES", 100)
+    shapes = [{"topk": 4}, {"topk": 4}, {"topk": 1}, None, {"topk": 1}, {"topk": 1, "page_size": 16}, {"topk": 1}]
+    cells = [make_cell(f"c{index}", resolved=resolved) for index, resolved in enumerate(shapes)]
+    report = load(write_report(tmp_path, cells))
+    assert [report.launch(cell.id)[1] for cell in cells] == shapes
+    assert [report[cell.id] for cell in cells] == cells
+    ran = list(report.running(cell.id for cell in cells))
+    assert [(cell, resolved) for cell, _, resolved in ran] == [(c.id, c.resolved) for c in cells if c.resolved]
+    assert [key for _, key, _ in ran] == [report.launch(cell)[0] for cell, _, _ in ran]
+
+
+def test_only_green_cells_run(tmp_path, make_cell, write_report):
+    report = load(write_report(tmp_path, [make_cell("a", state="FAIL"), make_cell("b"), make_cell("c", resolved=None)]))
+    assert [cell for cell, _, _ in report.running("abc")] == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("change", "same"),
+    [
+        ({"witness": {"speculated": 5}, "gates": (), "seconds": 9.0}, True),
+        ({"state": "FAIL"}, False),
+        ({"axes": {"topk": "4", "batch": "pair"}}, False),
+        ({"resolved": {"topk": 1}}, False),
+        ({"requested": {"waived": 1}}, False),
+    ],
+)
+def test_a_path_is_the_state_the_axes_and_the_launch(tmp_path, make_cell, write_report, change, same):
+    base = load(write_report(tmp_path / "base", [make_cell("a")]))
+    head = load(write_report(tmp_path / "head", [make_cell("a", **change)]))
+    assert base.same_path(head, "a") is same
+    assert head.same_path(base, "a") is same
+    assert head.same_path(head, "a") is ("requested" not in change), "what only a full parse tells counts as different"
