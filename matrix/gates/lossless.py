@@ -78,7 +78,9 @@ class LosslessGate:
             index = first_difference(expected, pair.baseline.output_ids, prefix=True)
             if index is not None and not is_tie(pair.ask, pair.baseline, index):
                 text = f"the baseline of {pair.ask.name} leaves the oracle's continuation at token {index}"
-                return Outcome(self.name, State.FAIL, {**numbers, "oracle_tokens": checked}, message=text)
+                place = _place(pair, pair.baseline.output_ids, expected, index)
+                numbers |= {"oracle_tokens": checked, "first_divergence": f"the baseline's {place}"}
+                return Outcome(self.name, State.FAIL, numbers, message=text)
             same = min(len(expected), len(pair.baseline.output_ids)) if index is None else index
             if exact and len(pair.baseline.logprobs) < same:
                 text = f"the baseline of {pair.ask.name} shows no log-probabilities to hold against the oracle's"
@@ -104,6 +106,9 @@ def _divergence(pair: Pair) -> int | None:
 
 
 def _describe(pair: Pair, index: int) -> str:
-    got, expected = pair.answer.output_ids[index : index + 1], pair.baseline.output_ids[index : index + 1]
-    words = [str(ids[0]) if ids else "its end" for ids in (got, expected)]
+    return _place(pair, pair.answer.output_ids, pair.baseline.output_ids, index)
+
+
+def _place(pair: Pair, got: Sequence[int], expected: Sequence[int], index: int) -> str:
+    words = [str(ids[index]) if index < len(ids) else "its end" for ids in (got, expected)]
     return f"{pair.ask.name} at token {index}: {words[0]} instead of {words[1]}"

@@ -9,6 +9,7 @@ from statistics import NormalDist
 from typing import Final
 
 from reports.compare.states import FALSE_DISCOVERY_RATE, LEAST_EFFECT, TOLERANCE, Effect
+from reports.lengths import length_interval
 from reports.schema import CellResult, GateResult, Number, ReportError
 from reports.stats import (
     benjamini_hochberg,
@@ -67,9 +68,10 @@ def _acceptance(old: GateResult, new: GateResult, cell: str) -> Effect | None:
         # Acceptance depends on the part of a text that is drafted, so other lengths weaken the pairing.
         pairing = "prompts" if list(old_prompts[0]) == list(new_prompts[0]) else "prompts of other length"
         return Effect("acceptance", base, head, paired.change, paired.interval, paired.p_loss, paired.p_gain, pairing)
-    if base == head or old.interval is None or new.interval is None:
+    before, after = length_interval(old), length_interval(new)
+    if base == head or before is None or after is None:
         return None
-    spread = math.hypot(_standard_error(old.interval), _standard_error(new.interval)) / base
+    spread = math.hypot(_standard_error(before), _standard_error(after)) / base
     change = head / base - 1
     z = change / spread if spread else math.copysign(math.inf, change)
     half = normal_quantile(0.95) * spread

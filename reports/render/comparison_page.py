@@ -9,7 +9,7 @@ from reports.compare.cells import effect_text
 from reports.compare.states import CellChange, Comparison, LostPairs, State
 from reports.effective import pair_text
 from reports.render.comparison_markdown import cell_notes, drift_text
-from reports.render.page import badge, banner, command, origin, page, section, table, tiles, tone
+from reports.render.page import badge, banner, command, identity, origin, page, section, table, tiles, tone
 from reports.render.plots import Point, Row, strip_plot
 from reports.text import build, count, shorten
 
@@ -55,7 +55,7 @@ def _cells(comparison: Comparison) -> str:
     left_out = len(comparison.changes) - MOST_CELLS
     more = f'<p class="note">{count(left_out, "more cell")} in comparison.json.</p>' if left_out > 0 else ""
     head = "<thead><tr><th>state</th><th>cell</th><th>what changed</th><th>run it again</th></tr></thead>"
-    return f'<div class="scroll"><table>{head}<tbody>{rows}</tbody></table></div>{more}'
+    return f'<table class="stack verdicts">{head}<tbody>{rows}</tbody></table>{more}'
 
 
 def _cell(change: CellChange) -> str:
@@ -63,7 +63,7 @@ def _cell(change: CellChange) -> str:
     why = "<br>".join(escape(part) for part in shorten(change.why, 600).split("; "))
     mark = "" if change.red or change.state in (State.SAME, State.IMPROVED, State.NEW) else "<br><small>not red</small>"
     return (
-        f'<tr><td>{badge(change.state)}{mark}</td><td><code class="id">{escape(change.id)}</code></td>'
+        f"<tr><td>{badge(change.state)}{mark}</td><td>{identity(change.id)}</td>"
         f"<td>{why}{small}</td><td>{command(change.repro)}</td></tr>"
     )
 

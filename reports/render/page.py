@@ -8,8 +8,8 @@ from html import escape
 from pathlib import Path
 from typing import Final
 
-from reports.schema import Header, Json
-from reports.text import build, machine
+from reports.schema import CellResult, Header, Json
+from reports.text import build, failure, machine
 
 _HERE: Final = Path(__file__).parent
 
@@ -71,6 +71,19 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "")
 def command(text: str) -> str:
     """A shell line with a button that copies it."""
     return f'<span class="command"><code>{escape(text)}</code><button type="button" class="copy">copy</button></span>'
+
+
+def identity(cell: str) -> str:
+    """A cell's id, which may break behind its dots."""
+    return f'<code class="id">{escape(cell).replace(".", ".<wbr>")}</code>'
+
+
+def reasons(cell: CellResult) -> str:
+    """Why a cell is not green: what stopped it, and a line per red gate."""
+    lines = [("", cell.error)] if cell.error else []
+    lines += [(gate.name, gate.message or gate.state) for gate in cell.gates if gate.state != "PASS"]
+    items = "".join(f"<li><b>{escape(name)}</b> {escape(text)}</li>" for name, text in lines or [("", failure(cell))])
+    return f'<ul class="why">{items}</ul>'
 
 
 def badge(state: str) -> str:

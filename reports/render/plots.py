@@ -17,6 +17,7 @@ MOST_LABEL: Final = 46
 _CHARACTER: Final = 6.6
 ROW_HEIGHT: Final = 26
 HEAD: Final = 26
+TICK_WIDTH: Final = 46
 # More points in one row would hide each other.
 MOST_POINTS: Final = 120
 
@@ -34,35 +35,44 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The points of one label, and a reference value that is drawn as a tick."""
+    """The points of one label, and a short text behind them."""
 
     label: str
     points: tuple[Point, ...]
-    reference: float | None = None
+    note: str = ""
 
 
-def strip_plot(rows: Sequence[Row], unit: str, zero: float | None = None) -> str:
-    """Rows of points with intervals over one common scale; `zero` draws a line across all rows. "" without rows."""
+def strip_plot(
+    rows: Sequence[Row], unit: str, zero: float | None = None, band: tuple[float, float] | None = None
+) -> str:
+    """Rows of points with intervals over one common scale. "" without rows.
+
+    `zero` draws a line across all rows, `band` shades the values that are allowed.
+    """
     if not rows:
         return ""
-    low, high, ticks = _scale(rows, zero)
     labels = [shorten(row.label, MOST_LABEL) for row in rows]
-    left, right = 24 + _CHARACTER * max(map(len, labels)), WIDTH - 24
+    left = 24 + _CHARACTER * max(map(len, labels))
+    right = WIDTH - 24 - _CHARACTER * max(len(row.note) for row in rows)
+    low, high, ticks = _scale(rows, [*([] if zero is None else [zero]), *(band or ())], (right - left) / TICK_WIDTH)
     height = HEAD + ROW_HEIGHT * len(rows) + 24
 
     def x(value: float) -> float:
         return left + (right - left) * (value - low) / (high - low)
 
-    parts = [_line("grid", x(tick), HEAD, x(tick), height - 24) for tick in ticks]
+    parts = []
+    if band is not None:
+        place = f'x="{x(band[0]):.1f}" y="{HEAD}" width="{x(band[1]) - x(band[0]):.1f}" height="{height - 24 - HEAD}"'
+        parts.append(f'<rect class="band" {place}/>')
+    parts += [_line("grid", x(tick), HEAD, x(tick), height - 24) for tick in ticks]
     parts += [_text("tick", x(tick), height - 8, f"{tick:g}{unit}", "middle") for tick in ticks]
     if zero is not None:
         parts.append(_line("zero", x(zero), HEAD - 6, x(zero), height - 24))
     for index, (row, label) in enumerate(zip(rows, labels, strict=True)):
         middle = HEAD + ROW_HEIGHT * (index + 0.5)
         parts.append(_text("label", left - 12, middle + 4, label, "end"))
-        if row.reference is not None:
-            at = x(row.reference)
-            parts.append(_line("reference", at, middle - 10, at, middle + 10))
+        if row.note:
+            parts.append(_text("note", right + 12, middle + 4, row.note, "start"))
         parts += _points(row, middle, x)
     return f'<svg viewBox="0 0 {WIDTH} {height}" role="img" class="plot">{"".join(parts)}</svg>'
 
@@ -122,17 +132,16 @@ def _points(row: Row, middle: float, x: Scale) -> list[str]:
     return parts
 
 
-def _scale(rows: Sequence[Row], zero: float | None) -> tuple[float, float, list[float]]:
-    """Low and high end of the scale with some air, and round ticks inside."""
-    values = [end for row in rows for point in row.points for end in (point.low, point.high)]
-    values += [row.reference for row in rows if row.reference is not None]
-    values += [] if zero is None else [zero]
+def _scale(rows: Sequence[Row], also: Sequence[float], most: float) -> tuple[float, float, list[float]]:
+    """Low and high end of the scale, both of them round ticks that hold every point, interval and value of `also`; and
+    about `most` ticks."""
+    values = [end for row in rows for point in row.points for end in (point.value, point.low, point.high)]
+    values += also
     low, high = min(values, default=0.0), max(values, default=1.0)
     air = 0.04 * (high - low) or 0.5
-    low, high = low - air, high + air
-    step = _round_step((high - low) / 8)
-    first = math.ceil(low / step)
-    return low, high, [step * i for i in range(first, math.floor(high / step) + 1)]
+    step = _round_step((high - low + 2 * air) / max(2.0, most - 1))
+    first, last = math.floor((low - air) / step), math.ceil((high + air) / step)
+    return step * first, step * last, [step * i for i in range(first, last + 1)]
 
 
 def _round_step(rough: float) -> float:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from html import escape
 from typing import Final
 
-from reports.render.page import badge, banner, command, origin, page, section, table, tiles
+from reports.lengths import positive
+from reports.render.page import badge, banner, command, identity, origin, page, reasons, section, table, tiles
 from reports.render.run_plots import acceptance_plot, accuracy_plot, position_plot
 from reports.render.run_table import cells_table, row_details
 from reports.render.view import RunView
@@ -28,10 +29,10 @@ def run_page(run: RunView) -> str:
         (
             banner(run.verdict, f"{head}, {red}", _common(run)),
             _tiles(run),
-            section("Red cells", _red(run), "Each line at the end of a row runs its cell again."),
+            section("Gates", _gates(run)),
+            section("Red cells", _red(run), "The command of a row runs its cell again."),
             _plots(run),
             section("All cells", cells_table(run, shown), _cells_note(run, shown)),
-            section("Gates", _gates(run)),
             section("Probes", _probes(run), "Every demanded probe was hit in some cell, or the run is red."),
             section("Rewrites", _rewrites(run), "What ran instead of what was asked."),
             section("Choices", _choices(run), "What was left to the engine, and why it chose so."),
@@ -61,8 +62,8 @@ def _tiles(run: RunView) -> str:
 
 def _red(run: RunView) -> str:
     rows = [
-        f'<tr><td>{badge(cell.state)}</td><td><code class="id">{escape(cell.id)}</code></td>'
-        f"<td>{escape(failure(cell))}<br><small>{escape(first_divergence(cell))}</small></td>"
+        f"<tr><td>{badge(cell.state)}</td><td>{identity(cell.id)}</td>"
+        f"<td>{reasons(cell)}<small>{escape(first_divergence(cell))}</small></td>"
         f"<td>{command(cell.repro)}</td></tr>"
         for cell in run.red[:MOST_RED]
     ]
@@ -71,7 +72,7 @@ def _red(run: RunView) -> str:
     more = f'<p class="note">{count(len(run.red) - MOST_RED, "more")} in the table below.</p>'
     head = "<thead><tr><th>state</th><th>cell</th><th>why</th><th>run it again</th></tr></thead>"
     return (
-        f'<div class="scroll"><table>{head}<tbody>{"".join(rows)}</tbody></table></div>'
+        f'<table class="stack verdicts">{head}<tbody>{"".join(rows)}</tbody></table>'
         f"{more if len(run.red) > MOST_RED else ''}"
     )
 
@@ -79,9 +80,11 @@ def _red(run: RunView) -> str:
 def _plots(run: RunView) -> str:
     panels = (
         (
-            "Acceptance length",
-            "Tokens per verify round: a point per cell with its 95 % interval, the reference as a tick.",
-            acceptance_plot(run.cells),
+            "Acceptance length against its reference",
+            "A point per cell: tokens per verify round over the oracle's, with the 95 % interval; the band is allowed. "
+            "Behind each row the tokens per round. Where an index is replayed there is no reference, and the gate "
+            "compares every round.",
+            acceptance_plot(run.cells, _allowed(run)),
         ),
         (
             "Accuracy against plain decoding",
@@ -98,6 +101,13 @@ def _plots(run: RunView) -> str:
     return section("Measurements", f'<div class="figures">{"".join(figures)}</div>' if figures else "")
 
 
+def _allowed(run: RunView) -> tuple[float, float] | None:
+    """The ratios to the reference between which the acceptance gate of this run is green."""
+    thresholds = run.header.thresholds.get("acceptance", {})
+    low, high = positive(thresholds.get("low")), positive(thresholds.get("high"))
+    return None if low is None or high is None else (low, high)
+
+
 def _cells_note(run: RunView, shown: Sequence[CellResult]) -> str:
     left_out = len(run.cells) - len(shown)
     more = f" Left out of this page, not of report.jsonl: {count(left_out, 'green cell')}." if left_out else ""
@@ -105,10 +115,13 @@ def _cells_note(run: RunView, shown: Sequence[CellResult]) -> str:
 
 
 def _gates(run: RunView) -> str:
-    rows = [
-        (gate, *(str(states.get(state, 0)) for state in GATE_STATES)) for gate, states in run.summary.by_gate.items()
-    ]
-    return table(("gate", *GATE_STATES), rows, "numbers")
+    """A chip per gate: cells that it passed, and those that it did not."""
+    chips = ""
+    for gate, states in run.summary.by_gate.items():
+        red = [f"{states[state]:,} {state}" for state in GATE_STATES if state != "PASS" and states.get(state)]
+        words = ", ".join([f"{states.get('PASS', 0):,} PASS", *red])
+        chips += f'<span class="gate {"bad" if red else "good"}"><b>{escape(gate)}</b> {words}</span>'
+    return f'<div class="gates">{chips}</div>' if chips else ""
 
 
 def _rewrites(run: RunView) -> str:

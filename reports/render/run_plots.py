@@ -7,31 +7,44 @@ from collections.abc import Sequence
 from typing import Final
 
 from reports.effective import effective
+from reports.lengths import length_interval, positive
 from reports.render.plots import Point, Row, curve_plot, strip_plot
 from reports.schema import CellResult, GateResult, Number
 from reports.stats import paired_difference
+from reports.text import count
 
 _SIZES: Final = (("steps", "s"), ("topk", "k"), ("draft_tokens", "n"))
 
 
 def shape(cell: CellResult) -> str:
-    """What drafts, as a short label: `eagle3 s3 k4 n8`."""
+    """What drafts for which model, as a short label: `eagle3 llama s3 k4 n8`."""
     values = effective(cell.axes, cell.resolved)
     sizes = [f"{mark}{values[axis]}" for axis, mark in _SIZES if axis in values]
-    return " ".join([values.get("algorithm", "?"), *sizes])
+    model = [values["model"]] if "model" in values else []
+    return " ".join([values.get("algorithm", "?"), *model, *sizes])
 
 
 def acceptance_point(cell: CellResult) -> Point | None:
-    """Tokens per verify round, with the gate's interval; None if the cell did not measure it."""
+    """Tokens per verify round with their interval; None if the cell did not measure them."""
     gate = cell.gate("acceptance")
-    length = None if gate is None else _number(gate.numbers.get("length"))
+    length = None if gate is None else positive(gate.numbers.get("length"))
     if gate is None or length is None:
         return None
-    low, high = gate.interval or (length, length)
-    reference = _number(gate.numbers.get("reference"))
-    against = "" if reference is None else f", reference {reference:.2f}"
-    title = f"{cell.id}: {length:.3f} tokens per round [{low:.3f}, {high:.3f}]{against}"
-    return Point(length, low, high, _tone(gate), title)
+    low, high = length_interval(gate) or (length, length)
+    reference = positive(gate.numbers.get("reference"))
+    spread = "" if gate.interval is None else f" [{low:.3f}, {high:.3f}]"
+    against = "" if reference is None else f", reference {reference:.3f}"
+    return Point(length, low, high, _tone(gate), f"{cell.id}: {length:.3f} tokens per round{spread}{against}")
+
+
+def ratio_point(cell: CellResult) -> Point | None:
+    """Acceptance length over its reference, minus one, in percent; None where the cell has no reference."""
+    gate, point = cell.gate("acceptance"), acceptance_point(cell)
+    reference = None if gate is None else positive(gate.numbers.get("reference"))
+    if point is None or reference is None:
+        return None
+    value, low, high = (100 * (end / reference - 1) for end in (point.value, point.low, point.high))
+    return Point(value, low, high, point.tone, point.title)
 
 
 def accuracy_point(cell: CellResult) -> Point | None:
@@ -49,21 +62,29 @@ def accuracy_point(cell: CellResult) -> Point | None:
     return Point(100 * (won - lost) / n, 100 * low, 100 * high, _tone(gate), title)
 
 
-def acceptance_plot(cells: Sequence[CellResult]) -> str:
-    """Acceptance length of every cell, by what drafts; the tick is the reference."""
+def acceptance_plot(cells: Sequence[CellResult], allowed: tuple[float, float] | None = None) -> str:
+    """Acceptance length of every cell against its own reference, by what drafts; behind each row the lengths.
+
+    allowed: the ratios between which the gate is green.
+    """
     rows: dict[str, list[Point]] = defaultdict(list)
-    references: dict[str, list[float]] = defaultdict(list)
+    lengths: dict[str, list[float]] = defaultdict(list)
     for cell in cells:
-        point, gate = acceptance_point(cell), cell.gate("acceptance")
-        if point is not None and gate is not None:
-            rows[shape(cell)].append(point)
-            reference = _number(gate.numbers.get("reference"))
-            references[shape(cell)] += [] if reference is None else [reference]
-    ordered = [
-        Row(label, tuple(points), sum(references[label]) / len(references[label]) if references[label] else None)
-        for label, points in sorted(rows.items())
-    ]
-    return strip_plot(ordered, "")
+        length, ratio = acceptance_point(cell), ratio_point(cell)
+        if length is not None:
+            lengths[shape(cell)].append(length.value)
+            rows[shape(cell)] += [] if ratio is None else [ratio]
+    ordered = [Row(label, tuple(points), _lengths(lengths[label], points)) for label, points in sorted(rows.items())]
+    band = None if allowed is None else (100 * (allowed[0] - 1), 100 * (allowed[1] - 1))
+    return strip_plot(ordered, " %", zero=0.0, band=band)
+
+
+def _lengths(values: Sequence[float], points: Sequence[Point]) -> str:
+    """`2.95`, `2.95–3.10 in 4 cells`; a cell that has no reference is judged round by round."""
+    low, high = min(values), max(values)
+    ends = f"{low:.2f}" if f"{low:.2f}" == f"{high:.2f}" else f"{low:.2f}–{high:.2f}"
+    cells = f" in {count(len(values), 'cell')}" if len(values) > 1 else ""
+    return f"{ends}{cells}" + ("" if points else ", replayed")
 
 
 def accuracy_plot(cells: Sequence[CellResult]) -> str:

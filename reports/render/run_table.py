@@ -8,19 +8,19 @@ from html import escape
 from typing import Final, NamedTuple
 
 from reports.codec import encode_cell
+from reports.compare.ledger import signature
 from reports.effective import effective
-from reports.render.page import badge, tone
+from reports.lengths import positive
+from reports.render.page import badge, identity, tone
 from reports.render.plots import Point, glyph
 from reports.render.run_plots import acceptance_point, accuracy_point
 from reports.render.view import RunView
 from reports.schema import GATES, CellResult, Json, is_waived
 from reports.summary import STATE_KEYS
+from reports.text import failure, shorten
 
 _MARKS: Final = {"PASS": "●", "FAIL": "✕", "NOT MEASURED": "?"}
-_COLUMNS: Final = (
-    ("state", "text"), ("cell", "text"), ("gates", "number"), ("acceptance", "number"), ("accuracy, points", "number"),
-    ("rewrites", "number"), ("seconds", "number"),
-)  # fmt: skip
+_MOST_NOTE: Final = 300
 
 
 class _Scale(NamedTuple):
@@ -35,16 +35,23 @@ def cells_table(run: RunView, shown: Sequence[CellResult]) -> str:
     if not shown:
         return ""
     gates = [gate for gate in dict.fromkeys((*GATES, *run.summary.by_gate)) if gate in run.summary.by_gate]
-    length_scale = _scale([acceptance_point(cell) for cell in shown])
-    accuracy_scale = _scale([accuracy_point(cell) for cell in shown])
-    head = "".join(f'<th data-sort="{kind}">{name}</th>' for name, kind in _COLUMNS)
-    body = "".join(
-        _row(index, cell, gates, run.header.created, length_scale, accuracy_scale) for index, cell in enumerate(shown)
-    )
+    points = [acceptance_point(cell) for cell in shown]
+    notes = [_note(cell) for cell in shown]
+    columns = [("state", "text"), ("cell", "text"), ("gates", "number")]
+    # A column that would be empty takes no room.
+    columns += [("tokens per round", "number")] if any(points) else []
+    columns += [("notes", "text")] if any(notes) else []
+    head = "".join(f'<th data-sort="{kind}">{name}</th>' for name, kind in [*columns, ("seconds", "number")])
+    scale = _scale(points)
+    body = ""
+    for index, (cell, point, note) in enumerate(zip(shown, points, notes, strict=True)):
+        cells = [_measured(cell, point, scale)] if any(points) else []
+        cells += [_noted(note)] if any(notes) else []
+        body += _row(index, cell, gates, run.header.created, "".join(cells))
     legend = f"Gates from left to right: {', '.join(gates)}."
     return (
         f'{_filters(shown)}<p class="note"><b id="shown">{len(shown)} cells</b>. {escape(legend)}</p>'
-        f'<div class="scroll"><table id="cells"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+        f'<table id="cells" class="stack"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
     )
 
 
@@ -80,24 +87,29 @@ def _choice(axis: str, values: set[str]) -> str:
     return f'<label>{name}<select data-axis="{name}"><option value="">any</option>{options}</select></label>'
 
 
-def _row(
-    index: int, cell: CellResult, gates: Sequence[str], today: str, length_scale: _Scale, accuracy_scale: _Scale
-) -> str:
-    acceptance = cell.gate("acceptance")
-    known = None if acceptance is None else acceptance.numbers.get("reference")
-    reference = float(known) if isinstance(known, int | float) else None
+def _row(index: int, cell: CellResult, gates: Sequence[str], today: str, between: str) -> str:
     axes = " ".join(f"{axis}={value}" for axis, value in effective(cell.axes, cell.resolved).items())
     name = escape(cell.id)
     return (
         f'<tr data-row="{index}" data-state="{cell.state}" data-axes="{escape(axes)}" tabindex="0">'
         f'<td data-key="{cell.state}">{badge(cell.state)} {_waiver(cell, today)}</td>'
-        f'<td data-key="{name}"><code class="id">{name}</code></td>'
+        f'<td data-key="{name}">{identity(cell.id)}</td>'
         f'<td data-key="{sum(gate.state != "PASS" for gate in cell.gates)}" class="marks">{_marks(cell, gates)}</td>'
-        f"{_measured(acceptance_point(cell), length_scale, reference, 2)}"
-        f"{_measured(accuracy_point(cell), accuracy_scale, 0.0, 1)}"
-        f'<td data-key="{len(cell.rewrites)}">{len(cell.rewrites) or ""}</td>'
-        f'<td data-key="{cell.seconds}" class="number">{cell.seconds:.2f}</td></tr>'
+        f'{between}<td data-key="{cell.seconds}" class="number">{cell.seconds:.2f} s</td></tr>'
     )
+
+
+def _note(cell: CellResult) -> str:
+    """What a row says in words: why it is red, what was rewritten, what the accuracy was."""
+    accuracy = accuracy_point(cell)
+    texts = [] if cell.state == "PASS" else [shorten(failure(cell), _MOST_NOTE)]
+    texts += [f"rewritten {signature(rewrite)}" for rewrite in cell.rewrites]
+    texts += [] if accuracy is None else [accuracy.title.removeprefix(f"{cell.id}: ")]
+    return "; ".join(texts)
+
+
+def _noted(note: str) -> str:
+    return f'<td data-key="{escape(note)}" class="noted">{escape(note)}</td>'
 
 
 def _waiver(cell: CellResult, today: str) -> str:
@@ -117,12 +129,14 @@ def _marks(cell: CellResult, gates: Sequence[str]) -> str:
     return "".join(marks)
 
 
-def _measured(point: Point | None, scale: _Scale, reference: float | None, digits: int) -> str:
+def _measured(cell: CellResult, point: Point | None, scale: _Scale) -> str:
     if point is None:
-        return '<td data-key="-1e9"></td>'
+        return '<td data-key="-1e9" class="measured"></td>'
+    gate = cell.gate("acceptance")
+    reference = None if gate is None else positive(gate.numbers.get("reference"))
     return (
         f'<td data-key="{point.value}" class="measured" title="{escape(point.title)}">'
-        f"{glyph(point, scale.low, scale.high, reference)}<span>{point.value:.{digits}f}</span></td>"
+        f"{glyph(point, scale.low, scale.high, reference)}<span>{point.value:.2f}</span></td>"
     )
 
 

@@ -79,6 +79,8 @@ def test_a_baseline_that_leaves_the_oracle_fails(measured, gate):
     )
     assert outcome.state is State.FAIL
     assert outcome.message == f"the baseline of {run.asks[0].name} leaves the oracle's continuation at token 2"
+    place = str(outcome.numbers["first_divergence"])
+    assert place.startswith(f"the baseline's {run.asks[0].name} at token 2: ") and " instead of " in place
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,14 @@ def test_two_intervals_make_one_effect(effect_of):
     assert effect.p_gain == pytest.approx(0.23975, abs=1e-4)
 
 
+def test_an_interval_of_a_ratio_counts_in_units_of_its_reference(effect_of):
+    half = 0.1 * 1.959964
+    lengths = effect_of("acceptance", {"length": 2.0}, {"length": 2.1}, (2 - half, 2 + half), (2.1 - half, 2.1 + half))
+    base, head = ({"length": n, "reference": 4.0, "ratio": n / 4} for n in (2.0, 2.1))
+    ratios = [((n - half) / 4, (n + half) / 4) for n in (2.0, 2.1)]
+    assert effect_of("acceptance", base, head, *ratios).interval == pytest.approx(lengths.interval)
+
+
 def test_numbers_without_spread_are_certain(effect_of):
     effect = effect_of("acceptance", {"length": 2.0}, {"length": 1.9}, (2.0, 2.0), (1.9, 1.9))
     assert (effect.p_loss, effect.p_gain) == (0.0, 1.0)

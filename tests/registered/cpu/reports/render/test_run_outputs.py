@@ -14,14 +14,21 @@ from reports.render.files import write_run
 from reports.render.markdown import LIMIT
 from reports.render.run_markdown import run_markdown
 from reports.render.run_page import MOST_ROWS, run_page
-from reports.render.run_plots import accuracy_point, position_plot, shape
+from reports.render.run_plots import (
+    acceptance_plot,
+    acceptance_point,
+    accuracy_point,
+    position_plot,
+    ratio_point,
+    shape,
+)
 from reports.render.terminal import print_run
 from reports.render.view import view
 from reports.schema import GateResult, Reason, ReportError, Rewrite, Waiver
 
 pytestmark = pytest.mark.register(est_seconds=2, tier="cpu", stage="pr")
 
-VOID = {"meta", "br", "input", "circle", "line", "polyline"}
+VOID = {"meta", "br", "wbr", "input", "circle", "line", "polyline", "rect"}
 FACTOR = "red at topk > 1 x spec_version=v2 x batch != single: 16 of 16 failing cells, 0 of 64 passing"
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)> \"'&|`"
 
@@ -165,7 +172,7 @@ def test_the_page_plots_every_measured_cell(red_run):
     text = run_page(red_run)
     measured = sum(cell.gate("acceptance") is not None for cell in red_run.cells)
     assert text.count('class="point ') == 2 * measured
-    assert text.count('class="glyph"') == 2 * measured
+    assert text.count('class="glyph"') == measured
     assert text.count('class="point bad"') == 2 * 16
 
 
@@ -244,3 +251,54 @@ def test_positions_are_those_of_the_deepest_green_drafts(make_cell):
     cells = [drafted("a", "PASS", [0.8, 0.6]), drafted("b", "PASS", [0.1]), drafted("c", "FAIL", [0.1, 0.1, 0.1])]
     assert position_plot(cells).count("<circle") == 2
     assert position_plot([make_cell()]) == ""
+
+
+def measured(make_cell, name, numbers, interval, state="PASS"):
+    return make_cell(name, gates=(GateResult("acceptance", state, numbers, interval),))
+
+
+def test_acceptance_is_plotted_against_each_cells_own_reference(make_cell):
+    """The gate's interval is that of the ratio; drawn as one of lengths it would lie around 1 token per round."""
+    cell = measured(make_cell, "a", {"length": 5.0, "reference": 4.0, "ratio": 1.25}, (1.2, 1.3))
+    ratio, length = ratio_point(cell), acceptance_point(cell)
+    assert (ratio.value, ratio.low, ratio.high) == pytest.approx((25, 20, 30))
+    assert (length.value, length.low, length.high) == pytest.approx((5.0, 4.8, 5.2))
+    assert length.title == "a: 5.000 tokens per round [4.800, 5.200], reference 4.000"
+    old = measured(make_cell, "b", {"length": 5.0, "reference": 4.0}, (4.8, 5.2))
+    assert (ratio_point(old).low, ratio_point(old).high) == pytest.approx((20, 30))
+
+
+def test_a_cell_without_a_reference_is_in_the_plot_by_its_words(make_cell):
+    replayed = measured(make_cell, "n", {"length": 2.5, "rounds": 4}, None)
+    assert ratio_point(replayed) is None
+    assert acceptance_point(replayed).title == "n: 2.500 tokens per round"
+    assert ">2.50, replayed</text>" in acceptance_plot([replayed])
+    several = [measured(make_cell, str(n), {"length": n, "reference": n, "ratio": 1.0}, (1.0, 1.0)) for n in (2, 3)]
+    plot = acceptance_plot(several, (0.97, 1.03))
+    assert ">2.00–3.00 in 2 cells</text>" in plot and 'class="band"' in plot and plot.count("<circle") == 2
+
+
+def test_gates_and_reasons_stand_above_the_plots(red_run):
+    text = Page(run_page(red_run)).text
+    places = [
+        text.index(words) for words in ("red, 16 red cells", "64 PASS, 16 FAIL", "3 of 1280 tokens", "Measurements")
+    ]
+    assert places == sorted(places)
+
+
+def test_a_row_says_in_words_what_few_cells_have(run_of, make_cell, rewritten):
+    red = make_cell("r", state="FAIL", gates=(GateResult("lossless", "FAIL", {}, None, "3 tokens differ"),))
+    page = run_page(run_of([red, rewritten("n6", expect="rewritten"), make_cell("g")]))
+    assert '<td data-key="lossless: 3 tokens differ" class="noted">' in page
+    assert 'class="noted">rewritten num_draft_tokens: 6 -&gt; 4</td>' in page
+    assert "tokens per round" not in page.partition('id="cells"')[2].partition("</thead>")[0]
+    quiet = run_page(run_of([make_cell("g")]))
+    assert 'class="noted"' not in quiet and ">notes</th>" not in quiet
+
+
+def test_ids_and_commands_may_wrap(run_of, make_cell):
+    name = "eagle3.s3.k4.n8.v2.p16.burst.stream.topk_topp.length.abort_running"
+    page = run_page(run_of([make_cell(name, state="FAIL")]))
+    assert page.count(name.replace(".", ".<wbr>")) == 2
+    assert "nowrap" not in page.partition(".command code")[2].partition("}")[0]
+    assert "nowrap" not in page.partition("code.id")[2].partition("}")[0]
