@@ -77,6 +77,7 @@ def _shape(name: str, shape: Llama, folder: Path, rate: float) -> Iterator[Metri
     for versus, ours, theirs, goal in (
         ("v2_over_v1", {"spec_version": "v2"}, {"spec_version": "v1"}, overlap),
         ("graphs_over_eager", {}, {"disable_cuda_graph": True}, None),
+        ("fast_over_deterministic", {}, {"enable_deterministic_inference": True}, None),
     ):
         yield _pair(target, ours, theirs).metric(f"{name}_decode_{versus}", goal)
     for depth in DEPTHS:
@@ -136,9 +137,12 @@ def _decoding(target: str, batch: int, asked: Mapping[str, Any] = MappingProxyTy
             **asked,
         )
     )
+    decoding = Decoding(made, batch)
+    del made
     try:
-        yield Decoding(made, batch)
+        yield decoding
     finally:
-        del made
+        # Whoever still has it must not keep the engine's memory.
+        del decoding.llm
         gc.collect()
         torch.cuda.empty_cache()

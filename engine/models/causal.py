@@ -11,7 +11,7 @@ from torch import Tensor
 from engine.core.algorithm import FINAL
 from engine.device.pool import KVLayout
 from engine.models.config import ModelConfig
-from engine.models.layers import Attend, Norm, linear, stored, twin_rows
+from engine.models.layers import Attend, Norm, doubles, products, stored, twin_rows
 from engine.models.rope import rotations
 from engine.models.weights import Take
 
@@ -40,10 +40,11 @@ class CausalLM(ABC):
     ) -> None:
         self.config = config
         self.device, self.dtype, self.deterministic = device, dtype, deterministic
+        self.doubles = doubles(deterministic, device)
         self.num_layers = config.num_layers
         self.hidden_size, self.vocab_size = config.hidden_size, config.vocab_size
         take = Take(weights, config.architecture)
-        self.norm = Norm(config.hidden_size, config.norm_eps, dtype, device)
+        self.norm = Norm(config.hidden_size, config.norm_eps, dtype, device, deterministic)
         self.embedding = take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
         self.layers = [self.layer(take, f"model.layers.{i}", i) for i in range(config.num_layers)]
         self.final_norm = self.norm.scale(take("model.norm.weight", config.hidden_size))
@@ -81,7 +82,7 @@ class CausalLM(ABC):
         space = self.space(batch, width)
         x = self.embedding.index_select(0, tokens.reshape(rows))
         turn = self.rotations.index_select(0, positions.reshape(rows))[:, None]
-        if rows == 1 and self.deterministic:
+        if rows == 1 and self.doubles:
             x = twin_rows(x)
         states = x.new_empty(batch, width, len(capture) * hidden) if capture else None
         for i, layer in enumerate(self.layers):
@@ -114,6 +115,7 @@ class CausalLM(ABC):
 def head_logits(hidden: Tensor, head: Tensor, deterministic: bool) -> Tensor:
     """hidden [..., H] @ head [H, V] -> float32 [..., V]."""
     x = hidden.reshape(-1, head.shape[0])
-    if x.shape[0] == 1 and deterministic:
+    linear = products(deterministic).linear
+    if x.shape[0] == 1 and doubles(deterministic, x.device):
         return linear(twin_rows(x), head)[:1].float().view(*hidden.shape[:-1], head.shape[1])
     return linear(x, head).float().view(*hidden.shape[:-1], head.shape[1])

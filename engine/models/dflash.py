@@ -11,7 +11,7 @@ from engine.core.errors import ConfigError
 from engine.device.pool import KVLayout
 from engine.models.causal import POSITION_MARGIN, head_logits
 from engine.models.config import ModelConfig
-from engine.models.layers import Attend, Layer, Norm, linear, stored, twin_rows
+from engine.models.layers import Attend, Layer, Norm, doubles, stored, twin_rows
 from engine.models.rope import pair_up, rotations
 from engine.models.sharing import captured_states
 from engine.models.target import Target
@@ -30,14 +30,14 @@ class DFlash:
         self, config: ModelConfig, weights: Mapping[str, Tensor], target: Target, deterministic: bool = True
     ) -> None:
         self.config, self.device, self.dtype = config, target.device, target.dtype
-        self.deterministic = deterministic
+        self.deterministic, self.doubles = deterministic, doubles(deterministic, target.device)
         self.kv = KVLayout(config.num_layers, config.num_kv_heads, config.head_dim)
         self.aux_layers = captured_states(config, target)
         self.mask_token = _mask_token(config, target)
         hidden, d = config.hidden_size, config.head_dim
         own = {key.removeprefix("model."): w for key, w in weights.items()}
         take = Take(own, config.architecture)
-        self.norm = Norm(hidden, config.norm_eps, self.dtype, self.device)
+        self.norm = Norm(hidden, config.norm_eps, self.dtype, self.device, deterministic)
         self.fuse = stored(take("fc.weight", hidden, len(self.aux_layers) * target.hidden_size))
         self.context_norm = self.norm.scale(take("hidden_norm.weight", hidden))
         self.layers = [Layer(take, f"layers.{i}", config, self.norm) for i in range(config.num_layers)]
@@ -53,7 +53,7 @@ class DFlash:
         self.embedding, self.head = target.embedding, target.head
         length = max(config.context_length, target.config.context_length) + POSITION_MARGIN
         self.rotations = rotations(config.rope, d, length, self.device)
-        self.workspaces = Workspaces(config, self.dtype, self.device, double_lone=deterministic)
+        self.workspaces = Workspaces(config, self.dtype, self.device, double_lone=self.doubles)
 
     def context(self, states: Tensor, positions: Tensor) -> Tensor:
         """Target states [B, W, len(aux_layers) * Ht] at positions int64 [B, W] -> what the pool keeps of them:
@@ -61,8 +61,9 @@ class DFlash:
         c = self.config
         rows = positions.numel()
         x = states.reshape(rows, states.shape[2])
-        if rows == 1 and self.deterministic:
+        if rows == 1 and self.doubles:
             x = twin_rows(x)
+        linear = self.norm.products.linear
         kv = linear(self.norm.whole(linear(x, self.fuse), self.context_norm), self.context_kv)[:rows]
         heads = c.num_layers * c.num_kv_heads
         keys = kv[:, : heads * c.head_dim].view(rows, heads, c.head_dim)
@@ -77,7 +78,7 @@ class DFlash:
         batch, width = tokens.shape
         rows = batch * width
         x = self.embedding.index_select(0, tokens.reshape(rows))
-        if rows == 1 and self.deterministic:
+        if rows == 1 and self.doubles:
             x = twin_rows(x)
         turn = self.rotations.index_select(0, positions.reshape(rows))[:, None]
         space = self.workspaces.of(batch, width)

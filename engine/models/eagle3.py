@@ -11,7 +11,7 @@ from engine.core.errors import ConfigError
 from engine.device.pool import KVLayout
 from engine.models.causal import POSITION_MARGIN, head_logits
 from engine.models.config import ModelConfig
-from engine.models.layers import Attend, Layer, Norm, linear, stored, twin_rows
+from engine.models.layers import Attend, Layer, Norm, doubles, stored, twin_rows
 from engine.models.rope import rotations
 from engine.models.sharing import captured_states, shared_embedding, shared_head
 from engine.models.target import Target
@@ -31,13 +31,13 @@ class Eagle3:
         self, config: ModelConfig, weights: Mapping[str, Tensor], target: Target, deterministic: bool = True
     ) -> None:
         self.config, self.device, self.dtype = config, target.device, target.dtype
-        self.deterministic = deterministic
+        self.deterministic, self.doubles = deterministic, doubles(deterministic, target.device)
         self.kv = KVLayout(config.num_layers, config.num_kv_heads, config.head_dim)
         self.carry_width = hidden = config.hidden_size
         self.aux_layers = captured_states(config, target)
         self.state_width = len(self.aux_layers) * target.hidden_size
         take = Take(_canonical(weights), config.architecture)
-        self.norm = Norm(hidden, config.norm_eps, self.dtype, self.device)
+        self.norm = Norm(hidden, config.norm_eps, self.dtype, self.device, deterministic)
         assert config.draft is not None
         self.vocab_size = config.draft.vocab_size
         self.fuse = None
@@ -56,7 +56,7 @@ class Eagle3:
         take.done()
         length = max(config.context_length, target.config.context_length) + POSITION_MARGIN
         self.rotations = rotations(config.rope, config.head_dim, length, self.device)
-        self.workspaces = Workspaces(config, self.dtype, self.device, double_lone=deterministic)
+        self.workspaces = Workspaces(config, self.dtype, self.device, double_lone=self.doubles)
 
     def forward(self, tokens: Tensor, positions: Tensor, hidden: Tensor, attend: Attend) -> Tensor:
         """tokens and positions int64 [B, W] (target ids) -> the residual stream before the final norm [B, W, Hd].
@@ -67,11 +67,11 @@ class Eagle3:
         batch, width = tokens.shape
         rows = batch * width
         state = hidden.reshape(rows, hidden.shape[2])
-        lone = rows == 1 and self.deterministic
+        lone = rows == 1 and self.doubles
         if lone:
             state = twin_rows(state)
         fuse = self.fuse if state.shape[1] == self.state_width else None
-        x = state.clone() if fuse is None else linear(state, fuse)
+        x = state.clone() if fuse is None else self.norm.products.linear(state, fuse)
         word = self.embedding.index_select(0, tokens.reshape(rows))
         normed = self.first.front(x)
         pair = torch.cat((twin_rows(word) if lone else word, normed), 1)

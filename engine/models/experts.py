@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from engine.models.config import ModelConfig
-from engine.models.layers import Norm, add_linear, linear, stored
+from engine.models.layers import Norm, stored
 from engine.models.weights import Take
 
 # Inner numbers of a product over several experts: as far as `rows_keep_their_bits` looks.
@@ -24,6 +24,7 @@ class Gated:
     """down(silu(gate(h)) * up(h)); `front` is the weight of the norm before it."""
 
     def __init__(self, take: Take, prefix: str, hidden: int, inner: int, norm: Norm, front: Tensor) -> None:
+        self.linear, self.add_linear, _ = norm.products
         gate = take(f"{prefix}.gate_proj.weight", inner, hidden)
         up = take(f"{prefix}.up_proj.weight", inner, hidden)
         self.gate_up = stored(norm.fold(torch.cat((gate, up)), front))
@@ -31,8 +32,8 @@ class Gated:
 
     def __call__(self, x: Tensor, h: Tensor) -> None:
         """Adds to x [R, hidden], in place; h [R, hidden] is what projections behind the norm read."""
-        gate, up = linear(h, self.gate_up).chunk(2, 1)
-        add_linear(x, silu(gate).mul_(up), self.down)
+        gate, up = self.linear(h, self.gate_up).chunk(2, 1)
+        self.add_linear(x, silu(gate).mul_(up), self.down)
 
 
 class Block(NamedTuple):
@@ -50,6 +51,7 @@ class Experts:
         assert config.experts is not None
         self.config = c = config.experts
         hidden = config.hidden_size
+        self.linear, self.add_linear, _ = norm.products
         self.shared = Gated(take, f"{prefix}.shared_experts", hidden, c.inner * c.shared, norm, front)
         # Scores choose between neighbours: float32 whatever the model's precision. A spare column keeps rows apart, as
         # a sigmoid over contiguous rows takes its last few numbers by another routine than the rest.
@@ -65,15 +67,15 @@ class Experts:
         weights = self.weights(h).to(x.dtype)[:, :, None]
         self.shared(x, h)
         for experts, gate_up, down in self.blocks:
-            gate, up = linear(h, gate_up).chunk(2, 1)
+            gate, up = self.linear(h, gate_up).chunk(2, 1)
             inner = silu(gate).mul_(up)
             inner.view(len(inner), -1, self.config.inner).mul_(weights[:, experts])
-            add_linear(x, inner, down)
+            self.add_linear(x, inner, down)
 
     def weights(self, h: Tensor) -> Tensor:
         """float32 [R, routed]: each row's weights, 0 for experts that it did not choose."""
         c = self.config
-        scores = linear(h.float(), self.router)[:, : c.routed].sigmoid()
+        scores = self.linear(h.float(), self.router)[:, : c.routed].sigmoid()
         wish = scores + self.bias
         if c.open_groups < c.groups:
             best_two = wish.view(-1, c.groups, c.routed // c.groups).topk(2)[0].sum(-1)

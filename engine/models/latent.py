@@ -14,7 +14,7 @@ from torch import Tensor
 from engine.device.pool import KVLayout
 from engine.models.config import ModelConfig
 from engine.models.experts import Experts, Gated
-from engine.models.layers import Attend, Norm, add_linear, each_linear, linear, stored, twin_rows
+from engine.models.layers import Attend, Norm, stored, twin_rows
 from engine.models.rope import pair_up, turned
 from engine.models.weights import Take
 
@@ -49,6 +49,7 @@ class LatentLayer:
         c, hidden, at = config.latent, config.hidden_size, f"{prefix}.self_attn"
         dtype, device = norm.dtype, norm.device
         self.norm = norm
+        self.linear, self.add_linear, self.each_linear = norm.products
         self.input_norm = take(f"{prefix}.input_layernorm.weight", hidden)
         self.post_norm = take(f"{prefix}.post_attention_layernorm.weight", hidden)
         shared = take(f"{at}.kv_a_proj_with_mqa.weight", c.rank + c.turned_dim, hidden)
@@ -102,16 +103,16 @@ class LatentLayer:
         turn: complex64 [B * W, 1, turned_dim / 2].
         """
         c, heads, rows, tokens = self.config, self.heads, len(x), space.batch * space.width
-        first = linear(self.norm(x, self.input_norm), self.down)
+        first = self.linear(self.norm(x, self.input_norm), self.down)
         key, query, latent = first.tensor_split((c.turned_dim, first.shape[1] - c.rank), 1)
         if self.up is not None:
-            query = linear(self.query_norm(query, self.query_weight), self.up)
+            query = self.linear(self.query_norm(query, self.query_weight), self.up)
         turning, plain = query.tensor_split((heads * c.turned_dim,), 1)
-        lifted = each_linear(plain.reshape(rows, heads, c.plain_dim).transpose(0, 1), self.lift)
+        lifted = self.each_linear(plain.reshape(rows, heads, c.plain_dim).transpose(0, 1), self.lift)
         whole = torch.cat((lifted.transpose(0, 1), turned(turning, c.turned_dim, turn)), 2)
         row = torch.cat((self.latent_norm.whole(latent, self.latent_scale), turned(key, c.turned_dim, turn)[:, 0]), 1)
         mixed = attend(layer, whole[:tokens].view(*space, heads, -1), row[:tokens])
         if tokens < rows:
             mixed = twin_rows(mixed)
-        values = each_linear(mixed.view(rows, heads, c.rank).transpose(0, 1), self.values)
-        add_linear(x, values.transpose(0, 1).reshape(rows, heads * c.value_dim), self.out)
+        values = self.each_linear(mixed.view(rows, heads, c.rank).transpose(0, 1), self.values)
+        self.add_linear(x, values.transpose(0, 1).reshape(rows, heads * c.value_dim), self.out)

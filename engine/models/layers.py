@@ -7,8 +7,9 @@ layout is up to twice as fast as F.linear on the [out, in] layout of checkpoints
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import lru_cache
-from typing import Protocol
+from typing import Final, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -35,7 +36,7 @@ class Attend(Protocol):
 
 
 def linear(x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
-    """x [M, in] @ weight [in, out] -> [M, out] (into `out`); with the two below the only projections of this engine.
+    """x [M, in] @ weight [in, out] -> [M, out] (into `out`); with the two below the ordered projections, see `Products`.
 
     On CUDA a row's bits do not depend on M. On a CPU they do not for M >= 2 where `rows_keep_their_bits`; `twin_rows`
     lifts a lone row there.
@@ -54,6 +55,29 @@ def add_linear(out: Tensor, x: Tensor, weight: Tensor) -> None:
 def each_linear(x: Tensor, weight: Tensor) -> Tensor:
     """x [H, M, in] @ weight [H, in, out] -> [H, M, out], a projection for each head."""
     return matmul(x, weight) if on_triton(x) else torch.bmm(x, weight)
+
+
+class Products(NamedTuple):
+    """The projections of a model, with the arguments of `linear`, `add_linear` and `each_linear`."""
+
+    linear: Callable[..., Tensor]
+    add: Callable[[Tensor, Tensor, Tensor], object]
+    each: Callable[[Tensor, Tensor], Tensor]
+
+
+ORDERED: Final = Products(linear, add_linear, each_linear)
+# Whatever is fastest: on CUDA a row's bits depend on M.
+FAST: Final = Products(lambda x, weight, out=None: torch.mm(x, weight, out=out), Tensor.addmm_, torch.bmm)
+
+
+def products(deterministic: bool) -> Products:
+    """The projections of a model that is deterministic or not."""
+    return ORDERED if deterministic else FAST
+
+
+def doubles(deterministic: bool, device: torch.device) -> bool:
+    """Whether a lone row is doubled, see `twin_rows`; a GPU has no such routine."""
+    return deterministic and device.type == "cpu"
 
 
 def twin_rows(x: Tensor) -> Tensor:
@@ -82,15 +106,17 @@ def rows_keep_their_bits() -> bool:
 
 
 class Norm:
-    """RMS norm over the last axis.
+    """RMS norm over the last axis, and the projections behind it.
 
     `folded` (float32 on a CPU, where calls cost more than arithmetic): x / sqrt(|x|^2 + width * eps) in three
     calls; the factor sqrt(width) and the norm's weight live in the projection behind it. Else the fused call, as
     folding would round half-precision weights anew.
     """
 
-    def __init__(self, width: int, eps: float, dtype: torch.dtype, device: torch.device) -> None:
-        self.dtype, self.device = dtype, device
+    def __init__(
+        self, width: int, eps: float, dtype: torch.dtype, device: torch.device, deterministic: bool = True
+    ) -> None:
+        self.dtype, self.device, self.products = dtype, device, products(deterministic)
         self.folded = dtype is torch.float32 and device.type == "cpu"
         self._shape = (width,)
         self._eps = eps
@@ -165,6 +191,7 @@ class Layer:
         heads, kv_heads, d = config.num_heads, config.num_kv_heads, config.head_dim
         hidden, inner = config.hidden_size, config.intermediate_size
         self.norm = norm
+        self.linear, self.add_linear, _ = norm.products
         self.turned, self.head_dim = heads + kv_heads, d
         self.head_norm = HeadNorm(take, f"{prefix}.self_attn", config) if config.head_norms else None
         width = 2 * hidden if paired else hidden
@@ -194,7 +221,7 @@ class Layer:
 
     def attention(self, x: Tensor, h: Tensor, turn: Tensor, attend: Attend, layer: int, space: Workspace) -> None:
         """Adds to x [R, hidden], in place, what its tokens attend to; h [R, in] is what the projections read."""
-        linear(h, self.qkv, space.qkv)
+        self.linear(h, self.qkv, space.qkv)
         if self.head_norm is not None:
             self.head_norm(space.heads)
         if space.turned is not None:
@@ -202,13 +229,13 @@ class Layer:
         else:
             rotate(space.qkv, self.turned, self.head_dim, turn)
         mixed = attend(layer, space.q, space.kv)
-        add_linear(x, mixed if mixed.shape[0] == x.shape[0] else twin_rows(mixed), self.out)
+        self.add_linear(x, mixed if mixed.shape[0] == x.shape[0] else twin_rows(mixed), self.out)
 
     def feed_forward(self, x: Tensor, space: Workspace) -> None:
         """Adds the gated feed-forward part to x [R, hidden], in place."""
-        linear(self.norm(x, self.post_norm), self.gate_up, space.gate_up)
+        self.linear(self.norm(x, self.post_norm), self.gate_up, space.gate_up)
         inner = silu_mul(space.gate_up) if on_triton(x) else silu(space.gate).mul_(space.up)
-        add_linear(x, inner, self.down)
+        self.add_linear(x, inner, self.down)
 
 
 def stored(weight: Tensor) -> Tensor:

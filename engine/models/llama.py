@@ -29,7 +29,7 @@ class Llama(CausalLM):
     ) -> None:
         super().__init__(config, weights, device, dtype, deterministic, context_length)
         self.kv = KVLayout(config.num_layers, config.num_kv_heads, config.head_dim)
-        self.workspaces = Workspaces(config, dtype, device, double_lone=deterministic)
+        self.workspaces = Workspaces(config, dtype, device, double_lone=self.doubles)
 
     def layer(self, take: Take, prefix: str, index: int) -> Layer:
         return Layer(take, prefix, self.config, self.norm)

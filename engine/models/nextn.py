@@ -12,7 +12,7 @@ from engine.core.errors import ConfigError
 from engine.models.causal import POSITION_MARGIN, head_logits
 from engine.models.config import ModelConfig
 from engine.models.latent import LatentLayer, Shape, latent_layout
-from engine.models.layers import Attend, Norm, linear, stored, twin_rows
+from engine.models.layers import Attend, Norm, doubles, stored, twin_rows
 from engine.models.rope import rotations
 from engine.models.target import Target
 from engine.models.weights import Take
@@ -29,11 +29,12 @@ class PredictionLayer:
 
     def __init__(self, config: ModelConfig, take: Take, prefix: str, target: Target, turns: Tensor, index: int) -> None:
         self.dtype, self.deterministic = target.dtype, target.deterministic
+        self.doubles = doubles(target.deterministic, target.device)
         self.index, self.rotations = index, turns
         self.kv = latent_layout(config, 1)
         self.carry_width = hidden = config.hidden_size
         self.vocab_size = config.vocab_size
-        norm = Norm(hidden, config.norm_eps, target.dtype, target.device)
+        norm = Norm(hidden, config.norm_eps, target.dtype, target.device, target.deterministic)
         self.norm = norm
         self.word_norm, self.state_norm = (take(f"{prefix}.{name}.weight", hidden) for name in ("enorm", "hnorm"))
         word, state = take(f"{prefix}.eh_proj.weight", hidden, 2 * hidden).chunk(2, 1)
@@ -52,9 +53,9 @@ class PredictionLayer:
         word = self.embedding.index_select(0, tokens.reshape(rows))
         state = hidden.reshape(rows, self.carry_width)
         pair = torch.cat((self.norm(word, self.word_norm), self.norm(state, self.state_norm)), 1)
-        if rows == 1 and self.deterministic:
+        if rows == 1 and self.doubles:
             pair = twin_rows(pair)
-        x = linear(pair, self.join)
+        x = self.norm.products.linear(pair, self.join)
         turn = self.rotations.index_select(0, positions.reshape(rows))[:, None]
         self.decoder(x, turn, attend, self.index, Shape(batch, width))
         return self.norm.whole(x[:rows], self.final_norm).view(batch, width, self.carry_width)

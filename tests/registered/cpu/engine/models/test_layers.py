@@ -6,7 +6,18 @@ import pytest
 import torch
 
 from engine.models.config import ModelConfig
-from engine.models.layers import Norm, add_linear, linear, rows_keep_their_bits, stored, twin_rows
+from engine.models.layers import (
+    FAST,
+    ORDERED,
+    Norm,
+    add_linear,
+    doubles,
+    linear,
+    products,
+    rows_keep_their_bits,
+    stored,
+    twin_rows,
+)
 from engine.models.rope import RopeConfig
 from engine.models.workspace import KEPT_ROWS, KEPT_SHAPES, Workspaces
 
@@ -61,6 +72,24 @@ def test_add_linear_has_the_bits_of_linear_and_a_sum():
     if rows_keep_their_bits():
         assert torch.equal(out, wanted)
     torch.testing.assert_close(out, wanted)
+
+
+@pytest.mark.parametrize(("deterministic", "device"), [(True, "cpu"), (False, "cpu"), (True, "cuda"), (False, "cuda")])
+def test_only_a_deterministic_cpu_doubles_lone_rows(deterministic, device):
+    assert doubles(deterministic, torch.device(device)) is (deterministic and device == "cpu")
+
+
+@pytest.mark.parametrize("form", [ORDERED, FAST], ids=["ordered", "fast"])
+def test_both_kinds_of_products_are_products(form):
+    assert products(form is ORDERED) is form
+    out, x, weight = torch.randn(5, 8), torch.randn(5, 12), torch.randn(12, 8)
+    torch.testing.assert_close(form.linear(x, weight), x @ weight)
+    into = torch.empty(5, 8)
+    assert form.linear(x, weight, into).data_ptr() == into.data_ptr()
+    wanted = out + x @ weight
+    form.add(out, x, weight)
+    torch.testing.assert_close(out, wanted)
+    torch.testing.assert_close(form.each(x[None], weight[None])[0], x @ weight)
 
 
 def test_the_probe_answers_for_the_sizes_of_the_zoo():
