@@ -36,7 +36,7 @@ class Attend(Protocol):
 
 
 def linear(x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
-    """x [M, in] @ weight [in, out] -> [M, out] (into `out`); with the two below the ordered projections, see `Products`.
+    """x [M, in] @ weight [in, out] -> [M, out] (into `out`); with the two below the ordered projections (`Products`).
 
     On CUDA a row's bits do not depend on M. On a CPU they do not for M >= 2 where `rows_keep_their_bits`; `twin_rows`
     lifts a lone row there.
