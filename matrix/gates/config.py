@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -11,7 +11,15 @@ from engine.core.resolve import resolve
 from matrix.cell import Cell
 from matrix.constraints import expect, explain, situation
 from matrix.gates.gate import Number, Outcome, State
-from matrix.gates.golden import golden_row, golden_table, launch_id, placed
+from matrix.gates.golden import (
+    GOLDEN_FILE,
+    golden_row,
+    golden_rows,
+    golden_table,
+    launch_id,
+    locked_launches,
+    placed,
+)
 from matrix.gates.threshold import Threshold, values
 from matrix.subjects.protocol import Capability, Run
 from matrix.zoo_facts import zoo_facts
@@ -19,6 +27,8 @@ from matrix.zoo_facts import zoo_facts
 THRESHOLDS: Final = {
     "differences": Threshold(0, "a configuration changes by a reviewed diff of matrix/golden/resolved.yaml only"),
 }
+REVIEW: Final = "python -m pytest tests/registered/cpu/matrix/gates/test_config.py --force-regen"
+UNREVIEWED: Final = "outside the lock: compared with what the rules predict, not with a reviewed row"
 # Resolved name of an asked value, where the two differ; None: read another way or not a value of the resolution.
 RESOLVED_NAME: Final[dict[str, str]] = {
     "speculative_num_steps": "num_steps",
@@ -33,30 +43,33 @@ RESOLVED_NAME: Final[dict[str, str]] = {
 
 @dataclass
 class ConfigGate:
-    """Compares with the golden of the launch; explicit asks must run unless a rewrite says otherwise."""
+    """Compares with the golden of the launch; explicit asks must run unless a rewrite says otherwise.
+
+    A launch of no cell of the lock file has no golden. It is compared with what the rules predict, which sees an engine
+    that leaves its own rules and not a rule that changed; the numbers say so (`unreviewed`). `locked`: the launches
+    of the lock file, which never pass without a golden.
+    """
 
     name: str = "config"
     needs: frozenset[Capability] = frozenset({Capability.READBACK})
     thresholds: Mapping[str, float] = field(default_factory=lambda: values(THRESHOLDS))
     golden: Mapping[str, Any] = field(default_factory=golden_table)
+    locked: Callable[[], frozenset[str]] = locked_launches
 
     def applies(self, cell: Cell) -> bool:
         """Every cell has a launch."""
         return True
 
     def judge(self, cell: Cell, run: Run, baseline: Run) -> Outcome:
-        """NOT MEASURED where the launch has no golden."""
+        """NOT MEASURED where a launch of the lock file has no golden."""
         row = golden_row(run.resolved)
         numbers: dict[str, Number] = {"values": len(row["values"]), "rewrites": len(row["rewrites"])}
         fault = _dishonoured(cell, run) or _rewrites(cell, run)
         if fault:
             return Outcome(self.name, State.FAIL, numbers, message=fault)
-        golden = self.golden.get(launch_id(cell))
+        golden = self._golden(cell, numbers)
         if golden is None:
-            text = (
-                f"launch {launch_id(cell)} has no golden; run the config gate's test with --force-regen and review it"
-            )
-            return Outcome(self.name, State.NOT_MEASURED, numbers, message=text)
+            return Outcome(self.name, State.NOT_MEASURED, numbers, message=_unproven(cell))
         golden = placed(golden, run.resolved)
         if golden != row:
             return Outcome(self.name, State.FAIL, numbers, message=_difference(golden, row))
@@ -75,13 +88,26 @@ class ConfigGate:
         if str(error) != predicted:
             text = f"the engine refused with {str(error)!r}, {rules[0]} predicts {predicted!r}"
             return Outcome(self.name, State.FAIL, numbers, message=text)
-        golden = self.golden.get(launch_id(cell))
+        golden = self._golden(cell, numbers)
         if golden is None:
-            return Outcome(self.name, State.NOT_MEASURED, numbers, message=f"launch {launch_id(cell)} has no golden")
+            return Outcome(self.name, State.NOT_MEASURED, numbers, message=_unproven(cell))
         if golden != {"refused": predicted}:
             text = f"the sentence of refusal is not the golden one: {predicted!r}"
             return Outcome(self.name, State.FAIL, numbers, message=text)
         return Outcome(self.name, State.PASS, numbers)
+
+    def _golden(self, cell: Cell, numbers: dict[str, Number]) -> Mapping[str, Any] | None:
+        """The row to compare with; None where there should be one. `numbers` learn that a row was not reviewed."""
+        launch = launch_id(cell)
+        if launch in self.golden or launch in self.locked():
+            return self.golden.get(launch)
+        numbers["unreviewed"] = UNREVIEWED
+        return golden_rows([cell])[launch]
+
+
+def _unproven(cell: Cell) -> str:
+    file = GOLDEN_FILE.relative_to(GOLDEN_FILE.parents[2])
+    return f"launch {launch_id(cell)} of the lock file has no golden in {file}; run `{REVIEW}` and review its diff"
 
 
 def predicted_refusal(cell: Cell) -> str:

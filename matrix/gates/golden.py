@@ -10,6 +10,7 @@ from typing import Any, Final
 from engine.core.errors import ConfigError
 from engine.core.resolve import resolve
 from matrix.cell import Cell
+from matrix.lockfile import STAGES, stage_cells
 from matrix.resolution import REQUEST_DEFAULTS
 from matrix.zoo_facts import zoo_facts
 
@@ -70,6 +71,12 @@ def golden_rows(cells: Iterable[Cell]) -> dict[str, dict[str, Any]]:
             except ConfigError as error:
                 rows[key] = {"refused": str(error)}
     return rows
+
+
+@cache
+def locked_launches() -> frozenset[str]:
+    """The launches of every cell of the lock file."""
+    return frozenset(map(launch_id, stage_cells(STAGES[-1])))
 
 
 @cache

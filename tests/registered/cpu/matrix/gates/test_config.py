@@ -4,7 +4,7 @@ import pytest
 
 from engine.core.errors import ConfigError
 from matrix.cell import Cell
-from matrix.gates.config import ConfigGate, predicted_refusal
+from matrix.gates.config import UNREVIEWED, ConfigGate, predicted_refusal
 from matrix.gates.gate import State
 from matrix.gates.golden import GOLDEN_FILE, golden_rows, golden_table, launch_id, placed
 from matrix.lockfile import stage_cells
@@ -72,10 +72,30 @@ def test_a_hidden_rewrite_fails(measured, gate):
     assert outcome.state is State.FAIL and "no rewrite says so" in outcome.message
 
 
-def test_without_a_golden_nothing_is_measured(measured):
+def test_a_locked_launch_without_a_golden_is_not_measured(measured):
     outcome = ConfigGate(golden={}).judge(*measured(CELL))
     assert outcome.state is State.NOT_MEASURED
-    assert outcome.message.startswith("launch eagle3.s3.k4.n8.v2.p16 has no golden")
+    assert outcome.message == (
+        "launch eagle3.s3.k4.n8.v2.p16 of the lock file has no golden in matrix/golden/resolved.yaml; run `python -m "
+        "pytest tests/registered/cpu/matrix/gates/test_config.py --force-regen` and review its diff"
+    )
+
+
+def test_a_launch_outside_the_lock_is_compared_with_the_rules_and_says_so(measured):
+    gate = ConfigGate(golden={}, locked=frozenset)
+    cell, run, baseline = measured(CELL)
+    outcome = gate.judge(cell, run, baseline)
+    assert (outcome.state, outcome.numbers["unreviewed"]) == (State.PASS, UNREVIEWED)
+    other = replace(run, resolved={**run.resolved, "max_running_requests": 7})
+    assert gate.judge(cell, other, baseline).message == "max_running_requests resolves to 7, the golden says 48"
+    refused = gate.judge_refusal(REFUSED, ConfigError(predicted_refusal(REFUSED)))
+    assert (refused.state, refused.numbers["unreviewed"]) == (State.PASS, UNREVIEWED)
+    assert gate.judge_refusal(REFUSED, None).state is State.FAIL
+
+
+def test_a_reviewed_row_counts_outside_the_lock_too(measured, gate):
+    alone = replace(gate, locked=frozenset)
+    assert "unreviewed" not in alone.judge(*measured(CELL)).numbers
 
 
 def test_a_refusal_must_be_the_predicted_one(gate):
@@ -97,6 +117,7 @@ def test_a_refusal_must_be_the_predicted_one(gate):
 
 def test_a_refusal_has_a_golden_too():
     error = ConfigError(predicted_refusal(REFUSED))
-    assert ConfigGate(golden={}).judge_refusal(REFUSED, error).state is State.NOT_MEASURED
+    locked = ConfigGate(golden={}, locked=lambda: frozenset({launch_id(REFUSED)}))
+    assert locked.judge_refusal(REFUSED, error).state is State.NOT_MEASURED
     stale = ConfigGate(golden={launch_id(REFUSED): {"refused": "an older sentence"}}).judge_refusal(REFUSED, error)
     assert stale.state is State.FAIL and stale.message.startswith("the sentence of refusal is not the golden one")
