@@ -261,7 +261,8 @@ class LLM:
         """What runs, read from the running parts and not from the resolved configuration.
 
         With adaptive steps `adaptive` holds the current depth, and what the controller activated, observed and decided.
-        `drafter_error` is there only if the drafter is in quarantine.
+        With CUDA graphs `graphs` is how many there are and `graph_bytes` what they share. `drafter_error` is there only
+        if the drafter is in quarantine.
         """
         scheduler, executor = self.loop.scheduler, self.loop.executor
         drafter, steps = executor.drafter, scheduler.steps
@@ -296,7 +297,9 @@ class LLM:
             "enable_deterministic_inference": executor.pool.deterministic,
             "cuda_graph_max_bs": 0 if executor.graphs is None else executor.graphs.max_batch,
         }
-        more = {"adaptive": adapts} if steps.adapts else {}
+        more: dict[str, Any] = {"adaptive": adapts} if steps.adapts else {}
+        if executor.graphs is not None:
+            more["graphs"], more["graph_bytes"] = executor.graphs.memory
         return shown | more | ({"drafter_error": self.drafter_error} if self.drafter_error else {})
 
 

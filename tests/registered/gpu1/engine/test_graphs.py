@@ -31,6 +31,8 @@ def test_replayed_rounds_are_the_rounds(algorithm, topk, strict):
     assert probes["stamp.checked"] and not probes["stamp.wrong"]
     count, size = graphs.memory
     assert 0 < count <= len(graphs._graphs) and 0 < size < 1 << 30
+    shown = llm.readback()
+    assert (shown["graphs"], shown["graph_bytes"], shown["cuda_graph_max_bs"]) == (count, size, 4)
     assert int(llm.loop.executor.relay.length[0]) == 0
 
 
