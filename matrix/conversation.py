@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
+from matrix.contention import contended_line, contended_tree
 from matrix.subjects.protocol import Ask, Continuation
 
 # Requests that run together, wave by wave.
@@ -15,8 +16,9 @@ PLAIN_EVERY: Final = 3
 # What is said after the first turn, and the limits of the answers to it: inside a round, at its end, and one token.
 REPLIES: Final = (" Then the number doubles.", "\n#### Why?")
 REPLY_LIMITS: Final = (23, 16, 1)
-# In the smallest memory a whole conversation must fit where a lone request does.
-TIGHT_FIRST: Final = 24
+# In the smallest memory a whole conversation must fit where a lone request does: after the first turn it takes no more
+# than this.
+TIGHT_LATER: Final = 55
 TIGHT_REPLY_LIMITS: Final = (11, 8, 1)
 OFFSET: Final = 21
 ABORTED_TURN: Final = 3  # tokens of the turn that is aborted
@@ -33,21 +35,26 @@ def in_waves(sizes: Sequence[int], make: Callable[[int, int], Ask]) -> list[Ask]
     return asks
 
 
-def conversations(asks: Sequence[Ask], streaming: bool, short: bool, aborts: bool) -> list[Ask]:
+def conversations(asks: Sequence[Ask], streaming: bool, memory: int | None, short: bool, aborts: bool) -> list[Ask]:
     """The first turn of a session for each ask (but some plain ones in a larger batch), followed by its other turns.
 
-    short: few tokens a turn. aborts: the second turn of the first session is aborted, and the first of the second one.
+    memory: positions, where tight. short: few tokens a turn. aborts: the second turn of the first session is aborted,
+    and the first of the second one.
     """
     out: list[Ask] = []
     for place, ask in enumerate(asks):
         if len(asks) > PLAIN_EVERY and place % PLAIN_EVERY == PLAIN_EVERY - 1:
             out.append(ask)
             continue
-        first = replace(ask, max_new_tokens=min(ask.max_new_tokens, TIGHT_FIRST)) if short else ask
+        first = ask
         if aborts:
             first = _cut(first) if place == 1 else replace(first, abort_after=None)
         broken = aborts and place == 0
-        out += (_line if streaming else _branches)(first, place, TIGHT_REPLY_LIMITS if short else REPLY_LIMITS, broken)
+        limits = TIGHT_REPLY_LIMITS if short else REPLY_LIMITS
+        if streaming:
+            out += contended_line(_line(first, place, limits, broken), place, memory)
+        else:
+            out += contended_tree(_branches(first, place, limits, broken))
     return out
 
 

@@ -112,7 +112,7 @@ class Runner:
 
     def _baseline(self, canonical: Cell, asks: Sequence[Ask]) -> Run:
         """The same asks, none aborted, without a drafter in the canonical launch; once per process."""
-        plain = tuple(whole(ask) for ask in asks)
+        plain = whole(asks)
         if (canonical, plain) not in self._baselines:
             # A session that crashes is not asked again.
             session = self._plain.pop(canonical, None) or self.subject.launch(asked(canonical, self.gpus))
@@ -164,11 +164,13 @@ def drive(
     start = perf_counter()
     answers = session.generate(asks)
     seconds = perf_counter() - start
+    both = list(zip(asks, answers, strict=True))
+    kept = [(ask, answer) for ask, answer in both if ask.refused is None]
     witness = {name: count - before.get(name, 0) for name, count in session.counters().items()}
     journal = session.journal() if Capability.JOURNAL in capabilities else None
     return Run(
-        tuple(asks),
-        tuple(answers),
+        tuple(ask for ask, _ in kept),
+        tuple(answer for _, answer in kept),
         session.resolved,
         session.readback(),
         witness,
@@ -177,14 +179,17 @@ def drive(
         seconds,
         session.trace() if traces else None,
         earlier,
-        () if journal is None else (*history, *served(asks, answers)),
+        () if journal is None else (*history, *served(kept)),
+        tuple((ask, answer.refusal) for ask, answer in both if ask.refused is not None),
     )
 
 
-def served(asks: Sequence[Ask], answers: Sequence[Answer]) -> Iterator[Served]:
+def served(answered: Iterable[tuple[Ask, Answer]]) -> Iterator[Served]:
     """The requests of a workload; turns of a streaming session share its first one's account, if they got so far."""
     accounts: dict[str, int] = {}
-    for ask, answer in zip(asks, answers, strict=True):
+    for ask, answer in answered:
+        if answer.refusal:
+            continue
         account = rid = int(answer.meta_info["id"])
         if ask.session is not None and ask.session.streaming:
             account = accounts.setdefault(ask.session.id, rid)
@@ -194,11 +199,20 @@ def served(asks: Sequence[Ask], answers: Sequence[Answer]) -> Iterator[Served]:
         yield Served(answer.name, rid, account, tokens, len(answer.prompt_ids), answer.retractions)
 
 
-def whole(ask: Ask) -> Ask:
-    """The baseline's form of an ask: not aborted, its history sent again; greedy ones show two tokens, to tell ties."""
-    shown = ask.top_logprobs if ask.temperature else max(2, ask.top_logprobs)
-    session = None if ask.session is None else replace(ask.session, resend=True)
-    return replace(ask, abort_after=None, top_logprobs=shown, session=session)
+def whole(asks: Sequence[Ask]) -> tuple[Ask, ...]:
+    """The baseline's form of a workload: none aborted or refused, histories sent again; greedy asks show two tokens, to
+    tell ties."""
+    refused = {ask.name for ask in asks if ask.refused is not None}
+    plain = []
+    for ask in asks:
+        if ask.name in refused:
+            continue
+        shown = ask.top_logprobs if ask.temperature else max(2, ask.top_logprobs)
+        session = None if ask.session is None else replace(ask.session, resend=True)
+        after = tuple(name for name in ask.after if name not in refused)
+        ask = replace(ask, abort_after=None, closes_after=None, top_logprobs=shown, session=session, after=after)
+        plain.append(ask)
+    return tuple(plain)
 
 
 def _configured(record: CellResult, session: Session) -> CellResult:

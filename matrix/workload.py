@@ -17,7 +17,7 @@ import tokenizers
 
 from engine.core.errors import ConfigError
 from matrix.cell import TIGHT_TOKENS, Cell
-from matrix.conversation import WAVES, conversations, in_waves
+from matrix.conversation import TIGHT_LATER, WAVES, conversations, in_waves
 from matrix.subjects.protocol import Ask
 from matrix.zoo.gsm_mini import prompt_of
 
@@ -33,6 +33,8 @@ LIMITS: Final[dict[str, tuple[int, ...]]] = {
     "burst": (96, 64, 88, 72, 80, 96, 64, 88, 72),
     "exam": (256,) * EXAM_QUESTIONS,
 }
+# A burst holds so many more where that makes eight streaming sessions beside four plain requests.
+FLEET: Final = (80, 96, 64)
 LENGTH_LIMITS: Final = (37, 53, 61, 45, 75)
 TIGHT_LENGTH_LIMITS: Final = (91, 87, 83, 79, 95)
 # Two rounds of the widest tree may be written past a request's last token.
@@ -46,6 +48,7 @@ LONGEST_ANSWER: Final = 84
 STOP_STRINGS: Final = ("\n####", ">>")
 STOP_TOKENS: Final = ("####", ">>")
 ABORT_AFTER: Final = 5
+ABORT_LATE: Final = 80
 DRAWS: Final = 200
 DRAWN_TOKENS: Final = 3
 # The models are trained on questions too; an open one has the widest spread of next tokens.
@@ -97,6 +100,8 @@ def workload(cell: Cell, seed: int) -> tuple[Ask, ...]:
     if cell.batch == "waves":
         return tuple(in_waves(WAVES, lambda wave, place: _in_wave(cell, wave, place, seed)))
     limits = LIMITS[cell.batch]
+    if cell.batch == "burst" and cell.session == "streaming":
+        limits = (*limits, *FLEET)
     asks = []
     for place, (name, index) in enumerate(_chosen(cell, len(limits), seed)):
         asks.append(_ask(cell, name, index, place, seed, limits[place]))
@@ -104,11 +109,23 @@ def workload(cell: Cell, seed: int) -> tuple[Ask, ...]:
         asks[-1] = replace(asks[-1], abort_after=0)
     elif cell.abort == "running":
         place = min(1, len(asks) - 1)
-        asks[place] = replace(asks[place], abort_after=ABORT_AFTER)
+        late = replace(asks[place], abort_after=ABORT_LATE, ignore_eos=True)
+        asks[place] = late if aborted_late(cell) else replace(asks[place], abort_after=ABORT_AFTER)
     if cell.session != "none":
-        short = cell.memory == "tight" and cell.memory_tokens == TIGHT_TOKENS
-        return tuple(conversations(asks, cell.session == "streaming", short, cell.abort == "running"))
+        memory = cell.memory_tokens if cell.memory == "tight" else None
+        return tuple(conversations(asks, cell.session == "streaming", memory, _short(cell), cell.abort == "running"))
     return (*asks, *_draws(cell, seed))
+
+
+def aborted_late(cell: Cell) -> bool:
+    """True where a request is aborted once it was in the other's way: both have grown so far that one is retracted."""
+    pressed = (cell.memory, cell.batch, cell.abort, cell.session) == ("tight", "pair", "running", "none")
+    return pressed and cell.finish in ("eos", "length") and cell.memory_tokens == TIGHT_TOKENS
+
+
+def _short(cell: Cell) -> bool:
+    """True where a whole conversation has no more room than a request."""
+    return cell.memory == "tight" and cell.session != "none" and cell.memory_tokens == TIGHT_TOKENS
 
 
 def draws_apply(cell: Cell) -> bool:
@@ -149,7 +166,8 @@ def _ask(cell: Cell, name: str, index: int, place: int, seed: int, limit: int) -
         limit = lengths[place % len(lengths)] + more
     if tight:
         # Odd, so that the end of the limit is no multiple of a page or a round.
-        limit = min(limit, cell.memory_tokens - SLACK - _lengths(index)[0] - 1)
+        room = cell.memory_tokens - SLACK - _lengths(index)[0] - 1
+        limit = min(limit, room - TIGHT_LATER if _short(cell) else room)
     mixed = "temperature" if place % 2 else "greedy"
     # Under tight memory a request must live long enough to be in the way, except where it is soon alone.
     stop = int(cell.abort != "none" and cell.batch == "pair") if tight else place % 2

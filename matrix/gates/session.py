@@ -12,6 +12,7 @@ from typing import Final
 from matrix.cell import Cell
 from matrix.gates.audit import AuditError, Move, audit
 from matrix.gates.gate import Number, Outcome, State
+from matrix.gates.refusals import refusal_fault
 from matrix.gates.threshold import Threshold, values
 from matrix.subjects.protocol import Answer, Capability, Run
 
@@ -53,7 +54,11 @@ class SessionGate:
             "rolled_back": sum(walk.rolled_back for walk in walks),
             "wrong": len(faults),
             "apart": len(apart),
+            "attempts": len(run.attempts),
         }
+        uninvited = refusal_fault(run) or _given_up(walks, run)
+        if uninvited:
+            return Outcome(self.name, State.FAIL, numbers, message=uninvited)
         if apart:
             text = f"the prompt of {apart[0]} is not the history sent again and its own tokens"
             return Outcome(self.name, State.FAIL, numbers, message=text)
@@ -69,11 +74,18 @@ def lines(run: Run) -> list[list[tuple[Answer, bool]]]:
     answers = {answer.name: answer for answer in run.answers}
     by_id: dict[str, list[tuple[Answer, bool]]] = {}
     for ask in run.asks:
-        if ask.session is not None and ask.session.streaming and ask.name in answers:
+        served = ask.name in answers and not answers[ask.name].refusal
+        if ask.session is not None and ask.session.streaming and served:
             turn = answers[ask.name]
             queued = ask.abort_after == 0 and not turn.output_ids
             by_id.setdefault(ask.session.id, []).append((turn, queued))
     return list(by_id.values())
+
+
+def _given_up(walks: Sequence[Walk], run: Run) -> str:
+    """Only a request that needs the pages takes a session's KV."""
+    lost, dropped = sum(walk.lost for walk in walks), run.witness.get("session.dropped", 0)
+    return f"{lost} turns began anew, and {dropped} sessions were given up for room" if lost > dropped else ""
 
 
 class Walk:
@@ -83,7 +95,7 @@ class Walk:
         self.turns = turns
         self.moves = list(moves)
         self.windowed = windowed
-        self.inherited = self.resumed = self.rolled_back = 0
+        self.inherited = self.resumed = self.rolled_back = self.lost = 0
 
     def faults(self) -> Iterator[str]:
         """A sentence for each turn that found or left something else than it must."""
@@ -104,6 +116,7 @@ class Walk:
                     yield f"{turn.name} resumed {begin.keep} positions, the turn before left {kept}"
                 if turn.cached_tokens != begin.keep:
                     yield f"{turn.name} reports {turn.cached_tokens} inherited tokens, its account held {begin.keep}"
+            self.lost += bool(kept) and stay[0].verb == "open"
             due = self._due(turn, begin, end)
             left = end.keep if end.verb == "hold" else 0
             if left != due and not (self.windowed and turn.finish == "abort" and not left):

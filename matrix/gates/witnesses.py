@@ -11,6 +11,7 @@ from typing import Final
 
 from matrix.cell import Cell
 from matrix.subjects.protocol import Run
+from matrix.workload import aborted_late
 
 LEAST_ROUNDS: Final = 60
 
@@ -82,10 +83,9 @@ def _share(cell: Cell, run: Run) -> bool:
 
 
 def _starved(cell: Cell, run: Run) -> bool:
-    # The turns of a session are short, except where a page holds more than they would.
-    long = cell.session == "none" or cell.page_size == "256"
-    tight = cell.memory == "tight" and long and _two_run(cell, run)
-    return tight and (cell.batch in ("ragged", "burst") or cell.abort == "none")
+    """In a pair an aborted turn may leave before the two collide, and an aborted request that ends by text would."""
+    tight = cell.memory == "tight" and _two_run(cell, run)
+    return tight and (cell.batch in ("ragged", "burst") or cell.abort == "none" or aborted_late(cell))
 
 
 def _slides(cell: Cell, run: Run) -> bool:
@@ -118,6 +118,11 @@ def _repeats(cell: Cell, run: Run) -> bool:
 def _inherits(cell: Cell, run: Run) -> bool:
     """With room for all nobody's KV is dropped between two turns."""
     return (cell.session, cell.memory) == ("streaming", "ample")
+
+
+def _oversubscribed(cell: Cell, run: Run) -> bool:
+    """What eight conversations hold is far more than tight memory."""
+    return (cell.session, cell.memory, cell.batch) == ("streaming", "tight", "burst")
 
 
 def _rolls_back(cell: Cell, run: Run) -> bool:
@@ -165,6 +170,11 @@ WITNESSES: Final[tuple[Witness, ...]] = (
     Witness("queue.waited", True, "more requests than slots", _waits),
     Witness("session.opened", True, "sessions are opened", lambda cell, run: cell.session != "none"),
     Witness("session.opened", False, "there are no sessions", lambda cell, run: cell.session == "none"),
+    Witness("session.refused", True, "a session refuses what it must", lambda cell, run: cell.session != "none"),
+    Witness("session.refused", False, "there is nothing to refuse", lambda cell, run: cell.session == "none"),
+    Witness("session.timed_out", True, "an idle session is closed", lambda cell, run: cell.session == "streaming"),
+    Witness("session.timed_out", False, "nobody is idle", lambda cell, run: cell.session != "streaming"),
+    Witness("session.dropped", True, "more sessions than memory", _oversubscribed),
     Witness("session.held", True, "KV outlives its turn", lambda cell, run: cell.session == "streaming"),
     Witness("session.inherited", True, "a turn inherits KV", _inherits),
     Witness("session.rolled_back", True, "an aborted turn is undone", _rolls_back),

@@ -23,13 +23,29 @@ class Capability(StrEnum):
     TRACE = "trace"
 
 
+class Refusal(StrEnum):
+    """Why a session must refuse a request; one class of sentence each."""
+
+    OFFSET = "offset"  # a streaming session keeps its whole history
+    REPLACE = "replace"  # and all of its turns
+    DROP = "drop_previous_output"  # and their answers
+    IN_FLIGHT = "in flight"  # and runs one turn at a time
+    CLOSED = "closed"  # there is no such session, or no more
+    CAPACITY = "capacity"  # the text is longer than the session may hold
+    CONTEXT = "context"  # longer than the model's context
+    POOL = "pool"  # longer than the KV memory
+    UNFINISHED = "unfinished"  # what it continues still runs
+    RANGE = "range"  # the history is not that long
+
+
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """How a request continues a session; the last three fields as in SGLang's session parameters.
+    """How a request continues a session; offset, replace and drop_previous_output as in SGLang's session parameters.
 
     id: of the session, opened with its first request and closed behind its last. follows: the name of the request whose
     tokens are the history (of the last good turn, in a streaming session), None for a beginning. resend: no session at
-    all, the history is sent again in front of the prompt, as a baseline does.
+    all, the history is sent again in front of the prompt, as a baseline does. capacity: characters of text that the
+    session may hold. timeout: seconds after which it is closed if it is idle, None for never.
     """
 
     id: str
@@ -39,6 +55,8 @@ class Continuation:
     replace: bool = False
     drop_previous_output: bool = False
     resend: bool = False
+    capacity: int = 100_000
+    timeout: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +65,9 @@ class Ask:
 
     `prompt` is text; `name` identifies it across runs (for pairing). `after`: names of requests that must have ended
     before this one is sent. `abort_after`: abort once that many tokens were produced (0: while it is queued or before
-    its first token). Sampling fields as in SGLang.
+    its first token). `closes_after`: its session is closed once that many tokens were produced. `refused`: it must be
+    refused, and why. `beside`: sent while that request has not ended. `clock`: so many seconds pass before it is sent,
+    while nothing runs unless it is sent beside something. Sampling fields as in SGLang.
     """
 
     name: str
@@ -65,17 +85,21 @@ class Ask:
     answer: str | None = None  # the reference answer, for the accuracy gate
     after: tuple[str, ...] = ()
     session: Continuation | None = None
+    closes_after: int | None = None
+    refused: Refusal | None = None
+    beside: str | None = None
+    clock: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came back for one Ask."""
+    """What came back for one Ask. refusal: the engine's sentence where it refused the request, else ""."""
 
     name: str
     prompt_ids: tuple[int, ...]
     output_ids: tuple[int, ...]
     text: str
-    finish: str  # "stop" | "length" | "abort"
+    finish: str  # "stop" | "length" | "abort" | "refused"
     matched: int | str | None
     cached_tokens: int
     accept_lengths: tuple[int, ...]  # tokens of each verify round, bonus included
@@ -84,6 +108,7 @@ class Answer:
     meta_info: Mapping[str, Any] = field(default_factory=dict)
     retractions: int = 0  # how often it lost its pages and was read again
     round_widths: tuple[int, ...] = ()  # nodes of each verify round, root included
+    refusal: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +215,8 @@ class Run:
     """One workload on one session, with what the session witnessed meanwhile (differences of its counters).
 
     trace: of the session's whole life, None where nothing adapts; earlier: the same before this workload.
-    served: every request of the session's life, in the order of the asks; empty without a journal.
+    served: every request of the session's life, in the order of the asks; empty without a journal. attempts: the asks
+    that had to be refused, each with the engine's sentence ("" where it answered); `asks` are all others.
     """
 
     asks: tuple[Ask, ...]
@@ -204,3 +230,4 @@ class Run:
     trace: Trace | None = None
     earlier: Trace | None = None
     served: tuple[Served, ...] = ()
+    attempts: tuple[tuple[Ask, str], ...] = ()

@@ -5,20 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from engine.api import LLM, Output
 from engine.core.config import EngineConfig
 from engine.core.errors import RequestError
 from engine.core.request import SamplingParams
 from engine.core.session import SessionParams
-from matrix.subjects.protocol import Answer, Ask, Capability, Continuation, Memory, Observation, Trace
+from matrix.subjects.protocol import Answer, Ask, Capability, Continuation, Memory, Observation, Refusal, Trace
 from matrix.zoo.registry import resolve_path
 
 # How the model names of a cell become folders.
 checkpoint = resolve_path
-# Characters of a session's history and prompt: more than any context of the zoo.
-SESSION_CAPACITY: Final = 100_000
+
+
+class Clock:
+    """Seconds that pass only when somebody says so."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
 
 
 class ReferenceSubject:
@@ -32,14 +40,16 @@ class ReferenceSubject:
 
     def launch(self, config: EngineConfig) -> ReferenceSession:
         """Load the models and wire the engine. ConfigError for what cannot run."""
-        return ReferenceSession(LLM(config, self._locate))
+        clock = Clock()
+        return ReferenceSession(LLM(config, self._locate, clock), clock)
 
 
 class ReferenceSession:
     """One engine in process, driven step by step so that a request can be aborted at a token."""
 
-    def __init__(self, llm: LLM) -> None:
+    def __init__(self, llm: LLM, clock: Clock) -> None:
         self.llm = llm
+        self.clock = clock
 
     @property
     def resolved(self) -> Mapping[str, Any]:
@@ -50,8 +60,8 @@ class ReferenceSession:
         return self.llm.resolved.launch_hash()
 
     def generate(self, asks: Sequence[Ask]) -> list[Answer]:
-        """Run the asks to their end. RequestError if one of them can never run."""
-        return Conversation(self.llm, asks).answers()
+        """Run the asks to their end. RequestError if one of them can never run and is no turn of a session."""
+        return Conversation(self.llm, self.clock, asks).answers()
 
     def readback(self) -> Mapping[str, Any]:
         return self.llm.readback()
@@ -78,14 +88,19 @@ class ReferenceSession:
 class Conversation:
     """Asks on their way through one engine: sent when due, aborted at their token, answered in order."""
 
-    def __init__(self, llm: LLM, asks: Sequence[Ask]) -> None:
+    def __init__(self, llm: LLM, clock: Clock, asks: Sequence[Ask]) -> None:
         self.llm = llm
+        self.clock = clock
         self.asks = asks
+        self.refusals: dict[str, str] = {}
         self.rids: dict[str, int] = {}
         self.stops: dict[int, int] = {}
+        self.closes: dict[int, tuple[int, str]] = {}  # the tokens after which a request's session is closed
         self.open: dict[str, int] = {}  # session to its requests still to end
+        # A session that somebody finds closed ends by itself.
+        gone = {ask.session.id for ask in asks if ask.session is not None and ask.refused is Refusal.CLOSED}
         for ask in asks:
-            if ask.session is not None and not ask.session.resend:
+            if ask.session is not None and not ask.session.resend and ask.session.id not in gone:
                 self.open[ask.session.id] = self.open.get(ask.session.id, 0) + 1
 
     def answers(self) -> list[Answer]:
@@ -93,33 +108,51 @@ class Conversation:
         waiting = list(self.asks)
         running: list[Ask] = []
         while waiting or running or self.llm.loop.busy:
-            due = [ask for ask in waiting if all(self._ended(name) for name in ask.after)]
+            due = [ask for ask in waiting if self._due(ask)]
             for ask in due:
                 self._send(ask)
             waiting = [ask for ask in waiting if ask not in due]
             running += due
-            if waiting and not running:
+            if waiting and not running and not self.llm.loop.busy:
                 raise RequestError(f"request {waiting[0].name} comes after {waiting[0].after}, which never ended")
             self.llm.step()
             self._stop()
             running = self._settle(running)
         return [self._answer(ask) for ask in self.asks]
 
+    def _due(self, ask: Ask) -> bool:
+        if ask.beside is not None:
+            return ask.beside in self.rids and not self._ended(ask.beside)
+        # A request that has ended may still be in flight, so its session is not idle yet.
+        if ask.clock and self.llm.loop.busy:
+            return False
+        return all(self._ended(name) for name in ask.after)
+
     def _send(self, ask: Ask) -> None:
         here = ask.session
+        self.clock.seconds += ask.clock
         if here is None:
             rid = self.llm.add(ask.prompt, sampling(ask))
         elif here.resend:
             rid = self.llm.add(self._history(here) + self._encoded(ask), sampling(ask))
         else:
-            if here.id not in self.llm.sessions.sessions:
-                self.llm.open_session(SESSION_CAPACITY, here.id, here.streaming)
-            follows = None if here.streaming or here.follows is None else self.rids[here.follows]
-            turn = SessionParams(here.id, follows, here.offset, here.replace, here.drop_previous_output)
-            rid = self.llm.add(ask.prompt, sampling(ask), turn)
+            try:
+                rid = self._turn(ask, here)
+            except RequestError as refusal:  # A gate judges whether it had to be refused.
+                self.refusals[ask.name] = str(refusal)
+                return
         self.rids[ask.name] = rid
         if ask.abort_after is not None:
             self.stops[rid] = ask.abort_after
+        if ask.closes_after is not None and here is not None:
+            self.closes[rid] = ask.closes_after, here.id
+
+    def _turn(self, ask: Ask, here: Continuation) -> int:
+        if ask.refused is not Refusal.CLOSED and here.id not in self.llm.sessions.sessions:
+            self.llm.open_session(here.capacity, here.id, here.streaming, here.timeout)
+        follows = None if here.streaming or here.follows is None else self.rids[here.follows]
+        turn = SessionParams(here.id, follows, here.offset, here.replace, here.drop_previous_output)
+        return self.llm.add(ask.prompt, sampling(ask), turn)
 
     def _history(self, here: Continuation) -> tuple[int, ...]:
         if here.follows is None:
@@ -138,6 +171,9 @@ class Conversation:
         for rid in [rid for rid, after in self.stops.items() if len(self.llm.request(rid).output) >= after]:
             del self.stops[rid]
             self.llm.abort(rid)
+        for rid in [rid for rid, (after, _) in self.closes.items() if len(self.llm.request(rid).output) >= after]:
+            _, session = self.closes.pop(rid)
+            self.llm.close_session(session)
 
     def _settle(self, running: list[Ask]) -> list[Ask]:
         """What still runs; a session is closed behind its last request."""
@@ -145,16 +181,18 @@ class Conversation:
         for ask in running:
             if not self._ended(ask.name):
                 still.append(ask)
-            elif ask.session is not None and not ask.session.resend:
+            elif ask.session is not None and ask.session.id in self.open:
                 self.open[ask.session.id] -= 1
                 if not self.open[ask.session.id]:
                     self.llm.close_session(ask.session.id)
         return still
 
     def _ended(self, name: str) -> bool:
-        return name in self.rids and self.llm.request(self.rids[name]).finish is not None
+        return name in self.refusals or (name in self.rids and self.llm.request(self.rids[name]).finish is not None)
 
     def _answer(self, ask: Ask) -> Answer:
+        if ask.name in self.refusals:
+            return Answer(ask.name, (), (), "", "refused", None, 0, (), refusal=self.refusals[ask.name])
         rid = self.rids[ask.name]
         prompt = tuple(self.llm.request(rid).prompt)
         return answer(ask, prompt, self.llm.take(rid))

@@ -7,6 +7,7 @@ from matrix.faults.catalogue.accuracy import ACCURACY_FAULTS
 from matrix.faults.catalogue.alignment import ALIGNMENT_FAULTS
 from matrix.faults.catalogue.blocks import BLOCK_FAULTS
 from matrix.faults.catalogue.configuration import CONFIGURATION_FAULTS
+from matrix.faults.catalogue.contention import CONTENTION_FAULTS
 from matrix.faults.catalogue.endings import ENDING_FAULTS
 from matrix.faults.catalogue.experts import EXPERT_FAULTS
 from matrix.faults.catalogue.heads import HEAD_FAULTS
@@ -25,6 +26,7 @@ CATALOGUE: Final[tuple[Fault, ...]] = (
     *INDEXING_FAULTS,
     *TIMING_FAULTS,
     *SESSION_FAULTS,
+    *CONTENTION_FAULTS,
     *MEMORY_FAULTS,
     *ALIGNMENT_FAULTS,
     *ACCEPTANCE_FAULTS,

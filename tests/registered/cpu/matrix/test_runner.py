@@ -56,7 +56,7 @@ class Crashing(ReferenceSubject):
     def launch(self, config: EngineConfig) -> ReferenceSession:
         session = super().launch(config)
         if self.error is not None:
-            broken = CrashingSession(session.llm)
+            broken = CrashingSession(session.llm, session.clock)
             broken.error, self.error = self.error, None
             return broken
         return session
@@ -136,7 +136,7 @@ def test_crash_of_the_baseline_says_so():
     class PlainCrashes(ReferenceSubject):
         def launch(self, config: EngineConfig) -> ReferenceSession:
             session = super().launch(config)
-            return CrashingSession(session.llm) if config.speculative_algorithm == "NONE" else session
+            return CrashingSession(session.llm, session.clock) if config.speculative_algorithm == "NONE" else session
 
     record = runner(PlainCrashes()).run_cell(Cell.from_id("eagle3.pair"))
     assert record.error is not None and record.error.startswith("the baseline: RuntimeError")

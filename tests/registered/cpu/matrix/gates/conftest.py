@@ -18,7 +18,7 @@ def _both(cell_id: str) -> tuple[Run, Run]:
     torch.set_num_threads(1)
     cell, subject = Cell.from_id(cell_id), ReferenceSubject()
     asks = workload(cell, 0)
-    plain = tuple(map(whole, asks))
+    plain = whole(asks)
     runs = []
     for config, requests in ((asked(cell), asks), (asked(cell.canonical), plain)):
         session = subject.launch(config)

@@ -19,6 +19,7 @@ CELLS = [
     "eagle3.s3.k2.n6.v2.stop_string",
     "eagle3.s3.k4.n8.v2.p16.burst",
     "eagle3.s5.v2.p16.pair.stream.abort_running",
+    "none.v2.tight.burst.stream",
     "eagle3.qwen3.s3.k4.n8.v2.p16.nocache.pair",
 ]
 GATE = EffectiveGate()

@@ -1,11 +1,13 @@
 """The reference subject: what it shows, and requests that are aborted at a token."""
 
+from dataclasses import replace
+
 import pytest
 
 from engine.core.config import EngineConfig
 from engine.core.errors import ConfigError, RequestError
 from matrix.cell import Cell, asked
-from matrix.subjects.protocol import Ask, Capability, Continuation
+from matrix.subjects.protocol import Ask, Capability, Continuation, Refusal
 from matrix.subjects.reference import ReferenceSubject
 
 pytestmark = pytest.mark.register(est_seconds=3, tier="cpu", stage="pr")
@@ -112,3 +114,47 @@ def test_wrong_launch_and_wrong_ask_are_refused():
         ReferenceSubject().launch(EngineConfig("gpt"))
     with pytest.raises(RequestError, match="max_new_tokens is 0"):
         ReferenceSubject().launch(asked(Cell())).generate([Ask("a", PROMPT, 0)])
+
+
+def in_session(name: str, *, session: str = "a", timeout: float | None = None, **fields: object) -> Ask:
+    return replace(
+        Ask(name, PROMPT, 9, ignore_eos=True, session=Continuation(session, True, timeout=timeout)), **fields
+    )
+
+
+def test_refused_turns_are_answers_with_a_sentence():
+    session = ReferenceSubject().launch(asked(Cell.from_id("eagle3.v2.p4")))
+    asks = [
+        in_session("first"),
+        in_session("busy", beside="first", refused=Refusal.IN_FLIGHT),
+        in_session("unknown", session="b", refused=Refusal.CLOSED),
+        in_session("second", after=("first", "busy")),
+    ]
+    first, busy, unknown, second = session.generate(asks)
+    assert [len(answer.output_ids) for answer in (first, second)] == [9, 9]
+    assert busy.refusal == "session 'a' has request 1 in flight; a streaming session runs one request at a time"
+    assert (busy.finish, busy.output_ids, first.refusal) == ("refused", (), "")
+    assert unknown.refusal == "session 'b' is not open; open it with open_session"
+    assert session.memory().accounts == 0
+
+
+def test_the_clock_closes_idle_sessions_only():
+    session = ReferenceSubject().launch(asked(Cell.from_id("eagle3.v2.p4")))
+    asks = [
+        in_session("first", timeout=60.0),
+        in_session("busy", timeout=60.0, beside="first", clock=61.0, refused=Refusal.IN_FLIGHT),
+        in_session("early", timeout=60.0, after=("first",), clock=59.0),
+        in_session("late", timeout=60.0, after=("early",), clock=61.0, refused=Refusal.CLOSED),
+    ]
+    _, busy, early, late = session.generate(asks)
+    assert "in flight" in busy.refusal and early.cached_tokens > 0
+    assert late.refusal == "session 'a' is not open; open it with open_session"
+    assert (session.counters()["session.timed_out"], session.memory().accounts) == (1, 0)
+
+
+def test_a_session_closed_while_it_decodes_ends_its_turn():
+    session = ReferenceSubject().launch(asked(Cell.from_id("eagle3.v2.p4")))
+    asks = [in_session("turn", closes_after=1), in_session("late", after=("turn",), refused=Refusal.CLOSED)]
+    turn, late = session.generate(asks)
+    assert (turn.finish, len(turn.output_ids)) == ("length", 9)
+    assert late.refusal and session.memory().accounts == 0

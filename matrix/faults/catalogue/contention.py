@@ -1,0 +1,166 @@
+"""What a session must refuse, and how it ends: by the clock, while it decodes, or by an abort."""
+
+from typing import Final
+
+from matrix.faults.catalogue.sessions import OFF_BY_ONE, SCHEDULE, SESSION, STALE
+from matrix.faults.fault import Edit, Fault
+
+API: Final = "engine/api.py"
+LEDGER: Final = "engine/core/ledger.py"
+PREFIX: Final = "engine/core/prefix.py"
+HELD: Final = "engine/core/held.py"
+IGNORED: Final = "silent fallback / ignored parameter"
+LEAK: Final = "KV leak / over-allocation"
+
+CONTENTION_FAULTS: Final[tuple[Fault, ...]] = (
+    Fault(
+        id="streaming-offset-ignored",
+        klass=IGNORED,
+        origin="semantics 8.1: a streaming session rejects an offset",
+        file=SESSION,
+        old='            ("offset", params.offset, 0),\n',
+        new="",
+        expected=("session",),
+        cells=("none.v1.p4.pair.stream",),
+        why="a turn that asks for a shorter history is answered with the whole one",
+    ),
+    Fault(
+        id="turn-in-flight-refused-late",
+        klass=IGNORED,
+        origin="semantics 8.1: one request in flight, a second is rejected",
+        file=SESSION,
+        old="        if session.turn is not None and session.turn.finish is None:\n",
+        new="        if session.turn is not None and session.turn.row:\n",
+        expected=("session",),
+        cells=("none.p4.pair.stream", "none.v2.p16.ragged.stream"),
+        why="a second turn is let in while the first one waits for a row",
+    ),
+    Fault(
+        id="timeout-closes-a-busy-session",
+        klass="race / missing stream order",
+        origin="sglang#21875 (semantics 8.4: a close waits for the request in flight)",
+        file=SESSION,
+        old="            if session.busy():\n                session.used = now\n            elif",
+        new="            if",
+        expected=("session",),
+        cells=("none.v1.p4.pair.stream",),
+        why="a session whose turn takes longer than its timeout is closed under it",
+    ),
+    Fault(
+        id="timeout-forgotten",
+        klass=IGNORED,
+        origin="semantics 8.4: sessions idle for longer than their timeout are closed",
+        file=SESSION,
+        old="            elif now - session.used > session.timeout:\n",
+        new="            elif now - session.used > 1000 * session.timeout:\n",
+        expected=("session", "effective"),
+        cells=("none.v1.p4.pair.stream",),
+        why="idle sessions keep their KV for ever",
+    ),
+    Fault(
+        id="refusal-costs-the-session",
+        klass=STALE,
+        origin="sglang#22273 (semantics 8.1: a rejected request does not disturb the slot)",
+        file=API,
+        old='            scheduler.probes.hit("session.refused")\n            raise\n',
+        new='            scheduler.probes.hit("session.refused")\n'
+        "            left = self.sessions.sessions.get(session.id)\n"
+        "            if left is not None and left.account in scheduler.held:\n"
+        "                scheduler.held.close(left.account)\n"
+        "            raise\n",
+        expected=("session",),
+        cells=("none.v1.p4.pair.stream",),
+        why="a refused turn takes the KV of the turns before it along",
+    ),
+    Fault(
+        id="close-in-flight-leaks",
+        klass=LEAK,
+        origin="sglang#21875: close during decode",
+        file=SESSION,
+        old="            if session.streaming and session.busy():\n                continue\n",
+        new="",
+        expected=("ledger",),
+        cells=("eagle3.s5.v2.p4.pair.stream",),
+        why="a session that is closed while it decodes is forgotten before its turn gives the KV back",
+    ),
+    Fault(
+        id="capacity-unbounded",
+        klass=IGNORED,
+        origin="semantics 8.1: capacity_of_str_len",
+        file=SESSION,
+        old="        if length > session.capacity:\n",
+        new="        if length > 1000 * session.capacity:\n",
+        expected=("session",),
+        cells=("none.v1.p4.pair.stream",),
+        why="a session takes more text than it was opened for",
+    ),
+    Fault(
+        id="closed-session-opens-itself",
+        klass=IGNORED,
+        origin="semantics 8.1: an unknown session is refused",
+        file=SESSION,
+        old="        if session_id not in self.sessions:\n            raise RequestError("
+        'f"session {session_id!r} is not open; open it with open_session")\n',
+        new="        if session_id not in self.sessions:\n            self.open(99_999, session_id, True, None, 0.0)\n",
+        expected=("session",),
+        cells=("none.v1.p4.pair.stream",),
+        why="a turn of a session that is gone begins a new one without its history",
+    ),
+    Fault(
+        id="branch-of-the-unfinished",
+        klass=STALE,
+        origin="semantics 8.1: rid names a finished request",
+        file=SESSION,
+        old="        if before.finish is None:\n",
+        new="        if before.finish is None and before.holds:\n",
+        expected=("session",),
+        cells=("none.pair.branch",),
+        why="a branch continues what a running request has said so far",
+    ),
+    Fault(
+        id="session-keeps-aborted-turn",
+        klass=OFF_BY_ONE,
+        origin="semantics 8.4: an aborted turn rolls back to the last good one",
+        file=SCHEDULE,
+        old="        keep = min(request.inherited if aborted else request.num_tokens, committed)\n",
+        new="        keep = min(request.inherited and request.inherited + 2, committed) if aborted "
+        "else min(request.num_tokens, committed)\n",
+        expected=("session",),
+        cells=("none.v1.p4.pair.stream.abort_running",),
+        why="two positions of an aborted turn stay in the session, and the next one answers from them",
+    ),
+    Fault(
+        id="held-pages-evicted",
+        klass="prefix-cache semantics under EAGLE",
+        origin="semantics 8.2: the first turn's lock on the tree stays with the session",
+        file=LEDGER,
+        old="        account.committed = keep\n        account.held = True\n",
+        new="        account.committed = keep\n        account.held = True\n"
+        "        for page in account.pages[: account.shared]:\n            self.pins[page] -= 1\n",
+        also=(
+            Edit(
+                LEDGER,
+                "        account.committed = start\n        account.held = False\n",
+                "        account.committed = start\n        account.held = False\n"
+                "        for page in account.pages[: account.shared]:\n"
+                "            self.pins[page] = self.pins.get(page, 0) + 1\n",
+            ),
+            Edit(
+                LEDGER,
+                "            self.pins[page] -= 1\n        for page in reversed(account.pages[account.shared :]):\n",
+                "            self.pins[page] = self.pins.get(page, 1) - (not account.held)\n"
+                "        for page in reversed(account.pages[account.shared :]):\n",
+            ),
+            Edit(HELD, "if n == self.ledger.pins[page] and", "if n == self.ledger.pins.get(page) and"),
+            Edit(
+                PREFIX,
+                "        return self.nodes[page].writer\n",
+                "        return self.nodes[page].writer if page in self.nodes else -1\n",
+            ),
+            Edit(SCHEDULE, "        self.ledger.check()\n", ""),
+        ),
+        expected=("ledger",),
+        cells=("none.v1.p16.c7.tight.burst.stream.topk_topp",),
+        why="without its guards the ledger frees cached pages that a session holds between two turns",
+    ),
+)

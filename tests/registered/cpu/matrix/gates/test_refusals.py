@@ -1,0 +1,65 @@
+"""Refusals: real ones pass, and each kind of wrong one is named."""
+
+from dataclasses import replace
+
+import pytest
+
+from matrix.gates.gate import State
+from matrix.gates.refusals import SENTENCES, refusal_fault
+from matrix.gates.session import SessionGate
+from matrix.subjects.protocol import Refusal
+
+pytestmark = pytest.mark.register(est_seconds=3, tier="cpu", stage="pr")
+
+PAIR = "none.v1.pair.stream"
+TIGHT = "none.v2.tight.burst.stream"
+
+
+def test_every_class_has_its_sentence():
+    assert set(SENTENCES) == set(Refusal)
+
+
+@pytest.mark.parametrize("cell_id", [PAIR, TIGHT, "none.pair.branch"])
+def test_real_refusals_pass(measured, cell_id):
+    cell, run, baseline = measured(cell_id)
+    assert run.attempts and refusal_fault(run) == ""
+    outcome = SessionGate().judge(cell, run, baseline)
+    assert (outcome.state, outcome.message) == (State.PASS, "")
+    assert outcome.numbers["attempts"] == len(run.attempts)
+
+
+def test_a_turn_that_is_refused_is_named(measured, altered):
+    _, run, _ = measured(PAIR)
+    broken = altered(run, 1, refusal="session 's0' is not open")
+    assert refusal_fault(broken) == f"{run.answers[1].name} was refused: session 's0' is not open"
+
+
+def test_an_attempt_that_is_answered_is_named(measured):
+    cell, run, baseline = measured(PAIR)
+    (ask, _), *others = run.attempts
+    outcome = SessionGate().judge(cell, replace(run, attempts=((ask, ""), *others)), baseline)
+    assert outcome.state is State.FAIL
+    assert outcome.message == f"{ask.name} was answered, and had to be refused ({ask.refused})"
+
+
+def test_another_sentence_is_named(measured):
+    _, run, _ = measured(PAIR)
+    (ask, sentence), *others = run.attempts
+    for wrong in (sentence.replace(ask.session.id, "s9"), "something went wrong", f"{sentence}!"):
+        told = refusal_fault(replace(run, attempts=((ask, wrong), *others)))
+        assert told == f"{ask.name} had to be refused ({ask.refused}), but was for another reason: {wrong}"
+
+
+def test_refusals_that_nobody_asked_for_are_counted(measured, witnessed):
+    _, run, _ = measured(PAIR)
+    count = len(run.attempts)
+    assert refusal_fault(witnessed(run, {"session.refused": count + 1})) == (
+        f"{count + 1} turns were refused, {count} had to be"
+    )
+
+
+def test_a_session_that_lost_its_kv_without_need_is_named(measured, witnessed):
+    cell, run, baseline = measured(TIGHT)
+    outcome = SessionGate().judge(cell, witnessed(run, {"session.dropped": 0}), baseline)
+    assert outcome.state is State.FAIL
+    assert "turns began anew, and 0 sessions were given up for room" in outcome.message
