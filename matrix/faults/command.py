@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -16,8 +16,10 @@ from matrix.faults.fault import Fault
 from matrix.faults.kill import Matrix, kill_matrix
 from matrix.lockfile import stage_cells
 from matrix.progress import counting
+from matrix.stopping import Stopped
 from reports.atomic import write_text
 from reports.schema import GATES
+from reports.text import count
 
 WIDE: Final = 260
 FAULTS_FILE: Final = "faults.json"
@@ -35,7 +37,8 @@ def main_faults(
 ) -> int:
     """Print the kill matrix of the catalogue (or of the faults `only`), as a table or as JSON; the exit status.
 
-    With `out`, also write it as JSON to `out`/faults.json; ReportError where that cannot be.
+    With `out`, also write it as JSON to `out`/faults.json, as it grows; ReportError where that cannot be. Stopped goes
+    on behind what was judged, with a sentence that says how much that is.
 
     1 if a fault survives or only crashes, or if the unfaulted run of the same cells is red. ConfigError on an unknown
     stage or id, a number of workers below 1, and a fault that no longer applies.
@@ -45,13 +48,27 @@ def main_faults(
         raise ConfigError(f"workers must be at least 1, got {workers}")
     if seed < 0:
         raise ConfigError(f"seed must be at least 0, got {seed}")
-    matrix = _run(faults, stage, seed, workers)
-    if out is not None:
-        write_text(out / FAULTS_FILE, json.dumps(matrix.as_dict(), indent=1) + "\n")
-    if json_:
-        print(json.dumps(matrix.as_dict()))
-    else:
-        _show(matrix, _console(), whole=len(faults) == len(CATALOGUE), verbose=verbose)
+    so_far = Matrix((), (), tuple(fault.id for fault in faults))
+
+    def keep(matrix: Matrix) -> None:
+        nonlocal so_far
+        so_far = matrix
+        if out is not None:
+            write_text(out / FAULTS_FILE, json.dumps(matrix.as_dict(), indent=1) + "\n")
+
+    def show(matrix: Matrix) -> None:
+        if json_:
+            print(json.dumps(matrix.as_dict()))
+        else:
+            whole = len(matrix.kills) == len(CATALOGUE)
+            _show(matrix, _console(), whole=whole, verbose=verbose)
+
+    try:
+        matrix = _run(faults, stage, seed, workers, keep)
+    except Stopped as stop:
+        show(so_far)
+        raise stop.saying(f"interrupted after {len(so_far.kills)} of {count(len(faults), 'fault')}") from None
+    show(matrix)
     return 0 if matrix.ok else 1
 
 
@@ -70,9 +87,9 @@ def _console() -> Console:
     return console if console.is_terminal else Console(width=WIDE)
 
 
-def _run(faults: Sequence[Fault], stage: str, seed: int, workers: int) -> Matrix:
+def _run(faults: Sequence[Fault], stage: str, seed: int, workers: int, keep: Callable[[Matrix], None]) -> Matrix:
     with counting(len(faults) + workers) as tell:
-        return kill_matrix(faults, stage_cells(stage), seed, workers, lambda name: tell(name, 1))
+        return kill_matrix(faults, stage_cells(stage), seed, workers, lambda name: tell(name, 1), keep)
 
 
 def _show(matrix: Matrix, console: Console, whole: bool, verbose: bool) -> None:
@@ -85,6 +102,8 @@ def _show(matrix: Matrix, console: Console, whole: bool, verbose: bool) -> None:
     console.print(table)
     data = matrix.as_dict()
     console.print(f"{data['killed']} of {data['total']} faults killed")
+    if matrix.missing:
+        console.print(f"[bold red]not judged: {count(len(matrix.missing), 'fault')}[/], from {matrix.missing[0]} on")
     for gate, alone in matrix.sole.items():
         if alone or whole:
             console.print(f"{gate}: {'only killer of ' + ', '.join(alone) if alone else NOBODY}")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any, Final
 
 from matrix.cell import Cell, order
 from matrix.faults.fault import Fault
-from matrix.faults.plant import CellVerdict, Trial, trial
+from matrix.faults.plant import SECONDS, CellVerdict, Trial, trial
+from matrix.faults.processes import Processes
 from matrix.zoo.registry import verify_cells
 from reports.schema import GATES
 
@@ -40,10 +41,12 @@ class Kill:
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """Every fault's kill, and what was red or crashed without any fault."""
+    """Every fault's kill, and what was red or crashed without any fault; `missing` are ids of faults that were not
+    judged yet."""
 
     kills: tuple[Kill, ...]
     unfaulted_red: tuple[str, ...]
+    missing: tuple[str, ...] = ()
 
     @property
     def survivors(self) -> tuple[Kill, ...]:
@@ -57,11 +60,12 @@ class Matrix:
 
     @property
     def ok(self) -> bool:
-        return not self.survivors and not self.unfaulted_red
+        return not self.survivors and not self.unfaulted_red and not self.missing
 
     def as_dict(self) -> dict[str, Any]:
-        """The stable machine-readable form."""
-        return {
+        """The stable machine-readable form; one that is not whole lists what is missing."""
+        missing = {"missing": list(self.missing)} if self.missing else {}
+        return missing | {
             "total": len(self.kills),
             "killed": sum(kill.killed for kill in self.kills),
             "faults": [
@@ -83,10 +87,12 @@ def kill_matrix(
     seed: int = 0,
     workers: int = 2,
     tell: Callable[[str], None] = lambda text: None,
+    keep: Callable[[Matrix], None] = lambda matrix: None,
 ) -> Matrix:
     """Run every fault's cells, once without any fault and once with it, `workers` processes at a time.
 
-    tell: called with the name of each part as it ends. ConfigError if a fault does not apply or finds no cell, or
+    tell: called with the name of each part as it ends. keep: called with what is judged so far, after each fault that
+    ends behind the last part without a fault. ConfigError if a fault does not apply or finds no cell, or
     if a checkpoint of the zoo is damaged.
     """
     chosen = {fault.id: fault.chosen(locked) for fault in faults}
@@ -94,7 +100,8 @@ def kill_matrix(
     verify_cells(every)
     plain: list[Trial] = []
     found: dict[str, Trial] = {}
-    jobs: list[tuple[Fault | None, list[Cell]]] = [(None, part) for part in shares(every, workers)]
+    parts = shares(every, workers)
+    jobs: list[tuple[Fault | None, list[Cell]]] = [(None, part) for part in parts]
     jobs += [(fault, chosen[fault.id]) for fault in faults]
     for fault, result in _run(jobs, seed, workers):
         if fault is None:
@@ -102,8 +109,16 @@ def kill_matrix(
         else:
             found[fault.id] = result
         tell("no fault" if fault is None else fault.id)
+        if len(plain) == len(parts):
+            keep(_matrix(faults, found, plain))
+    return _matrix(faults, found, plain)
+
+
+def _matrix(faults: Sequence[Fault], found: Mapping[str, Trial], plain: Sequence[Trial]) -> Matrix:
+    """What the trials of faults that were found say beside the whole run without faults."""
     green = _greens(plain)
-    return Matrix(tuple(judge(fault, found[fault.id], green) for fault in faults), _reds(plain))
+    kills = tuple(judge(fault, found[fault.id], green) for fault in faults if fault.id in found)
+    return Matrix(kills, _reds(plain), tuple(fault.id for fault in faults if fault.id not in found))
 
 
 def shares(cells: Sequence[Cell], count: int) -> list[list[Cell]]:
@@ -133,7 +148,8 @@ def judge(fault: Fault, result: Trial, green: dict[tuple[str, str], bool]) -> Ki
 def _run(
     jobs: Sequence[tuple[Fault | None, list[Cell]]], seed: int, workers: int
 ) -> Iterator[tuple[Fault | None, Trial]]:
-    """Trials as they end. The threads only wait for their processes."""
+    """Trials as they end. The threads only wait for their processes, which end when nobody wants more."""
+    processes = Processes()
     with ThreadPoolExecutor(workers) as pool:
         running: dict[Future[Trial], Fault | None] = {}
         queue = list(jobs)
@@ -141,16 +157,16 @@ def _run(
             while queue or running:
                 while queue and len(running) < workers:
                     fault, cells = queue.pop(0)
-                    running[pool.submit(_trial, fault, cells, seed)] = fault
+                    running[pool.submit(_trial, fault, cells, seed, processes)] = fault
                 for done in wait(running, return_when=FIRST_COMPLETED).done:
                     yield running.pop(done), done.result()
         finally:
-            queue.clear()
+            processes.stop()
 
 
-def _trial(fault: Fault | None, cells: list[Cell], seed: int) -> Trial:
+def _trial(fault: Fault | None, cells: list[Cell], seed: int, processes: Processes) -> Trial:
     """The unfaulted run holds the cells of all faults, so it has no limit of one trial."""
-    return trial(fault, cells, seed) if fault is not None else trial(None, cells, seed, seconds=3600.0)
+    return trial(fault, cells, seed, SECONDS if fault is not None else 3600.0, processes)
 
 
 def _greens(plain: Sequence[Trial]) -> dict[tuple[str, str], bool]:

@@ -6,7 +6,6 @@ import importlib.util
 import json
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,12 +17,12 @@ from typing import Any, Final
 from engine.core.errors import ConfigError
 from matrix.cell import Cell
 from matrix.faults.fault import Fault
+from matrix.faults.processes import Processes
 
 ROOT: Final = Path(__file__).parents[2]
 PACKAGES: Final = ("engine", "kernels", "matrix", "ci", "reports")
 # Several times what the longest trial takes; a fault may make the engine loop for ever.
 SECONDS: Final = 180.0
-LAST_WORDS: Final = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,28 +58,24 @@ def planted(fault: Fault | None, root: Path = ROOT) -> Iterator[Path]:
         yield tree
 
 
-def trial(fault: Fault | None, cells: Sequence[Cell], seed: int = 0, seconds: float = SECONDS) -> Trial:
-    """Judge cells in a fresh process with the fault planted."""
+def trial(
+    fault: Fault | None,
+    cells: Sequence[Cell],
+    seed: int = 0,
+    seconds: float = SECONDS,
+    processes: Processes | None = None,
+) -> Trial:
+    """Judge cells in a fresh process with the fault planted, one of `processes`."""
     if not cells:
         raise ConfigError("a trial needs at least one cell")
     with planted(fault) as tree:
         file = tree / "verdicts.jsonl"
         command = [sys.executable, "-m", "matrix.faults.trial", str(tree), str(seed), str(file)]
-        died = _run([*command, *(cell.id for cell in cells)], tree, seconds)
+        environment = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+        words = [*command, *(cell.id for cell in cells)]
+        died = (processes or Processes()).run(words, tree, environment, seconds)
         lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
     return Trial(tuple(_verdict(json.loads(line)) for line in lines), died)
-
-
-def _run(command: list[str], tree: Path, seconds: float) -> str | None:
-    """None if the process ended well, else its last words."""
-    environment = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-    try:
-        done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, timeout=seconds)
-    except subprocess.TimeoutExpired:
-        return f"the process was still running after {seconds:g} s"
-    if done.returncode == 0:
-        return None
-    return f"exit status {done.returncode}: {done.stderr.strip()[-LAST_WORDS:]}"
 
 
 def _verdict(line: dict[str, Any]) -> CellVerdict:

@@ -1,6 +1,11 @@
 """The command: choosing faults, the JSON form and the exit status, on real plants."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -8,7 +13,7 @@ from engine.core.errors import ConfigError
 from matrix.faults.catalogue import CATALOGUE
 from matrix.faults.command import main_faults, select
 
-pytestmark = pytest.mark.register(est_seconds=20, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=30, tier="cpu", stage="pr")
 
 
 def test_all_faults_or_the_named_ones():
@@ -51,3 +56,32 @@ def test_the_table_names_the_only_killer(capsys):
     assert "1 of 1 faults killed" in text
     assert "effective: only killer of v2-downgraded" in text
     assert "lag was resolved to 1, but 0 runs" in text
+
+
+def test_a_stopped_matrix_keeps_and_shows_what_was_judged(tmp_path: Path):
+    words = [
+        "faults",
+        "v2-downgraded",
+        "path-not-compacted",
+        "--stage",
+        "smoke",
+        "--workers",
+        "1",
+        "--out",
+        str(tmp_path),
+    ]
+    command = [sys.executable, "-c", "import sys; from matrix.cli import main; sys.exit(main())", *words]
+    file, pipe = tmp_path / "faults.json", subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as process:
+        while process.poll() is None and not (file.exists() and json.loads(file.read_text())["total"]):
+            os.sched_yield()
+        process.send_signal(signal.SIGTERM)
+        shown, said = process.communicate()
+    assert (process.returncode, said) == (143, "interrupted after 1 of 2 faults\n")
+    text = " ".join(shown.split())
+    assert "1 of 1 faults killed" in text and "not judged: 1 fault, from path-not-compacted on" in text
+    kept = json.loads(file.read_text())
+    assert (kept["missing"], kept["total"]) == (["path-not-compacted"], 1)
+    assert [fault["id"] for fault in kept["faults"]] == ["v2-downgraded"]
+    with pytest.raises(ProcessLookupError):  # the trial that ran has ended with its parent
+        os.killpg(process.pid, 0)

@@ -87,3 +87,10 @@ def test_shares_keep_a_launch_together():
     homes = [{cell.launch_key for cell in part} for part in parts]
     assert homes[0].isdisjoint(homes[1])
     assert shares(cells[:1], 2) == [cells[:1]]
+
+
+def test_a_matrix_that_is_not_whole_is_not_ok_and_says_what_is_missing():
+    dead = judge(FAULT, seen(lossless="FAIL"), GREEN)
+    partial = Matrix((dead,), (), ("other",))
+    assert not partial.ok and partial.as_dict()["missing"] == ["other"]
+    assert "missing" not in Matrix((dead,), ()).as_dict()

@@ -1,0 +1,43 @@
+"""Processes of trials: their last words, their time, and the end of all of them."""
+
+import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from matrix.faults.processes import LAST_WORDS, STOPPED, Processes
+
+pytestmark = pytest.mark.register(est_seconds=3, tier="cpu", stage="pr")
+
+SAY = "import pathlib, sys, time; pathlib.Path('started').touch(); time.sleep(600)"
+
+
+def run(processes: Processes, folder: Path, code: str, seconds: float = 60.0) -> str | None:
+    return processes.run([sys.executable, "-c", code], folder, os.environ, seconds)
+
+
+def test_a_process_that_ends_well_says_nothing(tmp_path: Path):
+    assert run(Processes(), tmp_path, "import sys; print('x' * 100_000, file=sys.stderr)") is None
+
+
+def test_the_last_words_of_another_one(tmp_path: Path):
+    words = run(Processes(), tmp_path, "import sys; sys.exit('é' * 5000 + 'gone')")
+    assert words is not None and words.startswith("exit status 1: é") and words.endswith("gone")
+    assert len(words) == LAST_WORDS + len("exit status 1: ")
+
+
+def test_one_that_takes_too_long_is_killed(tmp_path: Path):
+    assert run(Processes(), tmp_path, SAY, seconds=0.2) == "the process was still running after 0.2 s"
+
+
+def test_stopping_ends_what_runs_and_starts_nothing_more(tmp_path: Path):
+    processes = Processes()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(run, processes, tmp_path, SAY)
+        while not (tmp_path / "started").exists() and not waiting.done():
+            os.sched_yield()
+        processes.stop()
+        assert waiting.result() == "exit status -9: "
+    assert run(processes, tmp_path, "") == STOPPED
