@@ -17,10 +17,10 @@ from engine.core.errors import KernelError
 from kernels import contract
 from kernels.product import product, wide
 
-# Programs that fill a GPU, and the most ranges that K is cut into to have as many.
-FULL = 264
-MOST_RANGES = 8
-SHORTEST_RANGE = 512
+# Programs that fill a GPU, and that occupy most of one.
+FULL, SOME = 264, 96
+# Columns by which programs are counted for that; and the bounds of the ranges, whose ends are multiples of UNIT.
+NARROW, MOST_RANGES, SHORTEST_RANGE, UNIT = 32, 8, 512, 128
 
 
 class Tile(NamedTuple):
@@ -47,7 +47,7 @@ def _range(x, weight, live, held, first, span, depth, w_k, DEPTH: tl.constexpr, 
     return total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _multiply(
     x, weight, out, parts, rows, columns, depth, span, x_h, x_m, w_h, w_k, w_n, o_h, o_m, ranges,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, SPREAD: tl.constexpr, ADD: tl.constexpr,
@@ -76,7 +76,7 @@ def _multiply(
         tl.store(at, total, mask=written)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _sum(parts, out, rows, columns, o_h, o_m, ranges, COLUMNS: tl.constexpr, ADD: tl.constexpr):
     m, n = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
     which = tl.program_id(2).to(tl.int64)
@@ -90,18 +90,20 @@ def _sum(parts, out, rows, columns, o_h, o_m, ranges, COLUMNS: tl.constexpr, ADD
     tl.store(at, total, mask=held)
 
 
-def tile(rows: int, dtype: torch.dtype) -> Tile:
-    """The number of rows may differ from step to step, as it changes no bit; the rest is fixed by the dtype."""
+def tile(rows: int, columns: int, dtype: torch.dtype) -> Tile:
+    """A shape that is quick for so many rows; none changes a bit, as a tile's sum runs over K in order."""
     if dtype is torch.float32:
         return Tile(16, 32, 32, warps=4, stages=3)
-    return Tile(16 if rows <= 16 else 32 if rows <= 32 else 64, 64, 128, warps=4, stages=4)
+    if rows > 256:
+        return Tile(128, 128, 64, warps=8, stages=4)
+    few = 16 if rows <= 16 else 32 if rows <= 32 else 64
+    return Tile(few, 64, 128, warps=4, stages=3) if columns >= 16384 else Tile(few, 32, 128, warps=4, stages=5)
 
 
-def ranges(columns: int, depth: int, shape: Tile) -> int:
-    """Into how many ranges K is cut: as many as fill a GPU with a tile of rows, within bounds."""
+def ranges(columns: int, depth: int) -> int:
+    """Into how many ranges K is cut: so many that a narrow product occupies a GPU too."""
     count = 1
-    tiles = triton.cdiv(columns, shape.columns)
-    while count < MOST_RANGES and tiles * count < FULL and depth >= 2 * count * SHORTEST_RANGE:
+    while count < MOST_RANGES and triton.cdiv(columns, NARROW) * count < SOME and depth >= 2 * count * SHORTEST_RANGE:
         count *= 2
     return count
 
@@ -124,9 +126,9 @@ def _run(x: Tensor, weight: Tensor, out: Tensor, add: bool) -> None:
     (several, rows, depth), columns = x.shape, weight.shape[2]
     if not out.numel():
         return
-    shape = tile(rows, x.dtype)
-    count = ranges(columns, depth, shape)
-    span = triton.cdiv(triton.cdiv(depth, count), shape.depth) * shape.depth
+    shape = tile(rows, columns, x.dtype)
+    count = ranges(columns, depth)
+    span = triton.cdiv(triton.cdiv(depth, count), UNIT) * UNIT
     grid = (triton.cdiv(rows, shape.rows), triton.cdiv(columns, shape.columns))
     spread = count > 1 and grid[0] * grid[1] * several < FULL
     parts = torch.empty(several * count if spread else 0, rows, columns, dtype=torch.float32, device=x.device)

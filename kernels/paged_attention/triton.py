@@ -75,7 +75,7 @@ def shape(head_dim: int, value_dim: int, size: int) -> Shape:
     d2 = max(16, triton.next_power_of_2(head_dim - value_dim)) if head_dim > value_dim else 0
     if (d1 + d2) * size > 512:
         return Shape(16, 32, d1, d2, warps=8, stages=2)
-    return Shape(32, 128 if (d1 + d2) * size <= 256 else 64, d1, d2, warps=4, stages=3)
+    return Shape(32, 128 if (d1 + d2) * size <= 256 else 64, d1, d2, warps=4, stages=2)
 
 
 @triton.jit
@@ -90,6 +90,8 @@ def _split(
     """
     ROWS: tl.constexpr = q1.shape[0]
     column, tail = tl.arange(0, D1), tl.arange(0, D1 if D2 == 0 else D2)
+    first_column = (tl.arange(0, 16) == 0)[None, :]
+    ones = tl.full((KEYS, 16), 1.0, tl.float32).to(q1.dtype)
     peak = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     mixed = tl.zeros((ROWS, D1), tl.float32)
@@ -108,11 +110,12 @@ def _split(
         score = tl.where(hides == 0, score * factor, float("-inf"))
         top = tl.maximum(peak, tl.max(score, 1))
         calm = tl.where(top == float("-inf"), 0.0, top)
-        mass = tl.exp2(score - calm[:, None])
+        mass = tl.exp2(score - calm[:, None]).to(keys.dtype)
         fade = tl.exp2(peak - calm)
-        total = total * fade + tl.sum(mass, 1)
+        # Summed as a product: the order of a tile's sum over an axis depends on how the compiler spreads the tile.
+        total = total * fade + tl.sum(tl.where(first_column, product(mass, ones, WIDE), 0.0), 1)
         values = tl.load(here + value_at + column[None, :], mask=wanted, other=0.0)
-        mixed = mixed * fade[:, None] + product(mass.to(values.dtype), values, WIDE)
+        mixed = mixed * fade[:, None] + product(mass, values, WIDE)
         peak = top
     return peak, total, mixed
 
@@ -134,7 +137,8 @@ def _merge(peak, total, mixed, more_peak, more_total, more_mixed):
     return top, total * fade + more_total * weight, mixed * fade[:, None] + more_mixed * weight[:, None]
 
 
-@triton.jit
+# One binary for all steps of a model: what differs from step to step is not compiled in.
+@triton.jit(do_not_specialize=["q_batch", "slots_batch", "bias_batch", "bias_width", "width", "length", "splits"])
 def _attend(
     q, cache, slots, bias, out, peaks, totals, mixtures,
     q_batch, q_width, q_head, slots_batch, bias_batch, bias_width, width, kv_heads, length, slot_size, value_at, factor,

@@ -49,9 +49,9 @@ def _ties(g: Generator) -> tuple[Tensor, ...]:
 
 def _least(g: Generator) -> tuple[Tensor, ...]:
     """A top-p that nothing is needed for keeps the likeliest token; one just below 1 nearly all of them."""
-    coins = torch.tensor([[0.0, 0.999]] * 3, dtype=torch.float64)
+    coins = torch.tensor([[0.0], [0.999], [0.5]], dtype=torch.float64)
     some = torch.tensor([0, 0, 4])
-    return torch.randn(3, 2, 9, generator=g), coins, torch.ones(3), some, torch.tensor([1e-9, 0.9999, 1e-9])
+    return torch.randn(3, 1, 9, generator=g), coins, torch.ones(3), some, torch.tensor([1e-9, 0.9999, 1e-9])
 
 
 UNIFORM_CASES = (
@@ -63,7 +63,8 @@ UNIFORM_CASES = (
 DRAW_CASES = (
     _draws(0, 2, 5),
     _draws(1, 1, 1),
-    _draws(5, 3, 11),
+    _draws(5, 1, 11),
+    _draws(5, 3, 11, big=True),
     _draws(5, 1, 301),
     _draws(10, 4, 301, big=True),
     _draws(10, 2, 5003, big=True),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 import pytest
 import torch
 
@@ -11,7 +13,7 @@ from kernels.backend import interpreted
 from kernels.registry import KERNELS
 from kernels.tree_layout import eager
 
-pytestmark = pytest.mark.register(est_seconds=30, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=25, tier="cpu", stage="pr")
 
 # Triton has one form of attention, which is deterministic.
 ONCE = [k for k in KERNELS if k.name != "paged_attention deterministic"]
@@ -39,7 +41,11 @@ def test_strided_arguments_are_refused_or_read_right(kernel, case):
     check.strided(kernel, case)
 
 
-@pytest.mark.parametrize(("kernel", "case"), named((k, c) for k, c in ROWS if k.parts is not None))
+# Every fourth case of attention, whose parts are many.
+PARTED = [(k, c) for k in ONCE if k.parts for c in (k.cases[4::4] if k.name == "paged_attention" else k.cases)]
+
+
+@pytest.mark.parametrize(("kernel", "case"), named((k, c) for k, c in PARTED if c.size == "small"))
 def test_rows_keep_their_bits(kernel, case):
     check.invariant(kernel, case)
 
@@ -52,3 +58,15 @@ def test_the_interpreter_needs_its_flag(monkeypatch):
     monkeypatch.delenv(backend.INTERPRETER)
     with pytest.raises(KernelError, match="run on a CPU with TRITON_INTERPRET=1 only"), interpreted():
         pass
+
+
+@pytest.mark.parametrize("op", ["matmul", "paged_attention"])
+def test_programs_by_part_and_one_program_for_all_parts_give_the_same_bits(op, monkeypatch):
+    (kernel,) = [k for k in ONCE if k.name == op]
+    module = import_module(f"kernels.{op}.triton")
+    for case in kernel.cases:
+        if case.size == "small" and ("two splits" in case.name or "1100" in case.name):
+            split = kernel.fast(*case.arguments())
+            with monkeypatch.context() as patch:
+                patch.setattr(module, "FULL", 0)
+                assert torch.equal(kernel.fast(*case.arguments()), split)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from importlib import import_module
 
 import pytest
+import torch
 
 from kernels import check
 from kernels.backend import INTERPRETER
@@ -43,3 +45,16 @@ def test_strided_arguments_are_refused_or_read_right(kernel, case):
 )
 def test_rows_keep_their_bits(kernel, case):
     check.invariant(kernel, case, "cuda")
+
+
+@pytest.mark.parametrize("op", ["matmul", "matmul of several", "paged_attention"])
+def test_programs_by_part_and_one_program_for_all_parts_give_the_same_bits(op, monkeypatch):
+    (kernel,) = [k for k in KERNELS if k.name == op]
+    module = import_module(f"kernels.{op.split()[0]}.triton")
+    for case in kernel.cases:
+        if case.size != "large":
+            one = kernel.fast(*case.arguments("cuda"))
+            with monkeypatch.context() as patch:
+                patch.setattr(module, "FULL", 0)
+                other = kernel.fast(*case.arguments("cuda"))
+            assert torch.equal(one, other), case

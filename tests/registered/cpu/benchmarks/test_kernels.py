@@ -1,0 +1,28 @@
+"""What the kernels' times say without a GPU: nothing, in one sentence."""
+
+import pytest
+
+from benchmarks import kernels
+
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+
+
+def test_a_host_without_a_gpu_gets_one_sentence(capsys):
+    assert kernels.main() == 2
+    said = capsys.readouterr()
+    assert said.out == "" and said.err == "the kernels are timed on a GPU, and this host has none\n"
+
+
+def test_inputs_in_rotation_pass_the_cache():
+    assert kernels.rotated(1e6) == 40
+    assert kernels.rotated(5e7) == 6
+    assert kernels.rotated(1e9) == 2
+
+
+def test_the_table_is_markdown():
+    spread = kernels.Spread(2.04, 1.96, 3.0)
+    assert list(kernels.table(("a", "b"), iter([("x", spread)]))) == [
+        "| a | b |",
+        "|---|---|",
+        "| x | 2.0 (2.0 to 3.0) |",
+    ]
