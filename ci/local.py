@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import get_context, parent_process, resource_tracker
 from multiprocessing.connection import Connection, wait
@@ -53,9 +53,17 @@ class Worker:
     ready: bool = False
     heard: float = field(default_factory=monotonic)
 
+    @property
+    def at(self) -> str:
+        """The cell that it runs, if it has started up."""
+        return self.owed[0].id if self.ready else "starting"
 
-def run_plan(plan: Plan, job: Job) -> Iterator[CellResult]:
-    """The records of every cell of the plan, in the order in which they end. However it ends, the workers end too."""
+
+def run_plan(plan: Plan, job: Job, tell: Callable[[list[str]], None] = lambda at: None) -> Iterator[CellResult]:
+    """The records of every cell of the plan, in the order in which they end. However it ends, the workers end too.
+
+    tell: called whenever that may have changed with what each worker is at.
+    """
     shards = [([cell for group in shard.groups for cell in group.cells], shard.gpus) for shard in plan.shards]
     workers: list[Worker] = []
     try:
@@ -63,6 +71,7 @@ def run_plan(plan: Plan, job: Job) -> Iterator[CellResult]:
             if cells:
                 workers.append(_start(cells, job, gpus))
         while workers:
+            tell([worker.at for worker in workers])
             yield from _turn(workers, job)
     finally:
         for worker in workers:

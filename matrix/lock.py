@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from time import perf_counter
 from typing import Final
@@ -43,7 +44,11 @@ class LockReport:
 
     def text(self) -> str:
         """The report in a few lines, problems first."""
-        sizes = ", ".join(f"{stage} {count}" for stage, count in self.cells.items())
+        runs = accumulate(self.cells.values())
+        sizes = "; ".join(
+            f"{stage} {all_}" + (f", {own} of its own" if own != all_ else "")
+            for (stage, own), all_ in zip(self.cells.items(), runs, strict=True)
+        )
         counts = f"pairs {self.pairs[0]}/{self.pairs[1]}"
         counts += f", triples {self.triples[0]}/{self.triples[1]}" if self.triples else ""
         verdict = "complete" if self.ok else f"{len(self.problems)} problems"

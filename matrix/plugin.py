@@ -24,6 +24,7 @@ from matrix.provenance import run_header
 from matrix.runner import Runner, reference_runner
 from matrix.selection import PRODUCT, is_id, select
 from matrix.zoo.registry import verify_cells
+from reports.calling import as_called
 from reports.codec import decode_cell, encode_cell
 from reports.load import load
 from reports.probes import ProbeVerdict
@@ -94,7 +95,7 @@ class CellItem(pytest.Item):
         record = excinfo.value.record
         lines = [f"{record.state} {record.id}", *([record.error] if record.error else [])]
         lines += [f"{g.name}: {g.state}: {g.message}" for g in record.gates if g.state != "PASS"]
-        return "\n".join([*lines, record.repro])
+        return "\n".join([*lines, as_called(record.repro)])
 
     def reportinfo(self) -> tuple[Path, int | None, str]:
         """The file that collects the cell; a cell has no line in it."""

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, SpinnerColumn, TextColumn
 from rich.progress import TimeElapsedColumn as Elapsed
+from rich.table import Column
 
 
 @contextmanager
@@ -19,12 +20,15 @@ def waiting(text: str) -> Iterator[None]:
 
 
 @contextmanager
-def counting(total: int) -> Iterator[Callable[[str, int], None]]:
-    """A bar over `total` things; the function that it gives shows a text (rich markup) and adds to the count."""
-    with _progress(BarColumn(), MofNCompleteColumn(), Elapsed(), TextColumn("{task.description}")) as progress:
+def counting(total: int) -> Iterator[Callable[[str | None, int], None]]:
+    """A bar over `total` things; the function that it gives shows a text (rich markup; None leaves the last one) and
+    adds to the count."""
+    # Wide texts are cut, so that the bar stays on one line.
+    text = TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1))
+    with _progress(SpinnerColumn(), BarColumn(20), MofNCompleteColumn(), Elapsed(), text) as progress:
         task = progress.add_task("", total=total)
 
-        def tell(text: str, advance: int = 1) -> None:
+        def tell(text: str | None, advance: int = 1) -> None:
             progress.update(task, description=text, advance=advance)
 
         yield tell
@@ -32,4 +36,6 @@ def counting(total: int) -> Iterator[Callable[[str, int], None]]:
 
 def _progress(*columns: ProgressColumn) -> Progress:
     console = Console(stderr=True)
-    return Progress(*columns, console=console, transient=True, redirect_stdout=False, disable=not console.is_terminal)
+    return Progress(
+        *columns, console=console, transient=True, expand=True, redirect_stdout=False, disable=not console.is_terminal
+    )

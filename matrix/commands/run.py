@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 from rich.console import Console
 
 from ci.local import Job, run_plan
-from ci.planner import Host, plan
+from ci.planner import Host, Plan, plan
 from ci.tiers import tier as find_tier
 from engine.core.errors import ConfigError
 from matrix.cell import Cell
@@ -23,8 +24,11 @@ from reports.load import load
 from reports.render.files import write_run
 from reports.render.terminal import print_run
 from reports.schema import PAGE_FILE, REPORT_FILE, CellResult, Header
-from reports.text import count
+from reports.text import count, shorten
 from reports.writer import PARTIAL_FILE, ReportWriter
+
+# Characters of an id in the bar, where every worker has one.
+SHOWN: Final = 32
 
 
 def run(
@@ -39,7 +43,7 @@ def run(
     verify_cells(chosen)
     gpus = find_tier(tier).gpus
     work = plan(chosen, {}, [Host("local", gpus=_visible_gpus() if gpus else 0, workers=workers)], gpus)
-    records = _shown(run_plan(work, Job(seed, tier, stage)), chosen)
+    records = _shown(work, Job(seed, tier, stage), len(chosen))
     _write(out, run_header(tier, stage, seed, GATES), records, len(chosen))
     view = write_run(load(out))
     if json_:
@@ -93,11 +97,16 @@ def _write(out: Path, header: Header, records: Iterator[CellResult], total: int)
         raise stop.saying(f"{came}; what came is in {out / PARTIAL_FILE}, which is no report{kept}") from None
 
 
-def _shown(records: Iterator[CellResult], cells: Sequence[Cell]) -> Iterator[CellResult]:
-    """Pass the records on while a bar on the terminal counts them and the red ones."""
-    with counting(len(cells)) as tell:
-        red = 0
-        for record in records:
+def _shown(work: Plan, job: Job, total: int) -> Iterator[CellResult]:
+    """The records of a plan, while a bar on the terminal counts them and the red ones and shows where the workers
+    are."""
+    red = 0
+    with counting(total) as tell:
+
+        def show(workers: list[str]) -> None:
+            tell((f"[red]{red} red[/red] " if red else "") + " · ".join(shorten(at, SHOWN) for at in workers), 0)
+
+        for record in run_plan(work, job, show):
             red += record.state != "PASS"
-            tell(f"[red]{red} red[/red]" if red else "", 1)
+            tell(None, 1)
             yield record

@@ -14,7 +14,7 @@ from reports.compare.drift import drifts
 from reports.compare.evidence import effects, judge
 from reports.compare.factors import common_factors
 from reports.compare.ledger import choice_changes, rewrite_changes
-from reports.compare.states import CellChange, Comparison, Effect, Factor, RewriteChange, Side, State
+from reports.compare.states import CellChange, Comparison, Effect, Factor, Mismatch, RewriteChange, Side, State
 from reports.load import Report
 from reports.probes import compare_probes
 from reports.schema import SCHEMA, CellResult, Json
@@ -61,6 +61,7 @@ def compare(base: Report, head: Report, acknowledgements: Sequence[Acknowledgeme
     for change in changes:
         counts[change.state] += 1
     reasons = _reasons(changes, rewrites)
+    reasons = (*(_other_cells(found) if reasons else ()), *reasons)
     return Comparison(
         base=Side(str(base.path), base.header, len(base)),
         head=Side(str(head.path), head.header, len(head)),
@@ -137,6 +138,11 @@ def _reasons(changes: Iterable[CellChange], rewrites: Iterable[RewriteChange]) -
         if rewrite.red:
             reasons.append(f"{rewrite.signature} in {count(len(rewrite.cells), 'cell')} is not acknowledged")
     return tuple(reasons)
+
+
+def _other_cells(found: tuple[Mismatch, ...]) -> list[str]:
+    """Why two runs do not have the same cells, where they were not asked to."""
+    return [f"the {m.name}s differ, base ran {m.base} and head {m.head}" for m in found if m.name in ("tier", "stage")]
 
 
 def _factors(changes: Iterable[CellChange], head: Report) -> tuple[Factor, ...]:

@@ -30,7 +30,11 @@ def run_page(run: RunView) -> str:
             banner(run.verdict, f"{head}, {red}", _common(run)),
             _tiles(run),
             section("Gates", _gates(run)),
-            section("Red cells", _red(run), "The command of a row runs its cell again."),
+            section(
+                "Red cells",
+                _red(run),
+                "The command of a row runs its cell again, with the environment of the checkout active.",
+            ),
             _plots(run),
             section("All cells", cells_table(run, shown), _cells_note(run, shown)),
             section("Probes", _probes(run), "Every demanded probe was hit in some cell, or the run is red."),

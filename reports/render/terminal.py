@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.markup import escape
 
+from reports.calling import as_called
 from reports.compare.states import Comparison, State
 from reports.effective import pair_text
 from reports.render.page import tone
@@ -26,7 +27,7 @@ def print_run(run: RunView, console: Console) -> None:
         _say(console, f"[red]{cell.state}[/red] [bold]{escape(cell.id)}[/bold]: {escape(shorten(failure(cell), 240))}")
         if first_divergence(cell):
             _say(console, f"  [dim]{escape(first_divergence(cell))}[/dim]")
-        _say(console, f"  {escape(cell.repro)}")
+        _say(console, f"  {escape(as_called(cell.repro))}")
     if len(run.red) > MOST:
         _say(console, f"… and {count(len(run.red) - MOST, 'more red cell')} in the report")
     gates = {gate: sum(row.values()) - row.get("PASS", 0) for gate, row in run.summary.by_gate.items()}
@@ -80,7 +81,7 @@ def _print_changes(comparison: Comparison, console: Console) -> None:
         for change in changes[:MOST]:
             text = f"[bold]{escape(change.id)}[/bold]: {escape(shorten(change.why, 240))}"
             _say(console, f"[{colour}]{state}[/{colour}] {text}")
-            _say(console, f"  [dim]{escape(change.repro)}[/dim]")
+            _say(console, f"  [dim]{escape(as_called(change.repro))}[/dim]")
         if len(changes) > MOST:
             _say(console, f"… and {count(len(changes) - MOST, 'more cell')} {state}")
 

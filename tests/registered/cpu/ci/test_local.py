@@ -22,7 +22,12 @@ def started(workers: int, job: Job = JOB) -> Iterator[CellResult]:
 
 
 def test_every_cell_comes_back_once():
-    records = list(started(2))
+    told: list[list[str]] = []
+    records = list(run_plan(plan(CELLS, {}, [Host("here", workers=2)]), JOB, told.append))
+    assert told[0] == ["starting", "starting"]
+    assert {at for workers in told for at in workers} == {"starting", *(cell.id for cell in CELLS)}
+    # A cell is told of before its record comes.
+    assert records[-1].id in told[-1]
     assert sorted(record.id for record in records) == sorted(cell.id for cell in CELLS)
     assert {record.state for record in records} <= {"PASS", "FAIL", "NOT MEASURED"}
     assert all("--seed 4" in record.repro and record.stage == "smoke" for record in records)

@@ -59,8 +59,15 @@ def test_one_launch_serves_several_cells():
 
 
 def test_a_report_reads_as_one_line_when_complete():
-    text = check().text()
+    report = check()
+    text = report.text()
     assert text.startswith("cells.lock: complete; smoke ") and "\n" not in text
+    # What a stage runs is what `run` counts; its own cells are what the lock file lists under it.
+    runs = {stage: len(stage_cells(stage)) for stage in ("smoke", "pr", "nightly")}
+    own = (
+        f"pr {runs['pr']}, {report.cells['pr']} of its own; nightly {runs['nightly']}, {report.cells['nightly']} of its"
+    )
+    assert f"smoke {runs['smoke']}; {own} own; pairs " in text
 
 
 def test_other_tables_are_noticed(lock, problems):

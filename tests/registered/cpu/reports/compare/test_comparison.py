@@ -443,3 +443,12 @@ def test_the_record_holds_everything_as_json(tmp_path, specimen, write_report):
     assert list(record)[:4] == ["schema", "verdict", "reasons", "states"]
     assert len(record["changes"]) == sum(record["states"].values()) - record["states"]["SAME"]
     assert {"coverage", "rewrites", "choices", "factors", "thresholds", "waivers", "mismatches"} <= set(record)
+
+
+def test_other_stages_are_named_before_what_they_lack(against, make_cell):
+    cells = [make_cell("a"), make_cell("b")]
+    comparison = against(cells, cells[:1], head_header={"stage": "smoke"})
+    assert comparison.reasons == (
+        "the stages differ, base ran pr and head smoke", "1 cell lost without an acknowledgement",
+    )  # fmt: skip
+    assert against(cells[:1], cells, base_header={"stage": "smoke"}).verdict == "green"

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from reports.calling import as_called
 from reports.compare import Acknowledgement, State, compare
 from reports.load import load
 from reports.render.comparison_markdown import comparison_markdown
@@ -119,7 +120,7 @@ def test_the_terminal_says_the_same(eventful):
     )
     for state in State:
         shown = [change for change in eventful.changes if change.state is state][:12]
-        assert all(f"  {change.repro}" in lines for change in shown)
+        assert all(f"  {as_called(change.repro)}" in lines for change in shown)
 
 
 def test_the_terminal_names_lost_pairs_and_inputs(compared, specimen):

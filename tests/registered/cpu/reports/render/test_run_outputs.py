@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 import pytest
 from rich.console import Console
 
+from reports.calling import as_called
 from reports.load import load
 from reports.render.files import write_run
 from reports.render.markdown import LIMIT
@@ -202,7 +203,7 @@ def test_a_page_leaves_out_green_cells_before_red_ones(tmp_path, run_of, make_ce
 def test_terminal_commands_are_never_wrapped(red_run):
     lines = printed(red_run).splitlines()
     for cell in red_run.red[:12]:
-        assert f"  {cell.repro}" in lines
+        assert f"  {as_called(cell.repro)}" in lines
     assert "… and 4 more red cells in the report" in lines
     assert FACTOR in lines
     assert lines[-1] == "red: 16 cells red of 80"

@@ -1,0 +1,32 @@
+"""Commands of a report as they run on this machine, from this folder."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+from pathlib import Path
+from typing import Final
+
+CONSOLE: Final = "specmatrix"
+
+
+def as_called(command: str) -> str:
+    """A `specmatrix` command as a shell here runs it.
+
+    The name alone where the shell finds this installation by it; else its path, from the working directory where it
+    lies below. A report itself holds the name alone, for it is read on other machines.
+    """
+    name, space, rest = command.partition(" ")
+    return f"{_console()}{space}{rest}" if name == CONSOLE else command
+
+
+def _console() -> str:
+    beside = Path(sys.executable).with_name(CONSOLE)
+    found = shutil.which(CONSOLE)
+    if not beside.is_file() or (found is not None and Path(found).samefile(beside)):
+        return CONSOLE
+    here = Path.cwd()
+    path = str(beside.relative_to(here)) if beside.is_relative_to(here) else str(beside)
+    return shlex.quote(path if os.sep in path else f"./{path}")
