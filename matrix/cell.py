@@ -19,6 +19,13 @@ DRAFTS: Final = {
     ("qwen3", "standalone"): "qwen3-mini-standalone",
     ("qwen3", "eagle3"): "qwen3-mini-eagle3",
 }
+# How n-grams are looked up, model by model, so that each way is on the axes without one of its own: the most recent
+# first, those of a corpus before all others, the most frequent first.
+CORPUS: Final = "gsm-mini-train"
+GRAMS: Final[dict[str, dict[str, Any]]] = {
+    "qwen3": {"speculative_ngram_external_corpus_path": CORPUS, "speculative_ngram_external_sam_budget": 3},
+    "deepseek": {"speculative_ngram_match_type": "PROB"},
+}
 # Tight memory holds the longest request of a workload alone, but no two of them to their end. It is this or so many
 # pages, whichever is more: with fewer no request would ever ask for another page.
 TIGHT_TOKENS: Final = 192
@@ -141,6 +148,7 @@ class Cell(NamedTuple):
             chunked_prefill_size=-1 if self.prefill_chunk == "off" else int(self.prefill_chunk),
             max_total_tokens=self.memory_tokens,
             max_running_requests=_size(self.slots),
+            **(GRAMS.get(self.model, {}) if self.algorithm == "ngram" else {}),
         )
 
 

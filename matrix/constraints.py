@@ -79,6 +79,7 @@ CONSTRAINTS: Final[tuple[Constraint, ...]] = (
     _lifted("tree-too-wide", "algorithm", "steps", "topk", "draft_tokens"),
     _lifted("v2-needs-overlap", "spec_version", "overlap"),
     _lifted("ngram-tree-too-wide", "algorithm", "steps", "topk", "draft_tokens"),
+    _lifted("ngram-budget-too-wide", "algorithm", "model", "steps", "topk", "draft_tokens"),
     _lifted("block-too-wide", "algorithm", "model", "draft_tokens"),
     _lifted("block-steps", "algorithm", "steps"),
     _lifted("chains-only", "algorithm", "topk"),

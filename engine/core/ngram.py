@@ -22,7 +22,8 @@ class NgramOptions:
     min_bfs_breadth, max_bfs_breadth: children of a drafted node, few after a long match and many after a short one.
     match_type: BFS takes the most recent first, level by level; PROB the most frequent first.
     max_trie_depth: tokens of a window, match and draft together. capacity: windows (trie nodes) kept.
-    external_corpus_path: JSON Lines, one document a line; external_sam_budget: nodes of a draft that it may fill;
+    external_corpus_path: JSON Lines, one document a line, or a name that the store of models knows;
+    external_sam_budget: nodes of a draft that it may fill;
     external_corpus_max_tokens: the most that may be read of it.
     """
 

@@ -172,9 +172,10 @@ def _ngram(context: BuildContext) -> Drafter:
     if options.external_corpus_path is not None:
         if context.tokenizer is None:
             raise ConfigError("an external n-gram corpus needs the target's tokenizer")
-        documents = read_corpus(
-            Path(options.external_corpus_path), context.tokenizer, options.external_corpus_max_tokens
-        )
+        # A name without an ending is one that the store of models knows.
+        path = Path(options.external_corpus_path)
+        file = path if path.suffix else context.locate(options.external_corpus_path)
+        documents = read_corpus(file, context.tokenizer, options.external_corpus_max_tokens)
         corpus = SuffixAutomaton(documents)
     return NgramDrafter(
         context.traits,

@@ -5,7 +5,8 @@ Windows are strings with a character per token: whether one came before is a loo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,10 +16,11 @@ class Grams:
     """Which tokens followed which windows, in the order of their last showing.
 
     options: as in SGLang, under `ngram` of a resolved configuration. Nothing is ever forgotten: no workload reaches the
-    capacity. windows: how many there are.
+    capacity. windows: how many there are. corpus: documents that are asked first, each of a budget of nodes.
     """
 
     options: Mapping[str, Any]
+    corpus: Sequence[str] = ()
     followers: dict[str, dict[str, int]] = field(default_factory=dict)
     windows: int = 0
 
@@ -34,6 +36,9 @@ class Grams:
     def draft(self, text: str, nodes: int, topk: int, steps: int) -> set[str]:
         """Every path below the last token of `text` in a draft of `nodes` nodes, root included."""
         tree = _Tree(nodes, topk, steps)
+        said = self._quoted(text, min(self.options["external_sam_budget"], steps, nodes - 1)) if self.corpus else ""
+        for end in range(1, len(said) + 1):
+            tree.takes(said[:end])
         longest = min(len(text), self.options["max_trie_depth"])
         for length in range(longest, 0, -1):
             if len(tree.children) >= nodes:
@@ -42,6 +47,20 @@ class Grams:
             grow(tree, text[-length:])
         tree.pad()
         return set(tree.children)
+
+    def _quoted(self, text: str, budget: int) -> str:
+        """What the corpus most often goes on with behind the longest end of `text` that stands in it; of equals the
+        smallest token."""
+        length = 0
+        while length < len(text) and any(text[-length - 1 :] in document for document in self.corpus):
+            length += 1
+        known, said = text[len(text) - length :], ""
+        while known and len(said) < budget:
+            after = Counter(token for document in self.corpus for token in _behind(known + said, document))
+            if not after:
+                break
+            said += min(after, key=lambda token: (-after[token], token))
+        return said
 
     def _by_level(self, tree: _Tree, anchor: str) -> None:
         level = [""]
@@ -71,6 +90,14 @@ class Grams:
         low, high = self.options["min_bfs_breadth"], self.options["max_bfs_breadth"]
         span = max(1, self.options["max_trie_depth"] - 2)
         return after[: high - (high - low) * (len(window) - 1) // span]
+
+
+def _behind(window: str, document: str) -> Iterator[str]:
+    """The token behind each place where the window stands."""
+    at = document.find(window)
+    while 0 <= at < len(document) - len(window):
+        yield document[at + len(window)]
+        at = document.find(window, at + 1)
 
 
 class _Tree:

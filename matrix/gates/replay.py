@@ -6,12 +6,17 @@ earlier workloads too. The journal has their order, the answers their tokens; no
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
+from matrix.cell import CORPUS
 from matrix.gates.grams import Grams
 from matrix.subjects.protocol import Served
+from matrix.workload import tokenizer
+from matrix.zoo.registry import CORPUS_FILE
 
 
 class ReplayError(Exception):
@@ -49,6 +54,14 @@ class _Stay:
         return self.text[self.known :]
 
 
+@cache
+def corpus() -> tuple[str, ...]:
+    """The documents of the zoo's corpus, a character per token."""
+    lines = CORPUS_FILE.read_text(encoding="utf-8").splitlines()
+    found = (tokenizer().encode(json.loads(line), add_special_tokens=False).ids for line in lines)
+    return tuple("".join(map(chr, ids)) for ids in found)
+
+
 class Replay:
     """Walks a journal beside what was served; `rounds` of each request by its id, as they must have been.
 
@@ -58,7 +71,8 @@ class Replay:
     def __init__(self, resolved: Mapping[str, Any], served: Iterable[Served]) -> None:
         self.rounds: dict[int, list[Round]] = {}
         self._resolved = resolved
-        self._grams = Grams(resolved["ngram"])
+        path = resolved["ngram"]["external_corpus_path"]
+        self._grams = Grams(resolved["ngram"], corpus() if path == CORPUS else ())
         self._queues: dict[int, list[Served]] = {}
         for one in served:
             self._queues.setdefault(one.account, []).append(one)

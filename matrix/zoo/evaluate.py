@@ -26,6 +26,7 @@ from matrix.zoo.net import FINAL, CausalNet
 from matrix.zoo.ranges import LEVELS
 from matrix.zoo.recipes import DATA, RECIPES, Data, Recipe
 
+CORPUS_PROBLEMS = 64
 HERE = Path(__file__).parent
 
 
@@ -33,6 +34,11 @@ def split_rows(data: Data, split: str) -> list[Problem]:
     """The problems of "test" or "heldout", as the data files hold them."""
     count = data.test_problems if split == "test" else data.heldout_problems
     return list(problems(data.seed, split, count, data.test_mix))
+
+
+def corpus_rows(data: Data) -> list[Problem]:
+    """The training problems of the corpus file."""
+    return list(problems(data.seed, "train", CORPUS_PROBLEMS, data.test_mix))
 
 
 def level_rows(data: Data, level: int) -> list[Problem]:

@@ -149,6 +149,12 @@ def write_jsonl(path: Path, rows: Sequence[Problem]) -> None:
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
+def write_corpus(path: Path, rows: Sequence[Problem]) -> None:
+    """A corpus for n-gram drafting: a JSON string per line, question and answer as a model sees them."""
+    lines = [json.dumps(f"{prompt_of(row.question)} {row.answer}", ensure_ascii=False) for row in rows]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
 def prompt_of(question: str) -> str:
     """The prompt that every model of the zoo is trained on (also that of lm-eval's gsm8k task)."""
     return f"Question: {question}\nAnswer:"

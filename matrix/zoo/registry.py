@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from engine.core.errors import ConfigError
-from matrix.cell import Cell
+from matrix.cell import CORPUS, Cell
 from matrix.zoo.recipes import RECIPES
 
 HERE: Final = Path(__file__).parent
@@ -14,6 +14,7 @@ CHECKPOINTS: Final = HERE / "checkpoints"
 CHECKSUMS: Final = CHECKPOINTS / "SHA256SUMS"
 TEST: Final = HERE / "data" / "test.jsonl"
 HELDOUT: Final = HERE / "data" / "heldout.jsonl"
+CORPUS_FILE: Final = HERE / "data" / "corpus.jsonl"
 NAMES: Final = tuple(RECIPES)
 TARGETS: Final = tuple(name for name, recipe in RECIPES.items() if recipe.target is None)
 
@@ -24,7 +25,9 @@ def oracle_file(target: str) -> Path:
 
 
 def resolve_path(name_or_path: str | Path) -> Path:
-    """The folder of a zoo name or an existing folder; ConfigError lists the zoo names."""
+    """The folder of a zoo name or an existing folder, the file of the zoo's corpus; ConfigError lists the zoo names."""
+    if str(name_or_path) == CORPUS:
+        return CORPUS_FILE
     if str(name_or_path) in NAMES:
         return CHECKPOINTS / str(name_or_path)
     path = Path(name_or_path)

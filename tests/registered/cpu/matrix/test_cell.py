@@ -5,7 +5,7 @@ import pytest
 from engine.core.config import EngineConfig
 from engine.core.errors import ConfigError
 from matrix.axes import AXES, LAUNCH, NAMES
-from matrix.cell import AMPLE_TOKENS, TIGHT_TOKENS, Cell, order, parse_assignment
+from matrix.cell import AMPLE_TOKENS, CORPUS, TIGHT_TOKENS, Cell, order, parse_assignment
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 
@@ -120,6 +120,25 @@ def test_the_default_cell_asks_for_plain_decoding_and_leaves_the_draft_automatic
     assert Cell().config() == EngineConfig(
         "llama-mini", page_size=1, chunked_prefill_size=-1, max_total_tokens=AMPLE_TOKENS
     )
+
+
+def test_each_model_looks_ngrams_up_in_a_way_of_its_own():
+    configs = {name: Cell.from_id(name).config() for name in ("ngram", "ngram.qwen3", "ngram.deepseek", "none.qwen3")}
+    asked = {
+        name: (
+            config.speculative_ngram_match_type,
+            config.speculative_ngram_external_corpus_path,
+            config.speculative_ngram_external_sam_budget,
+        )
+        for name, config in configs.items()
+    }
+    plain = ("BFS", None, 0)
+    assert asked == {
+        "ngram": plain,
+        "ngram.qwen3": ("BFS", CORPUS, 3),
+        "ngram.deepseek": ("PROB", None, 0),
+        "none.qwen3": plain,
+    }
 
 
 @pytest.mark.parametrize("memory", ["tight", "ample"])

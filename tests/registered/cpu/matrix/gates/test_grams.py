@@ -5,6 +5,7 @@ from dataclasses import asdict
 
 import pytest
 
+from engine.core.automaton import SuffixAutomaton
 from engine.core.ngram import Cursor, Draft, NgramIndex, NgramOptions
 from matrix.gates.grams import Grams
 
@@ -51,6 +52,28 @@ def test_what_is_known_is_taken_in_once():
     index.show("ab", 0)
     index.show("abab", 2)
     assert index.windows == len({"a", "b", "ab", "ba", "aba", "bab", "abab"})
+
+
+def test_the_corpus_goes_first_within_its_budget():
+    index = Grams(asdict(NgramOptions(external_sam_budget=2)), corpus=("xabcd", "yabce", "zq"))
+    index.show("cab1", 0)
+    assert index.draft("wxab", 4, 2, 3) == {"", "c", "cd", "1"}
+    assert index.draft("ab", 4, 1, 3) == {"", "c", "cd", "cd\x00"}  # d and e came once each
+    assert index.draft("wq", 2, 2, 3) == {"", "\x00"}  # a document's end is followed by nothing
+    assert index.draft("w", 2, 2, 3) == {"", "\x00"}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_it_quotes_the_corpus_as_the_engines_automaton_does(seed):
+    dice = random.Random(seed)
+    documents = [[dice.randrange(4) for _ in range(dice.randrange(1, 40))] for _ in range(5)]
+    automaton = SuffixAutomaton(documents)
+    judge = Grams(asdict(NgramOptions(external_sam_budget=4)), tuple("".join(map(chr, each)) for each in documents))
+    text, state = [], 0
+    for _ in range(200):
+        text.append(dice.randrange(5))
+        state = automaton.step(state, text[-1])
+        assert list(map(ord, judge._quoted("".join(map(chr, text)), 4))) == automaton.follow(state, 4)
 
 
 @pytest.mark.parametrize("match_type", ["BFS", "PROB"])

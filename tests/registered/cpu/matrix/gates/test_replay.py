@@ -5,7 +5,8 @@ from dataclasses import asdict
 import pytest
 
 from engine.core.ngram import NgramOptions
-from matrix.gates.replay import Replay, ReplayError, Round
+from matrix.cell import CORPUS
+from matrix.gates.replay import Replay, ReplayError, Round, corpus
 from matrix.subjects.protocol import Served
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
@@ -99,3 +100,13 @@ def test_an_account_that_serves_nobody():
         rounds([], read(7, 1))
     with pytest.raises(ReplayError, match="account 1 of the journal"):
         rounds([served(1, "ab", 1)], [*read(1, 1), ("close", 1, ()), *read(1, 1)])
+
+
+def test_the_zoos_corpus_is_asked_where_the_launch_asks_it():
+    document = corpus()[0]
+    text = "?" + document[5:9] + document[9:12]
+    options = asdict(NgramOptions(max_bfs_breadth=2, external_corpus_path=CORPUS, external_sam_budget=3))
+    for resolved, length in ((RESOLVED, 1), ({**RESOLVED, "ngram": options}, 4)):
+        replay = Replay(resolved, [served(1, text, 4)])
+        replay.walk(read(1, 4) + step({1: length}))
+        assert replay.rounds[1][0].length == length

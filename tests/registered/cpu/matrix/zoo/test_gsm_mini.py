@@ -3,10 +3,12 @@ from dataclasses import replace
 
 import pytest
 
-from matrix.zoo.evaluate import split_rows
-from matrix.zoo.gsm_mini import is_test, problem, problems, prompt_of, write_jsonl
+from matrix.cell import CORPUS
+from matrix.zoo.evaluate import corpus_rows, split_rows
+from matrix.zoo.gsm_mini import is_test, problem, problems, prompt_of, write_corpus, write_jsonl
 from matrix.zoo.ranges import LEVELS
 from matrix.zoo.recipes import DATA
+from matrix.zoo.registry import CORPUS_FILE, resolve_path
 from matrix.zoo.registry import HELDOUT as HELDOUT_FILE
 from matrix.zoo.registry import TEST as TEST_FILE
 from matrix.zoo.templates import HELDOUT, TRAINED
@@ -20,6 +22,14 @@ def test_the_data_files_are_what_the_generator_makes(tmp_path):
     for split, file in (("test", TEST_FILE), ("heldout", HELDOUT_FILE)):
         write_jsonl(tmp_path / "made.jsonl", split_rows(DATA, split))
         assert (tmp_path / "made.jsonl").read_bytes() == file.read_bytes()
+
+
+def test_the_corpus_is_what_the_generator_makes_and_holds_no_test_question(tmp_path):
+    rows = corpus_rows(DATA)
+    write_corpus(tmp_path / "corpus.jsonl", rows)
+    assert (tmp_path / "corpus.jsonl").read_bytes() == CORPUS_FILE.read_bytes()
+    assert len(rows) > 50 and not any(is_test(row.question) for row in rows)
+    assert resolve_path(CORPUS) == CORPUS_FILE
 
 
 def test_a_problem_depends_on_seed_split_and_index_alone():
