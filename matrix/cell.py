@@ -20,11 +20,11 @@ DRAFTS: Final = {
     ("qwen3", "eagle3"): "qwen3-mini-eagle3",
 }
 # How n-grams are looked up, model by model, so that each way is on the axes without one of its own: the most recent
-# first, those of a corpus before all others, the most frequent first.
+# first, the most frequent first, those of a corpus before all others.
 CORPUS: Final = "gsm-mini-train"
 GRAMS: Final[dict[str, dict[str, Any]]] = {
-    "qwen3": {"speculative_ngram_external_corpus_path": CORPUS, "speculative_ngram_external_sam_budget": 3},
-    "deepseek": {"speculative_ngram_match_type": "PROB"},
+    "qwen3": {"speculative_ngram_match_type": "PROB"},
+    "deepseek": {"speculative_ngram_external_corpus_path": CORPUS, "speculative_ngram_external_sam_budget": 3},
 }
 # Tight memory holds the longest request of a workload alone, but no two of them to their end. It is this or so many
 # pages, whichever is more: with fewer no request would ever ask for another page.

@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import product
 from typing import Final, Literal
 
@@ -54,8 +54,9 @@ class Constraint:
         return tuple([cell[column] for column in self.columns]) in self.forbidden
 
 
+@cache
 def situation(cell: Cell) -> Situation:
-    """What the engine's launch rules look at for this cell."""
+    """What the engine's launch rules look at for this cell; for reading only."""
     return Situation.of(cell.config(), zoo_facts(cell))
 
 

@@ -20,7 +20,7 @@ NGRAM_FAULTS: Final[tuple[Fault, ...]] = (
         old="        corpus=corpus,\n",
         new="        corpus=None,\n",
         expected=("acceptance",),
-        cells=("ngram.qwen3.nocache.m4.ragged",),
+        cells=("ngram.deepseek.ragged",),
         why="an external corpus is read at the launch and never asked",
     ),
     Fault(
@@ -31,7 +31,7 @@ NGRAM_FAULTS: Final[tuple[Fault, ...]] = (
         old="                reader.state = self._corpus.step(reader.state, token)\n",
         new="                reader.state = self._corpus.step(0, token)\n",
         expected=("acceptance",),
-        cells=("ngram.qwen3.nocache.m4.ragged",),
+        cells=("ngram.deepseek.ragged",),
         why="the corpus is asked what follows the last token alone",
     ),
     Fault(
@@ -42,7 +42,7 @@ NGRAM_FAULTS: Final[tuple[Fault, ...]] = (
         old='                grow = self._by_level if self.options.match_type == "BFS" else self._by_share\n',
         new="                grow = self._by_level\n",
         expected=("acceptance",),
-        cells=("ngram.deepseek.ragged",),
+        cells=("ngram.qwen3.nocache.m4.ragged",),
         why="the most recent continuations are drafted where the most frequent were asked for",
     ),
     Fault(

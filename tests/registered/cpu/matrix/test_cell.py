@@ -135,8 +135,8 @@ def test_each_model_looks_ngrams_up_in_a_way_of_its_own():
     plain = ("BFS", None, 0)
     assert asked == {
         "ngram": plain,
-        "ngram.qwen3": ("BFS", CORPUS, 3),
-        "ngram.deepseek": ("PROB", None, 0),
+        "ngram.qwen3": ("PROB", None, 0),
+        "ngram.deepseek": ("BFS", CORPUS, 3),
         "none.qwen3": plain,
     }
 
