@@ -5,7 +5,7 @@ import pytest
 from matrix import lock as lock_module
 from matrix.axes import AXES
 from matrix.cell import Cell
-from matrix.constraints import expect
+from matrix.constraints import expect, explain
 from matrix.cover import PRESETS
 from matrix.lock import check, extend
 from matrix.lockfile import LOCK_FILE, STAGES, Lock, read, stage_cells, write
@@ -94,7 +94,8 @@ def test_a_dropped_cover_row_is_noticed(lock, problems):
 
 
 def test_a_dropped_nightly_row_is_noticed_by_the_full_check_only(lock, problems):
-    lock.cells["nightly"] = lock.cells["nightly"][:-30]
+    rows = [cell for cell in lock.cells["nightly"] if not explain(cell)][-30:]
+    lock.cells["nightly"] = [cell for cell in lock.cells["nightly"] if cell not in rows]
     assert problems(lock) == ()
     assert any("combinations of 3 values uncovered: " in problem for problem in problems(lock, full=True))
 
