@@ -25,6 +25,21 @@ TIERS: Final = (
 )
 
 
+def visible_gpus(name: str) -> int:
+    """How many GPUs this machine shows to a tier, 0 to one that needs none. ConfigError if it needs more."""
+    needed = tier(name).gpus
+    if not needed:
+        return 0
+    # torch takes a second to import, and tiers without GPUs do without it.
+    import torch
+
+    there = torch.cuda.device_count()
+    if there < needed:
+        what = "1 GPU" if needed == 1 else f"{needed} GPUs"
+        raise ConfigError(f"tier {name!r} needs {what} and this machine shows {there or 'none'}; use 'cpu'")
+    return there
+
+
 def repro(cell_id: str, tier: str, seed: int) -> str:
     """The command that runs a cell again."""
     where = "" if tier == TIERS[0].name else f"--tier {tier} "

@@ -16,13 +16,15 @@ from typing import Final
 import pytest
 
 from ci.local import VISIBLE, Job, lost_cell
-from engine.core.errors import EngineError
+from ci.tiers import TIERS, visible_gpus
+from ci.tiers import tier as find_tier
+from engine.core.errors import ConfigError, EngineError
 from matrix.cell import Cell, order
 from matrix.gates.table import GATES
 from matrix.lockfile import STAGES
 from matrix.provenance import run_header
 from matrix.runner import Runner, reference_runner
-from matrix.selection import PRODUCT, is_id, select
+from matrix.selection import PRODUCT, is_id, of_gpus, select
 from matrix.zoo.registry import verify_cells
 from reports.calling import as_called
 from reports.codec import decode_cell, encode_cell
@@ -35,13 +37,14 @@ from reports.writer import ReportWriter
 
 # Name under which a cell's record travels with its test report, from an xdist worker to the process that writes.
 RECORD: Final = "specmatrix"
+CPU: Final = TIERS[0].name
 
 
 @dataclass(frozen=True, slots=True)
 class MatrixCells:
     """Put into a test file to have the cells of a tier collected there."""
 
-    tier: str = "cpu"
+    tier: str = CPU
 
 
 class CellFailed(Exception):
@@ -53,13 +56,21 @@ class CellFailed(Exception):
 
 
 class CellGroup(pytest.Collector):
-    """The cells that the command line picks."""
+    """The cells of a tier that the command line picks."""
+
+    def __init__(self, name: str, parent: pytest.Collector, tier: str) -> None:
+        super().__init__(name, parent)
+        self.tier = tier
 
     def collect(self) -> Iterator[CellItem]:
         """One item per cell; those of one launch follow each other."""
         config = self.config
         try:
-            cells = select(config.getoption("--stage"), config.getoption("--cells"), config.getoption("--limit"))
+            visible_gpus(self.tier)
+            if config.getoption("--report") and self.tier != CPU:
+                raise ConfigError(f"--report is of tier {CPU!r}; `specmatrix run --tier {self.tier}` writes a report")
+            chosen = select(config.getoption("--stage"), config.getoption("--cells"), config.getoption("--limit"))
+            cells = of_gpus(chosen, find_tier(self.tier).gpus)
             verify_cells(cells)
         except EngineError as error:
             raise pytest.UsageError(str(error)) from None
@@ -67,7 +78,7 @@ class CellGroup(pytest.Collector):
             cells = order(cells)
         grouped = config.getoption("dist", "no") == "loadgroup"
         for cell in cells:
-            item = CellItem.from_parent(self, name=cell.id, cell=cell)
+            item = CellItem.from_parent(self, name=cell.id, cell=cell, tier=self.tier)
             if grouped:
                 item.add_marker(pytest.mark.xdist_group("-".join(cell.launch_key)))
             yield item
@@ -76,13 +87,14 @@ class CellGroup(pytest.Collector):
 class CellItem(pytest.Item):
     """One cell; it fails with the sentences of its red gates and one command that runs it again."""
 
-    def __init__(self, name: str, parent: pytest.Collector, cell: Cell) -> None:
+    def __init__(self, name: str, parent: pytest.Collector, cell: Cell, tier: str) -> None:
         super().__init__(name, parent)
         self.cell = cell
+        self.tier = tier
 
     def runtest(self) -> None:
         """Run the cell on the session that the previous item left, if it has the same launch."""
-        record = _runner(self.config).run_cell(self.cell)
+        record = _runner(self.config, self.tier).run_cell(self.cell)
         if self.config.getoption("--report"):
             self.user_properties.append((RECORD, encode_cell(record)))
         if record.state != "PASS":
@@ -102,19 +114,21 @@ class CellItem(pytest.Item):
         return self.path, None, self.cell.id
 
 
-def _runner(config: pytest.Config) -> Runner:
-    """The runner of this process, made for the first item."""
-    if _RUNNER not in config.stash:
-        # A GPU of this machine is no part of the CPU tier.
-        os.environ[VISIBLE] = ""
+def _runner(config: pytest.Config, tier: str) -> Runner:
+    """The runner of this process for a tier, made for its first item."""
+    runners = config.stash.setdefault(_RUNNERS, {})
+    if tier not in runners:
+        if tier == CPU:
+            # A GPU of this machine is no part of the CPU tier.
+            os.environ[VISIBLE] = ""
         import torch
 
         torch.set_num_threads(1)
-        config.stash[_RUNNER] = reference_runner(config.getoption("--matrix-seed"), stage=config.getoption("--stage"))
-    return config.stash[_RUNNER]
+        runners[tier] = reference_runner(config.getoption("--matrix-seed"), tier, config.getoption("--stage"))
+    return runners[tier]
 
 
-_RUNNER: Final = pytest.StashKey[Runner]()
+_RUNNERS: Final = pytest.StashKey[dict[str, Runner]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -137,7 +151,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_pycollect_makeitem(collector: pytest.Module | pytest.Class, name: str, obj: object) -> CellGroup | None:
     if isinstance(obj, MatrixCells):
-        return CellGroup.from_parent(collector, name=name)
+        return CellGroup.from_parent(collector, name=name, tier=obj.tier)
     return None
 
 
@@ -146,7 +160,7 @@ class CellReports:
 
     def __init__(self, config: pytest.Config) -> None:
         self.directory = Path(config.getoption("--report"))
-        self.job = Job(config.getoption("--matrix-seed"), "cpu", config.getoption("--stage"))
+        self.job = Job(config.getoption("--matrix-seed"), CPU, config.getoption("--stage"))
         self.probes: ProbeVerdict | None = None
         header = run_header(self.job.tier, self.job.stage, self.job.seed, GATES)
         try:

@@ -12,6 +12,7 @@ from rich.console import Console
 from ci.local import Job, run_plan
 from ci.planner import Host, Plan, plan
 from ci.tiers import tier as find_tier
+from ci.tiers import visible_gpus
 from engine.core.errors import ConfigError
 from matrix.cell import Cell
 from matrix.gates.table import GATES
@@ -42,7 +43,7 @@ def run(
         raise ConfigError(f"seed must be at least 0, got {seed}")
     verify_cells(chosen)
     gpus = find_tier(tier).gpus
-    work = plan(chosen, {}, [Host("local", gpus=_visible_gpus() if gpus else 0, workers=workers)], gpus)
+    work = plan(chosen, {}, [Host("local", gpus=visible_gpus(tier), workers=workers)], gpus)
     records = _shown(work, Job(seed, tier, stage), len(chosen))
     _write(out, run_header(tier, stage, seed, GATES), records, len(chosen))
     view = write_run(load(out))
@@ -61,24 +62,13 @@ def chosen_cells(tier: str, stage: str, cells: str | None, limit: int | None) ->
     ConfigError if there are none, or fewer GPUs than the tier needs.
     """
     gpus = find_tier(tier).gpus
-    there = _visible_gpus() if gpus else 0
-    if there < gpus:
-        raise ConfigError(
-            f"tier {tier!r} needs {count(gpus, 'GPU')} and this machine shows {there or 'none'}; use 'cpu'"
-        )
+    visible_gpus(tier)
     if limit is not None and limit < 1:
         raise ConfigError(f"limit must be at least 1, got {limit}")
     chosen = of_gpus(select(stage, cells, limit), gpus)
     if not chosen:
         raise ConfigError(f"tier {tier!r} has no cells in stage {stage!r}; cells without GPUs are in tier 'cpu'")
     return chosen
-
-
-def _visible_gpus() -> int:
-    # torch takes a second to import, and cells without GPUs are chosen without it.
-    import torch
-
-    return torch.cuda.device_count()
 
 
 def _write(out: Path, header: Header, records: Iterator[CellResult], total: int) -> None:

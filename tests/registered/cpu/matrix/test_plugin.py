@@ -1,5 +1,6 @@
 """The pytest plugin: collection, selection, one command per red cell, reports, xdist."""
 
+import os
 import subprocess
 import sys
 from itertools import pairwise
@@ -69,6 +70,14 @@ def test_report_of_two_workers_holds_every_cell(tmp_path: Path):
     red = [cell for cell in report if cell.state != "PASS"]
     assert (done.returncode == 0) == (not red)
     assert all(cell.repro in done.stdout for cell in red)
+
+
+def test_cells_of_a_gpu_need_one():
+    command = [sys.executable, "-m", "pytest", "tests/registered/gpu1/test_matrix.py", "-p", "no:cacheprovider"]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == pytest.ExitCode.INTERRUPTED
+    assert "tier 'gpu1' needs 1 GPU and this machine shows none; use 'cpu'" in done.stdout
 
 
 def test_red_cell_fails_with_its_sentences():

@@ -1,0 +1,9 @@
+"""The cells of the matrix on the reference engine on one GPU; `--stage`, `--cells` and `--limit` pick them."""
+
+import pytest
+
+from matrix.plugin import MatrixCells
+
+pytestmark = pytest.mark.register(est_seconds=300, tier="gpu1", stage="pr")
+
+cells = MatrixCells(tier="gpu1")
