@@ -89,7 +89,7 @@ def test_a_dropped_preset_is_noticed(lock, problems):
 
 
 def test_a_dropped_cover_row_is_noticed(lock, problems):
-    del lock.cells["pr"][-12:]
+    lock.cells["pr"] = [cell for cell in lock.cells["pr"] if cell in lock.notes]
     assert any("combinations of 2 values uncovered: " in problem for problem in problems(lock))
 
 
