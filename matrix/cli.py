@@ -10,23 +10,20 @@ import errno
 import os
 import sys
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Final, cast
 
 import typer
 
 from engine.core.errors import ConfigError, EngineError
-from engine.core.nearest import nearest
 from matrix.stopping import Stopped, stoppable
+from matrix.usage import misuse
 from reports.schema import ReportError
 
 # The command line library's error for a wrong option; typer exports only the classes below it.
 UsageError = cast(type[typer.BadParameter], typer.BadParameter.__mro__[1])
 # A full disk or quota behind stdout, or a reader that went away.
 UNWRITABLE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EPIPE)
-# What an option takes, by the word that the command line library has for it.
-KINDS: Final = {"integer": "a whole number", "number": "a number", "float": "a number"}
 WORKERS: Final = min(os.cpu_count() or 1, 8)
 app = typer.Typer(
     name="specmatrix",
@@ -257,7 +254,7 @@ def main(words: Sequence[str] | None = None) -> int:
         return _wrong(str(error))
     except UsageError as error:
         given = sys.argv[1:] if words is None else words
-        return _wrong(f"{_misuse(error, given)}; `specmatrix --help` lists what there is")
+        return _wrong(f"{misuse(error, given)}; `specmatrix --help` lists what there is")
     except OSError as error:
         if error.errno not in UNWRITABLE or error.filename is not None:
             raise
@@ -268,32 +265,6 @@ def main(words: Sequence[str] | None = None) -> int:
         print(stop, file=sys.stderr)
         return stop.status
     return int(status or 0)
-
-
-def _misuse(error: typer.BadParameter, words: Sequence[str]) -> str:
-    """What is wrong with the words of a command line, with the value that was given."""
-    unknown = getattr(error, "option_name", None)
-    if unknown is not None:
-        close = nearest(
-            unknown.lstrip("-"), [option.lstrip("-") for option in getattr(error, "possibilities", None) or ()]
-        )
-        return f"No such option: {unknown}" + (f"; the closest is --{close}" if close else "")
-    parameter = getattr(error, "param", None)
-    for option in () if parameter is None else parameter.opts:
-        if (value := _given(option, words)) is not None:
-            return f"{option} takes {_kind(error.message)}, not {value!r}"
-    return error.format_message().rstrip(".")
-
-
-def _kind(message: str) -> str:
-    return next((kind for word, kind in KINDS.items() if word in message), "another kind of value")
-
-
-def _given(option: str, words: Sequence[str]) -> str | None:
-    """The last value of an option among the words of a command line."""
-    found = [word.partition("=")[2] for word in words if word.startswith(f"{option}=")]
-    found += [value for name, value in pairwise(words) if name == option]
-    return found[-1] if found else None
 
 
 def _wrong(sentence: str) -> int:

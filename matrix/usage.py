@@ -1,0 +1,40 @@
+"""What is wrong with the words of a command line, in one clause."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Final
+
+import typer
+
+from engine.core.nearest import nearest
+
+# What an option takes, by the word that the command line library has for it.
+KINDS: Final = {"integer": "a whole number", "number": "a number", "float": "a number"}
+
+
+def misuse(error: typer.BadParameter, words: Sequence[str]) -> str:
+    """What is wrong with the words of a command line, with the value that was given."""
+    unknown = getattr(error, "option_name", None)
+    if unknown is not None:
+        close = nearest(
+            unknown.lstrip("-"), [option.lstrip("-") for option in getattr(error, "possibilities", None) or ()]
+        )
+        return f"No such option: {unknown}" + (f"; the closest is --{close}" if close else "")
+    parameter = getattr(error, "param", None)
+    for option in () if parameter is None else parameter.opts:
+        if (value := _given(option, words)) is not None:
+            return f"{option} takes {_kind(error.message)}, not {value!r}"
+    return error.format_message().rstrip(".")
+
+
+def _kind(message: str) -> str:
+    return next((kind for word, kind in KINDS.items() if word in message), "another kind of value")
+
+
+def _given(option: str, words: Sequence[str]) -> str | None:
+    """The last value of an option among the words of a command line."""
+    found = [word.partition("=")[2] for word in words if word.startswith(f"{option}=")]
+    found += [value for name, value in pairwise(words) if name == option]
+    return found[-1] if found else None
