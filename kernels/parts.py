@@ -67,7 +67,9 @@ def of_queries(arguments: Arguments) -> Iterator[tuple[Arguments, Tensor]]:
         far = torch.cat((slots, slots[:, :1].expand(-1, FAR)), 1)
         hidden = torch.cat((bias, bias.new_full((*bias.shape[:3], FAR), float("-inf"))), 3)
         yield (q, cache, far, hidden, *rest), place.flatten()
-        moved = torch.randperm(cache.shape[0], generator=torch.Generator().manual_seed(1)).to(q.device)
+        # All slots but the padding one.
+        others = torch.randperm(cache.shape[0] - 1, generator=torch.Generator().manual_seed(1)) + 1
+        moved = torch.cat((torch.zeros(1, dtype=torch.int64), others)).to(q.device)
         elsewhere = torch.empty_like(cache)
         elsewhere[moved] = cache
         yield (q, elsewhere, moved[slots], bias, *rest), place.flatten()

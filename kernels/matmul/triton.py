@@ -95,9 +95,13 @@ def tile(rows: int, columns: int, dtype: torch.dtype) -> Tile:
     if dtype is torch.float32:
         return Tile(16, 32, 32, warps=4, stages=3)
     if rows > 256:
-        return Tile(128, 128, 64, warps=8, stages=4)
+        return Tile(128, 256, 64, warps=8, stages=3)
     few = 16 if rows <= 16 else 32 if rows <= 32 else 64
-    return Tile(few, 64, 128, warps=4, stages=3) if columns >= 16384 else Tile(few, 32, 128, warps=4, stages=5)
+    if columns >= 16384:
+        return Tile(few, 128, 64, warps=4, stages=4)
+    if columns >= 6144:
+        return Tile(few, 64, 128, warps=4, stages=4) if rows <= 16 else Tile(few, 64, 64, warps=4, stages=6)
+    return Tile(few, 32, 128, warps=4, stages=5)
 
 
 def ranges(columns: int, depth: int) -> int:

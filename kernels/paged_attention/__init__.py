@@ -38,8 +38,9 @@ def plan_reads(
     """What all layers of one step share: where to read and what each query may see.
 
     read_slots int64 [B, T]: the slot of each key position; a position that nobody may see needs any valid slot whose
-    content is finite. bias [B, 1, W, T]: 0 where query w of request b may attend, else -inf; every query needs at least
-    one 0. heads is a multiple of kv_heads; query head h reads key head h // (heads / kv_heads).
+    content is finite, as that of the padding slot 0 is. bias [B, 1, W, T]: 0 where query w of request b may attend,
+    else -inf; every query needs at least one 0. heads is a multiple of kv_heads; query head h reads key head
+    h // (heads / kv_heads).
     value_dim: None for a cache of keys and values; else one plane serves both, and a value is the first value_dim
     columns of its key (the latent form, DeepSeek-V2, arXiv 2405.04434). scale: of the scores, 1/sqrt(head_dim) if None.
     sparse: most keys are hidden from all queries of a request, as by a sliding window; says only where to save work.

@@ -16,14 +16,19 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn.functional import pad
 
 from kernels import contract
 from kernels.product import product, wide
 
 SPLIT = 256
+# The most keys of a tile: rows of slots and masks this long begin where a GPU reads fast.
+ALIGNED = 128
 LOG2_E = 1.4426950408889634
 # Programs from which a step fills a GPU without being spread over splits.
 FULL = 264
+# Tiles of queries from which on a step is a prompt's, whose early tiles see few of the keys.
+CAUSAL = 8
 
 
 class Shape(NamedTuple):
@@ -38,15 +43,18 @@ class Shape(NamedTuple):
 
 
 class Reads(NamedTuple):
-    """What the layers of one step share. query: shape of q; slots [B, T]; bias [B, 1, W, T]; factor: of the scores;
-    sparse: most keys are hidden from all queries of a request."""
+    """What the layers of one step share, for T keys rounded up to a multiple of ALIGNED.
+
+    query: shape of q; slots [B, T], the padding slot 0 past the keys; hidden int8 [B, W, T], 1 for keys that a query
+    may not see; factor: of the scores; sparse: most keys are hidden from all queries of a request.
+    """
 
     query: tuple[int, int, int, int]
     kv_heads: int
     value_dim: int | None
     factor: float
     slots: Tensor
-    bias: Tensor
+    hidden: Tensor
     sparse: bool
 
 
@@ -65,28 +73,31 @@ def plan_reads(
     contract.dense("paged_attention", read_slots=read_slots, bias=bias)
     factor = head_dim**-0.5 if scale is None else scale
     query = (bias.shape[0], bias.shape[2], heads, head_dim)
-    return Reads(query, kv_heads, value_dim, factor, read_slots, bias, sparse)
+    beyond = -read_slots.shape[1] % ALIGNED
+    slots = pad(read_slots, (0, beyond)).contiguous()
+    hidden = pad((bias[:, 0] != 0).to(torch.int8), (0, beyond), value=1).contiguous()
+    return Reads(query, kv_heads, value_dim, factor, slots, hidden, sparse)
 
 
 @lru_cache(maxsize=64)
-def shape(head_dim: int, value_dim: int, size: int) -> Shape:
-    """The tile for keys of head_dim numbers of `size` bytes; the same in every step, as sums follow it."""
+def shape(head_dim: int, value_dim: int, size: int, group: int) -> Shape:
+    """The tile for keys of head_dim numbers of `size` bytes, which `group` heads share; the same in every step."""
     d1 = max(16, triton.next_power_of_2(value_dim))
     d2 = max(16, triton.next_power_of_2(head_dim - value_dim)) if head_dim > value_dim else 0
     if (d1 + d2) * size > 512:
-        return Shape(16, 32, d1, d2, warps=8, stages=2)
+        return Shape(64 if group >= 64 and size == 2 else 16, 32, d1, d2, warps=8, stages=2)
     return Shape(32, 128 if (d1 + d2) * size <= 256 else 64, d1, d2, warps=4, stages=2)
 
 
 @triton.jit
 def _split(
-    q1, q2, row, slots, bias, live, first, stop, slot_size, value_at, factor, key_dim, head_dim,
+    q1, q2, row, slots, hidden, live, first, stop, slot_size, value_at, factor, key_dim, head_dim,
     KEYS: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr, SPLIT: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Keys first..stop-1 for a tile of queries: peaks and sums [ROWS], mixtures [ROWS, D1].
 
     A query that sees nothing of them has -inf, 0 and 0. row: a slot's key; its first key_dim numbers meet q1, the rest
-    up to head_dim q2. value_at: from there to its value. bias: pointers to position 0 of each query.
+    up to head_dim q2. value_at: from there to its value. hidden: pointers to position 0 of each query.
     """
     ROWS: tl.constexpr = q1.shape[0]
     column, tail = tl.arange(0, D1), tl.arange(0, D1 if D2 == 0 else D2)
@@ -97,16 +108,15 @@ def _split(
     mixed = tl.zeros((ROWS, D1), tl.float32)
     for step in range(0, tl.minimum(SPLIT, stop - first), KEYS):
         at = first + step + tl.arange(0, KEYS)
-        inside = at < stop
-        here = row + (tl.load(slots + at, mask=inside, other=0) * slot_size)[:, None]
-        wanted = inside[:, None] & (column < key_dim)[None, :]
+        here = row + (tl.load(slots + at) * slot_size)[:, None]
+        wanted = (column < key_dim)[None, :]
         keys = tl.load(here + column[None, :], mask=wanted, other=0.0)
         score = product(q1, tl.trans(keys), WIDE)
         if D2 > 0:
-            rest = inside[:, None] & (key_dim + tail < head_dim)[None, :]
+            rest = (key_dim + tail < head_dim)[None, :]
             more = tl.load(here + key_dim + tail[None, :], mask=rest, other=0.0)
             score += product(q2, tl.trans(more), WIDE)
-        hides = tl.load(bias[:, None] + at[None, :], mask=live[:, None] & inside[None, :], other=float("-inf"))
+        hides = tl.load(hidden[:, None] + at[None, :], mask=live[:, None], other=1)
         score = tl.where(hides == 0, score * factor, float("-inf"))
         top = tl.maximum(peak, tl.max(score, 1))
         calm = tl.where(top == float("-inf"), 0.0, top)
@@ -121,10 +131,10 @@ def _split(
 
 
 @triton.jit
-def _seen(bias, live, first, length, SPLIT: tl.constexpr):
+def _seen(hidden, live, first, length, SPLIT: tl.constexpr):
     """Whether any query of a tile sees a key of a split."""
     at = first + tl.arange(0, SPLIT)
-    hides = tl.load(bias[:, None] + at[None, :], mask=live[:, None] & (at < length)[None, :], other=float("-inf"))
+    hides = tl.load(hidden[:, None] + at[None, :], mask=live[:, None] & (at < length)[None, :], other=1)
     return tl.max(tl.max((hides == 0).to(tl.int32), 1), 0) > 0
 
 
@@ -138,13 +148,12 @@ def _merge(peak, total, mixed, more_peak, more_total, more_mixed):
 
 
 # One binary for all steps of a model: what differs from step to step is not compiled in.
-@triton.jit(do_not_specialize=["q_batch", "slots_batch", "bias_batch", "bias_width", "width", "length", "splits"])
+@triton.jit(do_not_specialize=["q_batch", "width", "length", "splits"])
 def _attend(
-    q, cache, slots, bias, out, peaks, totals, mixtures,
-    q_batch, q_width, q_head, slots_batch, bias_batch, bias_width, width, kv_heads, length, slot_size, value_at, factor,
-    head_dim, value_dim, splits,
+    q, cache, slots, hidden, out, peaks, totals, mixtures,
+    q_batch, q_width, q_head, width, kv_heads, length, slot_size, value_at, factor, head_dim, value_dim, splits,
     GROUP: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, SPLIT: tl.constexpr, D1: tl.constexpr,
-    D2: tl.constexpr, SPREAD: tl.constexpr, LOOK: tl.constexpr, WIDE: tl.constexpr,
+    D2: tl.constexpr, SPREAD: tl.constexpr, LOOK: tl.constexpr, WIDE: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
     """One program per key head of a request, tile of its queries and, with SPREAD, split. LOOK: pass over splits of
     which no query sees anything.
@@ -167,18 +176,19 @@ def _attend(
         tail = key_dim + tl.arange(0, D2)
         q2 = tl.load(mine[:, None] + tail[None, :], mask=live[:, None] & (tail < head_dim)[None, :], other=0.0)
     key = cache + kv_head * head_dim
-    slots += request * slots_batch
-    bias += request * bias_batch + at * bias_width
+    length = tl.multiple_of(length, ALIGNED)
+    slots += request * length
+    hidden += (request * width + at) * length
     written = live[:, None] & (column < value_dim)[None, :]
     if SPREAD:
         first = tl.program_id(2) * SPLIT
         place = (pair * width * GROUP + r) * splits + tl.program_id(2)
         seen = True
         if LOOK:
-            seen = _seen(bias, live, first, length, SPLIT)
+            seen = _seen(hidden, live, first, length, SPLIT)
             tl.store(peaks + place, tl.full((ROWS,), float("-inf"), tl.float32), mask=live & (seen == 0))
         if seen:
-            peak, total, mixed = _split(q1, q2, key, slots, bias, live, first, length, slot_size, value_at, factor,
+            peak, total, mixed = _split(q1, q2, key, slots, hidden, live, first, length, slot_size, value_at, factor,
                                         key_dim, head_dim, KEYS, D1, D2, SPLIT, WIDE)  # fmt: skip
             tl.store(peaks + place, peak, mask=live)
             tl.store(totals + place, total, mask=live)
@@ -190,9 +200,9 @@ def _attend(
         for first in range(0, length, SPLIT):
             seen = True
             if LOOK:
-                seen = _seen(bias, live, first, length, SPLIT)
+                seen = _seen(hidden, live, first, length, SPLIT)
             if seen:
-                top, sums, more = _split(q1, q2, key, slots, bias, live, first, length, slot_size, value_at, factor,
+                top, sums, more = _split(q1, q2, key, slots, hidden, live, first, length, slot_size, value_at, factor,
                                          key_dim, head_dim, KEYS, D1, D2, SPLIT, WIDE)  # fmt: skip
                 peak, total, mixed = _merge(peak, total, mixed, top, sums, more)
         place = ((request * width + at) * kv_heads * GROUP + head) * value_dim
@@ -236,7 +246,7 @@ def paged_attention(q: Tensor, cache: Tensor, reads: Reads) -> Tensor:
     if not out.numel():
         return out
     group, length = heads // reads.kv_heads, reads.slots.shape[1]
-    tile = shape(head_dim, value_dim, q.element_size())
+    tile = shape(head_dim, value_dim, q.element_size(), group)
     tiles, splits = triton.cdiv(width * group, tile.rows), triton.cdiv(length, SPLIT)
     pairs = batch * reads.kv_heads
     spread = splits > 1 and pairs * tiles < FULL
@@ -244,12 +254,12 @@ def paged_attention(q: Tensor, cache: Tensor, reads: Reads) -> Tensor:
     mixtures = torch.empty(*marks.shape[1:], value_dim, dtype=torch.float32, device=q.device)
     plane = reads.kv_heads * head_dim
     _attend[pairs, tiles, splits if spread else 1](
-        q, cache, reads.slots, reads.bias, out, marks[0], marks[1], mixtures,
-        *q.stride()[:3], reads.slots.stride(0), *reads.bias.stride()[::2], width, reads.kv_heads, length,
+        q, cache, reads.slots, reads.hidden, out, marks[0], marks[1], mixtures,
+        *q.stride()[:3], width, reads.kv_heads, length,
         plane if latent else 2 * plane, 0 if latent else plane,
         reads.factor * LOG2_E, head_dim, value_dim, splits,
         GROUP=group, ROWS=tile.rows, KEYS=tile.keys, SPLIT=SPLIT, D1=tile.d1, D2=tile.d2, SPREAD=spread,
-        LOOK=reads.sparse or not spread, WIDE=wide(q),
+        LOOK=reads.sparse or tiles >= CAUSAL, WIDE=wide(q), ALIGNED=ALIGNED,
         num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False,
     )  # fmt: skip
     if spread:
