@@ -99,11 +99,11 @@
     if (cell.waived) box.append(node("h3", `Waived until ${cell.waived.expiry}`), node("span", cell.waived.reason));
     const gates = cell.gates.map((gate) => [
       gate.name, gate.state,
-      Object.entries(gate.numbers).filter(([, value]) => !Array.isArray(value) || value.length <= 12)
+      (gate.message ? `${gate.message}; ` : "")
+        + Object.entries(gate.numbers).filter(([, value]) => !Array.isArray(value) || value.length <= 12)
         .filter(([, value]) => shown(value).length <= 120)
         .map(([name, value]) => `${name} ${shown(value)}`).join(", ")
         + (gate.interval ? ` [${gate.interval.map((end) => Number(end.toPrecision(4))).join(", ")}]` : ""),
-      gate.message,
     ]);
     box.append(grid("Gates", gates, (row) => row[1] !== "PASS"));
     const panes = node("div", undefined, "panes");
