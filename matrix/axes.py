@@ -88,6 +88,12 @@ AXES: Final[tuple[Axis, ...]] = (
         "verified nodes, root included",
         (Value("auto", ""), Value("4", "n4"), Value("6", "n6"), Value("8", "n8"), Value("16", "n16", 0.1)),
     ),
+    Axis(
+        "adaptive",
+        "launch",
+        "depth from round to round: static, or adapted by the table that ships, by quick slots, or by one flat slot",
+        (Value("off", ""), Value("table", "table", 0.1), Value("tiers", "tiers", 0.1), Value("flat", "flat", 0.1)),
+    ),
     Axis("spec_version", "launch", "timing of the steps", (Value("auto", ""), Value("v1", "v1"), Value("v2", "v2"))),
     Axis("overlap", "launch", "overlap schedule on, or disabled by its flag", (Value("on", ""), Value("off", "sync"))),
     Axis(

@@ -7,6 +7,7 @@ from typing import Any, Final, NamedTuple
 from engine.core.config import AUTO, Auto, EngineConfig
 from engine.core.errors import ConfigError
 from engine.core.nearest import nearest
+from matrix.adaptive_slots import TEXTS as SLOTS
 from matrix.axes import AXES, INDEX, LAUNCH, NAMES, Axis, axis
 
 # Zoo names: the target of each value of `model`, and the drafts that were trained for it.
@@ -45,6 +46,7 @@ class Cell(NamedTuple):
     steps: str = "auto"
     topk: str = "auto"
     draft_tokens: str = "auto"
+    adaptive: str = "off"
     spec_version: str = "auto"
     overlap: str = "on"
     page_size: str = "1"
@@ -106,12 +108,17 @@ class Cell(NamedTuple):
     @property
     def baseline(self) -> "Cell":
         """The same cell without a drafter: what a paired gate compares with."""
-        return self._replace(algorithm="none", steps="auto", topk="auto", draft_tokens="auto")
+        return self._replace(algorithm="none", steps="auto", topk="auto", draft_tokens="auto", adaptive="off")
 
     @property
     def canonical(self) -> "Cell":
         """The plainest launch of the model: what every drafter, timing and page size of it is compared with."""
         return Cell(model=self.model, prefix_cache="off", spec_version="v1")
+
+    @property
+    def adapts(self) -> bool:
+        """True where the depth must move from round to round: chains of EAGLE's kind may (sglang#21599, #23336)."""
+        return self.adaptive != "off" and self.algorithm in ("eagle", "eagle3", "nextn") and self.topk in ("auto", "1")
 
     @property
     def seconds(self) -> float:
@@ -141,6 +148,8 @@ class Cell(NamedTuple):
             speculative_num_steps=_size(self.steps),
             speculative_eagle_topk=_size(self.topk),
             speculative_num_draft_tokens=_size(self.draft_tokens),
+            speculative_adaptive=self.adaptive != "off",
+            speculative_adaptive_config=SLOTS.get(self.adaptive),
             spec_version=VERSIONS[self.spec_version],
             disable_overlap_schedule=self.overlap == "off",
             page_size=int(self.page_size),

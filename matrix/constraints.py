@@ -75,8 +75,11 @@ def _equal_widths(cell: Cell) -> bool:
 
 
 CONSTRAINTS: Final[tuple[Constraint, ...]] = (
-    _lifted("nothing-to-draft", "algorithm", "steps", "topk", "draft_tokens"),
-    _lifted("steps-auto-alone", "algorithm", "steps", "topk", "draft_tokens"),
+    _lifted("nothing-to-draft", "algorithm", "steps", "topk", "draft_tokens", "adaptive"),
+    _lifted("steps-auto-alone", "algorithm", "steps", "topk", "draft_tokens", "adaptive"),
+    _lifted("steps-no-candidate", "algorithm", "steps", "topk", "adaptive"),
+    _lifted("adaptive-unsupported", "algorithm", "topk", "adaptive"),
+    _lifted("adaptive-config-flat", "algorithm", "topk", "adaptive"),
     _lifted("tree-too-wide", "algorithm", "steps", "topk", "draft_tokens"),
     _lifted("v2-needs-overlap", "spec_version", "overlap"),
     _lifted("ngram-tree-too-wide", "algorithm", "steps", "topk", "draft_tokens"),
@@ -84,7 +87,7 @@ CONSTRAINTS: Final[tuple[Constraint, ...]] = (
     _lifted("block-too-wide", "algorithm", "model", "draft_tokens"),
     _lifted("block-steps", "algorithm", "steps"),
     _lifted("chains-only", "algorithm", "topk"),
-    _lifted("chain-width", "algorithm", "steps", "topk", "draft_tokens"),
+    _lifted("chain-width", "algorithm", "steps", "topk", "draft_tokens", "adaptive"),
     _lifted("no-step-in-flight", "algorithm", "spec_version"),
     _lifted("nothing-bundled", "algorithm", "model"),
     _lifted("window-uncached", "model", "prefix_cache"),
@@ -101,6 +104,24 @@ CONSTRAINTS: Final[tuple[Constraint, ...]] = (
         "a tree as wide as its paths are long hides a wrong stride; another width shows it",
         ("algorithm", "steps", "topk", "draft_tokens"),
         _equal_widths,
+    ),
+    Constraint(
+        "chain-of-its-own-width",
+        "redundant",
+        "adaptive steps draft chains as wide as they are deep; asking for that too changes nothing",
+        ("algorithm", "topk", "draft_tokens", "adaptive"),
+        lambda cell: cell.adapts and (cell.topk, cell.draft_tokens) != ("auto", "auto"),
+    ),
+    Constraint(
+        "table-of-one-drafter",
+        "redundant",
+        "the table that ships is the same for every drafter and first depth; slots of their own move the others sooner",
+        ("algorithm", "model", "steps", "topk", "adaptive"),
+        lambda cell: (
+            cell.adapts
+            and cell.adaptive == "table"
+            and (cell.algorithm, cell.model, cell.steps) != ("eagle3", "llama", "auto")
+        ),
     ),
     Constraint(
         "v1-without-overlap",

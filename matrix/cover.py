@@ -26,6 +26,18 @@ PRESETS: Final[dict[str, str]] = {
     "standalone.s2.k2.n6.v2.p4.pair": "sglang#26997: trees on v2 for a drafter without hidden states",
     "eagle3.s5.k4.n16.v2.tight.burst": "sglang#26981: the wide tree and the retraction whose tests a revert deleted",
     "eagle3.s5.v2.m4.burst": "sglang#24055: one depth while the batch shrinks and grows",
+    "eagle3.tiers.v1.waves.length": "sglang#24055: a slot per range of batch sizes while 1, 8, 32, 8, 1 requests run",
+    "eagle3.tiers.v2.waves.length": "sglang#23336: the depth moves while a round of another depth is in flight",
+    "eagle3.table.v2.waves.length": "sglang#24055: the table that ships, over every one of its ranges",
+    "eagle3.table.v1.p4.waves.length": "sglang#24055: the table that ships, without a round in flight",
+    "eagle.tiers.v2.p16.waves.mixed.length": "sglang#24055: slots of sampled and greedy requests together",
+    "nextn.deepseek.tiers.v1.waves.length": "sglang#23289: bundled layers adapt as a chain of the first one",
+    "nextn.deepseek.tiers.v2.p4.waves.length": "sglang#23289: the same with a round in flight",
+    "eagle3.tiers.v2.p16.tight.ragged": "sglang#26354: reservations by the widest round do not drift",
+    "eagle.tiers.v2.p4.c7.tight.m4.burst": "sglang#23336: no negative growth when the depth falls under retraction",
+    "eagle3.tiers.v2.p64.nocache.ragged.abort_running": "sglang#23456: an aborted request's round is not observed",
+    "eagle3.tiers.v2.p16.ragged.stream": "sglang#22651: a session inherits exactly while the depth moves",
+    "eagle3.qwen3.tiers.v2.p4.nocache.c7.ragged": "sglang#23331: windows are covered for the widest round",
     "none.v2.p4.c7.ragged.mixed": "sglang#24999: the relay under plain decoding",
     "standalone.s3.v2.p64.c32.pair": "sglang#24999: the relay of a drafter with KV of its own",
     "eagle3.s5.v2.p16.ragged.length": "sglang#22651: a length finish inside an accepted run, one round in flight",
@@ -136,7 +148,7 @@ def _make(factors: dict[str, list[str]], strength: int, kept: list[Cell]) -> lis
 
     presets = [cell.values for cell in kept]
     controller = Controller(factors, strength=strength, salt=SALT, presets=presets, constraints=_conditions())
-    rows = [Cell(**row) for row in controller.make_async()]
+    rows = dict.fromkeys(Cell(**row) for row in controller.make_async())
     return [cell for cell in rows if cell not in set(kept)]
 
 

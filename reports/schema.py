@@ -37,6 +37,7 @@ EXPECTATIONS: Final[tuple[Expect, ...]] = ("runs", "refused", "rewritten")
 GATES: Final = (
     "ledger",
     "session",
+    "adaptive",
     "lossless",
     "distribution",
     "finish",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, Final, NamedTuple
@@ -10,9 +10,10 @@ from typing import Any, Final, NamedTuple
 from matrix.cell import Cell
 from matrix.gates.gate import Number, Outcome, State
 from matrix.gates.oracle import Combination, Oracle, oracle_index, oracle_of
+from matrix.gates.reach import first_apart, oracle_rounds
 from matrix.gates.replay import Replay, ReplayError, Round
 from matrix.gates.threshold import Threshold, values
-from matrix.subjects.protocol import Capability, Run
+from matrix.subjects.protocol import Answer, Capability, Run
 from reports.stats import ratio_change
 
 THRESHOLDS: Final = {
@@ -38,11 +39,22 @@ class Rounds:
 
 
 class Pair(NamedTuple):
-    """Tokens of each verify round of one request, the engine's and the oracle's, and how often it was retracted."""
+    """Tokens of each verify round of one request, the engine's and the oracle's, and how often it was retracted.
+
+    widths, reach: where the depth changes from round to round, the width of each round and what the oracle knows.
+    """
 
     mine: Sequence[int]
     theirs: Sequence[int]
     retractions: int
+    widths: Sequence[int] = ()
+    reach: Sequence[int] = ()
+
+    def left(self) -> int | None:
+        """The first round that is not as long as the oracle says."""
+        if self.widths:
+            return first_apart(self.mine, self.widths, self.reach, self.retractions)
+        return first_left(self.mine, self.theirs, self.retractions)
 
 
 @dataclass
@@ -58,26 +70,17 @@ class AcceptanceGate:
         """Cells with a drafter and greedy requests that run to their end, on prompts that the oracle knows."""
         if cell.algorithm == "ngram":
             return True
-        known = cell.batch != "waves" and cell.algorithm != "none"
+        known = (cell.batch != "waves" or cell.adapts) and cell.algorithm != "none"
         return cell.abort == "none" and cell.sampling in ("greedy", "mixed") and known
 
     def judge(self, cell: Cell, run: Run, baseline: Run) -> Outcome:
         """NOT MEASURED where the oracle lacks the combination or no round was decoded."""
         if run.resolved.get("ngram") is not None:
             return self._replayed(run)
-        key = combination(cell, run.resolved)
         oracle = self.oracle(cell.target)
-        rounds = None if oracle is None else oracle.rounds.get(key)
-        if rounds is None:
-            text = f"the oracle has no rounds for {key[0]} {key[1]}/{key[2]}/{key[3]}"
-            return Outcome(self.name, State.NOT_MEASURED, message=text)
-        answers = {answer.name: answer for answer in run.answers}
-        greedy = [
-            Pair(answer.accept_lengths, rounds[index], answer.retractions)
-            for ask in run.asks
-            if ask.temperature == 0 and (index := oracle_index(ask)) is not None and index < len(rounds)
-            if (answer := answers.get(ask.name)) is not None and answer.accept_lengths and rounds[index]
-        ]
+        greedy = _adapted(cell, run, oracle) if cell.adapts else _fixed(cell, run, oracle)
+        if isinstance(greedy, str):
+            return Outcome(self.name, State.NOT_MEASURED, message=greedy)
         steady = [pair for pair in greedy if not pair.retractions]
         measured = [same_range(pair.mine, pair.theirs) for pair in steady or greedy]
         if not measured:
@@ -128,7 +131,7 @@ class AcceptanceGate:
 
     def _left(self, greedy: Sequence[Pair], numbers: dict[str, Number]) -> str:
         """A loss too small for a ratio, such as draft KV of another prompt behind one prefix hit (sglang#10846)."""
-        places = [place for pair in greedy if (place := first_left(*pair)) is not None]
+        places = [place for pair in greedy if (place := pair.left()) is not None]
         numbers |= {"left": len(places), "retracted": sum(pair.retractions > 0 for pair in greedy)}
         if len(places) <= self.thresholds["left"]:
             return ""
@@ -141,6 +144,40 @@ def first_other(mine: Sequence[int], due: Sequence[Round]) -> int | None:
         if not one.allows(accepted):
             return index
     return None if len(mine) == len(due) else min(len(mine), len(due))
+
+
+def _fixed(cell: Cell, run: Run, oracle: Oracle | None) -> list[Pair] | str:
+    """The greedy requests beside the oracle's rounds of the one combination that runs, or what is missing."""
+    key = combination(cell, run.resolved)
+    rounds = None if oracle is None else oracle.rounds.get(key)
+    if rounds is None:
+        return f"the oracle has no rounds for {key[0]} {key[1]}/{key[2]}/{key[3]}"
+    return [
+        Pair(answer.accept_lengths, rounds[index], answer.retractions)
+        for answer, index in _greedy(run)
+        if index < len(rounds) and rounds[index]
+    ]
+
+
+def _adapted(cell: Cell, run: Run, oracle: Oracle | None) -> list[Pair] | str:
+    """The greedy requests beside what the oracle's chain would accept in rounds of the same widths."""
+    drafter = "nextn.single" if cell.algorithm == "nextn" else cell.algorithm
+    if oracle is None or drafter not in oracle.reach:
+        return f"the oracle has no reach of {drafter}"
+    pairs = []
+    for answer, index in _greedy(run):
+        reach, mine, widths = oracle.reach[drafter][index], answer.accept_lengths, answer.round_widths
+        pairs.append(Pair(mine, oracle_rounds(reach, widths, sum(mine)), answer.retractions, widths, reach))
+    return pairs
+
+
+def _greedy(run: Run) -> Iterator[tuple[Answer, int]]:
+    """Answers with rounds of greedy requests on the oracle's prompts, and the index of each one's prompt."""
+    answers = {answer.name: answer for answer in run.answers}
+    for ask in run.asks:
+        index, answer = oracle_index(ask), answers.get(ask.name)
+        if ask.temperature == 0 and index is not None and answer is not None and answer.accept_lengths:
+            yield answer, index
 
 
 def first_left(mine: Sequence[int], theirs: Sequence[int], retractions: int = 0) -> int | None:

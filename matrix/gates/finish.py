@@ -84,16 +84,21 @@ def _logprobs(ask: Ask, answer: Answer) -> str:
 
 def _metrics(cell: Cell, resolved: Mapping[str, Any], answer: Answer) -> str:
     """SGLang's definitions: spec_accept_length = completion_tokens / spec_verify_ct, spec_accept_rate = correct drafts
-    / (spec_verify_ct * (draft tokens - 1)), histogram over correct drafts per round."""
+    / (spec_verify_ct * (draft tokens - 1)), histogram over correct drafts per round. Where the depth adapts, each round
+    counts its own draft tokens."""
     info, lengths = answer.meta_info, answer.accept_lengths
     counts = {"prompt_tokens": len(answer.prompt_ids), "completion_tokens": len(answer.output_ids)}
+    widths = answer.round_widths if cell.adapts else (int(resolved["num_draft_tokens"]),) * len(lengths)
+    if len(widths) != len(lengths):
+        return f"reports {len(widths)} widths of {len(lengths)} rounds"
     # A chain may be accepted whole, whatever its drafter calls a step; a tree is as deep as its steps.
     chain = int(resolved["topk"]) <= 1
-    deepest = int(resolved["num_draft_tokens"] if chain else resolved["num_steps"] + 1)
-    if any(not 1 <= length <= deepest for length in lengths):
-        return f"accepted {max(lengths)} tokens in a round, allowed is 1 to {deepest}"
+    for length, width in zip(lengths, widths, strict=True):
+        deepest = width if chain else int(resolved["num_steps"]) + 1
+        if not 1 <= length <= deepest:
+            return f"accepted {length} tokens in a round, allowed is 1 to {deepest}"
     if cell.algorithm != "none" and lengths:
-        correct, proposed = sum(lengths) - len(lengths), len(lengths) * (int(resolved["num_draft_tokens"]) - 1)
+        correct, proposed = sum(lengths) - len(lengths), sum(width - 1 for width in widths)
         counts |= {
             "spec_verify_ct": len(lengths),
             "spec_num_correct_drafts": correct,

@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
 from matrix.subjects.protocol import Ask
-from matrix.workload import ORACLE_PROMPTS
+from matrix.workload import ORACLE_PROMPTS, questions
+from matrix.zoo.gsm_mini import prompt_of
 from matrix.zoo.registry import oracle_file
 
 _NAME: Final = re.compile(r"q(\d+)(\.again)?")
+_WAVE: Final = re.compile(r"w\d+\.\d+")
 
 Combination = tuple[str, int, int, int]  # drafter (lower case), steps, topk, draft tokens
 
@@ -23,11 +25,13 @@ Combination = tuple[str, int, int, int]  # drafter (lower case), steps, topk, dr
 class Oracle:
     """`continuations[i]`: token ids after prompt i. `logprobs[i]`: of these tokens, in nats.
     `rounds[combination][i]`: tokens of each verify round, bonus included, of prompt i; the first token of a
-    continuation belongs to no round."""
+    continuation belongs to no round. `reach[drafter][i][p]`: how many drafts of a chain are right in a row in a round
+    that p tokens of rounds precede."""
 
     continuations: tuple[tuple[int, ...], ...]
     rounds: Mapping[Combination, tuple[tuple[int, ...], ...]]
     logprobs: tuple[tuple[float, ...], ...]
+    reach: Mapping[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
 
     def continuation(self, ask: Ask) -> tuple[int, ...]:
         """The tokens after the prompt of an ask that has an `oracle_index`."""
@@ -41,10 +45,17 @@ class Oracle:
 
 
 def oracle_index(ask: Ask) -> int | None:
-    """The oracle's prompt that an ask is about, by its name; None if it has none."""
+    """The oracle's prompt that an ask is about, by its name, in waves by its text; None if it has none."""
+    if _WAVE.fullmatch(ask.name):
+        return _indices().get(ask.prompt)
     found = _NAME.fullmatch(ask.name)
     index = int(found[1]) if found else ORACLE_PROMPTS
     return index if index < ORACLE_PROMPTS else None
+
+
+@cache
+def _indices() -> dict[str, int]:
+    return {prompt_of(question): index for index, (question, _) in enumerate(questions()[:ORACLE_PROMPTS])}
 
 
 def oracle_of(target: str) -> Oracle | None:
@@ -61,10 +72,12 @@ def load_oracle(path: Path) -> Oracle | None:
 
 
 def decode(body: Mapping[str, Any]) -> Oracle:
-    """{"continuations": [ids], "logprobs": [nats], "acceptance": {drafter: {"steps/topk/draft_tokens": [rounds]}}}."""
+    """{"continuations": [ids], "logprobs": [nats], "acceptance": {drafter: {"steps/topk/draft_tokens": [rounds]}},
+    "reach": {drafter: [counts]}}."""
     rounds: dict[Combination, tuple[tuple[int, ...], ...]] = {}
     for algorithm, combinations in body["acceptance"].items():
         for shape, prompts in combinations.items():
             steps, topk, width = (int(part) for part in shape.split("/"))
             rounds[algorithm.lower(), steps, topk, width] = tuple(map(tuple, prompts))
-    return Oracle(tuple(map(tuple, body["continuations"])), rounds, tuple(map(tuple, body["logprobs"])))
+    reach = {name: tuple(map(tuple, prompts)) for name, prompts in body.get("reach", {}).items()}
+    return Oracle(tuple(map(tuple, body["continuations"])), rounds, tuple(map(tuple, body["logprobs"])), reach)

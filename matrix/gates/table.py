@@ -6,6 +6,7 @@ from typing import Final
 
 from matrix.gates.acceptance import AcceptanceGate
 from matrix.gates.accuracy import AccuracyGate
+from matrix.gates.adaptive import AdaptiveGate
 from matrix.gates.config import ConfigGate
 from matrix.gates.distribution import DistributionGate
 from matrix.gates.effective import EffectiveGate
@@ -20,6 +21,7 @@ GATES: Final[tuple[Gate, ...]] = (
     EffectiveGate(),
     LedgerGate(),
     SessionGate(),
+    AdaptiveGate(),
     LosslessGate(),
     FinishGate(),
     AcceptanceGate(),

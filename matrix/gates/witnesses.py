@@ -39,6 +39,16 @@ def _trained(cell: Cell, run: Run) -> bool:
     return _drafts(cell, run) and cell.algorithm != "ngram"
 
 
+def _moves(cell: Cell, run: Run) -> bool:
+    """Quick slots over many short answers, with room for batches of every size."""
+    return cell.adapts and (cell.adaptive, cell.batch, cell.slots) == ("tiers", "waves", "auto")
+
+
+def _leaves_depth(cell: Cell, run: Run) -> bool:
+    """The slot of the largest batches has a depth of its own."""
+    return cell.adapts and cell.adaptive == "table" and (cell.batch, cell.slots) == ("waves", "auto")
+
+
 def _tree(cell: Cell, run: Run) -> bool:
     return _drafts(cell, run) and int(run.resolved.get("topk", 0)) > 1
 
@@ -65,6 +75,12 @@ def _splits(cell: Cell, run: Run) -> bool:
     return any(len(a.prompt_ids) - a.cached_tokens > int(cell.prefill_chunk) for a in run.answers if a.output_ids)
 
 
+def _widest(run: Run) -> int:
+    """Nodes of the widest round that may run, root included: memory is reserved for it."""
+    depths = [steps for slot in run.resolved["adaptive_slots"] for steps in slot["candidate_steps"]]
+    return int(max(depths) + 1 if depths else run.resolved["num_draft_tokens"])
+
+
 def _two_run(cell: Cell, run: Run) -> bool:
     """Two requests may be in memory at once. Windowed layers keep room for each one's whole reach: the window, what a
     session's end may take back, and the widest steps in flight."""
@@ -73,7 +89,7 @@ def _two_run(cell: Cell, run: Run) -> bool:
         return True
     if chunk is None:
         return False
-    steps, width, page = run.resolved["lag"] + 1, run.resolved["num_draft_tokens"], run.resolved["page_size"]
+    steps, width, page = run.resolved["lag"] + 1, _widest(run), run.resolved["page_size"]
     reach = window + steps * width + steps * max(width, chunk)
     return bool(2 * (-(-reach // page) + 1) <= run.resolved["window_pages"])
 
@@ -91,7 +107,7 @@ def _starved(cell: Cell, run: Run) -> bool:
 def _slides(cell: Cell, run: Run) -> bool:
     """Some text is longer than the window, a page, and every position that a trim may take back."""
     window, page = run.resolved.get("window"), run.resolved["page_size"]
-    back = (run.resolved["lag"] + 2) * run.resolved["num_draft_tokens"]
+    back = (run.resolved["lag"] + 2) * _widest(run)
     lengths = [len(a.prompt_ids) + len(a.output_ids) for a in run.answers if a.finish != "abort"]
     return window is not None and any(length > window + page + back for length in lengths)
 
@@ -150,6 +166,15 @@ WITNESSES: Final[tuple[Witness, ...]] = (
     Witness("spec.drafted", True, "a drafter proposes", _drafts),
     Witness("spec.drafted", False, "nobody drafts", lambda cell, run: cell.algorithm == "none"),
     Witness("spec.accepted", True, "a trained draft is right at times", _trained),
+    Witness("adaptive.activated", True, "the controller sets each depth", lambda cell, run: cell.adapts),
+    Witness("adaptive.switched_up", True, "good drafts deepen the next ones", _moves),
+    Witness("adaptive.switched_down", True, "poor drafts shorten the next ones", _moves),
+    Witness("adaptive.batch_switch", True, "the batch size changes the depth", _moves),
+    Witness("adaptive.batch_switch", True, "the batch size changes the depth", _leaves_depth),
+    *(
+        Witness(f"adaptive.{name}", False, "the depth is static", lambda cell, run: not cell.adapts)
+        for name in ("activated", "switched_up", "switched_down", "batch_switch")
+    ),
     Witness("tree.branched", True, "topk above 1 makes branches", _must_branch),
     Witness("tree.branched", False, "a chain has no branches", lambda cell, run: not _tree(cell, run)),
     Witness("tree.compacted", True, "the accepted path is moved together", _must_compact),

@@ -34,6 +34,10 @@ DIGITS: Final = 6
 STEPS: Final = ("auto", 1, 2, 3, 5, 7)
 TOPK: Final = ("auto", 1, 2, 4)
 WIDTHS: Final = ("auto", 4, 6, 8, 16)
+# Drafts whose depth may change from round to round, and the deepest one that is asked for.
+ADAPTING: Final = ("eagle", "eagle3", SINGLE)
+DEEPEST: Final = 7
+CHAIN: Final = (DEEPEST, 1, DEEPEST + 1)
 
 
 class Proposals:
@@ -97,6 +101,18 @@ def accept_lengths(proposals: Proposals, tokens: list[int], prompt: int, emitted
     return rounds
 
 
+def reach(proposals: Proposals, tokens: list[int], prompt: int) -> list[int]:
+    """How many drafts in a row are right, up to DEEPEST, in a chain of a round that begins with 0, 1, .. tokens of
+    rounds behind the prompt: a round of S steps accepts that many or S, whichever is less, wherever others began."""
+    found = []
+    for known in range(prompt, len(tokens) - DEEPEST):
+        path: TokenPath = ()
+        while len(path) < DEEPEST and proposals.of(known, [path])[0][0][1] == tokens[known + 1 + len(path)]:
+            path = (*path, tokens[known + 1 + len(path)])
+        found.append(len(path))
+    return found
+
+
 def continuation(model: torch.nn.Module, prompt: list[int]) -> tuple[list[int], list[float], list[int]]:
     """Greedy tokens to EOS or LIMIT by transformers, their log-probabilities, and all tokens from the prompt on with
     BEYOND more, whatever they are."""
@@ -148,8 +164,8 @@ def covered_shapes(target: str) -> dict[str, list[Shape]]:
 
 @torch.inference_mode()
 def account(target: str, questions: Sequence[str], shapes: dict[str, list[Shape]]) -> dict[str, Any]:
-    """`continuations` [prompt][ids], their `logprobs` [prompt][nats], and `acceptance` {algorithm:
-    {"steps/topk/draft_tokens": [prompt][round]}}."""
+    """`continuations` [prompt][ids], their `logprobs` [prompt][nats], `acceptance` {algorithm:
+    {"steps/topk/draft_tokens": [prompt][round]}}, and `reach` {algorithm: [prompt][position]} of those in ADAPTING."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(CHECKPOINTS / target, dtype=torch.float32)
@@ -161,6 +177,7 @@ def account(target: str, questions: Sequence[str], shapes: dict[str, list[Shape]
     acceptance: dict[str, dict[str, list[list[int]]]] = {
         algorithm: {"/".join(map(str, shape)): [] for shape in wanted} for algorithm, wanted in shapes.items()
     }
+    reaches: dict[str, list[list[int]]] = {algorithm: [] for algorithm in shapes if algorithm in ADAPTING}
     for question in questions:
         prompt: list[int] = tokenizer.encode(prompt_of(question)).ids
         made, shares, tokens = continuation(model, prompt)
@@ -168,13 +185,16 @@ def account(target: str, questions: Sequence[str], shapes: dict[str, list[Shape]
         logprobs.append(shares)
         proposals: dict[tuple[str, int], Proposals] = {}
         for algorithm, wanted in shapes.items():
+            for shape in {*wanted, CHAIN}:
+                if key_of(algorithm, shape) not in proposals:
+                    proposals[key_of(algorithm, shape)] = Proposals(drafts.of(algorithm, shape, tokens))
             for shape in wanted:
-                key = key_of(algorithm, shape)
-                if key not in proposals:
-                    proposals[key] = Proposals(drafts.of(algorithm, shape, tokens))
-                rounds = accept_lengths(proposals[key], tokens, len(prompt), len(made), shape)
+                known = proposals[key_of(algorithm, shape)]
+                rounds = accept_lengths(known, tokens, len(prompt), len(made), shape)
                 acceptance[algorithm]["/".join(map(str, shape))].append(rounds)
-    return {"continuations": continuations, "logprobs": logprobs, "acceptance": acceptance}
+            if algorithm in reaches:
+                reaches[algorithm].append(reach(proposals[key_of(algorithm, CHAIN)], tokens, len(prompt)))
+    return {"continuations": continuations, "logprobs": logprobs, "acceptance": acceptance, "reach": reaches}
 
 
 def questions() -> list[str]:

@@ -4,6 +4,7 @@ from typing import Final
 
 from matrix.faults.catalogue.acceptance import ACCEPTANCE_FAULTS
 from matrix.faults.catalogue.accuracy import ACCURACY_FAULTS
+from matrix.faults.catalogue.adaptive import ADAPTIVE_FAULTS
 from matrix.faults.catalogue.alignment import ALIGNMENT_FAULTS
 from matrix.faults.catalogue.blocks import BLOCK_FAULTS
 from matrix.faults.catalogue.configuration import CONFIGURATION_FAULTS
@@ -27,6 +28,7 @@ CATALOGUE: Final[tuple[Fault, ...]] = (
     *TIMING_FAULTS,
     *SESSION_FAULTS,
     *CONTENTION_FAULTS,
+    *ADAPTIVE_FAULTS,
     *MEMORY_FAULTS,
     *ALIGNMENT_FAULTS,
     *ACCEPTANCE_FAULTS,

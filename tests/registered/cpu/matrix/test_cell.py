@@ -4,6 +4,7 @@ import pytest
 
 from engine.core.config import EngineConfig
 from engine.core.errors import ConfigError
+from matrix.adaptive_slots import TEXTS
 from matrix.axes import AXES, LAUNCH, NAMES
 from matrix.cell import AMPLE_TOKENS, CORPUS, TIGHT_TOKENS, Cell, order, parse_assignment
 
@@ -114,6 +115,23 @@ def test_config_asks_what_the_cell_says():
         max_total_tokens=TIGHT_TOKENS,
         max_running_requests=4,
     )
+
+
+@pytest.mark.parametrize("name", ["table", "tiers", "flat"])
+def test_adaptive_steps_are_asked_for_by_their_slots(name):
+    cell = Cell.from_id(f"eagle3.{name}.v2.waves.length")
+    assert cell.config() == EngineConfig(
+        "llama-mini",
+        speculative_algorithm="EAGLE3",
+        speculative_draft_model_path="llama-mini-eagle3",
+        speculative_adaptive=True,
+        speculative_adaptive_config=TEXTS[name],
+        spec_version="v2",
+        page_size=1,
+        chunked_prefill_size=-1,
+        max_total_tokens=AMPLE_TOKENS,
+    )
+    assert cell.baseline.id == "none.v2.waves.length"
 
 
 def test_the_default_cell_asks_for_plain_decoding_and_leaves_the_draft_automatic():

@@ -116,6 +116,17 @@ def test_witness_belongs_to_one_cell():
     assert second.witness["spec.drafted"] < 2 * first.witness["spec.drafted"]
 
 
+def test_a_run_knows_what_the_trace_held_before_it():
+    subject = ReferenceSubject()
+    session = subject.launch(asked(Cell.from_id("eagle3.tiers.v2.pair")))
+    first, second = (drive(session, (Ask(name, PROMPT, 9),), subject.capabilities) for name in ("a", "b"))
+    assert first.earlier is not None and first.earlier.rounds == ()
+    assert second.earlier == first.trace and second.trace is not None and first.trace is not None
+    assert second.trace.rounds[: len(first.trace.rounds)] == first.trace.rounds
+    blind = drive(session, (Ask("c", PROMPT, 9),), subject.capabilities - {Capability.TRACE})
+    assert blind.trace is blind.earlier is None
+
+
 def test_crash_is_infra_and_the_next_cell_gets_a_fresh_start():
     cells = [Cell.from_id("eagle3.pair"), Cell.from_id("eagle3.pair.length")]
     lost, fine = runner(Crashing(RuntimeError("a wire came loose"))).run_launch(cells)
@@ -232,7 +243,7 @@ def test_a_gpu_tier_asks_for_the_same_on_a_gpu_in_the_precision_of_a_cpu():
 
 def test_the_reference_runner_has_every_gate():
     made = reference_runner(5, stage="smoke")
-    assert (made.seed, made.stage, len(made.gates)) == (5, "smoke", 9)
+    assert (made.seed, made.stage, len(made.gates)) == (5, "smoke", 10)
     (record,) = run_launch([Cell.from_id("none.length")], ReferenceSubject(), 0)
     assert {gate.name for gate in record.gates} >= {"config", "effective", "ledger", "lossless", "finish"}
 

@@ -21,6 +21,8 @@ CELLS = [
     "eagle3.s5.v2.p16.pair.stream.abort_running",
     "none.v2.tight.burst.stream",
     "eagle3.qwen3.s3.k4.n8.v2.p16.nocache.pair",
+    "eagle3.tiers.v2.waves.length",
+    "eagle3.table.v1.waves.length",
 ]
 GATE = EffectiveGate()
 

@@ -11,11 +11,12 @@ CELL = "eagle3.s3.k4.n8.v2.p16.pair"
 STRING = "eagle3.s3.k4.n8.v2.p16.pair.temperature.stop_string.abort_running"
 TOKEN = "eagle3.s3.k4.n8.v2.p16.pair.mixed.stop_token"
 LENGTH = "eagle3.s3.k2.n6.v2.length"
+ADAPTED = "eagle3.tiers.v2.ragged"
 DRAWN = "none.v1.temperature"
 GATE = FinishGate()
 
 
-@pytest.mark.parametrize("cell_id", [CELL, STRING, TOKEN, LENGTH, DRAWN])
+@pytest.mark.parametrize("cell_id", [CELL, STRING, TOKEN, LENGTH, ADAPTED, DRAWN])
 def test_what_the_reference_engine_ends_is_right(measured, cell_id):
     outcome = GATE.judge(*measured(cell_id))
     assert (outcome.state, outcome.message) == (State.PASS, "")
@@ -56,6 +57,9 @@ def info(answer, **changes: object):
         (CELL, lambda a: {"meta_info": info(a, spec_accept_rate=1.5)}, "reports spec_accept_rate 1.5, its rounds say"),
         (CELL, lambda a: {"meta_info": info(a, spec_correct_drafts_histogram=[1])}, "reports the histogram [1]"),
         (CELL, lambda a: {"meta_info": info(a, completion_tokens=1)}, "reports completion_tokens 1, expected"),
+        (ADAPTED, lambda a: {"round_widths": (*a.round_widths[1:], 7)}, "allowed is 1 to "),
+        (ADAPTED, lambda a: {"round_widths": (*a.round_widths[:-1], 9)}, "reports spec_accept_rate"),
+        (ADAPTED, lambda a: {"round_widths": a.round_widths[1:]}, "widths of"),
         (DRAWN, lambda a: {"accept_lengths": a.accept_lengths[:-1]}, "tokens, its rounds emitted"),
     ],
 )

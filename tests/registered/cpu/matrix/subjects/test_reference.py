@@ -7,7 +7,7 @@ import pytest
 from engine.core.config import EngineConfig
 from engine.core.errors import ConfigError, RequestError
 from matrix.cell import Cell, asked
-from matrix.subjects.protocol import Ask, Capability, Continuation, Refusal
+from matrix.subjects.protocol import Ask, Capability, Continuation, Refusal, Trace
 from matrix.subjects.reference import ReferenceSubject
 
 pytestmark = pytest.mark.register(est_seconds=3, tier="cpu", stage="pr")
@@ -107,6 +107,23 @@ def test_shows_everything_and_says_what_runs():
     assert session.resolved["num_draft_tokens"] == session.readback()["num_draft_tokens"] == 8
     assert len(session.launch_hash) == 12
     session.close()
+
+
+def test_the_trace_of_adaptive_steps_covers_the_life_of_the_session():
+    session = ReferenceSubject().launch(asked(Cell.from_id("eagle3.tiers.v1.pair")))
+    assert session.trace() == Trace((), ())
+    first, second = (session.generate([Ask(name, PROMPT, 20)])[0] for name in ("a", "b"))
+    seen = session.trace()
+    assert seen is not None and seen.lost == 0
+    told = [*zip(first.round_widths, first.accept_lengths, strict=True)]
+    told += zip(second.round_widths, second.accept_lengths, strict=True)
+    assert [(each.width, 1 + each.correct[0]) for each in seen.observations] == told
+    assert list(seen.rounds) == [(1, width) for width, _ in told]
+    assert [each.activated for each in seen.observations] == list(range(1, len(told) + 1))
+
+
+def test_a_static_depth_has_no_trace():
+    assert ReferenceSubject().launch(asked(Cell.from_id("eagle3.pair"))).trace() is None
 
 
 def test_wrong_launch_and_wrong_ask_are_refused():

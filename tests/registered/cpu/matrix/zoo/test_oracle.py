@@ -1,16 +1,18 @@
 import json
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import pytest
 import torch
 
 from matrix.zoo.oracle import (
+    ADAPTING,
     PROMPTS,
     Proposals,
     accept_lengths,
     account,
     covered_shapes,
     questions,
+    reach,
     tree_paths,
 )
 from matrix.zoo.oracle_drafts import DRAFTS, LAYERS, SINGLE, is_layered
@@ -38,6 +40,11 @@ def test_a_tree_takes_the_best_products_of_all_steps():
     assert tree_paths(proposals, 5, (3, 1, 4)) == {(0,), (0, 0), (0, 0, 0)}
 
 
+def test_reach_counts_the_drafts_in_a_row_that_are_right_from_every_place():
+    tokens = [7, 7, 9, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0]
+    assert reach(Proposals(Scripted()), tokens, 2) == [2, 1, 0, 7, 7]
+
+
 def test_rounds_count_matches_and_the_bonus_to_the_end():
     # The prefill emitted 9. 0 0 match and 2 is the bonus; then nothing matches; then 0 0 and a bonus.
     tokens = [7, 7, 9, 0, 0, 2, 2, 0, 0, 0]
@@ -60,10 +67,26 @@ def test_the_stored_file_is_what_the_account_gives(target):
     chosen = min(range(PROMPTS), key=lambda index: len(stored["continuations"][index]))
     fresh = account(target, [questions()[chosen]], {algorithm: SAMPLE[algorithm] for algorithm in DRAFTS[target]})
     assert fresh["continuations"] == [stored["continuations"][chosen]]
+    assert fresh["reach"] == {name: [prompts[chosen]] for name, prompts in stored["reach"].items()}
     assert fresh["logprobs"][0] == pytest.approx(stored["logprobs"][chosen], abs=2e-5)
     for algorithm, wanted in fresh["acceptance"].items():
         for shape, rounds in wanted.items():
             assert rounds == [stored["acceptance"][algorithm][shape][chosen]]
+
+
+@pytest.mark.parametrize("target", DRAFTS)
+def test_the_reach_gives_the_rounds_of_every_chain(target):
+    """Worked out apart from each other: a round of S steps accepts the reach of its place, or S."""
+    stored = json.loads(oracle_file(target).read_text())
+    assert set(stored["reach"]) == set(DRAFTS[target]) & set(ADAPTING)
+    for drafter, prompts in stored["reach"].items():
+        shapes = [shape for shape in stored["acceptance"][drafter] if shape.split("/")[1] == "1"]
+        assert drafter == SINGLE or len(shapes) >= 5
+        for shape in shapes:
+            steps = int(shape.split("/")[0])
+            for places, rounds in zip(prompts, stored["acceptance"][drafter][shape], strict=True):
+                starts = [0, *accumulate(rounds)][:-1]
+                assert rounds == [min(places[start], steps) + 1 for start in starts]
 
 
 @pytest.mark.parametrize("target", DRAFTS)

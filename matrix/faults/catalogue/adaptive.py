@@ -1,0 +1,205 @@
+"""Adaptive steps: what is observed, what a slot decides, when a depth takes effect, and room for the widest round."""
+
+from typing import Final
+
+from matrix.faults.fault import Edit, Fault
+
+CONTROLLER: Final = "engine/core/adaptive.py"
+LOOP: Final = "engine/loop.py"
+STALE: Final = "stale or un-restored state"
+OFF_BY_ONE: Final = "off-by-one length or KV position"
+IGNORED: Final = "silent fallback / ignored parameter"
+
+ADAPTIVE_FAULTS: Final[tuple[Fault, ...]] = (
+    Fault(
+        id="adaptive-present-width",
+        klass="stride / indexing",
+        origin="sglang#23336 (semantics 13.11)",
+        file=LOOP,
+        old="            self.scheduler.steps.observe(len(requests), plan.rows[0].width, live)\n",
+        new="            self.scheduler.steps.observe(len(requests), self.scheduler.steps.steps + 1, live)\n",
+        expected=("adaptive",),
+        cells=("eagle3.tiers.v2.waves.length",),
+        why="a result that comes a round late is taken for one of the present width",
+    ),
+    Fault(
+        id="adaptive-present-batch",
+        klass=STALE,
+        origin="sglang#24055 (semantics 7.4)",
+        file=LOOP,
+        old="            self.scheduler.steps.observe(len(requests), plan.rows[0].width, live)\n",
+        new="            self.scheduler.steps.observe(len(self.scheduler.active), plan.rows[0].width, live)\n",
+        expected=("adaptive",),
+        cells=("eagle3.tiers.v2.m4.burst",),
+        why="a result counts for the slot of the requests that are there when it is read",
+    ),
+    Fault(
+        id="adaptive-dropped-observed",
+        klass=STALE,
+        origin="sglang#23456 (semantics 13.8)",
+        file=LOOP,
+        old="            live = [count - 1 for count, request in pairs if request.phase is Phase.RUNNING]\n",
+        new="            live = [count - 1 for count, request in pairs]\n",
+        expected=("adaptive",),
+        cells=("eagle3.tiers.v2.p16.tight.ragged",),
+        why="the extra round of a request that has ended moves the average of those that run",
+    ),
+    Fault(
+        id="adaptive-bonus-observed",
+        klass="metric misreport",
+        origin="sglang#21599 (semantics 7.1)",
+        file=LOOP,
+        old="            live = [count - 1 for count, request in pairs if request.phase is Phase.RUNNING]\n",
+        new="            live = [count for count, request in pairs if request.phase is Phase.RUNNING]\n",
+        expected=("adaptive",),
+        cells=("eagle3.tiers.v1.waves.length",),
+        why="the bonus token counts as an accepted draft, so every slot drafts too deep",
+    ),
+    Fault(
+        id="adaptive-narrow-reserve",
+        klass="KV leak / over-allocation",
+        origin="sglang#26354 (semantics 13.10)",
+        file="engine/core/schedule.py",
+        old="            added = self._reserve(request, self.width)\n",
+        new="            added = self._reserve(request, max(slot.steps for slot in self.steps.slots) + 1)\n",
+        expected=("adaptive",),
+        cells=("eagle3.tiers.v2.waves.length",),
+        why="room is kept for the present depth, so the reservation drifts from round to round",
+    ),
+    Fault(
+        id="adaptive-shared-average",
+        klass=STALE,
+        origin="sglang#24055 (semantics 7.2)",
+        file=CONTROLLER,
+        old="        decision = slot.observe(mean)\n",
+        new=(
+            "        decision = slot.observe(mean)\n"
+            "        for other in self.slots:\n"
+            "            other.ema = slot.ema\n"
+        ),
+        expected=("adaptive",),
+        cells=("eagle3.tiers.v2.waves.length",),
+        why="the slots share one average",
+    ),
+    Fault(
+        id="adaptive-batch-one-short",
+        klass=OFF_BY_ONE,
+        origin="sglang#24055 (semantics 7.2)",
+        file=CONTROLLER,
+        old="        return self.slots[max(0, bisect_right(self._bounds, batch_size) - 1)]\n",
+        new="        return self.slots[max(0, bisect_right(self._bounds, batch_size - 1) - 1)]\n",
+        expected=("adaptive",),
+        cells=("eagle3.table.v2.waves.length",),
+        why="a batch of a slot's smallest size falls into the slot below",
+    ),
+    Fault(
+        id="adaptive-hysteresis-dropped",
+        klass=IGNORED,
+        origin="sglang#21599 (semantics 7.1)",
+        file=CONTROLLER,
+        old="                if self.ema <= target - 0.5 + rule.up_hysteresis:\n",
+        new="                if self.ema <= target - 0.5:\n",
+        expected=("adaptive",),
+        cells=("eagle3.tiers.v2.pair",),
+        why="a slot deepens without the hysteresis that it was given",
+    ),
+    Fault(
+        id="adaptive-warmup-ignored",
+        klass=IGNORED,
+        origin="sglang#21599 (semantics 7.1)",
+        file=CONTROLLER,
+        old="        due = self.rounds - rule.warmup_batches\n",
+        new="        due = self.rounds\n",
+        expected=("adaptive",),
+        cells=("eagle3.tiers.v1.waves.length",),
+        why="the first rounds decide, before the average means anything",
+    ),
+    Fault(
+        id="adaptive-interval-short",
+        klass=OFF_BY_ONE,
+        origin="sglang#21599 (semantics 7.1)",
+        file=CONTROLLER,
+        old="        if due % rule.update_interval:\n",
+        new="        if due % max(1, rule.update_interval - 1):\n",
+        expected=("adaptive",),
+        cells=("eagle3.table.v2.burst",),
+        why="the depth is decided a round too often",
+    ),
+    Fault(
+        id="adaptive-activation-late",
+        klass=STALE,
+        origin="sglang#24055 (semantics 7.4)",
+        file=CONTROLLER,
+        old="        self._active, self._steps = slot, slot.steps\n",
+        new="        late, self._active, self._steps = self._steps, slot, slot.steps\n",
+        also=(
+            Edit(
+                CONTROLLER,
+                "        self.rounds.append(Activation(batch_size, self._steps + 1))\n        return self._steps + 1\n",
+                "        self.rounds.append(Activation(batch_size, late + 1))\n        return late + 1\n",
+            ),
+        ),
+        expected=("adaptive",),
+        cells=("eagle3.tiers.v1.waves.length",),
+        why="a new depth waits for another round before it is drafted",
+    ),
+    Fault(
+        id="adaptive-flat-unread",
+        klass="config parsing, weights, draft/target mix-up",
+        origin="sglang#24055 (semantics 7.3)",
+        file="engine/core/adaptive_config.py",
+        old='        return AdaptiveConfig((_slot("", 1, shared),), flat=True)\n',
+        new="        return AdaptiveConfig(DEFAULT_SLOTS, flat=True)\n",
+        expected=("adaptive", "config"),
+        cells=("eagle3.flat.v2.pair",),
+        why="a file of the older format is replaced by the table that ships",
+    ),
+    Fault(
+        id="adaptive-ceiling-ignored",
+        klass=IGNORED,
+        origin="sglang#21599 (semantics 7.1)",
+        file=CONTROLLER,
+        old="        if not self.settings.ceiling_coeff or target > self.steps:\n",
+        new="        if target:\n",
+        expected=("adaptive", "effective"),
+        cells=("eagle3.tiers.v2.waves.length",),
+        why="a depth beyond the ceiling stays",
+    ),
+    Fault(
+        id="adaptive-ceiling-on-a-rise",
+        klass="wrong or flipped default",
+        origin="sglang#21599 (semantics 7.1)",
+        file=CONTROLLER,
+        old="        if not self.settings.ceiling_coeff or target > self.steps:\n",
+        new="        if not self.settings.ceiling_coeff:\n",
+        expected=("adaptive", "effective"),
+        cells=("eagle3.tiers.v2.waves.length",),
+        why="the ceiling holds back a step up, so a slot that fell never rises again",
+    ),
+    Fault(
+        id="adaptive-configured-width",
+        klass="metric misreport",
+        origin="sglang#18483 (semantics 11: under adaptive steps N is the configured value)",
+        file=LOOP,
+        old="        request.metrics.count(count, row.width)\n",
+        new="        request.metrics.count(count, self.scheduler.width)\n",
+        expected=("adaptive", "finish"),
+        cells=("eagle3.tiers.v2.waves.length",),
+        why="every round is reported as wide as the widest",
+    ),
+    Fault(
+        id="adaptive-stride-of-the-widest",
+        klass="stride / indexing",
+        origin="sglang#23331 (semantics 13.30)",
+        file="engine/spec/autoregressive.py",
+        old="        return self._extend(batch, verdict.tokens, aux, verdict.count)\n",
+        new=(
+            "        if aux is not None and aux.shape[1] < self.nodes:\n"
+            "            aux = aux.roll(1, 0)\n"
+            "        return self._extend(batch, verdict.tokens, aux, verdict.count)\n"
+        ),
+        expected=("acceptance",),
+        cells=("eagle3.tiers.v2.ragged",),
+        why="the states of a narrower round are read with the stride of the widest, so of another request",
+    ),
+)
