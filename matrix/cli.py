@@ -130,11 +130,12 @@ def faults(
     out: Annotated[Path | None, typer.Option(help="also write faults.json here")] = None,
     verbose: Annotated[bool, typer.Option("--verbose", help="also print what each gate said")] = False,
     json_: Json = False,
+    tier: Annotated[str, typer.Option(help="where they are planted: cpu, or gpu1 for what only a GPU has")] = "cpu",
 ) -> int:
     """Plant faults and see which gate kills each."""
     from matrix.faults.command import main_faults
 
-    return main_faults(stage, json_, [*(names or ()), *(only or ())], seed, workers, verbose, out)
+    return main_faults(stage, json_, [*(names or ()), *(only or ())], seed, workers, verbose, out, tier)
 
 
 @app.command()

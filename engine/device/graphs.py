@@ -80,7 +80,8 @@ class Graphs:
         given = (*rows, *padding, *accounts, *padding)
         if given != self._last:
             self._last = given
-            self._given[:, :size].copy_(integers(given, self._given.device).view(2, size), non_blocking=True)
+            sent = integers(given, self._given.device).view(2, size)
+            self._given[:, :size].copy_(sent, non_blocking=True)
         return self._given[0, :size], self._given[1, :size]
 
     def run(self, shape: Shape, round_: Callable[[], Results]) -> Results:

@@ -10,6 +10,7 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
+from ci.tiers import visible_gpus
 from engine.core.errors import ConfigError
 from matrix.faults.catalogue import CATALOGUE
 from matrix.faults.fault import Fault
@@ -34,8 +35,9 @@ def main_faults(
     workers: int = 2,
     verbose: bool = False,
     out: Path | None = None,
+    tier: str = "cpu",
 ) -> int:
-    """Print the kill matrix of the catalogue (or of the faults `only`), as a table or as JSON; the exit status.
+    """Print the kill matrix of a tier's faults (or of the faults `only`), as a table or as JSON; the exit status.
 
     With `out`, also write it as JSON to `out`/faults.json, as it grows; ReportError where that cannot be. Stopped goes
     on behind what was judged, with a sentence that says how much that is.
@@ -43,7 +45,8 @@ def main_faults(
     1 if a fault survives or only crashes, or if the unfaulted run of the same cells is red. ConfigError on an unknown
     stage or id, a number of workers below 1, and a fault that no longer applies.
     """
-    faults = select(only)
+    visible_gpus(tier)
+    faults = select(only, tier)
     if workers < 1:
         raise ConfigError(f"workers must be at least 1, got {workers}")
     if seed < 0:
@@ -60,11 +63,11 @@ def main_faults(
         if json_:
             print(json.dumps(matrix.as_dict()))
         else:
-            whole = len(matrix.kills) == len(CATALOGUE)
+            whole = len(matrix.kills) == len(select((), tier))
             _show(matrix, _console(), whole=whole, verbose=verbose)
 
     try:
-        matrix = _run(faults, stage, seed, workers, keep)
+        matrix = _run(faults, stage, seed, workers, keep, tier)
     except Stopped as stop:
         show(so_far)
         raise stop.saying(f"interrupted after {len(so_far.kills)} of {count(len(faults), 'fault')}") from None
@@ -72,13 +75,13 @@ def main_faults(
     return 0 if matrix.ok else 1
 
 
-def select(only: Sequence[str]) -> list[Fault]:
-    """The faults with these ids, all for none. ConfigError lists the ids."""
-    known = {fault.id: fault for fault in CATALOGUE}
+def select(only: Sequence[str], tier: str = "cpu") -> list[Fault]:
+    """The faults of a tier with these ids, all for none. ConfigError lists the ids."""
+    known = {fault.id: fault for fault in CATALOGUE if fault.tier == tier}
     for name in only:
         if name not in known:
             raise ConfigError(f"fault {name!r} is unknown; it must be one of {', '.join(known)}")
-    return [known[name] for name in only] if only else list(CATALOGUE)
+    return [known[name] for name in only] if only else list(known.values())
 
 
 def _console() -> Console:
@@ -87,9 +90,11 @@ def _console() -> Console:
     return console if console.is_terminal else Console(width=WIDE)
 
 
-def _run(faults: Sequence[Fault], stage: str, seed: int, workers: int, keep: Callable[[Matrix], None]) -> Matrix:
+def _run(
+    faults: Sequence[Fault], stage: str, seed: int, workers: int, keep: Callable[[Matrix], None], tier: str
+) -> Matrix:
     with counting(len(faults) + workers) as tell:
-        return kill_matrix(faults, stage_cells(stage), seed, workers, lambda name: tell(name, 1), keep)
+        return kill_matrix(faults, stage_cells(stage), seed, workers, lambda name: tell(name, 1), keep, tier)
 
 
 def _show(matrix: Matrix, console: Console, whole: bool, verbose: bool) -> None:

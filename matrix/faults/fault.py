@@ -27,6 +27,7 @@ class Fault:
     klass: class of defect. origin: the report that it repeats. file, old, new: the defect; also: further replacements
     where one place alone would be caught by a guard. expected: gates that must fail, at least one of them.
     cells: ids or selectors (up to two cells each) of the smallest cells that exercise it. why: what it does, in words.
+    tier: where the cells must run to exercise it.
     """
 
     id: str
@@ -39,6 +40,7 @@ class Fault:
     cells: tuple[str, ...]
     why: str
     also: tuple[Edit, ...] = ()
+    tier: str = "cpu"
 
     @property
     def edits(self) -> tuple[Edit, ...]:

@@ -88,6 +88,7 @@ def kill_matrix(
     workers: int = 2,
     tell: Callable[[str], None] = lambda text: None,
     keep: Callable[[Matrix], None] = lambda matrix: None,
+    tier: str = "cpu",
 ) -> Matrix:
     """Run every fault's cells, once without any fault and once with it, `workers` processes at a time.
 
@@ -103,7 +104,7 @@ def kill_matrix(
     parts = shares(every, workers)
     jobs: list[tuple[Fault | None, list[Cell]]] = [(None, part) for part in parts]
     jobs += [(fault, chosen[fault.id]) for fault in faults]
-    for fault, result in _run(jobs, seed, workers):
+    for fault, result in _run(jobs, seed, workers, tier):
         if fault is None:
             plain.append(result)
         else:
@@ -146,7 +147,7 @@ def judge(fault: Fault, result: Trial, green: dict[tuple[str, str], bool]) -> Ki
 
 
 def _run(
-    jobs: Sequence[tuple[Fault | None, list[Cell]]], seed: int, workers: int
+    jobs: Sequence[tuple[Fault | None, list[Cell]]], seed: int, workers: int, tier: str
 ) -> Iterator[tuple[Fault | None, Trial]]:
     """Trials as they end. The threads only wait for their processes, which end when nobody wants more."""
     processes = Processes()
@@ -157,16 +158,16 @@ def _run(
             while queue or running:
                 while queue and len(running) < workers:
                     fault, cells = queue.pop(0)
-                    running[pool.submit(_trial, fault, cells, seed, processes)] = fault
+                    running[pool.submit(_trial, fault, cells, seed, processes, tier)] = fault
                 for done in wait(running, return_when=FIRST_COMPLETED).done:
                     yield running.pop(done), done.result()
         finally:
             processes.stop()
 
 
-def _trial(fault: Fault | None, cells: list[Cell], seed: int, processes: Processes) -> Trial:
+def _trial(fault: Fault | None, cells: list[Cell], seed: int, processes: Processes, tier: str) -> Trial:
     """The unfaulted run holds the cells of all faults, so it has no limit of one trial."""
-    return trial(fault, cells, seed, SECONDS if fault is not None else 3600.0, processes)
+    return trial(fault, cells, seed, SECONDS if fault is not None else 3600.0, processes, tier)
 
 
 def _greens(plain: Sequence[Trial]) -> dict[tuple[str, str], bool]:

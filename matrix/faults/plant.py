@@ -14,6 +14,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
+from ci.local import VISIBLE
+from ci.tiers import tier as find_tier
 from engine.core.errors import ConfigError
 from matrix.cell import Cell
 from matrix.faults.fault import Fault
@@ -64,14 +66,17 @@ def trial(
     seed: int = 0,
     seconds: float = SECONDS,
     processes: Processes | None = None,
+    tier: str = "cpu",
 ) -> Trial:
     """Judge cells in a fresh process with the fault planted, one of `processes`."""
     if not cells:
         raise ConfigError("a trial needs at least one cell")
     with planted(fault) as tree:
         file = tree / "verdicts.jsonl"
-        command = [sys.executable, "-m", "matrix.faults.trial", str(tree), str(seed), str(file)]
+        command = [sys.executable, "-m", "matrix.faults.trial", str(tree), tier, str(seed), str(file)]
         environment = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+        if not find_tier(tier).gpus:
+            environment[VISIBLE] = ""
         words = [*command, *(cell.id for cell in cells)]
         died = (processes or Processes()).run(words, tree, environment, seconds)
         lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []

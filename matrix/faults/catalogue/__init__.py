@@ -11,6 +11,7 @@ from matrix.faults.catalogue.configuration import CONFIGURATION_FAULTS
 from matrix.faults.catalogue.contention import CONTENTION_FAULTS
 from matrix.faults.catalogue.endings import ENDING_FAULTS
 from matrix.faults.catalogue.experts import EXPERT_FAULTS
+from matrix.faults.catalogue.graphs import GRAPH_FAULTS
 from matrix.faults.catalogue.heads import HEAD_FAULTS
 from matrix.faults.catalogue.indexing import INDEXING_FAULTS
 from matrix.faults.catalogue.layers import LAYER_FAULTS
@@ -43,4 +44,5 @@ CATALOGUE: Final[tuple[Fault, ...]] = (
     *ACCURACY_FAULTS,
     *ENDING_FAULTS,
     *CONFIGURATION_FAULTS,
+    *GRAPH_FAULTS,
 )

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.register(est_seconds=30, tier="cpu", stage="pr")
 
 
 def test_all_faults_or_the_named_ones():
-    assert select([]) == list(CATALOGUE)
+    assert [*select([]), *select([], "gpu1")] == list(CATALOGUE)
     assert [fault.id for fault in select(["v2-downgraded", "bonus-stride"])] == ["v2-downgraded", "bonus-stride"]
 
 
