@@ -9,7 +9,7 @@ from typing import Final
 from matrix.cell import Cell
 from matrix.gates.gate import Number, Outcome, State
 from matrix.gates.threshold import Threshold, values
-from matrix.gates.witnesses import WITNESSES, Witness
+from matrix.gates.witnesses import GPU_WITNESSES, WITNESSES, Witness
 from matrix.subjects.protocol import Capability, Run
 
 THRESHOLDS: Final = {
@@ -30,7 +30,7 @@ class EffectiveGate:
     name: str = "effective"
     needs: frozenset[Capability] = frozenset({Capability.READBACK, Capability.COUNTERS})
     thresholds: Mapping[str, float] = field(default_factory=lambda: values(THRESHOLDS))
-    witnesses: tuple[Witness, ...] = WITNESSES
+    witnesses: tuple[Witness, ...] = (*WITNESSES, *GPU_WITNESSES)
 
     def applies(self, cell: Cell) -> bool:
         """Every cell asks for something."""

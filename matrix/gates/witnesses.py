@@ -14,6 +14,8 @@ from matrix.subjects.protocol import Run
 from matrix.workload import aborted_late
 
 LEAST_ROUNDS: Final = 60
+# So many rounds have fewer shapes.
+REPEATED_ROUNDS: Final = 16
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,10 @@ class Witness:
     def holds(self, run: Run) -> bool:
         """A probe that the subject does not know counts as never hit."""
         return any(run.witness.get(probe, 0) > 0 for probe in self.probe.split("|")) == self.seen
+
+
+def _graphs(run: Run) -> bool:
+    return bool(run.resolved.get("cuda_graph_max_bs"))
 
 
 def _drafts(cell: Cell, run: Run) -> bool:
@@ -218,4 +224,14 @@ WITNESSES: Final[tuple[Witness, ...]] = (
     Witness("finish.stop_string", True, "a stop string ends it", lambda cell, run: _finished(cell, run, "stop_string")),
     Witness("finish.length", True, "the limit ends an answer", lambda cell, run: _finished(cell, run, "length")),
     Witness("finish.stop_token", False, "no end of text is heeded", lambda cell, run: cell.finish == "length"),
+    Witness("graph.replayed|graph.eager", False, "there are no graphs", lambda cell, run: not _graphs(run)),
+)
+# What only a GPU shows.
+GPU_WITNESSES: Final[tuple[Witness, ...]] = (
+    Witness(
+        "graph.replayed",
+        True,
+        "rounds of the same shape are replayed",
+        lambda cell, run: _graphs(run) and run.witness.get("decode.round", 0) >= REPEATED_ROUNDS,
+    ),
 )

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from matrix.faults.fault import Fault
+from matrix.faults.fault import Edit, Fault
 
 GRAPHS: Final = "CUDA-graph capture, padding, buffer size"
 RACE: Final = "race / missing stream order"
@@ -21,18 +21,6 @@ GRAPH_FAULTS: Final[tuple[Fault, ...]] = (
         expected=("lossless", "ledger"),
         cells=CELLS,
         why="a replay serves the requests of an earlier round of its size",
-        tier=TIER,
-    ),
-    Fault(
-        id="graph-replays-a-prompt",
-        klass=GRAPHS,
-        origin="TensorRT-LLM#17110 (B115)",
-        file="engine/launch.py",
-        old="        self.relay.settle()\n\n        def whole_round() -> Results:\n",
-        new="        def whole_round() -> Results:\n",
-        expected=("lossless",),
-        cells=CELLS,
-        why="lengths that a prompt left are captured with the first graph instead of read by each replay",
         tier=TIER,
     ),
     Fault(
@@ -60,21 +48,15 @@ GRAPH_FAULTS: Final[tuple[Fault, ...]] = (
         tier=TIER,
     ),
     Fault(
-        id="graph-inputs-late",
-        klass=RACE,
-        origin="sglang#18803 (semantics 6.5)",
-        file="engine/device/graphs.py",
-        old="            self._given[:, :size].copy_(sent, non_blocking=True)\n",
-        new=(
-            "            late = torch.cuda.Stream()\n"
-            "            late.wait_stream(torch.cuda.current_stream())\n"
-            "            with torch.cuda.stream(late):\n"
-            "                torch.cuda._sleep(20_000_000)\n"
-            "                self._given[:, :size].copy_(sent, non_blocking=True)\n"
-        ),
-        expected=("lossless", "ledger"),
+        id="graph-forgets-a-prompt",
+        klass=GRAPHS,
+        origin="sglang#30435 (semantics 6.3)",
+        file="engine/launch.py",
+        old="        self.relay.settle()\n\n        def whole_round() -> Results:\n",
+        new="        self.relay._latest = None\n\n        def whole_round() -> Results:\n",
+        expected=("lossless",),
         cells=CELLS,
-        why="the rows of a round are copied in another stream, and the round does not wait for it",
+        why="what a prompt published is dropped where a graph follows, which reads the row's older values",
         tier=TIER,
     ),
     Fault(
@@ -84,27 +66,11 @@ GRAPH_FAULTS: Final[tuple[Fault, ...]] = (
         file="engine/device/staging.py",
         old="            staged.event.synchronize()\n",
         new="            staged.event.query()\n",
-        expected=("lossless", "finish"),
+        expected=("lossless",),
         cells=CELLS,
         why="the host reads a step's results before their copy has come",
-        tier=TIER,
-    ),
-    Fault(
-        id="staging-slot-shared",
-        klass=RACE,
-        origin="semantics 6.5: two steps in flight need two slots",
-        file="engine/device/staging.py",
-        old="        target = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)\n",
-        new=(
-            '        slots = torch.__dict__.setdefault("_slots", {})\n'
-            "        key = (tensor.shape, tensor.dtype)\n"
-            "        target = slots.get(key)\n"
-            "        if target is None:\n"
-            "            target = slots[key] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)\n"
-        ),
-        expected=("lossless", "finish"),
-        cells=CELLS,
-        why="results of the same shape share one buffer on the host, whichever step they are of",
+        # What it reads too early must not crash it.
+        also=(Edit("engine/device/staging.py", "        target = torch.empty(", "        target = torch.ones("),),
         tier=TIER,
     ),
     Fault(
@@ -116,12 +82,38 @@ GRAPH_FAULTS: Final[tuple[Fault, ...]] = (
         new=(
             "    if buffer.dtype is torch.int64:\n"
             "        shared = _sent.__dict__.setdefault('shared', torch.empty(9999, dtype=torch.int64).pin_memory())\n"
-            "        return shared[: len(buffer)].copy_(buffer).to(device, non_blocking=True)\n"
+            "        with torch.inference_mode():\n"
+            "            shared[: len(buffer)].copy_(buffer)\n"
+            "        return shared[: len(buffer)].to(device, non_blocking=True)\n"
             "    return buffer.pin_memory().to(device, non_blocking=True)\n"
         ),
         expected=("lossless", "ledger"),
         cells=CELLS,
         why="every upload goes through one buffer on the host, which is filled again before the copy has read it",
+        tier=TIER,
+    ),
+    Fault(
+        id="graphs-dropped",
+        klass="silent fallback / ignored parameter",
+        origin="sglang#32459 (K13: usage counters)",
+        file="engine/build.py",
+        old="        Graphs(resolved.cuda_graph_max_bs, device, probes) if resolved.cuda_graph_max_bs else None,\n",
+        new="        None,\n",
+        expected=("effective",),
+        cells=CELLS,
+        why="an engine that resolved to graphs runs without any",
+        tier=TIER,
+    ),
+    Fault(
+        id="graphs-never-replayed",
+        klass="silent fallback / ignored parameter",
+        origin="sglang#32459 (K13: usage counters)",
+        file="engine/device/graphs.py",
+        old="        if not self._cuda or shape not in self._graphs:\n",
+        new="        if True:\n",
+        expected=("effective",),
+        cells=CELLS,
+        why="graphs are on, and every round runs without one",
         tier=TIER,
     ),
 )

@@ -43,6 +43,21 @@ def test_each_witness_alone_turns_the_cell_red(measured, witnessed, row):
     assert outcome.state is State.FAIL and row.why in outcome.message
 
 
+def test_rounds_on_a_gpu_must_be_replayed(measured, witnessed):
+    cell, run, baseline = measured(CELL)
+    on_gpu = replace(
+        run,
+        resolved={**run.resolved, "cuda_graph_max_bs": 48},
+        readback={**run.readback, "cuda_graph_max_bs": 48},
+    )
+    seen = witnessed(on_gpu, {"graph.replayed": 9, "graph.eager": 2, "decode.round": 16})
+    assert GATE.judge(cell, seen, baseline).state is State.PASS
+    unseen = witnessed(on_gpu, {"graph.replayed": 0, "graph.eager": 16, "decode.round": 16})
+    assert "rounds of the same shape are replayed" in GATE.judge(cell, unseen, baseline).message
+    few = witnessed(on_gpu, {"graph.replayed": 0, "graph.eager": 15, "decode.round": 15})
+    assert GATE.judge(cell, few, baseline).state is State.PASS
+
+
 @pytest.mark.parametrize(
     ("cell_id", "share"),
     [
