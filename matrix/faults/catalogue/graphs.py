@@ -74,25 +74,6 @@ GRAPH_FAULTS: Final[tuple[Fault, ...]] = (
         tier=TIER,
     ),
     Fault(
-        id="upload-reused",
-        klass=RACE,
-        origin="sglang#22113 (B066)",
-        file="engine/device/upload.py",
-        old="    return buffer.pin_memory().to(device, non_blocking=True)\n",
-        new=(
-            "    if buffer.dtype is torch.int64:\n"
-            "        shared = _sent.__dict__.setdefault('shared', torch.empty(9999, dtype=torch.int64).pin_memory())\n"
-            "        with torch.inference_mode():\n"
-            "            shared[: len(buffer)].copy_(buffer)\n"
-            "        return shared[: len(buffer)].to(device, non_blocking=True)\n"
-            "    return buffer.pin_memory().to(device, non_blocking=True)\n"
-        ),
-        expected=("lossless", "ledger"),
-        cells=CELLS,
-        why="every upload goes through one buffer on the host, which is filled again before the copy has read it",
-        tier=TIER,
-    ),
-    Fault(
         id="graphs-dropped",
         klass="silent fallback / ignored parameter",
         origin="sglang#32459 (K13: usage counters)",
