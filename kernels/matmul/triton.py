@@ -96,7 +96,7 @@ def tile(rows: int, columns: int, dtype: torch.dtype) -> Tile:
         return Tile(16, 32, 32, warps=4, stages=3)
     if rows > 256:
         return Tile(128, 256, 64, warps=8, stages=3)
-    few = 16 if rows <= 16 else 32 if rows <= 32 else 64
+    few = 16 if rows <= 16 else 64
     if columns >= 16384:
         return Tile(few, 128, 64, warps=4, stages=4)
     if columns >= 6144:

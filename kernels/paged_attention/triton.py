@@ -45,8 +45,8 @@ class Shape(NamedTuple):
 class Reads(NamedTuple):
     """What the layers of one step share, for T keys rounded up to a multiple of ALIGNED.
 
-    query: shape of q; slots [B, T], the padding slot 0 past the keys; hidden int8 [B, W, T], 1 for keys that a query
-    may not see; factor: of the scores; sparse: most keys are hidden from all queries of a request.
+    query: shape of q; slots [B, T], the padding slot 0 past the keys; masks [B, W, T], 0 for keys that a query may see;
+    factor: of the scores; sparse: most keys are hidden from all queries of a request.
     """
 
     query: tuple[int, int, int, int]
@@ -54,7 +54,7 @@ class Reads(NamedTuple):
     value_dim: int | None
     factor: float
     slots: Tensor
-    hidden: Tensor
+    masks: Tensor
     sparse: bool
 
 
@@ -75,8 +75,8 @@ def plan_reads(
     query = (bias.shape[0], bias.shape[2], heads, head_dim)
     beyond = -read_slots.shape[1] % ALIGNED
     slots = pad(read_slots, (0, beyond)).contiguous()
-    hidden = pad((bias[:, 0] != 0).to(torch.int8), (0, beyond), value=1).contiguous()
-    return Reads(query, kv_heads, value_dim, factor, slots, hidden, sparse)
+    masks = pad(bias[:, 0], (0, beyond), value=float("-inf")).contiguous()
+    return Reads(query, kv_heads, value_dim, factor, slots, masks, sparse)
 
 
 @lru_cache(maxsize=64)
@@ -91,13 +91,13 @@ def shape(head_dim: int, value_dim: int, size: int, group: int) -> Shape:
 
 @triton.jit
 def _split(
-    q1, q2, row, slots, hidden, live, first, stop, slot_size, value_at, factor, key_dim, head_dim,
+    q1, q2, row, slots, masks, live, first, stop, slot_size, value_at, factor, key_dim, head_dim,
     KEYS: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr, SPLIT: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Keys first..stop-1 for a tile of queries: peaks and sums [ROWS], mixtures [ROWS, D1].
 
     A query that sees nothing of them has -inf, 0 and 0. row: a slot's key; its first key_dim numbers meet q1, the rest
-    up to head_dim q2. value_at: from there to its value. hidden: pointers to position 0 of each query.
+    up to head_dim q2. value_at: from there to its value. masks: pointers to position 0 of each query.
     """
     ROWS: tl.constexpr = q1.shape[0]
     column, tail = tl.arange(0, D1), tl.arange(0, D1 if D2 == 0 else D2)
@@ -116,13 +116,13 @@ def _split(
             rest = (key_dim + tail < head_dim)[None, :]
             more = tl.load(here + key_dim + tail[None, :], mask=rest, other=0.0)
             score += product(q2, tl.trans(more), WIDE)
-        hides = tl.load(hidden[:, None] + at[None, :], mask=live[:, None], other=1)
+        hides = tl.load(masks[:, None] + at[None, :], mask=live[:, None], other=float("-inf"))
         score = tl.where(hides == 0, score * factor, float("-inf"))
         top = tl.maximum(peak, tl.max(score, 1))
         calm = tl.where(top == float("-inf"), 0.0, top)
         mass = tl.exp2(score - calm[:, None]).to(keys.dtype)
         fade = tl.exp2(peak - calm)
-        # Summed as a product: the order of a tile's sum over an axis depends on how the compiler spreads the tile.
+        # Summed as a product: the order of a tile's own sum depends on how the compiler spreads the tile.
         total = total * fade + tl.sum(tl.where(first_column, product(mass, ones, WIDE), 0.0), 1)
         values = tl.load(here + value_at + column[None, :], mask=wanted, other=0.0)
         mixed = mixed * fade[:, None] + product(mass, values, WIDE)
@@ -131,10 +131,10 @@ def _split(
 
 
 @triton.jit
-def _seen(hidden, live, first, length, SPLIT: tl.constexpr):
+def _seen(masks, live, first, length, SPLIT: tl.constexpr):
     """Whether any query of a tile sees a key of a split."""
     at = first + tl.arange(0, SPLIT)
-    hides = tl.load(hidden[:, None] + at[None, :], mask=live[:, None] & (at < length)[None, :], other=1)
+    hides = tl.load(masks[:, None] + at[None, :], mask=live[:, None] & (at < length)[None, :], other=float("-inf"))
     return tl.max(tl.max((hides == 0).to(tl.int32), 1), 0) > 0
 
 
@@ -147,13 +147,12 @@ def _merge(peak, total, mixed, more_peak, more_total, more_mixed):
     return top, total * fade + more_total * weight, mixed * fade[:, None] + more_mixed * weight[:, None]
 
 
-# One binary for all steps of a model: what differs from step to step is not compiled in.
-@triton.jit(do_not_specialize=["q_batch", "width", "length", "splits"])
+@triton.jit
 def _attend(
-    q, cache, slots, hidden, out, peaks, totals, mixtures,
+    q, cache, slots, masks, out, peaks, totals, mixtures,
     q_batch, q_width, q_head, width, kv_heads, length, slot_size, value_at, factor, head_dim, value_dim, splits,
     GROUP: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, SPLIT: tl.constexpr, D1: tl.constexpr,
-    D2: tl.constexpr, SPREAD: tl.constexpr, LOOK: tl.constexpr, WIDE: tl.constexpr, ALIGNED: tl.constexpr,
+    D2: tl.constexpr, SPREAD: tl.constexpr, LOOK: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """One program per key head of a request, tile of its queries and, with SPREAD, split. LOOK: pass over splits of
     which no query sees anything.
@@ -176,19 +175,18 @@ def _attend(
         tail = key_dim + tl.arange(0, D2)
         q2 = tl.load(mine[:, None] + tail[None, :], mask=live[:, None] & (tail < head_dim)[None, :], other=0.0)
     key = cache + kv_head * head_dim
-    length = tl.multiple_of(length, ALIGNED)
     slots += request * length
-    hidden += (request * width + at) * length
+    masks += (request * width + at) * length
     written = live[:, None] & (column < value_dim)[None, :]
     if SPREAD:
         first = tl.program_id(2) * SPLIT
         place = (pair * width * GROUP + r) * splits + tl.program_id(2)
         seen = True
         if LOOK:
-            seen = _seen(hidden, live, first, length, SPLIT)
+            seen = _seen(masks, live, first, length, SPLIT)
             tl.store(peaks + place, tl.full((ROWS,), float("-inf"), tl.float32), mask=live & (seen == 0))
         if seen:
-            peak, total, mixed = _split(q1, q2, key, slots, hidden, live, first, length, slot_size, value_at, factor,
+            peak, total, mixed = _split(q1, q2, key, slots, masks, live, first, length, slot_size, value_at, factor,
                                         key_dim, head_dim, KEYS, D1, D2, SPLIT, WIDE)  # fmt: skip
             tl.store(peaks + place, peak, mask=live)
             tl.store(totals + place, total, mask=live)
@@ -200,9 +198,9 @@ def _attend(
         for first in range(0, length, SPLIT):
             seen = True
             if LOOK:
-                seen = _seen(hidden, live, first, length, SPLIT)
+                seen = _seen(masks, live, first, length, SPLIT)
             if seen:
-                top, sums, more = _split(q1, q2, key, slots, hidden, live, first, length, slot_size, value_at, factor,
+                top, sums, more = _split(q1, q2, key, slots, masks, live, first, length, slot_size, value_at, factor,
                                          key_dim, head_dim, KEYS, D1, D2, SPLIT, WIDE)  # fmt: skip
                 peak, total, mixed = _merge(peak, total, mixed, top, sums, more)
         place = ((request * width + at) * kv_heads * GROUP + head) * value_dim
@@ -254,12 +252,12 @@ def paged_attention(q: Tensor, cache: Tensor, reads: Reads) -> Tensor:
     mixtures = torch.empty(*marks.shape[1:], value_dim, dtype=torch.float32, device=q.device)
     plane = reads.kv_heads * head_dim
     _attend[pairs, tiles, splits if spread else 1](
-        q, cache, reads.slots, reads.hidden, out, marks[0], marks[1], mixtures,
+        q, cache, reads.slots, reads.masks, out, marks[0], marks[1], mixtures,
         *q.stride()[:3], width, reads.kv_heads, length,
         plane if latent else 2 * plane, 0 if latent else plane,
         reads.factor * LOG2_E, head_dim, value_dim, splits,
         GROUP=group, ROWS=tile.rows, KEYS=tile.keys, SPLIT=SPLIT, D1=tile.d1, D2=tile.d2, SPREAD=spread,
-        LOOK=reads.sparse or tiles >= CAUSAL, WIDE=wide(q), ALIGNED=ALIGNED,
+        LOOK=reads.sparse or tiles >= CAUSAL, WIDE=wide(q),
         num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False,
     )  # fmt: skip
     if spread:
