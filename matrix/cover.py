@@ -83,7 +83,12 @@ SWEEPS: Final[dict[str, tuple[str, ...]]] = {
         "eagle3.s5.k2.n16.v2.c32.m4",
     ),
 }
-SMOKE_PRESETS: Final = ("eagle3.s3.k4.n8.v2.ragged", "standalone.pair")
+SMOKE_PRESETS: Final = (
+    "eagle3.s3.k4.n8.v2.ragged",
+    "standalone.pair",
+    "eagle3.tiers.v2.waves.length",
+    "eagle3.table.v2.waves.length",
+)
 
 
 def enumerate_cells() -> Iterator[Cell]:
