@@ -11,7 +11,7 @@ from matrix.axes import AXES, LAUNCH
 from matrix.cell import MEANINGS, Cell
 from matrix.constraints import CONSTRAINTS, expect, launch_constraints
 from matrix.lockfile import STAGES, stage_cells
-from matrix.selector import Selector, parse_selector
+from matrix.selector import Predicate, Selector, parse_selector
 from reports.text import count
 
 PRODUCT: Final = "product"
@@ -25,7 +25,7 @@ def select(stage: str, text: str | None = None, limit: int | None = None) -> lis
     selector, a combination that is no cell, or a choice that leaves nothing.
     """
     if text is None:
-        return _chosen(stage, lambda cell: True, limit)
+        return _chosen(stage, None, limit)
     if not text.strip():
         raise ConfigError("--cells is empty, as of a shell variable that is not set; leave it out to run every cell")
     if is_id(text):
@@ -46,9 +46,9 @@ def of_gpus(cells: Iterable[Cell], gpus: int) -> list[Cell]:
     return [cell for cell in cells if max(cell.gpus, min(gpus, 1)) == gpus]
 
 
-def _chosen(stage: str, selector: Selector, limit: int | None) -> list[Cell]:
-    source = all_cells() if stage == PRODUCT else iter(stage_cells(stage))
-    return list(islice(filter(selector, source), limit))
+def _chosen(stage: str, selector: Selector | None, limit: int | None) -> list[Cell]:
+    source = all_cells(selector and selector.may) if stage == PRODUCT else iter(stage_cells(stage))
+    return list(islice(filter(selector and selector.picks, source), limit))
 
 
 def _elsewhere(stage: str, selector: Selector) -> str:
@@ -66,8 +66,9 @@ def is_id(text: str) -> bool:
     return all(part in MEANINGS for part in text.strip().split("."))
 
 
-def all_cells() -> Iterator[Cell]:
-    """Every cell of the product of the axes that is neither impossible nor redundant, launch by launch."""
+def all_cells(may: Predicate | None = None) -> Iterator[Cell]:
+    """Every cell of the product of the axes that is neither impossible nor redundant, launch by launch; only those
+    launches for which `may` holds."""
     ruled_out = [c for c in CONSTRAINTS if c.kind in ("impossible", "redundant")]
     launching = [c for c in launch_constraints() if c in ruled_out]
     others = [c for c in ruled_out if c not in launching]
@@ -76,7 +77,8 @@ def all_cells() -> Iterator[Cell]:
     read = sorted({column for c in others for column in c.columns if column < len(LAUNCH)})
     allowed: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
     for launch in product(*(axis.names for axis in AXES[: len(LAUNCH)])):
-        if any(constraint.applies(Cell(*launch)) for constraint in launching):
+        first = Cell(*launch)
+        if (may is not None and not may(first)) or any(constraint.applies(first) for constraint in launching):
             continue
         key = tuple(launch[column] for column in read)
         if key not in allowed:

@@ -2,16 +2,34 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from engine.core.errors import ConfigError
 from engine.core.nearest import nearest
-from matrix.axes import INDEX, NAMES, axis
+from matrix.axes import INDEX, LAUNCH, NAMES, axis
 from matrix.cell import MEANINGS, Cell
 
-Selector: TypeAlias = Callable[[Cell], bool]
+Predicate: TypeAlias = Callable[[Cell], bool]
 LEXEME: Final = re.compile(r"\s*(?:(!=|==?|[(),])|([\w.-]+))")
 HELP: Final = "write axis=value, axis!=value or axis in (a, b), joined with and, or, not and parentheses, or a cell id"
+
+
+@dataclass(frozen=True, slots=True)
+class Selector:
+    """A predicate over cells.
+
+    may: false only if the launch of the cell alone rules it out, whatever the request axes say. must: true only if the
+    launch alone lets it in.
+    """
+
+    picks: Predicate
+    may: Predicate
+    must: Predicate
+
+    def __call__(self, cell: Cell) -> bool:
+        """True if the cell is selected."""
+        return self.picks(cell)
 
 
 def parse_selector(text: str) -> Selector:
@@ -101,7 +119,8 @@ class _Parser:
         if "." not in text and text not in MEANINGS and meant:
             axis(text)
         wanted = Cell.from_id(text)
-        return lambda cell: cell == wanted
+        launch = wanted.launch_key
+        return Selector(lambda cell: cell == wanted, lambda cell: cell.launch_key == launch, _never)
 
     def _values(self, name: str) -> frozenset[str]:
         if not self._take("("):
@@ -125,17 +144,41 @@ class _Parser:
 
 
 def _or(left: Selector, right: Selector) -> Selector:
-    return lambda cell: left(cell) or right(cell)
+    return Selector(_any(left.picks, right.picks), _any(left.may, right.may), _any(left.must, right.must))
 
 
 def _and(left: Selector, right: Selector) -> Selector:
-    return lambda cell: left(cell) and right(cell)
+    return Selector(_all(left.picks, right.picks), _all(left.may, right.may), _all(left.must, right.must))
 
 
 def _not(inner: Selector) -> Selector:
-    return lambda cell: not inner(cell)
+    return Selector(_flipped(inner.picks), _flipped(inner.must), _flipped(inner.may))
 
 
 def _within(name: str, values: frozenset[str]) -> Selector:
     index = INDEX[name]
-    return lambda cell: cell[index] in values
+
+    def holds(cell: Cell) -> bool:
+        return cell[index] in values
+
+    return Selector(holds, holds, holds) if index < len(LAUNCH) else Selector(holds, _always, _never)
+
+
+def _any(left: Predicate, right: Predicate) -> Predicate:
+    return lambda cell: left(cell) or right(cell)
+
+
+def _all(left: Predicate, right: Predicate) -> Predicate:
+    return lambda cell: left(cell) and right(cell)
+
+
+def _flipped(inner: Predicate) -> Predicate:
+    return lambda cell: not inner(cell)
+
+
+def _always(cell: Cell) -> bool:
+    return True
+
+
+def _never(cell: Cell) -> bool:
+    return False

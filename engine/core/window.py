@@ -141,8 +141,9 @@ class WindowBook:
                 held[page] = account
         free = set(self.free)
         whole = len(free) == len(self.free) and len(free) + len(held) == self.window.pages and free.isdisjoint(held)
-        owners = all(self.owner[page] == account for page, account in held.items())
-        if not (whole and owners and all(self.owner[page] == NOBODY for page in free)):
+        # Held pages have an account each, so with the right count nobody's pages are the free ones (and entry 0).
+        owners = self.owner.count(NOBODY) == len(free) + 1 and [self.owner[page] for page in held] == [*held.values()]
+        if not (whole and owners):
             raise LedgerError(
                 f"law 1: {self.window.pages} window pages are {len(self.free)} free and {len(held)} held, "
                 "and each must have one recorded owner"

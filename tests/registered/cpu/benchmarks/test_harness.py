@@ -42,3 +42,24 @@ def test_resolution_is_timed_only_if_some_launches_ran_and_some_were_refused(mon
     assert harness.resolution().state == "red", "torch was imported"
     monkeypatch.setattr(harness, "RESOLVE", "raise SystemExit('broken: 7')")
     assert (harness.resolution().state, harness.resolution().note) == ("not measured", "broken: 7")
+
+
+def test_lossless_cells_are_counted_against_the_whole_session_and_only_if_all_are_green():
+    calm = harness.Session(1200, False, 60.0, "1200 passed")
+    metric = harness.cells_per_minute([calm, calm._replace(seconds=48.0)])
+    assert (metric.ratio, metric.low, metric.high, metric.state) == (1350.0, 1200.0, 1500.0, "met")
+    assert metric.note == "1200 cells with all their gates in 48.0 s, start included"
+    for bad in (calm._replace(failed=True, last="1 failed"), calm._replace(passed=999, last="999 passed")):
+        metric = harness.cells_per_minute([calm, bad])
+        assert (metric.state, metric.note) == ("red", bad.last)
+
+
+def test_the_lossless_cells_are_many_and_their_launches_have_goldens():
+    from matrix.gates.golden import golden_table, launch_id
+    from matrix.selection import select
+
+    cells = select("product", harness.LOSSLESS)
+    golden = golden_table()
+    assert len(cells) >= harness.LOSSLESS_LEAST
+    assert all("values" in golden[launch] for launch in {launch_id(cell) for cell in cells})
+    assert len({cell.algorithm for cell in cells}) == 5

@@ -10,6 +10,7 @@ from matrix.cell import Cell
 from matrix.constraints import explain
 from matrix.lockfile import stage_cells
 from matrix.selection import all_cells, is_id, select
+from matrix.selector import parse_selector
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 
@@ -63,3 +64,18 @@ def test_nothing_chosen_says_where_such_cells_are(stage: str, text: str, hint: s
 def test_an_empty_selector_is_not_every_cell(text: str):
     with pytest.raises(ConfigError, match=r"^--cells is empty, as of a shell variable that is not set; leave it out"):
         select("smoke", text)
+
+
+def test_the_product_is_narrowed_launch_by_launch_without_losing_a_cell():
+    text = "algorithm=none and model=llama and page_size=16 and overlap=off and batch in (pair, waves) and slots=4"
+    selector = parse_selector(text)
+    asked: list[Cell] = []
+
+    def may(launch: Cell) -> bool:
+        asked.append(launch)
+        return selector.may(launch)
+
+    some = list(islice(all_cells(may), 4000))
+    assert some and {cell.launch_key for cell in some} <= {cell.launch_key for cell in asked if selector.may(cell)}
+    first = [cell for cell in islice(all_cells(), 60_000) if selector(cell)]
+    assert first and [cell for cell in some if selector(cell)][: len(first)] == first

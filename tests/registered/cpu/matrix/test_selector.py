@@ -67,3 +67,30 @@ def test_a_bad_selector_is_refused_in_one_sentence(text, sentence):
     with pytest.raises(ConfigError) as caught:
         parse_selector(text)
     assert str(caught.value) == sentence
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "algorithm=eagle3",
+        "batch=pair",
+        "algorithm=eagle3 and batch=pair",
+        "algorithm=eagle3 or batch=pair",
+        "not (algorithm=eagle3 or batch=pair)",
+        "not (algorithm=eagle3 and batch=pair)",
+        "algorithm!=eagle3 and not not page_size in (4, 16)",
+        "algorithm=eagle3 and not batch in (pair, single) or page_size=4 and batch!=pair",
+        "eagle3.s3.k4.n8",
+        "not eagle3.s3.k4.n8.pair",
+    ],
+)
+def test_a_launch_is_ruled_out_or_let_in_only_if_all_of_its_cells_are(text):
+    selector = parse_selector(text)
+    launches = [Cell.from_id(launch) for launch in ("eagle3", "eagle3.p4", "eagle3.s3.k4.n8", "none", "none.p16")]
+    for launch in launches:
+        picked = [selector(launch._replace(batch=batch)) for batch in ("single", "pair", "ragged", "burst")]
+        assert selector.may(launch) or not any(picked)
+        assert not selector.must(launch) or all(picked)
+    # The two bounds decide what they can: a condition on the launch alone leaves nothing open.
+    if "batch" not in text and "." not in text:
+        assert all(selector.may(launch) == selector.must(launch) == selector(launch) for launch in launches)
