@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import combinations, product
+from math import prod
 from typing import Any, Final
 
 from matrix.axes import AXES, LAUNCH, NAMES
@@ -160,9 +161,10 @@ def _make(factors: dict[str, list[str]], strength: int, kept: list[Cell]) -> lis
 def _conditions() -> list[dict[str, Any]]:
     """The constraints for covertable, with what follows from them for fewer axes.
 
-    covertable judges a condition once all its axes have values; the projections let it see a dead end earlier.
+    covertable judges a condition once all its axes have values; the projections let it see a dead end earlier. Those on
+    the same axes are one condition, and one that forbids nothing is none: each costs a call per value that is tried.
     """
-    conditions = []
+    found: dict[tuple[str, ...], set[tuple[str, ...]]] = {}
     for axes in {c.axes for c in CONSTRAINTS}:
         names = [AXES[NAMES.index(name)].names for name in axes]
         banned = frozenset().union(*(c.forbidden for c in CONSTRAINTS if c.axes == axes))
@@ -170,8 +172,10 @@ def _conditions() -> list[dict[str, Any]]:
         for size in range(2, len(axes) + 1):
             for columns in combinations(range(len(axes)), size):
                 seen = {tuple(values[column] for column in columns) for values in allowed}
-                conditions.append(_condition(tuple(axes[column] for column in columns), seen))
-    return sorted(conditions, key=lambda condition: condition["requires"])
+                named = tuple(axes[column] for column in columns)
+                found[named] = found[named] & seen if named in found else seen
+    whole = {named: prod(len(AXES[NAMES.index(name)].names) for name in named) for named in found}
+    return [_condition(named, found[named]) for named in sorted(found) if len(found[named]) < whole[named]]
 
 
 def _condition(names: tuple[str, ...], seen: set[tuple[str, ...]]) -> dict[str, Any]:

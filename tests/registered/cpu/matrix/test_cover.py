@@ -20,7 +20,7 @@ from matrix.cover import (
 )
 from matrix.verifier import allowed, components, uncovered, uncovered_sweep
 
-pytestmark = pytest.mark.register(est_seconds=8, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=36, tier="cpu", stage="pr")
 
 INCIDENTS = ("sglang#21062", "sglang#26866", "sglang#24055", "sglang#24999", "sglang#22651")
 
