@@ -52,7 +52,7 @@ CHECK: Final = "import sys; from matrix.lock import check; r = check(); print(r.
 # 1,152 cells of twelve launches that have goldens: five drafters, four page sizes, both timings as resolved.
 LOSSLESS: Final = (
     "model=llama and steps=auto and topk=auto and draft_tokens=auto and spec_version=auto and overlap=on and "
-    "prefix_cache=on and prefill_chunk=off and memory=ample and slots=auto and sampling=greedy and "
+    "adaptive=off and prefix_cache=on and prefill_chunk=off and memory=ample and slots=auto and sampling=greedy and "
     "batch in (single, pair, ragged, burst) and "
     "(page_size=1 and algorithm in (standalone, eagle3, eagle, ngram, dflash) or "
     "page_size in (4, 16) and algorithm in (ngram, dflash) or "
