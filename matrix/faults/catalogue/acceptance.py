@@ -10,7 +10,7 @@ ACCEPTANCE_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="draft-position-high",
         klass="off-by-one length or KV position",
-        origin="sglang#25015 (semantics 13.5)",
+        origin="sglang#25015",
         file="engine/spec/autoregressive.py",
         old="            hidden = self.model.forward(tokens[-1], (batch.start + step)[:, None], hidden, attend)\n",
         new="            hidden = self.model.forward(tokens[-1], (batch.start + step + 1)[:, None], hidden, attend)\n",
@@ -24,7 +24,7 @@ ACCEPTANCE_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="chunk-tail-sampled",
         klass=STATE,
-        origin="sglang#26329 (semantics 13.20)",
+        origin="sglang#26329",
         file="engine/spec/autoregressive.py",
         old="        tail = torch.where(following < 0, sampled, following)\n",
         new="        tail = sampled\n",
@@ -35,7 +35,7 @@ ACCEPTANCE_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="aux-not-gathered",
         klass="stride / indexing",
-        origin="sglang#26997 (semantics 5.5), sglang#9976",
+        origin="sglang#26997, sglang#9976",
         file="engine/launch.py",
         old="aux.gather(1, verdict.path[:, :, None].expand(-1, -1, aux.shape[2]))\n",
         new="aux[:, : verdict.path.shape[1]]\n",
@@ -46,7 +46,7 @@ ACCEPTANCE_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="unigram-keys",
         klass="prefix-cache semantics under EAGLE",
-        origin="sglang#10846 (B062)",
+        origin="sglang#10846",
         file="engine/build.py",
         old="PrefixCache(ledger, drafter.key_span, resolved.radix_cache)",
         new="PrefixCache(ledger, 0, resolved.radix_cache)",
@@ -60,7 +60,7 @@ ACCEPTANCE_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="draft-map-ignored",
         klass="config parsing, weights, draft/target mix-up",
-        origin="vllm#53017 (B107)",
+        origin="vllm#53017",
         file="engine/models/eagle3.py",
         old="        return self.id_map.index_select(0, ids.reshape(-1)).view(ids.shape)\n",
         new="        return ids\n",
@@ -71,7 +71,7 @@ ACCEPTANCE_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="draft-norm-dropped",
         klass="config parsing, weights, draft/target mix-up",
-        origin="vllm#14464 (B095)",
+        origin="vllm#14464",
         file="engine/models/eagle3.py",
         old="        normed = self.first.front(x)\n",
         new="        normed = x\n",
@@ -82,7 +82,7 @@ ACCEPTANCE_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="draft-kv-frozen",
         klass="prefix-cache semantics under EAGLE",
-        origin="vllm#14649 (B097), sglang#19897 (B063)",
+        origin="vllm#14649, sglang#19897",
         file="engine/spec/autoregressive.py",
         old="        return self._extend(batch, verdict.tokens, aux, verdict.count)\n",
         new=(
@@ -98,7 +98,7 @@ ACCEPTANCE_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="acceptance-inflated",
         klass="metric misreport",
-        origin="sglang#18483 (B060)",
+        origin="sglang#18483",
         file="engine/core/metrics.py",
         old="        self.lengths.append(accepted)\n",
         new="        self.lengths.append(accepted + 1)\n",

@@ -8,7 +8,7 @@ ACCURACY_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="answers-unmatched",
         klass="the test itself",
-        origin="unmatched ids of an exam; vllm#6743 (B102): a test that tested nothing",
+        origin="vllm#6743: a test that tested nothing",
         file="matrix/workload.py",
         old="        answer=answer if cell.batch",
         new="        answer=questions()[index - 1][1] if cell.batch",
@@ -19,7 +19,7 @@ ACCURACY_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="temperature-drifts",
         klass="sampling distribution",
-        origin="semantics 6.5 (sampling state applied twice), sglang#33643 (B045)",
+        origin="rule: sampling state applied twice, sglang#33643",
         file="engine/device/sample.py",
         old="    return draw(logits, coins, rows.temperature,",
         new=(

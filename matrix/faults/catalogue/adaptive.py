@@ -14,7 +14,7 @@ ADAPTIVE_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="adaptive-present-width",
         klass="stride / indexing",
-        origin="sglang#23336 (semantics 13.11)",
+        origin="sglang#23336",
         file=LOOP,
         old="            self.scheduler.steps.observe(len(requests), plan.rows[0].width, live)\n",
         new="            self.scheduler.steps.observe(len(requests), self.scheduler.steps.steps + 1, live)\n",
@@ -25,7 +25,7 @@ ADAPTIVE_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="adaptive-present-batch",
         klass=STALE,
-        origin="sglang#24055 (semantics 7.4)",
+        origin="sglang#24055",
         file=LOOP,
         old="            self.scheduler.steps.observe(len(requests), plan.rows[0].width, live)\n",
         new="            self.scheduler.steps.observe(len(self.scheduler.active), plan.rows[0].width, live)\n",
@@ -36,7 +36,7 @@ ADAPTIVE_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="adaptive-dropped-observed",
         klass=STALE,
-        origin="sglang#23456 (semantics 13.8)",
+        origin="sglang#23456",
         file=LOOP,
         old="            live = [count - 1 for count, request in pairs if request.phase is Phase.RUNNING]\n",
         new="            live = [count - 1 for count, request in pairs]\n",
@@ -47,7 +47,7 @@ ADAPTIVE_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="adaptive-bonus-observed",
         klass="metric misreport",
-        origin="sglang#21599 (semantics 7.1)",
+        origin="sglang#21599",
         file=LOOP,
         old="            live = [count - 1 for count, request in pairs if request.phase is Phase.RUNNING]\n",
         new="            live = [count for count, request in pairs if request.phase is Phase.RUNNING]\n",
@@ -58,7 +58,7 @@ ADAPTIVE_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="adaptive-narrow-reserve",
         klass="KV leak / over-allocation",
-        origin="sglang#26354 (semantics 13.10)",
+        origin="sglang#26354",
         file="engine/core/schedule.py",
         old="            added = self._reserve(request, self.width)\n",
         new="            added = self._reserve(request, max(slot.steps for slot in self.steps.slots) + 1)\n",
@@ -69,7 +69,7 @@ ADAPTIVE_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="adaptive-shared-average",
         klass=STALE,
-        origin="sglang#24055 (semantics 7.2)",
+        origin="sglang#24055",
         file=CONTROLLER,
         old="        decision = slot.observe(mean)\n",
         new=(
@@ -84,7 +84,7 @@ ADAPTIVE_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="adaptive-batch-one-short",
         klass=OFF_BY_ONE,
-        origin="sglang#24055 (semantics 7.2)",
+        origin="sglang#24055",
         file=CONTROLLER,
         old="        return self.slots[max(0, bisect_right(self._bounds, batch_size) - 1)]\n",
         new="        return self.slots[max(0, bisect_right(self._bounds, batch_size - 1) - 1)]\n",
@@ -95,7 +95,7 @@ ADAPTIVE_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="adaptive-hysteresis-dropped",
         klass=IGNORED,
-        origin="sglang#21599 (semantics 7.1)",
+        origin="sglang#21599",
         file=CONTROLLER,
         old="                if self.ema <= target - 0.5 + rule.up_hysteresis:\n",
         new="                if self.ema <= target - 0.5:\n",
@@ -106,7 +106,7 @@ ADAPTIVE_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="adaptive-warmup-ignored",
         klass=IGNORED,
-        origin="sglang#21599 (semantics 7.1)",
+        origin="sglang#21599",
         file=CONTROLLER,
         old="        due = self.rounds - rule.warmup_batches\n",
         new="        due = self.rounds\n",
@@ -117,7 +117,7 @@ ADAPTIVE_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="adaptive-interval-short",
         klass=OFF_BY_ONE,
-        origin="sglang#21599 (semantics 7.1)",
+        origin="sglang#21599",
         file=CONTROLLER,
         old="        if due % rule.update_interval:\n",
         new="        if due % max(1, rule.update_interval - 1):\n",
@@ -128,7 +128,7 @@ ADAPTIVE_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="adaptive-activation-late",
         klass=STALE,
-        origin="sglang#24055 (semantics 7.4)",
+        origin="sglang#24055",
         file=CONTROLLER,
         old="        self._active, self._steps = slot, slot.steps\n",
         new="        late, self._active, self._steps = self._steps, slot, slot.steps\n",
@@ -146,7 +146,7 @@ ADAPTIVE_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="adaptive-flat-unread",
         klass="config parsing, weights, draft/target mix-up",
-        origin="sglang#24055 (semantics 7.3)",
+        origin="sglang#24055",
         file="engine/core/adaptive_config.py",
         old='        return AdaptiveConfig((_slot("", 1, shared),), flat=True)\n',
         new="        return AdaptiveConfig(DEFAULT_SLOTS, flat=True)\n",
@@ -157,7 +157,7 @@ ADAPTIVE_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="adaptive-ceiling-ignored",
         klass=IGNORED,
-        origin="sglang#21599 (semantics 7.1)",
+        origin="sglang#21599",
         file=CONTROLLER,
         old="        if not self.settings.ceiling_coeff or target > self.steps:\n",
         new="        if target:\n",
@@ -168,7 +168,7 @@ ADAPTIVE_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="adaptive-ceiling-on-a-rise",
         klass="wrong or flipped default",
-        origin="sglang#21599 (semantics 7.1)",
+        origin="sglang#21599",
         file=CONTROLLER,
         old="        if not self.settings.ceiling_coeff or target > self.steps:\n",
         new="        if not self.settings.ceiling_coeff:\n",
@@ -179,7 +179,7 @@ ADAPTIVE_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="adaptive-configured-width",
         klass="metric misreport",
-        origin="sglang#18483 (semantics 11: under adaptive steps N is the configured value)",
+        origin="sglang#18483 (under adaptive steps N is the configured value)",
         file=LOOP,
         old="        request.metrics.count(count, row.width)\n",
         new="        request.metrics.count(count, self.scheduler.width)\n",
@@ -190,7 +190,7 @@ ADAPTIVE_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="adaptive-stride-of-the-widest",
         klass="stride / indexing",
-        origin="sglang#23331 (semantics 13.30)",
+        origin="sglang#23331",
         file="engine/spec/autoregressive.py",
         old="        return self._extend(batch, verdict.tokens, aux, verdict.count)\n",
         new=(

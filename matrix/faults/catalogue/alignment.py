@@ -11,7 +11,7 @@ ALIGNMENT_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="table-entered-by-length",
         klass=ALIGNMENT,
-        origin="sglang#20070 (B016)",
+        origin="sglang#20070",
         file="engine/core/schedule.py",
         old="            (account,) * len(added),\n            before,\n",
         new=(
@@ -25,7 +25,7 @@ ALIGNMENT_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="partial-page-freed",
         klass=ALIGNMENT,
-        origin="semantics 13: a partial page still holds live tokens (sglang#22862)",
+        origin="rule: a partial page still holds live tokens (sglang#22862)",
         file="engine/core/ledger.py",
         old="        whole = -(-keep // self.page_size)\n        gone = ",
         new="        whole = keep // self.page_size\n        gone = ",
@@ -37,7 +37,7 @@ ALIGNMENT_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="slots-start-as-noise",
         klass="NaN / uninitialised memory",
-        origin="sglang#19897 (B063)",
+        origin="sglang#19897",
         file="engine/device/pool.py",
         old="        self.data = torch.zeros(shape, dtype=dtype, device=device)\n",
         new='        self.data = torch.full(shape, float("nan"), dtype=dtype, device=device)\n',

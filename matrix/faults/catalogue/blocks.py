@@ -12,7 +12,7 @@ BLOCK_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="block-rows-shifted",
         klass=OFF_BY_ONE,
-        origin="semantics 2.8: position 0 of a block is the bonus token",
+        origin="rule: position 0 of a block is the bonus token",
         file=DRAFTER,
         old="        drafts = self.model.logits(out[:, 1:]).argmax(-1)\n",
         new="        drafts = self.model.logits(out[:, :-1]).argmax(-1)\n",
@@ -23,7 +23,7 @@ BLOCK_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="block-context-late",
         klass=OFF_BY_ONE,
-        origin="semantics 2.8: draft slot p holds the state of position p, unshifted",
+        origin="rule: draft slot p holds the state of position p, unshifted",
         file=DRAFTER,
         old="        rows = self.model.context(aux, batch.positions[:, :width])\n",
         new="        rows = self.model.context(aux, batch.positions[:, :width] + 1)\n",
@@ -34,7 +34,7 @@ BLOCK_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="block-context-unwritten",
         klass="prefix-cache semantics under EAGLE",
-        origin="vllm#3951 (B104), sglang#19897 (B063)",
+        origin="vllm#3951, sglang#19897",
         file=DRAFTER,
         old="overwrites before it is read.\n        self._keep(batch, aux)\n",
         new="overwrites before it is read.\n        return None\n",
@@ -45,7 +45,7 @@ BLOCK_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="block-masks-wrong",
         klass="config parsing, weights, draft/target mix-up",
-        origin="semantics 2.8: positions 1..B-1 hold the checkpoint's mask token",
+        origin="rule: positions 1..B-1 hold the checkpoint's mask token",
         file="engine/models/dflash.py",
         old="    mask = config.draft.mask_token\n",
         new="    mask = config.draft.mask_token + 1\n",
@@ -56,7 +56,7 @@ BLOCK_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="block-causal",
         klass="silent fallback / ignored parameter",
-        origin="semantics 2.8: one non-causal forward",
+        origin="rule: one non-causal forward",
         file=DRAFTER,
         old="        attend.begin(0, everything)\n",
         new="        attend.begin(0, everything.tril())\n",
@@ -67,7 +67,7 @@ BLOCK_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="block-prefix-one-short",
         klass=OFF_BY_ONE,
-        origin="semantics 2.8: the block attends to every committed position",
+        origin="rule: the block attends to every committed position",
         file=DRAFTER,
         old="        bias = prefix_bias(batch.start, reach, self.pool.data.dtype)\n",
         new="        bias = prefix_bias(batch.start - 1, reach, self.pool.data.dtype)\n",
@@ -78,7 +78,7 @@ BLOCK_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="block-context-unprojected-keys",
         klass="config parsing, weights, draft/target mix-up",
-        origin="vllm#14464 (B095), semantics 2.8",
+        origin="vllm#14464",
         file="engine/models/dflash.py",
         old="        self.head_norm.each(keys, self.key_norm)\n",
         new="",

@@ -14,7 +14,7 @@ CONFIGURATION_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="requests-default-flipped",
         klass=DEFAULT,
-        origin="sglang#21062, sglang#33199 (B071)",
+        origin="sglang#21062, sglang#33199",
         file=DEFAULTS,
         old="        lambda s: 48,\n",
         new="        lambda s: 64,\n",
@@ -36,7 +36,7 @@ CONFIGURATION_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="version-before-sizes",
         klass=DEFAULT,
-        origin="sglang#21062 (semantics 13.4)",
+        origin="sglang#21062",
         file=DEFAULTS,
         old='        lambda s: s.integer("speculative_eagle_topk") > 1,\n',
         new="        lambda s: s.asked_topk > 1,\n",
@@ -102,7 +102,7 @@ CONFIGURATION_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="chunk-ignored",
         klass=SILENT,
-        origin="sglang#23289 (B039): accepted and not implemented",
+        origin="sglang#23289: accepted and not implemented",
         file=BUILD,
         old="        chunk=resolved.chunked_prefill_size,\n",
         new="        chunk=None,\n",
@@ -113,7 +113,7 @@ CONFIGURATION_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="slots-ignored",
         klass=SILENT,
-        origin="sglang#33199 (B071)",
+        origin="sglang#33199",
         file=BUILD,
         old="        max_running=resolved.max_running_requests,\n",
         new="        max_running=64,\n",
@@ -125,7 +125,7 @@ CONFIGURATION_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="cache-off-with-draft",
         klass=SILENT,
-        origin="sglang#32459 (B061)",
+        origin="sglang#32459",
         file=BUILD,
         old="resolved.radix_cache)\n",
         new="resolved.radix_cache and not resolved.num_steps)\n",

@@ -16,7 +16,7 @@ CONTENTION_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="streaming-offset-ignored",
         klass=IGNORED,
-        origin="semantics 8.1: a streaming session rejects an offset",
+        origin="rule: a streaming session rejects an offset",
         file=SESSION,
         old='            ("offset", params.offset, 0),\n',
         new="",
@@ -27,7 +27,7 @@ CONTENTION_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="turn-in-flight-refused-late",
         klass=IGNORED,
-        origin="semantics 8.1: one request in flight, a second is rejected",
+        origin="rule: one request in flight, a second is rejected",
         file=SESSION,
         old="        if session.turn is not None and session.turn.finish is None:\n",
         new="        if session.turn is not None and session.turn.row:\n",
@@ -38,7 +38,7 @@ CONTENTION_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="timeout-closes-a-busy-session",
         klass="race / missing stream order",
-        origin="sglang#21875 (semantics 8.4: a close waits for the request in flight)",
+        origin="sglang#21875 (a close waits for the request in flight)",
         file=SESSION,
         old="            if session.busy():\n                session.used = now\n            elif",
         new="            if",
@@ -49,7 +49,7 @@ CONTENTION_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="timeout-forgotten",
         klass=IGNORED,
-        origin="semantics 8.4: sessions idle for longer than their timeout are closed",
+        origin="rule: sessions idle for longer than their timeout are closed",
         file=SESSION,
         old="            elif now - session.used > session.timeout:\n",
         new="            elif now - session.used > 1000 * session.timeout:\n",
@@ -60,7 +60,7 @@ CONTENTION_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="refusal-costs-the-session",
         klass=STALE,
-        origin="sglang#22273 (semantics 8.1: a rejected request does not disturb the slot)",
+        origin="sglang#22273 (a rejected request does not disturb the slot)",
         file=API,
         old='            scheduler.probes.hit("session.refused")\n            raise\n',
         new='            scheduler.probes.hit("session.refused")\n'
@@ -86,7 +86,7 @@ CONTENTION_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="capacity-unbounded",
         klass=IGNORED,
-        origin="semantics 8.1: capacity_of_str_len",
+        origin="rule: capacity_of_str_len",
         file=SESSION,
         old="        if length > session.capacity:\n",
         new="        if length > 1000 * session.capacity:\n",
@@ -97,7 +97,7 @@ CONTENTION_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="closed-session-opens-itself",
         klass=IGNORED,
-        origin="semantics 8.1: an unknown session is refused",
+        origin="rule: an unknown session is refused",
         file=SESSION,
         old="        if session_id not in self.sessions:\n            raise RequestError("
         'f"session {session_id!r} is not open; open it with open_session")\n',
@@ -109,7 +109,7 @@ CONTENTION_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="branch-of-the-unfinished",
         klass=STALE,
-        origin="semantics 8.1: rid names a finished request",
+        origin="rule: rid names a finished request",
         file=SESSION,
         old="        if before.finish is None:\n",
         new="        if before.finish is None and before.holds:\n",
@@ -120,7 +120,7 @@ CONTENTION_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="session-keeps-aborted-turn",
         klass=OFF_BY_ONE,
-        origin="semantics 8.4: an aborted turn rolls back to the last good one",
+        origin="rule: an aborted turn rolls back to the last good one",
         file=SCHEDULE,
         old="        keep = min(request.inherited if aborted else request.num_tokens, committed)\n",
         new="        keep = min(request.inherited and request.inherited + 2, committed) if aborted "
@@ -132,7 +132,7 @@ CONTENTION_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="held-pages-evicted",
         klass="prefix-cache semantics under EAGLE",
-        origin="semantics 8.2: the first turn's lock on the tree stays with the session",
+        origin="rule: the first turn's lock on the tree stays with the session",
         file=LEDGER,
         old="        account.committed = keep\n        account.held = True\n",
         new="        account.committed = keep\n        account.held = True\n"

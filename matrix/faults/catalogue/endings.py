@@ -13,7 +13,7 @@ ENDING_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="length-beats-stop",
         klass=KLASS,
-        origin="sglang#33758 (B054)",
+        origin="sglang#33758",
         file=LOOP,
         old="            if finish is not None:\n",
         new=(
@@ -28,7 +28,7 @@ ENDING_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="stop-overrun",
         klass=KLASS,
-        origin="sglang#25980 (B052), sglang#31738 (B049)",
+        origin="sglang#25980, sglang#31738",
         file=LOOP,
         old="                self.scheduler.finish(request, finish)\n",
         new=(
@@ -42,7 +42,7 @@ ENDING_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="length-overrun",
         klass=KLASS,
-        origin="sglang#22897 (semantics 13.15)",
+        origin="sglang#22897",
         file=FINISH,
         old="        if count >= self.max_new_tokens:\n",
         new="        if count > self.max_new_tokens:\n",
@@ -53,7 +53,7 @@ ENDING_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="stop-string-left",
         klass=KLASS,
-        origin="sglang#28802 (B053)",
+        origin="sglang#28802",
         file=FINISH,
         old="            transcript.cut(start)\n",
         new="",
@@ -64,7 +64,7 @@ ENDING_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="stop-string-split-missed",
         klass=KLASS,
-        origin="sglang#28802 (B053): stop strings over token borders",
+        origin="sglang#28802: stop strings over token borders",
         file=FINISH,
         old="            start = text.find(stop, max(0, len(before) - len(stop) + 1))\n",
         new="            start = text.find(stop, len(before))\n",
@@ -75,7 +75,7 @@ ENDING_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="stop-token-shown",
         klass=KLASS,
-        origin="vllm#47616 (B105)",
+        origin="vllm#47616",
         file=FINISH,
         old='            return Finish("stop", token)\n',
         new='            transcript.take(token)\n            return Finish("stop", token)\n',
@@ -86,7 +86,7 @@ ENDING_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="matched-lost",
         klass=METRIC,
-        origin="sglang#21723 (B047)",
+        origin="sglang#21723",
         file=FINISH,
         old='            return Finish("stop", token)\n',
         new='            return Finish("stop")\n',
@@ -97,7 +97,7 @@ ENDING_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="detokenizer-swallows",
         klass="tokenizer",
-        origin="transformers#46124 (B139)",
+        origin="transformers#46124",
         file="engine/models/tokenizer.py",
         old="            self._shown = self._tokenizer.decode(self._ids[self._window :])\n",
         new="            self._shown = self._tokenizer.decode(self._ids)\n",
@@ -108,7 +108,7 @@ ENDING_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="text-of-first-token",
         klass="tokenizer",
-        origin="sglang#25980 (B052): the boundary of a run taken for that of a token",
+        origin="sglang#25980: the boundary of a run taken for that of a token",
         file=LOOP,
         old="            finish = rules.judge(token, len(output), transcript)\n",
         new=(
@@ -122,7 +122,7 @@ ENDING_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="rate-above-one",
         klass=METRIC,
-        origin="sglang#11572 (B059)",
+        origin="sglang#11572",
         file="engine/core/metrics.py",
         old="        self.correct += drafts\n",
         new="        self.correct += accepted\n",
@@ -133,7 +133,7 @@ ENDING_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="accept-length-excludes-bonus",
         klass=METRIC,
-        origin="sglang#18483 (B060), vllm#42508 (B114)",
+        origin="sglang#18483, vllm#42508",
         file="engine/core/metrics.py",
         old='            "spec_accept_length": completion_tokens / self.verify_ct,\n',
         new='            "spec_accept_length": self.correct / self.verify_ct,\n',
@@ -144,7 +144,7 @@ ENDING_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="logprobs-once-per-round",
         klass="logprob",
-        origin="sglang#14046 (B057), sglang#10660 (B058)",
+        origin="sglang#14046, sglang#10660",
         file=LOOP,
         old="            request.logprobs.extend(result.logprobs[index][:taken])\n",
         new="            request.logprobs.extend(result.logprobs[index][:1])\n",

@@ -14,7 +14,7 @@ GRAPH_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="graph-rows-frozen",
         klass=GRAPHS,
-        origin="sglang#10892 (B033)",
+        origin="sglang#10892",
         file="engine/device/graphs.py",
         old="        if given != self._last:\n",
         new="        if len(given) != len(self._last):\n",
@@ -26,7 +26,7 @@ GRAPH_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="graph-lengths-frozen",
         klass=GRAPHS,
-        origin="TensorRT-LLM#17110 (B115)",
+        origin="TensorRT-LLM#17110",
         file="engine/launch.py",
         old="            self.relay.settle()\n            self.relay.length[:1].zero_()\n",
         new="            self.relay.length[:1].zero_()\n",
@@ -38,7 +38,7 @@ GRAPH_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="graph-batches-mixed-up",
         klass=GRAPHS,
-        origin="sglang#35275 (B038)",
+        origin="sglang#35275",
         file="engine/device/graphs.py",
         old="        return captured.results\n",
         new="        return next(graph for graph in self._graphs.values() if graph).results\n",
@@ -50,7 +50,7 @@ GRAPH_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="graph-forgets-a-prompt",
         klass=GRAPHS,
-        origin="sglang#30435 (semantics 6.3)",
+        origin="sglang#30435",
         file="engine/launch.py",
         old="        self.relay.settle()\n\n        def whole_round() -> Results:\n",
         new="        self.relay._latest = None\n\n        def whole_round() -> Results:\n",
@@ -62,7 +62,7 @@ GRAPH_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="results-unawaited",
         klass=RACE,
-        origin="sglang#30435 (semantics 6.3)",
+        origin="sglang#30435",
         file="engine/device/staging.py",
         old="            staged.event.synchronize()\n",
         new="            staged.event.query()\n",

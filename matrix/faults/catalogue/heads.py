@@ -16,7 +16,7 @@ HEAD_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="eagle-halves-swapped",
         klass=MIXED_UP,
-        origin="semantics 2.3: the fusing projection reads embedding, then state",
+        origin="rule: the fusing projection reads embedding, then state",
         file="engine/models/eagle.py",
         old="        pair = torch.cat((word, hidden.reshape(rows, self.carry_width)), 1)\n",
         new="        pair = torch.cat((hidden.reshape(rows, self.carry_width), word), 1)\n",
@@ -27,7 +27,7 @@ HEAD_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="eagle-state-too-early",
         klass=MIXED_UP,
-        origin="sglang#7242 (B072)",
+        origin="sglang#7242",
         file=CONFIG,
         old='        return DraftConfig((FINAL,), fields.size("hidden_size"), fields.size("vocab_size"))\n',
         new='        return DraftConfig((1,), fields.size("hidden_size"), fields.size("vocab_size"))\n',
@@ -38,7 +38,7 @@ HEAD_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="eagle-state-unnormed",
         klass=MIXED_UP,
-        origin="vllm#14464 (B095), semantics 2.3",
+        origin="vllm#14464",
         file="engine/models/causal.py",
         old="            self._keep(final, FINAL, capture, states)\n",
         new="            self._keep(x, FINAL, capture, states)\n",
@@ -49,7 +49,7 @@ HEAD_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="aux-layers-early",
         klass="off-by-one length or KV position",
-        origin="semantics 2.3: ids name layers whose output is read",
+        origin="rule: ids name layers whose output is read",
         file=CONFIG,
         old="    return tuple(i + 1 for i in ids)\n",
         new="    return tuple(ids)\n",
@@ -60,7 +60,7 @@ HEAD_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="aux-layers-reversed",
         klass=STRIDE,
-        origin="semantics 2.3: states lie side by side in the order of the config",
+        origin="rule: states lie side by side in the order of the config",
         file="engine/models/causal.py",
         old="        for slot, wanted in enumerate(capture):\n",
         new="        for slot, wanted in enumerate(reversed(capture)):\n",
@@ -71,7 +71,7 @@ HEAD_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="carry-in-the-wrong-row",
         klass=STRIDE,
-        origin="sglang#2730 (B005), semantics 6.3",
+        origin="sglang#2730",
         file="engine/device/relay.py",
         old="            buffer.index_copy_(0, rows, state[name])\n",
         new="            buffer.index_copy_(0, rows.flip(0), state[name])\n",
@@ -82,7 +82,7 @@ HEAD_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="hidden-not-relayed",
         klass=STALE,
-        origin="sglang#9976 (B072), semantics 6.3",
+        origin="sglang#9976",
         file="engine/device/relay.py",
         old="            buffer.index_copy_(0, rows, state[name])\n",
         new='            buffer.index_copy_(0, rows, state[name] if name != "hidden" else state[name] * 0)\n',
@@ -93,7 +93,7 @@ HEAD_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="states-not-regathered",
         klass=STRIDE,
-        origin="semantics 2.2: surviving beams take their parents' states",
+        origin="rule: surviving beams take their parents' states",
         file=STEPPER,
         old="            hidden = out.gather(1, beam[:, :, None].expand(-1, -1, out.shape[2]))\n",
         new="            hidden = out\n",
@@ -104,7 +104,7 @@ HEAD_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="beams-see-strangers",
         klass=STRIDE,
-        origin="semantics 3.1: a beam may attend a non-ancestor's draft KV",
+        origin="rule: a beam may attend a non-ancestor's draft KV",
         file=STEPPER,
         old="            seen = torch.cat((seen.gather(1, beam[:, :, None].expand(-1, -1, seen.shape[2])), own), 2)\n",
         new="            seen = torch.cat((seen, own), 2)\n",
@@ -115,7 +115,7 @@ HEAD_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="beams-blind-to-kin",
         klass=STRIDE,
-        origin="semantics 3.1, EAGLE's own ancestor mask",
+        origin="rule: EAGLE's own ancestor mask",
         file=STEPPER,
         old="            attend.begin(step * topk, seen)\n",
         new="            attend.begin(step * topk, torch.cat((torch.zeros_like(seen[..., topk:]), own), 2))\n",
@@ -126,7 +126,7 @@ HEAD_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="beam-scores-forgotten",
         klass="sampling distribution",
-        origin="semantics 3.1: a node's score is the product along its path",
+        origin="rule: a node's score is the product along its path",
         file=STEPPER,
         old="            grown, scores, chosen = expand_topk(scores, probs)\n",
         new="            grown, scores, chosen = expand_topk(torch.ones_like(scores), probs)\n",
@@ -137,7 +137,7 @@ HEAD_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="draft-prefix-one-short",
         klass="off-by-one length or KV position",
-        origin="sglang#25015 (semantics 2.2)",
+        origin="sglang#25015",
         file=STEPPER,
         old="        bias = prefix_bias(batch.start, reach, self.pool.data.dtype)\n",
         new="        bias = prefix_bias(batch.start - 1, reach, self.pool.data.dtype)\n",
@@ -148,7 +148,7 @@ HEAD_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="draft-layers-share-kv",
         klass=STRIDE,
-        origin="sglang#23331 (B004), semantics 2.3: optional further layers",
+        origin="sglang#23331: optional further layers",
         file="engine/models/eagle3.py",
         old="        for i, layer in enumerate(self.deeper, 1):\n",
         new="        for i, layer in enumerate(self.deeper):\n",

@@ -11,7 +11,7 @@ INDEXING_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="bonus-stride",
         klass=KLASS,
-        origin="sglang#26866 (B001)",
+        origin="sglang#26866",
         file="engine/launch.py",
         old="            bonus = verdict.tokens.gather(1, (verdict.count - 1)[:, None])\n",
         new=(
@@ -26,7 +26,7 @@ INDEXING_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="path-not-compacted",
         klass=KLASS,
-        origin="sglang#15360 (B002)",
+        origin="sglang#15360",
         file="engine/launch.py",
         old="        self.pool.move(write.gather(1, taken).flatten(), write[:, : path.shape[1]].flatten())\n",
         new="",
@@ -37,7 +37,7 @@ INDEXING_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="tokens-not-compacted",
         klass=KLASS,
-        origin="sglang#15360 (B002)",
+        origin="sglang#15360",
         file="engine/spec/verify.py",
         old="emit.gather(1, path))",
         new="emit[:, : path.shape[1]])",
@@ -48,7 +48,7 @@ INDEXING_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="siblings-visible",
         klass=KLASS,
-        origin="semantics 13.31, sglang#26866",
+        origin="sglang#26866",
         file="engine/launch.py",
         old="            bias = tree_bias(batch.start, tree.ancestors, batch.reach, self.pool.data.dtype)\n",
         new=(
@@ -62,7 +62,7 @@ INDEXING_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="tree-positions-dense",
         klass="off-by-one length or KV position",
-        origin="semantics 3: positions of a flattened tree",
+        origin="rule: positions of a flattened tree",
         file="engine/launch.py",
         old="        positions = batch.start[:, None] + tree.depths\n",
         new="        positions = batch.start[:, None] + count(batch.width, tree.depths.device)\n",
@@ -73,7 +73,7 @@ INDEXING_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="logprob-row",
         klass="logprob",
-        origin="sglang#21589 (B056), sglang#14046 (B057)",
+        origin="sglang#21589, sglang#14046",
         file="engine/launch.py",
         old="            if plan.logprobs >= 0:\n",
         new="            if plan.logprobs >= 0 and not batch.width:\n",
@@ -84,7 +84,7 @@ INDEXING_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="neighbour-state",
         klass=KLASS,
-        origin="sglang#2730 (B005)",
+        origin="sglang#2730",
         file="engine/spec/autoregressive.py",
         old="        last = out.gather(1, (kept - 1)[:, None, None].expand(-1, 1, out.shape[2]))\n",
         new="        last = out[:1].expand_as(out).gather(1, (kept - 1)[:, None, None].expand(-1, 1, out.shape[2]))\n",
@@ -95,7 +95,7 @@ INDEXING_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="prefix-table-stale",
         klass="stale or un-restored state",
-        origin="sglang#18647 (B035), sglang#18803",
+        origin="sglang#18647, sglang#18803",
         file="engine/core/schedule.py",
         old="        before = 0 if admitted else len(account.pages)\n",
         new="        before = len(account.pages)\n",

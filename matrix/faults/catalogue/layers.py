@@ -17,7 +17,7 @@ LAYER_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="nextn-pair-swapped",
         klass=MIXED_UP,
-        origin="semantics 2.3",
+        origin="rule: what a head reads is what it was trained on",
         file=MODEL,
         old="        pair = torch.cat((self.norm(word, self.word_norm), self.norm(state, self.state_norm)), 1)\n",
         new="        pair = torch.cat((self.norm(state, self.state_norm), self.norm(word, self.word_norm)), 1)\n",
@@ -28,7 +28,7 @@ LAYER_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="nextn-layers-reversed",
         klass=MIXED_UP,
-        origin="semantics 2.9",
+        origin="rule: each layer of a draft reads one token further on than the layer before",
         file=BUILD,
         old="    return MultiLayerDrafter(context.traits, layers, pool,",
         new="    return MultiLayerDrafter(context.traits, layers[::-1], pool,",
@@ -39,7 +39,7 @@ LAYER_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="nextn-first-layer-for-all",
         klass=MIXED_UP,
-        origin="semantics 2.9",
+        origin="rule: each layer of a draft reads one token further on than the layer before",
         file=BUILD,
         old="    return MultiLayerDrafter(context.traits, layers, pool,",
         new="    return MultiLayerDrafter(context.traits, [first] * count, pool,",
@@ -50,7 +50,7 @@ LAYER_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="nextn-ids-unrotated",
         klass=STALE,
-        origin="semantics 2.9",
+        origin="rule: each layer of a draft reads one token further on than the layer before",
         file=CHAIN,
         old="            ids = ids.roll(-1, 1).scatter(1, last, best)\n",
         new="            ids = ids.scatter(1, last, best)\n",
@@ -61,7 +61,7 @@ LAYER_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="nextn-draft-not-fed",
         klass=STALE,
-        origin="semantics 2.9",
+        origin="rule: each layer of a draft reads one token further on than the layer before",
         file=CHAIN,
         old="            ids = ids.roll(-1, 1).scatter(1, last, best)\n",
         new="            ids = ids.roll(-1, 1)\n",
@@ -72,7 +72,7 @@ LAYER_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="nextn-rebuilt-too-late",
         klass=INDEX,
-        origin="semantics 2.9",
+        origin="rule: each layer of a draft reads one token further on than the layer before",
         file=CHAIN,
         old="        behind = kept[:, None] + count(back, tokens.device)\n",
         new="        behind = kept[:, None] + count(back, tokens.device) - 1\n",
@@ -83,7 +83,7 @@ LAYER_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="nextn-drafted-slots-kept",
         klass=STALE,
-        origin="vllm#14649 (B097)",
+        origin="vllm#14649",
         file=CHAIN,
         old='            "held": (carried["held"] + kept).clamp(max=back),\n',
         new='            "held": torch.zeros_like(kept),\n',
@@ -94,7 +94,7 @@ LAYER_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="nextn-layer-per-step-dropped",
         klass="silent fallback / ignored parameter",
-        origin="sglang#33199 (B071)",
+        origin="sglang#33199",
         file=BUILD,
         old="    if not r.enable_multi_layer_eagle:\n",
         new="    if True:\n",

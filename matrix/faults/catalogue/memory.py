@@ -28,7 +28,7 @@ MEMORY_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="abort-leaks-pages",
         klass=LEAK,
-        origin="sglang#21875 (B012), incident sglang#22651",
+        origin="sglang#21875, incident sglang#22651",
         file="engine/core/schedule.py",
         old=CLOSE,
         new=(
@@ -43,7 +43,7 @@ MEMORY_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="retract-leaks-page",
         klass=LEAK,
-        origin="sglang#31616 (B008), sglang#22862",
+        origin="sglang#31616, sglang#22862",
         file="engine/core/schedule.py",
         old=CLOSE,
         new=(
@@ -60,7 +60,7 @@ MEMORY_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="finish-leaks-page",
         klass=LEAK,
-        origin="sglang#31616 (B008): page above 1 and a chain",
+        origin="sglang#31616: page above 1 and a chain",
         file="engine/core/schedule.py",
         old=CLOSE,
         new=(
@@ -76,7 +76,7 @@ MEMORY_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="evict-unjournalled",
         klass=LEAK,
-        origin="sglang#34870 (B018): eviction and accounts disagree",
+        origin="sglang#34870: eviction and accounts disagree",
         file="engine/core/ledger.py",
         old='        self._record("evict", 0, (page,))\n',
         new="",
@@ -98,7 +98,7 @@ MEMORY_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="padding-written",
         klass="CUDA-graph capture, padding, buffer size",
-        origin="sglang#10892 (B033)",
+        origin="sglang#10892",
         file="engine/device/batch.py",
         old="        return slots.masked_fill(at >= (self.start + self.lengths)[:, None], 0)\n",
         new="        return slots\n",
@@ -113,7 +113,7 @@ MEMORY_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="page-key-short",
         klass=PREFIX,
-        origin="vllm#48375 (B088), sglang#19570",
+        origin="vllm#48375, sglang#19570",
         file="engine/core/prefix.py",
         old="        return tuple(tokens[index * size : (index + 1) * size + self.key_span])\n",
         new="        return tuple(tokens[index * size : index * size + 1])\n",
@@ -127,7 +127,7 @@ MEMORY_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="retract-drops-output",
         klass="stale or un-restored state",
-        origin="semantics 5.10, sglang#18984",
+        origin="sglang#18984",
         file="engine/core/schedule.py",
         old="            request.retractions += 1\n",
         new="            request.retractions += 1\n            del request.output[-1:]\n",
@@ -152,7 +152,7 @@ MEMORY_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="cache-never-fed",
         klass="silent fallback / ignored parameter",
-        origin="sglang#32459 (B061), vllm#44082 (B091)",
+        origin="sglang#32459, vllm#44082",
         file="engine/core/prefix.py",
         old="        if not self.enabled:\n            return 0\n",
         new="        if not self.enabled or self.key_span:\n            return 0\n",
@@ -163,7 +163,7 @@ MEMORY_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="compaction-unmarked",
         klass="silent fallback / ignored parameter",
-        origin="sglang#32459 (B061): a path that nobody knows to be taken",
+        origin="sglang#32459: a path that nobody knows to be taken",
         file="engine/loop.py",
         old='            self.probes.hit("tree.compacted", result.moved[index])\n',
         new="",
@@ -174,7 +174,7 @@ MEMORY_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="page-freed-twice",
         klass=LEAK,
-        origin="semantics 13: double free",
+        origin="rule: double free",
         file="engine/core/ledger.py",
         old=FREED,
         new=FREED.replace("append(page)", "extend((page, page))"),

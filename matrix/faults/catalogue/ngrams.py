@@ -15,7 +15,7 @@ NGRAM_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="corpus-ignored",
         klass=SILENT,
-        origin="semantics 1.4: an external corpus has a budget of nodes; semantics 2.7",
+        origin="rule: an external corpus has a budget of nodes",
         file="engine/spec/catalogue.py",
         old="        corpus=corpus,\n",
         new="        corpus=None,\n",
@@ -26,7 +26,7 @@ NGRAM_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="corpus-lost-by-each-text",
         klass=STALE,
-        origin="semantics 2.7: match state belongs to a text",
+        origin="rule: match state belongs to a text",
         file=DRAFTER,
         old="                reader.state = self._corpus.step(reader.state, token)\n",
         new="                reader.state = self._corpus.step(0, token)\n",
@@ -37,7 +37,7 @@ NGRAM_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="grams-frequency-ignored",
         klass=SILENT,
-        origin="semantics 1.1: match type PROB goes by frequency",
+        origin="rule: match type PROB goes by frequency",
         file=INDEX,
         old='                grow = self._by_level if self.options.match_type == "BFS" else self._by_share\n',
         new="                grow = self._by_level\n",
@@ -48,7 +48,7 @@ NGRAM_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="grams-oldest-first",
         klass=SILENT,
-        origin="semantics 1.1: BFS takes the most recent continuations",
+        origin="rule: BFS takes the most recent continuations",
         file=INDEX,
         old="                for child in self._first(reversed(gram.children.values()), gram.depth):\n",
         new="                for child in self._first(gram.children.values(), gram.depth):\n",
@@ -59,7 +59,7 @@ NGRAM_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="grams-shortest-match-first",
         klass=SILENT,
-        origin="semantics 2.7: the longest match goes first",
+        origin="rule: the longest match goes first",
         file=INDEX,
         old="        for gram in cursor.grams:\n            if len(draft) >= limit:\n",
         new="        for gram in reversed(cursor.grams):\n            if len(draft) >= limit:\n",
@@ -70,7 +70,7 @@ NGRAM_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="grams-of-rejected-tokens",
         klass=STALE,
-        origin="sglang#26351 (B068), semantics 2.7: accepted tokens are inserted",
+        origin="sglang#26351: accepted tokens are inserted",
         file=DRAFTER,
         old="        draft.pad(width, self.topk, self.steps)\n",
         new="        draft.pad(width, self.topk, self.steps)\n        self.index.learn(Cursor(), draft.tokens[1:])\n",
@@ -81,7 +81,7 @@ NGRAM_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="grams-of-the-former-owner",
         klass=STALE,
-        origin="semantics 2.7: match state is erased when a request leaves, sglang#35198",
+        origin="rule: match state is erased when a request leaves, sglang#35198",
         file="engine/device/batch.py",
         old="tuple([Known(r.rid, r.tokens) for r in plan.rows if r.tokens])",
         new="tuple([Known(r.row, r.tokens) for r in plan.rows if r.tokens])",
@@ -92,7 +92,7 @@ NGRAM_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="grams-read-late",
         klass="race / missing stream order",
-        origin="sglang#35198 (semantics 13.23)",
+        origin="sglang#35198",
         file="engine/core/schedule.py",
         old="            tuple(request.tokens) if self.tell else (),\n",
         new="            tuple(request.tokens[:-1] or request.tokens) if self.tell else (),\n",
@@ -103,7 +103,7 @@ NGRAM_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="grams-never-told",
         klass=SILENT,
-        origin="semantics 2.7, sglang#35198",
+        origin="sglang#35198",
         file="engine/build.py",
         old="        tell=drafter.traits.reads_host,\n",
         new="",
@@ -121,7 +121,7 @@ NGRAM_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="grams-at-lag-one",
         klass="wrong or flipped default",
-        origin="semantics 1.7: NGRAM never overlaps in this period; sglang#35198",
+        origin="rule: NGRAM never overlaps in this period; sglang#35198",
         file="engine/core/algorithm.py",
         old="    reads_host=True,\n    max_lag=0,\n",
         new="    reads_host=True,\n    max_lag=1,\n",
@@ -132,7 +132,7 @@ NGRAM_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="grams-window-halved",
         klass=SILENT,
-        origin="vllm#44082 (B091), semantics 1.1: a window is match and draft together",
+        origin="vllm#44082: a window is match and draft together",
         file=INDEX,
         old="                if gram.alive and gram.depth < self.options.max_trie_depth\n",
         new="                if gram.alive and gram.depth < self.options.max_trie_depth // 2\n",
@@ -143,7 +143,7 @@ NGRAM_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="grams-read-twice",
         klass=STALE,
-        origin="semantics 2.7: accepted tokens are inserted once",
+        origin="rule: accepted tokens are inserted once",
         file=INDEX,
         old="        cursor.seen = len(tokens)\n",
         new="        cursor.seen = max(0, len(tokens) - 1)\n",
@@ -154,7 +154,7 @@ NGRAM_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="siblings-twins",
         klass="sampling distribution",
-        origin="semantics 4.3: duplicate siblings are not lossless",
+        origin="rule: duplicate siblings are not lossless",
         file=INDEX,
         old="        known = self.children[parent].get(token)\n",
         new="        known = None\n",
@@ -165,7 +165,7 @@ NGRAM_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="grams-always-narrow",
         klass=SILENT,
-        origin="semantics 1.1: breadth falls from the most to the fewest with the length of the match",
+        origin="rule: breadth falls from the most to the fewest with the length of the match",
         file=INDEX,
         old="        breadth = high - (high - low) * (matched - 1) // span\n",
         new="        breadth = low\n",

@@ -12,7 +12,7 @@ SAMPLING_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="temperature-argmax",
         klass=KLASS,
-        origin="mistral.rs#2424 (B140), sglang#37134 (B041)",
+        origin="mistral.rs#2424, sglang#37134",
         file=SAMPLE,
         old="    return torch.where(greedy[:, None], logits.argmax(-1), token)\n",
         new="    return logits.argmax(-1)\n",
@@ -23,7 +23,7 @@ SAMPLING_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="temperature-ignored",
         klass="silent fallback / ignored parameter",
-        origin="sglang#37134 (B041)",
+        origin="sglang#37134",
         file=SAMPLE,
         old="    heat = temperature.masked_fill(greedy, 1.0)[:, None, None]\n",
         new="    heat = torch.ones_like(temperature)[:, None, None]\n",
@@ -34,7 +34,7 @@ SAMPLING_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="top-p-ignored",
         klass="silent fallback / ignored parameter",
-        origin="sglang#36173 (B044), vllm#42744 (B099)",
+        origin="sglang#36173, vllm#42744",
         file=SAMPLE,
         old="& (rank > 0)\n",
         new="& (rank < 0)\n",
@@ -45,7 +45,7 @@ SAMPLING_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="top-p-before-top-k",
         klass=KLASS,
-        origin="sglang#36173 (B044)",
+        origin="sglang#36173",
         file=SAMPLE,
         old=">= top_p[:, None, None].double() * level[..., -1:])",
         new=">= top_p[:, None, None].double())",
@@ -56,7 +56,7 @@ SAMPLING_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="top-k-off-by-one",
         klass=KLASS,
-        origin="rtp-llm#1311 (B141): tokens the target does not support",
+        origin="rtp-llm#1311: tokens the target does not support",
         file=SAMPLE,
         old="    ranked = ranked.masked_fill_(rank >= kept, 0.0)\n",
         new="    ranked = ranked.masked_fill_(rank > 2 * kept, 0.0)\n",
@@ -67,7 +67,7 @@ SAMPLING_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="seed-ignored",
         klass=SEED,
-        origin="vllm#6038 (B101)",
+        origin="vllm#6038",
         file=SAMPLE,
         old="    state = _mix(seed + GOLDEN)[:, None] + (position + 1) * GOLDEN\n",
         new="    state = _mix(torch.zeros_like(seed) + GOLDEN)[:, None] + (position + 1) * GOLDEN\n",
@@ -78,7 +78,7 @@ SAMPLING_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="position-not-mixed",
         klass=SEED,
-        origin="vllm#9441 (B101)",
+        origin="vllm#9441",
         file=SAMPLE,
         old="[:, None] + (position + 1) * GOLDEN\n",
         new="[:, None] + torch.ones_like(position) * GOLDEN\n",
@@ -89,7 +89,7 @@ SAMPLING_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="coin-of-the-step",
         klass=SEED,
-        origin="vllm#9441 (B101)",
+        origin="vllm#9441",
         file="engine/spec/verify.py",
         old="start[:, None] + tree.depths + 1, rows)\n",
         new="start[:, None] + 0 * tree.depths + 1, rows)\n",
@@ -100,7 +100,7 @@ SAMPLING_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="biased-to-draft",
         klass=KLASS,
-        origin="sglang#37134 (B043): accepted where it must reject",
+        origin="sglang#37134: accepted where it must reject",
         file="engine/spec/verify.py",
         old="    if tree.ancestors is None:\n        hits",
         new=(
@@ -116,7 +116,7 @@ SAMPLING_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="loose-acceptance",
         klass=KLASS,
-        origin="semantics 4: thresholds below 1 change the answers",
+        origin="rule: thresholds below 1 change the answers",
         file="engine/spec/verify.py",
         old="    if tree.ancestors is None:\n        hits",
         new=(

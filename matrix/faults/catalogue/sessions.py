@@ -13,7 +13,7 @@ SESSION_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="session-saved-one-short",
         klass=OFF_BY_ONE,
-        origin="sglang#22651 (semantics 6.7)",
+        origin="sglang#22651",
         file=SCHEDULE,
         old="        keep = min(request.inherited if aborted else request.num_tokens, committed)\n",
         new="        keep = min(request.inherited if aborted else request.num_tokens - 1, committed)\n",
@@ -24,7 +24,7 @@ SESSION_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="session-keeps-half",
         klass=OFF_BY_ONE,
-        origin="semantics 8.2: the inherited count is exact",
+        origin="rule: the inherited count is exact",
         file=SCHEDULE,
         old="        keep = min(request.inherited if aborted else request.num_tokens, committed)\n",
         new="        keep = min(request.inherited if aborted else len(request.prompt), committed)\n",
@@ -35,7 +35,7 @@ SESSION_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="session-bakes-overshoot",
         klass=OFF_BY_ONE,
-        origin="sglang#22897 (semantics 8.3)",
+        origin="sglang#22897",
         file=SCHEDULE,
         old="        keep = min(request.inherited if aborted else request.num_tokens, committed)\n",
         new="        keep = request.inherited if aborted else committed\n",
@@ -46,7 +46,7 @@ SESSION_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="aborted-turn-in-history",
         klass=STALE,
-        origin="semantics 8.4: ids roll back to the last good turn",
+        origin="rule: ids roll back to the last good turn",
         file=SESSION,
         old='    if turn is None or turn.finish is None or turn.finish == Finish("abort"):\n',
         new="    if turn is None or turn.finish is None:\n",
@@ -57,7 +57,7 @@ SESSION_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="begin-token-inside",
         klass=OFF_BY_ONE,
-        origin="semantics 8.1: a leading begin token is stripped",
+        origin="rule: a leading begin token is stripped",
         file=SESSION,
         old="            if self.bos_id is not None and new[:1] == (self.bos_id,):\n",
         new="            if False and new[:1] == (self.bos_id,):\n",
@@ -68,7 +68,7 @@ SESSION_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="offset-one-long",
         klass=OFF_BY_ONE,
-        origin="semantics 8.1: offset truncates the history to this many tokens",
+        origin="rule: offset truncates the history to this many tokens",
         file=SESSION,
         old="        return history[: params.offset] if params.offset else history\n",
         new="        return history[: params.offset + 1] if params.offset else history\n",

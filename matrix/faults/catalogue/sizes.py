@@ -15,7 +15,7 @@ SIZE_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="grams-depth-ignored",
         klass=SILENT,
-        origin="semantics 1.4: steps, breadth and width of an n-gram tree are three numbers",
+        origin="rule: steps, breadth and width of an n-gram tree are three numbers",
         file=BUILDERS,
         old="        steps=resolved.num_steps,\n",
         new="        steps=resolved.num_draft_tokens - 1,\n",
@@ -26,7 +26,7 @@ SIZE_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="grams-breadth-ignored",
         klass=SILENT,
-        origin="semantics 1.4: topk of an n-gram tree is its breadth",
+        origin="rule: topk of an n-gram tree is its breadth",
         file="engine/core/ngram.py",
         old=" or len(siblings) >= topk or ",
         new=" or ",
@@ -37,7 +37,7 @@ SIZE_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="block-width-ignored",
         klass=STRIDE,
-        origin="semantics 1.5: a block may be narrower than the draft was made for; sglang#23331 (B004)",
+        origin="rule: a block may be narrower than the draft was made for; sglang#23331",
         file=BUILDERS,
         old="    return BlockDrafter(context.traits, model, context.pool(model), context.verify_tokens)\n",
         new="    return BlockDrafter(context.traits, model, context.pool(model), 6)\n",
@@ -49,7 +49,7 @@ SIZE_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="reserve-a-page-ahead",
         klass="page alignment",
-        origin="sglang#31616 (B008), sglang#26972 (B007)",
+        origin="sglang#31616, sglang#26972",
         file="engine/core/ledger.py",
         old="        more = -(-end // self.page_size) - len(account.pages)\n",
         new="        more = end // self.page_size + 1 - len(account.pages)\n",
@@ -60,7 +60,7 @@ SIZE_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="retracted-turn-held",
         klass=LEAK,
-        origin="sglang#22862 (B010), semantics 8.6",
+        origin="sglang#22862",
         file=SCHEDULE,
         old="        if request.retracting or not request.holds:\n",
         new="        if not request.holds:\n",

@@ -13,7 +13,7 @@ TIMING_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="reserve-forgets-flight",
         klass=OFF_BY_ONE,
-        origin="semantics 5.3, sglang#23336",
+        origin="sglang#23336",
         file=LEDGER,
         old="        end = account.committed + account.flying + width\n",
         new="        end = account.committed + width\n",
@@ -36,7 +36,7 @@ TIMING_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="length-one-late",
         klass=OFF_BY_ONE,
-        origin="sglang#22651 (semantics 6.7)",
+        origin="sglang#22651",
         file="engine/launch.py",
         old="        self._relay(batch, batch.start + verdict.count, bonus, state)\n",
         new="        self._relay(batch, batch.start + verdict.count - (verdict.count > 1).long(), bonus, state)\n",
@@ -47,7 +47,7 @@ TIMING_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="stale-sampling-row",
         klass=STALE,
-        origin="sglang#18744 (semantics 13.21)",
+        origin="sglang#18744",
         file="engine/launch.py",
         old="        new = [(row.row, *row.admit) for row in rows if row.admit is not None]\n",
         new=(
@@ -66,7 +66,7 @@ TIMING_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="stale-draft-state",
         klass=STALE,
-        origin="sglang#9976 (B072), vllm#14649 (B097)",
+        origin="sglang#9976, vllm#14649",
         file="engine/launch.py",
         old="        self._relay(batch, batch.start + verdict.count, bonus, state)\n",
         new="        self._relay(batch, batch.start + verdict.count, bonus, None)\n",
@@ -80,7 +80,7 @@ TIMING_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="release-before-drained",
         klass=RACE,
-        origin="sglang#21875 (B012), sglang#18803",
+        origin="sglang#21875, sglang#18803",
         file="engine/core/schedule.py",
         old="            if request.phase is Phase.DRAINING and not self._account(request).in_flight:\n",
         new=(
@@ -106,7 +106,7 @@ TIMING_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="stale-result-counted",
         klass=STALE,
-        origin="sglang#23456 (semantics 13.8)",
+        origin="sglang#23456",
         file="engine/loop.py",
         old='                self.probes.hit("overlap.dropped")\n',
         new=(

@@ -17,7 +17,7 @@ WINDOW_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="window-token-short",
         klass=INDEX,
-        origin="semantics 5.9",
+        origin="rule: a window keeps the last positions that a later query reads, and no more",
         file=DEVICE,
         old="    far = keys[:, None, :] <= queries[:, :, None] - window\n",
         new="    far = keys[:, None, :] <= queries[:, :, None] - window + 1\n",
@@ -28,7 +28,7 @@ WINDOW_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="window-by-slot",
         klass="stride / indexing",
-        origin="sglang#22679 (B022)",
+        origin="sglang#22679",
         file=DEVICE,
         old="        queries = positions.clamp(max=batch.reach - 1)\n",
         new="        queries = batch.positions.clamp(max=batch.reach - 1)\n",
@@ -39,7 +39,7 @@ WINDOW_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="window-query-unclamped",
         klass="CUDA-graph capture, padding, buffer size",
-        origin="semantics 5.9, sglang#22679 (B022)",
+        origin="sglang#22679",
         file=DEVICE,
         old="        queries = positions.clamp(max=batch.reach - 1)\n",
         new="        queries = positions\n",
@@ -50,7 +50,7 @@ WINDOW_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="window-ignored",
         klass="silent fallback / ignored parameter",
-        origin="sglang#22679 (B022)",
+        origin="sglang#22679",
         file=DEVICE,
         old='    return bias.masked_fill(far[:, None], float("-inf"))\n',
         new="    return bias\n",
@@ -61,7 +61,7 @@ WINDOW_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="window-tree-uncompacted",
         klass="stride / indexing",
-        origin="semantics 5.5, sglang#22679 (B022)",
+        origin="sglang#22679",
         file=DEVICE,
         old="        self.pool.move(source.flatten(), target.flatten())\n",
         new="",
@@ -72,7 +72,7 @@ WINDOW_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="window-never-slides",
         klass=POOL,
-        origin="sglang#34924 (B023)",
+        origin="sglang#34924",
         file=BOOK,
         old="        return max(0, committed - self.window.margin - self.window.tokens + 1) // self.page_size\n",
         new="        return 0\n",
@@ -83,7 +83,7 @@ WINDOW_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="window-margin-forgotten",
         klass=POOL,
-        origin="sglang#22900 (B015)",
+        origin="sglang#22900",
         file=BOOK,
         old="        return max(0, committed - self.window.margin - self.window.tokens + 1) // self.page_size\n",
         new="        return max(0, committed - self.window.tokens + 1) // self.page_size\n",
@@ -94,7 +94,7 @@ WINDOW_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="window-freed-too-early",
         klass=POOL,
-        origin="semantics 5.9, sglang#34870 (B018)",
+        origin="sglang#34870",
         file=BOOK,
         old="        return max(0, committed - self.window.margin - self.window.tokens + 1) // self.page_size\n",
         new="        return max(0, committed - self.window.tokens + 1) // self.page_size + 1\n",
@@ -112,7 +112,7 @@ WINDOW_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="window-promised-whole",
         klass=POOL,
-        origin="sglang#34924 (B023)",
+        origin="sglang#34924",
         file=BOOK,
         old="        return min(-(-longest // size), -(-reach // size) + 1)\n",
         new="        return -(-longest // size)\n",
@@ -123,7 +123,7 @@ WINDOW_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="window-table-from-zero",
         klass=POOL,
-        origin="sglang#22679 (B022)",
+        origin="sglang#22679",
         file=DEVICE,
         old="                    first_page=row.window_first,\n",
         new="                    first_page=0,\n",
@@ -134,7 +134,7 @@ WINDOW_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="window-padding-written",
         klass="CUDA-graph capture, padding, buffer size",
-        origin="semantics 5.1",
+        origin="rule: each page has one owner",
         file=DEVICE,
         old="        return WindowStep(read, write.masked_fill(batch.write == 0, 0))\n",
         new="        return WindowStep(read, write)\n",
@@ -145,7 +145,7 @@ WINDOW_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="window-resumed-bare",
         klass=POOL,
-        origin="sglang#22679 (B022)",
+        origin="sglang#22679",
         file="engine/core/schedule.py",
         old="        return (tuple(span.pages), span.first) if admitted else (added, span.end - len(added))\n",
         new="        return (added, span.end - len(added))\n",
@@ -156,7 +156,7 @@ WINDOW_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="window-layers-swapped",
         klass="config parsing, weights, draft/target mix-up",
-        origin="sglang#22679 (B022)",
+        origin="sglang#22679",
         file="engine/models/windows.py",
         old="    return tuple(size if kind == SLIDING else None for kind in kinds)\n",
         new="    return tuple(size if kind == FULL else None for kind in kinds)\n",

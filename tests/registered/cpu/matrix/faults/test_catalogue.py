@@ -15,7 +15,7 @@ from reports.schema import GATES
 pytestmark = pytest.mark.register(est_seconds=2, tier="cpu", stage="pr")
 
 EACH = pytest.mark.parametrize("fault", CATALOGUE, ids=lambda fault: fault.id)
-# The classes of bugs.md that this engine can have; the others need graphs, ranks or grammars.
+# The classes of defects that this engine can have; the others need ranks or grammars.
 CLASSES = {
     "page alignment",
     "sliding-window pool / eviction",
@@ -74,7 +74,7 @@ def test_a_fault_applies_and_leaves_valid_python(fault: Fault, tmp_path: Path):
 
 @EACH
 def test_a_fault_says_where_it_comes_from_and_who_must_see_it(fault: Fault, locked: list):
-    assert re.search(r"#\d+|semantics \d|arXiv \d{4}\.\d{5}", fault.origin)
+    assert re.search(r"#\d+|^rule: |arXiv \d{4}\.\d{5}", fault.origin)
     assert fault.expected
     assert set(fault.expected) <= set(GATES)
     assert 1 <= len(fault.chosen(locked)) <= 8
