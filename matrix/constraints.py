@@ -7,7 +7,7 @@ raise, with its own sentence; *rewritten*: the engine must report the rewrite. T
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import product
@@ -17,7 +17,7 @@ from engine.core.errors import ConfigError
 from engine.core.resolve import resolve
 from engine.core.rules import RULES
 from engine.core.situation import Rule, Situation, tree_pool
-from matrix.axes import AXES, INDEX, LAUNCH, axis, describe
+from matrix.axes import AXES, INDEX, axis, describe
 from matrix.cell import DRAFTS, Cell, asked, parse_assignment
 from matrix.zoo_facts import zoo_facts
 
@@ -244,8 +244,3 @@ def tables_hash() -> str:
     axes = [[a.name, a.scope, [[value.name, value.token] for value in a.values]] for a in AXES]
     rows = [[c.name, c.kind, list(c.axes), sorted(c.forbidden)] for c in CONSTRAINTS]
     return hashlib.sha256(json.dumps([axes, rows]).encode()).hexdigest()[:12]
-
-
-def launch_constraints() -> Iterable[Constraint]:
-    """The constraints that read launch axes only."""
-    return (constraint for constraint in CONSTRAINTS if set(constraint.axes) <= set(LAUNCH))

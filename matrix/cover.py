@@ -9,6 +9,7 @@ from typing import Any, Final
 from matrix.axes import AXES, LAUNCH, NAMES
 from matrix.cell import Cell, order
 from matrix.constraints import CONSTRAINTS, Constraint, explain
+from matrix.growth import launches
 
 # Another salt gives another cover of about the same size; this one is as good as any.
 SALT: Final = "specmatrix"
@@ -95,41 +96,9 @@ SMOKE_PRESETS: Final = (
 def enumerate_cells() -> Iterator[Cell]:
     """Every cell that runs as asked, in the order of the axes; branches are cut as soon as a constraint applies."""
     make = partial(tuple.__new__, Cell)
-    for launch, tails in enumerate_launches():
+    for launch, tails in launches(CONSTRAINTS):
         for tail in tails:
             yield make(launch + tail)
-
-
-def enumerate_launches() -> Iterator[tuple[tuple[str, ...], list[tuple[str, ...]]]]:
-    """The same launch by launch: its values, and the request values of its cells."""
-    split = len(LAUNCH)
-    crossing = {column for c in CONSTRAINTS if c.columns[-1] >= split for column in c.columns if column < split}
-    tails: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
-    for launch in _grow([()], 0, split):
-        key = tuple([launch[column] for column in sorted(crossing)])
-        if key not in tails:
-            tails[key] = [cell[split:] for cell in _grow([launch], split, len(AXES))]
-        yield launch, tails[key]
-
-
-def _grow(prefixes: Iterable[tuple[str, ...]], start: int, stop: int) -> Iterator[tuple[str, ...]]:
-    """Extend prefixes by the axes start..stop-1, dropping each one that a constraint forbids."""
-    for column in range(start, stop):
-        judges = [(c.columns, c.forbidden) for c in CONSTRAINTS if max(c.columns) == column]
-        prefixes = _step(prefixes, AXES[column].names, judges)
-    return iter(prefixes)
-
-
-def _step(
-    prefixes: Iterable[tuple[str, ...]],
-    values: tuple[str, ...],
-    judges: list[tuple[tuple[int, ...], frozenset[tuple[str, ...]]]],
-) -> Iterator[tuple[str, ...]]:
-    for prefix in prefixes:
-        for value in values:
-            longer = (*prefix, value)
-            if not any(tuple([longer[c] for c in columns]) in forbidden for columns, forbidden in judges):
-                yield longer
 
 
 def cover(strength: int, kept: Iterable[Cell] = ()) -> list[Cell]:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from itertools import islice, product
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import Final
 
 from engine.core.errors import ConfigError
-from matrix.axes import AXES, LAUNCH
 from matrix.cell import MEANINGS, Cell
-from matrix.constraints import CONSTRAINTS, expect, launch_constraints
+from matrix.constraints import CONSTRAINTS, expect
+from matrix.growth import Prefix, launches
 from matrix.lockfile import STAGES, stage_cells
-from matrix.selector import Predicate, Selector, parse_selector
+from matrix.selector import Selector, parse_selector
 from reports.text import count
 
 PRODUCT: Final = "product"
@@ -47,7 +47,7 @@ def of_gpus(cells: Iterable[Cell], gpus: int) -> list[Cell]:
 
 
 def _chosen(stage: str, selector: Selector | None, limit: int | None) -> list[Cell]:
-    source = all_cells(selector and selector.may) if stage == PRODUCT else iter(stage_cells(stage))
+    source = all_cells(None if selector is None else selector.may) if stage == PRODUCT else iter(stage_cells(stage))
     return list(islice(filter(selector and selector.picks, source), limit))
 
 
@@ -66,21 +66,9 @@ def is_id(text: str) -> bool:
     return all(part in MEANINGS for part in text.strip().split("."))
 
 
-def all_cells(may: Predicate | None = None) -> Iterator[Cell]:
-    """Every cell of the product of the axes that is neither impossible nor redundant, launch by launch; only those
+def all_cells(may: Callable[[Prefix], bool] | None = None) -> Iterator[Cell]:
+    """Every cell of the product of the axes that is neither impossible nor redundant, launch by launch; only of those
     launches for which `may` holds."""
     ruled_out = [c for c in CONSTRAINTS if c.kind in ("impossible", "redundant")]
-    launching = [c for c in launch_constraints() if c in ruled_out]
-    others = [c for c in ruled_out if c not in launching]
-    requests = list(product(*(axis.names for axis in AXES[len(LAUNCH) :])))
-    # What a launch leaves of the requests depends on few of its axes.
-    read = sorted({column for c in others for column in c.columns if column < len(LAUNCH)})
-    allowed: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
-    for launch in product(*(axis.names for axis in AXES[: len(LAUNCH)])):
-        first = Cell(*launch)
-        if (may is not None and not may(first)) or any(constraint.applies(first) for constraint in launching):
-            continue
-        key = tuple(launch[column] for column in read)
-        if key not in allowed:
-            allowed[key] = [r for r in requests if not any(c.applies(Cell(*launch, *r)) for c in others)]
-        yield from (Cell._make(launch + request) for request in allowed[key])
+    for launch, tails in launches(ruled_out, may):
+        yield from (Cell._make(launch + tail) for tail in tails)

@@ -7,10 +7,10 @@ from typing import Final, TypeAlias
 
 from engine.core.errors import ConfigError
 from engine.core.nearest import nearest
-from matrix.axes import INDEX, LAUNCH, NAMES, axis
+from matrix.axes import INDEX, NAMES, axis
 from matrix.cell import MEANINGS, Cell
 
-Predicate: TypeAlias = Callable[[Cell], bool]
+Predicate: TypeAlias = Callable[[tuple[str, ...]], bool]
 LEXEME: Final = re.compile(r"\s*(?:(!=|==?|[(),])|([\w.-]+))")
 HELP: Final = "write axis=value, axis!=value or axis in (a, b), joined with and, or, not and parentheses, or a cell id"
 
@@ -19,8 +19,8 @@ HELP: Final = "write axis=value, axis!=value or axis in (a, b), joined with and,
 class Selector:
     """A predicate over cells.
 
-    may: false only if the launch of the cell alone rules it out, whatever the request axes say. must: true only if the
-    launch alone lets it in.
+    may: of the values of the first axes, false only if they rule a cell out, whatever follows them. must: true only if
+    they let it in.
     """
 
     picks: Predicate
@@ -119,8 +119,7 @@ class _Parser:
         if "." not in text and text not in MEANINGS and meant:
             axis(text)
         wanted = Cell.from_id(text)
-        launch = wanted.launch_key
-        return Selector(lambda cell: cell == wanted, lambda cell: cell.launch_key == launch, _never)
+        return Selector(lambda cell: cell == wanted, lambda known: wanted[: len(known)] == known, _never)
 
     def _values(self, name: str) -> frozenset[str]:
         if not self._take("("):
@@ -158,27 +157,24 @@ def _not(inner: Selector) -> Selector:
 def _within(name: str, values: frozenset[str]) -> Selector:
     index = INDEX[name]
 
-    def holds(cell: Cell) -> bool:
-        return cell[index] in values
-
-    return Selector(holds, holds, holds) if index < len(LAUNCH) else Selector(holds, _always, _never)
+    return Selector(
+        lambda cell: cell[index] in values,
+        lambda known: index >= len(known) or known[index] in values,
+        lambda known: index < len(known) and known[index] in values,
+    )
 
 
 def _any(left: Predicate, right: Predicate) -> Predicate:
-    return lambda cell: left(cell) or right(cell)
+    return lambda values: left(values) or right(values)
 
 
 def _all(left: Predicate, right: Predicate) -> Predicate:
-    return lambda cell: left(cell) and right(cell)
+    return lambda values: left(values) and right(values)
 
 
 def _flipped(inner: Predicate) -> Predicate:
-    return lambda cell: not inner(cell)
+    return lambda values: not inner(values)
 
 
-def _always(cell: Cell) -> bool:
-    return True
-
-
-def _never(cell: Cell) -> bool:
+def _never(known: tuple[str, ...]) -> bool:
     return False
