@@ -35,8 +35,8 @@ TIMER: Final = """
 import gc, sys, time
 start = time.perf_counter()
 from reports.compare import compare
-from reports.load import load
-result = compare(load(sys.argv[1]), load(sys.argv[2]))
+from reports.load import load_both
+result = compare(*load_both(sys.argv[1], sys.argv[2]))
 print(time.perf_counter() - start, sum(result.counts.values()))
 """
 

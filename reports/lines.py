@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Final, NamedTuple, cast
@@ -25,6 +26,7 @@ _WAIVED: Final = b'"waived":'
 _GATES: Final = b'"gates":['
 _GATES_END: Final = b'],"error":'
 _NEXT_GATE: Final = b"},{"
+_TIME: Final = b'"seconds"'
 _SECONDS: Final = re.compile(rb'"seconds"\s*:\s*[0-9.eE+-]+')
 _READ: Final = json.JSONDecoder().raw_decode
 
@@ -119,22 +121,19 @@ def _axes_end(data: bytes, line: Line) -> int:
     return data.find(b"}", line.axes, line.end) + 1 if line.axes >= 0 else 0
 
 
-def same_but_for_time(data: bytes, line: Line, other: bytes, other_line: Line) -> bool:
-    """True if two lines have the same bytes around their running times."""
-    at, after = _seconds(data, line.start, line.end)
-    there, beyond = _seconds(other, other_line.start, other_line.end)
-    return (
-        at - line.start == there - other_line.start
-        and data[line.start : at] == other[other_line.start : there]
-        and data[after : line.end] == other[beyond : other_line.end]
-    )
-
-
-def _seconds(data: bytes, start: int, end: int) -> tuple[int, int]:
-    """The running time in a line, an empty part at its end if there is none."""
-    at = data.rfind(b'"seconds"', start, end)
-    match = _SECONDS.match(data, at, end) if at >= 0 else None
-    return (end, end) if match is None else match.span()
+def same_but_for_time(data: bytes, lines: Iterable[Line], other: bytes, other_lines: Iterable[Line]) -> Iterator[bool]:
+    """Of each pair of lines, true if both have the same bytes around their running times."""
+    find, there_find, value = data.rfind, other.rfind, _SECONDS.match
+    for (start, end, _, _), (there, other_end, _, _) in zip(lines, other_lines, strict=True):
+        at, there_at = find(_TIME, start, end), there_find(_TIME, there, other_end)
+        if at < 0 or there_at < 0:
+            yield data[start:end] == other[there:other_end]
+        elif at - start != there_at - there or data[start:at] != other[there:there_at]:
+            yield False
+        else:
+            mine, theirs = value(data, at, end), value(other, there_at, other_end)
+            behind, there_behind = mine.end() if mine else at, theirs.end() if theirs else there_at
+            yield data[behind:end] == other[there_behind:other_end]
 
 
 @lru_cache(maxsize=1 << 14)

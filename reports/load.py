@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from itertools import compress
 from pathlib import Path
 from typing import Final
 
@@ -137,11 +139,11 @@ class Report:
 
     def same_lines(self, other: Report, cells: Iterable[str]) -> list[str]:
         """Those of `cells` that both reports hold with the same bytes, running time aside."""
-        data, lines, theirs, their_lines = self._data, self._lines, other._data, other._lines
-        return [cell for cell in cells if same_but_for_time(data, lines[cell], theirs, their_lines[cell])]
+        wanted = list(cells)
+        mine, theirs = map(self._lines.__getitem__, wanted), map(other._lines.__getitem__, wanted)
+        return list(compress(wanted, same_but_for_time(self._data, mine, other._data, theirs)))
 
 
-@paused()
 def load(path: Path | str) -> Report:
     """Read the report `path`, a file or a directory that holds `report.jsonl`.
 
@@ -150,10 +152,26 @@ def load(path: Path | str) -> Report:
     inside is reported when the line is first used.
     """
     file = _find(Path(path))
+    return _report(file, _read(file))
+
+
+def load_both(base: Path | str, head: Path | str) -> tuple[Report, Report]:
+    """Two reports as `load` reads them; the second is read from disk while the first is looked through."""
+    first, second = _find(Path(base)), _find(Path(head))
+    with ThreadPoolExecutor(max_workers=1) as reader:
+        later = reader.submit(_read, second)
+        return _report(first, _read(first)), _report(second, later.result())
+
+
+def _read(file: Path) -> bytes:
     try:
-        data = file.read_bytes()
+        return file.read_bytes()
     except OSError as error:
         raise ReportError(f"cannot read {file}: {error.strerror}") from error
+
+
+@paused()
+def _report(file: Path, data: bytes) -> Report:
     if not data:
         raise ReportError(f"{file} is empty; the run that wrote it did not finish")
     body_start = data.find(b"\n") + 1 or len(data)

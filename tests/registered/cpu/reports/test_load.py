@@ -5,7 +5,7 @@ import pytest
 import reports.lines
 import reports.load
 from reports.codec import decode_cell
-from reports.load import load
+from reports.load import load, load_both
 from reports.schema import GateResult, ReportError
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
@@ -262,3 +262,25 @@ def test_a_path_is_the_state_the_axes_and_the_launch(tmp_path, make_cell, write_
     assert base.same_path(head, "a") is same
     assert head.same_path(base, "a") is same
     assert head.same_path(head, "a") is ("requested" not in change), "what only a full parse tells counts as different"
+
+
+def test_two_reports_read_together_are_those_read_alone(three, tmp_path, make_cell, write_report):
+    other = write_report(tmp_path / "other", [make_cell("a"), make_cell("b")])
+    base, head = load_both(three, other)
+    assert (list(base), list(head)) == (list(load(three)), list(load(other)))
+    with pytest.raises(ReportError, match=r"nowhere does not exist"):
+        load_both(three, tmp_path / "nowhere")
+    (other / "report.jsonl").write_text("")
+    with pytest.raises(ReportError, match=r"other.*is empty"):
+        load_both(three, other)
+
+
+def test_lines_are_the_same_where_only_the_running_time_differs(three, tmp_path):
+    text = lines(three)
+    moved = tmp_path / "moved"
+    moved.mkdir()
+    seconds = json.loads(text[1])["seconds"]
+    rows = [text[0], text[1].replace(f'"seconds":{seconds}', '"seconds":98.5'), text[2].replace("FAIL", "PASS", 1)]
+    put(moved, [*rows, *text[3:]])
+    base, head = load_both(three, moved)
+    assert text[1] != rows[1] and base.same_lines(head, ["a", "b", "c"]) == ["a", "c"]
