@@ -17,7 +17,7 @@ from engine.device.attention import DraftAttention, StepAttention
 from engine.device.batch import StepBatch, prefix_bias
 from engine.device.pool import KVPool
 from engine.device.relay import Carry, DraftState, Relay
-from engine.spec.drafter import DraftTree, Verdict, chain
+from engine.spec.drafter import DraftTree, Verdict, chain, one_further
 from kernels.expand_topk import expand_topk
 from kernels.select_tree import select_tree
 from kernels.tree_layout import tree_layout
@@ -80,9 +80,7 @@ class AutoregressiveDrafter:
         self, batch: StepBatch, tokens: Tensor, aux: Tensor | None, sampled: Tensor, following: Tensor
     ) -> DraftState:
         assert batch.lengths is not None
-        tail = torch.where(following < 0, sampled, following)
-        shifted = tokens.roll(-1, 1).scatter(1, (batch.lengths - 1)[:, None], tail[:, None])
-        return self._extend(batch, shifted, aux, batch.lengths)
+        return self._extend(batch, one_further(tokens, batch.lengths, sampled, following), aux, batch.lengths)
 
     def absorb(self, batch: StepBatch, verdict: Verdict, aux: Tensor | None) -> DraftState:
         # Rows at and past `count` write KV that the next round overwrites before it is read.

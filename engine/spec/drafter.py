@@ -80,6 +80,13 @@ def chain(tokens: Tensor) -> DraftTree:
     return DraftTree(tokens, parents, depths, None, nodes - 1)
 
 
+def one_further(tokens: Tensor, lengths: Tensor, sampled: Tensor, following: Tensor) -> Tensor:
+    """The token behind each of a prompt chunk's [B, W], of `lengths` [B] tokens: what a drafter reads that pairs a
+    position's state with the next token. sampled, following [B]: as in `Drafter.prime`."""
+    tail = torch.where(following < 0, sampled, following)
+    return tokens.roll(-1, 1).scatter(1, (lengths - 1)[:, None], tail[:, None])
+
+
 @cache
 def _line(batch: int, nodes: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Parents and depths of chains; kept, as every round needs them."""
