@@ -101,7 +101,7 @@ class Guard:
 
     def _host(self, watch: HostWatch) -> None:
         if watch.seen is not None and not self._drafter.traits.reads_host:
-            self._quarantine(f"read a tensor on the host (Tensor.{watch.seen}) without the trait reads_host")
+            self._quarantine(f"read a tensor on the host ({watch.seen}) without the trait reads_host")
 
     def _quarantine(self, lie: str) -> None:
         if self.error is None:

@@ -152,15 +152,23 @@ def reader(name, read):
 
 
 READERS = {
-    "tolist": reader("List", lambda t: t.tolist()),
-    "item": reader("Item", lambda t: t[0, 0].item()),
-    "numpy": reader("Numpy", lambda t: t.numpy()),
-    "cpu": reader("Cpu", lambda t: t.cpu()),
-    "__bool__": reader("Bool", lambda t: bool(t.any())),
-    "__int__": reader("Int", lambda t: int(t[0, 0])),
-    "__float__": reader("Float", lambda t: float(t[0, 0])),
-    "__index__": reader("Index", lambda t: range(t[0, 0])),
-    "nonzero": reader("Nonzero", lambda t: t.nonzero()),
+    "Tensor.tolist": reader("List", lambda t: t.tolist()),
+    "Tensor.item": reader("Item", lambda t: t[0, 0].item()),
+    "Tensor.numpy": reader("Numpy", lambda t: t.numpy()),
+    "Tensor.cpu": reader("Cpu", lambda t: t.cpu()),
+    "Tensor.to": reader("To", lambda t: t.to("cpu")),
+    "Tensor.__bool__": reader("Bool", lambda t: bool((t == t).all())),
+    "Tensor.__int__": reader("Int", lambda t: int(t[0, 0])),
+    "Tensor.__float__": reader("Float", lambda t: float(t[0, 0])),
+    "Tensor.__index__": reader("Index", lambda t: range(t[0, 0])),
+    "Tensor.nonzero": reader("Nonzero", lambda t: t.nonzero()),
+    "torch.nonzero": reader("TorchNonzero", torch.nonzero),
+    "torch.equal": reader("Equal", lambda t: torch.equal(t, t)),
+    "torch.masked_select": reader("MaskedSelect", lambda t: torch.masked_select(t, t > 3)),
+    "torch.unique": reader("Unique", torch.unique),
+    "torch.repeat_interleave": reader("Repeat", lambda t: torch.repeat_interleave(t, t.flatten().clamp(0, 3), 0)),
+    "torch.where of one argument": reader("Where", lambda t: torch.where(t > 3)),
+    "an index by a mask": reader("Mask", lambda t: t[t > 5]),
 }
 
 
@@ -200,7 +208,6 @@ BATCH_LIES = {
     ReadsInAbsorb: "read a tensor on the host (Tensor.tolist) without the trait reads_host",
     ReadsInPrime: "read a tensor on the host (Tensor.tolist) without the trait reads_host",
     **{
-        drafter: f"read a tensor on the host (Tensor.{name}) without the trait reads_host"
-        for name, drafter in READERS.items()
+        drafter: f"read a tensor on the host ({name}) without the trait reads_host" for name, drafter in READERS.items()
     },
 }

@@ -66,4 +66,4 @@ def test_a_read_and_an_upload_are_seen():
     llm = engine("NONE", 1)
     extend = llm.loop.executor.table.extend
     llm.loop.executor.table.extend = lambda rows: (extend(rows), torch.tensor([len(rows)]).item())
-    assert set(watched(llm)) == {"item", "tensor"}
+    assert set(watched(llm)) == {"Tensor.item", "tensor"}

@@ -231,7 +231,7 @@ def test_a_lie_about_the_batch_puts_the_drafter_in_quarantine(zoo, plain, regist
 
 
 def test_whoever_says_that_it_reads_the_host_may(zoo, plain, registered):
-    liar = next(liar for liar, lie in BATCH_LIES.items() if "tolist" in lie)
+    liar = next(liar for liar, lie in BATCH_LIES.items() if "Tensor.tolist" in lie)
     registered(Traits("READER", "reads", Topology.TREE, reads_host=True, max_lag=0), liar)
     llm = LLM(EngineConfig("llama-mini", "READER", **SHAPE, spec_version="v2"), zoo)
     assert run(llm) == plain("llama-mini")
