@@ -87,9 +87,10 @@ def build(resolved: Resolved, facts: Facts, tokenizer: Tokenizer, locate: Locate
 
 def _guard(resolved: Resolved, drafter: Drafter, target: Target, steps: DraftSteps) -> Guard | None:
     """Registered drafters are always checked, built-in ones where memory is."""
-    if not (resolved.strict_memory or is_registered(resolved.algorithm)):
+    registered = is_registered(resolved.algorithm)
+    if not (resolved.strict_memory or registered):
         return None
-    return Guard(drafter, target.vocab_size, steps.stop)
+    return Guard(drafter, target.vocab_size, steps.stop, catches=registered)
 
 
 def _steps(resolved: Resolved, drafter: Drafter, probes: Probes) -> DraftSteps:

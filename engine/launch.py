@@ -84,7 +84,7 @@ class DeviceExecutor:
             values.get("logprobs"),
             _pairs(values["top_ids"], values["top_values"]) if "top_ids" in values else None,
             *values.get("stamps", (0, 0)),
-            lies=None if self.guard is None else [self.guard.sentence(code) for code in values["lies"]],
+            lies=None if self.guard is None else self.guard.read(values["lies"]),
         )
 
     def _step(self, plan: StepPlan, batch: StepBatch) -> Results:

@@ -8,14 +8,16 @@ that the tokens are the same. Four things make an algorithm:
 1. Traits, one frozen row: what the engine may know of it. COPY proposes chains, has no weights and no KV of its own.
 2. A drafter with the hooks prime (after a prefill step), propose (before a verify round) and absorb (after it). It
    sees tensors of a batch, never a request. It must not read them on the host: the engine launches a step before the
-   last one was read (spec v2), and a read would wait for the device.
+   last one was read (spec v2), and a read would wait for the device. Nor may it write to what it sees.
 3. Carries: what it takes from one round to the next. The engine keeps a buffer per request for each and hands it back
    as `batch.carried`; a request's first step finds zeros. COPY carries the text itself.
 4. register_algorithm, which refuses a missing hook by name. `check` may refuse what a user asks for, `relay` may
    replace the buffers. From then on `--speculative-algorithm COPY` works like any other.
 
-Verification is exact whatever is proposed, so a drafter can only be slow, never wrong. One that breaks the protocol
-(a token outside the vocabulary, a host read, ...) is caught: its request ends, or drafting does, with a sentence.
+Verification is exact whatever is proposed, and the tensors that a hook sees are copies: a drafter that keeps to what it
+is handed can only be slow, never wrong. One that breaks the protocol is caught: its request ends (a token outside the
+vocabulary, ...), or drafting does (a host read, an exception, a write into its inputs, ...), with a sentence. Host
+reads of shared memory (DLPack, a pointer) are not seen and cost speed alone.
 """
 
 from __future__ import annotations

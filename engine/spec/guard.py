@@ -1,26 +1,35 @@
 """Stands between the engine and a drafter that it does not trust: a lie costs its request, never the batch.
 
 What a lie says of one row comes back with the step's results, and ends that row's request. What it says of the whole
-batch (a shape, a host read, a lost state) puts the drafter in quarantine: it is not asked again and rounds verify
-their roots alone. Both are exact: a bad proposal is replaced by padding, and verification is exact for any proposal.
-Nothing here reads the device.
+batch (a shape, a host read, a lost state, an exception, a write into what it was handed) puts the drafter in
+quarantine: it is not asked again and rounds verify their roots alone. Both are exact: a bad proposal is replaced by
+padding, and verification is exact for any proposal. Nothing here reads the device.
+
+The hooks see copies (`engine.spec.lending`), and `aux`, which nobody reads after them. Out of reach of all this: a drafter that writes into what it was given to
+build with, the target's weights and KV, or into tables of the engine that it imports; a host read that
+`engine.spec.host_watch` lists as unseen costs speed, not tokens.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from functools import reduce
+from operator import or_
 from typing import Final
 
 import torch
 from torch import Tensor
 
+from engine.core.errors import EngineBug
 from engine.device.batch import StepBatch, count
 from engine.device.relay import DraftState, Relay
 from engine.spec.drafter import Drafter, DraftTree, Verdict, chain
 from engine.spec.host_watch import HostWatch
+from engine.spec.lending import NAMES, Lending
 
-# Bit i of a row's code.
+# Bit i of a row's code. The bits behind are lending.NAMES, the same in every row.
 LIES: Final = (
     "proposed another root than the last known token",
     "proposed a token outside the vocabulary",
@@ -36,20 +45,27 @@ ROOT, TOKEN, PARENT, DEPTH, TWINS, ANCESTORS, FINITE = range(len(LIES))
 class Guard:
     """Checks what a drafter returns. error: why it is in quarantine, None while it is not.
 
-    vocab_size: of the target. quarantined: called once, when the drafter goes into quarantine.
+    vocab_size: of the target. quarantined: called once, when the drafter goes into quarantine. catches: whether that
+    is where an exception puts it; those of a built-in drafter are bugs of ours and pass, as EngineBug always does.
     """
 
-    def __init__(self, drafter: Drafter, vocab_size: int, quarantined: Callable[[], None]) -> None:
+    def __init__(
+        self, drafter: Drafter, vocab_size: int, quarantined: Callable[[], None], catches: bool = True
+    ) -> None:
         self.error: str | None = None
         self._drafter = drafter
         self._who = f"the drafter of {drafter.traits.name}"
         self._vocab_size = vocab_size
         self._quarantined = quarantined
+        self._catches = catches
+        self._wrote = False
         self._codes: Tensor | None = None
+        self._lending: Lending | None = None
 
     def begin(self, batch: StepBatch) -> None:
         """Before a step: no row of it has lied yet."""
         self._codes = torch.zeros_like(batch.rows)
+        self._lending = None if self.error is not None else Lending(batch)
 
     def of(self, drafter: Drafter) -> Guard:
         """This guard in front of `drafter`, with the same three hooks."""
@@ -57,9 +73,20 @@ class Guard:
         return self
 
     def codes(self) -> Tensor:
-        """[B] int64: bit i set where LIES[i] was told since `begin`."""
+        """[B] int64, after the step's last hook: bit i set where LIES[i] was told since `begin`, writes behind."""
         assert self._codes is not None
-        return self._codes
+        return self._codes if self._lending is None else self._codes | self._lending.written() << len(LIES)
+
+    def read(self, codes: Sequence[int]) -> list[str | None]:
+        """What ends each request of a step with these codes, None for nothing.
+
+        A drafter that wrote goes into quarantine here. What its rows say otherwise follows from that, so they go on.
+        """
+        written = reduce(or_, codes, 0) >> len(LIES)
+        if written:
+            self._wrote = True
+            self._quarantine(f"wrote into {' and '.join(name for bit, name in enumerate(NAMES) if written >> bit & 1)}")
+        return [None if self._wrote else self.sentence(code) for code in codes]
 
     def sentence(self, code: int) -> str | None:
         """What is told to the user of a request whose row has this code; None for 0."""
@@ -71,37 +98,46 @@ class Guard:
     def prime(
         self, batch: StepBatch, tokens: Tensor, aux: Tensor | None, sampled: Tensor, following: Tensor
     ) -> DraftState | None:
-        if self.error is not None:
+        if self.error is not None or self._lending is None:
             return None
-        with HostWatch() as watch:
-            state = self._drafter.prime(batch, tokens, aux, sampled, following)
-        self._host(watch)
-        return self._checked_state(state, len(batch.rows))
+        lent, lend = self._lending.batch, self._lending.lend
+        given = lend("tokens", tokens), aux, lend("sampled", sampled), lend("following", following)
+        return self._checked_state(self._asked("prime", lent, *given), len(batch.rows))
 
     def absorb(self, batch: StepBatch, verdict: Verdict, aux: Tensor | None) -> DraftState | None:
-        if self.error is not None:
+        if self.error is not None or self._lending is None:
             return None
-        with HostWatch() as watch:
-            state = self._drafter.absorb(batch, verdict, aux)
-        self._host(watch)
-        return self._checked_state(state, len(batch.rows))
+        lent = self._lending.batch, self._lending.verdict(verdict), aux
+        return self._checked_state(self._asked("absorb", *lent), len(batch.rows))
 
     def propose(self, batch: StepBatch, relay: Relay) -> DraftTree:
-        tree = None
-        if self.error is None:
-            with HostWatch() as watch:
-                tree = self._drafter.propose(batch, relay)
-            self._host(watch)
+        if self.error is None and self._lending is not None:
+            lent = self._lending.batch
+            tree = self._asked("propose", lent, lent.relay or relay)
             wrong = self._misshapen(tree, batch)
+            if wrong is None and self.error is None:
+                assert isinstance(tree, DraftTree)
+                return self._checked_tree(tree, batch)
             if wrong is not None:
                 self._quarantine(wrong)
-        if tree is None or self.error is not None:
-            return chain(torch.nn.functional.pad(batch.root, (0, batch.width - 1)))
-        return self._checked_tree(tree, batch)
+        return chain(torch.nn.functional.pad(batch.root, (0, batch.width - 1)))
 
-    def _host(self, watch: HostWatch) -> None:
-        if watch.seen is not None and not self._drafter.traits.reads_host:
+    def _asked(self, hook: str, *given: object) -> object:
+        """What the drafter's hook returns, or None when it raises."""
+        watch = HostWatch()
+        answer: object = None
+        try:
+            with nullcontext() if self._drafter.traits.reads_host else watch:
+                answer = getattr(self._drafter, hook)(*given)
+        except EngineBug:
+            raise
+        except Exception as error:
+            if not self._catches:
+                raise
+            self._quarantine(f"raised {type(error).__name__} in {hook} ({' '.join(str(error).split())})")
+        if watch.seen is not None:
             self._quarantine(f"read a tensor on the host ({watch.seen}) without the trait reads_host")
+        return answer
 
     def _quarantine(self, lie: str) -> None:
         if self.error is None:
@@ -119,12 +155,18 @@ class Guard:
                 return f"proposed {field} that are no int64 tensor"
             if tensor.shape != (rows, width):
                 return f"proposed {field} of shape {tuple(tensor.shape)} in a round of {rows} x {width} nodes"
-        if tree.ancestors is not None and (
-            tree.ancestors.shape != (rows, width, width) or tree.ancestors.dtype is not torch.bool
-        ):
+            if tensor.device != batch.rows.device:
+                return f"proposed {field} on {tensor.device} in a round on {batch.rows.device}"
+        if tree.ancestors is None:
+            pass
+        elif not isinstance(tree.ancestors, Tensor) or tree.ancestors.dtype is not torch.bool:
+            return "proposed ancestors that are no bool tensor"
+        elif tree.ancestors.shape != (rows, width, width):
             return f"proposed ancestors of shape {tuple(tree.ancestors.shape)} in a round of {rows} x {width} nodes"
         longest = width - 1
-        if not (tree.depth == longest if tree.ancestors is None else min(1, longest) <= tree.depth <= longest):
+        if not isinstance(tree.depth, int) or not (
+            tree.depth == longest if tree.ancestors is None else min(1, longest) <= tree.depth <= longest
+        ):
             return f"gave the depth {tree.depth} to a round of {width} nodes"
         return None
 
@@ -149,14 +191,19 @@ class Guard:
         bad = self._note(lies)
         return tree if bad is None else _padded(tree, bad, batch.root)
 
-    def _checked_state(self, state: DraftState | None, rows: int) -> DraftState | None:
+    def _checked_state(self, state: object, rows: int) -> DraftState | None:
         """The state with zeros where it is not finite; None if it cannot be kept at all."""
-        if not self._drafter.carries or self.error is not None:
-            return state if self.error is None else None
+        if self.error is not None:
+            return None
+        if state is not None and not isinstance(state, Mapping):
+            self._quarantine(f"carried a {type(state).__name__}, not a mapping of tensors")
+            return None
+        if not self._drafter.carries:
+            return state
         kept: dict[str, Tensor] = dict(state or {})
         for name, shape, dtype in self._drafter.carries:
             tensor = kept.get(name)
-            if tensor is None:
+            if not isinstance(tensor, Tensor):
                 self._quarantine(f"lost the tensor {name!r} that it carries")
                 return None
             if tensor.shape != (rows, *shape) or tensor.dtype is not dtype:

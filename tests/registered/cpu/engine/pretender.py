@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from engine.core.algorithm import Topology, Traits
+from engine.core.errors import ConfigError
 from engine.device.relay import Carry
 from engine.register import BuildContext
 from engine.spec.drafter import DraftTree
@@ -136,6 +138,22 @@ class ForgetsState(Pretender):
         return None
 
 
+class OddState(Pretender):
+    def absorb(self, batch, verdict, aux):
+        return [batch.carried["score"]]
+
+
+class OddAncestors(Pretender):
+    def propose(self, batch, relay):
+        return super().propose(batch, relay)._replace(ancestors="all")
+
+
+class OtherDevice(Pretender):
+    def propose(self, batch, relay):
+        tree = super().propose(batch, relay)
+        return tree._replace(tokens=torch.empty_like(tree.tokens, device="meta"))
+
+
 class WideState(Pretender):
     def prime(self, batch, tokens, aux, sampled, following):
         return {"score": torch.ones(len(batch.rows), 5)}
@@ -172,6 +190,77 @@ READERS = {
 }
 
 
+def writer(name, write):
+    """A liar that writes into the batch in `propose`, before it goes on."""
+
+    def propose(self, batch, relay):
+        write(batch, relay)
+        return Pretender.propose(self, batch, relay)
+
+    return type(f"Writes{name}", (Pretender,), {"propose": propose})
+
+
+class WritesVerdict(Pretender):
+    def absorb(self, batch, verdict, aux):
+        verdict.tokens.fill_(3)
+        return super().absorb(batch, verdict, aux)
+
+
+class WritesCount(Pretender):
+    """Alone of its kind: what a round without drafts counts is shared by all engines."""
+
+    def absorb(self, batch, verdict, aux):
+        verdict.count.fill_(3)
+        verdict.path.fill_(1)
+        return super().absorb(batch, verdict, aux)
+
+
+class WritesPrompt(Pretender):
+    def prime(self, batch, tokens, aux, sampled, following):
+        for given in (tokens, sampled, following):
+            given.fill_(5)
+        return super().prime(batch, tokens, aux, sampled, following)
+
+
+class KeepsNumpy(Pretender):
+    """Shares the memory of what it was handed, where no watch sees it, and writes to it a step later."""
+
+    shared = None
+
+    def propose(self, batch, relay):
+        if self.shared is not None:
+            self.shared[:] = 3
+        self.shared = np.from_dlpack(batch.rows)
+        self.shared[:] = 2
+        return super().propose(batch, relay)
+
+
+WRITERS = {
+    writer("Root", lambda batch, relay: batch.root.fill_(3)): "batch.root",
+    writer("Start", lambda batch, relay: batch.start.sub_(1)): "batch.start",
+    writer("Rows", lambda batch, relay: batch.rows.fill_(1)): "batch.rows",
+    writer("Slots", lambda batch, relay: batch.slots.zero_()): "batch.slots",
+    writer("Places", lambda batch, relay: [batch.positions.zero_(), batch.write.zero_()]): (
+        "batch.positions and batch.write"
+    ),
+    writer("Shape", lambda batch, relay: relay.last.t_()): "relay.last",
+    writer("Lengths", lambda batch, relay: relay.length.zero_()): "relay.length",
+    writer("Last", lambda batch, relay: batch.relay.last.zero_()): "relay.last",
+    writer("Seeds", lambda batch, relay: relay.sampling.seed.zero_()): "relay.sampling.seed",
+    WritesVerdict: "verdict.tokens",
+    WritesCount: "verdict.path and verdict.count",
+    WritesPrompt: "tokens and sampled and following",
+    KeepsNumpy: "batch.rows",
+}
+
+
+def raiser(hook, error):
+    def raises(self, *given: object) -> None:
+        raise error
+
+    return type(f"Raises{type(error).__name__}In{hook.title()}", (Pretender,), {hook: raises})
+
+
 class ReadsInAbsorb(Pretender):
     def absorb(self, batch, verdict, aux):
         verdict.count.tolist()
@@ -204,6 +293,12 @@ BATCH_LIES = {
     WrongAncestors: "proposed ancestors of shape (3, 2, 4) in a round of 3 x 4 nodes",
     TooDeep: "gave the depth 9 to a round of 4 nodes",
     ForgetsState: "lost the tensor 'score' that it carries",
+    OddState: "carried a list, not a mapping of tensors",
+    OddAncestors: "proposed ancestors that are no bool tensor",
+    OtherDevice: "proposed tokens on meta in a round on cpu",
+    raiser("prime", KeyError("score")): "raised KeyError in prime ('score')",
+    raiser("propose", ZeroDivisionError("division\nby zero")): "raised ZeroDivisionError in propose (division by zero)",
+    raiser("absorb", ConfigError("no such table")): "raised ConfigError in absorb (no such table)",
     WideState: "carried 'score' of shape (3, 5) and torch.float32, not of (3, 3) and torch.float32",
     ReadsInAbsorb: "read a tensor on the host (Tensor.tolist) without the trait reads_host",
     ReadsInPrime: "read a tensor on the host (Tensor.tolist) without the trait reads_host",

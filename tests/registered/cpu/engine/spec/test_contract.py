@@ -16,14 +16,14 @@ import torch
 from engine.api import LLM
 from engine.core.algorithm import ALGORITHMS, Topology, Traits
 from engine.core.config import EngineConfig
-from engine.core.errors import ConfigError
+from engine.core.errors import ConfigError, KernelError
 from engine.core.request import SamplingParams
 from engine.device.relay import Carry, Relay
 from engine.register import forget_algorithm, register_algorithm
 from engine.spec.drafter import chain
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from pretender import BATCH_LIES, ROW_LIES, SHAPE, TRAITS, Pretender
+from pretender import BATCH_LIES, ROW_LIES, SHAPE, TRAITS, WRITERS, Pretender, raiser
 
 pytestmark = pytest.mark.register(est_seconds=12, tier="cpu", stage="pr")
 
@@ -228,6 +228,36 @@ def test_a_lie_about_the_batch_puts_the_drafter_in_quarantine(zoo, plain, regist
     assert all(output.meta_info["drafter_error"] == told for output in outputs)
     drafted = llm.probes["spec.drafted"]
     assert run(llm) == plain("llama-mini") and llm.probes["spec.drafted"] == drafted
+
+
+@pytest.mark.parametrize("version", ["v1", "v2"])
+@pytest.mark.parametrize(("liar", "written"), WRITERS.items(), ids=lambda value: getattr(value, "__name__", ""))
+def test_what_a_drafter_writes_into_its_inputs_reaches_nobody(zoo, plain, registered, liar, written, version):
+    llm = pretending(zoo, registered, liar, spec_version=version)
+    told = f"the drafter of PRETENDER wrote into {written}; it is not asked again and rounds go on without drafts"
+    with pytest.warns(RuntimeWarning) as caught:
+        outputs = llm.generate(PROMPTS, PARAMS)
+    assert [str(warning.message) for warning in caught] == [told]
+    assert [output.output_ids for output in outputs] == plain("llama-mini")
+    assert {output.finish.reason for output in outputs} == {"length"}
+    assert llm.drafter_error == told
+    forget_algorithm("PRETENDER")
+    honest = pretending(zoo, register_algorithm, Pretender, spec_version=version, strict_memory=2)
+    assert run(honest) == plain("llama-mini") and honest.drafter_error is None
+
+
+def test_an_engines_own_bug_passes_through_a_drafter(zoo, registered):
+    llm = pretending(zoo, registered, raiser("propose", KernelError("two rows share a slot")))
+    with pytest.raises(KernelError, match="two rows share a slot"):
+        run(llm)
+
+
+def test_a_built_in_drafter_that_raises_is_a_bug_of_ours(zoo, monkeypatch):
+    llm = LLM(EngineConfig("llama-mini", "NGRAM", strict_memory=2, speculative_num_steps=3), zoo)
+    monkeypatch.setattr(llm.loop.executor.drafter, "propose", lambda batch, relay: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        run(llm)
+    assert llm.drafter_error is None
 
 
 def test_whoever_says_that_it_reads_the_host_may(zoo, plain, registered):
