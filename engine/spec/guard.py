@@ -5,9 +5,9 @@ batch (a shape, a host read, a lost state, an exception, a write into what it wa
 quarantine: it is not asked again and rounds verify their roots alone. Both are exact: a bad proposal is replaced by
 padding, and verification is exact for any proposal. Nothing here reads the device.
 
-The hooks see copies (`engine.spec.lending`), and `aux`, which nobody reads after them. Out of reach of all this: a drafter that writes into what it was given to
-build with, the target's weights and KV, or into tables of the engine that it imports; a host read that
-`engine.spec.host_watch` lists as unseen costs speed, not tokens.
+The hooks see copies (`engine.spec.lending`), and `aux`, which nobody reads after them. Out of reach of all this: a
+drafter that writes into what it was given to build with, the target's weights and KV, or into tables of the engine
+that it imports. A host read that `engine.spec.host_watch` lists as unseen costs speed, not tokens.
 """
 
 from __future__ import annotations
