@@ -17,7 +17,7 @@ from engine.device.attention import DraftAttention, StepAttention
 from engine.device.batch import StepBatch, prefix_bias
 from engine.device.pool import KVPool
 from engine.device.relay import Carry, DraftState, Relay
-from engine.spec.drafter import DraftTree, Verdict, chain, one_further
+from engine.spec.drafter import DraftTree, Verdict, one_further, shared_chain
 from kernels.expand_topk import expand_topk
 from kernels.select_tree import select_tree
 from kernels.tree_layout import tree_layout
@@ -112,7 +112,7 @@ class AutoregressiveDrafter:
 
     def _chain(self, batch: StepBatch, state: DraftState, reach: int) -> DraftTree:
         if batch.width == 1:
-            return chain(batch.root)
+            return shared_chain(batch.root)
         tokens = [batch.root, state["ids"]]
         hidden = state["hidden"][:, None] if "hidden" in state else None
         deeper = batch.width - 2
@@ -121,7 +121,7 @@ class AutoregressiveDrafter:
             attend.begin(step)
             hidden = self.model.forward(tokens[-1], (batch.start + step)[:, None], hidden, attend)
             tokens.append(self._top(hidden)[1][:, 0])
-        return chain(torch.cat(tokens, 1))
+        return shared_chain(torch.cat(tokens, 1))
 
     def _tree(self, batch: StepBatch, state: DraftState, reach: int) -> DraftTree:
         """Best-first expansion (EAGLE-2): the topk best of each step's topk**2 children live on, every candidate of

@@ -15,7 +15,7 @@ from engine.device.batch import StepBatch, prefix_bias
 from engine.device.pool import KVPool
 from engine.device.relay import Carry, Relay
 from engine.models.dflash import DFlash
-from engine.spec.drafter import DraftTree, Verdict, chain
+from engine.spec.drafter import DraftTree, Verdict, shared_chain
 
 
 class BlockDrafter:
@@ -39,7 +39,7 @@ class BlockDrafter:
     def propose(self, batch: StepBatch, relay: Relay) -> DraftTree:
         width, reach = batch.width, batch.reach - batch.width
         if width == 1:
-            return chain(batch.root)
+            return shared_chain(batch.root)
         masks = batch.root.new_full((len(batch.root), width - 1), self.model.mask_token)
         bias = prefix_bias(batch.start, reach, self.pool.data.dtype)
         attend = DraftAttention(self.pool, batch.slots[:, :reach], bias, width)
@@ -47,7 +47,7 @@ class BlockDrafter:
         attend.begin(0, everything)
         out = self.model.forward(torch.cat((batch.root, masks), 1), batch.positions, attend)
         drafts = self.model.logits(out[:, 1:]).argmax(-1)
-        return chain(torch.cat((batch.root, drafts), 1))
+        return shared_chain(torch.cat((batch.root, drafts), 1))
 
     def _keep(self, batch: StepBatch, aux: Tensor | None) -> None:
         assert aux is not None

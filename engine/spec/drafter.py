@@ -75,6 +75,12 @@ class Drafter(Protocol):
 
 def chain(tokens: Tensor) -> DraftTree:
     """A tree without branches. tokens [B, N], root first."""
+    tree = shared_chain(tokens)
+    return tree._replace(parents=tree.parents.clone(), depths=tree.depths.clone(memory_format=torch.contiguous_format))
+
+
+def shared_chain(tokens: Tensor) -> DraftTree:
+    """`chain` for built-in drafters: nobody writes to its parents and depths, which all engines share."""
     batch, nodes = tokens.shape
     parents, depths = _line(batch, nodes, tokens.device)
     return DraftTree(tokens, parents, depths, None, nodes - 1)

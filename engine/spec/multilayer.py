@@ -20,7 +20,7 @@ from engine.device.batch import StepBatch, causal_bias, count
 from engine.device.pool import KVPool
 from engine.device.relay import Carry, DraftState, Relay
 from engine.models.layers import Attend
-from engine.spec.drafter import DraftTree, Verdict, chain, one_further
+from engine.spec.drafter import DraftTree, Verdict, one_further, shared_chain
 
 
 class ChainLayer(Protocol):
@@ -69,7 +69,7 @@ class MultiLayerDrafter:
         return self._extend(batch, verdict.tokens, aux, verdict.count)
 
     def propose(self, batch: StepBatch, relay: Relay) -> DraftTree:
-        return chain(torch.cat((batch.root, relay.state(batch.rows)["ids"][:, : batch.width - 1]), 1))
+        return shared_chain(torch.cat((batch.root, relay.state(batch.rows)["ids"][:, : batch.width - 1]), 1))
 
     def _extend(self, batch: StepBatch, tokens: Tensor, aux: Tensor | None, kept: Tensor) -> DraftState:
         """All layers over the `back` positions before start and the W from start on; the row of the last kept

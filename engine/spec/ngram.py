@@ -17,7 +17,7 @@ from engine.core.tree import max_depth
 from engine.device.batch import Known, StepBatch
 from engine.device.relay import Carry, Relay
 from engine.device.upload import integers
-from engine.spec.drafter import DraftTree, Verdict, chain
+from engine.spec.drafter import DraftTree, Verdict, shared_chain
 from kernels.tree_layout import tree_layout
 
 
@@ -74,7 +74,7 @@ class NgramDrafter:
         tokens = integers([token for draft in drafts for token in draft.tokens[1:]], device)
         tokens = torch.cat((batch.root, tokens.view(len(drafts), -1)), 1)
         if self.topk == 1:
-            return chain(tokens)
+            return shared_chain(tokens)
         parents = integers([parent for draft in drafts for parent in draft.parents], device).view(len(drafts), -1)
         depths, ancestors = tree_layout(parents)
         return DraftTree(tokens, parents, depths, ancestors, self.depth)

@@ -7,7 +7,7 @@ from torch import Tensor
 from engine.core.algorithm import NONE
 from engine.device.batch import StepBatch
 from engine.device.relay import Carry, Relay
-from engine.spec.drafter import DraftTree, Verdict, chain
+from engine.spec.drafter import DraftTree, Verdict, shared_chain
 
 
 class PlainDrafter:
@@ -23,7 +23,7 @@ class PlainDrafter:
         return None
 
     def propose(self, batch: StepBatch, relay: Relay) -> DraftTree:
-        return chain(batch.root)
+        return shared_chain(batch.root)
 
     def absorb(self, batch: StepBatch, verdict: Verdict, aux: Tensor | None) -> None:
         return None

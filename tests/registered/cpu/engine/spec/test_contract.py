@@ -246,6 +246,27 @@ def test_what_a_drafter_writes_into_its_inputs_reaches_nobody(zoo, plain, regist
     assert run(honest) == plain("llama-mini") and honest.drafter_error is None
 
 
+class WritesChain(Odd):
+    """Its own tree it may write to, even when a batch of one makes it a whole row of a table."""
+
+    def propose(self, batch, relay):
+        tree = super().propose(batch, relay)
+        for numbers in (tree.parents, tree.depths):
+            numbers.fill_(1)
+        return tree
+
+
+def test_a_chain_is_its_drafters_own(zoo, plain, registered):
+    registered(ODD, WritesChain)
+    llm = LLM(EngineConfig("llama-mini", "odd", speculative_num_steps=3), zoo)
+    assert llm.generate(PROMPTS[:1], PARAMS[:1])[0].finish.reason == "error"
+    forget_algorithm("ODD")
+    register_algorithm(ODD, Odd)
+    honest = LLM(EngineConfig("llama-mini", "odd", speculative_num_steps=3, strict_memory=2), zoo)
+    assert honest.generate(PROMPTS[:1], PARAMS[:1])[0].output_ids == plain("llama-mini")[0]
+    assert honest.drafter_error is None
+
+
 def test_an_engines_own_bug_passes_through_a_drafter(zoo, registered):
     llm = pretending(zoo, registered, raiser("propose", KernelError("two rows share a slot")))
     with pytest.raises(KernelError, match="two rows share a slot"):
