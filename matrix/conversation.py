@@ -21,6 +21,8 @@ REPLY_LIMITS: Final = (23, 16, 1)
 TIGHT_LATER: Final = 55
 TIGHT_REPLY_LIMITS: Final = (11, 8, 1)
 OFFSET: Final = 21
+# The turns ask for no log-probabilities, for those of their tokens, and for so many alternatives to each, in turn.
+ALTERNATIVES: Final = 3
 ABORTED_TURN: Final = 3  # tokens of the turn that is aborted
 
 
@@ -52,9 +54,9 @@ def conversations(asks: Sequence[Ask], streaming: bool, memory: int | None, shor
         broken = aborts and place == 0
         limits = TIGHT_REPLY_LIMITS if short else REPLY_LIMITS
         if streaming:
-            out += contended_line(_line(first, place, limits, broken), place, memory)
+            out += contended_line(_scored(_line(first, place, limits, broken), place), place, memory)
         else:
-            out += contended_tree(_branches(first, place, limits, broken))
+            out += contended_tree(_scored(_branches(first, place, limits, broken), place))
     return out
 
 
@@ -96,6 +98,13 @@ def _branches(first: Ask, place: int, limits: Sequence[int], broken: bool) -> li
         second = _cut(second)
     back = Continuation(name, False, first.name if broken else two.name, offset=OFFSET, replace=True)
     return [root, second, third, replace(four, after=(two.name, three.name), session=back)]
+
+
+def _scored(turns: Sequence[Ask], place: int) -> list[Ask]:
+    """The turns of a session, each with another demand for log-probabilities than the one before."""
+    modes = ((False, 0), (True, 0), (True, ALTERNATIVES))
+    asked = [modes[(place + number) % len(modes)] for number in range(len(turns))]
+    return [replace(turn, logprobs=own, top_logprobs=top) for turn, (own, top) in zip(turns, asked, strict=True)]
 
 
 def _cut(ask: Ask) -> Ask:

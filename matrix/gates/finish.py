@@ -70,11 +70,12 @@ def _end(ask: Ask, answer: Answer, target: str) -> str:
 
 
 def _logprobs(ask: Ask, answer: Answer) -> str:
-    if not ask.top_logprobs:
-        return ""
-    counts = {len(answer.logprobs), len(answer.top_logprobs), len(answer.output_ids)}
-    if len(counts) > 1:
-        return f"has log-probabilities for {len(answer.logprobs)} of {len(answer.output_ids)} tokens"
+    wanted = len(answer.output_ids) if ask.logprobs or ask.top_logprobs else 0
+    if len(answer.logprobs) != wanted:
+        return f"has log-probabilities for {len(answer.logprobs)} of {wanted} tokens"
+    wanted = len(answer.output_ids) if ask.top_logprobs else 0
+    if len(answer.top_logprobs) != wanted:
+        return f"has alternatives for {len(answer.top_logprobs)} of {wanted} tokens"
     if any(len(top) != ask.top_logprobs for top in answer.top_logprobs):
         return f"does not hold {ask.top_logprobs} log-probabilities at every token"
     if any(value > 1e-6 for value in answer.logprobs):

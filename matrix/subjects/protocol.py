@@ -67,7 +67,8 @@ class Ask:
     before this one is sent. `abort_after`: abort once that many tokens were produced (0: while it is queued or before
     its first token). `closes_after`: its session is closed once that many tokens were produced. `refused`: it must be
     refused, and why. `beside`: sent while that request has not ended. `clock`: so many seconds pass before it is sent,
-    while nothing runs unless it is sent beside something. Sampling fields as in SGLang.
+    while nothing runs unless it is sent beside something. `logprobs`: those of the output tokens are asked for, as they
+    are by `top_logprobs` > 0, the number of alternatives. Sampling fields as in SGLang.
     """
 
     name: str
@@ -89,6 +90,7 @@ class Ask:
     refused: Refusal | None = None
     beside: str | None = None
     clock: float = 0.0
+    logprobs: bool = False
 
 
 @dataclass(frozen=True, slots=True)

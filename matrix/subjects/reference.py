@@ -209,6 +209,7 @@ def sampling(ask: Ask) -> SamplingParams:
         stop=ask.stop,
         stop_token_ids=ask.stop_token_ids,
         ignore_eos=ask.ignore_eos,
+        return_logprob=ask.logprobs,
         top_logprobs_num=ask.top_logprobs,
     )
 

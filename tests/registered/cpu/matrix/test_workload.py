@@ -61,6 +61,16 @@ def test_it_is_a_pure_function_and_reads_no_launch_value_but_the_size_of_memory(
     assert workload(cell, 3) == workload(cell, 3) == workload(plain, 3)
 
 
+@pytest.mark.parametrize("kind", ["stream", "branch"])
+def test_turns_ask_for_log_probabilities_in_three_ways(kind):
+    asks = [ask for ask in workload(Cell.from_id(f"none.pair.{kind}"), 0) if ask.refused is None]
+    by_session = {ask.session.id: [a for a in asks if a.session.id == ask.session.id] for ask in asks}
+    modes = [[(ask.logprobs, ask.top_logprobs) for ask in turns] for turns in by_session.values()]
+    none, own, best = (False, 0), (True, 0), (True, 3)
+    # The second streaming session is closed while its third turn runs.
+    assert modes == [[none, own, best, none], [own, best, none, own][: 3 if kind == "stream" else 4]]
+
+
 def test_the_seed_chooses_questions_and_randomness():
     cell = Cell.from_id("none.pair.temperature")
     one, other = workload(cell, 0), workload(cell, 1)

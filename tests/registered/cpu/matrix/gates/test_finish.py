@@ -74,6 +74,7 @@ def test_each_departure_is_named(measured, altered, cell_id, change, sentence):
     ("change", "sentence"),
     [
         (lambda a: {"logprobs": a.logprobs[:-1]}, "has log-probabilities for 2 of 3 tokens"),
+        (lambda a: {"top_logprobs": a.top_logprobs[:-1]}, "has alternatives for 2 of 3 tokens"),
         (lambda a: {"logprobs": (0.1, *a.logprobs[1:])}, "has the log-probability 0.1, allowed is at most 0"),
         (lambda a: {"top_logprobs": (a.top_logprobs[0][1:], *a.top_logprobs[1:])}, "log-probabilities at every token"),
     ],
@@ -81,6 +82,19 @@ def test_each_departure_is_named(measured, altered, cell_id, change, sentence):
 def test_log_probabilities_are_complete(measured, altered, change, sentence):
     cell, run, baseline = measured(DRAWN)
     outcome = GATE.judge(cell, altered(run, -1, **change(run.answers[-1])), baseline)
+    assert outcome.state is State.FAIL and sentence in outcome.message
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda a: {"logprobs": (-0.1,)}, "has log-probabilities for 1 of 0 tokens"),
+        (lambda a: {"top_logprobs": (((5, -0.1),),)}, "has alternatives for 1 of 0 tokens"),
+    ],
+)
+def test_log_probabilities_come_to_those_who_ask(measured, altered, change, sentence):
+    cell, run, baseline = measured(CELL)
+    outcome = GATE.judge(cell, altered(run, 0, **change(run.answers[0])), baseline)
     assert outcome.state is State.FAIL and sentence in outcome.message
 
 
