@@ -25,7 +25,7 @@ from engine.spec.drafter import chain
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from pretender import BATCH_LIES, ROW_LIES, SHAPE, TRAITS, WRITERS, Pretender, raiser
 
-pytestmark = pytest.mark.register(est_seconds=12, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=25, tier="cpu", stage="pr")
 
 PROMPTS = (
     "Question: A garden is 19 feet long and 5 feet wide. What is its area in square feet?\nAnswer:",
