@@ -164,17 +164,17 @@ def _assembled(data: bytes, line: Line, span: Span | None) -> CellResult | None:
     own = data[line.start : span.start] + data[span.end : first] + data[last : line.end]
     try:
         gates = tuple(map(_parse_gate, data[first + 1 : last - 1].split(_NEXT_GATE)) if first < last else ())
-        return decode_cell(_part(own), launch, gates)
+        return decode_cell(part(own), launch, gates)
     except ReportError:
         return None
 
 
 @lru_cache(maxsize=1 << 16)
 def _parse_gate(text: bytes) -> GateResult:
-    return decode_gate(_part(b"{%s}" % text), "a gate")
+    return decode_gate(part(b"{%s}" % text), "a gate")
 
 
-def _part(text: bytes) -> Json:
+def part(text: bytes) -> Json:
     """The JSON of a part that was cut out of a line. ReportError if it is none: the whole line says why."""
     try:
         characters = text.decode()

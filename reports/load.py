@@ -21,6 +21,7 @@ from reports.lines import (
     parse_cell,
     parse_json,
     parse_launch,
+    part,
     same_but_for_time,
 )
 from reports.schema import REPORT_FILE, CellResult, CellState, Header, Json, ReportError
@@ -82,8 +83,8 @@ class Report:
         """The axes of a cell, without the rest of its line where that is possible."""
         text = None if cell in self._parsed else axes_text(self._data, self._lines[cell])
         try:
-            return self[cell].axes if text is None else json.loads(text)
-        except ValueError:
+            return self[cell].axes if text is None else part(text)
+        except ReportError:
             return self[cell].axes
 
     def launch(self, cell: str) -> tuple[bytes, Mapping[str, Json] | None]:
