@@ -25,7 +25,7 @@ REQUIRED: Final = (
 
 @dataclass
 class EffectiveGate:
-    """The read-back equals the resolved configuration, and every witness that the cell demands holds."""
+    """The read-back equals what was resolved, no drafter was put aside, and every witness that the cell demands holds."""
 
     name: str = "effective"
     needs: frozenset[Capability] = frozenset({Capability.READBACK, Capability.COUNTERS})
@@ -53,6 +53,8 @@ class EffectiveGate:
             "witnesses": len(demanded),
             "unseen": len(unseen),
         }
+        if error := run.readback.get("drafter_error"):
+            return Outcome(self.name, State.FAIL, numbers, message=f"the drafter was put aside: {error}")
         if differing:
             key = differing[0]
             text = f"{key} was resolved to {run.resolved[key]!r}, but {run.readback[key]!r} runs"

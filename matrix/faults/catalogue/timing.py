@@ -118,4 +118,15 @@ TIMING_FAULTS: Final[tuple[Fault, ...]] = (
         cells=("eagle3.s5.v2.p4.ragged",),
         why="the round that was in flight at a request's end is counted in its statistics",
     ),
+    Fault(
+        id="drafter-waits-for-device",
+        klass="race / missing stream order",
+        origin="sglang#28034",
+        file="engine/spec/autoregressive.py",
+        old="        reach = batch.reach - batch.width\n",
+        new="        reach = batch.reach - batch.width\n        int(batch.root[0, 0])\n",
+        expected=("effective",),
+        cells=("eagle3.s3.k4.n8.v2.p16.ragged.temperature",),
+        why="a drafter that declares no host read takes a number from the device in the middle of a launch",
+    ),
 )

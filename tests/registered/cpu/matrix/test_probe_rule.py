@@ -15,6 +15,9 @@ from matrix.probe_rule import demanded
 
 pytestmark = pytest.mark.register(est_seconds=20, tier="cpu", stage="pr")
 
+MAIN = "import sys; from matrix.cli import main; sys.exit(main())"
+RUN = ("-c", MAIN, "run", "--stage", "nightly", "--workers", "1")
+
 ROOT = Path(__file__).parents[4]
 TWO = ["none.length", "none.v1.length"]
 FILE = "tests/registered/cpu/test_matrix.py"
@@ -55,16 +58,7 @@ def probes(out: Path) -> dict[str, object]:
 
 
 def test_an_unhit_probe_fails_the_run(tree, tmp_path):
-    command = (
-        "-c",
-        "import sys; from matrix.cli import main; sys.exit(main())",
-        "run",
-        "--stage",
-        "nightly",
-        "--workers",
-        "1",
-    )
-    done = inside(tree, *command, "--out", str(tmp_path))
+    done = inside(tree, *RUN, "--out", str(tmp_path))
     assert done.returncode == 1, done.stdout + done.stderr
     assert probes(tmp_path)["state"] == "FAIL"
     assert {"spec.drafted", "retract.done", "session.opened"} <= set(probes(tmp_path)["unhit"])
@@ -74,16 +68,7 @@ def test_an_unhit_probe_fails_the_run(tree, tmp_path):
 
 
 def test_a_selection_judges_no_probe(tree, tmp_path):
-    command = (
-        "-c",
-        "import sys; from matrix.cli import main; sys.exit(main())",
-        "run",
-        "--stage",
-        "nightly",
-        "--workers",
-        "1",
-    )
-    done = inside(tree, *command, "--limit", "1", "--out", str(tmp_path))
+    done = inside(tree, *RUN, "--limit", "1", "--out", str(tmp_path))
     assert done.returncode == 0, done.stdout
     assert "probes are not judged: 1 of the stage's 2 cells ran" in done.stdout
 

@@ -43,6 +43,14 @@ def test_each_witness_alone_turns_the_cell_red(measured, witnessed, row):
     assert outcome.state is State.FAIL and row.why in outcome.message
 
 
+def test_a_drafter_that_was_put_aside_is_red(measured):
+    cell, run, baseline = measured(CELL)
+    aside = replace(run, readback={**run.readback, "drafter_error": "EAGLE3 read the host in propose"})
+    outcome = GATE.judge(cell, aside, baseline)
+    assert outcome.state is State.FAIL
+    assert outcome.message == "the drafter was put aside: EAGLE3 read the host in propose"
+
+
 def test_rounds_on_a_gpu_must_be_replayed(measured, witnessed):
     cell, run, baseline = measured(CELL)
     on_gpu = replace(
