@@ -261,8 +261,8 @@ class LLM:
         """What runs, read from the running parts and not from the resolved configuration.
 
         With adaptive steps `adaptive` holds the current depth, and what the controller activated, observed and decided.
-        With CUDA graphs `graphs` is how many there are and `graph_bytes` what they share. `drafter_error` is there only
-        if the drafter is in quarantine.
+        With CUDA graphs `graphs` is how many there are, `graph_widths` how many by the nodes of their rounds, and
+        `graph_bytes` what they hold. `drafter_error` is there only if the drafter is in quarantine.
         """
         scheduler, executor = self.loop.scheduler, self.loop.executor
         drafter, steps = executor.drafter, scheduler.steps
@@ -300,6 +300,7 @@ class LLM:
         more: dict[str, Any] = {"adaptive": adapts} if steps.adapts else {}
         if executor.graphs is not None:
             more["graphs"], more["graph_bytes"] = executor.graphs.memory
+            more["graph_widths"] = {width: bundle.count for width, bundle in executor.graphs.bundles}
         return shown | more | ({"drafter_error": self.drafter_error} if self.drafter_error else {})
 
 

@@ -2,13 +2,12 @@
 
 A graph repeats the same kernels on the same memory, so whatever a round reads must lie still: weights, pools, tables
 and the relay do, the rows are copied into buffers here, and all else is allocated while the graph is captured and
-stays its own. All graphs share one pool of memory, since they run one after another in one stream.
+stays its own. The graphs of one width share a pool of memory, since they run one after another in one stream.
 """
 
 from __future__ import annotations
 
 import gc
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, NamedTuple, TypeAlias
@@ -17,7 +16,10 @@ import torch
 from torch import Tensor
 
 from engine.core.probes import Probes
+from engine.device.bundles import KEPT, MOST_BYTES, Bundle, Bundles, Shape
 from engine.device.upload import integers
+
+__all__ = ["Captured", "Graphs", "Results", "Shape", "padded", "reach_of"]
 
 Results: TypeAlias = dict[str, Tensor]
 # Batches up to SMALL are padded to a power of two, larger ones to a multiple of it.
@@ -25,19 +27,6 @@ SMALL: Final = 8
 # Positions that a graph reads are a multiple of this up to FINE times it, and then of an eighth of their power of two.
 READ_STEP: Final = 256
 FINE: Final = 8
-# Graphs that are kept; the one that was used longest ago makes room.
-KEPT: Final = 64
-
-
-class Shape(NamedTuple):
-    """What a graph is made for: how a round samples and how many log-probabilities it shows, requests with padding,
-    nodes of each, positions read."""
-
-    greedy: bool
-    logprobs: int
-    batch: int
-    width: int
-    reach: int
 
 
 class Captured(NamedTuple):
@@ -50,28 +39,24 @@ class Captured(NamedTuple):
 class Graphs:
     """Captures and replays rounds of up to `max_batch` requests on one device.
 
-    rows and accounts int64 [max_batch]: what a round is given. On a CPU nothing is captured, and every round runs as it
-    is, padding included.
+    rows and accounts int64 [max_batch]: what a round is given. bundles: the graphs, at most `kept` of a width and
+    `most_bytes` of memory. On a CPU nothing is captured, and every round runs as it is, padding included.
     """
 
-    def __init__(self, max_batch: int, device: torch.device, probes: Probes, kept: int = KEPT) -> None:
+    def __init__(
+        self, max_batch: int, device: torch.device, probes: Probes, kept: int = KEPT, most_bytes: int = MOST_BYTES
+    ) -> None:
         self.max_batch, self.probes = max_batch, probes
         self._given = torch.zeros(2, padded(max_batch), dtype=torch.int64, device=device)
         self._last: tuple[int, ...] = ()
         self._cuda = device.type == "cuda"
-        self._kept = kept
-        self._graphs: OrderedDict[Shape, Captured | None] = OrderedDict()
-        self._pool: tuple[int, int] | None = None
+        self.bundles: Bundles[Captured] = Bundles(_held, kept, most_bytes)
         self._stream = torch.cuda.Stream(device) if self._cuda else None
 
     @property
     def memory(self) -> tuple[int, int]:
-        """How many graphs there are, and the bytes of the pool that they share."""
-        count = sum(graph is not None for graph in self._graphs.values())
-        if not count:
-            return 0, 0
-        blocks = torch.cuda.memory_snapshot(self._pool)
-        return count, sum(block["total_size"] for block in blocks)
+        """How many graphs there are, and the bytes of their pools."""
+        return self.bundles.memory
 
     def give(self, rows: Sequence[int], accounts: Sequence[int]) -> tuple[Tensor, Tensor]:
         """The rows and accounts of a round, padded with row 0 and account 0."""
@@ -90,36 +75,39 @@ class Graphs:
         The first round of a shape runs as it is, which compiles what is needed and makes the tables that rounds share;
         the second is captured.
         """
-        if not self._cuda or shape not in self._graphs:
-            self._graphs[shape] = None
-            if len(self._graphs) > self._kept:
-                self._graphs.popitem(last=False)
+        if not self.bundles.seen(shape) or not self._cuda:
             self.probes.hit("graph.eager")
             return round_()
-        self._graphs.move_to_end(shape)
-        captured = self._graphs[shape]
-        if captured is None:
-            captured = self._graphs[shape] = self._capture(round_)
+        bundle = self.bundles.swap(shape.width)
+        captured = bundle.graphs[shape] or self._capture(bundle, round_)
         captured.graph.replay()
         self.probes.hit("graph.replayed")
+        if bundle.graphs[shape] is None and self.bundles.keep(shape, captured):
+            # What was dropped goes back to the device, behind its last replay.
+            torch.cuda.empty_cache()
         return captured.results
 
-    def _capture(self, round_: Callable[[], Results]) -> Captured:
+    def _capture(self, bundle: Bundle[Captured], round_: Callable[[], Results]) -> Captured:
         graph = torch.cuda.CUDAGraph()
         stream, main = self._stream, torch.cuda.current_stream()
         assert stream is not None
-        if not any(self._graphs.values()):
+        if not bundle.count:
             # A pool ends with the last graph in it.
-            self._pool = torch.cuda.graph_pool_handle()
+            bundle.pool = torch.cuda.graph_pool_handle()
         stream.wait_stream(main)
         with torch.cuda.stream(stream), _uncollected():
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            graph.capture_begin(pool=bundle.pool, capture_error_mode="thread_local")
             try:
                 results = round_()
             finally:
                 graph.capture_end()
         main.wait_stream(stream)
         return Captured(graph, results)
+
+
+def _held(bundle: Bundle[Captured]) -> int:
+    """The bytes of a bundle's pool."""
+    return sum(block["total_size"] for block in torch.cuda.memory_snapshot(bundle.pool))
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from engine.api import LLM
 from engine.core.config import EngineConfig
@@ -17,6 +18,7 @@ from engine.core.errors import ConfigError
 from engine.core.journal import replay
 from engine.core.request import Finish, SamplingParams
 from engine.core.session import SessionParams
+from engine.device.graphs import Graphs, padded
 
 pytestmark = pytest.mark.register(est_seconds=9, tier="cpu", stage="pr")
 
@@ -235,3 +237,14 @@ def test_a_wrong_file_is_refused_with_its_mistake(tmp_path):
     wanted = "speculative_adaptive_config: slot 8: candidate_steps must be a list of one or more integers from 1 to 255"
     with pytest.raises(ConfigError, match=re.escape(wanted)):
         launch(config=str(path))
+
+
+def test_a_depths_bundle_holds_the_batches_of_the_slots_that_reach_it():
+    llm = launch()
+    llm.loop.executor.graphs = Graphs(32, torch.device("cpu"), llm.loop.probes)
+    assert rising_and_falling(llm) == rising_and_falling(launch())
+    reached = {(padded(batch), width) for batch, width in llm.loop.scheduler.steps.rounds}
+    bundles = dict(llm.loop.executor.graphs.bundles)
+    assert {(one.batch, width) for width, bundle in bundles.items() for one in bundle.graphs} == reached
+    assert {one.width for width, bundle in bundles.items() for one in bundle.graphs if one.width != width} == set()
+    assert len(bundles) > 2 and max(one.batch for one in bundles[8].graphs) < 8

@@ -30,7 +30,7 @@ def test_replayed_rounds_are_the_rounds(algorithm, topk, strict):
     assert probes["graph.replayed"] + probes["graph.eager"] == probes["decode.round"]
     assert probes["stamp.checked"] and not probes["stamp.wrong"]
     count, size = graphs.memory
-    assert 0 < count <= len(graphs._graphs) and 0 < size < 1 << 30
+    assert 0 < count <= sum(len(bundle.graphs) for _, bundle in graphs.bundles) and 0 < size < 1 << 30
     shown = llm.readback()
     assert (shown["graphs"], shown["graph_bytes"], shown["cuda_graph_max_bs"]) == (count, size, 4)
     assert int(llm.loop.executor.relay.length[0]) == 0
@@ -58,7 +58,7 @@ def test_a_steady_round_waits_for_nothing(version):
 
 def test_graphs_beyond_the_limit_make_room():
     llm = engine("EAGLE3", 1, **ASKED)
-    llm.loop.executor.graphs._kept = 2
+    llm.loop.executor.graphs.bundles.kept = 2
     first = answer(llm)
     assert [answer(llm) for _ in range(3)] == [first] * 3
-    assert len(llm.loop.executor.graphs._graphs) == 2
+    assert [len(bundle.graphs) for _, bundle in llm.loop.executor.graphs.bundles] == [2]

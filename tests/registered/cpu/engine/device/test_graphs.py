@@ -43,7 +43,8 @@ def test_shapes_are_kept_up_to_a_number():
     graphs = Graphs(4, CPU, Probes(), kept=2)
     for reach in (256, 512, 768):
         graphs.run(Shape(True, -1, 4, 1, reach), dict)
-    assert len(graphs._graphs) == 2 and graphs.memory == (0, 0)
+    ((width, bundle),) = graphs.bundles
+    assert (width, [shape.reach for shape in bundle.graphs]) == (1, [512, 768]) and graphs.memory == (0, 0)
     assert (graphs.probes.counts["graph.eager"], graphs.probes.counts["graph.replayed"]) == (3, 0)
 
 
@@ -65,6 +66,5 @@ def test_a_larger_batch_runs_without_a_graph():
     llm.loop.executor.graphs = Graphs(2, CPU, llm.loop.probes)
     expected = answer(engine("NONE", 1))
     assert answer(llm) == expected
-    kept = llm.loop.executor.graphs._graphs
-    assert {shape.batch for shape in kept} == {1, 2}
+    assert {shape.batch for _, bundle in llm.loop.executor.graphs.bundles for shape in bundle.graphs} == {1, 2}
     assert llm.probes["graph.eager"] == llm.probes["decode.round"]
