@@ -9,11 +9,11 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any, Final
 
 from engine.core.errors import ConfigError
+from engine.core.nearest import nearest
 
 # Also the deepest static draft.
 MAX_STEPS: Final = 255
@@ -150,10 +150,10 @@ def _slot(where: str, batch_from: int, values: dict[str, Any]) -> AdaptiveSlot:
 def _known(values: dict[str, Any], where: str, choices: str) -> None:
     for name in values:
         if name not in KEYS:
-            (close,) = get_close_matches(name, KEYS, n=1, cutoff=0.0)
+            close = nearest(name, KEYS)
+            hint = f", the closest one is {close!r}" if close else ""
             raise ConfigError(
-                f"{SOURCE}: {where}the key {name!r} is unknown, the closest one is {close!r}; "
-                f"a key must be {choices}{', '.join(KEYS)}"
+                f"{SOURCE}: {where}the key {name!r} is unknown{hint}; a key must be {choices}{', '.join(KEYS)}"
             )
 
 

@@ -70,8 +70,8 @@ class AcceptanceGate:
         """Cells with a drafter and greedy requests that run to their end, on prompts that the oracle knows."""
         if cell.algorithm == "ngram":
             return True
-        known = (cell.batch != "waves" or cell.adapts) and cell.algorithm != "none"
-        return cell.abort == "none" and cell.sampling in ("greedy", "mixed") and known
+        drafted = cell.algorithm != "none"
+        return drafted and cell.abort == "none" and cell.sampling in ("greedy", "mixed")
 
     def judge(self, cell: Cell, run: Run, baseline: Run) -> Outcome:
         """NOT MEASURED where the oracle lacks the combination or no round was decoded."""

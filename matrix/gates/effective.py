@@ -25,7 +25,7 @@ REQUIRED: Final = (
 
 @dataclass
 class EffectiveGate:
-    """The read-back equals what was resolved, no drafter was put aside, and every witness that the cell demands holds."""
+    """The read-back equals what was resolved, no drafter was put aside, and each witness demanded of the cell holds."""
 
     name: str = "effective"
     needs: frozenset[Capability] = frozenset({Capability.READBACK, Capability.COUNTERS})

@@ -55,6 +55,16 @@ def _leaves_depth(cell: Cell, run: Run) -> bool:
     return cell.adapts and cell.adaptive == "table" and (cell.batch, cell.slots) == ("waves", "auto")
 
 
+def _flat(cell: Cell, run: Run) -> bool:
+    return cell.adapts and cell.adaptive == "flat"
+
+
+def _deepens(cell: Cell, run: Run) -> bool:
+    """A flat file's one slot begins below its deepest candidate, and greedy drafts of many rounds are worth more."""
+    whole = cell.finish in ("eos", "length") and cell.abort == "none" and cell.batch != "single"
+    return _flat(cell, run) and whole and cell.sampling == "greedy" and cell.steps == "auto"
+
+
 def _tree(cell: Cell, run: Run) -> bool:
     return _drafts(cell, run) and int(run.resolved.get("topk", 0)) > 1
 
@@ -177,6 +187,8 @@ WITNESSES: Final[tuple[Witness, ...]] = (
     Witness("adaptive.switched_down", True, "poor drafts shorten the next ones", _moves),
     Witness("adaptive.batch_switch", True, "the batch size changes the depth", _moves),
     Witness("adaptive.batch_switch", True, "the batch size changes the depth", _leaves_depth),
+    Witness("adaptive.switched_up", True, "good drafts deepen the next ones", _deepens),
+    Witness("adaptive.batch_switch", False, "one slot serves batches of every size", _flat),
     *(
         Witness(f"adaptive.{name}", False, "the depth is static", lambda cell, run: not cell.adapts)
         for name in ("activated", "switched_up", "switched_down", "batch_switch")

@@ -113,4 +113,19 @@ INDEXING_FAULTS: Final[tuple[Fault, ...]] = (
             ),
         ),
     ),
+    Fault(
+        id="draft-table-without-branches",
+        klass=KLASS,
+        origin="sglang#27338, sglang#27460",
+        file="engine/spec/autoregressive.py",
+        old="        return DraftAttention(self.pool, batch.slots[:, :reach], bias, scratch)\n",
+        new=(
+            "        slots = batch.slots[:, :reach].clone()\n"
+            "        slots[48 // self.topk :] = 0\n"
+            "        return DraftAttention(self.pool, slots, bias, scratch)\n"
+        ),
+        expected=("acceptance",),
+        cells=("eagle3.s3.k4.n8.v2.p16.waves.length",),
+        why="the draft's table has room for 48 chains and none for their branches: a large batch's trees read slot 0",
+    ),
 )

@@ -70,8 +70,7 @@ BAD = [
     ('{"1": {"candidate_steps": [1]}, "1": {"candidate_steps": [3]}}', "gives '1' twice; give it once"),
     (
         {"1": SLOT, "default": SLOT},
-        f": the key 'default' is unknown, the closest one is 'ema_alpha'; a key must be a batch size such as '8' "
-        f"or one of {KEYS}",
+        f": the key 'default' is unknown; a key must be a batch size such as '8' or one of {KEYS}",
     ),
     (
         {"ema_alfa": 0.5, "1": SLOT},

@@ -159,10 +159,26 @@ def test_a_missing_combination_is_not_measured(measured, gate):
         ("eagle3.temperature", False),
         ("eagle3.pair.mixed", True),
         ("eagle3.abort_running", False),
+        ("eagle3.s3.waves.length", True),
+        ("none.waves.length", False),
     ],
 )
 def test_it_applies_to_greedy_drafted_requests(gate, cell_id, applies):
     assert gate.applies(Cell.from_id(cell_id)) is applies
+
+
+WAVES = "eagle3.s3.k4.n8.v2.p16.waves.length"
+
+
+def test_static_rounds_of_waves_are_the_oracles(measured, altered):
+    """Fifty short answers by the same oracle that whole answers have; one round that is another fails."""
+    cell, run, baseline = measured(WAVES)
+    outcome = AcceptanceGate().judge(cell, run, baseline)
+    assert outcome.state is State.PASS and (outcome.numbers["prompts"], outcome.numbers["left"]) == (50, 0)
+    place, answer = next((i, a) for i, a in enumerate(run.answers) if len(a.accept_lengths) > 3)
+    lengths = (answer.accept_lengths[0] - 1 or 2, *answer.accept_lengths[1:])
+    outcome = AcceptanceGate().judge(cell, altered(run, place, accept_lengths=lengths), baseline)
+    assert outcome.message == "1 of 50 requests leave the oracle's rounds, the first at round 0"
 
 
 def test_the_file_is_read(tmp_path):

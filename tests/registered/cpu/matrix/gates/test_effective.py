@@ -23,6 +23,7 @@ CELLS = [
     "eagle3.qwen3.s3.k4.n8.v2.p16.nocache.pair",
     "eagle3.tiers.v2.waves.length",
     "eagle3.table.v1.waves.length",
+    "eagle3.flat.v2.waves.length",
 ]
 GATE = EffectiveGate()
 
