@@ -39,22 +39,31 @@ def effective(axes: Mapping[str, Json], resolved: Mapping[str, Json] | None) -> 
     A launch axis takes the resolved value whatever was asked; a request axis (batch, sampling, abort) is not in the
     resolved configuration and keeps its own, which the cell's witness has proved.
     """
-    return overlaid(axes, resolved_words(resolved or {}))
+    return Words(resolved or {}).of(axes)
 
 
-def resolved_words(resolved: Mapping[str, Json]) -> dict[str, str]:
-    """Axis -> the resolved value as text, for every axis that the configuration could decide."""
-    words = {field: word(value) for field, value in resolved.items()}
-    return words | {axis: words[field] for axis, field in RESOLVED_FIELD.items() if field in words}
+class Words:
+    """What a resolved configuration makes of the axes of the cells that run under it."""
 
+    def __init__(self, resolved: Mapping[str, Json]) -> None:
+        words = {field: word(value) for field, value in resolved.items()}
+        self._words = words | {axis: words[field] for axis, field in RESOLVED_FIELD.items() if field in words}
+        self._split: dict[tuple[str, ...], tuple[dict[str, str], list[str]]] = {}
 
-def overlaid(axes: Mapping[str, Json], words: Mapping[str, str]) -> dict[str, str]:
-    """The values of a cell's axes under the `resolved_words` of its launch."""
-    return {axis: words[axis] if axis in words else word(value) for axis, value in axes.items()}
+    def of(self, axes: Mapping[str, Json]) -> dict[str, str]:
+        """Axis -> the resolved value as text where the configuration decides it, else the cell's own."""
+        names = tuple(axes)
+        if names not in self._split:
+            decided = {axis: self._words[axis] for axis in names if axis in self._words}
+            self._split[names] = (decided, [axis for axis in names if axis not in decided])
+        decided, own = self._split[names]
+        return decided | {axis: word(axes[axis]) for axis in own}
 
 
 def word(value: Json) -> str:
     """A configuration value as lower-case text; switches read on and off, and an absent size is off."""
+    if isinstance(value, str):
+        return value.lower()
     if value is None or value is False:
         return "off"
     return "on" if value is True else str(value).lower()

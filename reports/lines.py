@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Final, NamedTuple, cast
+from typing import Final, NamedTuple
 
 from reports.codec import Launch, decode_cell, decode_gate, decode_launch
-from reports.schema import CellResult, CellState, GateResult, Json, ReportError
+from reports.schema import CELL_STATES, CellResult, CellState, GateResult, Json, ReportError
 
 _FRONT: Final = re.compile(
     rb'\{\s*"kind"\s*:\s*"cell"\s*,\s*"id"\s*:\s*"([^"\\]+)"\s*,\s*'
@@ -23,6 +23,7 @@ _FRONT: Final = re.compile(
 # The keys from the first to before the second are what the cells of a launch share.
 _LAUNCH: Final = re.compile(rb'\s*,\s*(?="resolved")')
 _WAIVED: Final = b'"waived":'
+_STATES: Final[Mapping[bytes, CellState]] = {state.encode(): state for state in CELL_STATES}
 _GATES: Final = b'"gates":['
 _GATES_END: Final = b'],"error":'
 _NEXT_GATE: Final = b"},{"
@@ -58,7 +59,7 @@ def cell_lines(file: Path, data: bytes, start: int, stop: int) -> dict[str, Line
         match = _FRONT.match(data, start, end)
         if match is not None and data.endswith(b"}", start, end):
             name = match[1].decode()
-            line = Line(start, end, match.end(), cast(CellState, match[2].decode()))
+            line = Line(start, end, match.end(), _STATES[match[2]])
         else:
             line = Line(start, end, -1, None)
             name = parse_cell(file, data, line, None).id
@@ -171,7 +172,19 @@ def _assembled(data: bytes, line: Line, span: Span | None) -> CellResult | None:
 
 @lru_cache(maxsize=1 << 16)
 def _parse_gate(text: bytes) -> GateResult:
-    return decode_gate(part(b"{%s}" % text), "a gate")
+    """Numbers differ from cell to cell, and what stands around them hardly ever does."""
+    first, last = text.find(b"{"), text.rfind(b"}") + 1
+    around = _around_numbers(text[:first], text[last:])
+    numbers = part(text[first:last])
+    if not isinstance(numbers, dict):
+        raise ReportError("the line has to be parsed whole")
+    return GateResult(around.name, around.state, numbers, around.interval, around.message)
+
+
+@lru_cache(maxsize=1 << 10)
+def _around_numbers(front: bytes, back: bytes) -> GateResult:
+    """A gate without its numbers, from what stands before and behind them."""
+    return decode_gate(part(b"{%s{}%s}" % (front, back)), "a gate")
 
 
 def part(text: bytes) -> Json:

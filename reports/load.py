@@ -12,7 +12,7 @@ from typing import Final
 
 from reports.codec import decode_header
 from reports.collector import paused
-from reports.effective import overlaid, resolved_words
+from reports.effective import Words
 from reports.lines import (
     Launches,
     Line,
@@ -49,7 +49,7 @@ class Report:
         self._lines = lines
         self._launches = Launches(data)
         self._parsed: dict[str, CellResult] = {}
-        self._words: dict[bytes, dict[str, str]] = {}
+        self._words: dict[bytes, Words] = {}
         self._values: dict[str, dict[str, str]] = {}
 
     def __len__(self) -> int:
@@ -112,8 +112,8 @@ class Report:
         if values is None:
             key, resolved = self.launch(cell)
             if key not in self._words:
-                self._words[key] = resolved_words(resolved or {})
-            values = self._values[cell] = overlaid(self.axes(cell), self._words[key])
+                self._words[key] = Words(resolved or {})
+            values = self._values[cell] = self._words[key].of(self.axes(cell))
         return values
 
     def effective(self, cell: str) -> dict[str, str] | None:

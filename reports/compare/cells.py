@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from reports.compare.acknowledge import Acknowledged
 from reports.compare.evidence import allowed_loss, is_bounded
-from reports.compare.ledger import new_rewrites, path_changes, signature
+from reports.compare.ledger import new_rewrites, signature
+from reports.compare.paths import PathChanges
 from reports.compare.states import CellChange, Effect, GateChange, PathChange, State
 from reports.schema import CellResult, is_waived
 from reports.text import first_divergence
@@ -23,6 +24,7 @@ class Context:
     incomparable: frozenset[str]
     acknowledged: Acknowledged
     today: str
+    paths: PathChanges = field(default_factory=PathChanges)
 
 
 def lost_cell(base: CellResult, context: Context) -> CellChange:
@@ -49,7 +51,7 @@ def compare_cell(base: CellResult, head: CellResult, effects: Sequence[Effect], 
     if head.state == "INFRA":
         return _infra(head, context)
     gates = gate_changes(base, head)
-    path = path_changes(base, head)
+    path = context.paths.of(base, head)
     worse = [change for change in gates if _is_worse(change)]
     # That a gate is gone does not depend on prompts or hardware.
     blocked = [change for change in worse if change.head is not None and change.gate in context.incomparable]

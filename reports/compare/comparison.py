@@ -37,13 +37,14 @@ def compare(base: Report, head: Report, acknowledgements: Sequence[Acknowledgeme
     context = Context(blocked, acknowledged, today)
     common: list[str] = []
     lost: list[str] = []
-    for cell in base.ids():
-        (common if cell in head else lost).append(cell)
+    before, after = dict.fromkeys(base.ids()), dict.fromkeys(head.ids())
+    for cell in before:
+        (common if cell in after else lost).append(cell)
     # With an input that differs, equal lines may still mean different things.
     same = [] if blocked else base.same_lines(head, common)
     equal = set(same)
     differing = [cell for cell in common if cell not in equal]
-    new = [cell for cell in head.ids() if cell not in base]
+    new = [cell for cell in after if cell not in before]
     measured = _measure(base, head, differing, blocked)
     changes = [
         *(lost_cell(base[cell], context) for cell in lost),
@@ -55,7 +56,7 @@ def compare(base: Report, head: Report, acknowledgements: Sequence[Acknowledgeme
         *((base[cell], head[cell]) for cell in differing),
         *((None, head[cell]) for cell in new),
     ]
-    rewrites = rewrite_changes(touched, acknowledged)
+    rewrites = rewrite_changes(touched, acknowledged, context.paths)
     counts = dict.fromkeys(State, 0)
     counts[State.SAME] = len(same)
     for change in changes:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final, NamedTuple
 
 from reports.compare.carried import CarriedPairs
-from reports.compare.ledger import explanation
+from reports.compare.paths import explanation
 from reports.compare.states import CoverageChange, LostPairs
 from reports.effective import RESOLVED_FIELD, Pair, word
 from reports.load import Report

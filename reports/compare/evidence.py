@@ -46,7 +46,8 @@ def judge(found: Sequence[Effect]) -> list[Effect]:
     judged = []
     for effect, loss, gain in zip(found, losses, gains, strict=True):
         large = abs(effect.change) >= LEAST_EFFECT[effect.gate]
-        judged.append(replace(effect, significant="loss" if loss and large else "gain" if gain and large else ""))
+        significant = "loss" if loss and large else "gain" if gain and large else ""
+        judged.append(replace(effect, significant=significant) if significant else effect)
     return judged
 
 

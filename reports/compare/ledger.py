@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 from reports.compare.acknowledge import Acknowledged
-from reports.compare.states import ChoiceChange, PathChange, RewriteChange
-from reports.effective import ASKED_FIELDS, DERIVED, explaining_fields, word
-from reports.schema import CellResult, Json, Reason, Rewrite
+from reports.compare.paths import PathChanges
+from reports.compare.states import ChoiceChange, RewriteChange
+from reports.effective import ASKED_FIELDS, word
+from reports.schema import CellResult, Reason, Rewrite
 
 CellPairs = Iterable[tuple[CellResult | None, CellResult | None]]
 _RESOLVED_NAME: Final = {
     asked: field for field, names in ASKED_FIELDS.items() for asked in names if not asked.startswith("disable_")
 }
-# Where files lie and which seed drew the samples says nothing about the path.
-_UNASKED: Final = frozenset({"model_path", "speculative_draft_model_path", "random_seed"})
 
 
 def signature(rewrite: Rewrite) -> str:
@@ -33,39 +32,6 @@ def new_rewrites(base: CellResult | None, head: CellResult) -> tuple[Rewrite, ..
     return tuple(rewrite for rewrite in head.rewrites if signature(rewrite) not in known)
 
 
-def path_changes(base: CellResult, head: CellResult) -> tuple[PathChange, ...]:
-    """Resolved values that differ, with head's reason; a cell that asks for something else says so first.
-
-    None where the machine failed: such a record does not say what was asked or would have run.
-    """
-    if "INFRA" in (base.state, head.state):
-        return ()
-    changes = [
-        PathChange(f"asked {name}", old, new, "the cell asks for something else now")
-        for name, old, new in _differences(base.requested, head.requested, _UNASKED)
-    ]
-    if base.resolved is None or head.resolved is None:
-        if base.resolved is not head.resolved:
-            refusal = (head if head.resolved is None else base).error or "no error text was recorded"
-            words = ("refused", "runs") if base.resolved is None else ("runs", "refused")
-            changes.append(PathChange("launch", *words, refusal))
-        return tuple(changes)
-    differing = _differences(base.resolved, head.resolved, DERIVED)
-    return (*changes, *(PathChange(name, old, new, explanation(head, name)) for name, old, new in differing))
-
-
-def explanation(cell: CellResult, field: str) -> str:
-    """The engine's own words for the value of the resolved field `field`."""
-    names = explaining_fields(field)
-    for rewrite in cell.rewrites:
-        if rewrite.field in names:
-            return rewrite.reason
-    for reason in cell.reasons:
-        if reason.field in names:
-            return reason.because
-    return "the engine gives no reason"
-
-
 class _Group(NamedTuple):
     """Cells with one change of one signature, and whether any of them did not declare it."""
 
@@ -74,7 +40,7 @@ class _Group(NamedTuple):
     silent: list[bool]
 
 
-def rewrite_changes(pairs: CellPairs, acknowledged: Acknowledged) -> tuple[RewriteChange, ...]:
+def rewrite_changes(pairs: CellPairs, acknowledged: Acknowledged, paths: PathChanges) -> tuple[RewriteChange, ...]:
     """The rewrite ledger over (base, head) cells of which one may be missing, in the order of status and signature.
 
     A new rewrite or a moved value is red until acknowledged, unless all of its cells are new and declare it (`expect`
@@ -82,7 +48,7 @@ def rewrite_changes(pairs: CellPairs, acknowledged: Acknowledged) -> tuple[Rewri
     """
     groups: dict[tuple[str, str], _Group] = {}
     for base, head in _with_results(pairs):
-        for status, name, reason, silent in _cell_changes(base, head):
+        for status, name, reason, silent in _cell_changes(base, head, paths):
             group = groups.setdefault((status, name), _Group(reason, [], []))
             group.cells.append((head or base).id)  # type: ignore[union-attr]  # one of the two exists
             group.silent.append(silent)
@@ -104,7 +70,9 @@ def _with_results(pairs: CellPairs) -> CellPairs:
             yield (None if base is not None and base.state == "INFRA" else base), head
 
 
-def _cell_changes(base: CellResult | None, head: CellResult | None) -> Iterator[tuple[str, str, str, bool]]:
+def _cell_changes(
+    base: CellResult | None, head: CellResult | None, paths: PathChanges
+) -> Iterator[tuple[str, str, str, bool]]:
     """(status, signature, reason, silent) of everything that differs in what one cell runs."""
     old = {} if base is None else {signature(rewrite): rewrite.reason for rewrite in base.rewrites}
     now = {} if head is None else {signature(rewrite): rewrite.reason for rewrite in head.rewrites}
@@ -117,7 +85,7 @@ def _cell_changes(base: CellResult | None, head: CellResult | None) -> Iterator[
     for name in old.keys() - now.keys():
         yield "gone", name, old[name], False
     if base is not None and head is not None:
-        for change in path_changes(base, head):
+        for change in paths.of(base, head):
             if change.signature() not in now:
                 yield "moved", change.signature(), change.because, True
 
@@ -138,16 +106,3 @@ def choice_changes(pairs: CellPairs) -> tuple[ChoiceChange, ...]:
 
 def _reasons(reasons: Iterable[Reason]) -> dict[str, tuple[str, str]]:
     return {reason.field: (word(reason.value), reason.because) for reason in reasons}
-
-
-def _differences(
-    base: Mapping[str, Json], head: Mapping[str, Json], ignored: frozenset[str]
-) -> list[tuple[str, str, str]]:
-    if base == head:
-        return []
-    names = [name for name in (*head, *(name for name in base if name not in head)) if name not in ignored]
-    return [
-        (name, word(base.get(name, "absent")), word(head.get(name, "absent")))
-        for name in names
-        if base.get(name, "absent") != head.get(name, "absent")
-    ]

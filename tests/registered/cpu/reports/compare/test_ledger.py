@@ -3,7 +3,8 @@ from dataclasses import replace
 import pytest
 
 from reports.compare.acknowledge import Acknowledged, Acknowledgement
-from reports.compare.ledger import choice_changes, explanation, new_rewrites, path_changes, rewrite_changes, signature
+from reports.compare.ledger import choice_changes, new_rewrites, rewrite_changes, signature
+from reports.compare.paths import PathChanges
 from reports.schema import Reason, Rewrite
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
@@ -11,8 +12,12 @@ pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 NOBODY = Acknowledged()
 
 
+def changes(pairs, acknowledged=NOBODY):
+    return rewrite_changes(pairs, acknowledged, PathChanges())
+
+
 def rows(pairs, acknowledged=NOBODY):
-    return [(row.status, row.signature, row.cells, row.silent, row.red) for row in rewrite_changes(pairs, acknowledged)]
+    return [(row.status, row.signature, row.cells, row.silent, row.red) for row in changes(pairs, acknowledged)]
 
 
 def test_signatures_use_the_resolved_names():
@@ -28,8 +33,8 @@ def test_a_rewrite_that_appears_in_a_cell_is_silent_and_red(make_cell, rewritten
 
 def test_an_acknowledged_rewrite_is_not_red(make_cell, rewritten):
     entry = Acknowledgement("rewrite", "num_draft_tokens: * -> 4", "chains", "2026-12-31")
-    changes = rewrite_changes([(make_cell("a"), rewritten("a"))], Acknowledged((entry,), "2026-01-01"))
-    assert [(row.red, row.silent, row.excused) for row in changes] == [(False, True, "chains")]
+    found = changes([(make_cell("a"), rewritten("a"))], Acknowledged((entry,), "2026-01-01"))
+    assert [(row.red, row.silent, row.excused) for row in found] == [(False, True, "chains")]
 
 
 def test_a_new_cell_that_declares_its_rewrite_is_not_silent(rewritten):
@@ -47,7 +52,7 @@ def test_an_old_cell_cannot_declare_a_new_rewrite(make_cell, rewritten):
 def test_gone_and_changed_rewrites_are_notices(make_cell, rewritten):
     assert rows([(rewritten("a"), make_cell("a"))]) == [("gone", "num_draft_tokens: 6 -> 4", ("a",), False, False)]
     assert rows([(rewritten("a"), None)])[0][0] == "gone"
-    changed = rewrite_changes([(rewritten("a"), rewritten("a", reason="other words"))], NOBODY)
+    changed = changes([(rewritten("a"), rewritten("a", reason="other words"))])
     assert [(row.status, row.red) for row in changed] == [("changed", False)]
     assert changed[0].reason == "a chain verifies steps + 1 tokens -> other words"
 
@@ -65,19 +70,6 @@ def test_a_moved_value_is_in_the_ledger_once(make_cell, rewritten):
 def test_equal_cells_change_nothing(make_cell, rewritten):
     assert rows([(make_cell("a"), make_cell("a")), (rewritten("b"), rewritten("b"))]) == []
     assert new_rewrites(rewritten(), rewritten()) == ()
-    assert path_changes(make_cell(), make_cell()) == ()
-
-
-def test_derived_values_follow_silently(make_cell):
-    resolved = {**(make_cell().resolved or {}), "lag": 0, "num_pages": 7, "reasons": [1], "rewrites": [2]}
-    assert path_changes(make_cell(), make_cell(resolved=resolved)) == ()
-
-
-def test_a_rewrite_explains_before_a_reason_does(make_cell, rewritten):
-    assert explanation(rewritten(), "num_draft_tokens") == "a chain verifies steps + 1 tokens"
-    reason = Reason("speculative_eagle_topk", 1, "the default")
-    assert explanation(make_cell(reasons=(reason,)), "topk") == "the default"
-    assert explanation(make_cell(reasons=(reason,)), "page_size") == "the engine gives no reason"
 
 
 def test_choices_that_changed_value_or_reason(make_cell):
@@ -97,7 +89,6 @@ def test_choices_that_changed_value_or_reason(make_cell):
 def test_a_cell_that_the_machine_lost_has_nothing_in_the_ledger(make_cell, rewritten):
     lost = make_cell("a", state="INFRA", requested={}, resolved=None, reasons=(), gates=())
     assert rows([(rewritten("a"), lost)]) == [] and choice_changes([(make_cell("a"), lost)]) == ()
-    assert path_changes(make_cell("a"), lost) == path_changes(lost, make_cell("a")) == ()
 
 
 def test_a_cell_that_base_lost_is_a_new_one(make_cell, rewritten):

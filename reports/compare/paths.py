@@ -1,0 +1,87 @@
+"""Which resolved values differ between two records of a cell, and what the engine says of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from reports.compare.states import PathChange
+from reports.effective import DERIVED, explaining_fields, word
+from reports.schema import CellResult, Json
+
+# Where files lie and which seed drew the samples says nothing about the path.
+_UNASKED: Final = frozenset({"model_path", "speculative_draft_model_path", "random_seed"})
+
+
+class PathChanges:
+    """`path_changes` of many cells. Cells of one launch share what they say of it, so it is looked through once."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, ...], tuple[object, tuple[PathChange, ...]]] = {}
+
+    def of(self, base: CellResult, head: CellResult) -> tuple[PathChange, ...]:
+        """The changes of one cell."""
+        if base.resolved is None or head.resolved is None:
+            return path_changes(base, head)
+        # By identity, and kept, so that no later object takes the place of one of them.
+        said = (
+            base.state,
+            base.requested,
+            base.resolved,
+            head.state,
+            head.requested,
+            head.resolved,
+            head.reasons,
+            head.rewrites,
+        )
+        key = tuple(map(id, said))
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = (said, path_changes(base, head))
+        return found[1]
+
+
+def path_changes(base: CellResult, head: CellResult) -> tuple[PathChange, ...]:
+    """Resolved values that differ, with head's reason; a cell that asks for something else says so first.
+
+    None where the machine failed: such a record does not say what was asked or would have run.
+    """
+    if "INFRA" in (base.state, head.state):
+        return ()
+    changes = [
+        PathChange(f"asked {name}", old, new, "the cell asks for something else now")
+        for name, old, new in _differences(base.requested, head.requested, _UNASKED)
+    ]
+    if base.resolved is None or head.resolved is None:
+        if base.resolved is not head.resolved:
+            refusal = (head if head.resolved is None else base).error or "no error text was recorded"
+            words = ("refused", "runs") if base.resolved is None else ("runs", "refused")
+            changes.append(PathChange("launch", *words, refusal))
+        return tuple(changes)
+    differing = _differences(base.resolved, head.resolved, DERIVED)
+    return (*changes, *(PathChange(name, old, new, explanation(head, name)) for name, old, new in differing))
+
+
+def explanation(cell: CellResult, field: str) -> str:
+    """The engine's own words for the value of the resolved field `field`."""
+    names = explaining_fields(field)
+    for rewrite in cell.rewrites:
+        if rewrite.field in names:
+            return rewrite.reason
+    for reason in cell.reasons:
+        if reason.field in names:
+            return reason.because
+    return "the engine gives no reason"
+
+
+def _differences(
+    base: Mapping[str, Json], head: Mapping[str, Json], ignored: frozenset[str]
+) -> list[tuple[str, str, str]]:
+    if base == head:
+        return []
+    names = [name for name in (*head, *(name for name in base if name not in head)) if name not in ignored]
+    return [
+        (name, word(base.get(name, "absent")), word(head.get(name, "absent")))
+        for name in names
+        if base.get(name, "absent") != head.get(name, "absent")
+    ]
