@@ -54,6 +54,12 @@ def _least(g: Generator) -> tuple[Tensor, ...]:
     return torch.randn(3, 1, 9, generator=g), coins, torch.ones(3), some, torch.tensor([1e-9, 0.9999, 1e-9])
 
 
+def _both(g: Generator) -> tuple[Tensor, ...]:
+    """Half of what top-k keeps is one token, half of everything would be two."""
+    logits = torch.tensor([0.1, 0.4, 0.2, 0.3]).log().expand(1, 2, 4).contiguous()
+    return logits, torch.tensor([[0.05, 0.95]]).double(), torch.ones(1), torch.tensor([2]), torch.tensor([0.5])
+
+
 UNIFORM_CASES = (
     _coins(0, 3),
     _coins(1, 1),
@@ -69,6 +75,7 @@ DRAW_CASES = (
     _draws(10, 4, 301, big=True),
     _draws(10, 2, 5003, big=True),
     Case("no top-p left", _least),
+    Case("top-p of what top-k kept", _both),
     Case("edge coins", _edge_coins),
     Case("ties", _ties),
 )

@@ -14,12 +14,11 @@ from ci.tiers import visible_gpus
 from engine.core.errors import ConfigError
 from matrix.faults.catalogue import CATALOGUE
 from matrix.faults.fault import Fault
-from matrix.faults.kill import Matrix, kill_matrix
+from matrix.faults.kill import JUDGES, Matrix, kill_matrix
 from matrix.lockfile import stage_cells
 from matrix.progress import counting
 from matrix.stopping import Stopped
 from reports.atomic import write_text
-from reports.schema import GATES
 from reports.text import count
 
 WIDE: Final = 260
@@ -77,7 +76,7 @@ def main_faults(
 
 def select(only: Sequence[str], tier: str = "cpu") -> list[Fault]:
     """The faults of a tier with these ids, all for none. ConfigError lists the ids."""
-    known = {fault.id: fault for fault in CATALOGUE if fault.tier == tier}
+    known = {fault.id: fault for fault in CATALOGUE if fault.runs_on(tier)}
     for name in only:
         if name not in known:
             raise ConfigError(f"fault {name!r} is unknown; it must be one of {', '.join(known)}")
@@ -98,9 +97,9 @@ def _run(
 
 
 def _show(matrix: Matrix, console: Console, whole: bool, verbose: bool) -> None:
-    table = Table("fault", "class", "origin", *GATES, "crash", "s")
+    table = Table("fault", "class", "origin", *JUDGES, "crash", "s")
     for kill in matrix.kills:
-        marks = ["x" if gate in kill.killed_by else "" for gate in GATES]
+        marks = ["x" if judge in kill.killed_by else "" for judge in JUDGES]
         name = kill.fault.id if kill.killed else f"[bold red]{kill.fault.id} SURVIVED[/]"
         crash, seconds = "x" if kill.crashed else "", f"{kill.seconds:.1f}"
         table.add_row(name, kill.fault.klass, kill.fault.origin, *marks, crash, seconds)

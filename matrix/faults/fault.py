@@ -27,7 +27,9 @@ class Fault:
     klass: class of defect. origin: the report that it repeats. file, old, new: the defect; also: further replacements
     where one place alone would be caught by a guard. expected: gates that must fail, at least one of them.
     cells: ids or selectors (up to two cells each) of the smallest cells that exercise it. why: what it does, in words.
-    tier: where the cells must run to exercise it.
+    tier: where the cells must run to exercise it; also_on: further tiers.
+    operations: kernels whose laws it breaks (`matrix.faults.laws`). Cells of such a fault run on a GPU only, as other
+    forms of the operations run on a CPU.
     """
 
     id: str
@@ -41,6 +43,11 @@ class Fault:
     why: str
     also: tuple[Edit, ...] = ()
     tier: str = "cpu"
+    also_on: tuple[str, ...] = ()
+    operations: tuple[str, ...] = ()
+
+    def runs_on(self, tier: str) -> bool:
+        return tier in (self.tier, *self.also_on)
 
     @property
     def edits(self) -> tuple[Edit, ...]:

@@ -5,21 +5,33 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+from ci.tiers import tier as find_tier
 from matrix.cell import Cell, order
 from matrix.faults.fault import Fault
+from matrix.faults.laws import JUDGE as KERNELS
 from matrix.faults.plant import SECONDS, CellVerdict, Trial, trial
 from matrix.faults.processes import Processes
 from matrix.zoo.registry import verify_cells
 from reports.schema import GATES
 
 RED: Final = ("FAIL", "NOT MEASURED")
+# Who can see a fault: the gates of cells, and the laws of kernels.
+JUDGES: Final = (*GATES, KERNELS)
+
+
+class Job(NamedTuple):
+    """One process: a fault or none, and what is judged with it."""
+
+    fault: Fault | None
+    cells: tuple[Cell, ...]
+    operations: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """What became of one fault. killed_by: gates that are red with the fault and green without, in GATES' order.
+    """What became of one fault. killed_by: judges that are red with the fault and green without, in JUDGES' order.
 
     crashed: the first crash with the fault, None if every cell was judged. unexpected: no expected gate killed it.
     """
@@ -55,7 +67,7 @@ class Matrix:
     @property
     def sole(self) -> dict[str, tuple[str, ...]]:
         """Gate to the faults that nobody else kills."""
-        alone = {gate: tuple(k.fault.id for k in self.kills if k.killed_by == (gate,)) for gate in GATES}
+        alone = {gate: tuple(k.fault.id for k in self.kills if k.killed_by == (gate,)) for gate in JUDGES}
         return alone
 
     @property
@@ -96,14 +108,16 @@ def kill_matrix(
     ends behind the last part without a fault. ConfigError if a fault does not apply or finds no cell, or
     if a checkpoint of the zoo is damaged.
     """
-    chosen = {fault.id: fault.chosen(locked) for fault in faults}
+    gpu = find_tier(tier).gpus > 0
+    chosen = {fault.id: [] if fault.operations and not gpu else fault.chosen(locked) for fault in faults}
     every = order(cell for cells in chosen.values() for cell in cells)
     verify_cells(every)
     plain: list[Trial] = []
     found: dict[str, Trial] = {}
-    parts = shares(every, workers)
-    jobs: list[tuple[Fault | None, list[Cell]]] = [(None, part) for part in parts]
-    jobs += [(fault, chosen[fault.id]) for fault in faults]
+    parts = [Job(None, tuple(part)) for part in shares(every, workers)]
+    if operations := tuple(sorted({name for fault in faults for name in fault.operations})):
+        parts.append(Job(None, (), operations))
+    jobs = [*parts, *(Job(fault, tuple(chosen[fault.id]), fault.operations) for fault in faults)]
     for fault, result in _run(jobs, seed, workers, tier):
         if fault is None:
             plain.append(result)
@@ -142,13 +156,11 @@ def judge(fault: Fault, result: Trial, green: dict[tuple[str, str], bool]) -> Ki
         for gate, (state, message) in verdict.gates.items():
             if state in RED and green.get((verdict.cell, gate)):
                 messages.setdefault(gate, f"{verdict.cell}: {message}")
-    killed_by = tuple(gate for gate in GATES if gate in messages)
+    killed_by = tuple(judge for judge in JUDGES if judge in messages)
     return Kill(fault, killed_by, crashed, messages, sum(verdict.seconds for verdict in result.verdicts))
 
 
-def _run(
-    jobs: Sequence[tuple[Fault | None, list[Cell]]], seed: int, workers: int, tier: str
-) -> Iterator[tuple[Fault | None, Trial]]:
+def _run(jobs: Sequence[Job], seed: int, workers: int, tier: str) -> Iterator[tuple[Fault | None, Trial]]:
     """Trials as they end. The threads only wait for their processes, which end when nobody wants more."""
     processes = Processes()
     with ThreadPoolExecutor(workers) as pool:
@@ -157,17 +169,18 @@ def _run(
         try:
             while queue or running:
                 while queue and len(running) < workers:
-                    fault, cells = queue.pop(0)
-                    running[pool.submit(_trial, fault, cells, seed, processes, tier)] = fault
+                    job = queue.pop(0)
+                    running[pool.submit(_trial, job, seed, processes, tier)] = job.fault
                 for done in wait(running, return_when=FIRST_COMPLETED).done:
                     yield running.pop(done), done.result()
         finally:
             processes.stop()
 
 
-def _trial(fault: Fault | None, cells: list[Cell], seed: int, processes: Processes, tier: str) -> Trial:
+def _trial(job: Job, seed: int, processes: Processes, tier: str) -> Trial:
     """The unfaulted run holds the cells of all faults, so it has no limit of one trial."""
-    return trial(fault, cells, seed, SECONDS if fault is not None else 3600.0, processes, tier)
+    seconds = SECONDS if job.fault is not None else 3600.0
+    return trial(job.fault, job.cells, seed, seconds, processes, tier, job.operations)
 
 
 def _greens(plain: Sequence[Trial]) -> dict[tuple[str, str], bool]:

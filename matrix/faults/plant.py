@@ -19,10 +19,13 @@ from ci.tiers import tier as find_tier
 from engine.core.errors import ConfigError
 from matrix.cell import Cell
 from matrix.faults.fault import Fault
+from matrix.faults.laws import PREFIX
 from matrix.faults.processes import Processes
 
 ROOT: Final = Path(__file__).parents[2]
 PACKAGES: Final = ("engine", "kernels", "matrix", "ci", "reports")
+# What lets Triton's kernels run without a GPU (`kernels.backend`, which needs torch).
+INTERPRETER: Final = "TRITON_INTERPRET"
 # Several times what the longest trial takes; a fault may make the engine loop for ever.
 SECONDS: Final = 180.0
 
@@ -67,17 +70,18 @@ def trial(
     seconds: float = SECONDS,
     processes: Processes | None = None,
     tier: str = "cpu",
+    operations: Sequence[str] = (),
 ) -> Trial:
-    """Judge cells in a fresh process with the fault planted, one of `processes`."""
-    if not cells:
-        raise ConfigError("a trial needs at least one cell")
+    """Judge cells and operations in a fresh process with the fault planted, one of `processes`."""
+    if not cells and not operations:
+        raise ConfigError("a trial needs at least one cell or operation")
     with planted(fault) as tree:
         file = tree / "verdicts.jsonl"
         command = [sys.executable, "-m", "matrix.faults.trial", str(tree), tier, str(seed), str(file)]
         environment = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
         if not find_tier(tier).gpus:
-            environment[VISIBLE] = ""
-        words = [*command, *(cell.id for cell in cells)]
+            environment |= {VISIBLE: "", INTERPRETER: "1"}
+        words = [*command, *(cell.id for cell in cells), *(PREFIX + name for name in operations)]
         died = (processes or Processes()).run(words, tree, environment, seconds)
         lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
     return Trial(tuple(_verdict(json.loads(line)) for line in lines), died)

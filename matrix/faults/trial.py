@@ -1,18 +1,23 @@
-"""One trial in a process of its own: the cells of one fault, judged inside the tree that holds the fault.
+"""One trial in a process of its own: the cells and operations of one fault, judged in the tree that holds the fault.
 
-`python -m matrix.faults.trial TREE TIER SEED FILE CELL...`, with TREE first on the import path. A line of JSON per
-cell is appended to FILE as soon as it is judged, so a process that hangs still tells what came before.
+`python -m matrix.faults.trial TREE TIER SEED FILE CELL...`, with TREE first on the import path; an operation is named
+`kernel:NAME`. A line of JSON for each is appended to FILE as soon as it is judged, so a process that hangs still tells
+what came before.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import engine
 from engine.core.errors import ConfigError
 from matrix.cell import Cell, order
+from matrix.faults.laws import PREFIX, judged
 
 
 def main(arguments: list[str]) -> None:
@@ -21,23 +26,25 @@ def main(arguments: list[str]) -> None:
     imported = Path(str(engine.__file__)).resolve()
     if not imported.is_relative_to(Path(tree).resolve()):
         raise ConfigError(f"the engine under trial is {imported}, not the one in {tree}; clear the import path")
-    _judge(ids, tier, int(seed), Path(file))
+    operations = [text for text in ids if text.startswith(PREFIX)]
+    cells = order(Cell.from_id(text) for text in ids if text not in operations)
+    with Path(file).open("a", encoding="utf-8") as out:
+        for line in chain(_cells(cells, tier, int(seed)), judged(operations, tier)):
+            out.write(json.dumps(line) + "\n")
+            out.flush()
 
 
-def _judge(ids: list[str], tier: str, seed: int, file: Path) -> None:
+def _cells(cells: Sequence[Cell], tier: str, seed: int) -> Iterator[dict[str, Any]]:
     import torch
 
     from matrix.runner import reference_runner
 
     torch.set_num_threads(1)
     runner = reference_runner(seed, tier)
-    with file.open("a", encoding="utf-8") as out:
-        for cell in order(Cell.from_id(text) for text in ids):
-            record = runner.run_cell(cell)
-            gates = {gate.name: [gate.state, gate.message] for gate in record.gates}
-            line = {"cell": record.id, "gates": gates, "error": record.error, "seconds": record.seconds}
-            out.write(json.dumps(line) + "\n")
-            out.flush()
+    for cell in cells:
+        record = runner.run_cell(cell)
+        gates = {gate.name: [gate.state, gate.message] for gate in record.gates}
+        yield {"cell": record.id, "gates": gates, "error": record.error, "seconds": record.seconds}
 
 
 if __name__ == "__main__":

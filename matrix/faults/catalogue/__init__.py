@@ -14,6 +14,7 @@ from matrix.faults.catalogue.experts import EXPERT_FAULTS
 from matrix.faults.catalogue.graphs import GRAPH_FAULTS
 from matrix.faults.catalogue.heads import HEAD_FAULTS
 from matrix.faults.catalogue.indexing import INDEXING_FAULTS
+from matrix.faults.catalogue.kernels import KERNEL_FAULTS
 from matrix.faults.catalogue.layers import LAYER_FAULTS
 from matrix.faults.catalogue.memory import MEMORY_FAULTS
 from matrix.faults.catalogue.ngrams import NGRAM_FAULTS
@@ -45,4 +46,5 @@ CATALOGUE: Final[tuple[Fault, ...]] = (
     *ENDING_FAULTS,
     *CONFIGURATION_FAULTS,
     *GRAPH_FAULTS,
+    *KERNEL_FAULTS,
 )

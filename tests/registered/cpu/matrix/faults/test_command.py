@@ -17,7 +17,9 @@ pytestmark = pytest.mark.register(est_seconds=30, tier="cpu", stage="pr")
 
 
 def test_all_faults_or_the_named_ones():
-    assert [*select([]), *select([], "gpu1")] == list(CATALOGUE)
+    here, there = select([]), select([], "gpu1")
+    assert [fault for fault in CATALOGUE if fault in here or fault in there] == list(CATALOGUE)
+    assert {fault.tier for fault in here} == {"cpu"} and all(f.also_on == ("gpu1",) for f in here if f in there)
     assert [fault.id for fault in select(["v2-downgraded", "bonus-stride"])] == ["v2-downgraded", "bonus-stride"]
 
 

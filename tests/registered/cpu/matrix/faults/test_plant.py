@@ -77,5 +77,5 @@ def test_a_trial_of_the_wrong_engine_is_refused(tmp_path):
 
 
 def test_a_trial_without_cells_is_refused():
-    with pytest.raises(ConfigError, match="a trial needs at least one cell"):
+    with pytest.raises(ConfigError, match="a trial needs at least one cell or operation"):
         trial(None, [])

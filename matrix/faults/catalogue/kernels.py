@@ -1,0 +1,140 @@
+"""Defects of Triton's kernels. Those that a small case shows are planted on a CPU too, in Triton's interpreter."""
+
+from typing import Final
+
+from matrix.faults.fault import Fault
+
+INDEXING: Final = "stride / indexing"
+GPU: Final = ("gpu1",)
+TREES: Final = ("eagle3.s3.k4.n8.v2.ragged",)
+
+KERNEL_FAULTS: Final[tuple[Fault, ...]] = (
+    Fault(
+        id="kernel-store-int32",
+        klass=INDEXING,
+        origin="vllm#47671",
+        file="kernels/store_kv/triton.py",
+        old="    slot = tl.load(slots + token)\n",
+        new="    slot = tl.load(slots + token).to(tl.int32)\n",
+        expected=("kernels",),
+        cells=(),
+        why="the place of a slot overflows an int32 in a large pool",
+        tier="gpu1",
+        operations=("store_kv",),
+    ),
+    Fault(
+        id="kernel-read-int32",
+        klass=INDEXING,
+        origin="sglang#20389",
+        file="kernels/paged_attention/triton.py",
+        old="        here = row + (tl.load(slots + at) * slot_size)[:, None]\n",
+        new="        here = row + (tl.load(slots + at).to(tl.int32) * slot_size)[:, None]\n",
+        expected=("kernels",),
+        cells=(),
+        why="attention reads keys of a large pool at a place that overflowed an int32",
+        tier="gpu1",
+        operations=("paged_attention",),
+    ),
+    Fault(
+        id="kernel-view-stride",
+        klass=INDEXING,
+        origin="vllm#53017",
+        file="kernels/store_kv/triton.py",
+        old="tl.load(kv + token * kv_stride + column, mask=inside), mask=inside)\n",
+        new="tl.load(kv + token * width + column, mask=inside), mask=inside)\n",
+        expected=("kernels",),
+        cells=TREES,
+        why="rows of a view are read as if they lay close together",
+        also_on=GPU,
+        operations=("store_kv",),
+    ),
+    Fault(
+        id="kernel-parent-stride",
+        klass=INDEXING,
+        origin="sglang#26997",
+        file="kernels/select_tree/triton.py",
+        old="    above = tl.load(parent_list + row * listed + id // topk, mask=inside, other=-1)\n",
+        new="    above = tl.load(parent_list + row * (topk + 1) + id // topk, mask=inside, other=-1)\n",
+        expected=("kernels",),
+        cells=TREES,
+        why="a request finds its parents by a stride that is right for two steps only",
+        also_on=GPU,
+        operations=("select_tree",),
+    ),
+    Fault(
+        id="kernel-norm-of-a-block",
+        klass="CUDA-graph capture, padding, buffer size",
+        origin="sglang#23331",
+        file="kernels/rms_norm/triton.py",
+        old="    length = tl.sqrt(tl.sum(h * h, 0) / width + eps)\n",
+        new="    length = tl.sqrt(tl.sum(h * h, 0) / BLOCK + eps)\n",
+        expected=("kernels",),
+        cells=("eagle3.qwen3.s3.k4.n8.v2.p16.nocache.ragged",),
+        why="a norm is a mean over the padded block, which is right for widths that are powers of two",
+        also_on=GPU,
+        operations=("rms_norm", "rms_norm after an addition"),
+    ),
+    Fault(
+        id="kernel-moves-one-by-one",
+        klass="race / missing stream order",
+        origin="sglang#26380",
+        file="kernels/move_kv/triton.py",
+        old=(
+            "    _copy[grid](data, buffer, source, moved, length, width, BLOCK=block, GATHER=True)\n"
+            "    _copy[grid](data, buffer, target, moved, length, width, BLOCK=block, GATHER=False)\n"
+        ),
+        new=(
+            "    for i in range(moved):\n"
+            "        one = (1, *grid[1:])\n"
+            "        _copy[one](data, buffer, source[i : i + 1], 1, length, width, BLOCK=block, GATHER=True)\n"
+            "        _copy[one](data, buffer, target[i : i + 1], 1, length, width, BLOCK=block, GATHER=False)\n"
+        ),
+        expected=("kernels",),
+        cells=(),
+        why="a slot is written that another move has yet to read",
+        also_on=GPU,
+        operations=("move_kv",),
+    ),
+    Fault(
+        id="kernel-splits-unscaled",
+        klass="stale or un-restored state",
+        origin="sglang#2465",
+        file="kernels/paged_attention/triton.py",
+        old="more_total * weight, mixed * fade[:, None] + more_mixed * weight[:, None]\n",
+        new="more_total * weight, mixed + more_mixed * weight[:, None]\n",
+        expected=("kernels",),
+        cells=(),
+        why="what earlier splits mixed keeps the scale of their own peak",
+        also_on=GPU,
+        operations=("paged_attention",),
+    ),
+    Fault(
+        id="kernel-top-p-of-everything",
+        klass="sampling distribution",
+        origin="sglang#36173",
+        file="kernels/sample/triton.py",
+        old="        wanted = top_p.to(tl.float64) * total\n",
+        new=(
+            "        _, total, _ = _above(logits, vocab, peak, heat, tl.zeros((), tl.int32), BLOCK)\n"
+            "        wanted = top_p.to(tl.float64) * total\n"
+        ),
+        expected=("kernels",),
+        cells=(),
+        why="top_p takes its share of all tokens instead of those that top_k kept",
+        also_on=GPU,
+        operations=("draw",),
+    ),
+    Fault(
+        id="kernel-node-for-parent",
+        klass="off-by-one length or KV position",
+        origin="sglang#2730",
+        file="kernels/accept_path/triton.py",
+        old="    wanted = tl.load(emit + first + parent, mask=inside, other=0)\n",
+        new="    wanted = tl.load(emit + first + node, mask=inside, other=0)\n",
+        expected=("kernels",),
+        cells=TREES,
+        why="a node is held against the token behind itself instead of the one behind its parent",
+        also_on=GPU,
+        operations=("accept_path",),
+    ),
+)
