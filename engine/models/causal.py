@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ class CausalLM(ABC):
 
     deterministic: a token's result does not depend, bit by bit, on how many tokens share the call (float32 on a
     CPU; see the tests). It costs a lone token one spare row. context_length: positions to prepare beyond the
-    checkpoint's own, for a draft whose target reaches further.
+    checkpoint's own, for a draft whose target reaches further. `weights` is empty afterwards.
     """
 
     kv: KVLayout
@@ -32,7 +32,7 @@ class CausalLM(ABC):
     def __init__(
         self,
         config: ModelConfig,
-        weights: Mapping[str, Tensor],
+        weights: dict[str, Tensor],
         device: torch.device,
         dtype: torch.dtype,
         deterministic: bool = True,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from engine.core.errors import ConfigError
 from engine.models.deepseek_config import ExpertsConfig, LatentConfig, read_experts, read_latent
@@ -14,7 +15,8 @@ from engine.models.fields import Fields
 from engine.models.rope import RopeConfig
 from engine.models.windows import read_windows
 
-TARGET_ARCHITECTURES: Final = ("LlamaForCausalLM", "Qwen3ForCausalLM", "DeepseekV3ForCausalLM")
+TARGET_ARCHITECTURES: Final = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen3ForCausalLM", "DeepseekV3ForCausalLM")
+CONFIG: Final = "config.json"
 # Layers that norm each query and key head before rotation.
 HEAD_NORM_ARCHITECTURES: Final = ("Qwen3ForCausalLM", "DFlashDraftModel")
 # Switches that change the arithmetic of a layer; this engine runs none of them.
@@ -55,7 +57,17 @@ class ModelConfig:
 
 def load_model_config(path: str | Path) -> ModelConfig:
     """The checked config.json of the checkpoint folder `path`. ConfigError if missing, broken or unsupported."""
-    file = Path(path) / "config.json"
+    return read_model_config(read_raw(path), Path(path) / CONFIG)
+
+
+def read_model_config(raw: Mapping[str, Any], file: Path) -> ModelConfig:
+    """What a config.json of this content says. ConfigError, which names `file`, if it is unsupported."""
+    return _Reader(raw, file).read()
+
+
+def read_raw(path: str | Path) -> dict[str, Any]:
+    """The content of a checkpoint folder's config.json. ConfigError if it is missing or no JSON object."""
+    file = Path(path) / CONFIG
     if not Path(path).is_dir():
         raise ConfigError(f"checkpoint {str(path)!r} does not exist; give a folder with config.json and safetensors")
     try:
@@ -66,7 +78,7 @@ def load_model_config(path: str | Path) -> ModelConfig:
         raise ConfigError(f"{file} is not valid JSON ({error}); the file is truncated or damaged") from None
     if not isinstance(raw, dict):
         raise ConfigError(f"{file} must hold a JSON object, got {type(raw).__name__}")
-    return _Reader(raw, file).read()
+    return raw
 
 
 class _Reader(Fields):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor
 
@@ -19,7 +17,7 @@ class Deepseek(CausalLM):
     def __init__(
         self,
         config: ModelConfig,
-        weights: Mapping[str, Tensor],
+        weights: dict[str, Tensor],
         device: torch.device,
         dtype: torch.dtype,
         deterministic: bool = True,

@@ -36,7 +36,7 @@ class DFlash:
         self.mask_token = _mask_token(config, target)
         hidden, d = config.hidden_size, config.head_dim
         own = {key.removeprefix("model."): w for key, w in weights.items()}
-        take = Take(own, config.architecture)
+        take = Take(dict(own), config.architecture)
         self.norm = Norm(hidden, config.norm_eps, self.dtype, self.device, deterministic)
         self.fuse = stored(take("fc.weight", hidden, len(self.aux_layers) * target.hidden_size))
         self.context_norm = self.norm.scale(take("hidden_norm.weight", hidden))

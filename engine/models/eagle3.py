@@ -101,7 +101,7 @@ class Eagle3:
                     f"target's {target_vocab}"
                 )
             return own
-        ids = own + take("d2t", self.vocab_size).to(torch.int64)
+        ids = own + take.ids("d2t", self.vocab_size)
         if int(ids.min()) < 0 or int(ids.max()) >= target_vocab or len(set(ids.tolist())) != len(ids):
             raise ConfigError(
                 f"{self.config.architecture}: d2t must map draft ids to distinct target ids below {target_vocab}, "

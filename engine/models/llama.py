@@ -1,8 +1,7 @@
-"""Llama (arXiv 2302.13971, grouped queries as in Llama 2), and Qwen3 (arXiv 2505.09388), which adds head norms."""
+"""Llama (arXiv 2302.13971, grouped queries as in Llama 2), Mistral (arXiv 2310.06825), whose layers have a window, and
+Qwen3 (arXiv 2505.09388), which adds head norms."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -16,12 +15,12 @@ from engine.models.workspace import Workspace, Workspaces
 
 
 class Llama(CausalLM):
-    """A LlamaForCausalLM or Qwen3ForCausalLM."""
+    """A LlamaForCausalLM, MistralForCausalLM or Qwen3ForCausalLM."""
 
     def __init__(
         self,
         config: ModelConfig,
-        weights: Mapping[str, Tensor],
+        weights: dict[str, Tensor],
         device: torch.device,
         dtype: torch.dtype,
         deterministic: bool = True,

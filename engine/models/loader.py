@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -16,6 +16,7 @@ from engine.models.causal import CausalLM
 from engine.models.config import TARGET_ARCHITECTURES, ModelConfig, load_model_config
 from engine.models.deepseek import Deepseek
 from engine.models.dflash import DFlash
+from engine.models.disguised import load_draft_config
 from engine.models.draft_config import DFLASH_ARCHITECTURES, EAGLE3_ARCHITECTURES, EAGLE_ARCHITECTURES
 from engine.models.eagle import Eagle
 from engine.models.eagle3 import Eagle3
@@ -41,6 +42,7 @@ __all__ = [
 
 TARGETS: Final[dict[str, type[CausalLM]]] = {
     "LlamaForCausalLM": Llama,
+    "MistralForCausalLM": Llama,
     "Qwen3ForCausalLM": Llama,
     "DeepseekV3ForCausalLM": Deepseek,
 }
@@ -83,7 +85,7 @@ def _bundled_facts(target: ModelConfig, tokenizer: str | None) -> DraftFacts:
 
 
 def _draft_facts(path: str | Path, target: ModelConfig) -> DraftFacts:
-    config = load_model_config(path)
+    config = load_draft_config(path)
     if config.bundled_layers:
         return replace(_bundled_facts(config, tokenizer_hash(path)), architecture=config.architecture)
     head = config.draft
@@ -120,7 +122,7 @@ def load_standalone(
 
 def load_eagle(path: str | Path, target: Target, device: str, dtype: torch.dtype, deterministic: bool = True) -> Eagle:
     """An EAGLE head. ConfigError as for a target, or if it does not fit the target's width or vocabulary."""
-    config = _expect(path, EAGLE_ARCHITECTURES, "an EAGLE draft")
+    config = _expect(path, EAGLE_ARCHITECTURES, "an EAGLE draft", load_draft_config)
     return Eagle(config, load_weights(path, torch.device(device), dtype), target, deterministic)
 
 
@@ -128,7 +130,7 @@ def load_eagle3(
     path: str | Path, target: Target, device: str, dtype: torch.dtype, deterministic: bool = True
 ) -> Eagle3:
     """An EAGLE-3 head. ConfigError as for a target, or if it does not fit the target's width, layers or vocabulary."""
-    config = _expect(path, EAGLE3_ARCHITECTURES, "an EAGLE3 draft")
+    config = _expect(path, EAGLE3_ARCHITECTURES, "an EAGLE3 draft", load_draft_config)
     return Eagle3(config, load_weights(path, torch.device(device), dtype), target, deterministic)
 
 
@@ -164,8 +166,13 @@ def _language_model(
     return kind(config, load_weights(path, device, dtype), device, dtype, deterministic, context_length)
 
 
-def _expect(path: str | Path, architectures: tuple[str, ...], role: str) -> ModelConfig:
-    config = load_model_config(path)
+def _expect(
+    path: str | Path,
+    architectures: tuple[str, ...],
+    role: str,
+    read: Callable[[str | Path], ModelConfig] = load_model_config,
+) -> ModelConfig:
+    config = read(path)
     if config.architecture not in architectures:
         raise ConfigError(f"{path} is a {config.architecture}, {role} must be {' or '.join(architectures)}")
     return config

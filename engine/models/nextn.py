@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -70,7 +70,7 @@ class PredictionLayer:
 
 
 def prediction_layers(
-    config: ModelConfig, weights: Mapping[str, Tensor], target: Target, count: int
+    config: ModelConfig, weights: dict[str, Tensor], target: Target, count: int
 ) -> Sequence[PredictionLayer]:
     """The first `count` prediction layers of a checkpoint; they lie behind its last layer, each with a KV of its own.
 

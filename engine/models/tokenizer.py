@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 
@@ -19,8 +20,8 @@ WINDOW = 4
 class Tokenizer:
     """A checkpoint's tokenizer.
 
-    bos_id: put in front of every encoded text, None if the checkpoint has none. eos_ids: ids that end a text; eos_id
-    the first of them.
+    bos_id: put in front of every encoded text, None if the checkpoint has none or puts none there (Qwen's). eos_ids:
+    ids that end a text; eos_id the first of them.
     hash: 12 hex digits over the vocabulary and its ids, equal exactly where token ids mean the same.
     """
 
@@ -31,9 +32,14 @@ class Tokenizer:
         self.hash = vocabulary_hash(vocabulary)
         self.vocab_size = max(vocabulary.values()) + 1
         ids = _special_ids(folder)
-        self.bos_id = ids[0][0] if ids[0] else None
+        self.bos_id = ids[0][0] if ids[0] and self._puts(ids[0][0], folder) else None
         self.eos_id = ids[1][0] if ids[1] else None
         self.eos_ids = frozenset(ids[1])
+
+    def _puts(self, bos: int, folder: Path) -> bool:
+        """Whether texts begin with it: as tokenizer_config.json says, or else as tokenizer.json does it by itself."""
+        asked = _read_json(folder / "tokenizer_config.json").get("add_bos_token")
+        return asked if type(asked) is bool else bool(self._tokenizer.encode("").ids[:1] == [bos])
 
     def encode(self, text: str) -> list[int]:
         """Ids of `text` behind one bos_id (none is added to a text that starts with it)."""
@@ -104,15 +110,22 @@ def _special_ids(folder: Path) -> tuple[list[int], list[int]]:
     """bos and eos ids: generation_config.json goes before config.json, as in transformers."""
     found: tuple[list[int], list[int]] = ([], [])
     for name in ("generation_config.json", "config.json"):
-        file = folder / name
-        if not file.is_file():
-            continue
-        try:
-            raw = json.loads(file.read_text(encoding="utf-8"))
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{file} is not valid JSON ({error}); the file is truncated or damaged") from None
+        raw = _read_json(folder / name)
         for ids, key in zip(found, ("bos_token_id", "eos_token_id"), strict=True):
             value = raw.get(key)
             if not ids and value is not None:
                 ids.extend(value if isinstance(value, list) else [value])
     return found
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    """The object in a file, empty if there is no such file. ConfigError if it is no JSON object."""
+    if not file.is_file():
+        return {}
+    try:
+        raw = json.loads(file.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} is not valid JSON ({error}); the file is truncated or damaged") from None
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{file} must hold a JSON object, got {type(raw).__name__}")
+    return raw

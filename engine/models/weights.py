@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, Final
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -16,6 +18,10 @@ SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 # What decides between near equals keeps the checkpoint's precision.
 EXACT = ("e_score_correction_bias",)
+# What numbers may be stored in, as safetensors spells it; anything else is quantized, and its scales lie elsewhere.
+FLOATS: Final = ("F64", "F32", "BF16", "F16")
+# Ids and masks.
+WHOLE: Final = ("I64", "I32", "BOOL")
 
 
 def load_weights(
@@ -25,18 +31,41 @@ def load_weights(
 
     Floating tensors become `dtype`, but for the EXACT ones; integer and bool tensors keep theirs. prefixes: only
     tensors whose name starts with one of them, and only the shards that hold any. ConfigError if a file is missing,
-    truncated or damaged, or if a shard lacks a tensor that the index promises.
+    truncated or damaged, if a shard lacks a tensor that the index promises, or if a tensor is quantized.
     """
     folder = Path(path)
     weights: dict[str, Tensor] = {}
     for file, promised in _files(folder).items():
-        if promised and not any(name.startswith(prefixes) for name in promised):
+        wanted = {name for name in promised if name.startswith(prefixes)}
+        if promised and not wanted:
             continue
-        tensors = _read(folder / file, device, dtype, prefixes)
-        if lost := sorted(name for name in promised - tensors.keys() if name.startswith(prefixes)):
-            raise ConfigError(f"{folder / file} lacks tensor {lost[0]!r} which {INDEX} promises")
-        weights |= tensors
+        with _opened(folder / file, device) as tensors:
+            names = {name for name in tensors.keys() if name.startswith(prefixes)}  # noqa: SIM118 - not a mapping
+            if lost := sorted(wanted - names):
+                raise ConfigError(f"{folder / file} lacks tensor {lost[0]!r} which {INDEX} promises")
+            for name in sorted(wanted or names):
+                _plain(folder / file, name, tensors.get_slice(name).get_dtype())
+                tensor = tensors.get_tensor(name)
+                floating = tensor.is_floating_point() and not name.endswith(EXACT)
+                weights[name] = tensor.to(dtype) if floating else tensor
     return weights
+
+
+def has_weights(path: str | Path) -> bool:
+    """Whether a checkpoint folder has safetensors at all, whole or not."""
+    return any((Path(path) / name).is_file() for name in (SINGLE, INDEX))
+
+
+def tensor_names(path: str | Path) -> frozenset[str]:
+    """The names of all tensors of a checkpoint folder, none of which is read. ConfigError as for `load_weights`."""
+    names: set[str] = set()
+    for file, promised in _files(Path(path)).items():
+        if promised:
+            names |= promised
+            continue
+        with _opened(Path(path) / file, "cpu") as tensors:
+            names |= set(tensors.keys())
+    return frozenset(names)
 
 
 def _files(folder: Path) -> dict[str, set[str]]:
@@ -45,41 +74,72 @@ def _files(folder: Path) -> dict[str, set[str]]:
         return {SINGLE: set()}
     index = folder / INDEX
     if not index.is_file():
+        if pickles := sorted(folder.glob("*.bin")):
+            raise ConfigError(
+                f"{folder} has no weights in safetensors, only {pickles[0].name}; convert it, a pickle is never loaded"
+            )
         raise ConfigError(f"{folder} has no weights; {SINGLE} or {INDEX} is needed")
     try:
         weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         shards: dict[str, set[str]] = {}
         for name, file in weight_map.items():
             shards.setdefault(file, set()).add(name)
+        outside = sorted(file for file in shards if Path(file).name != file)
     except (json.JSONDecodeError, UnicodeDecodeError, KeyError, AttributeError, TypeError):
         raise ConfigError(f"{index} is not a safetensors index; it must hold a weight_map of names to files") from None
+    if outside:
+        raise ConfigError(f"{index} names the shard {outside[0]!r}; a shard must be a file beside the index")
     return shards
 
 
-def _read(file: Path, device: torch.device | str, dtype: torch.dtype, prefixes: tuple[str, ...]) -> dict[str, Tensor]:
+@contextmanager
+def _opened(file: Path, device: torch.device | str) -> Iterator[Any]:
+    """The open safetensors file, which has no type. ConfigError if it is missing or damaged."""
     if not file.is_file():
         raise ConfigError(f"{file} is missing; the checkpoint is incomplete")
     try:
         with safe_open(file, framework="pt", device=str(device)) as tensors:
-            names = [name for name in tensors.keys() if name.startswith(prefixes)]  # noqa: SIM118 - not a mapping
-            read = {name: tensors.get_tensor(name) for name in names}
+            yield tensors
     except (SafetensorError, OSError) as error:
         raise ConfigError(f"{file} cannot be read as safetensors ({error}); it is truncated or damaged") from None
-    return {name: t.to(dtype) if t.is_floating_point() and not name.endswith(EXACT) else t for name, t in read.items()}
+
+
+def _plain(file: Path, name: str, kind: str) -> None:
+    if kind not in FLOATS + WHOLE:
+        raise ConfigError(
+            f"{file}: tensor {name!r} is stored as {kind}; quantized weights are not supported, they must be one of "
+            f"{', '.join(FLOATS)}"
+        )
 
 
 class Take:
-    """Hands out tensors by name and expected shape, and at the end refuses names that nobody asked for."""
+    """Hands out tensors by name and expected shape, and at the end refuses names that nobody asked for.
 
-    def __init__(self, weights: Mapping[str, Tensor], where: str) -> None:
-        self._left = dict(weights)
+    It empties `weights`: what a model makes a copy of for itself is freed at once, not when the model is whole.
+    """
+
+    def __init__(self, weights: dict[str, Tensor], where: str) -> None:
+        self._left = weights
         self._where = where
 
     def __contains__(self, name: str) -> bool:
         return name in self._left
 
     def __call__(self, name: str, *shape: int) -> Tensor:
-        """The tensor `name`. ConfigError if missing or of another shape."""
+        """The floating tensor `name`. ConfigError if missing, of another shape or of integers."""
+        tensor = self._take(name, shape)
+        if not tensor.is_floating_point():
+            raise ConfigError(f"{self._where}: tensor {name!r} holds {_kind(tensor)}, it must hold floating numbers")
+        return tensor
+
+    def ids(self, name: str, *shape: int) -> Tensor:
+        """The integer tensor `name`, int64. ConfigError if missing, of another shape or of floating numbers."""
+        tensor = self._take(name, shape)
+        if tensor.is_floating_point() or tensor.dtype is torch.bool:
+            raise ConfigError(f"{self._where}: tensor {name!r} holds {_kind(tensor)}, it must hold integers")
+        return tensor.to(torch.int64)
+
+    def _take(self, name: str, shape: tuple[int, ...]) -> Tensor:
         if name not in self._left:
             raise ConfigError(f"{self._where}: tensor {name!r} is missing from the weights")
         tensor = self._left.pop(name)
@@ -96,12 +156,14 @@ class Take:
 
     def leave(self, prefix: str) -> None:
         """Leave all tensors under a prefix to another model of the same checkpoint."""
-        self._left = {name: tensor for name, tensor in self._left.items() if not name.startswith(prefix)}
+        self.drop(*[name for name in self._left if name.startswith(prefix)])
 
     def done(self) -> None:
         """ConfigError if a tensor was not used: the checkpoint has a part that this engine would leave out."""
-        for name in list(self._left):
-            if name.endswith("rotary_emb.inv_freq"):
-                self.drop(name)
+        self.drop(*[name for name in self._left if name.endswith("rotary_emb.inv_freq")])
         if self._left:
             raise ConfigError(f"{self._where}: tensor {min(self._left)!r} has no place in this architecture")
+
+
+def _kind(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")

@@ -7,18 +7,32 @@ from typing import Final
 from engine.core.errors import ConfigError
 from engine.models.fields import Fields
 
-WINDOWED_ARCHITECTURES: Final = ("Qwen3ForCausalLM",)
 FULL, SLIDING = "full_attention", "sliding_attention"
+# What transformers assumes where a Mistral's config.json says nothing; null is no window.
+MISTRAL_WINDOW: Final = 4096
 
 
 def read_windows(architecture: str, fields: Fields) -> tuple[int | None, ...]:
     """Tokens that each layer may look back, the query's own included; None for all. Empty: no layer has a window.
 
-    As transformers reads Qwen3's: `layer_types`, or else the layers from `max_window_layers` up; both only with
-    `use_sliding_window`. ConfigError on a list that does not fit.
+    As transformers reads them: all of Mistral's layers have `sliding_window`; Qwen3's are those of `layer_types`, or
+    else the layers from `max_window_layers` up, both only with `use_sliding_window`. ConfigError on a list that does
+    not fit.
     """
-    if architecture not in WINDOWED_ARCHITECTURES:
+    if architecture == "MistralForCausalLM":
+        return _mistral(fields)
+    if architecture == "Qwen3ForCausalLM":
+        return _qwen3(fields)
+    return ()
+
+
+def _mistral(fields: Fields) -> tuple[int | None, ...]:
+    if fields.raw.get("sliding_window", MISTRAL_WINDOW) is None:
         return ()
+    return (fields.size("sliding_window", MISTRAL_WINDOW),) * fields.size("num_hidden_layers")
+
+
+def _qwen3(fields: Fields) -> tuple[int | None, ...]:
     layers = fields.size("num_hidden_layers")
     used = fields.flag("use_sliding_window", False)
     kinds = fields.raw.get("layer_types")

@@ -28,9 +28,10 @@ def _copy(data, buffer, slots, moved, length, width, BLOCK: tl.constexpr, GATHER
 def move_kv(data: Tensor, source: Tensor, target: Tensor) -> None:
     contract.contiguous("move_kv", data=data, source=source, target=target)
     layers, length = data.shape[:2]
-    moved, width = source.shape[0], data[0, 0].numel()
-    if not moved:
+    moved = source.shape[0]
+    if not moved or not layers:
         return
+    width = data[0, 0].numel()
     block = min(BLOCK, triton.next_power_of_2(width))
     grid = (moved, layers, triton.cdiv(width, block))
     buffer = data.new_empty(layers, moved, width)

@@ -17,6 +17,8 @@ from transformers import (
     DeepseekV3ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
     PreTrainedModel,
     Qwen3Config,
     Qwen3ForCausalLM,
@@ -77,6 +79,7 @@ DEEPSEEK: dict[str, Any] = {
 # What each architecture is built from: the configuration's class, the model's, and a small shape.
 ARCHITECTURES: dict[str, tuple[type, type, dict[str, Any]]] = {
     "llama": (LlamaConfig, LlamaForCausalLM, SHAPE),
+    "mistral": (MistralConfig, MistralForCausalLM, SHAPE | {"sliding_window": 11}),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM, QWEN3),
     "deepseek": (DeepseekV3Config, DeepseekV3ForCausalLM, DEEPSEEK),
 }

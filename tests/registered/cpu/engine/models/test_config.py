@@ -109,6 +109,15 @@ def test_qwen3_fields(read):
     assert read(used | {"sliding_window": 7, "layer_types": mixed}).windows == (7, None, 7)
 
 
+def test_mistral_fields(read):
+    """transformers takes 4096 where config.json is silent, and no window where it says null."""
+    mistral = LLAMA | {"architectures": ["MistralForCausalLM"]}
+    assert read(mistral).windows == (4096,) * 3
+    assert read(mistral | {"sliding_window": 7}).windows == (7,) * 3
+    assert read(mistral | {"sliding_window": None}).windows == ()
+    assert read(mistral).head_norms is False
+
+
 def test_deepseek_fields(read):
     config = read(DEEPSEEK)
     assert config.latent == LatentConfig(32, None, 24, 16, 20, interleaved=True)
@@ -141,6 +150,10 @@ def test_deepseek_fields(read):
         (LLAMA | {"vocab_size": True}, "vocab_size must be a positive integer, got True"),
         (LLAMA | {"hidden_size": None}, "hidden_size must be a positive integer, got None"),
         (LLAMA | {"num_key_value_heads": 3}, "num_attention_heads 4 must be a multiple of num_key_value_heads 3"),
+        (
+            LLAMA | {"architectures": ["MistralForCausalLM"], "sliding_window": 0},
+            "sliding_window must be a positive integer, got 0",
+        ),
         (QWEN3 | {"use_sliding_window": 1}, "use_sliding_window must be true or false, got 1"),
         (
             QWEN3 | {"use_sliding_window": True, "max_window_layers": -1},

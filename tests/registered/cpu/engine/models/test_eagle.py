@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from engine.core.algorithm import FINAL
 from engine.core.errors import ConfigError
-from engine.models.loader import load_eagle, load_eagle3, load_target
+from engine.models.loader import facts, load_eagle, load_eagle3, load_target
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from random_drafts import eagle_shapes, layer_shapes, random_weights, save
@@ -120,6 +121,38 @@ def test_an_embedding_of_its_own_goes_before_the_targets(target, folder, paged):
 def test_refusals(target, folder, changes, sentence):
     with pytest.raises(ConfigError, match=sentence):
         load_eagle(folder(**changes), target, "cpu", torch.float32)
+
+
+@pytest.mark.parametrize("prefix", ["", "model."])
+def test_an_eagle_draft_under_its_targets_name(target, llama_folder, folder, prefix, tmp_path):
+    """EAGLE's authors publish drafts whose config.json says LlamaForCausalLM; the tensors tell what they are."""
+    made = folder()
+    honest = load_eagle(made, target, "cpu", torch.float32)
+    renamed = {f"{prefix}{name}": tensor for name, tensor in load_file(made / "model.safetensors").items()}
+    disguised = save(tmp_path / "disguised", CONFIG | {"architectures": ["LlamaForCausalLM"]}, renamed)
+    known = facts(llama_folder("again"), disguised, "cpu").draft
+    assert known == facts(llama_folder("once more"), made, "cpu").draft
+    assert (known.architecture, known.aux_layers) == ("LlamaForCausalLMEagle", (FINAL,))
+    assert torch.equal(load_eagle(disguised, target, "cpu", torch.float32).fuse, honest.fuse)
+    with pytest.raises(ConfigError, match="is a LlamaForCausalLMEagle, an EAGLE3 draft must be LlamaForCausalLMEagle3"):
+        load_eagle3(disguised, target, "cpu", torch.float32)
+
+
+@pytest.mark.parametrize("first", ["midlayer", "layers.0"])
+def test_an_eagle3_draft_under_its_targets_name(target, llama_folder, eagle_folder, first):
+    made = eagle_folder(architectures=["LlamaForCausalLM"])
+    weights = load_file(made / "model.safetensors")
+    save_file({key.replace("midlayer", first): w for key, w in weights.items()}, made / "model.safetensors")
+    assert facts(llama_folder("again"), made, "cpu").draft.architecture == "LlamaForCausalLMEagle3"
+    assert load_eagle3(made, target, "cpu", torch.float32).vocab_size == 41
+
+
+def test_a_llama_stays_a_llama(target, llama_folder, tmp_path):
+    """Also one whose weights are not there yet: what is missing is told by whoever loads it."""
+    draft = llama_folder("draft", hidden_size=32)
+    assert facts(llama_folder("again"), draft, "cpu").draft.architecture == "LlamaForCausalLM"
+    (draft / "model.safetensors").unlink()
+    assert facts(tmp_path / "again", draft, "cpu").draft.architecture == "LlamaForCausalLM"
 
 
 def random_layer(c: dict, index: int) -> dict[str, Tensor]:

@@ -19,6 +19,8 @@ pytestmark = pytest.mark.register(est_seconds=5, tier="cpu", stage="pr")
 BOUND = 1e-4  # float32, largest absolute difference of a logit; logits here reach about 10
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 32}
 VARIANTS = {
+    "mistral": ("mistral", {}),
+    "mistral without a window, tied": ("mistral", {"sliding_window": None, "tie_word_embeddings": True}),
     "qwen3 mixed": ("qwen3", {}),
     "qwen3 full": ("qwen3", {"layer_types": None, "use_sliding_window": False}),
     "qwen3 upper layers": ("qwen3", {"layer_types": None, "max_window_layers": 1, "sliding_window": 5}),

@@ -70,6 +70,22 @@ def test_special_ids(folder, tokenizer, tmp_path):
     assert (both.bos_id, both.eos_ids) == (0, {5})
 
 
+@pytest.mark.parametrize("asked", [True, False, None])
+@pytest.mark.parametrize("template", [True, False])
+def test_bos_is_put_where_the_checkpoint_puts_it(folder, tokenizer, tmp_path, template, asked):
+    """Qwen's config.json names a bos that its tokenizer never puts; DeepSeek's says in tokenizer_config.json that it
+    does, Llama's in tokenizer.json."""
+    raw = json.loads((folder / "tokenizer.json").read_text())
+    (tmp_path / "tokenizer.json").write_text(json.dumps(raw if template else raw | {"post_processor": None}))
+    (tmp_path / "config.json").write_text(json.dumps({"bos_token_id": 0}))
+    if asked is not None:
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"add_bos_token": asked}))
+    puts = template if asked is None else asked
+    found = Tokenizer(tmp_path)
+    assert found.bos_id == (0 if puts else None)
+    assert found.encode("cows") == tokenizer.encode("cows")[0 if puts else 1 :]
+
+
 def test_the_hash_is_that_of_the_vocabulary(folder, tokenizer, tmp_path):
     assert tokenizer_hash(folder) == tokenizer.hash
     assert len(tokenizer.hash) == 12
@@ -117,6 +133,7 @@ def test_text_does_not_depend_on_the_runs_that_its_ids_come_in(tokenizer, runs):
             r"tokenizer.json is not a tokenizer \(.*\); the file is truncated",
         ),
         ("tokenizer.json", "{}", r"tokenizer.json is not a tokenizer \(.*\); the file is truncated or damaged"),
+        ("generation_config.json", "[]", "generation_config.json must hold a JSON object, got list"),
         ("config.json", '{"bos', r"config.json is not valid JSON \(.*\); the file is truncated or damaged"),
     ],
 )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import weakref
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from engine.core.errors import ConfigError
-from engine.models.weights import Take, load_weights
+from engine.models.weights import Take, has_weights, load_weights, tensor_names
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 
@@ -100,6 +101,67 @@ def test_broken_index(tmp_path, text):
     (tmp_path / INDEX).write_text(text)
     with pytest.raises(ConfigError, match="is not a safetensors index; it must hold a weight_map of names to files"):
         load_weights(tmp_path, "cpu", torch.float32)
+
+
+@pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.int8, torch.uint8])
+def test_a_quantized_tensor(tmp_path, kind):
+    """Its scales lie in tensors of their own; read without them its numbers would mean something else."""
+    save_file({"a": torch.ones(2).to(kind)}, tmp_path / "model.safetensors")
+    sentence = r"model.safetensors: tensor 'a' is stored as (F8_E4M3|I8|U8); quantized weights are not supported"
+    with pytest.raises(ConfigError, match=sentence):
+        load_weights(tmp_path, "cpu", torch.float32)
+
+
+def test_pickled_weights_alone(tmp_path):
+    (tmp_path / "pytorch_model.bin").write_bytes(b"never opened")
+    sentence = r"has no weights in safetensors, only pytorch_model.bin; convert it, a pickle is never loaded"
+    with pytest.raises(ConfigError, match=sentence):
+        load_weights(tmp_path, "cpu", torch.float32)
+
+
+@pytest.mark.parametrize("outside", ["../one.safetensors", "/tmp/one.safetensors", "deeper/one.safetensors"])
+def test_a_shard_outside_the_folder(tmp_path, outside):
+    shards(tmp_path, a=outside)
+    with pytest.raises(ConfigError, match=f"names the shard '{outside}'; a shard must be a file beside the index"):
+        load_weights(tmp_path, "cpu", torch.float32)
+
+
+def test_a_tensor_comes_from_the_shard_that_the_index_names(tmp_path):
+    shards(tmp_path)
+    save_file({"b": TENSORS["b"], "a": TENSORS["a"] + 1, "old": TENSORS["a"]}, tmp_path / "two.safetensors")
+    weights = load_weights(tmp_path, "cpu", torch.float32)
+    assert set(weights) == {"a", "b"} and torch.equal(weights["a"], TENSORS["a"])
+
+
+def test_names_are_read_without_the_shards(tmp_path):
+    shards(tmp_path)
+    (tmp_path / "one.safetensors").unlink()
+    assert has_weights(tmp_path) and tensor_names(tmp_path) == {"a", "b"}
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    assert not has_weights(whole)
+    save_file(TENSORS, whole / "model.safetensors")
+    assert has_weights(whole) and tensor_names(whole) == set(TENSORS)
+
+
+def test_take_refuses_numbers_of_the_wrong_kind():
+    take = Take({"a": torch.arange(3), "b": torch.zeros(2), "c": torch.ones(2, dtype=torch.bool)}, "Model")
+    with pytest.raises(ConfigError, match="Model: tensor 'a' holds int64, it must hold floating numbers"):
+        take("a", 3)
+    with pytest.raises(ConfigError, match="Model: tensor 'b' holds float32, it must hold integers"):
+        take.ids("b", 2)
+    with pytest.raises(ConfigError, match="Model: tensor 'c' holds bool, it must hold integers"):
+        take.ids("c", 2)
+
+
+def test_take_lets_go_of_what_it_handed_out():
+    """A model keeps copies of its own; the checkpoint's would be a second model in memory."""
+    weights = {"a": torch.zeros(2), "b": torch.zeros(2), "layers.9.c": torch.zeros(2)}
+    kept = weakref.ref(weights["a"])
+    take = Take(weights, "Model")
+    take("a", 2)
+    take.leave("layers.9.")
+    assert set(weights) == {"b"} and kept() is None
 
 
 def test_take_refuses_what_is_missing_misshapen_or_left_over():
