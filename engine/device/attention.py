@@ -91,7 +91,7 @@ class DraftAttention:
     def __call__(self, layer: int, q: Tensor, kv: Tensor) -> Tensor:
         layout = self._pool.layout
         if self._spread is None:
-            self._spread = spread_bias(self._bias, q.shape[2], layout.kv_heads)
+            self._spread = spread_bias(self._bias, q.shape[2], layout.kv_heads, layout.head_dim)
         if layer not in self._by_layer:
             self._by_layer[layer] = self._gather(layer)
         columns, keys_t, values = self._by_layer[layer]

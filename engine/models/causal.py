@@ -10,9 +10,11 @@ from torch import Tensor
 
 from engine.core.algorithm import FINAL
 from engine.device.pool import KVLayout
+from engine.device.ranks import ALONE, Ranks
 from engine.models.config import ModelConfig
-from engine.models.layers import Attend, Norm, doubles, products, stored, twin_rows
+from engine.models.layers import Attend, Norm, doubles, products, twin_rows
 from engine.models.rope import rotations
+from engine.models.shards import TakeShare, Vocabulary, share
 from engine.models.weights import Take
 
 # Nodes drafted past the end of the context still need a position; they are never committed.
@@ -24,7 +26,8 @@ class CausalLM(ABC):
 
     deterministic: a token's result does not depend, bit by bit, on how many tokens share the call (float32 on a
     CPU; see the tests). It costs a lone token one spare row. context_length: positions to prepare beyond the
-    checkpoint's own, for a draft whose target reaches further. `weights` is empty afterwards.
+    checkpoint's own, for a draft whose target reaches further. ranks: who shares it; `share` is the shape of
+    this rank's part, and `weights` may then lie on another device. `weights` is empty afterwards.
     """
 
     kv: KVLayout
@@ -37,28 +40,39 @@ class CausalLM(ABC):
         dtype: torch.dtype,
         deterministic: bool = True,
         context_length: int | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
-        self.config = config
+        self.config, self.share = config, share(config, ranks.size)
         self.device, self.dtype, self.deterministic = device, dtype, deterministic
         self.doubles = doubles(deterministic, device)
         self.num_layers = config.num_layers
         self.hidden_size, self.vocab_size = config.hidden_size, config.vocab_size
-        take = Take(weights, config.architecture)
-        self.norm = Norm(config.hidden_size, config.norm_eps, dtype, device, deterministic)
-        self.embedding = take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+        take = TakeShare(weights, config.architecture, config, ranks, device)
+        self.norm = Norm(config.hidden_size, config.norm_eps, dtype, device, deterministic, ranks)
+        embedding = take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
         self.layers = [self.layer(take, f"model.layers.{i}", i) for i in range(config.num_layers)]
         self.final_norm = self.norm.scale(take("model.norm.weight", config.hidden_size))
         if config.tie_embeddings:
             take.drop("lm_head.weight")
-            head = self.embedding
+            head = embedding
         else:
             head = take("lm_head.weight", config.vocab_size, config.hidden_size)
-        self.head = stored(head)
+        self.vocabulary = Vocabulary(embedding, head, ranks)
         for i in range(config.bundled_layers):
             take.leave(f"model.layers.{config.num_layers + i}.")
         take.done()
         length = max(config.context_length, context_length or 0) + POSITION_MARGIN
         self.rotations = rotations(config.rope, config.head_dim, length, device)
+
+    @property
+    def embedding(self) -> Tensor:
+        """The whole table [V, H], for a draft that shares it."""
+        return self.vocabulary.embedding
+
+    @property
+    def head(self) -> Tensor:
+        """The whole head [H, V], likewise."""
+        return self.vocabulary.head
 
     @abstractmethod
     def layer(self, take: Take, prefix: str, index: int) -> Callable[..., None]:
@@ -80,7 +94,7 @@ class CausalLM(ABC):
         batch, width = tokens.shape
         rows, hidden = batch * width, self.hidden_size
         space = self.space(batch, width)
-        x = self.embedding.index_select(0, tokens.reshape(rows))
+        x = self.vocabulary.words(tokens.reshape(rows))
         turn = self.rotations.index_select(0, positions.reshape(rows))[:, None]
         if rows == 1 and self.doubles:
             x = twin_rows(x)
@@ -105,7 +119,7 @@ class CausalLM(ABC):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [..., H] -> float32 [..., V]."""
-        return head_logits(hidden, self.head, self.deterministic)
+        return self.vocabulary.joined(head_logits(hidden, self.vocabulary.own_head, self.deterministic))
 
     def window_of(self, layer: int) -> int | None:
         """How many tokens a layer may look back, the query's own included; None for all."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from engine.device.ranks import ALONE, Ranks
 from engine.models.causal import CausalLM
 from engine.models.config import ModelConfig
 from engine.models.latent import LatentLayer, Shape, latent_layout
@@ -22,13 +23,14 @@ class Deepseek(CausalLM):
         dtype: torch.dtype,
         deterministic: bool = True,
         context_length: int | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
-        super().__init__(config, weights, device, dtype, deterministic, context_length)
+        super().__init__(config, weights, device, dtype, deterministic, context_length, ranks)
         self.kv = latent_layout(config, config.num_layers)
 
     def layer(self, take: Take, prefix: str, index: int) -> LatentLayer:
         assert self.config.experts is not None
-        return LatentLayer(take, prefix, self.config, self.norm, sparse=index >= self.config.experts.dense)
+        return LatentLayer(take, prefix, self.share, self.norm, sparse=index >= self.config.experts.dense)
 
     def space(self, batch: int, width: int) -> Shape:
         return Shape(batch, width)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from engine.models.config import ModelConfig
-from engine.models.layers import Norm, stored
+from engine.models.layers import Norm, Products, stored
 from engine.models.weights import Take
 
 # Inner numbers of a product over several experts: as far as `rows_keep_their_bits` looks.
@@ -21,10 +21,22 @@ WIDEST: Final = 384
 
 
 class Gated:
-    """down(silu(gate(h)) * up(h)); `front` is the weight of the norm before it."""
+    """down(silu(gate(h)) * up(h)); `front` is the weight of the norm before it.
 
-    def __init__(self, take: Take, prefix: str, hidden: int, inner: int, norm: Norm, front: Tensor) -> None:
-        self.linear, self.add_linear, _ = norm.products
+    products: the norm's, unless a part of it is summed by somebody else.
+    """
+
+    def __init__(
+        self,
+        take: Take,
+        prefix: str,
+        hidden: int,
+        inner: int,
+        norm: Norm,
+        front: Tensor,
+        products: Products | None = None,
+    ) -> None:
+        self.linear, self.add_linear, _ = products or norm.products
         gate = take(f"{prefix}.gate_proj.weight", inner, hidden)
         up = take(f"{prefix}.up_proj.weight", inner, hidden)
         self.gate_up = stored(norm.fold(torch.cat((gate, up)), front))
@@ -51,8 +63,9 @@ class Experts:
         assert config.experts is not None
         self.config = c = config.experts
         hidden = config.hidden_size
-        self.linear, self.add_linear, _ = norm.products
-        self.shared = Gated(take, f"{prefix}.shared_experts", hidden, c.inner * c.shared, norm, front)
+        self.ranks = norm.ranks
+        self.linear, self.add_linear, _ = norm.own
+        self.shared = Gated(take, f"{prefix}.shared_experts", hidden, c.inner * c.shared, norm, front, norm.own)
         # Scores choose between neighbours: float32 whatever the model's precision. A spare column keeps rows apart, as
         # a sigmoid over contiguous rows takes its last few numbers by another routine than the rest.
         router = norm.fold(take(f"{prefix}.gate.weight", c.routed, hidden), front).float()
@@ -64,6 +77,15 @@ class Experts:
 
     def __call__(self, x: Tensor, h: Tensor) -> None:
         """Adds to x [R, hidden], in place; h [R, hidden] is what projections behind the norm read."""
+        if self.ranks.size == 1:
+            self._add(x, h)
+        else:
+            part = torch.zeros_like(x)
+            self._add(part, h)
+            x += self.ranks.total(part)
+
+    def _add(self, x: Tensor, h: Tensor) -> None:
+        """Adds this rank's part of every expert."""
         weights = self.weights(h).to(x.dtype)[:, :, None]
         self.shared(x, h)
         for experts, gate_up, down in self.blocks:

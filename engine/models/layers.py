@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
+from engine.device.ranks import ALONE, Ranks
 from engine.models.config import ModelConfig
 from engine.models.rope import pair_up, rotate
 from engine.models.weights import Take
@@ -58,11 +59,20 @@ def each_linear(x: Tensor, weight: Tensor) -> Tensor:
 
 
 class Products(NamedTuple):
-    """The projections of a model, with the arguments of `linear`, `add_linear` and `each_linear`."""
+    """The projections of a model, with the arguments of `linear`, `add_linear` and `each_linear`.
+
+    add: what goes back into the residual stream. Of a model that several ranks share it adds what all of them give.
+    """
 
     linear: Callable[..., Tensor]
     add: Callable[[Tensor, Tensor, Tensor], object]
     each: Callable[[Tensor, Tensor], Tensor]
+
+    def over(self, ranks: Ranks) -> Products:
+        """The same where each rank holds a part of the layers."""
+        if ranks.size == 1:
+            return self
+        return self._replace(add=lambda out, x, weight: out.add_(ranks.total(self.linear(x, weight))))
 
 
 ORDERED: Final = Products(linear, add_linear, each_linear)
@@ -111,12 +121,21 @@ class Norm:
     `folded` (float32 on a CPU, where calls cost more than arithmetic): x / sqrt(|x|^2 + width * eps) in three
     calls; the factor sqrt(width) and the norm's weight live in the projection behind it. Else the fused call, as
     folding would round half-precision weights anew.
+    ranks: who shares the layers behind the norm. own: their products, nothing summed over the ranks.
     """
 
     def __init__(
-        self, width: int, eps: float, dtype: torch.dtype, device: torch.device, deterministic: bool = True
+        self,
+        width: int,
+        eps: float,
+        dtype: torch.dtype,
+        device: torch.device,
+        deterministic: bool = True,
+        ranks: Ranks = ALONE,
     ) -> None:
-        self.dtype, self.device, self.products = dtype, device, products(deterministic)
+        self.dtype, self.device, self.ranks = dtype, device, ranks
+        self.own = products(deterministic)
+        self.products = self.own.over(ranks)
         self.folded = dtype is torch.float32 and device.type == "cpu"
         self._shape = (width,)
         self._eps = eps

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from engine.device.pool import KVLayout
+from engine.device.ranks import ALONE, Ranks
 from engine.models.causal import CausalLM
 from engine.models.config import ModelConfig
 from engine.models.layers import Layer
@@ -25,13 +26,14 @@ class Llama(CausalLM):
         dtype: torch.dtype,
         deterministic: bool = True,
         context_length: int | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
-        super().__init__(config, weights, device, dtype, deterministic, context_length)
-        self.kv = KVLayout(config.num_layers, config.num_kv_heads, config.head_dim)
-        self.workspaces = Workspaces(config, dtype, device, double_lone=self.doubles)
+        super().__init__(config, weights, device, dtype, deterministic, context_length, ranks)
+        self.kv = KVLayout(config.num_layers, self.share.num_kv_heads, config.head_dim)
+        self.workspaces = Workspaces(self.share, dtype, device, double_lone=self.doubles)
 
     def layer(self, take: Take, prefix: str, index: int) -> Layer:
-        return Layer(take, prefix, self.config, self.norm)
+        return Layer(take, prefix, self.share, self.norm)
 
     def space(self, batch: int, width: int) -> Workspace:
         return self.workspaces.of(batch, width)

@@ -12,6 +12,7 @@ import torch
 from engine.core.algorithm import FINAL
 from engine.core.config import AUTO, DraftFacts, Facts
 from engine.core.errors import ConfigError
+from engine.device.ranks import ALONE, Ranks
 from engine.models.causal import CausalLM
 from engine.models.config import TARGET_ARCHITECTURES, ModelConfig, load_model_config
 from engine.models.deepseek import Deepseek
@@ -102,11 +103,16 @@ def _draft_facts(path: str | Path, target: ModelConfig) -> DraftFacts:
     )
 
 
-def load_target(path: str | Path, device: str, dtype: torch.dtype, deterministic: bool = True) -> Target:
-    """The target model. ConfigError on a checkpoint that is missing, damaged or of another architecture."""
+def load_target(
+    path: str | Path, device: str, dtype: torch.dtype, deterministic: bool = True, ranks: Ranks = ALONE
+) -> Target:
+    """The target model, or a rank's share of it.
+
+    ConfigError on a checkpoint that is missing, damaged or of another architecture.
+    """
     config = _expect(path, TARGET_ARCHITECTURES, "a target model")
     place = torch.device(device)
-    return _language_model(path, config, place, dtype, deterministic)
+    return _language_model(path, config, place, dtype, deterministic, ranks=ranks)
 
 
 def load_standalone(
@@ -161,9 +167,12 @@ def _language_model(
     dtype: torch.dtype,
     deterministic: bool,
     context_length: int | None = None,
+    ranks: Ranks = ALONE,
 ) -> Target:
     kind = TARGETS[config.architecture]
-    return kind(config, load_weights(path, device, dtype), device, dtype, deterministic, context_length)
+    # The whole model may not fit where a rank's share of it does.
+    weights = load_weights(path, device if ranks.size == 1 else "cpu", dtype)
+    return kind(config, weights, device, dtype, deterministic, context_length, ranks)
 
 
 def _expect(

@@ -2,10 +2,11 @@
 
 Query heads that share a key head stand in the rows of one product, [B * kv_heads, W * group, ...].
 
-With `deterministic`, in float32 and for head_dim up to 32, a query's result does not depend, bit by bit, on B, on W, or
+With `deterministic`, in float32 and for head_dim up to 64, a query's result does not depend, bit by bit, on B, on W, or
 on how many masked keys lie between and behind those that it sees (tests hold this where torch's BLAS adds up a product
 key by key for every size, as MKL does with AVX-512). It takes four things:
-- at least two rows per product, as a lone one takes a matrix-vector routine with another order;
+- at least two rows per product, as a lone one takes a matrix-vector routine with another order, and three of more than
+  PAIRABLE numbers, where two rows have a routine of their own;
 - at least MIN_READ keys, as tiny products take a routine of their own;
 - the factor of the scores on the queries, as inside the product it comes before or after the sum, by size;
 - the sum of a softmax as one more product, since torch.softmax adds up key positions in 8 or 16 lanes.
@@ -22,6 +23,7 @@ from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 MIN_READ = 32
+PAIRABLE = 32
 # Columns of ones that a softmax is summed with; one column would be a matrix-vector product.
 ONES = 2
 
@@ -32,7 +34,7 @@ class Reads(NamedTuple):
     query: shape of q [B, W, heads, head_dim]. where int64: rows of the cache in the order [planes, B, kv_heads, T].
     buffer: what `where` reads; of it keys_t [B * kv_heads, head_dim, T] and values [B * kv_heads, T, value_dim].
     scale: factor of the scores.
-    bias [B * kv_heads, rows, T], rows being W * group, or 2 where that is 1.
+    bias [B * kv_heads, rows, T], rows being W * group, as often as `repeats` says.
     ones [B * kv_heads, T, ONES], None where sums need not be deterministic.
     """
 
@@ -75,7 +77,7 @@ def plan_reads(
         buffer=buffer,
         keys_t=keys_t,
         values=values,
-        bias=spread_bias(bias, heads, kv_heads),
+        bias=spread_bias(bias, heads, kv_heads, head_dim),
         ones=bias.new_ones(batch * kv_heads, length, ONES) if deterministic else None,
     )
 
@@ -100,12 +102,20 @@ def _kinds(planes: int, kv_heads: int, device: torch.device) -> Tensor:
         return torch.arange(planes * kv_heads, device=device).view(planes, 1, kv_heads, 1)
 
 
-def spread_bias(bias: Tensor, heads: int, kv_heads: int) -> Tensor:
+def repeats(rows: int, head_dim: int) -> int:
+    """How often the rows of a product stand in it, so that it takes the routine of larger ones."""
+    if rows == 1:
+        return 2 if head_dim <= PAIRABLE else 3
+    return 2 if rows == 2 and head_dim > PAIRABLE else 1
+
+
+def spread_bias(bias: Tensor, heads: int, kv_heads: int, head_dim: int) -> Tensor:
     """[B, 1, W, T] -> [B * kv_heads, W * group, T], the rows of the products."""
     batch, _, width, length = bias.shape
-    group = max(heads // kv_heads, 2 if width == 1 else 1)
-    wide = bias[:, :, :, None].expand(batch, kv_heads, width, group, length)
-    return wide.reshape(batch * kv_heads, width * group, length)
+    group = heads // kv_heads
+    again = repeats(width * group, head_dim)
+    wide = bias[:, None, :, :, None].expand(batch, kv_heads, again, width, group, length)
+    return wide.reshape(batch * kv_heads, again * width * group, length)
 
 
 def attend(
@@ -125,11 +135,12 @@ def attend(
     else:
         split = q.reshape(batch, width, kv_heads, group, head_dim)
         folded = split.transpose(1, 2).reshape(batch * kv_heads, rows, head_dim)
-    if rows == 1:
-        folded = folded.expand(-1, 2, -1)
+    again = repeats(rows, head_dim)
+    if again > 1:
+        folded = folded.repeat(1, again, 1)
     mixed = _mix(folded, scale, keys_t, values, bias, ones)
-    if rows == 1:
-        mixed = mixed[:, :1]
+    if again > 1:
+        mixed = mixed[:, :rows]
     if width == 1:
         return mixed.reshape(batch, heads * value_dim)
     split = mixed.view(batch, kv_heads, width, group, value_dim)

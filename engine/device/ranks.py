@@ -1,0 +1,54 @@
+"""The ranks of a tensor-parallel engine, as one of them sees the others. Rank 0 decides whatever is decided."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from torch import Tensor, distributed
+
+
+class Ranks:
+    """`size` processes that run one engine, of which this is number `rank`.
+
+    Every rank calls the same methods in the same order with tensors of the same shapes. They go over the default group
+    of torch.distributed, and no further than this process where it is alone. ordered: a sum is taken in the order of
+    the ranks, whatever its shape, so that a row's bits do not depend on the other rows.
+    """
+
+    def __init__(self, rank: int = 0, size: int = 1, ordered: bool = True) -> None:
+        self.rank, self.size, self.ordered = rank, size, ordered
+
+    def parts(self, own: Tensor) -> list[Tensor]:
+        """What each rank hands in, in the order of the ranks; all of one shape."""
+        found = list(own.new_empty(self.size, *own.shape).unbind())
+        distributed.all_gather(found, own.contiguous())
+        return found
+
+    def total(self, part: Tensor) -> Tensor:
+        """The sum over the ranks, the same bits on each; `part` may be overwritten."""
+        if self.size == 1:
+            return part
+        if not self.ordered:
+            part = part.contiguous()
+            distributed.all_reduce(part)
+            return part
+        total, *others = self.parts(part)
+        for other in others:
+            total += other
+        return total
+
+    def joined(self, part: Tensor, dim: int = -1) -> Tensor:
+        """The ranks' tensors side by side."""
+        return part if self.size == 1 else torch.cat(self.parts(part), dim)
+
+    def agreed(self, own: Tensor) -> Tensor:
+        """Rank 0's tensor, on every rank; int64 or bool."""
+        if self.size == 1:
+            return own
+        sent = own.to(torch.int64, memory_format=torch.contiguous_format, copy=True)
+        distributed.broadcast(sent, 0)
+        return sent.to(own.dtype)
+
+
+ALONE: Final = Ranks()
