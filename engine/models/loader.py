@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import torch
 
@@ -30,6 +30,7 @@ from engine.models.weights import load_weights
 
 __all__ = [
     "facts",
+    "facts_of",
     "load_dflash",
     "load_eagle",
     "load_eagle3",
@@ -55,20 +56,40 @@ def facts(model_path: str | Path, draft_path: str | Path | None, device: str) ->
     device: "cpu" or a CUDA device as asked, or "auto" for a GPU where one is visible.
     """
     target = _expect(model_path, TARGET_ARCHITECTURES, "a target model")
+    draft = None if draft_path is None else load_draft_config(draft_path)
     gpus = torch.cuda.device_count()
     kind = ("cuda" if gpus else "cpu") if device == AUTO else torch.device(device).type
+    return facts_of(
+        target,
+        draft,
+        "cuda" if kind == "cuda" else "cpu",
+        gpus,
+        tokenizer_hash(model_path),
+        None if draft_path is None else tokenizer_hash(draft_path),
+    )
+
+
+def facts_of(
+    target: ModelConfig,
+    draft: ModelConfig | None,
+    kind: Literal["cpu", "cuda"],
+    gpus: int,
+    tokenizer: str | None = None,
+    draft_tokenizer: str | None = None,
+) -> Facts:
+    """What two configurations say before a launch on `kind`. tokenizer: the hash of the target's, None if unknown."""
     return Facts(
         architecture=target.architecture,
         vocab_size=target.vocab_size,
         hidden_size=target.hidden_size,
         num_layers=target.num_layers,
         context_length=target.context_length,
-        tokenizer_hash=tokenizer_hash(model_path),
-        draft=None if draft_path is None else _draft_facts(draft_path, target),
-        device_kind="cuda" if kind == "cuda" else "cpu",
+        tokenizer_hash=tokenizer,
+        draft=None if draft is None else _draft_facts(draft, target, draft_tokenizer),
+        device_kind=kind,
         gpus=gpus,
         window=next((size for size in target.windows if size is not None), None),
-        bundled=_bundled_facts(target, tokenizer_hash(model_path)) if target.bundled_layers else None,
+        bundled=_bundled_facts(target, tokenizer) if target.bundled_layers else None,
     )
 
 
@@ -85,10 +106,9 @@ def _bundled_facts(target: ModelConfig, tokenizer: str | None) -> DraftFacts:
     )
 
 
-def _draft_facts(path: str | Path, target: ModelConfig) -> DraftFacts:
-    config = load_draft_config(path)
+def _draft_facts(config: ModelConfig, target: ModelConfig, tokenizer: str | None) -> DraftFacts:
     if config.bundled_layers:
-        return replace(_bundled_facts(config, tokenizer_hash(path)), architecture=config.architecture)
+        return replace(_bundled_facts(config, tokenizer), architecture=config.architecture)
     head = config.draft
     return DraftFacts(
         architecture=config.architecture,
@@ -96,7 +116,7 @@ def _draft_facts(path: str | Path, target: ModelConfig) -> DraftFacts:
         hidden_size=config.hidden_size,
         target_hidden_size=None if head is None else head.target_hidden_size,
         draft_vocab_size=None if head is None else head.vocab_size,
-        tokenizer_hash=tokenizer_hash(path),
+        tokenizer_hash=tokenizer,
         aux_layers=() if head is None else head.states_of(target.num_layers),
         block_size=None if head is None else head.block_size,
         mask_token=None if head is None else head.mask_token,

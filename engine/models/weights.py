@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,8 +42,7 @@ def load_weights(
             continue
         with _opened(folder / file, device) as tensors:
             names = {name for name in tensors.keys() if name.startswith(prefixes)}  # noqa: SIM118 - not a mapping
-            if lost := sorted(wanted - names):
-                raise ConfigError(f"{folder / file} lacks tensor {lost[0]!r} which {INDEX} promises")
+            _promised(folder / file, wanted, names)
             for name in sorted(wanted or names):
                 _plain(folder / file, name, tensors.get_slice(name).get_dtype())
                 tensor = tensors.get_tensor(name)
@@ -66,6 +66,23 @@ def tensor_names(path: str | Path) -> frozenset[str]:
         with _opened(Path(path) / file, "cpu") as tensors:
             names |= set(tensors.keys())
     return frozenset(names)
+
+
+def count_numbers(path: str | Path) -> int:
+    """Floating numbers in a checkpoint folder, by the headers of its files; no tensor is read.
+
+    ConfigError as for `load_weights`: a file that is missing or cut short shows here.
+    """
+    folder, total = Path(path), 0
+    for file, promised in _files(folder).items():
+        with _opened(folder / file, "cpu") as tensors:
+            names = set(tensors.keys())
+            _promised(folder / file, promised, names)
+            for name in promised or names:
+                header = tensors.get_slice(name)
+                _plain(folder / file, name, header.get_dtype())
+                total += math.prod(header.get_shape()) if header.get_dtype() in FLOATS else 0
+    return total
 
 
 def _files(folder: Path) -> dict[str, set[str]]:
@@ -102,6 +119,11 @@ def _opened(file: Path, device: torch.device | str) -> Iterator[Any]:
             yield tensors
     except (SafetensorError, OSError) as error:
         raise ConfigError(f"{file} cannot be read as safetensors ({error}); it is truncated or damaged") from None
+
+
+def _promised(file: Path, wanted: set[str], names: set[str]) -> None:
+    if lost := sorted(wanted - names):
+        raise ConfigError(f"{file} lacks tensor {lost[0]!r} which {INDEX} promises")
 
 
 def _plain(file: Path, name: str, kind: str) -> None:

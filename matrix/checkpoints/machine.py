@@ -1,0 +1,67 @@
+"""Whether a machine can run a pair: its GPUs, and the weights that lie on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from engine.core.errors import ConfigError
+from engine.models.config import read_raw
+from engine.models.weights import count_numbers
+from matrix.checkpoints.needs import GIB, config_of, needs
+from matrix.checkpoints.pairs import Pair
+from matrix.checkpoints.published import MODELS, Published
+from matrix.checkpoints.size import stored
+from matrix.checkpoints.store import find
+
+
+def gpus() -> tuple[int, ...]:
+    """Bytes of memory of each GPU that this machine shows."""
+    import torch
+
+    return tuple(torch.cuda.get_device_properties(i).total_memory for i in range(torch.cuda.device_count()))
+
+
+def locate(pair: Pair, memory: tuple[int, ...], models: Path | None = None) -> Mapping[str, Path]:
+    """The folder of each of a pair's models, whole by the headers of its files, for GPUs with `memory` bytes each.
+
+    ConfigError, one sentence, on the first thing that is missing: a GPU, its memory, a checkpoint, or a part of one.
+    """
+    _judge(pair, memory)
+    folders = {name: find(model, models) for name, model in pair.models.items()}
+    target_layers = config_of(pair.models[pair.target]).num_layers
+    for name, folder in folders.items():
+        _whole(MODELS[name], folder, target_layers)
+    return folders
+
+
+def _judge(pair: Pair, memory: tuple[int, ...]) -> None:
+    total = needs(pair).total
+    if not memory:
+        raise ConfigError(
+            f"checkpoint {pair.name} needs a GPU with {total / GIB:.1f} GiB of memory and this machine shows none"
+        )
+    if max(memory) < total:
+        raise ConfigError(
+            f"checkpoint {pair.name} needs {total / GIB:.1f} GiB of GPU memory and the largest GPU here has "
+            f"{max(memory) / GIB:.1f} GiB"
+        )
+
+
+def _whole(model: Published, folder: Path, target_layers: int) -> None:
+    """ConfigError if config.json is another than the published one, or the files do not hold what it says."""
+    raw = read_raw(folder)
+    for field, value in model.config.items():
+        if raw.get(field) != value:
+            raise ConfigError(
+                f"{folder / 'config.json'}: {field} is {raw.get(field)!r}, {model.repo} is known with {value!r}; "
+                "correct the table of published checkpoints, or fetch the right files"
+            )
+    config, there = config_of(model), count_numbers(folder)
+    if there != stored(config, target_layers):
+        raise ConfigError(
+            f"{folder} holds {there:,} numbers, config.json implies {stored(config, target_layers):,}; a file is "
+            "missing or of another model"
+        )
+    if config.draft is None and not (folder / "tokenizer.json").is_file():
+        raise ConfigError(f"{folder / 'tokenizer.json'} is missing; the checkpoint brings no tokenizer")

@@ -1,0 +1,86 @@
+"""What a pair needs of a machine, computed from the published configurations by the engine's own resolution."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from engine.core.config import Resolved
+from engine.core.resolve import resolve
+from engine.models.config import ModelConfig, read_model_config
+from engine.models.loader import facts_of
+from matrix.checkpoints.pairs import Pair
+from matrix.checkpoints.published import Published
+from matrix.checkpoints.size import bundled, held, row, stored
+
+GIB: Final = 2**30
+# bfloat16, which every pair runs in.
+BYTES: Final = 2
+# CUDA's own, graphs, the activations of the widest step, and a layer's copies while it is loaded: not computed.
+SPARE: Final = 4 * GIB
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """Bytes. disk: the files. target, draft: what the loaded models keep. token: keys and values of one token in both.
+
+    kv: of all `tokens` that the engine makes room for. loading: the target's whole checkpoint, before the engine's own
+    layout of it. total: what a GPU must have, SPARE included.
+    """
+
+    disk: int
+    target: int
+    draft: int
+    token: int
+    tokens: int
+    kv: int
+    loading: int
+
+    @property
+    def total(self) -> int:
+        return max(self.loading, self.target + self.draft + self.kv) + SPARE
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able."""
+        return {name: getattr(self, name) for name in (*self.__slots__, "total")} | {"spare": SPARE}
+
+
+def config_of(model: Published) -> ModelConfig:
+    """What the engine reads in a published config.json. ConfigError if it could not run it."""
+    return read_model_config(model.config, Path(model.repo) / "config.json")
+
+
+def resolved(pair: Pair) -> Resolved:
+    """What would run on one GPU."""
+    target, draft = config_of(pair.models[pair.target]), _draft(pair)
+    return resolve(pair.config, facts_of(target, draft, "cuda", 1))
+
+
+def needs(pair: Pair) -> Needs:
+    """The memory of a pair at the sizes of its launch."""
+    target, draft = config_of(pair.models[pair.target]), _draft(pair)
+    launch = resolved(pair)
+    tokens = launch.max_total_tokens
+    near = sum(window is not None for window in target.windows)
+    layer = BYTES * row(target)
+    kept, drafted = 0, 0
+    if draft is not None:
+        kept, drafted = held(draft, target), draft.num_layers * row(draft)
+    elif pair.algorithm == "NEXTN":
+        kept, drafted = bundled(target), target.bundled_layers * row(target)
+    files = stored(target) + (0 if draft is None else stored(draft, target.num_layers))
+    everywhere = (target.num_layers - near) * layer + BYTES * drafted
+    return Needs(
+        disk=BYTES * files,
+        target=BYTES * held(target),
+        draft=BYTES * kept,
+        token=everywhere + near * layer,
+        tokens=tokens,
+        kv=tokens * everywhere + launch.window_pages * launch.page_size * near * layer,
+        loading=BYTES * stored(target),
+    )
+
+
+def _draft(pair: Pair) -> ModelConfig | None:
+    return None if pair.draft is None else config_of(pair.models[pair.draft])

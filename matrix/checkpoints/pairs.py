@@ -1,0 +1,88 @@
+"""Targets with the drafts that the GPU tiers run on them. Imports no torch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from engine.core.config import EngineConfig
+from engine.core.errors import ConfigError
+from engine.core.nearest import nearest
+from matrix.checkpoints.published import MODELS, Published
+
+# Where GSM8K's questions and examples lie in its own repository.
+QUESTIONS: Final = "grade_school_math/data/test.jsonl"
+EXAMPLES: Final = "grade_school_math/data/train.jsonl"
+FEWSHOT: Final = 5
+# GSM8K with worked examples takes about 1,200 tokens and 256 new ones.
+LAUNCH: Final[Mapping[str, Any]] = {"context_length": 4096, "max_running_requests": 32, "dtype": "bfloat16"}
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A target, and what drafts for it.
+
+    algorithm: as the engine names it; draft: a name in MODELS, None where the drafter needs no weights or the target
+    brings them. flags: of the engine, beyond LAUNCH. tier: where it runs.
+    """
+
+    name: str
+    target: str
+    algorithm: str
+    draft: str | None = None
+    flags: Mapping[str, Any] = field(default_factory=dict)
+    tier: str = "gpu1"
+
+    @property
+    def models(self) -> Mapping[str, Published]:
+        """What must lie on the machine, the target first."""
+        return {name: MODELS[name] for name in (self.target, self.draft) if name is not None}
+
+    @property
+    def config(self) -> EngineConfig:
+        """The engine with its drafter. Model paths are names in MODELS."""
+        drafter: dict[str, Any] = {
+            "speculative_algorithm": self.algorithm,
+            "speculative_draft_model_path": self.draft,
+        }
+        return EngineConfig(self.target, **LAUNCH, **drafter, **self.flags)
+
+    @property
+    def baseline(self) -> EngineConfig:
+        """The same engine without a drafter."""
+        return EngineConfig(self.target, **LAUNCH)
+
+    @property
+    def gsm8k(self) -> str:
+        """The command that runs GSM8K on it, in a checkout of the data set."""
+        return (
+            f"specmatrix accuracy --checkpoint {self.name} --data {QUESTIONS} --train {EXAMPLES} "
+            f"--num-fewshot {FEWSHOT} --out out/{self.name}"
+        )
+
+
+CHAIN: Final = {"speculative_num_steps": 3, "speculative_eagle_topk": 1, "speculative_num_draft_tokens": 4}
+TREE: Final = {"speculative_num_steps": 5, "speculative_eagle_topk": 4, "speculative_num_draft_tokens": 8}
+LAYER: Final = {"speculative_num_steps": 1, "speculative_eagle_topk": 1, "speculative_num_draft_tokens": 2}
+
+PAIRS: Final[Mapping[str, Pair]] = {
+    pair.name: pair
+    for pair in (
+        Pair("llama-3.1-8b.eagle3", "llama-3.1-8b-instruct", "EAGLE3", "llama-3.1-8b-eagle3", TREE),
+        Pair("llama-3.1-8b.standalone", "llama-3.1-8b-instruct", "STANDALONE", "llama-3.2-1b-instruct", CHAIN),
+        Pair("qwen3-8b.eagle3", "qwen3-8b", "EAGLE3", "qwen3-8b-eagle3", CHAIN),
+        Pair("qwen3-8b.dflash", "qwen3-8b", "DFLASH", "qwen3-8b-dflash"),
+        Pair("mistral-7b.ngram", "mistral-7b-instruct", "NGRAM"),
+        Pair("gigachat3-10b.nextn", "gigachat3-10b", "NEXTN", flags=LAYER),
+    )
+}
+
+
+def pair_of(name: str) -> Pair:
+    """The pair of a name. ConfigError with the closest name, or all of them."""
+    if name in PAIRS:
+        return PAIRS[name]
+    close = nearest(name, PAIRS)
+    raise ConfigError(
+        f"checkpoint {name!r} is unknown; "
+        + (f"the closest is {close}" if close else f"it must be one of {', '.join(PAIRS)}")
+    )

@@ -1,0 +1,97 @@
+"""How many numbers a checkpoint of a shape holds, and how many the engine keeps of it."""
+
+from __future__ import annotations
+
+from engine.models.config import ModelConfig
+from engine.models.draft_config import DFLASH_ARCHITECTURES, EAGLE3_ARCHITECTURES, EAGLE_ARCHITECTURES
+
+
+def stored(config: ModelConfig, target_layers: int = 0) -> int:
+    """Floating numbers in the checkpoint's weights, bundled layers among them.
+
+    A draft is counted as they are published, without an embedding of its own. target_layers: of a draft's target.
+    """
+    c, hidden = config, config.hidden_size
+    if c.draft is not None:
+        return _draft(c, target_layers)
+    layers = sum(_layer(c, sparse=_sparse(c, i)) for i in range(c.num_layers))
+    tables = c.vocab_size * hidden * (1 if c.tie_embeddings else 2)
+    return tables + layers + hidden + bundled(c)
+
+
+def held(config: ModelConfig, target: ModelConfig | None = None) -> int:
+    """Numbers that a loaded model keeps. target: of a draft, which makes tables of the target's.
+
+    A tied head is kept beside its embedding, as a projection; an EAGLE-3 draft keeps a normed copy of the embedding,
+    a DFLASH draft the projections of keys and values once more.
+    """
+    c = config
+    if c.draft is None:
+        tied = c.vocab_size * c.hidden_size if c.tie_embeddings else 0
+        return stored(c) - bundled(c) + tied
+    own = stored(c, 0 if target is None else target.num_layers)
+    if c.architecture in EAGLE3_ARCHITECTURES:
+        return own + c.vocab_size * c.hidden_size
+    if c.architecture in DFLASH_ARCHITECTURES:
+        return own + c.num_layers * 2 * c.num_kv_heads * c.head_dim * c.hidden_size
+    return own
+
+
+def bundled(config: ModelConfig) -> int:
+    """Numbers of all prediction layers that a target brings, each with its copies of embedding and head."""
+    c, hidden = config, config.hidden_size
+    if not c.bundled_layers:
+        return 0
+    return c.bundled_layers * (_layer(c, sparse=True) + 3 * hidden + 2 * hidden * hidden + 2 * c.vocab_size * hidden)
+
+
+def row(config: ModelConfig) -> int:
+    """Numbers that one layer keeps of a token: keys and values, or the latent and its rotated key."""
+    if config.latent is not None:
+        return config.latent.rank + config.latent.turned_dim
+    return 2 * config.num_kv_heads * config.head_dim
+
+
+def _draft(c: ModelConfig, target_layers: int) -> int:
+    assert c.draft is not None
+    hidden = c.hidden_size
+    layers = c.num_layers * _layer(c, sparse=False)
+    if c.architecture in EAGLE_ARCHITECTURES:
+        return 2 * hidden * hidden + layers - hidden
+    fused = len(c.draft.states_of(target_layers)) * c.draft.target_hidden_size
+    fuse = fused * hidden if fused != hidden or c.architecture in DFLASH_ARCHITECTURES else 0
+    ends = 2 * hidden  # The norm of the states, and the last one.
+    if c.architecture in DFLASH_ARCHITECTURES:
+        return fuse + layers + ends
+    first = hidden * (c.num_heads + 2 * c.num_kv_heads) * c.head_dim  # It reads pairs of rows.
+    return fuse + layers + first + ends + c.draft.vocab_size * hidden
+
+
+def _sparse(c: ModelConfig, layer: int) -> bool:
+    return c.experts is not None and layer >= c.experts.dense
+
+
+def _layer(c: ModelConfig, sparse: bool) -> int:
+    """Attention, feed-forward part and the two norms before them."""
+    inner = _experts(c) if sparse else 3 * c.hidden_size * c.intermediate_size
+    return (_latent(c) if c.latent is not None else _attention(c)) + inner + 2 * c.hidden_size
+
+
+def _attention(c: ModelConfig) -> int:
+    norms = 2 * c.head_dim if c.head_norms else 0
+    return c.hidden_size * c.head_dim * 2 * (c.num_heads + c.num_kv_heads) + norms
+
+
+def _latent(c: ModelConfig) -> int:
+    assert c.latent is not None
+    a, hidden, heads = c.latent, c.hidden_size, c.num_heads
+    query = heads * (a.plain_dim + a.turned_dim)
+    queries = hidden * query if a.query_rank is None else a.query_rank * (hidden + 1 + query)
+    shared = hidden * (a.rank + a.turned_dim) + a.rank
+    return queries + shared + a.rank * heads * (a.plain_dim + a.value_dim) + heads * a.value_dim * hidden
+
+
+def _experts(c: ModelConfig) -> int:
+    assert c.experts is not None
+    e = c.experts
+    return 3 * c.hidden_size * e.inner * (e.routed + e.shared) + e.routed * (c.hidden_size + 1)

@@ -1,0 +1,57 @@
+"""Where published checkpoints lie on this machine: the hub's cache, or a folder of the user's. Imports no torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from engine.core.errors import ConfigError
+from matrix.checkpoints.published import TIP, Published
+
+
+def hub(environment: Mapping[str, str] = os.environ) -> Path:
+    """The folder that hub downloads go to, chosen as huggingface_hub does."""
+    if found := environment.get("HF_HUB_CACHE") or environment.get("HUGGINGFACE_HUB_CACHE"):
+        return Path(found).expanduser()
+    if found := environment.get("HF_HOME"):
+        return Path(found).expanduser() / "hub"
+    return Path(environment.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "huggingface" / "hub"
+
+
+def find(model: Published, models: Path | None = None) -> Path:
+    """The folder of a checkpoint: `models`/organisation/name, or of the right commit in the hub's cache.
+
+    ConfigError says how to get it. Whether it is whole is another question.
+    """
+    if models is not None:
+        if not models.is_dir():
+            raise ConfigError(f"folder {models} of checkpoints does not exist")
+        folder = models / model.repo
+        if not folder.is_dir():
+            raise ConfigError(f"{model.repo} is not in {models}, where it would be {folder}; {_fetch(model, folder)}")
+        return folder
+    cache = hub() / f"models--{model.repo.replace('/', '--')}"
+    commit = _commit(model, cache)
+    folder = cache / "snapshots" / commit
+    if commit and folder.is_dir():
+        return folder
+    others = sorted(path.name for path in (cache / "snapshots").glob("*") if path.is_dir())
+    wanted = "" if model.revision == TIP else f" at {model.revision}"
+    there = f", which holds other commits of it only ({others[0]})" if others else ""
+    raise ConfigError(f"{model.repo}{wanted} is not in {hub()}{there}; {_fetch(model)}")
+
+
+def _commit(model: Published, cache: Path) -> str:
+    """The commit that a revision stands for, "" if nothing says it."""
+    if model.revision != TIP:
+        return model.revision
+    tip = cache / "refs" / TIP
+    return tip.read_text(encoding="utf-8").strip() if tip.is_file() else ""
+
+
+def _fetch(model: Published, folder: Path | None = None) -> str:
+    revision = "" if model.revision == TIP else f" --revision {model.revision}"
+    place = "" if folder is None else f" --local-dir {folder}"
+    licence = ", once its licence is accepted" if model.agreement else ""
+    return f"`hf download {model.repo}{revision}{place}` fetches it{licence}"
