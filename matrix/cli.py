@@ -35,7 +35,7 @@ app = typer.Typer(
 zoo = typer.Typer(help="The fixture models.", rich_markup_mode=None)
 app.add_typer(zoo, name="zoo")
 
-Stage = Annotated[str, typer.Option(help="cells of the lock file: smoke, pr or nightly; product is every cell")]
+Stage = Annotated[str, typer.Option(help="cells of the lock file: smoke, pr or nightly")]
 Workers = Annotated[int, typer.Option(help="processes, one compute thread each; on GPUs, for each set of them")]
 Seed = Annotated[int, typer.Option(help="rotates prompts and draws")]
 Json = Annotated[bool, typer.Option("--json", help="print JSON instead of text")]
@@ -44,7 +44,9 @@ Json = Annotated[bool, typer.Option("--json", help="print JSON instead of text")
 @app.command()
 def run(
     tier: Annotated[str, typer.Option(help="what the cells cost: cpu, gpu1, gpu2, gpu4 or gpu8")] = "cpu",
-    stage: Stage = "pr",
+    stage: Annotated[
+        str, typer.Option(help="cells of the lock file: smoke, pr or nightly; product is every cell")
+    ] = "pr",
     out: Annotated[Path, typer.Option(help="folder for report.jsonl, summary.json, report.md, report.html")] = Path(
         "out"
     ),
@@ -131,11 +133,15 @@ def faults(
     verbose: Annotated[bool, typer.Option("--verbose", help="also print what each gate said")] = False,
     json_: Json = False,
     tier: Annotated[str, typer.Option(help="where they are planted: cpu, or gpu1 for what only a GPU has")] = "cpu",
+    list_: Annotated[bool, typer.Option("--list", help="only print what there is to plant")] = False,
 ) -> int:
     """Plant faults and see which gate kills each."""
-    from matrix.faults.command import main_faults
+    from matrix.faults.command import list_faults, main_faults
 
-    return main_faults(stage, json_, [*(names or ()), *(only or ())], seed, workers, verbose, out, tier)
+    chosen = [*(names or ()), *(only or ())]
+    if list_:
+        return list_faults(chosen, tier, json_)
+    return main_faults(stage, json_, chosen, seed, workers, verbose, out, tier)
 
 
 @app.command()

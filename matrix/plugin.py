@@ -145,8 +145,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "register(est_seconds, tier, stage): the price of a test file, as literals")
-    if config.getoption("--report") and not hasattr(config, "workerinput"):
-        config.pluginmanager.register(CellReports(config), "specmatrix-reports")
+    if hasattr(config, "workerinput"):
+        return
+    errors = CollectionErrors()
+    config.pluginmanager.register(errors, "specmatrix-collection")
+    if config.getoption("--report"):
+        config.pluginmanager.register(CellReports(config, errors), "specmatrix-reports")
 
 
 def pytest_pycollect_makeitem(collector: pytest.Module | pytest.Class, name: str, obj: object) -> CellGroup | None:
@@ -155,10 +159,28 @@ def pytest_pycollect_makeitem(collector: pytest.Module | pytest.Class, name: str
     return None
 
 
+class CollectionErrors:
+    """Cells that cannot be collected end the session with status 2 under xdist too, which counts them as failures."""
+
+    def __init__(self) -> None:
+        self.found = False
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Note a collection that failed, here or in a worker."""
+        self.found |= report.failed
+
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        """Set the status, unless pytest was told to go on behind such errors."""
+        goes_on = session.config.getoption("continue_on_collection_errors")
+        if self.found and not goes_on and exitstatus == pytest.ExitCode.TESTS_FAILED:
+            session.exitstatus = pytest.ExitCode.INTERRUPTED
+
+
 class CellReports:
     """Writes the records of cells as they come in; the report becomes whole when the session ends."""
 
-    def __init__(self, config: pytest.Config) -> None:
+    def __init__(self, config: pytest.Config, errors: CollectionErrors) -> None:
+        self.errors = errors
         self.directory = Path(config.getoption("--report"))
         self.job = Job(config.getoption("--matrix-seed"), CPU, config.getoption("--stage"))
         self.probes: ProbeVerdict | None = None
@@ -180,7 +202,7 @@ class CellReports:
 
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         """Close the report, unless cells are missing because the session was cut short; unhit probes fail it."""
-        if exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        if exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED) and not self.errors.found:
             self.writer.close()
             self.probes = write_run(load(self.directory)).summary.probes
             if self.probes.state == "FAIL":

@@ -47,6 +47,8 @@ def of_gpus(cells: Iterable[Cell], gpus: int) -> list[Cell]:
 
 
 def _chosen(stage: str, selector: Selector | None, limit: int | None) -> list[Cell]:
+    if stage not in (*STAGES, PRODUCT):
+        raise ConfigError(f"stage {stage!r} is unknown; it must be one of {', '.join((*STAGES, PRODUCT))}")
     source = all_cells(None if selector is None else selector.may) if stage == PRODUCT else iter(stage_cells(stage))
     return list(islice(filter(selector and selector.picks, source), limit))
 

@@ -18,6 +18,10 @@ def misuse(error: typer.BadParameter, words: Sequence[str]) -> str:
     """What is wrong with the words of a command line, with the value that was given."""
     unknown = getattr(error, "option_name", None)
     if unknown is not None:
+        if not hasattr(error, "possibilities"):
+            # A known option that lacks its value, or a switch with one.
+            known = f"{unknown} needs a value" if "requires" in error.message else error.message
+            return known.rstrip(".")
         close = nearest(
             unknown.lstrip("-"), [option.lstrip("-") for option in getattr(error, "possibilities", None) or ()]
         )

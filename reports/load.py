@@ -192,6 +192,8 @@ def _report(file: Path, data: bytes) -> Report:
 
 def _find(path: Path) -> Path:
     if not path.is_dir():
+        if path.name == PARTIAL_FILE:
+            raise ReportError(f"{path} is what came of a run that did not finish, and no report")
         if path.exists():
             return path
         raise ReportError(f"{path} does not exist; give a report file or a directory with {REPORT_FILE}")

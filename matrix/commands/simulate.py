@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from typing import Any
 
 from rich.console import Console
@@ -12,6 +13,7 @@ from rich.progress import Progress, TextColumn, TimeElapsedColumn
 from engine.core.errors import ConfigError
 from matrix.simulation.scenario import draw
 from matrix.simulation.sweep import Failure, Sweep, attempt, reduce, sweep
+from reports.text import count
 
 SHOWN = (
     "retract.done",
@@ -51,13 +53,14 @@ def simulate(minutes: float, seed: int, schedules: int | None, replay: int | Non
 def _swept(minutes: float, seed: int, schedules: int | None) -> Sweep:
     end = time.perf_counter() + 60 * minutes
     columns = (TextColumn("{task.completed} schedules"), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         bar = progress.add_task("")
 
-        def more(count: int) -> bool:
-            if count % 256 == 0:
-                progress.update(bar, completed=count)
-            return time.perf_counter() < end if schedules is None else count < schedules
+        def more(ran: int) -> bool:
+            if ran % 256 == 0:
+                progress.update(bar, completed=ran)
+            return time.perf_counter() < end if schedules is None else ran < schedules
 
         return sweep(seed, more)
 
@@ -65,15 +68,15 @@ def _swept(minutes: float, seed: int, schedules: int | None) -> Sweep:
 def _replayed(number: int) -> Sweep:
     error, probes = attempt(draw(number))
     failure = None if error is None else reduce(number, error)
-    return Sweep(1, probes.copy(), probes, failure)
+    return Sweep(1, Counter(name for name, hits in probes.items() if hits), probes, failure)
 
 
 def _text(done: Sweep, seconds: float) -> str:
     if done.failure is not None:
         return failure_text(done.failure)
     rate = f"{done.schedules / seconds * 60:,.0f} a minute"
-    lines = [f"{done.schedules:,} schedules in {seconds:.1f} s, {rate}; every law held, every token was right"]
-    lines += [f"  {name:22} {done.probes[name]:>10,} in {done.hits[name]:>8,} schedules" for name in SHOWN]
+    lines = [f"{count(done.schedules, 'schedule')} in {seconds:.1f} s, {rate}; every law held, every token was right"]
+    lines += [f"  {name:22} {done.probes[name]:>10,} in {count(done.hits[name], 'schedule')}" for name in SHOWN]
     return "\n".join(lines)
 
 

@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Final
 
 from rich.console import Console
-from rich.table import Table
 
+from ci.tiers import tier as find_tier
 from ci.tiers import visible_gpus
 from engine.core.errors import ConfigError
+from engine.core.nearest import nearest
 from matrix.faults.catalogue import CATALOGUE
 from matrix.faults.fault import Fault
-from matrix.faults.kill import JUDGES, Matrix, kill_matrix
+from matrix.faults.kill import Matrix, kill_matrix
+from matrix.faults.table import kill_table
 from matrix.lockfile import stage_cells
 from matrix.progress import counting
 from matrix.stopping import Stopped
@@ -75,12 +77,27 @@ def main_faults(
 
 
 def select(only: Sequence[str], tier: str = "cpu") -> list[Fault]:
-    """The faults of a tier with these ids, all for none. ConfigError lists the ids."""
+    """The faults of a tier with these ids, all for none. ConfigError on an unknown id."""
     known = {fault.id: fault for fault in CATALOGUE if fault.runs_on(tier)}
     for name in only:
         if name not in known:
-            raise ConfigError(f"fault {name!r} is unknown; it must be one of {', '.join(known)}")
+            close = nearest(name, known)
+            hint = f"the closest is {close}" if close else f"`specmatrix faults --list` names all {len(known)}"
+            raise ConfigError(f"fault {name!r} is unknown in tier {tier}; {hint}")
     return [known[name] for name in only] if only else list(known.values())
+
+
+def list_faults(only: Sequence[str], tier: str, json_: bool) -> int:
+    """Print a line per fault of a tier, or a JSON list of them, without planting any. ConfigError on an unknown id."""
+    find_tier(tier)
+    chosen = select(only, tier)
+    if json_:
+        facts = [{"id": f.id, "class": f.klass, "origin": f.origin, "file": f.file, "why": f.why} for f in chosen]
+        print(json.dumps(facts))
+    else:
+        for fault in chosen:
+            print(f"{fault.id}: {fault.why} ({fault.klass}, {fault.origin})")
+    return 0
 
 
 def _console() -> Console:
@@ -97,13 +114,8 @@ def _run(
 
 
 def _show(matrix: Matrix, console: Console, whole: bool, verbose: bool) -> None:
-    table = Table("fault", "class", "origin", *JUDGES, "crash", "s")
-    for kill in matrix.kills:
-        marks = ["x" if judge in kill.killed_by else "" for judge in JUDGES]
-        name = kill.fault.id if kill.killed else f"[bold red]{kill.fault.id} SURVIVED[/]"
-        crash, seconds = "x" if kill.crashed else "", f"{kill.seconds:.1f}"
-        table.add_row(name, kill.fault.klass, kill.fault.origin, *marks, crash, seconds)
-    console.print(table)
+    if matrix.kills:
+        console.print(kill_table(matrix, console))
     data = matrix.as_dict()
     console.print(f"{data['killed']} of {data['total']} faults killed")
     if matrix.missing:

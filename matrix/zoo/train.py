@@ -30,6 +30,7 @@ from matrix.zoo.evaluate import (
 from matrix.zoo.fit import Trained, optimise
 from matrix.zoo.net import CausalNet
 from matrix.zoo.recipes import DATA, RECIPES, SMOKE_DATA, Data, Fit, Recipe, smoke
+from matrix.zoo.registry import CHECKPOINTS
 from matrix.zoo.tokenizer import BOS_ID, EOS_ID
 
 HERE = Path(__file__).parent
@@ -55,6 +56,10 @@ class Plan:
         """The share of one optimisation, cut so that a late start still leaves time to save and score."""
         left = self.started + 1.15 * self.seconds - time.monotonic() - 20.0
         return max(5.0, min(fit.share / max(1.0, self.whole) * self.seconds, left))
+
+    def target_folder(self, name: str) -> Path:
+        """The target that this plan trained, else the one that is committed."""
+        return self.out / name if (self.out / name / "model.safetensors").is_file() else CHECKPOINTS / name
 
     def tokenizer_json(self) -> str:
         """The committed tokenizer."""
@@ -191,7 +196,8 @@ def train_head(plan: Plan, recipe: Recipe, target: CausalNet, answers: Sequences
 
 
 def train(plan: Plan, names: Sequence[str]) -> None:
-    """Train the named recipes in the order of RECIPES; a draft needs its target's checkpoint in the same folder."""
+    """Train the named recipes in the order of RECIPES; a draft learns from its target in the same folder, or from the
+    committed one where there is none."""
     data = plan.data
     wanted = [recipe for recipe in plan.recipes.values() if recipe.name in names]
     # All problems are made before the first use of a GPU: forking a process that holds one is not safe.
@@ -210,7 +216,9 @@ def train(plan: Plan, names: Sequence[str]) -> None:
             train_target(plan, recipe, made.part(0, data.train_problems), own if recipe.bundled_fit else None)
             continue
         parent = plan.recipes[recipe.target]
-        target = checkpoint.read_net(plan.out / parent.name, parent, plan.device)
+        folder = plan.target_folder(parent.name)
+        plan.say(f"{recipe.name} learns from {folder}")
+        target = checkpoint.read_net(folder, parent, plan.device)
         if parent.name not in answers:
             assert own is not None
             answers[parent.name] = own_answers(plan, target, own)

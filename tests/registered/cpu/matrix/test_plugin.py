@@ -56,6 +56,13 @@ def test_wrong_option_is_a_usage_error(words: tuple[str, ...], sentence: str):
     assert sentence in done.stdout + done.stderr
 
 
+def test_cells_that_cannot_be_collected_end_two_workers_with_status_2(tmp_path: Path):
+    done = pytest_on("-n", "2", "-q", "--cells", "topk=3", "--report", str(tmp_path))
+    assert done.returncode == pytest.ExitCode.INTERRUPTED
+    assert "topk has no value '3'; it must be one of auto, 1, 2, 4" in done.stdout
+    assert not (tmp_path / "report.jsonl").exists()
+
+
 def test_collection_imports_no_torch():
     code = f"import sys, pytest; pytest.main([{FILE!r}, '--collect-only', '-q']); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False, capture_output=True).returncode == 0

@@ -5,13 +5,17 @@ import os
 import signal
 import subprocess
 import sys
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from engine.core.errors import ConfigError
 from matrix.faults.catalogue import CATALOGUE
-from matrix.faults.command import main_faults, select
+from matrix.faults.command import list_faults, main_faults, select
+from matrix.faults.kill import JUDGES, Kill, Matrix
+from matrix.faults.table import kill_table
 
 pytestmark = pytest.mark.register(est_seconds=30, tier="cpu", stage="pr")
 
@@ -23,9 +27,34 @@ def test_all_faults_or_the_named_ones():
     assert [fault.id for fault in select(["v2-downgraded", "bonus-stride"])] == ["v2-downgraded", "bonus-stride"]
 
 
-def test_an_unknown_fault_lists_the_ids():
-    with pytest.raises(ConfigError, match="fault 'nothing' is unknown; it must be one of bonus-stride, "):
-        main_faults(only=["nothing"])
+def test_an_unknown_fault_names_the_closest_one_or_the_list():
+    with pytest.raises(ConfigError, match=r"in tier cpu; the closest is bonus-stride$"):
+        main_faults(only=["bonus-strid"])
+    with pytest.raises(ConfigError, match=rf"`specmatrix faults --list` names all {len(select([]))}$"):
+        main_faults(only=["xxx"])
+
+
+def test_the_list_says_what_each_fault_does(capsys):
+    assert list_faults([], "cpu", json_=False) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(": ")[0] for line in lines] == [fault.id for fault in select([])]
+    assert list_faults(["v2-downgraded"], "cpu", json_=True) == 0
+    (told,) = json.loads(capsys.readouterr().out)
+    assert told["class"] == "silent fallback / ignored parameter" and told["why"] in "\n".join(lines)
+    with pytest.raises(ConfigError, match="tier 'cpu9' is unknown"):
+        list_faults([], "cpu9", json_=False)
+
+
+def test_the_table_fits_its_terminal():
+    """Every name is whole in 100 columns, where the judges stand upright, and one line each in 260."""
+    kills = tuple(Kill(fault, (JUDGES[0],), None, {}, 12.3) for fault in CATALOGUE[:9])
+    for width, upright in ((100, True), (260, False)):
+        console = Console(width=width, file=StringIO())
+        console.print(kill_table(Matrix(kills, ()), console))
+        text = console.file.getvalue()
+        assert all(len(line) <= width for line in text.splitlines())
+        assert all(fault.id in text for fault in CATALOGUE[:9])
+        assert ("distribution" in text) != upright and text.count(" x ") >= 9
 
 
 def test_an_unknown_stage_and_too_few_workers_are_refused():

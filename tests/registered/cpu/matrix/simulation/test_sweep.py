@@ -140,6 +140,10 @@ def test_the_command_prints_what_it_met_or_the_smallest_failure(monkeypatch, cap
     assert re.match(
         r"40 schedules in .* s, .* a minute; every law held, every token was right\n", capsys.readouterr().out
     )
+    assert main(["simulate", "--replay", "5"]) == 0
+    told = capsys.readouterr()
+    assert told.out.startswith("1 schedule in ") and not re.search(r"in (?!0|1 )\d+ schedule", told.out)
+    assert told.err == ""
     assert main(["simulate", "--replay", "5", "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
     assert (record["schedules"], record["failure"]) == (1, None)

@@ -1,5 +1,6 @@
 from dataclasses import replace
 from pathlib import Path
+from shutil import copytree
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from matrix.zoo.heads import Head, rotated, unroll, unrolled_attention
 from matrix.zoo.net import attended
 from matrix.zoo.oracle_drafts import HeadDraft, RotatedDraft
 from matrix.zoo.recipes import RECIPES, LatentShape, Shape
+from matrix.zoo.registry import CHECKPOINTS
 from matrix.zoo.train import plan_of, train
 
 pytestmark = pytest.mark.register(est_seconds=5, tier="cpu", stage="pr")
@@ -129,8 +131,9 @@ def test_shares_beyond_the_whole_are_cut_alike():
     assert replace(alone, whole=4.0).seconds_for(fit) == pytest.approx(fit.share * 120)
 
 
-def test_a_few_steps_on_a_cpu_write_loadable_checkpoints(tmp_path, capsys):
-    plan = plan_of("cpu", tmp_path, 60.0, short=True)
+def tiny_plan(out):
+    """Two steps on a few problems."""
+    plan = plan_of("cpu", out, 60.0, short=True)
     sizes = {"train_problems": 64, "distill_problems": 4, "test_problems": 2}
     tiny = replace(plan.data, **sizes, heldout_problems=4, level_problems=1, answer_limit=6)
     short = {"steps": 2, "batch_tokens": 512}
@@ -143,9 +146,22 @@ def test_a_few_steps_on_a_cpu_write_loadable_checkpoints(tmp_path, capsys):
         )
         for name, r in plan.recipes.items()
     }
-    train(replace(plan, data=tiny, recipes=recipes), list(RECIPES))
+    return replace(plan, data=tiny, recipes=recipes)
+
+
+def test_a_few_steps_on_a_cpu_write_loadable_checkpoints(tmp_path, capsys):
+    train(tiny_plan(tmp_path), list(RECIPES))
     assert "llama-mini-eagle3" in capsys.readouterr().out
     for name in RECIPES:
         known = card.read(tmp_path / name)
         assert known.training["steps"] == 2
         assert {"model.safetensors", "config.json", "tokenizer.json"} <= {p.name for p in (tmp_path / name).iterdir()}
+
+
+def test_a_draft_alone_learns_from_the_target_that_is_there(tmp_path, capsys):
+    """The one in its folder, else the committed one."""
+    train(tiny_plan(tmp_path), ["llama-mini-standalone"])
+    assert f"llama-mini-standalone learns from {CHECKPOINTS / 'llama-mini'}\n" in capsys.readouterr().out
+    assert [each.name for each in tmp_path.iterdir()] == ["llama-mini-standalone"]
+    copytree(CHECKPOINTS / "llama-mini", tmp_path / "llama-mini")
+    assert tiny_plan(tmp_path).target_folder("llama-mini") == tmp_path / "llama-mini"
