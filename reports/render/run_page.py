@@ -95,7 +95,11 @@ def _plots(run: RunView) -> str:
             "Points lost or won on the same questions, with the 95 % interval.",
             accuracy_plot(run.cells),
         ),
-        ("Acceptance by position", "Mean over the green cells with the deepest drafts.", position_plot(run.cells)),
+        (
+            "Acceptance by position",
+            "Mean over the green cells with the deepest drafts of a fixed depth.",
+            position_plot(run.cells),
+        ),
     )
     figures = [
         f"<figure><figcaption><b>{escape(title)}</b> {escape(note)}</figcaption>{plot}</figure>"

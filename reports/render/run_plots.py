@@ -98,12 +98,16 @@ def accuracy_plot(cells: Sequence[CellResult]) -> str:
 
 
 def position_plot(cells: Sequence[CellResult]) -> str:
-    """Mean acceptance at each draft position, a line per algorithm, over the green cells with the deepest drafts."""
+    """Mean acceptance at each draft position, a line per algorithm, over the green cells with the deepest drafts.
+
+    Where the depth adapts, few rounds try the later positions at all, so their rate says nothing of the drafts.
+    """
     deepest: dict[str, list[list[float]]] = defaultdict(list)
     for cell in cells:
         gate = cell.gate("acceptance")
         rates = None if gate is None else gate.numbers.get("per_position")
-        if isinstance(rates, list) and rates and cell.state == "PASS":
+        adapts = bool((cell.resolved or {}).get("adaptive_slots"))
+        if isinstance(rates, list) and rates and cell.state == "PASS" and not adapts:
             deepest[effective(cell.axes, cell.resolved).get("algorithm", "?")].append(rates)
     curves = []
     for algorithm, rows in sorted(deepest.items()):

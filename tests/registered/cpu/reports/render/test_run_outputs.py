@@ -251,6 +251,8 @@ def test_positions_are_those_of_the_deepest_green_drafts(make_cell):
 
     cells = [drafted("a", "PASS", [0.8, 0.6]), drafted("b", "PASS", [0.1]), drafted("c", "FAIL", [0.1, 0.1, 0.1])]
     assert position_plot(cells).count("<circle") == 2
+    adaptive = replace(drafted("d", "PASS", [0.9, 0.9, 0.05, 1.0]), resolved={"adaptive_slots": [{"steps": 4}]})
+    assert position_plot([*cells, adaptive]) == position_plot(cells)
     assert position_plot([make_cell()]) == ""
 
 
