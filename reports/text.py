@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from reports.schema import CellResult, Header
 
 
@@ -39,12 +37,6 @@ def first_divergence(cell: CellResult) -> str:
     gate = cell.gate("lossless")
     found = None if gate is None else gate.numbers.get("first_divergence")
     return "" if found in (None, "") else str(found)
-
-
-def unreviewed(cells: Iterable[CellResult]) -> str:
-    """How many cells' configurations nobody has reviewed, and what they were compared with, or ""."""
-    gates = [gate for cell in cells for gate in cell.gates if "unreviewed" in gate.numbers]
-    return f"{count(len(gates), 'cell')} {gates[0].numbers['unreviewed']}" if gates else ""
 
 
 def build(header: Header) -> str:

@@ -6,7 +6,7 @@ from reports.render.markdown import Document, code, escape
 from reports.render.view import RunView
 from reports.schema import GATE_STATES
 from reports.summary import STATE_KEYS
-from reports.text import build, count, duration, failure, first_divergence, machine, unreviewed
+from reports.text import build, count, duration, failure, first_divergence, machine
 
 
 def run_markdown(run: RunView) -> str:
@@ -26,9 +26,6 @@ def run_markdown(run: RunView) -> str:
     for factor in run.factors:
         document.line(f"- **{escape(factor.text, 400)}** (p {factor.p:.1g})")
     document.line()
-    if unreviewed(run.cells):
-        document.line(f"{escape(unreviewed(run.cells))}.")
-        document.line()
     _red_cells(document, run)
     _gates(document, run)
     _ledger(document, run)

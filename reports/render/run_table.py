@@ -103,7 +103,6 @@ def _note(cell: CellResult) -> str:
     """What a row says in words: why it is red, what was rewritten, what the accuracy was."""
     accuracy = accuracy_point(cell)
     texts = [] if cell.state == "PASS" else [shorten(failure(cell), _MOST_NOTE)]
-    texts += [str(gate.numbers["unreviewed"]) for gate in cell.gates if "unreviewed" in gate.numbers]
     texts += [f"rewritten {signature(rewrite)}" for rewrite in cell.rewrites]
     texts += [] if accuracy is None else [accuracy.title.removeprefix(f"{cell.id}: ")]
     return "; ".join(texts)

@@ -11,7 +11,7 @@ from reports.effective import pair_text
 from reports.render.page import tone
 from reports.render.view import RunView
 from reports.summary import STATE_KEYS
-from reports.text import build, count, duration, failure, first_divergence, shorten, unreviewed
+from reports.text import build, count, duration, failure, first_divergence, shorten
 
 COLOURS = {"good": "green", "bad": "red", "warn": "yellow", "calm": "cyan"}
 MOST = 12
@@ -38,8 +38,6 @@ def print_run(run: RunView, console: Console) -> None:
     _say(console, f"[{colour}]{escape(probes.message)}[/{colour}]")
     for rewrite in run.rewrites:
         _say(console, f"[dim]rewritten in {count(rewrite.cells, 'cell')}: {escape(rewrite.signature)}[/dim]")
-    if unreviewed(run.cells):
-        _say(console, f"[yellow]{escape(unreviewed(run.cells))}[/yellow]")
     colour = "green" if run.verdict == "green" else "red"
     tail = f"{count(len(run.red), 'cell')} red of {run.summary.cells:,}" if run.cells else "no cell ran"
     _say(console, f"[bold {colour}]{run.verdict}[/bold {colour}]: {tail}")

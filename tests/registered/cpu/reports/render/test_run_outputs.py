@@ -305,12 +305,3 @@ def test_ids_and_commands_may_wrap(run_of, make_cell):
     assert page.count(name.replace(".", ".<wbr>")) == 2
     assert "nowrap" not in page.partition(".command code")[2].partition("}")[0]
     assert "nowrap" not in page.partition("code.id")[2].partition("}")[0]
-
-
-def test_every_output_says_what_was_not_reviewed(run_of, make_cell):
-    gate = GateResult("config", "PASS", {"unreviewed": "outside the lock: compared with the rules"})
-    run = run_of([make_cell("a", gates=(gate,)), make_cell("b")])
-    assert run.verdict == "green"
-    for text in (run_markdown(run), printed(run)):
-        assert "1 cell outside the lock: compared with the rules" in text
-    assert 'class="noted">outside the lock: compared with the rules</td>' in run_page(run)
