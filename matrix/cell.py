@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from operator import getitem
 from typing import Any, Final, NamedTuple
 
 from engine.core.config import AUTO, Auto, EngineConfig
@@ -128,7 +129,7 @@ class Cell(NamedTuple):
     @property
     def gpus(self) -> int:
         """GPUs that the cell needs; 0 runs on a CPU."""
-        return max(table[value] for table, value in zip(GPUS, self, strict=True))
+        return max(map(getitem, GPUS, self))
 
     @property
     def memory_tokens(self) -> int:

@@ -28,6 +28,7 @@ from matrix.selection import PRODUCT, is_id, of_gpus, select
 from matrix.zoo.registry import verify_cells
 from reports.calling import as_called
 from reports.codec import decode_cell, encode_cell
+from reports.collector import paused
 from reports.load import load
 from reports.probes import ProbeVerdict
 from reports.render.files import write_run
@@ -151,6 +152,13 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(errors, "specmatrix-collection")
     if config.getoption("--report"):
         config.pluginmanager.register(CellReports(config, errors), "specmatrix-reports")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Stop the cyclic collector while cells become items: it would go through all of them again and again."""
+    with paused():
+        return (yield)
 
 
 def pytest_pycollect_makeitem(collector: pytest.Module | pytest.Class, name: str, obj: object) -> CellGroup | None:

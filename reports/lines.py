@@ -165,9 +165,19 @@ def _assembled(data: bytes, line: Line, span: Span | None) -> CellResult | None:
     own = data[line.start : span.start] + data[span.end : first] + data[last : line.end]
     try:
         gates = tuple(map(_parse_gate, data[first + 1 : last - 1].split(_NEXT_GATE)) if first < last else ())
-        return decode_cell(part(own), launch, gates)
+        at = own.rfind(_TIME)
+        return decode_cell(_untimed(own[:at]) | part(b"{" + own[at:]), launch, gates)
     except ReportError:
         return None
+
+
+@lru_cache(maxsize=1 << 16)
+def _untimed(text: bytes) -> dict[str, Json]:
+    """What is a cell's own, up to its running time: two reports have it in common."""
+    body = part(text.rstrip(b" ,") + b"}")
+    if not isinstance(body, dict):
+        raise ReportError("the line has to be parsed whole")
+    return body
 
 
 @lru_cache(maxsize=1 << 16)

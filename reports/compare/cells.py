@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Final
 
 from reports.compare.acknowledge import Acknowledged
@@ -14,6 +15,7 @@ from reports.compare.states import CellChange, Effect, GateChange, PathChange, S
 from reports.schema import CellResult, is_waived
 from reports.text import first_divergence
 
+_NAME_AND_STATE: Final = attrgetter("name", "state")
 UNITS: Final = {"acceptance": " %", "accuracy": " pt"}
 
 
@@ -75,6 +77,8 @@ def _is_worse(change: GateChange) -> bool:
 
 def gate_changes(base: CellResult, head: CellResult) -> tuple[GateChange, ...]:
     """Gates whose state differs, in head's order, then those that head no longer runs."""
+    if list(map(_NAME_AND_STATE, base.gates)) == list(map(_NAME_AND_STATE, head.gates)):
+        return ()
     old = {gate.name: gate for gate in base.gates}
     new = {gate.name: gate for gate in head.gates}
     changes = []

@@ -137,7 +137,7 @@ def _moves(cell: str, base: Report, head: Report) -> tuple[tuple[str, str], ...]
     if record.resolved is None or base[cell].resolved is None:
         return ()
     before, after = base.values(cell), head.values(cell)
-    moved = sorted([(axis, value) for axis, value in after.items() if before.get(axis, value) != value])
+    moved = sorted(item for item in after.items() - before.items() if item[0] in before)
     return tuple(
         (axis, f"{axis}={value}: {explanation(record, RESOLVED_FIELD.get(axis, axis))}") for axis, value in moved
     )

@@ -26,7 +26,7 @@ def signature(rewrite: Rewrite) -> str:
 
 def new_rewrites(base: CellResult | None, head: CellResult) -> tuple[Rewrite, ...]:
     """Rewrites of head that base does not have; a cell without a result says nothing of what it would run."""
-    if base is not None and base.state == "INFRA":
+    if not head.rewrites or (base is not None and base.state == "INFRA"):
         return ()
     known = set() if base is None else {signature(rewrite) for rewrite in base.rewrites}
     return tuple(rewrite for rewrite in head.rewrites if signature(rewrite) not in known)
