@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from reports.atomic import write_text
+from reports.covered import Coverage, covered
 from reports.load import Report
 from reports.probes import ProbeVerdict, judge_probes
 from reports.schema import SCHEMA, SUMMARY_FILE, CellResult, CellState, GateState, Header, Json, is_waived
@@ -25,7 +26,7 @@ class Summary:
 
     `seconds` is the sum over cells, in seconds of wall time. `waived` cells are red under a waiver that has not
     expired; they are counted in their state as well. `by_gate` has a row per gate that judged at least one cell.
-    `probes`: what the cells prove together.
+    `probes`: what the cells prove together. `coverage`: the combinations of axis values that they carry.
     """
 
     header: Header
@@ -35,6 +36,7 @@ class Summary:
     seconds: float
     by_gate: dict[str, dict[GateState, int]]
     probes: ProbeVerdict
+    coverage: Coverage
 
     @property
     def red(self) -> int:
@@ -54,6 +56,7 @@ class Summary:
             "stage": self.header.stage,
             "by_gate": self.by_gate,
             "probes": self.probes.to_json(),
+            "coverage": self.coverage.to_json(),
         }
 
 
@@ -77,7 +80,7 @@ def summarise(report: Report) -> Summary:
     header = report.header
     probes = judge_probes(header.probes, header.stage, len(report), report.hits())
     by_gate = {name: dict(row) for name, row in gates.items()}
-    return Summary(header, len(report), states, waived, seconds, by_gate, probes)
+    return Summary(header, len(report), states, waived, seconds, by_gate, probes, covered(report))
 
 
 def write_summary(summary: Summary, directory: Path) -> Path:

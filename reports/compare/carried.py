@@ -6,6 +6,7 @@ from collections.abc import Iterator, KeysView, Mapping
 from itertools import combinations, compress
 from typing import Final
 
+from reports.covered import holders
 from reports.effective import Pair, Value
 
 _SWITCHES: Final = bytes.maketrans(b"01", b"\0\1")
@@ -29,20 +30,6 @@ class CarriedPairs:
         """The cells that carry a pair, in the order in which they were given. KeyError for a pair that none carries."""
         bits = f"{self._cells[pair]:b}".encode()[::-1]
         return list(compress(self._names, bits.translate(_SWITCHES)))
-
-
-def holders(cells: list[Mapping[str, str]]) -> dict[Value, int]:
-    """(axis, value) -> the cells that have it, as bits, in the order in which they come up."""
-    width = len(cells) // 8 + 1
-    rows: dict[Value, bytearray] = {}
-    for index, values in enumerate(cells):
-        place, bit = index >> 3, 1 << (index & 7)
-        for item in values.items():
-            row = rows.get(item)
-            if row is None:
-                row = rows[item] = bytearray(width)
-            row[place] |= bit
-    return {item: int.from_bytes(row, "little") for item, row in rows.items()}
 
 
 def _meetings(held: Mapping[Value, int]) -> Iterator[tuple[Pair, int]]:

@@ -23,6 +23,8 @@ def run_markdown(run: RunView) -> str:
     mark = "❌ " if summary.probes.state == "FAIL" else ""
     document.line(f"{mark}{escape(summary.probes.message, 1200)}.")
     document.line()
+    document.line(f"{summary.coverage.message.capitalize()}.")
+    document.line()
     for factor in run.factors:
         document.line(f"- **{escape(factor.text, 400)}** (p {factor.p:.1g})")
     document.line()

@@ -38,6 +38,9 @@ def run_page(run: RunView) -> str:
             _plots(run),
             section("All cells", cells_table(run, shown), _cells_note(run, shown)),
             section("Probes", _probes(run), "Every demanded probe was hit in some cell, or the run is red."),
+            section(
+                "Coverage", _coverage(run), "Combinations of axis values: what was asked for, and what green cells ran."
+            ),
             section("Rewrites", _rewrites(run), "What ran instead of what was asked."),
             section("Choices", _choices(run), "What was left to the engine, and why it chose so."),
             section("Waivers", _waivers(run), "Red, known, and still run."),
@@ -55,6 +58,15 @@ def _common(run: RunView) -> list[str]:
 
 def _probes(run: RunView) -> str:
     return f'<p class="note">{escape(run.summary.probes.message)}.</p>'
+
+
+def _coverage(run: RunView) -> str:
+    found = run.summary.coverage
+    rows = [
+        ("pairs", f"{found.asked_pairs:,}", f"{found.green_pairs:,}"),
+        ("triples", f"{found.asked_triples:,}", f"{found.green_triples:,}"),
+    ]
+    return table(("combinations", "asked for", "ran in green cells"), rows)
 
 
 def _tiles(run: RunView) -> str:

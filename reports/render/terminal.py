@@ -36,6 +36,7 @@ def print_run(run: RunView, console: Console) -> None:
     probes = run.summary.probes
     colour = {"PASS": "green", "FAIL": "red"}.get(probes.state, "dim")
     _say(console, f"[{colour}]{escape(probes.message)}[/{colour}]")
+    _say(console, f"[dim]{escape(run.summary.coverage.message)}[/dim]")
     for rewrite in run.rewrites:
         _say(console, f"[dim]rewritten in {count(rewrite.cells, 'cell')}: {escape(rewrite.signature)}[/dim]")
     colour = "green" if run.verdict == "green" else "red"

@@ -38,6 +38,7 @@ def test_counts_are_stable_and_complete(tmp_path, make_cell, write_report):
             "state": "NOT JUDGED", "message": "probes are not judged: stage pr demands none",
             "unhit": [], "broken": [],
         },
+        "coverage": {"asked_pairs": 6, "asked_triples": 4, "green_pairs": 6, "green_triples": 4},
     }  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from collections import defaultdict
 
 import pytest
 
-from reports.compare.carried import CarriedPairs, holders
+from reports.compare.carried import CarriedPairs
 from reports.effective import pairs
 
 pytestmark = pytest.mark.register(est_seconds=0.2, tier="cpu", stage="pr")
@@ -29,10 +29,6 @@ def test_pairs_and_their_cells_are_those_of_a_count_by_cell(count):
     carried = CarriedPairs(given)
     assert carried.pairs() == expected.keys()
     assert {pair: carried.cells(pair) for pair in carried.pairs()} == expected
-
-
-def test_holders_number_the_cells_from_the_lowest_bit():
-    assert holders([{"a": "1"}, {"a": "2"}, {"a": "1", "b": "x"}]) == {("a", "1"): 5, ("a", "2"): 2, ("b", "x"): 4}
 
 
 def test_a_pair_that_no_cell_carries_is_unknown():

@@ -305,3 +305,16 @@ def test_ids_and_commands_may_wrap(run_of, make_cell):
     assert page.count(name.replace(".", ".<wbr>")) == 2
     assert "nowrap" not in page.partition(".command code")[2].partition("}")[0]
     assert "nowrap" not in page.partition("code.id")[2].partition("}")[0]
+
+
+def test_every_form_says_which_combinations_ran(run_of, make_cell):
+    axes = {"topk": "4", "spec_version": "v2", "batch": "single"}
+    asked = make_cell("a", axes=axes, resolved={"topk": 4, "spec_version": "v2"})
+    rewritten = make_cell("b", axes=axes | {"batch": "pair"}, resolved={"topk": 4, "spec_version": "v1"})
+    run = run_of([asked, rewritten])
+    console = Console(file=io.StringIO(), width=300)
+    print_run(run, console)
+    sentence = "sked for 5 pairs and 2 triples of axis values; green cells ran 6 and 2 of effective ones"
+    assert sentence in console.file.getvalue() and sentence in run_markdown(run)
+    rows = re.findall(r"<td>(pairs|triples)</td><td>(\d+)</td><td>(\d+)</td>", run_page(run))
+    assert rows == [("pairs", "5", "6"), ("triples", "2", "2")]

@@ -1,0 +1,75 @@
+"""How many combinations of axis values the cells of a report carry: as asked, and as green cells really ran them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from reports.effective import Value, effective, word
+from reports.load import Report
+from reports.schema import Json
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """Distinct pairs and triples of (axis, value) that at least one cell carries.
+
+    `asked_*`: by the axes of every cell. `green_*`: by the effective values of cells that ran and passed, so that what
+    was rewritten counts as what it became, and what was refused or is red does not count.
+    """
+
+    asked_pairs: int
+    asked_triples: int
+    green_pairs: int
+    green_triples: int
+
+    def to_json(self) -> dict[str, Json]:
+        """The form in `summary.json`."""
+        return asdict(self)
+
+    @property
+    def message(self) -> str:
+        """One line for people."""
+        return (
+            f"asked for {self.asked_pairs:,} pairs and {self.asked_triples:,} triples of axis values; green cells ran "
+            f"{self.green_pairs:,} and {self.green_triples:,} of effective ones"
+        )
+
+
+def covered(report: Report) -> Coverage:
+    """Count the pairs and triples of a report."""
+    asked = [{axis: word(value) for axis, value in cell.axes.items()} for cell in report]
+    ran = (cell for cell in report if cell.state == "PASS" and cell.resolved is not None)
+    green = [effective(cell.axes, cell.resolved) for cell in ran]
+    return Coverage(*_counts(asked), *_counts(green))
+
+
+def _counts(cells: Sequence[Mapping[str, str]]) -> tuple[int, int]:
+    held = sorted(holders(cells).items())
+    pairs = triples = 0
+    for index, (value, row) in enumerate(held):
+        met = list(_meeting(held[index + 1 :], value, row))
+        pairs += len(met)
+        triples += sum(1 for at, (second, both) in enumerate(met) for _ in _meeting(met[at + 1 :], second, both))
+    return pairs, triples
+
+
+def _meeting(held: Sequence[tuple[Value, int]], value: Value, cells: int) -> Iterator[tuple[Value, int]]:
+    """Those of `held` that some of `cells` have beside `value`, and the cells that do."""
+    for other, row in held:
+        if other[0] != value[0] and (both := row & cells):
+            yield other, both
+
+
+def holders(cells: Sequence[Mapping[str, str]]) -> dict[Value, int]:
+    """(axis, value) -> the cells that have it, as bits, in the order in which they come up."""
+    width = len(cells) // 8 + 1
+    rows: dict[Value, bytearray] = {}
+    for index, values in enumerate(cells):
+        place, bit = index >> 3, 1 << (index & 7)
+        for item in values.items():
+            row = rows.get(item)
+            if row is None:
+                row = rows[item] = bytearray(width)
+            row[place] |= bit
+    return {item: int.from_bytes(row, "little") for item, row in rows.items()}

@@ -1,0 +1,52 @@
+"""Counts of pairs and triples against a count cell by cell."""
+
+import random
+from itertools import combinations
+
+import pytest
+
+from reports.covered import Coverage, covered, holders
+from reports.load import load
+
+pytestmark = pytest.mark.register(est_seconds=0.5, tier="cpu", stage="pr")
+
+
+def test_holders_number_the_cells_from_the_lowest_bit():
+    assert holders([{"a": "1"}, {"a": "2"}, {"a": "1", "b": "x"}]) == {("a", "1"): 5, ("a", "2"): 2, ("b", "x"): 4}
+
+
+def by_hand(rows, size):
+    return len({subset for row in rows for subset in combinations(sorted(row.items()), size)})
+
+
+@pytest.mark.parametrize("count", [1, 9, 60])
+def test_pairs_and_triples_are_those_of_a_count_by_cell(tmp_path, make_cell, write_report, count):
+    draw = random.Random(count)
+    axes = {"algorithm": ("none", "eagle3"), "topk": "1248", "batch": ("single", "pair"), "abort": ("none", "queued")}
+    asked = [{axis: draw.choice(values) for axis, values in axes.items()} for _ in range(count)]
+    ran = [{"algorithm": row["algorithm"].upper(), "topk": min(2, int(row["topk"]))} for row in asked]
+    cells = [make_cell(f"c{i}", axes=row, resolved=got) for i, (row, got) in enumerate(zip(asked, ran, strict=True))]
+    effective = [row | {"topk": str(got["topk"])} for row, got in zip(asked, ran, strict=True)]
+    found = covered(load(write_report(tmp_path, cells)))
+    assert (found.asked_pairs, found.asked_triples) == (by_hand(asked, 2), by_hand(asked, 3))
+    assert (found.green_pairs, found.green_triples) == (by_hand(effective, 2), by_hand(effective, 3))
+
+
+def test_only_green_cells_that_ran_prove_a_combination(tmp_path, make_cell, write_report):
+    axes = [{"topk": str(k), "batch": "single", "abort": "none"} for k in range(4)]
+    cells = [
+        make_cell("green", axes=axes[0], resolved={"topk": 0}),
+        make_cell("red", axes=axes[1], resolved={"topk": 1}, state="FAIL"),
+        make_cell("refused", axes=axes[2], resolved=None, expect="refused"),
+        make_cell("unmeasured", axes=axes[3], resolved={"topk": 3}, state="NOT MEASURED"),
+    ]
+    found = covered(load(write_report(tmp_path, cells)))
+    # (batch, abort) once; (topk, batch) and (topk, abort) for each asked topk, and for the one that ran green.
+    assert found == Coverage(asked_pairs=9, asked_triples=4, green_pairs=3, green_triples=1)
+    assert found.message == (
+        "asked for 9 pairs and 4 triples of axis values; green cells ran 3 and 1 of effective ones"
+    )
+
+
+def test_no_cell_carries_nothing(tmp_path, write_report):
+    assert covered(load(write_report(tmp_path, []))) == Coverage(0, 0, 0, 0)
