@@ -34,11 +34,16 @@ app = typer.Typer(
 )
 zoo = typer.Typer(help="The fixture models.", rich_markup_mode=None)
 app.add_typer(zoo, name="zoo")
+checkpoints = typer.Typer(help="Published checkpoints, for the GPU tiers.", rich_markup_mode=None)
+app.add_typer(checkpoints, name="checkpoints")
 
 Stage = Annotated[str, typer.Option(help="cells of the lock file: smoke, pr or nightly")]
 Workers = Annotated[int, typer.Option(help="processes, one compute thread each; on GPUs, for each set of them")]
 Seed = Annotated[int, typer.Option(help="rotates prompts and draws")]
 Json = Annotated[bool, typer.Option("--json", help="print JSON instead of text")]
+Models = Annotated[
+    Path | None, typer.Option(help="folder of published checkpoints, organisation/name; else the hub's cache")
+]
 
 
 @app.command()
@@ -149,7 +154,13 @@ def accuracy(
     data: Annotated[Path, typer.Option(help="the task's questions as JSON Lines")],
     task: Annotated[str, typer.Option(help="the task's name")] = "gsm8k",
     train: Annotated[Path | None, typer.Option(help="questions for worked examples")] = None,
-    cell: Annotated[str, typer.Option(help="the cell that answers, by its id")] = "eagle3.s3.k1.n4.v2",
+    cell: Annotated[
+        str | None, typer.Option(help="the cell of the zoo that answers, by its id; by default eagle3.s3.k1.n4.v2")
+    ] = None,
+    checkpoint: Annotated[
+        str | None, typer.Option(help="or published checkpoints, by a name of `specmatrix checkpoints list`")
+    ] = None,
+    models: Models = None,
     limit: Annotated[int | None, typer.Option(help="ask at most this many questions")] = None,
     num_fewshot: Annotated[int, typer.Option(help="worked examples per prompt")] = 0,
     max_new_tokens: Annotated[int, typer.Option(help="longest answer in tokens")] = 256,
@@ -164,6 +175,8 @@ def accuracy(
         data,
         train=train,
         cell=cell,
+        checkpoint=checkpoint,
+        models=models,
         limit=limit,
         num_fewshot=num_fewshot,
         max_new_tokens=max_new_tokens,
@@ -249,6 +262,37 @@ def zoo_train(
     from matrix.commands.zoo import train_models
 
     return train_models(names or [], device, out, minutes, quick)
+
+
+@checkpoints.command("list")
+def checkpoints_list(json_: Json = False) -> int:
+    """List targets and drafts with what they need."""
+    from matrix.commands.checkpoints import list_pairs
+
+    return list_pairs(json_)
+
+
+@checkpoints.command("show")
+def checkpoints_show(
+    name: Annotated[str, typer.Argument(help="a name of the list")],
+    json_: Json = False,
+) -> int:
+    """Print where one comes from, what is not verified, its memory and its GSM8K command."""
+    from matrix.commands.checkpoints import show
+
+    return show(name, json_)
+
+
+@checkpoints.command("check")
+def checkpoints_check(
+    names: Annotated[list[str] | None, typer.Argument(help="names of the list; all of them if none is named")] = None,
+    models: Models = None,
+    json_: Json = False,
+) -> int:
+    """Say what this machine lacks to run them: a GPU, its memory, a checkpoint or a part of one."""
+    from matrix.commands.checkpoints import check
+
+    return check(names or [], models, json_)
 
 
 def main(words: Sequence[str] | None = None) -> int:

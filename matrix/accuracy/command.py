@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from engine.core.config import AUTO, EngineConfig
 from engine.core.errors import ConfigError
+from matrix.accuracy.compared import Compared, Launch, of_cell, of_pair
 from matrix.accuracy.data import Split, split
 from matrix.accuracy.record import SCHEMA, markdown, write_record
-from matrix.axes import AXES, describe
-from matrix.cell import Cell
+from matrix.checkpoints.pairs import pair_of
 from matrix.gates.gate import State
-from matrix.zoo.registry import verify_cells
 
 if TYPE_CHECKING:  # importing it for real would import torch
     from matrix.accuracy.task import Sample
 
 DEFAULT_CELL: Final = "eagle3.s3.k1.n4.v2"
 MOST_EXAMPLES: Final = 5
-# The task brings its own questions, sampling and stop strings.
-FIXED: Final = ("sampling", "finish", "abort")
 
 
 def main_accuracy(
@@ -35,7 +31,9 @@ def main_accuracy(
     data: Path,
     *,
     train: Path | None = None,
-    cell: str = DEFAULT_CELL,
+    cell: str | None = None,
+    checkpoint: str | None = None,
+    models: Path | None = None,
     limit: int | None = None,
     num_fewshot: int = 0,
     max_new_tokens: int = 256,
@@ -44,11 +42,17 @@ def main_accuracy(
 ) -> int:
     """Run, judge, print (JSON with `json_`, else Markdown) and, with `out`, write accuracy.json and accuracy.md there.
 
-    Returns the exit status: 0 if the gate is green, 1 if it is not. Every mistake in the input raises EngineError or
-    ReportError with one sentence, for the caller to print with exit status 2.
+    cell: of the zoo, by its id; or checkpoint: a pair of published ones, whose files lie in the hub's cache or under
+    `models`. Returns the exit status: 0 if the gate is green, 1 if it is not. Every mistake in the input, and a machine
+    that lacks a GPU, its memory or the weights, raises EngineError or ReportError with one sentence, for the caller to
+    print with exit status 2.
     num_fewshot counts worked examples per prompt; the zoo's models were trained on single questions, hence 0.
     """
-    wanted = _cell(cell)
+    if checkpoint is not None and cell is not None:
+        raise ConfigError("--cell names a model of the zoo and --checkpoint a published one; give one of them")
+    if checkpoint is None and models is not None:
+        raise ConfigError("--models says where published checkpoints lie; name one with --checkpoint")
+    wanted = None if checkpoint is not None else of_cell(cell or DEFAULT_CELL)
     for name, value, low, high in (
         ("num_fewshot", num_fewshot, 0, MOST_EXAMPLES),
         ("max_new_tokens", max_new_tokens, 1, None),
@@ -58,7 +62,9 @@ def main_accuracy(
             allowed = f"at least {low}" if high is None else f"{low} to {high}"
             raise ConfigError(f"{name} is {value}; allowed: {allowed}")
     questions = split(data, train, num_fewshot, limit)
-    verify_cells([wanted])
+    if wanted is None:
+        assert checkpoint is not None
+        wanted = published(checkpoint, models)
     record = measure(task, questions, wanted, max_new_tokens, progress=not json_)
     if out is not None:
         write_record(out, record)
@@ -66,34 +72,34 @@ def main_accuracy(
     return 0 if record["state"] == State.PASS else 1
 
 
-def measure(task: str, questions: Split, cell: Cell, max_new_tokens: int, progress: bool) -> dict[str, Any]:
+def published(name: str, models: Path | None) -> Compared:
+    """A pair of published checkpoints on this machine. ConfigError if it is unknown or cannot run here."""
+    pair = pair_of(name)
+    # What follows imports torch.
+    from matrix.checkpoints.machine import gpus, locate
+
+    return of_pair(pair, locate(pair, gpus(), models))
+
+
+def measure(task: str, questions: Split, compared: Compared, max_new_tokens: int, progress: bool) -> dict[str, Any]:
     """The record of a paired run on one compute thread, JSON-able. EngineError as `main_accuracy`."""
     # What follows imports torch, which a refused command line need not wait for.
     import torch
 
-    from matrix.accuracy.task import definition, evaluate
+    from matrix.accuracy.task import definition
     from matrix.accuracy.verdict import counts, overall, pair, unproven
-    from matrix.subjects.reference import checkpoint
 
     definition(task)
     torch.set_num_threads(1)
     runs: dict[str, Sequence[Sample]] = {}
     launches: dict[str, dict[str, Any]] = {}
-    for name, launched in (("baseline", cell.canonical), ("cell", cell)):
-        start = time.perf_counter()
-        with _Bar(f"{name} {launched.id}", len(questions.asked), progress) as tick:
-            runs[name], model = evaluate(
-                task, questions, _config(launched), checkpoint, max_new_tokens=max_new_tokens, tick=tick
-            )
-        launches[name] = {
-            "cell": launched.id,
-            "resolved": model.llm.resolved.as_dict(),
-            "readback": model.llm.readback(),
-            "witness": model.llm.probes,
-            "seconds": time.perf_counter() - start,
-        }
+    for name, launch in (("baseline", compared.baseline), ("cell", compared.cell)):
+        with _Bar(f"{name} {launch.name}", len(questions.asked), progress) as tick:
+            runs[name], launches[name] = _run(task, questions, launch, compared, max_new_tokens, tick)
+        # An engine is a circle of parts; the next one needs the memory of this.
+        gc.collect()
     tests = pair(runs["baseline"], runs["cell"])
-    doubt = unproven(cell.algorithm, launches["cell"]["witness"])
+    doubt = unproven(compared.algorithm, launches["cell"]["witness"])
     return {
         "schema": SCHEMA,
         "kind": "accuracy",
@@ -107,14 +113,36 @@ def measure(task: str, questions: Split, cell: Cell, max_new_tokens: int, progre
             "num_fewshot": len(questions.examples),
             "max_new_tokens": max_new_tokens,
         },
-        "cell": cell.id,
-        "baseline": cell.canonical.id,
-        "weights": {name: _weights(checkpoint(name)) for name in (cell.target, cell.draft) if name is not None},
+        "cell": compared.cell.name,
+        "baseline": compared.baseline.name,
+        "weights": {name: _weights(folder) for name, folder in compared.folders.items()},
         "versions": {"lm_eval": version("lm_eval"), "torch": torch.__version__},
         "launches": launches,
         "tests": [test.as_dict() for test in tests],
         "runs": {name: counts(samples) for name, samples in runs.items()},
         **_answers(runs["baseline"], runs["cell"]),
+    }
+
+
+def _run(
+    task: str,
+    questions: Split,
+    launch: Launch,
+    compared: Compared,
+    max_new_tokens: int,
+    tick: Callable[[int], None],
+) -> tuple[Sequence[Sample], dict[str, Any]]:
+    """The answers of one engine, and what it says of itself; the engine is gone afterwards."""
+    from matrix.accuracy.task import evaluate
+
+    start = time.perf_counter()
+    samples, model = evaluate(task, questions, launch.config, compared.locate, max_new_tokens=max_new_tokens, tick=tick)
+    return samples, {
+        "cell": launch.name,
+        "resolved": model.llm.resolved.as_dict(),
+        "readback": model.llm.readback(),
+        "witness": model.llm.probes,
+        "seconds": time.perf_counter() - start,
     }
 
 
@@ -139,30 +167,13 @@ def _answers(baseline: Sequence[Sample], cell: Sequence[Sample]) -> dict[str, An
     }
 
 
-def _cell(text: str) -> Cell:
-    """ConfigError where the cell is unknown or asks for what the task decides."""
-    cell = Cell.from_id(text)
-    asked = [(axis.name, cell.values[axis.name]) for axis in AXES if axis.name in FIXED]
-    own = [(name, value) for name, value in asked if value != Cell._field_defaults[name]]
-    if own:
-        raise ConfigError(f"cell {text} sets {describe(own)}, which the task decides; leave it out")
-    return cell
-
-
-def _config(cell: Cell) -> EngineConfig:
-    """Deterministic, so that a difference between the runs is a fault and not rounding.
-
-    Ample memory is ample for the task's questions, which the cell's own size does not know.
-    """
-    config = replace(cell.config(), enable_deterministic_inference=True)
-    return config if cell.memory == "tight" else replace(config, max_total_tokens=AUTO)
-
-
 def _weights(folder: Path) -> str:
     """12 hex digits over a checkpoint's weight files."""
     digest = hashlib.sha256()
-    for file in sorted(folder.glob("*.safetensors")):
-        digest.update(file.read_bytes())
+    for path in sorted(folder.glob("*.safetensors")):
+        with path.open("rb") as file:
+            while part := file.read(2**24):
+                digest.update(part)
     return digest.hexdigest()[:12]
 
 

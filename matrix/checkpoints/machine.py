@@ -27,25 +27,39 @@ def locate(pair: Pair, memory: tuple[int, ...], models: Path | None = None) -> M
 
     ConfigError, one sentence, on the first thing that is missing: a GPU, its memory, a checkpoint, or a part of one.
     """
-    _judge(pair, memory)
-    folders = {name: find(model, models) for name, model in pair.models.items()}
-    target_layers = config_of(pair.models[pair.target]).num_layers
-    for name, folder in folders.items():
-        _whole(MODELS[name], folder, target_layers)
-    return folders
+    if short := _shortage(pair, memory):
+        raise ConfigError(short)
+    return {name: _folder(pair, name, models) for name in pair.models}
 
 
-def _judge(pair: Pair, memory: tuple[int, ...]) -> None:
+def missing(pair: Pair, memory: tuple[int, ...], models: Path | None = None) -> list[str]:
+    """All that `locate` would refuse one after the other, a sentence each."""
+    found = [short] if (short := _shortage(pair, memory)) else []
+    for name in pair.models:
+        try:
+            _folder(pair, name, models)
+        except ConfigError as error:
+            found.append(str(error))
+    return found
+
+
+def _shortage(pair: Pair, memory: tuple[int, ...]) -> str | None:
     total = needs(pair).total
     if not memory:
-        raise ConfigError(
-            f"checkpoint {pair.name} needs a GPU with {total / GIB:.1f} GiB of memory and this machine shows none"
+        return f"checkpoint {pair.name} needs a GPU with {total / GIB:.1f} GiB of memory and this machine shows none"
+    # The engine takes the first that it sees.
+    if memory[0] < total:
+        return (
+            f"checkpoint {pair.name} needs {total / GIB:.1f} GiB of GPU memory and the GPU here has "
+            f"{memory[0] / GIB:.1f} GiB"
         )
-    if max(memory) < total:
-        raise ConfigError(
-            f"checkpoint {pair.name} needs {total / GIB:.1f} GiB of GPU memory and the largest GPU here has "
-            f"{max(memory) / GIB:.1f} GiB"
-        )
+    return None
+
+
+def _folder(pair: Pair, name: str, models: Path | None) -> Path:
+    folder = find(MODELS[name], models)
+    _whole(MODELS[name], folder, config_of(MODELS[pair.target]).num_layers)
+    return folder
 
 
 def _whole(model: Published, folder: Path, target_layers: int) -> None:

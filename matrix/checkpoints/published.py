@@ -71,6 +71,7 @@ MODELS: Final[Mapping[str, Published]] = {
         numbers=8_030_261_248,
         agreement=True,
     ),
+    # The head of EAGLE's authors, yuhuili/EAGLE3-LLaMA3.1-Instruct-8B, has the same tensors, but in a pickle only.
     "llama-3.1-8b-eagle3": Published(
         "lmsys/SGLang-EAGLE3-Llama-3.1-8B-Instruct-SpecForge",
         "4a8e38f7dbee5d6dc82369f59a58540855fe09af",

@@ -29,7 +29,7 @@ def find(model: Published, models: Path | None = None) -> Path:
             raise ConfigError(f"folder {models} of checkpoints does not exist")
         folder = models / model.repo
         if not folder.is_dir():
-            raise ConfigError(f"{model.repo} is not in {models}, where it would be {folder}; {_fetch(model, folder)}")
+            raise ConfigError(f"{model.repo} is not in {models}, where it would be {folder}; {fetch(model, folder)}")
         return folder
     cache = hub() / f"models--{model.repo.replace('/', '--')}"
     commit = _commit(model, cache)
@@ -39,7 +39,7 @@ def find(model: Published, models: Path | None = None) -> Path:
     others = sorted(path.name for path in (cache / "snapshots").glob("*") if path.is_dir())
     wanted = "" if model.revision == TIP else f" at {model.revision}"
     there = f", which holds other commits of it only ({others[0]})" if others else ""
-    raise ConfigError(f"{model.repo}{wanted} is not in {hub()}{there}; {_fetch(model)}")
+    raise ConfigError(f"{model.repo}{wanted} is not in {hub()}{there}; {fetch(model)}")
 
 
 def _commit(model: Published, cache: Path) -> str:
@@ -50,7 +50,8 @@ def _commit(model: Published, cache: Path) -> str:
     return tip.read_text(encoding="utf-8").strip() if tip.is_file() else ""
 
 
-def _fetch(model: Published, folder: Path | None = None) -> str:
+def fetch(model: Published, folder: Path | None = None) -> str:
+    """How to get a checkpoint, as a part of a sentence."""
     revision = "" if model.revision == TIP else f" --revision {model.revision}"
     place = "" if folder is None else f" --local-dir {folder}"
     licence = ", once its licence is accepted" if model.agreement else ""

@@ -31,7 +31,7 @@ SMALL: dict[str, Any] = {
     "head_dim": 12,
     "vocab_size": 768,
     "draft_vocab_size": 96,
-    "max_position_embeddings": 512,
+    "max_position_embeddings": 4096,
     "sliding_window": 12,
     "kv_lora_rank": 20,
     "q_lora_rank": 28,

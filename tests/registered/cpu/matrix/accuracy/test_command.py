@@ -15,7 +15,7 @@ from engine.core.errors import EngineError
 from matrix.accuracy.command import main_accuracy
 
 pytestmark = [
-    pytest.mark.register(est_seconds=12, tier="cpu", stage="pr"),
+    pytest.mark.register(est_seconds=15, tier="cpu", stage="pr"),
     pytest.mark.skipif(find_spec("lm_eval") is None, reason="the extra `accuracy` is not installed"),
 ]
 QUESTIONS = Path(__file__).parents[5] / "matrix" / "zoo" / "data" / "test.jsonl"
@@ -103,3 +103,43 @@ def test_bad_input_is_one_sentence(asked, sentence):
 def test_an_unknown_cell_is_refused():
     with pytest.raises(EngineError, match=r"^cell id 'eagle9' has an unknown part 'eagle9'; the closest is eagle3"):
         main_accuracy("gsm8k", QUESTIONS, cell="eagle9")
+
+
+PAIR = """
+import gc, json, sys
+from pathlib import Path
+from engine.api import LLM
+from matrix.accuracy.command import measure
+from matrix.accuracy.compared import of_pair
+from matrix.accuracy.data import split
+from matrix.checkpoints.pairs import Pair
+from matrix.zoo.registry import resolve_path
+pair = Pair("zoo.eagle3", "llama-mini", "EAGLE3", "llama-mini-eagle3", {"speculative_num_steps": 3})
+
+class Folders(dict):
+    engines = 0
+    def __getitem__(self, name):
+        # Whoever asks is an engine in the making.
+        Folders.engines = max(Folders.engines, sum(type(part) is LLM for part in gc.get_objects()))
+        return super().__getitem__(name)
+
+folders = Folders({name: resolve_path(name) for name in (pair.target, pair.draft)})
+record = measure("gsm8k", split(Path(sys.argv[1]), None, 0, 12), of_pair(pair, folders), 96, progress=False)
+print(json.dumps(record | {"engines": Folders.engines}))
+"""
+
+
+def test_a_pair_of_checkpoints_is_measured_as_a_cell_is():
+    """The zoo's files under the names of a pair: published ones need a GPU."""
+    command = [sys.executable, "-c", PAIR, str(QUESTIONS)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    record = json.loads(done.stdout)
+    assert (record["baseline"], record["cell"]) == ("llama-mini.none", "zoo.eagle3")
+    assert [*record["weights"]] == ["llama-mini", "llama-mini-eagle3"]
+    assert record["engines"] == 1, "a GPU has no room for the first engine beside the second"
+    resolved = record["launches"]["cell"]["resolved"]
+    assert (resolved["algorithm"], resolved["num_steps"], resolved["dtype"]) == ("EAGLE3", 3, "bfloat16")
+    assert resolved["enable_deterministic_inference"] and resolved["context_length"] == 4096
+    assert record["launches"]["baseline"]["resolved"]["algorithm"] == "NONE" and record["doubt"] == ""
+    assert record["runs"]["cell"]["tokens_per_round"] > 1.2 > record["runs"]["baseline"]["tokens_per_round"]

@@ -1,0 +1,70 @@
+"""What an accuracy run compares: an engine with a drafter beside the same engine without, of the zoo or of a hub."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from engine.core.config import AUTO, EngineConfig
+from engine.core.errors import ConfigError
+from matrix.axes import AXES, describe
+from matrix.cell import Cell
+from matrix.checkpoints.pairs import Pair
+from matrix.zoo.registry import resolve_path, verify_cells
+
+# The task brings its own questions, sampling and stop strings.
+FIXED: Final = ("sampling", "finish", "abort")
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """An engine of the comparison: how a report calls it, and its configuration."""
+
+    name: str
+    config: EngineConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """algorithm: the cell's, in small letters. folders: of each model that either engine loads, the target first."""
+
+    algorithm: str
+    baseline: Launch
+    cell: Launch
+    folders: Mapping[str, Path]
+
+    def locate(self, name: str) -> Path:
+        """The folder of a model, or the file of the zoo's corpus."""
+        return self.folders[name] if name in self.folders else resolve_path(name)
+
+
+def of_cell(text: str) -> Compared:
+    """A cell of the zoo, by its id. ConfigError where it is unknown or asks for what the task decides."""
+    cell = Cell.from_id(text)
+    asked = [(axis.name, cell.values[axis.name]) for axis in AXES if axis.name in FIXED]
+    own = [(name, value) for name, value in asked if value != Cell._field_defaults[name]]
+    if own:
+        raise ConfigError(f"cell {text} sets {describe(own)}, which the task decides; leave it out")
+    names = [name for name in (cell.target, cell.draft) if name is not None]
+    baseline, launch = (Launch(each.id, _ample(each)) for each in (cell.canonical, cell))
+    verify_cells([cell])
+    return Compared(cell.algorithm, baseline, launch, {name: resolve_path(name) for name in names})
+
+
+def of_pair(pair: Pair, folders: Mapping[str, Path]) -> Compared:
+    """A pair of published checkpoints that lie in `folders`."""
+    baseline = Launch(f"{pair.target}.none", _deterministic(pair.baseline))
+    return Compared(pair.algorithm.lower(), baseline, Launch(pair.name, _deterministic(pair.config)), folders)
+
+
+def _ample(cell: Cell) -> EngineConfig:
+    """Ample memory is ample for the task's questions, which the cell's own size does not know."""
+    config = _deterministic(cell.config())
+    return config if cell.memory == "tight" else replace(config, max_total_tokens=AUTO)
+
+
+def _deterministic(config: EngineConfig) -> EngineConfig:
+    """So that a difference between the runs is a fault and not rounding."""
+    return replace(config, enable_deterministic_inference=True)

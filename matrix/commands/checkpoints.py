@@ -1,0 +1,107 @@
+"""`specmatrix checkpoints`: the published checkpoints of the GPU tiers, what they need, and whether they are here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from matrix.checkpoints.machine import gpus, missing
+from matrix.checkpoints.needs import GIB, SPARE, Needs, needs
+from matrix.checkpoints.pairs import PAIRS, Pair, pair_of
+from matrix.checkpoints.published import MODELS, Published
+from matrix.checkpoints.store import fetch
+
+HEAD: Final = ("checkpoint", "tier", "target", "drafts with", "download", "KV of a token", "GPU memory")
+
+
+def list_pairs(json_: bool = False) -> int:
+    """Print a line for every pair, or a JSON list of all that is known of them."""
+    if json_:
+        print(json.dumps([_record(pair) for pair in PAIRS.values()], indent=2))
+        return 0
+    rows = [HEAD, *(_row(pair) for pair in PAIRS.values())]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(part.ljust(width) for part, width in zip(row, widths, strict=True)).rstrip())
+    return 0
+
+
+def show(name: str, json_: bool = False) -> int:
+    """Print all that is known of a pair. ConfigError if there is none of that name."""
+    pair = pair_of(name)
+    print(json.dumps(_record(pair), indent=2) if json_ else "\n".join(_lines(pair)))
+    return 0
+
+
+def check(names: Sequence[str], models: Path | None = None, json_: bool = False) -> int:
+    """Say of each pair whether this machine can run it, and what is missing.
+
+    Reads headers, no weights. Returns 0 if all can run, else 2. ConfigError on an unknown name.
+    """
+    memory = gpus()
+    pairs = [pair_of(name) for name in names] or [*PAIRS.values()]
+    found = {pair.name: missing(pair, memory, models) for pair in pairs}
+    if json_:
+        print(json.dumps([{"checkpoint": name, "missing": what} for name, what in found.items()], indent=2))
+    for name, what in found.items() if not json_ else ():
+        print("\n  ".join([f"{name}:", *what]) if what else f"{name}: ready")
+    return 2 if any(found.values()) else 0
+
+
+def _row(pair: Pair) -> tuple[str, ...]:
+    need = needs(pair)
+    draft = "" if pair.draft is None else f" {MODELS[pair.draft].repo}"
+    return (
+        pair.name,
+        pair.tier,
+        MODELS[pair.target].repo,
+        f"{pair.algorithm}{draft}",
+        _gib(need.disk),
+        _kib(need.token),
+        _gib(need.total),
+    )
+
+
+def _lines(pair: Pair) -> list[str]:
+    need = needs(pair)
+    lines = [f"{pair.name} (tier {pair.tier}): {pair.algorithm} on {MODELS[pair.target].repo}"]
+    for role, model in zip(("target", "draft"), pair.models.values(), strict=False):
+        lines += [f"  {role}: {model.repo} at {model.revision}", f"    {fetch(model)}"]
+        lines += [f"    not verified: {fact}" for fact in model.unverified]
+    lines.append(f"  GPU memory: {_gib(need.total)} = {_sum(need)}")
+    lines += [f"  GSM8K, from a checkout of its repository: {pair.gsm8k}"]
+    return lines
+
+
+def _sum(need: Needs) -> str:
+    parts = [f"target {_gib(need.target)}"]
+    parts += [f"draft {_gib(need.draft)}"] if need.draft else []
+    parts.append(f"KV {_gib(need.kv)} ({need.tokens:,} tokens of {_kib(need.token)})")
+    return " + ".join([*parts, f"{_gib(SPARE)} spare for CUDA, graphs and activations"])
+
+
+def _record(pair: Pair) -> dict[str, Any]:
+    return {
+        "checkpoint": pair.name,
+        "tier": pair.tier,
+        "algorithm": pair.algorithm,
+        "target": _model(MODELS[pair.target]),
+        "draft": None if pair.draft is None else _model(MODELS[pair.draft]),
+        "flags": dict(pair.flags),
+        "bytes": needs(pair).as_dict(),
+        "gsm8k": pair.gsm8k,
+    }
+
+
+def _model(model: Published) -> dict[str, Any]:
+    return {"repo": model.repo, "revision": model.revision, "unverified": list(model.unverified)}
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.1f} GiB"
+
+
+def _kib(size: int) -> str:
+    return f"{size / 1024:.0f} KiB"

@@ -1,0 +1,90 @@
+"""The registry as data: what is in it, that the engine takes all of it, and the memory that it comes to."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from engine.core.errors import ConfigError
+from matrix.checkpoints.needs import GIB, SPARE, needs, resolved
+from matrix.checkpoints.pairs import PAIRS, pair_of
+from matrix.checkpoints.published import MODELS, TIP
+
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+
+
+def test_the_kinds_of_models_and_drafts_that_a_gpu_tier_must_have():
+    assert {(MODELS[pair.target].config["architectures"][0], pair.algorithm) for pair in PAIRS.values()} == {
+        ("LlamaForCausalLM", "EAGLE3"),
+        ("LlamaForCausalLM", "STANDALONE"),
+        ("Qwen3ForCausalLM", "EAGLE3"),
+        ("Qwen3ForCausalLM", "DFLASH"),
+        ("MistralForCausalLM", "NGRAM"),
+        ("DeepseekV3ForCausalLM", "NEXTN"),
+    }
+    used = {name for pair in PAIRS.values() for name in pair.models}
+    assert used == set(MODELS)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_revision_is_a_commit_or_said_to_be_none(name):
+    model = MODELS[name]
+    assert re.fullmatch(r"[\w.-]+/[\w.-]+", model.repo)
+    if model.revision == TIP:
+        assert "the revision" in model.unverified
+    else:
+        assert re.fullmatch("[0-9a-f]{40}", model.revision)
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_the_engine_runs_it_on_one_gpu_as_asked(name):
+    pair = PAIRS[name]
+    launch = resolved(pair)
+    assert (launch.device, launch.dtype, launch.algorithm) == ("cuda", "bfloat16", pair.algorithm)
+    asked = {field: getattr(launch, field.removeprefix("speculative_").replace("eagle_", "")) for field in pair.flags}
+    assert asked == dict(pair.flags)
+    # Pages of windowed layers are freed before a prefix could be reused.
+    rewrites = ["disable_radix_cache"] if name == "mistral-7b.ngram" else []
+    assert [rewrite.field for rewrite in launch.rewrites] == rewrites
+    assert pair.baseline.speculative_algorithm == "NONE" and pair.baseline.model_path == pair.config.model_path
+
+
+def test_a_command_names_its_pair():
+    command = PAIRS["qwen3-8b.dflash"].gsm8k
+    assert command.startswith("specmatrix accuracy --checkpoint qwen3-8b.dflash --data ")
+    assert "--num-fewshot 5" in command
+
+
+def test_memory_of_a_head():
+    """By hand: 32 layers and one of a draft, 8 key heads of 128, keys and values, 2 bytes each."""
+    need = needs(PAIRS["llama-3.1-8b.eagle3"])
+    assert need.token == 33 * 2 * 8 * 128 * 2
+    assert (need.tokens, need.kv) == (65_536, 65_536 * need.token)
+    assert need.target == need.loading == 2 * 8_030_261_248
+    assert need.total == need.target + need.draft + need.kv + SPARE
+    assert 28 * GIB < need.total < 30 * GIB
+
+
+def test_memory_of_windows_latents_and_bundled_layers():
+    """Every layer of Mistral has a window, so its whole KV lies in the window's pool: here as large as the other."""
+    assert needs(PAIRS["mistral-7b.ngram"]).kv == 65_536 * 32 * 2 * 8 * 128 * 2
+    assert needs(PAIRS["mistral-7b.ngram"]).draft == 0
+    latent = needs(PAIRS["gigachat3-10b.nextn"])
+    assert latent.token == 27 * (512 + 64) * 2
+    assert latent.loading == latent.target + latent.draft == latent.disk
+    tied = needs(PAIRS["llama-3.1-8b.standalone"])
+    assert tied.draft == 2 * (1_235_814_400 + 128_256 * 2048)
+    assert tied.disk == 2 * (8_030_261_248 + 1_235_814_400)
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("qwen3-8b.eagle", "checkpoint 'qwen3-8b.eagle' is unknown; the closest is qwen3-8b.eagle3"),
+        ("gpt-2", "checkpoint 'gpt-2' is unknown; it must be one of llama-3.1-8b.eagle3, llama-3.1-8b.standalone, "),
+    ],
+)
+def test_an_unknown_name(name, sentence):
+    with pytest.raises(ConfigError, match=f"^{re.escape(sentence)}"):
+        pair_of(name)

@@ -1,0 +1,93 @@
+"""Where checkpoints are looked for, and the sentence for each way in which they are not there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from engine.core.errors import ConfigError
+from matrix.checkpoints.published import MODELS, TIP
+from matrix.checkpoints.store import find, hub
+
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+
+QWEN = MODELS["qwen3-8b"]
+LLAMA = MODELS["llama-3.1-8b-instruct"]
+COMMIT = QWEN.revision
+FETCH = f"`hf download Qwen/Qwen3-8B --revision {COMMIT}` fetches it"
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    return tmp_path
+
+
+def snapshot(cache: Path, commit: str) -> Path:
+    folder = cache / "models--Qwen--Qwen3-8B" / "snapshots" / commit
+    folder.mkdir(parents=True)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("environment", "folder"),
+    [
+        ({"HF_HUB_CACHE": "/a", "HF_HOME": "/b"}, "/a"),
+        ({"HUGGINGFACE_HUB_CACHE": "/c", "HF_HOME": "/b"}, "/c"),
+        ({"HF_HOME": "/b", "XDG_CACHE_HOME": "/x"}, "/b/hub"),
+        ({"XDG_CACHE_HOME": "/x"}, "/x/huggingface/hub"),
+        ({"HF_HOME": ""}, str(Path.home() / ".cache/huggingface/hub")),
+    ],
+)
+def test_the_hubs_cache_is_where_huggingface_hub_has_it(environment, folder):
+    assert hub(environment) == Path(folder)
+
+
+def test_the_commit_that_was_meant(cache):
+    snapshot(cache, "f" * 40)
+    folder = snapshot(cache, COMMIT)
+    assert find(QWEN) == folder
+
+
+def test_the_tip_is_what_the_cache_says_it_is(cache):
+    model = replace(QWEN, revision=TIP)
+    folder = snapshot(cache, "f" * 40)
+    (cache / "models--Qwen--Qwen3-8B" / "refs").mkdir()
+    (cache / "models--Qwen--Qwen3-8B" / "refs" / "main").write_text("f" * 40 + "\n")
+    assert find(model) == folder
+
+
+def test_a_folder_of_the_user(tmp_path):
+    folder = tmp_path / "Qwen" / "Qwen3-8B"
+    folder.mkdir(parents=True)
+    assert find(QWEN, tmp_path) == folder
+
+
+def test_nothing_there(cache):
+    with pytest.raises(ConfigError) as caught:
+        find(QWEN)
+    assert str(caught.value) == f"Qwen/Qwen3-8B at {COMMIT} is not in {cache}; {FETCH}"
+    with pytest.raises(ConfigError, match=r"fetches it, once its licence is accepted$"):
+        find(LLAMA)
+    with pytest.raises(ConfigError, match=r"^Qwen/Qwen3-8B is not in .*; `hf download Qwen/Qwen3-8B` fetches it$"):
+        find(replace(QWEN, revision=TIP))
+
+
+def test_another_commit_there(cache):
+    snapshot(cache, "f" * 40)
+    with pytest.raises(ConfigError) as caught:
+        find(QWEN)
+    there = f"which holds other commits of it only ({'f' * 40})"
+    assert str(caught.value) == f"Qwen/Qwen3-8B at {COMMIT} is not in {cache}, {there}; {FETCH}"
+
+
+def test_a_folder_without_it(tmp_path):
+    with pytest.raises(ConfigError) as caught:
+        find(QWEN, tmp_path)
+    folder = tmp_path / "Qwen" / "Qwen3-8B"
+    fetch = f"`hf download Qwen/Qwen3-8B --revision {COMMIT} --local-dir {folder}` fetches it"
+    assert str(caught.value) == f"Qwen/Qwen3-8B is not in {tmp_path}, where it would be {folder}; {fetch}"
+    with pytest.raises(ConfigError, match=r"folder .*/nowhere of checkpoints does not exist"):
+        find(QWEN, tmp_path / "nowhere")
