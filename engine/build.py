@@ -15,6 +15,7 @@ from engine.core.window import Window
 from engine.device.graphs import Graphs
 from engine.device.staging import StagingRing
 from engine.device.table import SlotTable
+from engine.device.waits import Waits
 from engine.device.window import WindowMemory, split
 from engine.launch import DeviceExecutor, InFlight
 from engine.loop import Loop
@@ -63,6 +64,7 @@ def build(resolved: Resolved, facts: Facts, tokenizer: Tokenizer, locate: Locate
     side = None
     if windowed.layers:
         side = WindowMemory(windows, context.memory(windowed, resolved.window_pages, resolved.kv_stamps), table())
+    graphs = Graphs(resolved.cuda_graph_max_bs, device, probes) if resolved.cuda_graph_max_bs else None
     executor = DeviceExecutor(
         target,
         drafter,
@@ -72,7 +74,8 @@ def build(resolved: Resolved, facts: Facts, tokenizer: Tokenizer, locate: Locate
         StagingRing(resolved.lag, device),
         side,
         _guard(resolved, drafter, target, scheduler.steps),
-        Graphs(resolved.cuda_graph_max_bs, device, probes) if resolved.cuda_graph_max_bs else None,
+        graphs,
+        Waits(graphs) if graphs is not None and resolved.strict_memory else None,
     )
     return Loop(
         scheduler,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
 from typing import NamedTuple
 
@@ -46,6 +47,7 @@ class DeviceExecutor:
         window: WindowMemory | None = None,
         guard: Guard | None = None,
         graphs: Graphs | None = None,
+        waits: AbstractContextManager[None] | None = None,
     ) -> None:
         self.target = target
         self.drafter = drafter
@@ -57,11 +59,12 @@ class DeviceExecutor:
         self.window = window
         self.guard = guard
         self.graphs = graphs
+        self._waits = nullcontext() if waits is None else waits
         self._inference = torch.inference_mode()  # one for all steps: as a decorator it would make one for each
 
     def launch(self, plan: StepPlan) -> InFlight:
         """Start a step. Returns without waiting for the device."""
-        with self._inference:
+        with self._inference, self._waits:
             self.table.extend(plan.rows)
             self._admit(plan.rows)
             if self.window is not None:

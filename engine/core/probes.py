@@ -28,6 +28,7 @@ PROBES: Final[dict[str, str]] = {
     "overlap.dropped": "a round of a request that was no longer running was dropped",
     "graph.replayed": "a verify round ran as a CUDA graph",
     "graph.eager": "a verify round ran without a graph where graphs are on",
+    "graph.waited": "the host waited for the device while it launched a graph that was there (under strict_memory)",
     "page.crossed": "a request's reservation grew by a page after its prefill",
     "prefix.hit": "tokens taken from the prefix cache (sum)",
     "prefix.insert": "pages given to the prefix cache (sum)",
@@ -57,9 +58,10 @@ PROBES: Final[dict[str, str]] = {
 }
 
 # Only a GPU can hit these.
-GPU: Final = ("graph.replayed", "graph.eager")
+GPU: Final = ("graph.replayed", "graph.eager", "graph.waited")
 # Hits of these are defects; every other probe must be hit somewhere in a whole nightly stage.
 ZERO: Final[dict[str, str]] = {
+    "graph.waited": "a round that is a graph is launched behind the device's back",
     "stamp.wrong": "a slot that holds another position's KV is read as if it were the right one",
 }
 

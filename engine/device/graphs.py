@@ -40,7 +40,8 @@ class Graphs:
     """Captures and replays rounds of up to `max_batch` requests on one device.
 
     rows and accounts int64 [max_batch]: what a round is given. bundles: the graphs, at most `kept` of a width and
-    `most_bytes` of memory. On a CPU nothing is captured, and every round runs as it is, padding included.
+    `most_bytes` of memory. made: graphs so far. On a CPU nothing is captured, and every round runs as it is,
+    padding included.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Graphs:
         self.max_batch, self.probes = max_batch, probes
         self._given = torch.zeros(2, padded(max_batch), dtype=torch.int64, device=device)
         self._last: tuple[int, ...] = ()
+        self.made = 0
         self._cuda = device.type == "cuda"
         self.bundles: Bundles[Captured] = Bundles(_held, kept, most_bytes)
         self._stream = torch.cuda.Stream(device) if self._cuda else None
@@ -102,6 +104,7 @@ class Graphs:
             finally:
                 graph.capture_end()
         main.wait_stream(stream)
+        self.made += 1
         return Captured(graph, results)
 
 

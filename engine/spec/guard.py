@@ -163,6 +163,8 @@ class Guard:
             return "proposed ancestors that are no bool tensor"
         elif tree.ancestors.shape != (rows, width, width):
             return f"proposed ancestors of shape {tuple(tree.ancestors.shape)} in a round of {rows} x {width} nodes"
+        elif tree.ancestors.device != batch.rows.device:
+            return f"proposed ancestors on {tree.ancestors.device} in a round on {batch.rows.device}"
         longest = width - 1
         if not isinstance(tree.depth, int) or not (
             tree.depth == longest if tree.ancestors is None else min(1, longest) <= tree.depth <= longest
@@ -211,6 +213,10 @@ class Guard:
                     f"carried {name!r} of shape {tuple(tensor.shape)} and {tensor.dtype}, not of {(rows, *shape)} and "
                     f"{dtype}"
                 )
+                return None
+            assert self._codes is not None
+            if tensor.device != self._codes.device:
+                self._quarantine(f"carried {name!r} on {tensor.device} in a step on {self._codes.device}")
                 return None
             if dtype.is_floating_point:
                 wrong = ~tensor.isfinite()

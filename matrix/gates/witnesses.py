@@ -246,4 +246,5 @@ GPU_WITNESSES: Final[tuple[Witness, ...]] = (
         "rounds of the same shape are replayed",
         lambda cell, run: _graphs(run) and run.witness.get("decode.round", 0) >= REPEATED_ROUNDS,
     ),
+    Witness("graph.waited", False, "a graph is launched behind the device's back", lambda cell, run: _graphs(run)),
 )

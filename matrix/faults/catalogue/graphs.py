@@ -78,8 +78,8 @@ GRAPH_FAULTS: Final[tuple[Fault, ...]] = (
         klass="silent fallback / ignored parameter",
         origin="sglang#32459 (K13: usage counters)",
         file="engine/build.py",
-        old="        Graphs(resolved.cuda_graph_max_bs, device, probes) if resolved.cuda_graph_max_bs else None,\n",
-        new="        None,\n",
+        old="    graphs = Graphs(resolved.cuda_graph_max_bs, device, probes) if resolved.cuda_graph_max_bs else None\n",
+        new="    graphs = None\n",
         expected=("effective",),
         cells=CELLS,
         why="an engine that resolved to graphs runs without any",
@@ -95,6 +95,120 @@ GRAPH_FAULTS: Final[tuple[Fault, ...]] = (
         expected=("effective",),
         cells=CELLS,
         why="graphs are on, and every round runs without one",
+        tier=TIER,
+    ),
+    Fault(
+        id="graph-padding-stale",
+        klass=GRAPHS,
+        origin="vllm#43869",
+        file="engine/device/graphs.py",
+        old="            self._given[:, :size].copy_(sent, non_blocking=True)\n",
+        new="            self._given[:, : len(rows)].copy_(sent[:, : len(rows)], non_blocking=True)\n",
+        expected=("ledger",),
+        cells=("eagle3.s5.v2.p16.ragged.length",),
+        why="what fills a batch up are requests of a larger one before, which go on writing KV",
+        tier=TIER,
+    ),
+    Fault(
+        id="graph-padding-first",
+        klass=GRAPHS,
+        origin="sglang#18647",
+        file="engine/device/graphs.py",
+        old="        given = (*rows, *padding, *accounts, *padding)\n",
+        new="        given = (*padding, *rows, *padding, *accounts)\n",
+        expected=("lossless",),
+        cells=("eagle3.s5.v2.p16.ragged.length",),
+        why="the first requests are told what padding got",
+        tier=TIER,
+    ),
+    Fault(
+        id="graph-sampling-forgotten",
+        klass="sampling distribution",
+        origin="sglang#37134",
+        file="engine/launch.py",
+        old="        results = graphs.run(Shape(plan.greedy, plan.logprobs, len(rows), width, reach), whole_round)\n",
+        new="        results = graphs.run(Shape(True, plan.logprobs, len(rows), width, reach), whole_round)\n",
+        expected=("lossless", "distribution"),
+        cells=("eagle3.s3.k4.n8.v2.p16.burst.stop_string", "eagle3.s3.k4.n8.v2.p16.burst.temperature.stop_token"),
+        why="a graph of greedy rounds is replayed where tokens must be drawn",
+        tier=TIER,
+    ),
+    Fault(
+        id="graph-logprobs-forgotten",
+        klass="logprob",
+        origin="sglang#21589",
+        file="engine/launch.py",
+        old="        results = graphs.run(Shape(plan.greedy, plan.logprobs, len(rows), width, reach), whole_round)\n",
+        new="        results = graphs.run(Shape(plan.greedy, -1, len(rows), width, reach), whole_round)\n",
+        expected=("finish",),
+        cells=("eagle3.s3.k4.n8.v2.p16.ragged.stream.mixed.stop_token",),
+        why="a graph that shows no log-probabilities is replayed for a turn that asks for them",
+        tier=TIER,
+    ),
+    Fault(
+        id="graph-one-width",
+        klass=GRAPHS,
+        origin="sglang#35275",
+        file="engine/launch.py",
+        old="        width, reach = plan.rows[0].width, reach_of(",
+        new="        width, reach = min(2, plan.rows[0].width), reach_of(",
+        expected=("acceptance",),
+        cells=("eagle3.tiers.v2.waves.length",),
+        why="graphs are made for the narrowest depth and replayed at every other",
+        tier=TIER,
+    ),
+    Fault(
+        id="staging-slot-reused",
+        klass=RACE,
+        origin="vllm#29288",
+        file="engine/device/staging.py",
+        old=(
+            "        host = {name: self._copy(tensor) for name, tensor in tensors.items()}\n"
+            "        event = torch.cuda.Event()\n"
+        ),
+        new=(
+            "        self._kept = getattr(self, '_kept', None) or {None: torch.cuda.Event()}\n"
+            "        places = {name: (name, tensor.shape) for name, tensor in tensors.items()}\n"
+            "        for name, tensor in tensors.items():\n"
+            "            self._kept.setdefault(places[name], self._copy(tensor)).copy_(tensor, non_blocking=True)\n"
+            "        host = {name: self._kept[places[name]] for name in tensors}\n"
+            "        event = self._kept[None]\n"
+        ),
+        expected=("lossless",),
+        cells=CELLS,
+        why="a step's results are copied over those of the step before, which nobody has read yet",
+        tier=TIER,
+    ),
+    Fault(
+        id="upload-waits",
+        klass="silent fallback / ignored parameter",
+        origin="vllm#55202",
+        file="engine/device/upload.py",
+        old="    return buffer.pin_memory().to(device, non_blocking=True)\n",
+        new="    return buffer.to(device)\n",
+        expected=("effective",),
+        cells=CELLS,
+        why="every upload waits for what the device still has to do",
+        tier=TIER,
+    ),
+    Fault(
+        id="replay-unawaited",
+        klass=RACE,
+        origin="sglang#28034",
+        file="engine/device/graphs.py",
+        old="        captured.graph.replay()\n",
+        new=(
+            "        assert self._stream is not None\n"
+            "        if bundle.graphs[shape] is None:\n"
+            "            for tensor in captured.results.values():\n"
+            "                tensor.fill_(1)\n"
+            "        self._stream.wait_stream(torch.cuda.current_stream())\n"
+            "        with torch.cuda.stream(self._stream):\n"
+            "            captured.graph.replay()\n"
+        ),
+        expected=("lossless",),
+        cells=CELLS,
+        why="a graph runs in a stream of its own, and its results are copied before it has ended",
         tier=TIER,
     ),
 )

@@ -27,15 +27,16 @@ class Pretender:
     def __init__(self, context: BuildContext) -> None:
         self.traits = context.traits
         self.vocab_size = context.target.vocab_size
+        self.near = torch.arange(4, device=context.resolved.device)
+        self.parents = torch.tensor([-1, 0, 1, 0], device=context.resolved.device)
 
     def prime(self, batch, tokens, aux, sampled, following):
-        return {"score": torch.ones(len(batch.rows), 3)}
+        return {"score": batch.rows.new_ones((len(batch.rows), 3), dtype=torch.float32)}
 
     def propose(self, batch, relay):
-        near = torch.tensor([0, 1, 2, 3])
-        parents = torch.tensor([-1, 0, 1, 0]).expand(len(batch.rows), -1)
+        parents = self.parents.repeat(len(batch.rows), 1)
         depths, ancestors = tree_layout(parents)
-        return DraftTree((batch.root + near) % self.vocab_size, parents, depths, ancestors, 2)
+        return DraftTree((batch.root + self.near) % self.vocab_size, parents, depths, ancestors, 2)
 
     def absorb(self, batch, verdict, aux):
         return {"score": batch.carried["score"] + 1}
@@ -54,7 +55,7 @@ class RowLiar(Pretender):
 
     def propose(self, batch, relay):
         tree = super().propose(batch, relay)
-        lie = torch.tensor(self.wrong).expand_as(tree.tokens)
+        lie = torch.tensor(self.wrong, device=tree.tokens.device).expand_as(tree.tokens)
         if self.field == "tokens":
             lie = batch.root + lie
         return tree._replace(**{self.field: torch.where(first(batch), lie, getattr(tree, self.field))})
@@ -91,7 +92,7 @@ class Twins(RowLiar):
 class OtherAncestors(Pretender):
     def propose(self, batch, relay):
         tree = super().propose(batch, relay)
-        shown = torch.where(first(batch)[:, :, None], torch.ones(4, 4, dtype=torch.bool).tril(), tree.ancestors)
+        shown = torch.where(first(batch)[:, :, None], torch.ones_like(tree.ancestors[0]).tril(), tree.ancestors)
         return tree._replace(ancestors=shown)
 
 
@@ -102,7 +103,8 @@ class NotFinite(Pretender):
 
 class InfinitePrime(Pretender):
     def prime(self, batch, tokens, aux, sampled, following):
-        return {"score": torch.where(first(batch), float("inf"), torch.ones(len(batch.rows), 3))}
+        honest = super().prime(batch, tokens, aux, sampled, following)
+        return {"score": torch.where(first(batch), float("inf"), honest["score"])}
 
 
 class TooManyNodes(Pretender):
@@ -152,6 +154,17 @@ class OtherDevice(Pretender):
     def propose(self, batch, relay):
         tree = super().propose(batch, relay)
         return tree._replace(tokens=torch.empty_like(tree.tokens, device="meta"))
+
+
+class AncestorsElsewhere(Pretender):
+    def propose(self, batch, relay):
+        tree = super().propose(batch, relay)
+        return tree._replace(ancestors=torch.empty_like(tree.ancestors, device="meta"))
+
+
+class StateElsewhere(Pretender):
+    def prime(self, batch, tokens, aux, sampled, following):
+        return {"score": torch.empty(len(batch.rows), 3, device="meta")}
 
 
 class WideState(Pretender):
@@ -296,6 +309,8 @@ BATCH_LIES = {
     OddState: "carried a list, not a mapping of tensors",
     OddAncestors: "proposed ancestors that are no bool tensor",
     OtherDevice: "proposed tokens on meta in a round on cpu",
+    AncestorsElsewhere: "proposed ancestors on meta in a round on cpu",
+    StateElsewhere: "carried 'score' on meta in a step on cpu",
     raiser("prime", KeyError("score")): "raised KeyError in prime ('score')",
     raiser("propose", ZeroDivisionError("division\nby zero")): "raised ZeroDivisionError in propose (division by zero)",
     raiser("absorb", ConfigError("no such table")): "raised ConfigError in absorb (no such table)",

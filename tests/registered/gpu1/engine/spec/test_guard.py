@@ -1,0 +1,126 @@
+"""On a GPU: what a registered drafter does wrong is named, the others keep their tokens, and no launch waits."""
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.api import LLM
+from engine.core.config import EngineConfig
+from engine.core.request import SamplingParams
+from engine.register import forget_algorithm, register_algorithm
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "cpu" / "engine"))
+from pretender import BATCH_LIES, READERS, ROW_LIES, SHAPE, TRAITS, WRITERS, KeepsNumpy, Pretender, reader
+
+pytestmark = [
+    pytest.mark.register(est_seconds=60, tier="gpu1", stage="pr"),
+    pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature"),
+]
+
+ZOO = Path(__file__).parents[5] / "matrix" / "zoo" / "checkpoints"
+PROMPTS = (
+    "Question: A garden is 19 feet long and 5 feet wide. What is its area in square feet?\nAnswer:",
+    "Question: Eli had 75 keys. He gave 11 of them to Cora. How many keys are left?\nAnswer:",
+    "Question: Eli had 75 keys.",
+)
+PARAMS = [
+    SamplingParams(max_new_tokens=24),
+    SamplingParams(max_new_tokens=20, temperature=0.9, seed=3, ignore_eos=True),
+    SamplingParams(max_new_tokens=17, temperature=0.6, top_k=20, seed=4, return_logprob=True),
+]
+# What only tensors of a device can do, and what they cannot: these raise before anything is read.
+COPIES = {
+    reader("ToDevice", lambda t: t.to(torch.device("cpu"))): "read a tensor on the host (a copy to the CPU)",
+    reader(
+        "Copy", lambda t: torch.zeros_like(t, device="cpu").copy_(t)
+    ): "read a tensor on the host (a copy to the CPU)",
+    reader("Unseen", lambda t: t.numpy()): "raised TypeError in propose",
+    KeepsNumpy: "raised ",
+}
+WRONG = {
+    **{
+        liar: lie.replace("on cpu", "on cuda:0")
+        for liar, lie in BATCH_LIES.items()
+        if liar is not READERS["Tensor.numpy"]
+    },
+    **{liar: f"wrote into {names}" for liar, names in WRITERS.items() if liar is not KeepsNumpy},
+    **COPIES,
+}
+
+
+def launch(algorithm: str = "NONE", **more: object) -> LLM:
+    asked = {"device": "cuda", "dtype": "float32", "enable_deterministic_inference": True, "kv_stamps": True}
+    shape = SHAPE if algorithm != "NONE" else {}
+    return LLM(EngineConfig("llama-mini", algorithm, **{**asked, **shape, **more}), lambda name: ZOO / name)
+
+
+@cache
+def plain() -> list[tuple[int, ...]]:
+    return [output.output_ids for output in launch().generate(PROMPTS, PARAMS)]
+
+
+@pytest.fixture
+def pretending():
+    """An engine of the algorithm PRETENDER with a given drafter; forgotten behind the test."""
+
+    def start(drafter, **more: object) -> LLM:
+        register_algorithm(TRAITS, drafter)
+        return launch("PRETENDER", **more)
+
+    yield start
+    forget_algorithm("PRETENDER")
+
+
+def at_rest(llm: LLM) -> None:
+    ledger = llm.loop.scheduler.ledger
+    assert not ledger.accounts and len(ledger.free) + ledger.cached == ledger.num_pages
+    assert llm.probes["stamp.checked"] > 0 and llm.probes["stamp.wrong"] == 0
+
+
+@pytest.mark.parametrize("version", ["v1", "v2"])
+def test_a_guarded_launch_waits_for_nothing(pretending, version):
+    llm = pretending(Pretender, spec_version=version)
+    assert [output.output_ids for output in llm.generate(PROMPTS, PARAMS)] == plain()
+    unguarded = llm.loop.executor.launch
+
+    def strict(plan):
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            return unguarded(plan)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    llm.loop.executor.launch = strict
+    assert [output.output_ids for output in llm.generate(PROMPTS, PARAMS)] == plain()
+    assert llm.drafter_error is None and llm.probes["spec.drafted"] > 0
+    at_rest(llm)
+
+
+@pytest.mark.parametrize(("liar", "lie"), ROW_LIES.items(), ids=lambda value: getattr(value, "__name__", ""))
+def test_a_lie_about_a_row_costs_its_request_alone(pretending, liar, lie):
+    llm = pretending(liar, spec_version="v2", strict_memory=2)
+    first, *others = llm.generate(PROMPTS, PARAMS)
+    assert [output.output_ids for output in others] == plain()[1:]
+    assert first.finish.reason == "error" and lie in first.meta_info["finish_reason"]["message"]
+    assert first.output_ids == plain()[0][: len(first.output_ids)] and len(first.output_ids) <= 1
+    assert llm.drafter_error is None
+    at_rest(llm)
+
+
+@pytest.mark.parametrize(("liar", "lie"), WRONG.items(), ids=lambda value: getattr(value, "__name__", ""))
+def test_whoever_lies_of_the_batch_reads_writes_or_raises_is_put_aside(pretending, liar, lie):
+    """At lag 1: a round of the old width is in flight when the host learns of a write."""
+    llm = pretending(liar, spec_version="v2")
+    with pytest.warns(RuntimeWarning) as caught:
+        outputs = llm.generate(PROMPTS, PARAMS)
+    (told,) = {str(warning.message) for warning in caught}
+    assert told.startswith(f"the drafter of PRETENDER {lie}")
+    assert told.endswith("; it is not asked again and rounds go on without drafts")
+    assert [output.output_ids for output in outputs] == plain()
+    assert llm.drafter_error == llm.readback()["drafter_error"] == told
+    at_rest(llm)
