@@ -3,7 +3,12 @@
     python examples/copy_the_prompt.py
 
 registers the algorithm COPY, answers a few questions with it and without a drafter, and prints what it accepts and
-that the tokens are the same. Four things make an algorithm:
+that the tokens are the same. The same file serves the command line:
+
+    specmatrix contract examples/copy_the_prompt.py
+    specmatrix generate --speculative-algorithm-file examples/copy_the_prompt.py "Ann has 3 pens. How many has she?"
+
+Four things make an algorithm:
 
 1. Traits, one frozen row: what the engine may know of it. COPY proposes chains, has no weights and no KV of its own.
 2. A drafter with the hooks prime (after a prefill step), propose (before a verify round) and absorb (after it). It
@@ -12,7 +17,8 @@ that the tokens are the same. Four things make an algorithm:
 3. Carries: what it takes from one round to the next. The engine keeps a buffer per request for each and hands it back
    as `batch.carried`; a request's first step finds zeros. COPY carries the text itself.
 4. register_algorithm, which refuses a missing hook by name. `check` may refuse what a user asks for, `relay` may
-   replace the buffers. From then on `--speculative-algorithm COPY` works like any other.
+   replace the buffers. Called at the top level, so that importing the file is enough; from then on
+   `--speculative-algorithm COPY` works like any other.
 
 Verification is exact whatever is proposed, and the tensors that a hook sees are copies: a drafter that keeps to what it
 is handed can only be slow, never wrong. One that breaks the protocol is caught: its request ends (a token outside the
@@ -99,10 +105,12 @@ def check(asked: EngineConfig, facts: Facts) -> None:
         raise ConfigError(f"COPY copies at most 32 tokens a round, got {asked.speculative_num_steps}; ask for fewer")
 
 
+register_algorithm(COPY, CopyDrafter, check=check)
+
+
 def main() -> None:
     from matrix.zoo.registry import resolve_path
 
-    register_algorithm(COPY, CopyDrafter, check=check)
     params = SamplingParams(max_new_tokens=64)
     plain = LLM(EngineConfig("llama-mini"), resolve_path).generate(QUESTIONS, params)
     engine = LLM(EngineConfig("llama-mini", "COPY", speculative_num_steps=4), resolve_path)

@@ -16,6 +16,7 @@ from typing import Annotated, Final, cast
 import typer
 
 from engine.core.errors import ConfigError, EngineError
+from matrix.commands.flags import EPILOG
 from matrix.stopping import Stopped, stoppable
 from matrix.usage import misuse
 from reports.schema import ReportError
@@ -106,25 +107,36 @@ def lock(
     return lock_cells(check, extend, full)
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@app.command(context_settings={"ignore_unknown_options": True}, epilog=EPILOG)
 def generate(
-    context: typer.Context,
-    question: Annotated[str, typer.Argument(help="a question in words")],
+    question: Annotated[list[str] | None, typer.Argument(metavar="question", help="a question in words")] = None,
     max_new_tokens: Annotated[int, typer.Option(help="longest answer in tokens")] = 160,
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest token")] = 0.0,
     seed: Annotated[int, typer.Option(help="of the draws")] = 0,
     threads: Annotated[int, typer.Option(help="compute threads")] = 1,
+    speculative_algorithm_file: Annotated[
+        Path | None, typer.Option(help="a Python file that registers an algorithm of yours")
+    ] = None,
 ) -> int:
-    """Answer a question and time the drafter.
-
-    Engine flags such as --page-size 4 are taken too.
-    """
+    """Answer a question and time the drafter."""
     from engine.core.request import SamplingParams
-    from matrix.commands.generate import flags_of
     from matrix.commands.generate import generate as answer
 
     params = SamplingParams(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
-    return answer(question, params, flags_of(context.args), threads)
+    return answer(question or [], params, speculative_algorithm_file, threads)
+
+
+@app.command(context_settings={"ignore_unknown_options": True}, epilog=EPILOG)
+def contract(
+    algorithm: Annotated[
+        list[str] | None, typer.Argument(metavar="FILE", help="a Python file that registers algorithms, or a name")
+    ] = None,
+    json_: Json = False,
+) -> int:
+    """Hold an algorithm of yours to the contract of all."""
+    from matrix.commands.contract import contract as hold
+
+    return hold(algorithm or [], json_)
 
 
 @app.command()

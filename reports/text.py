@@ -6,8 +6,8 @@ from reports.schema import CellResult, Header
 
 
 def count(number: int, noun: str) -> str:
-    """`1 cell`, `3 cells`, `12,000 cells`."""
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+    """`1 cell`, `3 cells`, `12,000 cells`, `2 launches`."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "es" if noun.endswith("ch") else "s")
 
 
 def shorten(text: str, most: int) -> str:

@@ -87,10 +87,7 @@ class EngineConfig:
         """
         values: dict[str, Any] = {}
         for flag, value in flags.items():
-            name = flag.removeprefix("--").replace("-", "_")
-            name = ALIASES.get(name, name)
-            if name not in KINDS:
-                raise ConfigError(_unknown(flag, name))
+            name = field_of(flag)
             if name in values:
                 raise ConfigError(f"{name} is given twice; give it once")
             values[name] = _parse(name, value) if isinstance(value, str) else value
@@ -112,6 +109,15 @@ def _kinds() -> dict[str, type]:
 KINDS: Final = _kinds()
 UNASKED: Final[dict[str, object]] = {field.name: field.default for field in fields(EngineConfig)}
 WORDS: Final[dict[type, str]] = {int: "an integer", float: "a number", bool: "true or false", str: "a text"}
+
+
+def field_of(flag: str) -> str:
+    """The field that a flag sets. ConfigError on an unknown flag (names the closest one, or all)."""
+    name = flag.removeprefix("--").replace("-", "_")
+    name = ALIASES.get(name, name)
+    if name not in KINDS:
+        raise ConfigError(_unknown(flag, name))
+    return name
 
 
 def _unknown(flag: str, name: str) -> str:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from traceback import extract_tb
 from typing import NamedTuple, Protocol, TypeAlias
 
 import torch
 
-from engine.core.algorithm import Traits
+from engine.core.algorithm import Traits, is_registered
 from engine.core.automaton import SuffixAutomaton
 from engine.core.config import Facts, Resolved
-from engine.core.errors import ConfigError
+from engine.core.errors import ConfigError, EngineError
 from engine.device.pool import KVLayout, KVPool
 from engine.device.relay import Relay
 from engine.models.eagle import Eagle
@@ -209,7 +211,8 @@ def build_drafter(context: BuildContext) -> Drafter:
         raise ConfigError(
             f"speculative_algorithm {name} has no drafter in this engine yet; allowed: {', '.join(BUILDERS)}"
         )
-    drafter = BUILDERS[name](context)
+    with _theirs(name, "drafter"):
+        drafter = BUILDERS[name](context)
     missing = [attribute for attribute in ATTRIBUTES if not hasattr(drafter, attribute)]
     if missing:
         raise ConfigError(f"the drafter of {name} has no attribute {missing[0]}; it needs {', '.join(ATTRIBUTES)}")
@@ -219,4 +222,22 @@ def build_drafter(context: BuildContext) -> Drafter:
 def build_relay(traits: Traits, rows: int, drafter: Drafter, device: torch.device) -> Relay:
     """The algorithm's own relay if it has one, else the standard one with a buffer per carry."""
     own = RELAYS.get(traits.name)
-    return Relay(rows, drafter.carries, device) if own is None else own(rows, drafter, device)
+    if own is None:
+        return Relay(rows, drafter.carries, device)
+    with _theirs(traits.name, "relay"):
+        return own(rows, drafter, device)
+
+
+@contextmanager
+def _theirs(name: str, made: str) -> Iterator[None]:
+    """What a registered algorithm's own code raises while its part is made is its user's to mend: a ConfigError."""
+    try:
+        yield
+    except EngineError:
+        raise
+    except Exception as error:
+        if not is_registered(name):
+            raise
+        *_, last = extract_tb(error.__traceback__)
+        place = f"{Path(last.filename).name}, line {last.lineno}"
+        raise ConfigError(f"the {made} of {name} cannot be made ({place}): {type(error).__name__}: {error}") from error

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Mapping
 from dataclasses import fields, replace
+from pathlib import Path
 from time import perf_counter
 from typing import Any, Final
 
 import torch
 
+from engine.algorithm_file import load_algorithms
 from engine.api import LLM, Output
 from engine.core.config import EngineConfig
 from engine.core.errors import ConfigError
 from engine.core.request import SamplingParams
 from matrix.cell import DRAFTS, MODELS
+from matrix.commands.flags import flags_of
 from matrix.progress import waiting
 from matrix.zoo.gsm_mini import prompt_of
 from matrix.zoo.registry import resolve_path
@@ -25,23 +29,29 @@ TIMED: Final = 3
 # What an engine says before it is timed; a drafter that remembers texts learns nothing of the answer from it.
 WARM_UP: Final = "Sam walks to the sea."
 SHAPE_FIELDS: Final = {"speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens"}
+ALGORITHM: Final = "speculative_algorithm"
 # What belongs to a drafter beside the flags that say so; the plain engine beside it runs without.
 SPECULATIVE: Final = "speculative_"
 DRAFTER_FIELDS: Final = {"enable_multi_layer_eagle"}
 
 
-def generate(question: str, params: SamplingParams, flags: Mapping[str, str], threads: int = 1) -> int:
+def generate(words: list[str], params: SamplingParams, file: Path | None = None, threads: int = 1) -> int:
     """Stream the answer, then print acceptance length, tokens per second and the speed-up over no drafter.
 
-    flags: engine flags as typed. ConfigError or RequestError on a wrong one.
+    words: the question and engine flags as typed. file: registers an algorithm of its own, which drafts unless another
+    is named. ConfigError or RequestError on a wrong one.
     """
-    if not question.strip():
-        raise ConfigError("the question is empty; ask something in words")
+    questions, flags = flags_of(words)
+    question = _only(questions)
     if threads < 1:
         raise ConfigError(f"threads must be at least 1, got {threads}")
     torch.set_num_threads(threads)
+    if file is not None:
+        flags.setdefault(ALGORITHM, _only_algorithm(file))
     asked = configuration(flags)
     prompt = prompt_of(question)
+    # What is wrong with a drafter is said at the end, once.
+    warnings.filterwarnings("ignore", message="the drafter of ", category=RuntimeWarning)
     with waiting("loading the models"):
         llm = LLM(asked, resolve_path)
     for text in llm.stream(prompt, params):
@@ -61,7 +71,27 @@ def generate(question: str, params: SamplingParams, flags: Mapping[str, str], th
         parts = [f"{llm.resolved.algorithm} accepts {length:.2f} tokens per round", *parts]
         parts.append(f"{ratio:.2f} times the speed of no drafter ({same})")
     print("; ".join(parts), file=sys.stderr)
-    return 0
+    wrong = output.finish.message or llm.drafter_error
+    if wrong is not None:
+        print(wrong, file=sys.stderr)
+    return int(wrong is not None)
+
+
+def _only(questions: list[str]) -> str:
+    if not questions:
+        raise ConfigError("the question is missing; ask something in words")
+    if not questions[0].strip():
+        raise ConfigError("the question is empty; ask something in words")
+    if len(questions) > 1:
+        raise ConfigError(f"{questions[1]!r} is a second question or a stray value; ask one, in quotes")
+    return questions[0]
+
+
+def _only_algorithm(file: Path) -> str:
+    names = [traits.name for traits in load_algorithms(file)]
+    if len(names) > 1:
+        raise ConfigError(f"{file} registers {', '.join(names)}; give --speculative-algorithm one of them")
+    return names[0]
 
 
 def configuration(flags: Mapping[str, str]) -> EngineConfig:
@@ -78,22 +108,6 @@ def configuration(flags: Mapping[str, str]) -> EngineConfig:
         # The tree that is automatic for a Llama verifies more nodes than a CPU does for free; a chain pays there.
         asked["speculative_num_steps"] = "5"
     return EngineConfig.from_flags(asked)
-
-
-def flags_of(words: list[str]) -> dict[str, str]:
-    """`--page-size 4`, `--page-size=4`, `--disable-radix-cache` as a mapping. ConfigError on a word without a flag."""
-    flags: dict[str, str] = {}
-    rest = list(words)
-    while rest:
-        name, equals, value = rest.pop(0).partition("=")
-        if not name.startswith("--") or name == "--":
-            raise ConfigError(f"{name!r} is no engine flag; flags begin with --, for example --page-size 4")
-        if not equals:
-            value = "true" if not rest or rest[0].startswith("--") else rest.pop(0)
-        if name in flags:
-            raise ConfigError(f"{name} is given twice; give it once")
-        flags[name] = value
-    return flags
 
 
 def _without_drafter(config: EngineConfig) -> EngineConfig:

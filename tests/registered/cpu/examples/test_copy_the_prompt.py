@@ -13,7 +13,7 @@ from engine.api import LLM
 from engine.core.config import EngineConfig
 from engine.core.errors import ConfigError
 from engine.core.request import SamplingParams
-from engine.register import forget_algorithm, register_algorithm
+from engine.register import forget_algorithm
 from matrix.zoo.registry import resolve_path
 
 pytestmark = pytest.mark.register(est_seconds=2, tier="cpu", stage="pr")
@@ -30,9 +30,7 @@ def one_thread():
 @pytest.fixture
 def copying():
     """The example's names, with its algorithm registered."""
-    names = runpy.run_path(str(EXAMPLE))
-    register_algorithm(names["COPY"], names["CopyDrafter"], check=names["check"])
-    yield names
+    yield runpy.run_path(str(EXAMPLE))
     forget_algorithm("COPY")
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from matrix.cli import main
+from matrix.commands.flags import flags_of
 from matrix.commands.generate import configuration
 from matrix.commands.run import chosen_cells
 from reports.load import load
@@ -69,7 +70,16 @@ WRONG = {
     ("generate", "Hi", "--bogus"): "flag '--bogus' is unknown; it must be one of --model-path, ",
     ("generate", ""): "the question is empty; ask something in words",
     ("generate", " ", "--page-size", "4"): "the question is empty; ask something in words",
-    ("generate", "Hi", "there"): "'there' is no engine flag; flags begin with --, for example --page-size 4",
+    ("generate", "Hi", "there"): "'there' is a second question or a stray value; ask one, in quotes",
+    ("generate",): "the question is missing; ask something in words",
+    ("generate", "--page-size", "4"): "the question is missing; ask something in words",
+    ("generate", "Hi", "--page-size"): "--page-size needs a value",
+    ("generate", "--page-size", "--kv-stamps", "Hi"): "--page-size needs a value",
+    ("generate", "Hi", "--model", "qwen3-mini", "--model-path=llama-mini"): "--model-path is given twice; give it once",
+    ("generate", "Hi", "--speculative-algorithm-file", "/no/file.py"): "algorithm file /no/file.py is missing; give a ",
+    ("contract",): "0 algorithms given; name one Python file that registers some, or one algorithm",
+    ("contract", "EAGLE9"): "'EAGLE9' is neither a file nor an algorithm; give a Python file or one of NONE, EAGLE, ",
+    ("contract", "/no/file.py"): "algorithm file /no/file.py is missing; give a Python file, which must call ",
     ("generate", "Hi", "--page-size", "4", "--page-size=5"): "--page-size is given twice; give it once",
     ("generate", "Hi", "--page-size", "0"): "page_size",
     ("generate", "Hi", "--model-path", "/no/model"): "model '/no/model' is neither a folder nor in the zoo",
@@ -225,6 +235,16 @@ def test_generate_streams_and_measures(capsys: pytest.CaptureFixture[str]):
     assert said.out.strip()
     assert said.err.startswith("EAGLE3 accepts ") and said.err.strip().endswith("(same tokens)")
     assert "tokens/s; " in said.err and "times the speed of no drafter" in said.err
+
+
+def test_generate_takes_engine_flags_before_the_question(capsys: pytest.CaptureFixture[str]):
+    words = ["--page-size", "4", "--disable-radix-cache", "Hi", "--max-new-tokens", "4", "--kv-stamps", "true"]
+    assert main(["generate", *words, "--speculative_algorithm=none"]) == 0
+    assert capsys.readouterr().err.startswith("4 tokens; ")
+    assert flags_of(["--page-size", "4", "--kv-stamps", "-- no flag", "--model=x"]) == (
+        ["-- no flag"],
+        {"page_size": "4", "kv_stamps": "true", "model_path": "x"},
+    )
 
 
 def test_generate_counts_the_first_answer_of_a_drafter_that_remembers(capsys: pytest.CaptureFixture[str]):

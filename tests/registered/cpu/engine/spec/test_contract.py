@@ -17,33 +17,16 @@ from engine.api import LLM
 from engine.core.algorithm import ALGORITHMS, Topology, Traits
 from engine.core.config import EngineConfig
 from engine.core.errors import ConfigError, KernelError
-from engine.core.request import SamplingParams
 from engine.device.relay import Carry, Relay
 from engine.register import forget_algorithm, register_algorithm
 from engine.spec.drafter import chain
+from matrix.commands.contract import with_models
+from matrix.contract import LAUNCHES, PARAMS, PROMPTS, hold
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from pretender import BATCH_LIES, ROW_LIES, SHAPE, TRAITS, WRITERS, Pretender, raiser
 
 pytestmark = pytest.mark.register(est_seconds=25, tier="cpu", stage="pr")
-
-PROMPTS = (
-    "Question: A garden is 19 feet long and 5 feet wide. What is its area in square feet?\nAnswer:",
-    "Question: Eli had 75 keys. He gave 11 of them to Cora. How many keys are left?\nAnswer:",
-    "Question: Eli had 75 keys.",
-)
-PARAMS = [
-    SamplingParams(max_new_tokens=24),
-    SamplingParams(max_new_tokens=20, temperature=0.9, seed=3, ignore_eos=True),
-    SamplingParams(max_new_tokens=17, temperature=0.6, top_k=20, seed=4, return_logprob=True),
-]
-LAUNCHES = {
-    "v2": {"spec_version": "v2"},
-    "v1-pages": {"spec_version": "v1", "page_size": 7, "chunked_prefill_size": 5},
-    "v2-tight": {"spec_version": "v2", "max_total_tokens": 160, "page_size": 4, "max_running_requests": 3},
-}
-# Every algorithm as a chain, and as a tree where it can draft one.
-SHAPES = [(traits, topk) for traits in ALGORITHMS for topk in (1, 3) if topk == 1 or traits.topology is Topology.TREE]
 
 
 @pytest.fixture
@@ -59,12 +42,6 @@ def registered():
     yield register
     for name in names:
         forget_algorithm(name)
-
-
-def models(traits: Traits) -> tuple[str, str | None]:
-    """The zoo's target and draft for an algorithm."""
-    draft = f"llama-mini-{traits.name.lower()}" if traits.draft_weights == "checkpoint" else None
-    return "deepseek-mini" if traits.draft_weights == "bundled" else "llama-mini", draft
 
 
 def run(llm: LLM) -> list[tuple[int, ...]]:
@@ -84,22 +61,13 @@ def plain(zoo):
     return of
 
 
-@pytest.mark.parametrize("launch", LAUNCHES.values(), ids=LAUNCHES)
-@pytest.mark.parametrize(("traits", "topk"), SHAPES, ids=[f"{traits.name}-{topk}" for traits, topk in SHAPES])
-def test_a_built_in_algorithm_keeps_the_contract(zoo, plain, traits, topk, launch):
-    target, draft = models(traits)
-    sizes = {} if not traits.drafts or traits.block else {"speculative_num_steps": 3, "speculative_eagle_topk": topk}
-    llm = LLM(EngineConfig(target, traits.name, draft, strict_memory=2, kv_stamps=True, **sizes, **launch), zoo)
-    drafter = llm.loop.executor.drafter
-    assert run(llm) == run(llm) == plain(target)
-    assert llm.drafter_error is None and "drafter_error" not in llm.readback()
-    assert llm.probes["stamp.wrong"] == 0 and llm.probes["stamp.checked"] > 0
-    assert (llm.probes["spec.drafted"] > 0) == traits.drafts
-    assert llm.loop.lag <= traits.max_lag
-    assert drafter.traits is traits and drafter.nodes == llm.resolved.num_draft_tokens
-    assert bool(drafter.capture) == traits.needs_hidden
-    assert len({carry.name for carry in drafter.carries}) == len(drafter.carries)
-    assert len(llm.loop.executor.pools) == 1 + traits.own_kv
+@pytest.mark.parametrize("traits", ALGORITHMS, ids=[traits.name for traits in ALGORITHMS])
+def test_a_built_in_algorithm_keeps_the_contract(zoo, traits):
+    held = list(hold(traits, with_models(traits, {}), zoo))
+    assert [each for each in held if each.broken] == []
+    kinds = 1 + (traits.topology is Topology.TREE) + traits.adaptive
+    assert len({each.launch for each in held}) == kinds * len(LAUNCHES)
+    assert all((each.tokens_per_round > 1) == traits.drafts for each in held)
 
 
 class CountingRelay(Relay):

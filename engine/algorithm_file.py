@@ -1,0 +1,61 @@
+"""A user's algorithm from a file: running the file registers it, as SGLang's plugins do on import."""
+
+from __future__ import annotations
+
+import sys
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
+from pathlib import Path
+from traceback import walk_tb
+from typing import Final
+
+from engine.core.algorithm import Traits, known_algorithms
+from engine.core.errors import ConfigError
+from engine.register import forget_algorithm
+
+# Before the file's name in sys.modules, so that `torch.py` takes nobody's place.
+PREFIX: Final = "specmatrix_algorithm_"
+HINT: Final = "call register_algorithm(traits, drafter) at its top level"
+
+
+def load_algorithms(path: Path) -> tuple[Traits, ...]:
+    """Run a Python file; the traits of what it registered, in that order.
+
+    ConfigError, by the file's name: it cannot be read, raises (with the line), or registers nothing. Then nothing of it
+    stays registered.
+    """
+    if not path.is_file():
+        raise ConfigError(f"algorithm file {path} is missing; give a Python file, which must {HINT}")
+    before = known_algorithms()
+    name = f"{PREFIX}{path.stem}"
+    spec = spec_from_loader(name, SourceFileLoader(name, str(path)))
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[name] = module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:  # a user's code may raise anything
+        for traits in _since(before):
+            forget_algorithm(traits.name)
+        del sys.modules[name]
+        said = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {_message(error)}"
+        raise ConfigError(f"algorithm file {path}{_line(path, error)} cannot be loaded: {said}") from error
+    found = _since(before)
+    if not found:
+        raise ConfigError(f"algorithm file {path} registers no algorithm; it must {HINT}")
+    return found
+
+
+def _since(before: tuple[Traits, ...]) -> tuple[Traits, ...]:
+    return known_algorithms()[len(before) :]
+
+
+def _message(error: BaseException) -> str:
+    return str(error.msg) if isinstance(error, SyntaxError) else str(error)
+
+
+def _line(path: Path, error: BaseException) -> str:
+    """`, line 7`: the last line of the file itself that was under way."""
+    if isinstance(error, SyntaxError) and error.filename == str(path):
+        return f", line {error.lineno}"
+    lines = [line for frame, line in walk_tb(error.__traceback__) if frame.f_code.co_filename == str(path)]
+    return f", line {lines[-1]}" if lines else ""
