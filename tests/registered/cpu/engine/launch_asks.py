@@ -1,0 +1,34 @@
+"""Asks and facts for the tests of launch rules: a target of 512 tokens, four layers, 128 wide, and drafts for it."""
+
+from engine.core.config import DraftFacts, EngineConfig, Facts
+from engine.core.rules import RULES
+from engine.core.situation import Situation
+
+HEAD = DraftFacts(
+    "LlamaForCausalLMEagle3",
+    vocab_size=512,
+    hidden_size=96,
+    target_hidden_size=128,
+    draft_vocab_size=300,
+    tokenizer_hash="t",
+    aux_layers=(1, 2, 3),
+)
+MODEL = DraftFacts("LlamaForCausalLM", vocab_size=512, hidden_size=64, tokenizer_hash="t")
+
+
+def facts(draft: DraftFacts | None = HEAD, gpus: int = 0, window: int | None = None) -> Facts:
+    return Facts("LlamaForCausalLM", 512, 128, 4, 1024, "t", draft, "cuda" if gpus else "cpu", gpus, window)
+
+
+def eagle3(**asked: object) -> EngineConfig:
+    return EngineConfig("m", "EAGLE3", "d", **asked)
+
+
+def standalone(**asked: object) -> EngineConfig:
+    return EngineConfig("m", "STANDALONE", "d", **asked)
+
+
+def broken(config: EngineConfig, known: Facts) -> list[str]:
+    """The names of the rules that an ask breaks."""
+    situation = Situation.of(config, known)
+    return [row.name for row in RULES if row.broken(situation)]
