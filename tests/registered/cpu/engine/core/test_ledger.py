@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from engine.core.errors import LedgerError
+from engine.core.journal import replay
 from engine.core.ledger import CACHE, FREE, Ledger, OutOfPages
 
 pytestmark = pytest.mark.register(est_seconds=12, tier="cpu", stage="pr")
