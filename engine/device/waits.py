@@ -30,7 +30,9 @@ class Waits:
     def __enter__(self) -> None:
         self._before = self._rounds()
         self._listening = warnings.catch_warnings(record=True)
-        self._told = self._listening.__enter__() or []
+        told = self._listening.__enter__()
+        assert told is not None
+        self._told = told
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")
 

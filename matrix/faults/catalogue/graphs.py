@@ -191,24 +191,4 @@ GRAPH_FAULTS: Final[tuple[Fault, ...]] = (
         why="every upload waits for what the device still has to do",
         tier=TIER,
     ),
-    Fault(
-        id="replay-unawaited",
-        klass=RACE,
-        origin="sglang#28034",
-        file="engine/device/graphs.py",
-        old="        captured.graph.replay()\n",
-        new=(
-            "        assert self._stream is not None\n"
-            "        if bundle.graphs[shape] is None:\n"
-            "            for tensor in captured.results.values():\n"
-            "                tensor.fill_(1)\n"
-            "        self._stream.wait_stream(torch.cuda.current_stream())\n"
-            "        with torch.cuda.stream(self._stream):\n"
-            "            captured.graph.replay()\n"
-        ),
-        expected=("lossless",),
-        cells=CELLS,
-        why="a graph runs in a stream of its own, and its results are copied before it has ended",
-        tier=TIER,
-    ),
 )

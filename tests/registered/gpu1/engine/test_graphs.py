@@ -11,6 +11,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[2] / "cpu" / "engine"))
 from launches import RUNS, answer, engine
 
+from engine.device.graphs import padded
+
 pytestmark = [
     pytest.mark.register(est_seconds=20, tier="gpu1", stage="pr"),
     pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature"),
@@ -62,3 +64,50 @@ def test_graphs_beyond_the_limit_make_room():
     first = answer(llm)
     assert [answer(llm) for _ in range(3)] == [first] * 3
     assert [len(bundle.graphs) for _, bundle in llm.loop.executor.graphs.bundles] == [2]
+
+
+def test_bundles_beyond_the_memory_are_dropped_and_what_never_fits_runs_without():
+    expected = answer(engine("EAGLE3", 1, disable_cuda_graph=True, **ASKED))
+    llm = engine("EAGLE3", 1, **ASKED)
+    graphs = llm.loop.executor.graphs
+    graphs.bundles.most_bytes = 0
+    assert [answer(llm) for _ in range(6)] == [expected] * 6
+    assert graphs.memory == (0, 0) and graphs.made == graphs.bundles.dropped == llm.probes["graph.replayed"] > 1
+    made = graphs.made
+    assert answer(llm) == expected
+    assert llm.probes["graph.replayed"] == graphs.made == made
+    assert llm.probes["graph.replayed"] + llm.probes["graph.eager"] == llm.probes["decode.round"]
+
+
+@pytest.mark.parametrize("version", ["v1", "v2"])
+def test_a_change_of_depth_swaps_the_bundle(version):
+    slots = '{"ema_alpha": 0.5, "update_interval": 2, "warmup_batches": 1, "1": {"candidate_steps": [1, 3, 5]}}'
+    adaptive = {"speculative_adaptive": True, "speculative_adaptive_config": slots, "strict_memory": 1}
+    expected = answer(engine("NONE", 1, disable_cuda_graph=True, **ASKED))
+    llm = engine("EAGLE3", 1, spec_version=version, **ASKED, **adaptive)
+    assert [answer(llm) for _ in range(12)] == [expected] * 12
+    executor, rounds = llm.loop.executor, llm.loop.scheduler.steps.rounds
+    reached = {(padded(batch), width) for batch, width in rounds}
+    bundles = dict(executor.graphs.bundles)
+    assert {(shape.batch, width) for width, bundle in bundles.items() for shape in bundle.graphs} == reached
+    assert len({width for _, width in reached}) > 1 and len({bundle.pool for bundle in bundles.values()}) == len(
+        bundles
+    )
+    shown = llm.readback()["graph_widths"]
+    assert sum(shown.values()) == executor.graphs.memory[0] and set(shown) == {width for _, width in reached}
+    probes = llm.probes
+    assert probes["graph.replayed"] + probes["graph.eager"] == probes["decode.round"] == len(rounds)
+    assert probes["graph.replayed"] > 0 == probes["graph.waited"]
+
+
+def test_what_a_graph_that_is_there_waits_for_is_counted():
+    llm = engine("EAGLE3", 1, strict_memory=1, **ASKED)
+    for _ in range(3):
+        answer(llm)
+    assert llm.probes["graph.replayed"] > 0 == llm.probes["graph.waited"]
+    extend, length = llm.loop.executor.table.extend, llm.loop.executor.relay.length
+    llm.loop.executor.table.extend = lambda rows: (extend(rows), length.max().item())
+    before = llm.probes["graph.replayed"]
+    answer(llm)
+    assert llm.probes["graph.waited"] == llm.probes["graph.replayed"] - before > 0
+    assert torch.cuda.get_sync_debug_mode() == 0
