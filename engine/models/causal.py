@@ -63,6 +63,7 @@ class CausalLM(ABC):
         take.done()
         length = max(config.context_length, context_length or 0) + POSITION_MARGIN
         self.rotations = rotations(config.rope, config.head_dim, length, device)
+        self.prepare()
 
     @property
     def embedding(self) -> Tensor:
@@ -73,6 +74,10 @@ class CausalLM(ABC):
     def head(self) -> Tensor:
         """The whole head [H, V], likewise."""
         return self.vocabulary.head
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Set `kv` and whatever `space` hands out, last of the construction."""
 
     @abstractmethod
     def layer(self, take: Take, prefix: str, index: int) -> Callable[..., None]:

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
-
-from engine.device.ranks import ALONE, Ranks
 from engine.models.causal import CausalLM
-from engine.models.config import ModelConfig
 from engine.models.latent import LatentLayer, Shape, latent_layout
 from engine.models.weights import Take
 
@@ -15,18 +10,8 @@ from engine.models.weights import Take
 class Deepseek(CausalLM):
     """A DeepseekV3ForCausalLM. Its bundled prediction layers are left for a draft to load."""
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        weights: dict[str, Tensor],
-        device: torch.device,
-        dtype: torch.dtype,
-        deterministic: bool = True,
-        context_length: int | None = None,
-        ranks: Ranks = ALONE,
-    ) -> None:
-        super().__init__(config, weights, device, dtype, deterministic, context_length, ranks)
-        self.kv = latent_layout(config, config.num_layers)
+    def prepare(self) -> None:
+        self.kv = latent_layout(self.config, self.num_layers)
 
     def layer(self, take: Take, prefix: str, index: int) -> LatentLayer:
         assert self.config.experts is not None

@@ -3,13 +3,8 @@ Qwen3 (arXiv 2505.09388), which adds head norms."""
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
-
 from engine.device.pool import KVLayout
-from engine.device.ranks import ALONE, Ranks
 from engine.models.causal import CausalLM
-from engine.models.config import ModelConfig
 from engine.models.layers import Layer
 from engine.models.weights import Take
 from engine.models.workspace import Workspace, Workspaces
@@ -18,19 +13,9 @@ from engine.models.workspace import Workspace, Workspaces
 class Llama(CausalLM):
     """A LlamaForCausalLM, MistralForCausalLM or Qwen3ForCausalLM."""
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        weights: dict[str, Tensor],
-        device: torch.device,
-        dtype: torch.dtype,
-        deterministic: bool = True,
-        context_length: int | None = None,
-        ranks: Ranks = ALONE,
-    ) -> None:
-        super().__init__(config, weights, device, dtype, deterministic, context_length, ranks)
-        self.kv = KVLayout(config.num_layers, self.share.num_kv_heads, config.head_dim)
-        self.workspaces = Workspaces(self.share, dtype, device, double_lone=self.doubles)
+    def prepare(self) -> None:
+        self.kv = KVLayout(self.num_layers, self.share.num_kv_heads, self.config.head_dim)
+        self.workspaces = Workspaces(self.share, self.dtype, self.device, double_lone=self.doubles)
 
     def layer(self, take: Take, prefix: str, index: int) -> Layer:
         return Layer(take, prefix, self.share, self.norm)

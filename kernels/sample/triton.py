@@ -200,18 +200,6 @@ def draw(logits: Tensor, coins: Tensor, temperature: Tensor, top_k: Tensor, top_
     out = torch.empty(batch, width, dtype=torch.int64, device=logits.device)
     if rows := batch * width:
         block = min(BLOCK, triton.next_power_of_2(vocab))
-        _draw[(rows,)](
-            logits,
-            coins,
-            temperature,
-            top_k,
-            top_p,
-            out,
-            width,
-            vocab,
-            TRUNCATE=truncate,
-            BLOCK=block,
-            MASS_BITS=MASS_BITS,
-            num_warps=8,
-        )
+        tensors = (logits, coins, temperature, top_k, top_p, out)
+        _draw[(rows,)](*tensors, width, vocab, TRUNCATE=truncate, BLOCK=block, MASS_BITS=MASS_BITS, num_warps=8)
     return out

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+
 from engine.api import LLM
 from engine.core.algorithm import ALGORITHMS, Topology
 from engine.core.config import EngineConfig
+from engine.core.plan import StepPlan
 from engine.core.request import SamplingParams
 
 CHECKPOINTS = Path(__file__).parents[4] / "matrix" / "zoo" / "checkpoints"
@@ -50,3 +53,17 @@ def answer(llm: LLM) -> list[tuple[int, ...]]:
     outputs = llm.generate([prompt[: len(prompt) - cut] for cut in range(3)], PARAMS)
     assert llm.probes["decode.round"] > 1 and llm.probes["prefill.chunked"]
     return [output.output_ids for output in outputs]
+
+
+def waits_for_nothing(llm: LLM) -> None:
+    """From now on a launch that makes the host wait for the GPU raises."""
+    launch = llm.loop.executor.launch
+
+    def strict(plan: StepPlan) -> object:
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            return launch(plan)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    llm.loop.executor.launch = strict

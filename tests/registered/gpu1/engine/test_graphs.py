@@ -6,10 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "cpu" / "engine"))
-from launches import RUNS, answer, engine
+from launches import RUNS, answer, engine, waits_for_nothing
 
 from engine.device.graphs import padded
 
@@ -43,16 +42,7 @@ def test_a_steady_round_waits_for_nothing(version):
     llm = engine("EAGLE3", 3, spec_version=version, **ASKED)
     for _ in range(3):
         answer(llm)
-    launch = llm.loop.executor.launch
-
-    def strict(plan):
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            return launch(plan)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-
-    llm.loop.executor.launch = strict
+    waits_for_nothing(llm)
     before = llm.probes["graph.eager"]
     answer(llm)
     assert llm.probes["graph.eager"] == before

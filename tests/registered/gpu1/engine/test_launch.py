@@ -6,29 +6,14 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "cpu" / "engine"))
-from launches import RUNS, answer, engine
+from launches import RUNS, answer, engine, waits_for_nothing
 
 pytestmark = [
     pytest.mark.register(est_seconds=10, tier="gpu1", stage="pr"),
     pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature"),
 ]
-
-
-def waits_for_nothing(llm) -> None:
-    """From now on a launch that makes the host wait for the GPU raises."""
-    launch = llm.loop.executor.launch
-
-    def strict(plan):
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            return launch(plan)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-
-    llm.loop.executor.launch = strict
 
 
 @pytest.mark.parametrize("version", ["v1", "v2"])
