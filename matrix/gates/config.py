@@ -100,7 +100,7 @@ def _dishonoured(config: EngineConfig, run: Run) -> str:
     rewritten = {rewrite["field"] for rewrite in run.resolved["rewrites"]}
     for name in DEPENDS:
         wish = getattr(config, name, AUTO)
-        if wish != AUTO and name not in rewritten and ran(run.resolved, name) != wish:
+        if wish not in (AUTO, None) and name not in rewritten and ran(run.resolved, name) != wish:
             return f"{name} {wish} was asked, {ran(run.resolved, name)} runs, and no rewrite says so"
     return ""
 

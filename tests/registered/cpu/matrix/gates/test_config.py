@@ -28,7 +28,10 @@ def saying(name, outcome):
     return {**golden_table(), name: ((outcome, (lambda cell: True,)),)}
 
 
-@pytest.mark.parametrize("cell_id", [CELL, REWRITTEN, UNCACHED, "eagle3.flat.v2.waves.length", "ngram.k2.n6.pair"])
+@pytest.mark.parametrize(
+    "cell_id",
+    [CELL, REWRITTEN, UNCACHED, "eagle3.flat.v2.waves.length", "ngram.k2.n6.pair", "nextn.deepseek.s2.v2.ragged"],
+)
 def test_the_reviewed_resolution_passes(measured, cell_id):
     outcome = GATE.judge(*measured(cell_id))
     assert (outcome.state, outcome.message) == (State.PASS, "")
