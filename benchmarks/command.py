@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from benchmarks.metric import Metric
 from matrix.progress import waiting
+from matrix.zoo.registry import NAMES, verify_models
 from reports.atomic import write_text
 
 GROUPS: Final = ("decoding", "overhead", "speculation", "harness")
@@ -24,8 +25,9 @@ def main_bench(json_: bool = False, out: Path | None = None, groups: Iterable[st
     """Measure, print (JSON with `json_`, else a table) and, with `out`, write bench.json and bench.md there.
 
     Returns 0 if every goal is met, else 1: a figure that is missed, noisy, red or not measured meets none.
-    ReportError where `out` cannot be written.
+    ConfigError if a file of the zoo is damaged, ReportError where `out` cannot be written.
     """
+    verify_models(NAMES)
     found: list[Metric] = []
     for group in groups:
         with waiting(f"measuring {group}"):

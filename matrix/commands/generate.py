@@ -21,7 +21,7 @@ from matrix.cell import DRAFTS, MODELS
 from matrix.commands.flags import flags_of
 from matrix.progress import waiting
 from matrix.zoo.gsm_mini import prompt_of
-from matrix.zoo.registry import resolve_path
+from matrix.zoo.registry import resolve_path, verify_models
 from matrix.zoo_facts import model_facts
 
 # So many new engines answer; the fastest counts.
@@ -49,6 +49,7 @@ def generate(words: list[str], params: SamplingParams, file: Path | None = None,
     if file is not None:
         flags.setdefault(ALGORITHM, _only_algorithm(file))
     asked = configuration(flags)
+    verify_models((asked.model_path, asked.speculative_draft_model_path))
     prompt = prompt_of(question)
     # What is wrong with a drafter is said at the end, once.
     warnings.filterwarnings("ignore", message="the drafter of ", category=RuntimeWarning)

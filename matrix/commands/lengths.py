@@ -15,7 +15,7 @@ from matrix.progress import counting
 from matrix.zoo.gsm_mini import prompt_of
 from matrix.zoo.lengths import Length, plans, table
 from matrix.zoo.oracle_drafts import DRAFTS
-from matrix.zoo.registry import TEST
+from matrix.zoo.registry import TEST, verify_models
 
 
 def acceptance(
@@ -36,6 +36,7 @@ def acceptance(
                 f"algorithm {name!r} is not in the table of {', '.join(chosen)}; it must be one of {', '.join(known)}"
             )
     wanted = plans(chosen, algorithms)
+    verify_models(name for plan in wanted for name in (plan.target, plan.draft))
     asked = [prompt_of(question.question) for question in read_questions(file)[:prompts]]
     torch.set_num_threads(1)
     rows: list[Length] = []

@@ -53,7 +53,12 @@ def checksums(path: Path = CHECKSUMS) -> dict[str, tuple[str, int]]:
 
 def verify_cells(cells: Iterable[Cell], root: Path = CHECKPOINTS) -> None:
     """Verify the checkpoints of every target and draft that the cells use: milliseconds, before an engine is blamed."""
-    for name in dict.fromkeys(name for cell in cells for name in (cell.target, cell.draft) if name is not None):
+    verify_models((name for cell in cells for name in (cell.target, cell.draft)), root)
+
+
+def verify_models(names: Iterable[str | None], root: Path = CHECKPOINTS) -> None:
+    """Verify the checkpoints of those names that are the zoo's; others, and no name at all, are not its business."""
+    for name in dict.fromkeys(name for name in names if name in NAMES):
         verify(name, root)
 
 

@@ -1,6 +1,7 @@
 """A damaged zoo stops every command that judges an engine by it: one sentence, before anything runs."""
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ import pytest
 
 from matrix.faults.plant import planted
 
-pytestmark = pytest.mark.register(est_seconds=12, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=18, tier="cpu", stage="pr")
 
 QUESTIONS = Path(__file__).parents[5] / "matrix" / "zoo" / "data" / "test.jsonl"
 CONSOLE = ("-c", "import sys; from matrix.cli import main; sys.exit(main())")
@@ -19,6 +20,9 @@ COMMANDS = {
     "run": (*CONSOLE, "run", "--cells", "none.length", "--out", "out"),
     "faults": (*CONSOLE, "faults", "bonus-stride"),
     "accuracy": (*CONSOLE, "accuracy", "--data", str(QUESTIONS), "--limit", "1"),
+    "generate": (*CONSOLE, "generate", "Sam walks."),
+    "bench": (*CONSOLE, "bench", "harness", "--out", "out"),
+    "zoo acceptance": (*CONSOLE, "zoo", "acceptance", "--prompts", "2"),
     "pytest": ("-m", "pytest", "-p", "no:cacheprovider", "-q", "test_cells.py", "--cells", "none.length"),
 }
 
@@ -28,6 +32,7 @@ def tree() -> Iterator[Path]:
     """A copy of the packages, with a file that collects cells."""
     with planted(None) as folder:
         (folder / "test_cells.py").write_text(CELLS)
+        shutil.copytree(Path(__file__).parents[5] / "benchmarks", folder / "benchmarks")
         yield folder
 
 
