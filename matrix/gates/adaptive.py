@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from matrix.cell import Cell
+from matrix.conversation import WAVES
 from matrix.gates.adaptive_replay import Mismatch, Replay, widest
 from matrix.gates.gate import Number, Outcome, State
 from matrix.gates.launches import parting
@@ -55,11 +56,22 @@ class AdaptiveGate:
             return Outcome(self.name, State.FAIL, _numbers(replay, trace, skipped), message=str(mismatch))
         fault = (
             parting(run.journal[0], trace.rounds, widest(replay.slots))
+            or unmet(cell, [size for size, _ in trace.rounds[skipped[0] :]])
             or _unlike(run, trace, skipped[1])
             or _miscounted(run, replay)
         )
         numbers = _numbers(replay, trace, skipped)
         return Outcome(self.name, State.FAIL if fault else State.PASS, numbers, message=fault)
+
+
+def unmet(cell: Cell, sizes: Sequence[int]) -> str:
+    """Where nothing holds a wave's requests apart, some round holds all of them, wave after wave; a sentence if not."""
+    together = (cell.batch, cell.slots, cell.prefill_chunk) == ("waves", "auto", "off")
+    left = iter(sizes)
+    for number, wave in enumerate(WAVES):
+        if together and sizes and wave not in left:
+            return f"no round holds the {wave} requests of wave {number}; the rounds hold up to {max(sizes)}"
+    return ""
 
 
 def _unlike(run: Run, trace: Trace, skipped: int) -> str:

@@ -202,4 +202,19 @@ ADAPTIVE_FAULTS: Final[tuple[Fault, ...]] = (
         cells=("eagle3.tiers.v2.ragged",),
         why="the states of a narrower round are read with the stride of the widest, so of another request",
     ),
+    Fault(
+        id="adaptive-batch-held-small",
+        klass=IGNORED,
+        origin="sglang#24055 (each range of batch sizes must be met)",
+        file="engine/core/schedule.py",
+        old="        while budget and self._free_rows and self.waiting and self.admission.fits(self.waiting[0]):\n",
+        new=(
+            "        while budget and self._free_rows and self.waiting and self.admission.fits(self.waiting[0]):\n"
+            "            if len(self.active) >= 24:\n"
+            "                break\n"
+        ),
+        expected=("adaptive",),
+        cells=("eagle3.tiers.v2.waves.length",),
+        why="half as many requests run together as may, so the slot of the largest batches is never met",
+    ),
 )

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "cpu" / "engine"))
 from launches import RUNS, answer, engine, waits_for_nothing

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from matrix.cell import Cell
-from matrix.gates.adaptive import AdaptiveGate
+from matrix.gates.adaptive import AdaptiveGate, unmet
 from matrix.gates.gate import State
 from matrix.gates.table import GATES
 from matrix.subjects.protocol import Observation, Run, Trace
@@ -60,6 +60,15 @@ def test_waves_move_the_slots(measured):
     cell, run, baseline = measured(CELL)
     numbers = AdaptiveGate().judge(cell, run, baseline).numbers
     assert numbers["slots"] >= 2 and min(numbers["up"], numbers["down"], numbers["by_batch"]) >= 2
+
+
+def test_every_wave_runs_together():
+    cell = Cell.from_id(CELL)
+    assert unmet(cell, [1, 8, 4, 32, 13, 8, 3, 1]) == ""
+    assert unmet(cell, [1, 8, 24, 8, 1]) == "no round holds the 32 requests of wave 2; the rounds hold up to 24"
+    assert unmet(cell, [1, 8, 32, 8]) == "no round holds the 1 requests of wave 4; the rounds hold up to 32"
+    for apart in (cell._replace(slots="4"), cell._replace(prefill_chunk="7"), cell._replace(batch="burst")):
+        assert unmet(apart, [4]) == ""
 
 
 @pytest.mark.parametrize(
