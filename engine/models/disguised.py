@@ -1,6 +1,7 @@
-"""EAGLE drafts whose config.json names the architecture of their target, as EAGLE's authors publish them.
+"""EAGLE drafts whose config.json is not spelled as SGLang's.
 
-Their tensors tell: no language model has an `fc`, and no EAGLE-1 or 2 draft norms hidden states on their own.
+EAGLE's authors let it name the architecture of the target. Tensors tell then: no language model has an `fc`, and no
+EAGLE-1 or 2 draft norms hidden states on their own. vLLM's speculators keep the sizes of the layer one level deeper.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from engine.core.errors import ConfigError
 from engine.models.config import CONFIG, ModelConfig, read_model_config, read_raw
 from engine.models.draft_config import EAGLE3_ARCHITECTURES, EAGLE_ARCHITECTURES
 from engine.models.weights import has_weights, tensor_names
@@ -16,6 +18,9 @@ from engine.models.weights import has_weights, tensor_names
 DISGUISE: Final = "LlamaForCausalLM"
 FUSE: Final = "fc.weight"
 NORMED_STATES: Final = ("midlayer.hidden_norm.weight", "layers.0.hidden_norm.weight")
+SPECULATORS: Final = "speculators_model_type"
+LAYER: Final = "transformer_layer_config"
+STATES: Final = "eagle_aux_hidden_state_layer_ids"
 
 
 def load_draft_config(path: str | Path) -> ModelConfig:
@@ -23,7 +28,24 @@ def load_draft_config(path: str | Path) -> ModelConfig:
 
     Reads the names of tensors, where config.json says that the draft is a Llama.
     """
-    return read_model_config(_unmasked(read_raw(path), Path(path)), Path(path) / CONFIG)
+    raw: Mapping[str, Any] = read_raw(path)
+    if SPECULATORS in raw:
+        raw = _flat(raw, Path(path) / CONFIG)
+    return read_model_config(_unmasked(raw, Path(path)), Path(path) / CONFIG)
+
+
+def _flat(raw: Mapping[str, Any], file: Path) -> Mapping[str, Any]:
+    """The config.json of a speculator in SGLang's spelling, which names the layers *behind* which states are read."""
+    kind, layer, states = raw[SPECULATORS], raw.get(LAYER), raw.get(STATES)
+    if kind != "eagle3":
+        raise ConfigError(f"{file}: {SPECULATORS} {kind!r} is not supported; allowed: 'eagle3'")
+    if not isinstance(layer, dict):
+        raise ConfigError(f"{file}: {LAYER} must be an object, got {layer!r}")
+    if states is not None and not (isinstance(states, list) and all(type(i) is int and i > 0 for i in states)):
+        raise ConfigError(f"{file}: {STATES} must be a list of layer ids of at least 1, got {states!r}")
+    behind = None if states is None else [i - 1 for i in states]
+    own = {key: value for key, value in raw.items() if key not in (SPECULATORS, LAYER, STATES)}
+    return {**layer, **own, "architectures": [*EAGLE3_ARCHITECTURES], "eagle_config": {STATES: behind}}
 
 
 def _unmasked(raw: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:

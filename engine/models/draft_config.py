@@ -17,6 +17,7 @@ class DraftConfig:
 
     states: the target layers whose *input* it reads, or FINAL; None where the checkpoint leaves them to its kind's
     rule. target_hidden_size: width of one such state. vocab_size: of the draft's own head.
+    normed: the stream of an EAGLE-3 layer goes on from the normed states (vLLM's speculators).
     block_size: tokens of a block, its known first one among them, and mask_token: the id of the unknown others; None
     for a draft that goes token by token.
     """
@@ -27,6 +28,7 @@ class DraftConfig:
     layers: int = 1
     block_size: int | None = None
     mask_token: int | None = None
+    normed: bool = False
 
     def states_of(self, target_layers: int) -> tuple[int, ...]:
         """The states it reads of a target of so many layers."""
@@ -42,6 +44,8 @@ EAGLE3_ARCHITECTURES: Final = ("LlamaForCausalLMEagle3",)
 DFLASH_ARCHITECTURES: Final = ("DFlashDraftModel",)
 DRAFT_ARCHITECTURES: Final = EAGLE_ARCHITECTURES + EAGLE3_ARCHITECTURES + DFLASH_ARCHITECTURES
 DEFAULT_BLOCK: Final = 16
+# Norms of later EAGLE-3 heads, which this engine does not have.
+UNSUPPORTED_NORMS: Final = ("norm_before_fc", "fc_norm", "norm_output")
 
 
 def read_draft(architecture: str, fields: Fields) -> DraftConfig | None:
@@ -60,12 +64,14 @@ def _eagle3(fields: Fields) -> DraftConfig:
     states: tuple[int, ...] | None = (FINAL,)
     if eagle.get("use_aux_hidden_state", True):
         states = _behind(fields, "eagle_aux_hidden_state_layer_ids", eagle)
-    if fields.raw.get("norm_before_residual"):
-        raise ConfigError(f"{fields.file}: norm_before_residual true is not supported; it must be absent")
+    for name in UNSUPPORTED_NORMS:
+        if fields.raw.get(name):
+            raise ConfigError(f"{fields.file}: {name} true is not supported; it must be absent")
     return DraftConfig(
         states,
         fields.size("target_hidden_size", fields.size("hidden_size")),
         fields.size("draft_vocab_size", fields.size("vocab_size")),
+        normed=fields.flag("norm_before_residual", False),
     )
 
 

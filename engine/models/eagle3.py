@@ -25,6 +25,7 @@ class Eagle3:
     aux_layers: what the target must capture for it. carry_width: width of the state carried between draft steps.
     vocab_size is the draft's own; `to_target` maps its ids. Embeddings and head are the target's where the checkpoint
     has none. `fc` fuses states that are not as wide as the draft; states that are go in as they are, as SGLang has it.
+    With `norm_before_residual` the first layer adds to the normed states (vLLM's speculators).
     """
 
     def __init__(
@@ -44,6 +45,9 @@ class Eagle3:
         if self.state_width != hidden:
             self.fuse = stored(take("fc.weight", hidden, self.state_width))
         self.first = Layer(take, "midlayer", config, self.norm, "hidden_norm", paired=True)
+        self.stream_norm = None
+        if config.draft.normed and self.first.input_norm is not None:
+            self.stream_norm = self.norm.scale(self.first.input_norm)
         self.deeper = [Layer(take, f"layers.{i}", config, self.norm) for i in range(1, config.num_layers)]
         self.final_norm = take("norm.weight", hidden)
         head = shared_head(take, config, self.vocab_size, target)
@@ -74,6 +78,8 @@ class Eagle3:
         x = state.clone() if fuse is None else self.norm.products.linear(state, fuse)
         word = self.embedding.index_select(0, tokens.reshape(rows))
         normed = self.first.front(x)
+        if self.stream_norm is not None:
+            x = self.norm.whole(x, self.stream_norm)
         pair = torch.cat((twin_rows(word) if lone else word, normed), 1)
         turn = self.rotations.index_select(0, positions.reshape(rows))[:, None]
         space = self.workspaces.of(batch, width)

@@ -62,7 +62,7 @@ def llama_layer(x: Tensor, h: Tensor, w: dict[str, Tensor], prefix: str, c: dict
     """One causal layer; x [T, H] the stream, h what the q, k and v projections read."""
     d, eps, positions = head_dim(c), c["rms_norm_eps"], torch.arange(len(x))
     q, k, v = (split(h @ w[f"{prefix}self_attn.{n}_proj.weight"].t(), d) for n in "qkv")
-    theta = c.get("rope_theta") or c["rope_parameters"]["rope_theta"]
+    theta = c.get("rope_theta") or c.get("rope_parameters", {}).get("rope_theta", 10000.0)
     seen = torch.ones(len(x), len(x)).tril().bool()
     mixed = mix(rope(q, positions, theta), rope(k, positions, theta), v, seen)
     x = x + mixed @ w[f"{prefix}self_attn.o_proj.weight"].t()
@@ -101,7 +101,8 @@ class WholeEagle3:
         w, eps = self.w, self.c["rms_norm_eps"]
         x = torch.stack([s @ w["fc.weight"].t() if len(s) != self.c["hidden_size"] else s for s in states])
         word = rms(self.embedding[tokens], w["midlayer.input_layernorm.weight"], eps)
-        h = torch.cat((word, rms(x, w["midlayer.hidden_norm.weight"], eps)), 1)
+        normed = rms(x, w["midlayer.hidden_norm.weight"], eps)
+        h, x = torch.cat((word, normed), 1), normed if self.c.get("norm_before_residual") else x
         x = llama_layer(x, h, w, "midlayer.", self.c)
         for i in range(1, self.c["num_hidden_layers"]):
             x = llama_layer(x, rms(x, w[f"layers.{i}.input_layernorm.weight"], eps), w, f"layers.{i}.", self.c)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -147,6 +148,61 @@ def test_an_eagle3_draft_under_its_targets_name(target, llama_folder, eagle_fold
     assert load_eagle3(made, target, "cpu", torch.float32).vocab_size == 41
 
 
+def respelled(made: Path, **changes: object) -> Path:
+    """The draft in vLLM's spelling: the layer's sizes one level deeper, and `layers.0` for the first layer."""
+    weights = load_file(made / "model.safetensors")
+    save_file({key.replace("midlayer", "layers.0"): w for key, w in weights.items()}, made / "model.safetensors")
+    layer = json.loads((made / "config.json").read_text())
+    del layer["architectures"], layer["eagle_config"]
+    config = {
+        "architectures": ["Eagle3Speculator"],
+        "draft_vocab_size": layer.pop("draft_vocab_size"),
+        "target_hidden_size": layer.pop("target_hidden_size"),
+        "eagle_aux_hidden_state_layer_ids": None,
+        "norm_before_residual": True,
+        "speculators_config": {"algorithm": "eagle3"},
+        "speculators_model_type": "eagle3",
+        "tie_word_embeddings": False,
+        "transformer_layer_config": layer,
+    }
+    (made / "config.json").write_text(json.dumps(config | changes))
+    return made
+
+
+@torch.inference_mode()
+def test_a_speculator_is_the_head_that_it_spells(target, eagle_folder, paged):
+    """vLLM's ids name layers whose input is read, SGLang's those whose output is."""
+    flat = eagle_folder("flat", norm_before_residual=True)
+    made = respelled(eagle_folder("nested"), eagle_aux_hidden_state_layer_ids=[1, 2, 3])
+    ours, theirs = (load_eagle3(folder, target, "cpu", torch.float32) for folder in (made, flat))
+    states = torch.randn(20, 144)
+    assert torch.equal(*(extend(model, paged(model, 1, 20), TOKENS[1:], states) for model in (ours, theirs)))
+    assert (ours.aux_layers, ours.vocab_size) == (theirs.aux_layers, 41) == ((1, 2, 3), 41)
+
+
+def test_a_speculator_reads_the_usual_states(llama_folder, eagle_folder):
+    made = respelled(eagle_folder())
+    known = facts(llama_folder(num_hidden_layers=9), made, "cpu").draft
+    assert (known.architecture, known.aux_layers) == ("LlamaForCausalLMEagle3", (2, 4, 6))
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"speculators_model_type": "dflash"}, "speculators_model_type 'dflash' is not supported; allowed: 'eagle3'"),
+        ({"transformer_layer_config": None}, "transformer_layer_config must be an object, got None"),
+        (
+            {"eagle_aux_hidden_state_layer_ids": [0, 2]},
+            r"eagle_aux_hidden_state_layer_ids must be a list of layer ids of at least 1, got \[0, 2\]",
+        ),
+    ],
+)
+def test_speculators_that_are_refused(target, eagle_folder, changes, sentence):
+    made = respelled(eagle_folder(), **changes)
+    with pytest.raises(ConfigError, match=sentence):
+        load_eagle3(made, target, "cpu", torch.float32)
+
+
 def test_a_llama_stays_a_llama(target, llama_folder, tmp_path):
     """Also one whose weights are not there yet: what is missing is told by whoever loads it."""
     draft = llama_folder("draft", hidden_size=32)
@@ -181,6 +237,7 @@ def eagle3_case(kind: str) -> tuple[dict[str, object], int]:
     wide = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 2]}}
     fc = {"put": {"fc.weight": torch.randn(36, 2 * 48) * 0.3}}
     return {
+        "a normed stream": ({"norm_before_residual": True}, 144),
         "two layers": (two, 144),
         "three layers": (three, 144),
         "no vocabulary of its own": (shared, 144),
@@ -196,6 +253,7 @@ def eagle3_case(kind: str) -> tuple[dict[str, object], int]:
 @pytest.mark.parametrize(
     "kind",
     [
+        "a normed stream",
         "two layers",
         "three layers",
         "no vocabulary of its own",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -14,12 +15,15 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
 from engine.api import LLM
+from engine.core.config import EngineConfig
 from engine.core.errors import ConfigError
 from engine.core.request import SamplingParams
-from engine.models.loader import load_target
+from engine.device.attention import DraftAttention
+from engine.models.loader import load_dflash, load_eagle3, load_target
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from published_layouts import TARGETS, shard, small_config, write, writer
+from whole import WholeDFlash, WholeEagle3
 
 from matrix.checkpoints.pairs import PAIRS
 from matrix.checkpoints.published import MODELS
@@ -80,6 +84,58 @@ def test_every_pair_says_what_transformers_says(published, name):
         assert list(output.output_ids) == ids[start:]
     assert llm.readback()["algorithm"] == pair.algorithm
     assert pair.algorithm == "NGRAM" or llm.probes["spec.drafted"] > 0
+
+
+def close(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
+    return bool((ours - theirs).abs().max() < 1e-5 * theirs.abs().max())
+
+
+@pytest.mark.parametrize("pair", ["llama-3.1-8b.eagle3", "qwen3-8b.eagle3"])
+@torch.inference_mode()
+def test_an_eagle3_head_is_its_formula(published, paged, pair):
+    target = load_target(published(PAIRS[pair].target), "cpu", torch.float32)
+    made = published(PAIRS[pair].draft)
+    head = load_eagle3(made, target, "cpu", torch.float32)
+    oracle, states = WholeEagle3(made, target.embedding, target.head.t()), torch.randn(20, 3 * 64)
+    attend = paged(head, 1, 20).attend([0], [0], torch.ones(20, 20).tril().bool())
+    out = head.forward(TOKENS[:1, :20], torch.arange(20)[None], states[None], attend)[0]
+    theirs = oracle.run(TOKENS[0, :20], list(states))
+    assert head.aux_layers == (2, 4, 5) and close(out, theirs)
+    logits, expected = head.logits(out), oracle.logits(theirs)
+    ids = head.to_target(torch.arange(96))
+    assert close(logits, expected[:, ids])
+    expected[:, ids] = float("-inf")
+    assert expected.isinf().all(), "a draft id stands for each target id that it may propose"
+
+
+@torch.inference_mode()
+def test_a_dflash_block_is_its_formula(published, paged):
+    pair = PAIRS["qwen3-8b.dflash"]
+    target = load_target(published(pair.target), "cpu", torch.float32)
+    made = published(pair.draft)
+    model = load_dflash(made, target, "cpu", torch.float32)
+    states, driver = torch.randn(20, 3 * 64), paged(model, 1, 40)
+    for layer, kv in enumerate(model.context(states[None], torch.arange(20)[None])):
+        driver.pool.store(layer, driver.slots[0, :20], kv)
+    attend = DraftAttention(driver.pool, driver.slots[:, :20], torch.zeros(1, 1, 1, 20), 16)
+    attend.begin(0, torch.ones(1, 16, 16, dtype=torch.bool))
+    block = torch.tensor([[11, *[767] * 15]])
+    ours = model.logits(model.forward(block, 20 + torch.arange(16)[None], attend))[0]
+    assert (model.aux_layers, model.mask_token) == ((2, 5, 7), 767)
+    assert close(ours, WholeDFlash(made, target.embedding, target.head.t()).block(11, 16, states))
+
+
+def test_an_eagle_draft_under_its_targets_name_drafts(zoo, tmp_path):
+    """As EAGLE's authors publish them, given as --speculative-draft-model-path."""
+    drafts = {"eagle": zoo("llama-mini-eagle"), "disguised": shutil.copytree(zoo("llama-mini-eagle"), tmp_path / "d")}
+    raw = json.loads((drafts["disguised"] / "config.json").read_text())
+    (drafts["disguised"] / "config.json").write_text(json.dumps(raw | {"architectures": ["LlamaForCausalLM"]}))
+    lengths = []
+    for name in drafts:
+        config = EngineConfig("llama-mini", "EAGLE", name, speculative_num_steps=3, device="cpu", dtype="float32")
+        llm = LLM(config, lambda asked: drafts.get(asked) or zoo(asked))
+        lengths.append(llm.generate(PROMPTS[:1], SamplingParams(max_new_tokens=20))[0].accept_lengths)
+    assert lengths[0] == lengths[1] and sum(lengths[0]) > 2 * len(lengths[0])
 
 
 def test_the_layouts_are_sharded_tied_and_stored_in_16_bits(published):
