@@ -10,6 +10,7 @@ import errno
 import os
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Final, cast
 
@@ -28,7 +29,6 @@ UNWRITABLE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EPIPE)
 WORKERS: Final = min(os.cpu_count() or 1, 8)
 app = typer.Typer(
     name="specmatrix",
-    help="A generated test matrix for speculative decoding: run cells, read what they prove, compare two runs.",
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -45,6 +45,21 @@ Json = Annotated[bool, typer.Option("--json", help="print JSON instead of text")
 Models = Annotated[
     Path | None, typer.Option(help="folder of published checkpoints, organisation/name; else the hub's cache")
 ]
+
+
+def _say_version(asked: bool) -> None:
+    if asked:
+        print(f"specmatrix {version('specmatrix')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="print the version and exit")
+    ] = False,
+) -> None:
+    """A generated test matrix for speculative decoding: run cells, read what they prove, compare two runs."""
 
 
 @app.command()
@@ -209,7 +224,7 @@ def bench(
 
     if gpu:
         if groups:
-            raise ConfigError(f"benchmark {groups[0]!r} is not measured with --gpu; give one of them")
+            raise ConfigError(f"benchmark {groups[0]!r} is not measured with --gpu; give the name or --gpu, not both")
         return main_bench(json_, out, (GPU,))
     for group in groups or ():
         if group not in GROUPS:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from rich.console import Console
 from rich.markup import escape
 
@@ -15,6 +17,8 @@ from reports.text import build, count, duration, failure, first_divergence, shor
 
 COLOURS = {"good": "green", "bad": "red", "warn": "yellow", "calm": "cyan"}
 MOST = 12
+# Characters of a rewrite; a whole JSON file may be rewritten.
+WIDEST = 100
 
 
 def print_run(run: RunView, console: Console) -> None:
@@ -37,8 +41,11 @@ def print_run(run: RunView, console: Console) -> None:
     colour = {"PASS": "green", "FAIL": "red"}.get(probes.state, "dim")
     _say(console, f"[{colour}]{escape(probes.message)}[/{colour}]")
     _say(console, f"[dim]{escape(run.summary.coverage.message)}[/dim]")
+    rewritten: Counter[str] = Counter()
     for rewrite in run.rewrites:
-        _say(console, f"[dim]rewritten in {count(rewrite.cells, 'cell')}: {escape(rewrite.signature)}[/dim]")
+        rewritten[shorten(rewrite.signature, WIDEST)] += rewrite.cells
+    for text, cells in rewritten.items():
+        _say(console, f"[dim]rewritten in {count(cells, 'cell')}: {escape(text)}[/dim]")
     colour = "green" if run.verdict == "green" else "red"
     tail = f"{count(len(run.red), 'cell')} red of {run.summary.cells:,}" if run.cells else "no cell ran"
     _say(console, f"[bold {colour}]{run.verdict}[/bold {colour}]: {tail}")
@@ -61,7 +68,8 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
             _say(console, f"{count(len(row.pairs), 'pair')} {word}, {escape(row.cause)}: [dim]{escape(shown)}[/dim]")
     for rewrite in comparison.rewrites:
         colour = "red" if rewrite.red else "dim"
-        text = f"{rewrite.status} rewrite {rewrite.signature} in {count(len(rewrite.cells), 'cell')}: {rewrite.reason}"
+        what = shorten(rewrite.signature, WIDEST)
+        text = f"{rewrite.status} rewrite {what} in {count(len(rewrite.cells), 'cell')}: {rewrite.reason}"
         _say(console, f"[{colour}]{escape(text)}[/{colour}]")
     _print_changes(comparison, console)
     for rule in (*comparison.thresholds, *comparison.waivers):

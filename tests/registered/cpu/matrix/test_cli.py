@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -123,7 +124,12 @@ def test_figures_of_a_gpu_need_one(capsys):
     assert main(["bench", "--gpu"]) == 2
     assert capsys.readouterr().err == "specmatrix: benchmark 'gpu' needs a GPU and this machine shows none\n"
     assert main(["bench", "overhead", "--gpu"]) == 2
-    assert "'overhead' is not measured with --gpu; give one of them" in capsys.readouterr().err
+    assert "'overhead' is not measured with --gpu; give the name or --gpu, not both" in capsys.readouterr().err
+
+
+def test_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"specmatrix {version('specmatrix')}\n"
 
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]):

@@ -97,6 +97,17 @@ def test_the_view_puts_red_first(run_of, make_cell):
     assert run.verdict == "red"
 
 
+def test_a_terminal_shows_a_rewrite_once_and_short(run_of, make_cell):
+    whys = ("DFLASH cannot adapt", "STANDALONE cannot adapt")
+    cells = [make_cell(why[0], rewrites=(Rewrite("speculative_adaptive", True, False, why),)) for why in whys]
+    cells.append(make_cell("c", rewrites=(Rewrite("slots", "a" * 300, "b", "why"),)))
+    lines = [line for line in printed(run_of(cells)).splitlines() if line.startswith("rewritten in ")]
+    assert lines == [
+        f"rewritten in 1 cell: slots: {'a' * 92}…",
+        "rewritten in 2 cells: speculative_adaptive: on -> off",
+    ]
+
+
 def test_a_run_is_green_only_with_cells(run_of, make_cell):
     assert run_of([make_cell("a")]).verdict == "green"
 
