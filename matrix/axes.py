@@ -109,7 +109,12 @@ AXES: Final[tuple[Axis, ...]] = (
         "tokens per prefill chunk",
         (Value("off", ""), Value("7", "c7", 0.2), Value("32", "c32", 0.1)),
     ),
-    Axis("memory", "launch", "KV memory: tight forces retraction", (Value("ample", ""), Value("tight", "tight", 0.5))),
+    Axis(
+        "memory",
+        "launch",
+        "KV memory: tight forces retraction, snug leaves a retracted turn of a session what it had inherited",
+        (Value("ample", ""), Value("tight", "tight", 0.5), Value("snug", "snug", 0.5)),
+    ),
     Axis("slots", "launch", "requests that may run at once", (Value("auto", ""), Value("4", "m4", 0.1))),
     Axis(
         "batch",

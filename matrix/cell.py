@@ -10,6 +10,7 @@ from engine.core.errors import ConfigError
 from engine.core.nearest import nearest
 from matrix.adaptive_slots import TEXTS as SLOTS
 from matrix.axes import AXES, INDEX, LAUNCH, NAMES, Axis, axis
+from matrix.snug import snug
 
 # Zoo names: the target of each value of `model`, and the drafts that were trained for it.
 MODELS: Final = {"llama": "llama-mini", "qwen3": "qwen3-mini", "deepseek": "deepseek-mini"}
@@ -135,6 +136,8 @@ class Cell(NamedTuple):
     def memory_tokens(self) -> int:
         """Tokens of KV memory: whole pages, few or plenty."""
         page = int(self.page_size)
+        if self.memory == "snug":
+            return snug(self.model == "qwen3", page).memory
         if self.memory == "ample":
             return max(AMPLE_TOKENS, AMPLE_PAGES * page)
         pages = TIGHT_WINDOW_PAGES if self.model == "qwen3" and page > TIGHT_TOKENS else TIGHT_PAGES

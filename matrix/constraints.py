@@ -147,6 +147,15 @@ CONSTRAINTS: Final[tuple[Constraint, ...]] = (
         ),
     ),
     Constraint(
+        "snug-for-two",
+        "redundant",
+        "memory is snug for two conversations of known lengths, and only a session keeps KV from turn to turn",
+        ("memory", "batch", "session", "finish"),
+        lambda cell: (
+            cell.memory == "snug" and (cell.batch, cell.session, cell.finish) != ("pair", "streaming", "length")
+        ),
+    ),
+    Constraint(
         "slots-unfilled",
         "redundant",
         "two requests never wait for four slots",

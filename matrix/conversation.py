@@ -54,15 +54,16 @@ def conversations(asks: Sequence[Ask], streaming: bool, memory: int | None, shor
         broken = aborts and place == 0
         limits = TIGHT_REPLY_LIMITS if short else REPLY_LIMITS
         if streaming:
-            out += contended_line(_scored(_line(first, place, limits, broken), place), place, memory)
+            turns = line(first, place, limits, ABORTED_TURN if broken else None)
+            out += contended_line(scored(turns, place), place, memory)
         else:
-            out += contended_tree(_scored(_branches(first, place, limits, broken), place))
+            out += contended_tree(scored(_branches(first, place, limits, broken), place))
     return out
 
 
-def _line(first: Ask, place: int, limits: Sequence[int], broken: bool) -> list[Ask]:
-    """A streaming session: one turn after the other. broken: the second turn is aborted, so the third follows the
-    first."""
+def line(first: Ask, place: int, limits: Sequence[int], cut: int | None) -> list[Ask]:
+    """A streaming session: one turn after the other. cut: the second turn is aborted after so many tokens, so the third
+    follows the first."""
     name = f"s{place}"
     turns = [replace(first, session=Continuation(name, True))]
     good = None if first.abort_after is not None else first.name
@@ -72,8 +73,8 @@ def _line(first: Ask, place: int, limits: Sequence[int], broken: bool) -> list[A
         if good is None:
             # What comes after a beginning that never was is a beginning itself.
             turn = replace(turn, prompt=first.prompt)
-        if broken and number == 2:
-            turn = _cut(turn)
+        if cut is not None and number == 2:
+            turn = _cut(turn, cut)
         else:
             good = turn.name
         turns.append(turn)
@@ -100,16 +101,16 @@ def _branches(first: Ask, place: int, limits: Sequence[int], broken: bool) -> li
     return [root, second, third, replace(four, after=(two.name, three.name), session=back)]
 
 
-def _scored(turns: Sequence[Ask], place: int) -> list[Ask]:
+def scored(turns: Sequence[Ask], place: int) -> list[Ask]:
     """The turns of a session, each with another demand for log-probabilities than the one before."""
     modes = ((False, 0), (True, 0), (True, ALTERNATIVES))
     asked = [modes[(place + number) % len(modes)] for number in range(len(turns))]
     return [replace(turn, logprobs=own, top_logprobs=top) for turn, (own, top) in zip(turns, asked, strict=True)]
 
 
-def _cut(ask: Ask) -> Ask:
+def _cut(ask: Ask, after: int = ABORTED_TURN) -> Ask:
     """A request that is certain to be aborted: nothing else ends it so early."""
-    return replace(ask, abort_after=ABORTED_TURN, ignore_eos=True, stop=(), stop_token_ids=())
+    return replace(ask, abort_after=after, ignore_eos=True, stop=(), stop_token_ids=())
 
 
 def _reply(first: Ask, number: int, limit: int) -> Ask:

@@ -17,7 +17,9 @@ import tokenizers
 
 from engine.core.errors import ConfigError
 from matrix.cell import TIGHT_TOKENS, Cell
+from matrix.collision import collisions
 from matrix.conversation import TIGHT_LATER, WAVES, conversations, in_waves
+from matrix.snug import snug
 from matrix.subjects.protocol import Ask
 from matrix.zoo.gsm_mini import prompt_of
 
@@ -88,8 +90,11 @@ def token_id(text: str) -> int:
 def _lengths(index: int) -> tuple[int, int]:
     """Tokens of a question's prompt (its begin token included) and of its answer."""
     question, answer = questions()[index]
-    encode = tokenizer().encode
-    return 1 + len(encode(prompt_of(question)).ids), len(encode(" " + answer).ids)
+    return 1 + _tokens(prompt_of(question)), _tokens(" " + answer)
+
+
+def _tokens(text: str) -> int:
+    return len(tokenizer().encode(text).ids)
 
 
 def workload(cell: Cell, seed: int) -> tuple[Ask, ...]:
@@ -111,6 +116,9 @@ def workload(cell: Cell, seed: int) -> tuple[Ask, ...]:
         place = min(1, len(asks) - 1)
         late = replace(asks[place], abort_after=ABORT_LATE, ignore_eos=True)
         asks[place] = late if aborted_late(cell) else replace(asks[place], abort_after=ABORT_AFTER)
+    if cell.memory == "snug":
+        sizes = snug(cell.model == "qwen3", int(cell.page_size))
+        return tuple(collisions(asks, sizes, _tokens, cell.abort == "running"))
     if cell.session != "none":
         memory = cell.memory_tokens if cell.memory == "tight" else None
         return tuple(conversations(asks, cell.session == "streaming", memory, _short(cell), cell.abort == "running"))
@@ -139,7 +147,7 @@ def _chosen(cell: Cell, count: int, seed: int) -> list[tuple[str, int]]:
     if cell.batch == "exam":
         return [(f"q{index}", index) for index in range(count)]
     pool = list(range(ORACLE_PROMPTS))
-    if cell.memory == "tight":
+    if cell.memory != "ample":
         short = sorted(pool, key=lambda i: _lengths(i)[0])[: max(TIGHT_POOL, count + 1)]
         pool = sorted(short, key=lambda i: -_lengths(i)[1])[: count + 1]
     else:

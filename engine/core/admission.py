@@ -92,6 +92,7 @@ class Admission:
             request.inherited = self.held.resume(request.account, self.cache.key_span)
             request.cached_tokens = request.inherited
             self.probes.hit("session.inherited", request.inherited)
+            self.probes.hit("session.restored", request.retractions > 0)
         else:
             shared = self.cache.match(request.tokens)
             self.ledger.open(request.account, shared)

@@ -50,6 +50,8 @@ PROBES: Final[dict[str, str]] = {
     "session.held": "a turn ended and its session kept the KV",
     "session.trimmed": "KV positions written past what a turn showed and given back at its end (sum)",
     "session.rolled_back": "an aborted turn gave its session back what it had held before",
+    "session.spared": "a retracted turn left its session the KV that it had inherited",
+    "session.restored": "a retracted turn came back to KV that its session still held",
     "session.dropped": "a held session lost its KV to a request that needed the pages",
     "session.refused": "a turn was refused",
     "session.timed_out": "a session was closed because it was idle for too long",

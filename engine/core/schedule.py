@@ -156,17 +156,19 @@ class Scheduler:
     def _kept(self, request: Request) -> int:
         """Positions that the session keeps: those computed for tokens the user saw, never more (0: none).
 
-        An aborted turn rolls back to what it inherited. A retracted one keeps nothing: holding frees too little.
+        An aborted turn rolls back to what it inherited, and so does a retracted one: its own part is free at once, and
+        the rest is the last that is dropped before anybody else is retracted.
         """
-        if request.retracting or not request.holds:
+        if not request.holds:
             return 0
         aborted = request.finish is not None and request.finish.reason == "abort"
+        undone = aborted or request.retracting
         committed = self._account(request).committed
-        keep = min(request.inherited if aborted else request.num_tokens, committed)
+        keep = min(request.inherited if undone else request.num_tokens, committed)
         if not keep or not self.ledger.holdable(request.account, keep):
             return 0
-        if aborted:
-            self.probes.hit("session.rolled_back")
+        if undone:
+            self.probes.hit("session.spared" if request.retracting else "session.rolled_back")
         else:
             self.probes.hit("session.held")
             self.probes.hit("session.trimmed", committed - keep)

@@ -62,7 +62,7 @@ def of_pair(pair: Pair, folders: Mapping[str, Path]) -> Compared:
 def _ample(cell: Cell) -> EngineConfig:
     """Ample memory is ample for the task's questions, which the cell's own size does not know."""
     config = _deterministic(cell.config())
-    return config if cell.memory == "tight" else replace(config, max_total_tokens=AUTO)
+    return config if cell.memory != "ample" else replace(config, max_total_tokens=AUTO)
 
 
 def _deterministic(config: EngineConfig) -> EngineConfig:

@@ -20,6 +20,7 @@ SHOWN = (
     "abort.running",
     "session.inherited",
     "session.rolled_back",
+    "session.restored",
     "session.dropped",
     "session.timed_out",
     "adaptive.switched_up",

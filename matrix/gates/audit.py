@@ -38,12 +38,15 @@ class Holding:
 class Move:
     """One change of who an account serves: "open", "hold", "resume", "close" (of a request) or "drop" (while held).
 
-    committed: positions with KV just before; keep: positions kept by a hold, or found by an open.
+    committed: positions with KV just before; keep: positions kept by a hold, or found by an open. Of a resume also
+    `again`, the positions that are computed once more, and `room`, how many could be: private, and seen by the window.
     """
 
     verb: str
     committed: int
     keep: int = 0
+    again: int = 0
+    room: int = 0
 
 
 class Audit:
@@ -171,7 +174,10 @@ class Audit:
 
     def _resume(self, rid: int, numbers: tuple[int, ...]) -> None:
         holding, (again,) = self.holdings[rid], numbers
-        self._move(rid, "resume", holding.committed)
+        room = holding.committed - holding.shared * self.size
+        if self.window is not None:
+            room = min(room, self.window.room(rid, holding.committed))
+        self._move(rid, "resume", holding.committed, again, room)
         start = holding.committed - again
         _law(holding.held, "the account is in use")
         _law(holding.shared * self.size <= start <= holding.committed, f"a turn begins at {start}, inside the cache")
@@ -180,8 +186,8 @@ class Audit:
         holding.committed = start
         holding.held = False
 
-    def _move(self, rid: int, verb: str, keep: int = 0) -> None:
-        self.moves.setdefault(rid, []).append(Move(verb, self.holdings[rid].committed, keep))
+    def _move(self, rid: int, verb: str, keep: int = 0, again: int = 0, room: int = 0) -> None:
+        self.moves.setdefault(rid, []).append(Move(verb, self.holdings[rid].committed, keep, again, room))
 
     def _close(self, rid: int, numbers: tuple[int, ...]) -> None:
         self._move(rid, "drop" if self.holdings[rid].held else "close")

@@ -59,6 +59,11 @@ class WindowAudit:
         begin, needs = self.lanes[account].first * self.size, max(0, position - self.tokens + 1)
         self.law(begin <= needs, f"a query at {position} reads from {needs} on, but window pages begin at {begin}")
 
+    def room(self, account: int, position: int) -> int:
+        """How far before `position` a query finds everything that it reads."""
+        begin = self.lanes[account].first * self.size
+        return position if begin == 0 else max(0, position - self.tokens + 1 - begin)
+
     def trim(self, account: int, keep: int) -> None:
         """Pages that hold no position below `keep` are freed."""
         lane = self.lanes[account]

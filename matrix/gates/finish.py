@@ -124,7 +124,7 @@ def _metrics(cell: Cell, resolved: Mapping[str, Any], answer: Answer) -> str:
 
 def _emitted(cell: Cell, answer: Answer) -> str:
     """The prefill's token and all rounds but a part of the last one; a retraction reads a token by prefill again."""
-    if cell.memory == "tight" or answer.finish == "abort" or not answer.output_ids:
+    if cell.memory != "ample" or answer.finish == "abort" or not answer.output_ids:
         return ""
     lengths = answer.accept_lengths
     most = 1 + sum(lengths)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from matrix.cell import Cell
 from matrix.gates.audit import AuditError, Move, audit
@@ -20,6 +20,8 @@ THRESHOLDS: Final = {
     "wrong": Threshold(0, "one position too few costs a prefill, one too many answers from tokens that nobody said"),
     "apart": Threshold(0, "a turn's prompt is its history and its own tokens"),
 }
+# Algorithms whose draft KV lies a token ahead of the target's.
+SHIFTED: Final = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE")
 
 
 @dataclass
@@ -44,13 +46,14 @@ class SessionGate:
             return Outcome(self.name, State.FAIL, message=str(broken))
         resent = {answer.name: answer.prompt_ids for answer in baseline.answers}
         apart = [a.name for a in run.answers if a.name in resent and a.prompt_ids != resent[a.name]]
-        windowed = run.resolved.get("window") is not None
-        walks = [Walk(turns, moves.get(int(turns[0][0].meta_info["id"]), []), windowed) for turns in lines(run)]
+        windowed, span = run.resolved.get("window") is not None, span_of(run.resolved)
+        walks = [Walk(turns, moves.get(int(turns[0][0].meta_info["id"]), []), windowed, span) for turns in lines(run)]
         faults = [fault for walk in walks for fault in walk.faults()]
         numbers: dict[str, Number] = {
             "sessions": len({ask.session.id for ask in run.asks if ask.session is not None}),
             "inherited": sum(walk.inherited for walk in walks),
             "resumed": sum(walk.resumed for walk in walks),
+            "restored": sum(walk.restored for walk in walks),
             "rolled_back": sum(walk.rolled_back for walk in walks),
             "wrong": len(faults),
             "apart": len(apart),
@@ -88,14 +91,30 @@ def _given_up(walks: Sequence[Walk], run: Run) -> str:
     return f"{lost} turns began anew, and {dropped} sessions were given up for room" if lost > dropped else ""
 
 
-class Walk:
-    """One session's turns beside the moves of its account. windowed: an abort may have slid past what it began with."""
+def span_of(resolved: Mapping[str, Any]) -> int:
+    """Tokens behind a position that its draft KV depends on.
 
-    def __init__(self, turns: Sequence[tuple[Answer, bool]], moves: Sequence[Move], windowed: bool) -> None:
+    A shifted drafter pairs position p with token p + 1 (EAGLE, arXiv 2401.15077); layer m of a chain of prediction
+    layers with token p + 1 + m (DeepSeek-V3, arXiv 2412.19437); the others have no KV, or of the target's states alone.
+    """
+    if resolved["algorithm"] not in SHIFTED:
+        return 0
+    return int(resolved["num_steps"]) if resolved["enable_multi_layer_eagle"] else 1
+
+
+class Walk:
+    """One session's turns beside the moves of its account.
+
+    windowed: who goes back may have slid past what the turn began with. span: positions at the end of what a turn
+    inherits that it computes again, as the tokens behind them are new.
+    """
+
+    def __init__(self, turns: Sequence[tuple[Answer, bool]], moves: Sequence[Move], windowed: bool, span: int) -> None:
         self.turns = turns
         self.moves = list(moves)
         self.windowed = windowed
-        self.inherited = self.resumed = self.rolled_back = self.lost = 0
+        self.span = span
+        self.inherited = self.resumed = self.restored = self.rolled_back = self.lost = 0
 
     def faults(self) -> Iterator[str]:
         """A sentence for each turn that found or left something else than it must."""
@@ -103,38 +122,46 @@ class Walk:
         for turn, queued in self.turns:
             if queued:
                 continue
-            stay = self._stay(turn)
-            if not stay:
-                if turn.output_ids:
-                    yield f"{turn.name} answered without an account"
-                continue
-            begin, end = stay[-2], stay[-1]
-            if len(stay) == 2 and begin.verb == "resume":
-                self.resumed += 1
-                self.inherited += begin.keep
-                if begin.keep != kept:
-                    yield f"{turn.name} resumed {begin.keep} positions, the turn before left {kept}"
-                if turn.cached_tokens != begin.keep:
+            stays = list(self._stays(turn))
+            if not stays and turn.output_ids:
+                yield f"{turn.name} answered without an account"
+            for index, (begin, end) in enumerate(stays):
+                last = index == len(stays) - 1
+                if begin.verb == "resume":
+                    self.restored += index > 0
+                    yield from self._found(turn, begin, kept)
+                else:
+                    self.lost += bool(kept)
+                if last and turn.cached_tokens != begin.keep:
                     yield f"{turn.name} reports {turn.cached_tokens} inherited tokens, its account held {begin.keep}"
-            self.lost += bool(kept) and stay[0].verb == "open"
-            due = self._due(turn, begin, end)
-            left = end.keep if end.verb == "hold" else 0
-            if left != due and not (self.windowed and turn.finish == "abort" and not left):
-                yield f"{turn.name} left {left} positions, {due} were computed of what the user saw"
-            kept = left
+                back = not last or turn.finish == "abort"
+                due = self._due(turn, begin, end, last)
+                left = end.keep if end.verb == "hold" else 0
+                if left != due and not (self.windowed and back and not left):
+                    yield f"{turn.name} left {left} positions{'' if last else ' when it was retracted'}, {due} were due"
+                kept = left
 
-    def _stay(self, turn: Answer) -> list[Move]:
-        """The moves of one turn: a beginning and an end, once more for each retraction."""
-        while self.moves and self.moves[0].verb == "drop":
-            self.moves.pop(0)
-        count = 2 * (turn.retractions + 1)
-        stay = self.moves[:count]
-        self.moves = self.moves[count:]
-        return stay
+    def _found(self, turn: Answer, begin: Move, kept: int) -> Iterator[str]:
+        """What is wrong with the beginning of a turn, or of its rest behind a retraction, on held KV."""
+        self.resumed += 1
+        self.inherited += begin.keep
+        if begin.keep != kept:
+            yield f"{turn.name} resumed {begin.keep} positions, what came before left {kept}"
+        again = min(self.span, begin.room)
+        if begin.again != again:
+            yield f"{turn.name} computes {begin.again} inherited positions again, the draft KV of {again} is stale"
 
-    def _due(self, turn: Answer, begin: Move, end: Move) -> int:
-        """Positions that the turn must leave: the shown ones that have KV, or what it found if it was aborted."""
-        if turn.finish == "abort":
-            self.rolled_back += begin.verb == "resume"
-            return begin.keep if begin.verb == "resume" else 0
-        return min(len(turn.prompt_ids) + len(turn.output_ids), end.committed)
+    def _stays(self, turn: Answer) -> Iterator[tuple[Move, Move]]:
+        """A beginning and an end, once more for each retraction; what is given up in between is nobody's turn."""
+        for _ in range(turn.retractions + 1):
+            while self.moves and self.moves[0].verb == "drop":
+                self.moves.pop(0)
+            if len(self.moves) > 1:
+                yield self.moves.pop(0), self.moves.pop(0)
+
+    def _due(self, turn: Answer, begin: Move, end: Move, last: bool) -> int:
+        """Positions that must be left: the shown ones that have KV, or what an aborted or retracted turn had found."""
+        if last and turn.finish != "abort":
+            return min(len(turn.prompt_ids) + len(turn.output_ids), end.committed)
+        self.rolled_back += last and begin.verb == "resume"
+        return begin.keep if begin.verb == "resume" else 0

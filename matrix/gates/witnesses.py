@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from matrix.cell import Cell
+from matrix.snug import spares
 from matrix.subjects.protocol import Run
 from matrix.workload import aborted_late
 
@@ -116,8 +117,13 @@ def _share(cell: Cell, run: Run) -> bool:
 
 def _starved(cell: Cell, run: Run) -> bool:
     """In a pair an aborted turn may leave before the two collide, and an aborted request that ends by text would."""
-    tight = cell.memory == "tight" and _two_run(cell, run)
-    return tight and (cell.batch in ("ragged", "burst") or cell.abort == "none" or aborted_late(cell))
+    late = cell.abort == "none" or aborted_late(cell) or cell.memory == "snug"
+    return cell.memory != "ample" and _two_run(cell, run) and (cell.batch in ("ragged", "burst") or late)
+
+
+def _spares(cell: Cell, run: Run) -> bool:
+    """Two turns collide, and the younger can go back to where it began."""
+    return cell.memory == "snug" and _two_run(cell, run) and spares(cell.model == "qwen3", int(cell.page_size))
 
 
 def _slides(cell: Cell, run: Run) -> bool:
@@ -148,8 +154,8 @@ def _repeats(cell: Cell, run: Run) -> bool:
 
 
 def _inherits(cell: Cell, run: Run) -> bool:
-    """With room for all nobody's KV is dropped between two turns."""
-    return (cell.session, cell.memory) == ("streaming", "ample")
+    """With room for all, or for the first turns of two, nobody's KV is dropped between these and the second."""
+    return cell.session == "streaming" and cell.memory != "tight"
 
 
 def _oversubscribed(cell: Cell, run: Run) -> bool:
@@ -158,7 +164,7 @@ def _oversubscribed(cell: Cell, run: Run) -> bool:
 
 
 def _rolls_back(cell: Cell, run: Run) -> bool:
-    """The second turn of the first session is aborted; a window may have slid past where it began."""
+    """The second turn of a session is aborted; a window may have slid past where it began."""
     return _inherits(cell, run) and cell.abort == "running" and run.resolved.get("window") is None
 
 
@@ -220,6 +226,9 @@ WITNESSES: Final[tuple[Witness, ...]] = (
     Witness("session.dropped", True, "more sessions than memory", _oversubscribed),
     Witness("session.held", True, "KV outlives its turn", lambda cell, run: cell.session == "streaming"),
     Witness("session.inherited", True, "a turn inherits KV", _inherits),
+    Witness("session.spared", True, "a retracted turn leaves what it inherited", _spares),
+    Witness("session.restored", True, "it comes back to that", _spares),
+    Witness("session.spared|session.restored", False, "nothing is retracted", lambda cell, run: cell.memory == "ample"),
     Witness("session.rolled_back", True, "an aborted turn is undone", _rolls_back),
     Witness("session.held", False, "nothing outlives a request", lambda cell, run: cell.session != "streaming"),
     Witness("sample.random", True, "tokens are drawn", lambda cell, run: cell.sampling != "greedy"),

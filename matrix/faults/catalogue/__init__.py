@@ -18,6 +18,7 @@ from matrix.faults.catalogue.kernels import KERNEL_FAULTS
 from matrix.faults.catalogue.layers import LAYER_FAULTS
 from matrix.faults.catalogue.memory import MEMORY_FAULTS
 from matrix.faults.catalogue.ngrams import NGRAM_FAULTS
+from matrix.faults.catalogue.returns import RETURN_FAULTS
 from matrix.faults.catalogue.sampling import SAMPLING_FAULTS
 from matrix.faults.catalogue.sessions import SESSION_FAULTS
 from matrix.faults.catalogue.sizes import SIZE_FAULTS
@@ -30,6 +31,7 @@ CATALOGUE: Final[tuple[Fault, ...]] = (
     *TIMING_FAULTS,
     *SESSION_FAULTS,
     *CONTENTION_FAULTS,
+    *RETURN_FAULTS,
     *ADAPTIVE_FAULTS,
     *MEMORY_FAULTS,
     *ALIGNMENT_FAULTS,

@@ -199,21 +199,69 @@ def test_a_turn_aborted_in_the_queue_does_not_touch_what_is_held():
     assert scheduler.abort(2) and len(scheduler.ledger.journal) == journal and 1 in scheduler.held
 
 
-def test_a_retracted_turn_gives_everything_back_and_computes_its_history_again():
-    scheduler = scheduler_of()
+@pytest.mark.parametrize("rounds", [0, 1, 3])
+def test_a_retracted_turn_gives_its_own_part_back_and_comes_back_to_what_it_had_inherited(rounds):
+    scheduler = scheduler_of(span=1)
     before = first_turn(scheduler)
-    request = turn(scheduler, 2, [*before.tokens, 50], account=1)
+    pages = list(scheduler.ledger.accounts[1].pages)
+    request = turn(scheduler, 2, [*before.tokens, 50, 51], account=1)
+    for _ in range(rounds + 1):
+        step(scheduler)
+    scheduler._retract(request)
+    scheduler.check()
+    account = scheduler.ledger.accounts[1]
+    assert (account.committed, account.pages, account.held) == (7, pages, True) and request.phase is Phase.WAITING
+    (row,) = step(scheduler).rows
+    assert (row.start, row.account, request.inherited, request.cached_tokens) == (6, 1, 7, 7)
+    assert row.tokens == (*request.prompt, *[7] * (1 + 2 * rounds))[6:]
+    counts = scheduler.probes.counts
+    assert [counts[f"session.{name}"] for name in ("spared", "restored", "rolled_back")] == [1, 1, 0]
+    scheduler.finish(request, Finish("length"))
+    assert scheduler.ledger.accounts[1].committed == request.num_tokens - 1
+
+
+def test_a_retracted_first_turn_gives_everything_back():
+    scheduler = scheduler_of()
+    request = turn(scheduler, 1, 5)
     step(scheduler)
     scheduler._retract(request)
     scheduler.check()
-    assert not scheduler.ledger.accounts and request.phase is Phase.WAITING
+    assert not scheduler.ledger.accounts and not scheduler.held and scheduler.probes.counts["session.spared"] == 0
     (row,) = step(scheduler).rows
-    assert (row.start, row.account, request.inherited, row.width) == (0, 1, 0, len(request.prompt) + 1)
-    scheduler.finish(request, Finish("length"))
-    assert scheduler.ledger.accounts[1].committed == len(request.prompt) + 1
+    assert (row.start, request.inherited, row.width) == (0, 0, 6) and scheduler.probes.counts["session.restored"] == 0
 
 
-def test_a_turn_that_was_retracted_and_then_aborted_has_nothing_to_go_back_to():
+def test_what_a_retracted_turn_spared_goes_before_anybody_else_is_retracted():
+    scheduler = scheduler_of(pages=24, size=1)
+    before = first_turn(scheduler, tokens=4, new=6)  # 6 positions
+    old = turn(scheduler, 2, 1, holds=False, new=20)
+    request = turn(scheduler, 3, [*before.tokens, 50], account=1, new=12)
+    step(scheduler)
+    while not request.retractions:
+        step(scheduler)
+    assert scheduler.ledger.accounts[1].held and old.phase is Phase.RUNNING
+    while len(scheduler.held):
+        step(scheduler)
+    counts = scheduler.probes.counts
+    assert (counts["retract.done"], counts["session.spared"], counts["session.dropped"]) == (1, 1, 1)
+    scheduler.finish(old, Finish("length"))
+    (row,) = step(scheduler).rows
+    assert (row.rid, row.start, request.inherited, counts["session.restored"]) == (3, 0, 0, 0)
+
+
+def test_a_retracted_turn_keeps_nothing_behind_a_window_that_slid():
+    for window, held in ((Window(4, 40), False), (Window(4, 40, margin=9), True)):
+        scheduler = scheduler_of(window=window)
+        before = first_turn(scheduler)
+        request = turn(scheduler, 2, [*before.tokens, *range(9)], account=1)
+        step(scheduler)
+        scheduler.ledger.slide(1)
+        scheduler._retract(request)
+        scheduler.check()
+        assert (len(scheduler.held) == 1) == held and scheduler.probes.counts["session.spared"] == held
+
+
+def test_a_turn_that_was_retracted_and_then_aborted_goes_back_to_what_it_had_inherited():
     scheduler = scheduler_of()
     before = first_turn(scheduler)
     request = turn(scheduler, 2, [*before.tokens, 50], account=1)
@@ -221,12 +269,16 @@ def test_a_turn_that_was_retracted_and_then_aborted_has_nothing_to_go_back_to():
     scheduler._retract(request)
     assert scheduler.abort(2)
     resolve(scheduler, flying, 1)
-    assert scheduler.ledger.accounts[1].committed == 7  # it still held its pages: nothing is lost
+    assert scheduler.ledger.accounts[1].committed == 7  # aborted while it drained
     request = turn(scheduler, 3, [*before.tokens, 50], account=1)
     step(scheduler)
     scheduler._retract(request)
+    assert scheduler.abort(3) and scheduler.ledger.accounts[1].committed == 7  # aborted in the queue
+    request = turn(scheduler, 4, [*before.tokens, 50], account=1)
     step(scheduler)
-    assert scheduler.abort(3) and not scheduler.ledger.accounts
+    scheduler._retract(request)
+    step(scheduler)
+    assert scheduler.abort(4) and scheduler.ledger.accounts[1].committed == 7  # aborted when it ran again
 
 
 def test_a_session_that_was_closed_meanwhile_keeps_nothing():

@@ -1,0 +1,72 @@
+"""Turns that are retracted: what their session keeps, and what they come back to."""
+
+from typing import Final
+
+from matrix.faults.catalogue.sessions import OFF_BY_ONE, SCHEDULE, STALE
+from matrix.faults.fault import Fault
+
+LEAK: Final = "KV leak / over-allocation"
+CHAIN: Final = "eagle3.s3.k1.n4.v1.p64.snug.pair.stream.length"
+TREE: Final = "eagle3.s3.k4.n8.v2.p16.snug.pair.stream.length"
+ADMISSION: Final = "engine/core/admission.py"
+DRAFT: Final = "prefix-cache semantics under EAGLE"
+RESUME: Final = "self.held.resume(request.account, self.cache.key_span)"
+UNDONE: Final = "        undone = aborted or request.retracting\n"
+
+RETURN_FAULTS: Final[tuple[Fault, ...]] = (
+    Fault(
+        id="retracted-turn-keeps-nothing",
+        klass=STALE,
+        origin="sglang#22862 (a retracted turn saves its slot, and the retry restores it)",
+        file=SCHEDULE,
+        old="        if not request.holds:\n",
+        new="        if request.retracting or not request.holds:\n",
+        expected=("session", "effective"),
+        cells=(CHAIN, TREE),
+        why="a retracted turn takes the KV of all turns before it along, and reads the whole history again",
+    ),
+    Fault(
+        id="retracted-turn-frees-its-tail-only",
+        klass=LEAK,
+        origin="sglang#22862",
+        file=SCHEDULE,
+        old=UNDONE,
+        new="        undone = aborted\n",
+        expected=("session",),
+        cells=(CHAIN, TREE),
+        why="a retracted turn keeps what it said so far, so its retraction frees too little and all is dropped",
+    ),
+    Fault(
+        id="abort-behind-a-return",
+        klass=OFF_BY_ONE,
+        origin="sglang#22273",
+        file=SCHEDULE,
+        old=UNDONE,
+        new="        undone = (aborted and not request.retractions) or request.retracting\n",
+        expected=("session",),
+        cells=("eagle3.s3.v2.p4.snug.pair.stream.length.abort_running",),
+        why="an aborted turn that had come back from a retraction stays in its session",
+    ),
+    Fault(
+        id="turn-draft-kv-stale",
+        klass=DRAFT,
+        origin="sglang#10846",
+        file=ADMISSION,
+        old=RESUME,
+        new="self.held.resume(request.account, 0)",
+        expected=("session",),
+        cells=("eagle3.s5.v2.p4.pair.stream", "nextn.deepseek.s2.v2.p64.ragged.stream"),
+        why="a turn drafts from KV of the token that might have followed the turn before, not of its own first one",
+    ),
+    Fault(
+        id="turn-draft-kv-of-one-layer",
+        klass=DRAFT,
+        origin="sglang#10846",
+        file=ADMISSION,
+        old=RESUME,
+        new="self.held.resume(request.account, min(1, self.cache.key_span))",
+        expected=("session",),
+        cells=("nextn.deepseek.s2.v2.p64.ragged.stream",),
+        why="the draft KV of the second layer at the end of a turn stays that of tokens that never came",
+    ),
+)
