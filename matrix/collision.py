@@ -25,16 +25,17 @@ def collisions(asks: Sequence[Ask], room: Snug, tokens: Callable[[str], int], ab
     tokens: counts those of a prompt. aborts: the second turn of the second session is aborted after its retraction.
     """
     said = room.second - room.first - tokens(REPLIES[0])
-    lines = []
+    out: list[Ask] = []
     for place, ask in enumerate(asks):
         first = replace(ask, max_new_tokens=room.first - 1 - tokens(ask.prompt), abort_after=None)
         late = aborts and place == 1
         limits = (said + MORE if late else said, *LAST_LIMITS)
         turns = line(first, place, limits, said - EARLIER if late else None)
-        lines.append(contended_line(scored(turns, place), place, room.memory))
-    firsts = [turns[0].name for turns in lines]
-    return [_behind(ask, firsts) if ask.name.endswith(".turn2") else ask for turns in lines for ask in turns]
+        out += contended_line(scored(turns, place), place, room.memory)
+    # Sent together they are as old as their places: the last one is the one that is retracted.
+    before = dict.fromkeys(name for ask in out if _second(ask) for name in ask.after)
+    return [replace(ask, after=tuple(before)) if _second(ask) else ask for ask in out]
 
 
-def _behind(ask: Ask, names: Sequence[str]) -> Ask:
-    return replace(ask, after=tuple(dict.fromkeys((*ask.after, *names))))
+def _second(ask: Ask) -> bool:
+    return ask.name.endswith(".turn2")

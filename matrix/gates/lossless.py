@@ -13,6 +13,7 @@ from matrix.cell import Cell
 from matrix.gates.gate import Number, Outcome, State
 from matrix.gates.oracle import Oracle, oracle_index, oracle_of
 from matrix.gates.pairs import TIE_NATS, Pair, first_difference, is_tie, pairs, unpaired
+from matrix.gates.scores import apart
 from matrix.gates.threshold import Threshold, values
 from matrix.subjects.protocol import Capability, Run
 
@@ -20,6 +21,9 @@ THRESHOLDS: Final = {
     "tie_nats": Threshold(TIE_NATS, "above float32 rounding of a logit, below any gap that the zoo's models decide by"),
     "oracle_nats": Threshold(
         1e-4, "two libraries in float32 were 7e-6 apart at most; a window one token short moves it by 2.5e-3"
+    ),
+    "score_nats": Threshold(
+        1e-4, "3e-5 at most in texts of 600 tokens, none in short ones; another temperature moves it by 1e-2"
     ),
     "divergent": Threshold(0, "exact verification: equal to plain decoding with the same seed"),
 }
@@ -60,6 +64,12 @@ class LosslessGate:
         if not numbers["tokens"]:
             return Outcome(self.name, State.NOT_MEASURED, numbers, message="no token was produced")
         exact = baseline.resolved["dtype"] == "float32"
+        scored = [(pair.ask.name, *apart(pair)) for pair in every]
+        worst, _, nats = max(scored, key=lambda one: one[2])
+        numbers |= {"scored": sum(count for _, count, _ in scored), "score_nats": nats}
+        if exact and nats > self.thresholds["score_nats"]:
+            text = f"a log-probability of {worst} is {nats:.2g} nats from the baseline's"
+            return Outcome(self.name, State.FAIL, numbers, message=text)
         return self._against_oracle(every, numbers, self.oracle(cell.target), exact)
 
     def _against_oracle(

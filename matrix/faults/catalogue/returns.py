@@ -5,7 +5,6 @@ from typing import Final
 from matrix.faults.catalogue.sessions import OFF_BY_ONE, SCHEDULE, STALE
 from matrix.faults.fault import Fault
 
-LEAK: Final = "KV leak / over-allocation"
 CHAIN: Final = "eagle3.s3.k1.n4.v1.p64.snug.pair.stream.length"
 TREE: Final = "eagle3.s3.k4.n8.v2.p16.snug.pair.stream.length"
 ADMISSION: Final = "engine/core/admission.py"
@@ -24,17 +23,6 @@ RETURN_FAULTS: Final[tuple[Fault, ...]] = (
         expected=("session", "effective"),
         cells=(CHAIN, TREE),
         why="a retracted turn takes the KV of all turns before it along, and reads the whole history again",
-    ),
-    Fault(
-        id="retracted-turn-frees-its-tail-only",
-        klass=LEAK,
-        origin="sglang#22862",
-        file=SCHEDULE,
-        old=UNDONE,
-        new="        undone = aborted\n",
-        expected=("session",),
-        cells=(CHAIN, TREE),
-        why="a retracted turn keeps what it said so far, so its retraction frees too little and all is dropped",
     ),
     Fault(
         id="abort-behind-a-return",

@@ -159,7 +159,7 @@ def test_each_model_looks_ngrams_up_in_a_way_of_its_own():
     }
 
 
-@pytest.mark.parametrize("memory", ["tight", "ample"])
+@pytest.mark.parametrize("memory", ["tight", "snug", "ample"])
 @pytest.mark.parametrize("model", AXES[NAMES.index("model")].names)
 def test_memory_is_whole_pages_of_every_size_and_more_than_one(memory, model):
     for size in AXES[NAMES.index("page_size")].names:

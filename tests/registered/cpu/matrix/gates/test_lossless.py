@@ -8,6 +8,7 @@ from matrix.gates.lossless import LosslessGate
 pytestmark = pytest.mark.register(est_seconds=6, tier="cpu", stage="pr")
 
 CELL = "eagle3.s3.k4.n8.v2.p16.pair"
+TURNS = "eagle3.s3.k4.n8.v2.p16.snug.pair.stream.length"
 SAMPLED = "eagle3.s3.k4.n8.v2.p16.pair.temperature.stop_string.abort_running"
 
 
@@ -114,3 +115,18 @@ def test_without_evidence_nothing_is_measured(measured, gate):
     assert (lost.state, lost.message) == (State.NOT_MEASURED, f"the baseline has no answer to {run.asks[0].name}")
     empty = gate.judge(cell, replace(run, asks=(), answers=()), baseline)
     assert (empty.state, empty.message) == (State.NOT_MEASURED, "the cell has no requests")
+
+
+@pytest.mark.parametrize(("nats", "state"), [(1e-5, State.PASS), (1e-3, State.FAIL)])
+def test_a_turns_log_probabilities_are_those_of_the_history_sent_again(measured, altered, nats, state):
+    cell, run, baseline = measured(TURNS)
+    outcome = LosslessGate().judge(cell, run, baseline)
+    assert (outcome.state, outcome.numbers["score_nats"]) == (State.PASS, 0.0) and outcome.numbers["scored"] > 100
+    index = next(i for i, a in enumerate(run.answers) if a.name.endswith(".turn2") and len(a.logprobs) > 2)
+    scores = run.answers[index].logprobs
+    moved = altered(run, index, logprobs=(*scores[:2], scores[2] - nats, *scores[3:]))
+    outcome = LosslessGate().judge(cell, moved, baseline)
+    assert outcome.state is state
+    if state is State.FAIL:
+        name = run.answers[index].name
+        assert outcome.message == f"a log-probability of {name} is 0.001 nats from the baseline's"

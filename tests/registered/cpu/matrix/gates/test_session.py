@@ -52,6 +52,65 @@ def test_one_position_too_few_is_named(measured):
     assert "positions" in outcome.message or "pages" in outcome.message
 
 
+SNUG = "eagle3.s3.k4.n8.v2.p16.snug.pair.stream.length"
+
+
+def test_a_retracted_turn_comes_back_to_what_it_had_inherited(measured):
+    cell, run, baseline = measured(SNUG)
+    outcome = SessionGate().judge(cell, run, baseline)
+    assert (outcome.state, outcome.message) == (State.PASS, "")
+    assert outcome.numbers["restored"] >= 1 and run.witness["session.restored"] == outcome.numbers["restored"]
+
+
+def retracting(run):
+    """The entry of the journal that holds a retracted turn's account."""
+    turn = next(answer for answer in run.answers if answer.retractions and ".turn2" in answer.name)
+    first = next(answer for answer in run.answers if answer.name == turn.name.removesuffix(".turn2"))
+    holds = [entry for entry in run.journal[0] if entry[0] == "hold" and entry[1] == first.meta_info["id"]]
+    return holds[1]
+
+
+def test_a_retracted_turn_that_leaves_less_is_named(measured):
+    cell, run, baseline = measured(SNUG)
+    due = retracting(run)
+    verb, account, (keep, *gone) = due
+    size = run.journal[2]
+    kept = [page for page in gone if page] if keep % size else gone
+
+    def less(entry):
+        return (verb, account, (keep - 1, *kept)) if entry is due else entry
+
+    assert (keep - 1) // size == keep // size, "the same pages are freed"
+    outcome = SessionGate().judge(cell, moved(run, less), baseline)
+    assert outcome.state is State.FAIL and f"left {keep - 1} positions when it was retracted, {keep} were due" in (
+        outcome.message
+    )
+
+
+@pytest.mark.parametrize(("cell_id", "due"), [(SNUG, 1), ("nextn.deepseek.s2.v2.p4.pair.stream", 2)])
+def test_positions_whose_draft_kv_rests_on_other_tokens_are_computed_again(measured, cell_id, due):
+    cell, run, baseline = measured(cell_id)
+    assert SessionGate().judge(cell, run, baseline).state is State.PASS
+    account = next(entry[1] for entry in run.journal[0] if entry[0] == "resume")
+    done = []
+
+    def fewer(entry):
+        """One position less is computed again, and the first step is that much shorter."""
+        verb, whose, numbers = entry
+        if (
+            whose != account
+            or verb in done
+            or verb not in ("resume", "reserve", "launch", "settle")[: 4 if done else 1]
+        ):
+            return entry
+        done.append(verb)
+        return verb, whose, (numbers[0] - 1, *numbers[1:])
+
+    outcome = SessionGate().judge(cell, moved(run, fewer), baseline)
+    assert outcome.state is State.FAIL
+    assert f"computes {due - 1} inherited positions again, the draft KV of {due} is stale" in outcome.message
+
+
 def test_a_reported_count_that_is_not_the_held_one_is_named(measured):
     cell, run, baseline = measured(CELL)
     index = next(i for i, answer in enumerate(run.answers) if answer.name.endswith(".turn3"))
