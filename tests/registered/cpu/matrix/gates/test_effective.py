@@ -20,6 +20,7 @@ CELLS = [
     "eagle3.s3.k4.n8.v2.p16.burst",
     "eagle3.s5.v2.p16.pair.stream.abort_running",
     "none.v2.tight.burst.stream",
+    "none.v2.snug.pair.stream.length",
     "eagle3.qwen3.s3.k4.n8.v2.p16.nocache.pair",
     "eagle3.tiers.v2.waves.length",
     "eagle3.table.v1.waves.length",
