@@ -43,7 +43,7 @@ Workers = Annotated[int, typer.Option(help="processes, one compute thread each; 
 Seed = Annotated[int, typer.Option(help="rotates prompts and draws")]
 Json = Annotated[bool, typer.Option("--json", help="print JSON instead of text")]
 Models = Annotated[
-    Path | None, typer.Option(help="folder of published checkpoints, organisation/name; else the hub's cache")
+    Path | None, typer.Option(help="folder of published checkpoints, by their hub names; else the hub's cache")
 ]
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 
 from engine.core.errors import ConfigError
-from engine.models.config import read_raw
+from engine.models.config import ModelConfig
+from engine.models.disguised import load_draft_config
 from engine.models.weights import count_numbers
-from matrix.checkpoints.needs import GIB, config_of, needs
+from matrix.checkpoints.needs import GIB, Configs, config_of, needs
 from matrix.checkpoints.pairs import Pair
 from matrix.checkpoints.published import MODELS, Published
 from matrix.checkpoints.size import stored
@@ -29,22 +31,36 @@ def locate(pair: Pair, memory: tuple[int, ...], models: Path | None = None) -> M
     """
     if short := _shortage(pair, memory):
         raise ConfigError(short)
-    return {name: _folder(pair, name, models) for name in pair.models}
+    folders = {name: find(MODELS[name], models) for name in pair.models}
+    configs = {name: _agreed(MODELS[name], folder) for name, folder in folders.items()}
+    for name, folder in folders.items():
+        _whole(folder, configs[name], configs[pair.target].num_layers)
+    # The files may say what was not known of them.
+    if short := _shortage(pair, memory, configs):
+        raise ConfigError(short)
+    return folders
 
 
 def missing(pair: Pair, memory: tuple[int, ...], models: Path | None = None) -> list[str]:
-    """All that `locate` would refuse one after the other, a sentence each."""
+    """What `locate` would refuse one after the other, a sentence for the machine and one for each model."""
     found = [short] if (short := _shortage(pair, memory)) else []
-    for name in pair.models:
+    target_layers = config_of(MODELS[pair.target]).num_layers
+    for model in pair.models.values():
         try:
-            _folder(pair, name, models)
+            folder = find(model, models)
+            _whole(folder, _agreed(model, folder), target_layers)
+        except ConfigError as error:
+            found.append(str(error))
+    if not found:
+        try:
+            locate(pair, memory, models)
         except ConfigError as error:
             found.append(str(error))
     return found
 
 
-def _shortage(pair: Pair, memory: tuple[int, ...]) -> str | None:
-    total = needs(pair).total
+def _shortage(pair: Pair, memory: tuple[int, ...], configs: Configs | None = None) -> str | None:
+    total = needs(pair, configs).total
     if not memory:
         return f"checkpoint {pair.name} needs a GPU with {total / GIB:.1f} GiB of memory and this machine shows none"
     # The engine takes the first that it sees.
@@ -56,26 +72,25 @@ def _shortage(pair: Pair, memory: tuple[int, ...]) -> str | None:
     return None
 
 
-def _folder(pair: Pair, name: str, models: Path | None) -> Path:
-    folder = find(MODELS[name], models)
-    _whole(MODELS[name], folder, config_of(MODELS[pair.target]).num_layers)
-    return folder
-
-
-def _whole(model: Published, folder: Path, target_layers: int) -> None:
-    """ConfigError if config.json is another than the published one, or the files do not hold what it says."""
-    raw = read_raw(folder)
-    for field, value in model.config.items():
-        if raw.get(field) != value:
+def _agreed(model: Published, folder: Path) -> ModelConfig:
+    """What config.json says. ConfigError if it is another than the published one where that is sure."""
+    found, known = load_draft_config(folder), config_of(model)
+    for name in model.sure or [field.name for field in fields(ModelConfig)]:
+        said, expected = getattr(found, name), getattr(known, name)
+        if said != expected:
             raise ConfigError(
-                f"{folder / 'config.json'}: {field} is {raw.get(field)!r}, {model.repo} is known with {value!r}; "
-                "correct the table of published checkpoints, or fetch the right files"
+                f"{folder / 'config.json'}: {name} is {said!r}, {model.repo} is known with {expected!r}; fetch the "
+                "right files, or correct the table of published checkpoints"
             )
-    config, there = config_of(model), count_numbers(folder)
-    if there != stored(config, target_layers):
+    return found
+
+
+def _whole(folder: Path, config: ModelConfig, target_layers: int) -> None:
+    """ConfigError if the files do not hold what config.json says."""
+    there, implied = count_numbers(folder), stored(config, target_layers)
+    if there != implied:
         raise ConfigError(
-            f"{folder} holds {there:,} numbers, config.json implies {stored(config, target_layers):,}; a file is "
-            "missing or of another model"
+            f"{folder} holds {there:,} numbers, config.json implies {implied:,}; a file is missing or of another model"
         )
     if config.draft is None and not (folder / "tokenizer.json").is_file():
         raise ConfigError(f"{folder / 'tokenizer.json'} is missing; the checkpoint brings no tokenizer")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from engine.core.config import Resolved
 from engine.core.resolve import resolve
@@ -14,6 +15,7 @@ from matrix.checkpoints.pairs import Pair
 from matrix.checkpoints.published import Published
 from matrix.checkpoints.size import bundled, held, row, stored
 
+Configs: TypeAlias = Mapping[str, ModelConfig]
 GIB: Final = 2**30
 # bfloat16, which every pair runs in.
 BYTES: Final = 2
@@ -51,16 +53,16 @@ def config_of(model: Published) -> ModelConfig:
     return read_model_config(model.config, Path(model.repo) / "config.json")
 
 
-def resolved(pair: Pair) -> Resolved:
-    """What would run on one GPU."""
-    target, draft = config_of(pair.models[pair.target]), _draft(pair)
+def resolved(pair: Pair, configs: Configs | None = None) -> Resolved:
+    """What would run on one GPU. configs: of the pair's models as files say them; else as they were published."""
+    target, draft = _both(pair, configs)
     return resolve(pair.config, facts_of(target, draft, "cuda", 1))
 
 
-def needs(pair: Pair) -> Needs:
-    """The memory of a pair at the sizes of its launch."""
-    target, draft = config_of(pair.models[pair.target]), _draft(pair)
-    launch = resolved(pair)
+def needs(pair: Pair, configs: Configs | None = None) -> Needs:
+    """The memory of a pair at the sizes of its launch; configs as for `resolved`."""
+    target, draft = _both(pair, configs)
+    launch = resolved(pair, configs)
     tokens = launch.max_total_tokens
     near = sum(window is not None for window in target.windows)
     layer = BYTES * row(target)
@@ -82,5 +84,6 @@ def needs(pair: Pair) -> Needs:
     )
 
 
-def _draft(pair: Pair) -> ModelConfig | None:
-    return None if pair.draft is None else config_of(pair.models[pair.draft])
+def _both(pair: Pair, configs: Configs | None) -> tuple[ModelConfig, ModelConfig | None]:
+    known = configs or {name: config_of(model) for name, model in pair.models.items()}
+    return known[pair.target], None if pair.draft is None else known[pair.draft]

@@ -1,7 +1,7 @@
 """The published checkpoints: hub names, revisions and the parts of config.json that the engine reads. Data only.
 
-Written down without the files at hand. What public sources agree on stands as it is; the rest is named in `unverified`,
-and `specmatrix checkpoints check` holds the files of a machine against all of it.
+Written down without the files at hand. What public sources agree on stands as it is; the rest is named in `unverified`.
+`specmatrix checkpoints check` holds the files of a machine against what is sure, and reckons with what they say.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,8 @@ class Published:
 
     repo: its name there, revision: the commit that was meant. config: of its config.json. numbers: floating numbers in
     its weights, as its model card or the size of its files tells; None where nobody tells. agreement: whether its
-    publisher wants a licence accepted before a download. unverified: what could not be looked up.
+    publisher wants a licence accepted before a download. unverified: what could not be looked up. sure: what of the
+    engine's ModelConfig a downloaded file must agree with, None for all of it.
     """
 
     repo: str
@@ -28,6 +29,21 @@ class Published:
     numbers: int | None = None
     agreement: bool = False
     unverified: tuple[str, ...] = ()
+    sure: tuple[str, ...] | None = None
+
+
+# What the size of a head's file tells; its own context, rotation and epsilon are another matter.
+SIZES: Final = (
+    "architecture",
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_layers",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+    "draft",
+)
 
 
 def _config(architecture: str, model_type: str, **fields: object) -> Mapping[str, Any]:
@@ -94,6 +110,7 @@ MODELS: Final[Mapping[str, Published]] = {
             "config.json is that of SpecForge's recipe for this target (configs/llama3-8B-eagle3.json); of its files "
             "only the 0.4 B parameters in safetensors that the hub shows are known",
         ),
+        sure=SIZES,
     ),
     "llama-3.2-1b-instruct": Published(
         "meta-llama/Llama-3.2-1B-Instruct",
@@ -166,6 +183,7 @@ MODELS: Final[Mapping[str, Published]] = {
             "whether its weights are in safetensors",
             "max_position_embeddings, rope_theta and rms_norm_eps of its config.json",
         ),
+        sure=SIZES,
     ),
     "qwen3-8b-dflash": Published(
         "z-lab/Qwen3-8B-DFlash-b16",
@@ -251,5 +269,6 @@ MODELS: Final[Mapping[str, Published]] = {
             "rope_theta and rope_scaling",
             "that its prediction layer is laid out as DeepSeek-V3's",
         ),
+        sure=("architecture", "num_layers", "bundled_layers"),
     ),
 }

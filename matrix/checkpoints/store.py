@@ -20,7 +20,7 @@ def hub(environment: Mapping[str, str] = os.environ) -> Path:
 
 
 def find(model: Published, models: Path | None = None) -> Path:
-    """The folder of a checkpoint: `models`/organisation/name, or of the right commit in the hub's cache.
+    """The folder of a checkpoint: `models`/organisation/name or `models`/name, or of its commit in the hub's cache.
 
     ConfigError says how to get it. Whether it is whole is another question.
     """
@@ -28,6 +28,8 @@ def find(model: Published, models: Path | None = None) -> Path:
         if not models.is_dir():
             raise ConfigError(f"folder {models} of checkpoints does not exist")
         folder = models / model.repo
+        if (alone := models / model.repo.rpartition("/")[2]).is_dir():
+            return alone
         if not folder.is_dir():
             raise ConfigError(f"{model.repo} is not in {models}, where it would be {folder}; {fetch(model, folder)}")
         return folder

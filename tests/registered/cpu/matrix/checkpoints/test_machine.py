@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from engine.core.errors import ConfigError
 from matrix.checkpoints.machine import locate, missing
-from matrix.checkpoints.needs import GIB
+from matrix.checkpoints.needs import GIB, needs
 from matrix.checkpoints.pairs import PAIRS
 from matrix.checkpoints.published import MODELS
 
@@ -79,7 +79,36 @@ def refused(models: Path, sentence: str) -> None:
 def test_another_config_than_the_published_one(models, target):
     raw = json.loads((target / "config.json").read_text())
     (target / "config.json").write_text(json.dumps(raw | {"rope_theta": 10000.0}))
-    refused(models, r"config.json: rope_theta is 10000.0, meta-llama/Llama-3.1-8B-Instruct is known with 500000.0; ")
+    refused(
+        models, r"config.json: rope is RopeConfig\(theta=10000.0, .*, meta-llama/.* is known with RopeConfig\(theta=5"
+    )
+
+
+def test_a_field_that_nobody_was_sure_of(models):
+    """The head's own rotation: the file decides, and nothing is refused."""
+    file = models / MODELS[PAIR.draft].repo / "config.json"
+    raw = json.loads(file.read_text())
+    file.write_text(json.dumps(raw | {"rope_theta": 5e5}))
+    assert missing(PAIR, H100, models) == []
+    file.write_text(json.dumps(raw | {"intermediate_size": 96}))
+    refused(models, r"intermediate_size is 96, lmsys/SGLang-EAGLE3-Llama-3.1-8B-Instruct-SpecForge is known with 88; ")
+
+
+def test_files_that_need_more_than_was_known(models, target, monkeypatch):
+    """What is published of the target is half of it; its files then ask for more memory than the GPU has."""
+    monkeypatch.setitem(MODELS, PAIR.target, replace(MODELS[PAIR.target], sure=("architecture",)))
+    small = needs(PAIR).total
+    raw = json.loads((target / "config.json").read_text()) | {"vocab_size": 40_000}
+    (target / "config.json").write_text(json.dumps(raw))
+    tensors = {key: t for file in target.glob("*.safetensors") for key, t in load_file(file).items()}
+    wide = {key: torch.zeros(40_000, 64) for key in ("model.embed_tokens.weight", "lm_head.weight")}
+    shard(target, tensors | wide)
+    head = models / MODELS[PAIR.draft].repo / "config.json"
+    head.write_text(json.dumps(json.loads(head.read_text()) | {"vocab_size": 40_000}))
+    monkeypatch.setitem(MODELS, PAIR.draft, replace(MODELS[PAIR.draft], sure=("architecture",)))
+    with pytest.raises(ConfigError, match=r"eagle3 needs 4.\d GiB of GPU memory and the GPU here has 4.\d "):
+        locate(PAIR, (small,), models)
+    assert "of GPU memory" in missing(PAIR, (small,), models)[0]
 
 
 def test_a_partial_download(models, target):

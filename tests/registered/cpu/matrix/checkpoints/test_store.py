@@ -63,6 +63,8 @@ def test_a_folder_of_the_user(tmp_path):
     folder = tmp_path / "Qwen" / "Qwen3-8B"
     folder.mkdir(parents=True)
     assert find(QWEN, tmp_path) == folder
+    (tmp_path / "Qwen3-8B").mkdir()
+    assert find(QWEN, tmp_path) == tmp_path / "Qwen3-8B"
 
 
 def test_nothing_there(cache):
