@@ -1,10 +1,14 @@
-"""Effects of single cells, and the edges of the rules that judge them."""
+"""Effects of single cells, the edges of the rules that judge them, and the states that they give cells."""
+
+from dataclasses import replace
+from functools import partial
 
 import pytest
 
+from reports.compare import State
 from reports.compare.evidence import effects, is_bounded, judge
 from reports.compare.states import Effect
-from reports.schema import GateResult
+from reports.schema import GateResult, ReportError
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 
@@ -128,3 +132,119 @@ def test_an_effect_counts_if_it_is_sure_and_large_enough(change, p_loss, p_gain,
 @pytest.mark.parametrize(("low", "bounded"), [(-0.02, True), (-0.0201, False), (0.01, True)])
 def test_the_tolerance_bounds_the_loss(low, bounded):
     assert is_bounded(made(0.0, low=low)) is bounded
+
+
+def accuracy(gated, outcomes, state="PASS"):
+    share = outcomes.count("1") / len(outcomes)
+    return gated("accuracy", state, {"accuracy": share, "n": len(outcomes), "outcomes": outcomes})
+
+
+def acceptance(gated, rounds, emitted=None):
+    emitted = emitted or [90.0 + index for index in range(len(rounds))]
+    numbers = {"length": sum(emitted) / sum(rounds), "emitted": emitted, "rounds": rounds}
+    return gated("acceptance", "PASS", numbers)
+
+
+RIGHT = "1" * 190 + "0" * 10
+
+
+def test_a_significant_loss_of_accuracy_is_regressed(against, gated):
+    worse = "0" * 8 + RIGHT[8:]
+    comparison = against([accuracy(gated, RIGHT)], [accuracy(gated, worse)])
+    change = comparison.changes[0]
+    assert (change.state, change.red, comparison.verdict) == (State.REGRESSED, True, "red")
+    effect = change.effects[0]
+    assert (effect.significant, effect.pairing) == ("loss", "prompts")
+    assert effect.change == pytest.approx(-0.04)
+    assert effect.p_loss == pytest.approx(1 / 256)
+
+
+def test_a_significant_gain_of_accuracy_is_improved(against, gated):
+    change = against([accuracy(gated, RIGHT)], [accuracy(gated, "1" * 198 + "00")]).changes[0]
+    assert (change.state, change.red) == (State.IMPROVED, False)
+
+
+def test_churn_in_many_questions_is_the_same_with_a_bound(against, gated):
+    base, head = "1" * 900 + "0" * 100, "0" + "1" * 900 + "0" * 99
+    change = against([accuracy(gated, base)], [accuracy(gated, head)]).changes[0]
+    assert change.state is State.SAME
+    assert change.bound == "accuracy loss below 0.4 pt"
+
+
+def test_churn_in_few_questions_is_unknown(against, gated):
+    change = against([accuracy(gated, "1" * 19 + "0")], [accuracy(gated, "0" + "1" * 18 + "0")]).changes[0]
+    assert (change.state, change.red) == (State.UNKNOWN, False)
+    assert change.why.endswith("; more samples would tell")
+    assert change.bound.startswith("accuracy loss below")
+
+
+ROUNDS = [30.0 + index % 5 for index in range(24)]
+
+
+def test_a_significant_loss_of_acceptance_is_regressed(against, gated):
+    slower = [rounds * 1.04 for rounds in ROUNDS]
+    change = against([acceptance(gated, ROUNDS)], [acceptance(gated, slower)]).changes[0]
+    assert change.state is State.REGRESSED
+    assert change.why.startswith("acceptance 3.")
+    assert change.effects[0].change == pytest.approx(1 / 1.04 - 1)
+
+
+def test_a_loss_below_the_least_effect_is_the_same_with_a_bound(against, gated):
+    slower = [rounds * 1.005 for rounds in ROUNDS]
+    change = against([acceptance(gated, ROUNDS)], [acceptance(gated, slower)]).changes[0]
+    assert (change.state, change.bound) == (State.SAME, "acceptance loss below 0.5 %")
+
+
+def test_other_lengths_weaken_the_pairing(against, gated):
+    shorter = acceptance(gated, ROUNDS, [80.0 + index for index in range(24)])
+    change = against([acceptance(gated, ROUNDS)], [shorter]).changes[0]
+    assert change.effects[0].pairing == "prompts of other length"
+
+
+def test_summaries_are_compared_by_their_intervals(against, gated):
+    base = gated("acceptance", "PASS", {"length": 3.0}, (2.9, 3.1))
+    far = gated("acceptance", "PASS", {"length": 2.5}, (2.4, 2.6))
+    near = gated("acceptance", "PASS", {"length": 2.98}, (2.88, 3.08))
+    change = against([base], [far]).changes[0]
+    assert (change.state, change.effects[0].pairing) == (State.REGRESSED, "intervals")
+    assert against([base], [near]).changes[0].state is State.UNKNOWN
+    assert against([far], [base]).changes[0].state is State.IMPROVED
+
+
+def test_rates_are_compared_without_outcomes(against, gated):
+    base = gated("accuracy", "PASS", {"accuracy": 0.9, "n": 400})
+    far = gated("accuracy", "PASS", {"accuracy": 0.8, "n": 400})
+    change = against([base], [far]).changes[0]
+    assert (change.state, change.effects[0].pairing) == (State.REGRESSED, "intervals")
+
+
+def test_many_tests_are_judged_together(against, gated):
+    """One cell of a hundred at p = 0.03 is what chance gives."""
+    base, head = "1" * 100 + "0" * 100, "00000" + "1" * 95 + "0" * 100
+    noise = "0" + "1" * 100 + "0" * 99
+    alone = against([accuracy(gated, base)], [accuracy(gated, head)])
+    assert alone.counts[State.REGRESSED] == 1
+    cells = [replace(accuracy(gated, base), id=f"cell{index}") for index in range(60)]
+    others = [replace(accuracy(gated, noise), id=f"cell{index}") for index in range(60)]
+    crowd = against([accuracy(gated, base), *cells], [accuracy(gated, head), *others])
+    assert crowd.counts[State.REGRESSED] == 0
+
+
+@pytest.mark.parametrize(
+    ("numbers", "sentence"),
+    [
+        ({"accuracy": "high", "n": 4}, "gate accuracy of cell 'a' has accuracy = 'high', allowed is a number"),
+        ({"accuracy": 0.5}, "gate accuracy of cell 'a' has n = None, allowed is a number"),
+        ({"accuracy": 0.5, "n": 0}, "gate accuracy of cell 'a' has n = 0, allowed is more than 0"),
+    ],
+)
+def test_numbers_of_the_wrong_kind_are_named(against, gated, numbers, sentence):
+    good = gated("accuracy", "PASS", {"accuracy": 0.25, "n": 4})
+    with pytest.raises(ReportError, match=sentence):
+        against([good], [gated("accuracy", "PASS", numbers)])
+
+
+def test_a_length_of_zero_is_named(against, gated):
+    length = partial(gated, "acceptance", "PASS")
+    with pytest.raises(ReportError, match="gate acceptance of cell 'a' has length = 0, allowed is more than 0"):
+        against([length({"length": 2.0}, (1.9, 2.1))], [length({"length": 0}, (0, 1))])
