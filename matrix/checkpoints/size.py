@@ -19,6 +19,17 @@ def stored(config: ModelConfig, target_layers: int = 0) -> int:
     return tables + layers + hidden + bundled(c)
 
 
+def possible(config: ModelConfig, target_layers: int = 0) -> frozenset[int]:
+    """What `stored` may come to, as checkpoints may bring or leave out tables that are the target's anyhow.
+
+    A draft may have an embedding of its own, a prediction layer none of its copies of embedding and head.
+    """
+    usual, table = stored(config, target_layers), config.vocab_size * config.hidden_size
+    if config.draft is not None:
+        return frozenset((usual, usual + table))
+    return frozenset(usual - copies * table for copies in range(2 * config.bundled_layers + 1))
+
+
 def held(config: ModelConfig, target: ModelConfig | None = None) -> int:
     """Numbers that a loaded model keeps. target: of a draft, which makes tables of the target's.
 

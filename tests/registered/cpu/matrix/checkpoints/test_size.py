@@ -16,7 +16,7 @@ from engine.models.weights import count_numbers
 from matrix.checkpoints.needs import config_of
 from matrix.checkpoints.pairs import PAIRS
 from matrix.checkpoints.published import MODELS
-from matrix.checkpoints.size import bundled, held, row, stored
+from matrix.checkpoints.size import bundled, held, possible, row, stored
 from matrix.zoo.registry import CHECKPOINTS
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "engine"))
@@ -55,6 +55,16 @@ def test_files_hold_what_their_configuration_implies(published, name):
     folder = published(name)
     target = 8 if name in DRAFTS else 0
     assert count_numbers(folder) == stored(load_draft_config(folder), target)
+
+
+def test_tables_that_a_checkpoint_may_bring_or_leave_out(published):
+    head, bundle = (load_draft_config(published(name)) for name in ("qwen3-8b-eagle3", "gigachat3-10b"))
+    table = head.vocab_size * head.hidden_size
+    assert possible(head, 8) == {stored(head, 8), stored(head, 8) + table}
+    table = bundle.vocab_size * bundle.hidden_size
+    assert possible(bundle) == {stored(bundle) - copies * table for copies in (0, 1, 2)}
+    dense = load_draft_config(published("qwen3-8b"))
+    assert possible(dense) == {stored(dense)}
 
 
 def test_an_eagle_head_is_counted_too():
