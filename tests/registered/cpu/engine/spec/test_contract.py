@@ -26,7 +26,7 @@ from matrix.contract import LAUNCHES, PARAMS, PROMPTS, hold
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from pretender import BATCH_LIES, ROW_LIES, SHAPE, TRAITS, WRITERS, Pretender, raiser
 
-pytestmark = pytest.mark.register(est_seconds=25, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=30, tier="cpu", stage="pr")
 
 
 @pytest.fixture
@@ -68,6 +68,7 @@ def test_a_built_in_algorithm_keeps_the_contract(zoo, traits):
     kinds = 1 + (traits.topology is Topology.TREE) + traits.adaptive
     assert len({each.launch for each in held}) == kinds * len(LAUNCHES)
     assert all((each.tokens_per_round > 1) == traits.drafts for each in held)
+    assert all((each.retracted > 0) == ("memory for two" in each.launch) for each in held)
 
 
 class CountingRelay(Relay):
