@@ -24,6 +24,7 @@ class Waits:
     def __init__(self, graphs: Graphs) -> None:
         self._graphs = graphs
         self._before = self._rounds()
+        self._mode = 0
         self._listening = warnings.catch_warnings(record=True)
         self._told: list[warnings.WarningMessage] = []
 
@@ -34,12 +35,13 @@ class Waits:
         assert told is not None
         self._told = told
         warnings.simplefilter("always")
+        self._mode = torch.cuda.get_sync_debug_mode()
         torch.cuda.set_sync_debug_mode("warn")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        torch.cuda.set_sync_debug_mode("default")
+        torch.cuda.set_sync_debug_mode(self._mode)
         self._listening.__exit__(kind, error, trace)
         waits = sum(WAITED in str(one.message) for one in self._told)
         replayed, made = self._rounds()
