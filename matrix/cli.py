@@ -24,8 +24,8 @@ from reports.schema import ReportError
 
 # The command line library's error for a wrong option; typer exports only the classes below it.
 UsageError = cast(type[typer.BadParameter], typer.BadParameter.__mro__[1])
-# A full disk or quota behind stdout, or a reader that went away.
-UNWRITABLE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EPIPE)
+# A full disk, a quota or a limit on files behind stdout, or a reader that went away.
+UNWRITABLE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EPIPE)
 WORKERS: Final = min(os.cpu_count() or 1, 8)
 app = typer.Typer(
     name="specmatrix",
@@ -336,13 +336,22 @@ def main(words: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.errno not in UNWRITABLE or error.filename is not None:
             raise
-        # What is left in the buffer would fail again when Python closes it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return _wrong(f"cannot write the output: {error.strerror}")
+        return _unwritten(error)
+    except SystemExit as end:
+        # The command line library ends so where a reader went away; 1 is the status of what is red.
+        if not isinstance(end.__context__, BrokenPipeError):
+            raise
+        return _unwritten(end.__context__)
     except Stopped as stop:
         print(stop, file=sys.stderr)
         return stop.status
     return int(status or 0)
+
+
+def _unwritten(error: OSError) -> int:
+    # What is left in the buffer would fail again when Python closes it.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return _wrong(f"cannot write the output: {error.strerror}")
 
 
 def _wrong(sentence: str) -> int:

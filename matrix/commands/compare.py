@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from rich.console import Console
-
+from matrix.output import Output
 from matrix.progress import waiting
 from reports.compare import compare, comparison_json, read_acknowledgements
 from reports.load import load_both
@@ -24,5 +23,5 @@ def compare_reports(base: Path, head: Path, acknowledged: Path | None, out: Path
     if json_:
         print(json.dumps(comparison_json(comparison), indent=2))
     else:
-        print_comparison(comparison, Console())
+        print_comparison(comparison, Output())
     return int(comparison.verdict != "green")

@@ -7,14 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from rich.console import Console
-
 from engine.algorithm_file import load_algorithms
 from engine.core.algorithm import Traits, algorithm, known_algorithms
 from engine.core.errors import ConfigError
 from matrix.cell import DRAFTS, MODELS
 from matrix.commands.flags import flags_of
 from matrix.contract import Held, hold
+from matrix.output import Output
 from matrix.progress import waiting
 from matrix.zoo.registry import resolve_path
 from matrix.zoo_facts import model_facts
@@ -35,7 +34,7 @@ def contract(words: list[str], json_: bool) -> int:
         given = count(len(names), "algorithm")
         raise ConfigError(f"{given} given; name one Python file that registers some, or one algorithm")
     torch.set_num_threads(1)
-    console = Console(soft_wrap=True, highlight=False)
+    console = Output(soft_wrap=True, highlight=False)
     found: list[tuple[Traits, list[Held]]] = []
     for traits in _algorithms(names[0]):
         done: list[Held] = []

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from rich.console import Console
-
 from ci.local import Job, run_plan
 from ci.planner import Host, Plan, plan
 from ci.tiers import tier as find_tier
@@ -16,6 +14,7 @@ from ci.tiers import visible_gpus
 from engine.core.errors import ConfigError
 from matrix.cell import Cell
 from matrix.gates.table import GATES
+from matrix.output import Output
 from matrix.progress import counting
 from matrix.provenance import run_header
 from matrix.selection import of_gpus, select
@@ -50,7 +49,7 @@ def run(
     if json_:
         print(json.dumps(view.summary.to_json(), indent=2))
     else:
-        console = Console()
+        console = Output()
         print_run(view, console)
         console.print(f"report: {out / PAGE_FILE}", highlight=False, soft_wrap=True)
     return int(view.verdict != "green")

@@ -18,6 +18,7 @@ from matrix.faults.fault import Fault
 from matrix.faults.kill import Matrix, kill_matrix
 from matrix.faults.table import kill_table
 from matrix.lockfile import stage_cells
+from matrix.output import Output
 from matrix.progress import counting
 from matrix.stopping import Stopped
 from reports.atomic import write_text
@@ -102,8 +103,8 @@ def list_faults(only: Sequence[str], tier: str, json_: bool) -> int:
 
 def _console() -> Console:
     """The terminal as it is; a file or a pipe as wide as the table needs."""
-    console = Console()
-    return console if console.is_terminal else Console(width=WIDE)
+    console = Output()
+    return console if console.is_terminal else Output(width=WIDE)
 
 
 def _run(
