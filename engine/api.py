@@ -10,13 +10,15 @@ from typing import Any
 
 from engine.build import Locate, build
 from engine.core.adaptive_config import inline
-from engine.core.config import EngineConfig
+from engine.core.agreement import Told
+from engine.core.config import EngineConfig, Facts
 from engine.core.errors import ConfigError, RequestError
 from engine.core.finish import settled
 from engine.core.ledger import Entry
 from engine.core.request import Finish, Phase, Request, SamplingParams
 from engine.core.resolve import resolve
 from engine.core.session import SessionParams, Sessions, Turn
+from engine.device.ranks import ALONE, Ranks
 from engine.models.loader import facts
 from engine.models.tokenizer import Tokenizer
 
@@ -47,18 +49,26 @@ class LLM:
     """An engine with its models loaded.
 
     `locate` turns a model name into a directory; by default the name is a path. `clock` gives seconds, for the
-    timeouts of sessions only. Raises ConfigError for a configuration or checkpoint that cannot run.
+    timeouts of sessions only. ranks: who shares the target, of whom this process is one; tell: what is told of its
+    steps (engine.ranks.group starts ranks). Raises ConfigError for a configuration or checkpoint that cannot run.
     """
 
     def __init__(
-        self, config: EngineConfig, locate: Locate = Path, clock: Callable[[], float] = time.monotonic
+        self,
+        config: EngineConfig,
+        locate: Locate = Path,
+        clock: Callable[[], float] = time.monotonic,
+        ranks: Ranks = ALONE,
+        tell: Callable[[Told], None] | None = None,
     ) -> None:
-        draft = config.speculative_draft_model_path
-        known = facts(locate(config.model_path), None if draft is None else locate(draft), config.device)
-        known = replace(known, adaptive_config=_slots_text(config))
+        known = known_facts(config, locate)
         self.resolved = resolve(config, known)
+        if self.resolved.tp_size != ranks.size:
+            raise ConfigError(
+                f"tp_size {self.resolved.tp_size} needs as many processes and LLM runs in one; use RankedLLM"
+            )
         self.tokenizer = Tokenizer(locate(config.model_path))
-        self.loop = build(self.resolved, known, self.tokenizer, locate)
+        self.loop = build(self.resolved, known, self.tokenizer, locate, ranks, tell)
         self.sessions = Sessions(
             self.loop.scheduler,
             streaming=self.resolved.enable_streaming_session,
@@ -296,12 +306,20 @@ class LLM:
             "window_pages": 0 if scheduler.ledger.window is None else scheduler.ledger.window.window.pages,
             "enable_deterministic_inference": executor.pool.deterministic,
             "cuda_graph_max_bs": 0 if executor.graphs is None else executor.graphs.max_batch,
+            "tp_size": executor.ranks.size,
         }
         more: dict[str, Any] = {"adaptive": adapts} if steps.adapts else {}
         if executor.graphs is not None:
             more["graphs"], more["graph_bytes"] = executor.graphs.memory
             more["graph_widths"] = {width: bundle.count for width, bundle in executor.graphs.bundles}
         return shown | more | ({"drafter_error": self.drafter_error} if self.drafter_error else {})
+
+
+def known_facts(config: EngineConfig, locate: Locate) -> Facts:
+    """What is known of the asked models and the machine. ConfigError on a bad folder or an unreadable file."""
+    draft = config.speculative_draft_model_path
+    known = facts(locate(config.model_path), None if draft is None else locate(draft), config.device)
+    return replace(known, adaptive_config=_slots_text(config))
 
 
 def _slots_text(config: EngineConfig) -> str | None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from engine.core.adaptive import DraftSteps
+from engine.core.agreement import Told
 from engine.core.algorithm import algorithm, is_registered
 from engine.core.config import Facts, Resolved
 from engine.core.ledger import Ledger
@@ -13,6 +16,7 @@ from engine.core.probes import Probes
 from engine.core.schedule import Scheduler
 from engine.core.window import Window
 from engine.device.graphs import Graphs
+from engine.device.ranks import ALONE, Ranks
 from engine.device.staging import StagingRing
 from engine.device.table import SlotTable
 from engine.device.waits import Waits
@@ -25,16 +29,29 @@ from engine.models.tokenizer import Detokenizer, Tokenizer
 from engine.spec.catalogue import BuildContext, Locate, build_drafter, build_relay
 from engine.spec.drafter import Drafter
 from engine.spec.guard import Guard
+from engine.witness import Witness
 
 __all__ = ["Locate", "build"]
 
 
-def build(resolved: Resolved, facts: Facts, tokenizer: Tokenizer, locate: Locate) -> Loop[InFlight]:
-    """Load the models and wire ledger, scheduler, executor and loop. ConfigError on a bad checkpoint."""
+def build(
+    resolved: Resolved,
+    facts: Facts,
+    tokenizer: Tokenizer,
+    locate: Locate,
+    ranks: Ranks = ALONE,
+    tell: Callable[[Told], None] | None = None,
+) -> Loop[InFlight]:
+    """Load the models and wire ledger, scheduler, executor and loop. ConfigError on a bad checkpoint.
+
+    ranks: who shares the target. tell: who compares what the ranks do.
+    """
     device, dtype = torch.device(resolved.device), getattr(torch, resolved.dtype)
     slack = (resolved.lag + 1) * resolved.max_draft_tokens
     positions = resolved.context_length + slack
-    target = load_target(locate(resolved.model_path), resolved.device, dtype, resolved.enable_deterministic_inference)
+    target = load_target(
+        locate(resolved.model_path), resolved.device, dtype, resolved.enable_deterministic_inference, ranks
+    )
     context = BuildContext(algorithm(resolved.algorithm), resolved, facts, target, locate, tokenizer)
     windows = [target.window_of(layer) for layer in range(target.num_layers)]
     seeing_all, windowed = split(target.kv, windows)
@@ -76,6 +93,8 @@ def build(resolved: Resolved, facts: Facts, tokenizer: Tokenizer, locate: Locate
         _guard(resolved, drafter, target, scheduler.steps),
         graphs,
         Waits(graphs) if graphs is not None and resolved.strict_memory else None,
+        ranks,
+        None if tell is None else Witness(ledger.journal, tell, probes),
     )
     return Loop(
         scheduler,

@@ -14,6 +14,7 @@ from engine.device.attention import StepAttention
 from engine.device.batch import StepBatch, count, tree_bias
 from engine.device.graphs import Graphs, Results, Shape, reach_of
 from engine.device.pool import KVPool
+from engine.device.ranks import ALONE, Ranks
 from engine.device.relay import DraftState, Relay
 from engine.device.sample import SamplingRows, chosen_logprobs, pick, top_logprobs
 from engine.device.staging import Staged, StagingRing
@@ -21,9 +22,10 @@ from engine.device.table import SlotTable, stamp
 from engine.device.upload import floats, integers
 from engine.device.window import SplitAttention, WindowMemory, WindowStep
 from engine.models.target import Target
-from engine.spec.drafter import Drafter
+from engine.spec.drafter import Drafter, agreed_tree
 from engine.spec.guard import Guard
 from engine.spec.verify import judge
+from engine.witness import Witness
 
 
 class InFlight(NamedTuple):
@@ -48,6 +50,8 @@ class DeviceExecutor:
         guard: Guard | None = None,
         graphs: Graphs | None = None,
         waits: AbstractContextManager[None] | None = None,
+        ranks: Ranks = ALONE,
+        witness: Witness | None = None,
     ) -> None:
         self.target = target
         self.drafter = drafter
@@ -60,10 +64,14 @@ class DeviceExecutor:
         self.guard = guard
         self.graphs = graphs
         self._waits = nullcontext() if waits is None else waits
+        self.ranks = ranks
+        self.witness = witness
         self._inference = torch.inference_mode()  # one for all steps: as a decorator it would make one for each
 
     def launch(self, plan: StepPlan) -> InFlight:
         """Start a step. Returns without waiting for the device."""
+        if self.witness is not None:
+            self.witness.planned(plan)
         with self._inference, self._waits:
             self.table.extend(plan.rows)
             self._admit(plan.rows)
@@ -79,7 +87,7 @@ class DeviceExecutor:
         """Wait for a step and read it."""
         values = {name: tensor.tolist() for name, tensor in self.staging.take(handle.staged).items()}
         size = len(handle.plan.rows)
-        return StepResult(
+        result = StepResult(
             values["tokens"],
             values["count"],
             values.get("moved", [False] * size),
@@ -89,6 +97,9 @@ class DeviceExecutor:
             *values.get("stamps", (0, 0)),
             lies=None if self.guard is None else self.guard.read(values["lies"]),
         )
+        if self.witness is not None:
+            self.witness.read(result, values.get("drafts", []))
+        return result
 
     def _step(self, plan: StepPlan, batch: StepBatch) -> Results:
         """All that a step does behind its uploads."""
@@ -157,7 +168,7 @@ class DeviceExecutor:
         logits = self.target.logits(last)
         end = batch.start + batch.lengths
         rows = None if plan.greedy else self.relay.sampling_of(batch.rows)
-        sampled = pick(logits, end[:, None], rows)
+        sampled = self.ranks.agreed(pick(logits, end[:, None], rows))
         following = integers([-1 if r.following is None else r.following for r in plan.rows], device)
         state = self._asked().prime(batch, tokens, aux, sampled[:, 0], following)
         self._relay(batch, end, sampled, state)
@@ -166,7 +177,7 @@ class DeviceExecutor:
 
     def _round(self, plan: StepPlan, batch: StepBatch, side: WindowStep | None) -> Results:
         rows = None if plan.greedy else self.relay.sampling_of(batch.rows)
-        tree = self._asked().propose(batch, self.relay)
+        tree = agreed_tree(self._asked().propose(batch, self.relay), self.ranks)
         write = batch.write
         if tree.ancestors is None:
             positions, _, bias = batch.causal(batch.width, self.pool.data.dtype)
@@ -177,8 +188,10 @@ class DeviceExecutor:
         attend = self._attention(batch, side, write, bias, positions)
         hidden, aux = self.target.forward(tree.tokens, positions, attend, self.drafter.capture)
         logits = self.target.logits(hidden)
-        verdict = judge(logits, tree, batch.start, rows)
+        verdict = judge(logits, tree, batch.start, rows, self.ranks)
         results = {"tokens": verdict.tokens, "count": verdict.count}
+        if self.witness is not None:
+            results["drafts"] = tree.tokens
         if tree.ancestors is not None:
             results |= self._compact(tree.parents, verdict.path, verdict.count, write, side)
             aux = None if aux is None else aux.gather(1, verdict.path[:, :, None].expand(-1, -1, aux.shape[2]))

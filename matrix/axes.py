@@ -71,6 +71,17 @@ AXES: Final[tuple[Axis, ...]] = (
         (Value("llama", ""), Value("qwen3", "qwen3", 0.2), Value("deepseek", "deepseek", 0.4)),
     ),
     Axis(
+        "tp",
+        "launch",
+        "ranks that share the target, a process each and on a GPU tier a GPU each; two run on a CPU as well",
+        (
+            Value("1", ""),
+            Value("2", "tp2", 3.0),
+            Value("4", "tp4", 4.0, gpus=4),
+            Value("8", "tp8", 6.0, gpus=8),
+        ),
+    ),
+    Axis(
         "steps",
         "launch",
         "depth of the draft",

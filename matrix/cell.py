@@ -45,6 +45,7 @@ class Cell(NamedTuple):
 
     algorithm: str = "none"
     model: str = "llama"
+    tp: str = "1"
     steps: str = "auto"
     topk: str = "auto"
     draft_tokens: str = "auto"
@@ -133,6 +134,11 @@ class Cell(NamedTuple):
         return max(map(getitem, GPUS, self))
 
     @property
+    def ranks(self) -> int:
+        """Processes that share the target."""
+        return int(self.tp)
+
+    @property
     def memory_tokens(self) -> int:
         """Tokens of KV memory: whole pages, few or plenty."""
         page = int(self.page_size)
@@ -161,6 +167,7 @@ class Cell(NamedTuple):
             chunked_prefill_size=-1 if self.prefill_chunk == "off" else int(self.prefill_chunk),
             max_total_tokens=self.memory_tokens,
             max_running_requests=_size(self.slots),
+            tp_size=self.ranks,
             **(GRAMS.get(self.model, {}) if self.algorithm == "ngram" else {}),
         )
 

@@ -65,6 +65,40 @@ def _lifted(name: str, *axes: str) -> Constraint:
     return Constraint(name, rule.kind, rule.why, axes, lambda cell: rule.broken(situation(cell)))
 
 
+# What cells of several ranks keep of each axis: every kind of target and of drafter's state, both timings, pages, and
+# whatever moves pages while ranks must agree.
+RANKED: Final[dict[str, tuple[str, ...]]] = {
+    "algorithm": ("none", "eagle3", "ngram", "nextn"),
+    "steps": ("auto", "3"),
+    "topk": ("auto", "4"),
+    "draft_tokens": ("auto", "8"),
+    "adaptive": ("off",),
+    "spec_version": ("auto", "v2"),
+    "overlap": ("on",),
+    "page_size": ("1", "16"),
+    "prefill_chunk": ("off",),
+    "slots": ("auto",),
+    "batch": ("pair", "ragged"),
+    "session": ("none", "streaming"),
+    "sampling": ("greedy", "mixed"),
+    "finish": ("eos", "length"),
+    "abort": ("none",),
+}
+# More ranks than two only on GPUs, where fewer cells do.
+CROWDED: Final = {"algorithm": ("eagle3", "nextn")}
+
+
+def _of_few_ranks(name: str) -> Constraint:
+    """Cells of several ranks hold few values of an axis."""
+
+    def forbids(cell: Cell) -> bool:
+        kept = CROWDED.get(name, RANKED[name]) if cell.ranks > 2 else RANKED[name]
+        return cell.ranks > 1 and cell.values[name] not in kept
+
+    why = "ranks share the target and agree on tokens, whatever else is asked; one rank proves the rest"
+    return Constraint(f"few-ranks-{name.replace('_', '-')}", "redundant", why, (name, "tp"), forbids)
+
+
 def _equal_widths(cell: Cell) -> bool:
     """A tree whose width is the length of its paths: steps + 1."""
     explicit = "auto" not in (cell.steps, cell.topk, cell.draft_tokens)
@@ -91,6 +125,7 @@ CONSTRAINTS: Final[tuple[Constraint, ...]] = (
     _lifted("no-step-in-flight", "algorithm", "spec_version"),
     _lifted("nothing-bundled", "algorithm", "model"),
     _lifted("window-uncached", "model", "prefix_cache"),
+    _lifted("uneven-ranks", "model", "tp", "prefix_cache"),
     Constraint(
         "no-draft-trained",
         "impossible",
@@ -204,6 +239,7 @@ CONSTRAINTS: Final[tuple[Constraint, ...]] = (
         ("batch", "memory"),
         lambda cell: cell.batch == "exam" and cell.memory == "tight",
     ),
+    *map(_of_few_ranks, RANKED),
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from engine.core.probes import GPU, PROBES, ZERO
+from engine.core.probes import GPU, PROBES, RANKS, ZERO
 from matrix.lockfile import stage_cells
 from matrix.selection import of_gpus
 from reports.schema import ProbeDemand
@@ -14,9 +14,10 @@ STAGE: Final = "nightly"
 
 
 def demanded(stage: str, gpus: int) -> ProbeDemand | None:
-    """What a run of the stage's cells with so many GPUs must show, None for a stage that demands nothing."""
-    if stage != STAGE:
+    """What a run of the stage's cells with so many GPUs must show; None for a stage, or several GPUs, whose cells are
+    too few for all of it."""
+    if stage != STAGE or gpus > 1:
         return None
     cells = len(of_gpus(stage_cells(stage), gpus))
-    never = (*ZERO, *(() if gpus else GPU))
+    never = (*ZERO, *(RANKS if gpus else GPU))
     return ProbeDemand(tuple(name for name in PROBES if name not in never), ZERO, cells)

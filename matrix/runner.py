@@ -14,13 +14,15 @@ from typing import Any, Final
 
 from ci.tiers import repro
 from ci.tiers import tier as find_tier
+from engine.core.agreement import Agreement
 from engine.core.errors import ConfigError, EngineBug
 from matrix.cell import Cell, asked
 from matrix.constraints import expect
 from matrix.gates.config import ConfigGate
 from matrix.gates.gate import Gate, Outcome, State
+from matrix.gates.ranks import RanksGate
 from matrix.gates.table import GATES
-from matrix.subjects.protocol import Answer, Ask, Capability, Run, Served, Session, Subject
+from matrix.subjects.protocol import Answer, Ask, Capability, Diverged, Run, Served, Session, Subject
 from matrix.waivers import waiver_for
 from matrix.workload import workload
 from reports.schema import CellResult, CellState, GateResult, Reason, Rewrite
@@ -33,7 +35,8 @@ class Runner:
     """Runs cells on one subject. Keeps the session of the last launch and the baselines of every workload.
 
     workload: the asks of a cell for a seed. gates: judge in this order. refusal: judges a launch that was refused
-    (with the error) or should have been (with None). tier, stage: what the records say.
+    (with the error) or should have been (with None). divergence: judges ranks that cannot go on, as they differ.
+    tier, stage: what the records say.
     """
 
     subject: Subject
@@ -41,6 +44,7 @@ class Runner:
     workload: Callable[[Cell, int], tuple[Ask, ...]] = workload
     gates: Sequence[Gate] = GATES
     refusal: Callable[[Cell, ConfigError | None], Outcome] = ConfigGate().judge_refusal
+    divergence: Callable[[Cell, Agreement | None], Outcome] = RanksGate().judge_agreement
     tier: str = "cpu"
     stage: str = "pr"
     _launch: tuple[str, ...] | None = None
@@ -86,6 +90,14 @@ class Runner:
             session = self._started(cell)
         except ConfigError as error:
             return _ended(record, [self.refusal(cell, error)])
+        try:
+            return self._run(cell, record, session)
+        except Diverged as found:
+            # Ranks that differ have no answers to judge.
+            self._drop()
+            return _ended(_configured(record, session), [self.divergence(cell, found.agreement)])
+
+    def _run(self, cell: Cell, record: CellResult, session: Session) -> CellResult:
         record = _configured(record, session)
         if record.expect == "refused":
             return _ended(record, [self.refusal(cell, None)])
@@ -137,11 +149,11 @@ class Runner:
 
 
 def reference_runner(seed: int, tier: str = "cpu", stage: str = "pr") -> Runner:
-    """The reference engine in this process, judged by every gate."""
+    """The reference engine, in this process or in one for each rank, judged by every gate."""
     # It imports torch, which who only plans or collects cells need not wait for.
-    from matrix.subjects.reference import ReferenceSubject
+    from matrix.subjects.ranked import RankedSubject
 
-    return Runner(ReferenceSubject(), seed, tier=tier, stage=stage)
+    return Runner(RankedSubject(), seed, tier=tier, stage=stage)
 
 
 def run_launch(
@@ -181,6 +193,7 @@ def drive(
         earlier,
         () if journal is None else (*history, *served(kept)),
         tuple((ask, answer.refusal) for ask, answer in both if ask.refused is not None),
+        session.ranks() if Capability.RANKS in capabilities else None,
     )
 
 

@@ -42,8 +42,8 @@ def select(stage: str, text: str | None = None, limit: int | None = None) -> lis
 
 
 def of_gpus(cells: Iterable[Cell], gpus: int) -> list[Cell]:
-    """The cells that a tier with so many GPUs runs; one GPU runs those of the CPU as well."""
-    return [cell for cell in cells if max(cell.gpus, min(gpus, 1)) == gpus]
+    """The cells that a tier with so many GPUs runs: those with a rank for each GPU, or all that need none on a CPU."""
+    return [cell for cell in cells if (cell.ranks == gpus if gpus else not cell.gpus)]
 
 
 def _chosen(stage: str, selector: Selector | None, limit: int | None) -> list[Cell]:

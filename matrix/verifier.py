@@ -1,13 +1,14 @@
 """Is the frozen choice complete? Recomputed by brute force; shares no code with `matrix.cover`.
 
 Axes that no constraint links are independent. So the product falls apart into components, each small enough to be
-enumerated whole, and a combination of values is feasible exactly if its share of every component occurs in it.
+enumerated whole, and a combination of values is feasible exactly if its share of every component occurs in it. One axis
+would link them all: it is taken value by value, each with components of its own.
 """
 
 from collections.abc import Iterable, Sequence
 from functools import cache
 from itertools import combinations, product
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from matrix.axes import AXES, NAMES
 from matrix.cell import Cell
@@ -16,39 +17,59 @@ from matrix.constraints import CONSTRAINTS, explain
 Combination: TypeAlias = tuple[tuple[str, str], ...]
 
 
+# Constraints name it beside every other axis.
+PIVOT: Final = "tp"
+
+
 def components() -> list[tuple[str, ...]]:
-    """Axes grouped by the constraints that link them, each group in the order of the axes."""
-    groups = [{name} for name in NAMES]
+    """Axes but the pivot, grouped by the constraints that link them, each group in the order of the axes."""
+    groups = [{name} for name in NAMES if name != PIVOT]
     for constraint in CONSTRAINTS:
         linked = [group for group in groups if group & set(constraint.axes)]
         groups = [group for group in groups if group not in linked] + [set().union(*linked)]
     return [tuple(name for name in NAMES if name in group) for group in groups]
 
 
-def allowed(component: Sequence[str]) -> list[dict[str, str]]:
-    """Every combination of the component's values that no constraint applies to; other axes at their defaults."""
+def allowed(component: Sequence[str], pivot: str) -> list[dict[str, str]]:
+    """Every combination of the component's values that no constraint applies to beside this value of the pivot; other
+    axes at their defaults."""
+    named = (*component, PIVOT)
     judges = [
-        ([component.index(name) for name in constraint.axes], constraint.forbidden)
+        ([named.index(name) for name in constraint.axes], constraint.forbidden)
         for constraint in CONSTRAINTS
-        if set(constraint.axes) <= set(component)
+        if set(constraint.axes) <= set(named)
     ]
-    values = product(*(AXES[NAMES.index(name)].names for name in component))
+    values = product(*(_open(name, pivot) for name in component), (pivot,))
     runs = [
         combination
         for combination in values
         if not any(tuple([combination[column] for column in columns]) in forbidden for columns, forbidden in judges)
     ]
-    return [dict(zip(component, combination, strict=True)) for combination in runs]
+    return [dict(zip(named, combination, strict=True)) for combination in runs]
+
+
+def _open(name: str, pivot: str) -> list[str]:
+    """The values of an axis that no constraint on it and the pivot alone applies to."""
+    shut = [constraint for constraint in CONSTRAINTS if set(constraint.axes) == {name, PIVOT}]
+    every = AXES[NAMES.index(name)].names
+    return [v for v in every if not any(c.forbids(Cell(**{name: v, PIVOT: pivot})) for c in shut)]
 
 
 @cache
 def feasible(strength: int) -> frozenset[Combination]:
     """Every combination of `strength` values on different axes that some runnable cell holds."""
+    return frozenset().union(*(_feasible(strength, pivot) for pivot in AXES[NAMES.index(PIVOT)].names))
+
+
+def _feasible(strength: int, pivot: str) -> set[Combination]:
+    """Those of the cells with this value of the pivot."""
     # Per set of axes inside one component: the combinations of their values that occur.
-    occurring: dict[tuple[str, ...], list[Combination]] = {(): [()]}
-    home: dict[str, tuple[str, ...]] = {}
+    occurring: dict[tuple[str, ...], list[Combination]] = {(): [()], (PIVOT,): [((PIVOT, pivot),)]}
+    home: dict[str, tuple[str, ...]] = {PIVOT: (PIVOT,)}
     for component in components():
-        rows = allowed(component)
+        rows = allowed(component, pivot)
+        if not rows:
+            return set()
         home |= dict.fromkeys(component, component)
         for size in range(1, strength + 1):
             for names in combinations(component, size):
@@ -58,7 +79,7 @@ def feasible(strength: int) -> frozenset[Combination]:
         parts = [tuple(n for n in names if home[n] == c) for c in dict.fromkeys(home[n] for n in names)]
         for choice in product(*(occurring[part] for part in parts)):
             found.add(_sorted(pair for share in choice for pair in share))
-    return frozenset(found)
+    return found
 
 
 def covered(cells: Iterable[Cell], strength: int) -> set[Combination]:

@@ -31,6 +31,9 @@ def model_facts(target: str, draft: str | None = None) -> Facts:
         draft=None if draft is None else _draft(RECIPES[draft], recipe),
         window=shape.window if isinstance(shape, Shape) and shape.sliding else None,
         bundled=_bundled(shape) if isinstance(shape, LatentShape) and shape.bundled else None,
+        heads=shape.heads,
+        kv_heads=shape.kv_heads if isinstance(shape, Shape) else 1,
+        widths=(shape.intermediate, *((shape.expert_intermediate,) if isinstance(shape, LatentShape) else ())),
     )
 
 

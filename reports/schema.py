@@ -36,6 +36,7 @@ GATE_STATES: Final[tuple[GateState, ...]] = ("PASS", "FAIL", "NOT MEASURED")
 EXPECTATIONS: Final[tuple[Expect, ...]] = ("runs", "refused", "rewritten")
 GATES: Final = (
     "ledger",
+    "ranks",
     "session",
     "adaptive",
     "lossless",

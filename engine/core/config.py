@@ -23,7 +23,12 @@ CHOICES: Final[dict[str, tuple[object, ...]]] = {
     "speculative_ngram_match_type": ("BFS", "PROB"),
 }
 # Second names that SGLang's command line accepts for the same field.
-ALIASES: Final = {"model": "model_path", "speculative_draft_model": "speculative_draft_model_path"}
+ALIASES: Final = {
+    "model": "model_path",
+    "speculative_draft_model": "speculative_draft_model_path",
+    "tensor_parallel_size": "tp_size",
+    "tp": "tp_size",
+}
 TRUTHS: Final = {"true": True, "1": True, "false": False, "0": False}
 
 
@@ -65,6 +70,7 @@ class EngineConfig:
     context_length: int | Auto = AUTO
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = AUTO
     device: Literal["auto", "cpu", "cuda"] = AUTO
+    tp_size: int = 1
     disable_cuda_graph: bool = False
     cuda_graph_max_bs: int | Auto = AUTO
     enable_multi_layer_eagle: bool | Auto = AUTO
@@ -193,6 +199,8 @@ class Facts:
     bundled: what the target's checkpoint brings to draft with, None for nothing.
     adaptive_config: text of the file that speculative_adaptive_config names, None where it is unread.
     window: tokens that the target's sliding-window layers look back, their own included; None without such layers.
+    heads, kv_heads: of the target's attention; kv_heads is 1 where all heads share one latent. widths: inner numbers of
+    its feed-forward parts, one for each kind.
     """
 
     architecture: str
@@ -207,6 +215,9 @@ class Facts:
     window: int | None = None
     bundled: DraftFacts | None = None
     adaptive_config: str | None = None
+    heads: int = 1
+    kv_heads: int = 1
+    widths: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +257,7 @@ class Resolved:
     are then those of the first round.
     ngram: what an n-gram drafter runs with, None for any other.
     cuda_graph_max_bs: requests of the largest batch whose rounds run as CUDA graphs, 0 for no graphs.
+    tp_size: ranks that share the target, one process each.
     window: Facts.window; window_pages: KV pages of the layers that have it (padding page not counted), 0 without.
     """
 
@@ -278,6 +290,7 @@ class Resolved:
     adaptive_slots: tuple[AdaptiveSlot, ...] = ()
     ngram: NgramOptions | None = None
     cuda_graph_max_bs: int = 0
+    tp_size: int = 1
     reasons: tuple[Reason, ...] = ()
     rewrites: tuple[Rewrite, ...] = ()
 

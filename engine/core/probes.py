@@ -29,6 +29,7 @@ PROBES: Final[dict[str, str]] = {
     "graph.replayed": "a verify round ran as a CUDA graph",
     "graph.eager": "a verify round ran without a graph where graphs are on",
     "graph.waited": "the host waited for the device while it launched a graph that was there (under strict_memory)",
+    "rank.step": "a rank told its plan of a step before it launched it",
     "page.crossed": "a request's reservation grew by a page after its prefill",
     "prefix.hit": "tokens taken from the prefix cache (sum)",
     "prefix.insert": "pages given to the prefix cache (sum)",
@@ -61,6 +62,8 @@ PROBES: Final[dict[str, str]] = {
 
 # Only a GPU can hit these.
 GPU: Final = ("graph.replayed", "graph.eager", "graph.waited")
+# Only an engine of several ranks hits these.
+RANKS: Final = ("rank.step",)
 # Hits of these are defects; every other probe must be hit somewhere in a whole nightly stage.
 ZERO: Final[dict[str, str]] = {
     "graph.waited": "a round that is a graph is launched behind the device's back",

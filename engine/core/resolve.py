@@ -110,6 +110,7 @@ def _resolved(situation: Situation, reasons: tuple[Reason, ...], rewrites: tuple
         adaptive_slots=situation.adaptive.slots if situation.adaptive else (),
         ngram=ngram_options(situation)[0],
         cuda_graph_max_bs=chosen["cuda_graph_max_bs"],
+        tp_size=asked.tp_size,
         reasons=reasons,
         rewrites=rewrites,
     )
@@ -159,6 +160,7 @@ def explicit(resolved: Resolved) -> EngineConfig:
         dtype=resolved.dtype,
         device=resolved.device,
         cuda_graph_max_bs=resolved.cuda_graph_max_bs,
+        tp_size=resolved.tp_size,
         random_seed=resolved.random_seed,
         strict_memory=resolved.strict_memory,
         kv_stamps=resolved.kv_stamps,

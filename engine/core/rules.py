@@ -13,6 +13,7 @@ from engine.core.layering import LAYERING
 from engine.core.ngram_rules import NGRAM_RULES, TOPK_IS_BREADTH
 from engine.core.pairing import PAIRING
 from engine.core.situation import Rule, Situation, bounded, outside
+from engine.core.splitting import SPLITTING
 
 MAX_PAGE: Final = 256
 MAX_SEED: Final = 2**63 - 1
@@ -114,6 +115,7 @@ RULES: Final[tuple[Rule, ...]] = (
         broken=lambda s: s.asked.device == "cuda" and s.facts.gpus == 0,
         sentence=lambda s: "device cuda needs a visible GPU and there is none; use device cpu",
     ),
+    *SPLITTING,
     *GRAPHING,
     *SHAPES,
     TOPK_IS_BREADTH,

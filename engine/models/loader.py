@@ -90,6 +90,9 @@ def facts_of(
         gpus=gpus,
         window=next((size for size in target.windows if size is not None), None),
         bundled=_bundled_facts(target, tokenizer) if target.bundled_layers else None,
+        heads=target.num_heads,
+        kv_heads=target.num_kv_heads if target.latent is None else 1,
+        widths=(target.intermediate_size, *(() if target.experts is None else (target.experts.inner,))),
     )
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from engine.core.algorithm import Traits
 from engine.device.batch import StepBatch, count
+from engine.device.ranks import Ranks
 from engine.device.relay import Carry, DraftState, Relay
 
 
@@ -84,6 +85,18 @@ def shared_chain(tokens: Tensor) -> DraftTree:
     batch, nodes = tokens.shape
     parents, depths = _line(batch, nodes, tokens.device)
     return DraftTree(tokens, parents, depths, None, nodes - 1)
+
+
+def agreed_tree(tree: DraftTree, ranks: Ranks) -> DraftTree:
+    """Rank 0's tree, on every rank (sglang#40246, vllm#31307)."""
+    if ranks.size == 1:
+        return tree
+    if tree.ancestors is None:
+        return tree._replace(tokens=ranks.agreed(tree.tokens))
+    columns = torch.stack((tree.tokens, tree.parents, tree.depths), 2)
+    whole = ranks.agreed(torch.cat((columns, tree.ancestors.long()), 2))
+    tokens, parents, depths = (column.contiguous() for column in whole[..., :3].unbind(2))
+    return DraftTree(tokens, parents, depths, whole[..., 3:].bool(), tree.depth)
 
 
 def one_further(tokens: Tensor, lengths: Tensor, sampled: Tensor, following: Tensor) -> Tensor:

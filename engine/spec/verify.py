@@ -14,18 +14,20 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from engine.device.ranks import ALONE, Ranks
 from engine.device.sample import SamplingRows, pick
 from engine.spec.drafter import DraftTree, Verdict
 from kernels.accept_path import accept_path
 
 
-def judge(logits: Tensor, tree: DraftTree, start: Tensor, rows: SamplingRows | None) -> Verdict:
+def judge(logits: Tensor, tree: DraftTree, start: Tensor, rows: SamplingRows | None, ranks: Ranks = ALONE) -> Verdict:
     """Accept a path of each tree.
 
     logits [B, N, V]; start [B] KV length before the round; rows: None if no row of the batch draws at random.
+    ranks: rank 0's tokens are everybody's, as near ties may fall otherwise on another machine (sglang#22458, #31071).
     The token emitted after node n has absolute position start + depth(n) + 1.
     """
-    emit = pick(logits, None if rows is None else start[:, None] + tree.depths + 1, rows)
+    emit = ranks.agreed(pick(logits, None if rows is None else start[:, None] + tree.depths + 1, rows))
     if not tree.depth:
         return Verdict(tree.depths, _ones(*start.shape, start.device), emit)
     if tree.ancestors is None:

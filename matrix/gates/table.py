@@ -14,12 +14,14 @@ from matrix.gates.finish import FinishGate
 from matrix.gates.gate import Gate
 from matrix.gates.ledger import LedgerGate
 from matrix.gates.lossless import LosslessGate
+from matrix.gates.ranks import RanksGate
 from matrix.gates.session import SessionGate
 
 GATES: Final[tuple[Gate, ...]] = (
     ConfigGate(),
     EffectiveGate(),
     LedgerGate(),
+    RanksGate(),
     SessionGate(),
     AdaptiveGate(),
     LosslessGate(),

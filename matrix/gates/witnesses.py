@@ -185,6 +185,8 @@ WITNESSES: Final[tuple[Witness, ...]] = (
     Witness("prefill.step", True, "a prompt is read", lambda cell, run: True),
     Witness("decode.round", True, "tokens are decoded", lambda cell, run: True),
     Witness("decode.batched", True, "two requests share a round", _share),
+    Witness("rank.step", True, "several ranks compare their steps", lambda cell, run: cell.ranks > 1),
+    Witness("rank.step", False, "there is one rank", lambda cell, run: cell.ranks == 1),
     Witness("spec.drafted", True, "a drafter proposes", _drafts),
     Witness("spec.drafted", False, "nobody drafts", lambda cell, run: cell.algorithm == "none"),
     Witness("spec.accepted", True, "a trained draft is right at times", _trained),

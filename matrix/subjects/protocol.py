@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
+from engine.core.agreement import Agreement
 from engine.core.config import EngineConfig
 
 
@@ -21,6 +22,7 @@ class Capability(StrEnum):
     ABORT = "abort"
     SESSIONS = "sessions"
     TRACE = "trace"
+    RANKS = "ranks"
 
 
 class Refusal(StrEnum):
@@ -200,11 +202,26 @@ class Session(Protocol):
 
     def memory(self) -> Memory: ...
 
+    def ranks(self) -> Agreement | None:
+        """How far the ranks were compared since the launch; None where there is one."""
+        ...
+
     def close(self) -> None: ...
 
 
+class Diverged(Exception):
+    """The ranks of an engine do not agree, so it cannot go on. agreement: how far they came."""
+
+    def __init__(self, agreement: Agreement) -> None:
+        super().__init__(agreement.divergence)
+        self.agreement = agreement
+
+
 class Subject(Protocol):
-    """An engine that can be launched. A refused configuration raises engine.core.errors.ConfigError."""
+    """An engine that can be launched. A refused configuration raises engine.core.errors.ConfigError.
+
+    A launch and a session raise Diverged where ranks differ.
+    """
 
     name: str
     capabilities: frozenset[Capability]
@@ -219,6 +236,7 @@ class Run:
     trace: of the session's whole life, None where nothing adapts; earlier: the same before this workload.
     served: every request of the session's life, in the order of the asks; empty without a journal. attempts: the asks
     that had to be refused, each with the engine's sentence ("" where it answered); `asks` are all others.
+    ranks: how far several ranks agree, of the session's whole life.
     """
 
     asks: tuple[Ask, ...]
@@ -233,3 +251,4 @@ class Run:
     earlier: Trace | None = None
     served: tuple[Served, ...] = ()
     attempts: tuple[tuple[Ask, str], ...] = ()
+    ranks: Agreement | None = None

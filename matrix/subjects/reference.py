@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.api import LLM, Output
+from engine.core.agreement import Agreement
 from engine.core.config import EngineConfig
 from engine.core.errors import RequestError
 from engine.core.request import SamplingParams
@@ -36,12 +37,12 @@ class ReferenceSubject:
     capabilities = frozenset(Capability)
 
     def __init__(self, locate: Callable[[str], Path] = resolve_path) -> None:
-        self._locate = locate
+        self.locate = locate
 
     def launch(self, config: EngineConfig) -> ReferenceSession:
         """Load the models and wire the engine. ConfigError for what cannot run."""
         clock = Clock()
-        return ReferenceSession(LLM(config, self._locate, clock), clock)
+        return ReferenceSession(LLM(config, self.locate, clock), clock)
 
 
 class ReferenceSession:
@@ -80,6 +81,10 @@ class ReferenceSession:
     def memory(self) -> Memory:
         ledger = self.llm.loop.scheduler.ledger
         return Memory(ledger.num_pages, len(ledger.free), ledger.cached, len(ledger.accounts))
+
+    def ranks(self) -> Agreement | None:
+        """There is one."""
+        return None
 
     def close(self) -> None:
         """Nothing to return: the engine goes with its last reference."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.core.probes import GPU, PROBES, ZERO
+from engine.core.probes import GPU, PROBES, RANKS, ZERO
 from matrix.faults.plant import planted
 from matrix.lockfile import stage_cells
 from matrix.probe_rule import demanded
@@ -27,10 +27,12 @@ def test_only_the_whole_stage_demands_probes():
     assert demanded("pr", 0) is None
     demand = demanded("nightly", 0)
     assert demand is not None
-    assert demand.cells == len(stage_cells("nightly"))
+    assert demand.cells == len([cell for cell in stage_cells("nightly") if cell.ranks < 3])
     on_gpu = demanded("nightly", 1)
     assert on_gpu is not None and set(on_gpu.hit) - set(demand.hit) == set(GPU) - set(ZERO)
-    assert set(on_gpu.hit) | set(demand.zero) == set(PROBES)
+    assert set(on_gpu.hit) | set(demand.zero) == set(PROBES) - set(RANKS)
+    assert set(demand.hit) - set(on_gpu.hit) == set(RANKS)
+    assert demanded("nightly", 2) is None, "a few cells hit few probes"
     assert set(demand.zero) == set(ZERO) == {"graph.waited", "stamp.wrong"}
 
 

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from matrix import verifier
-from matrix.axes import AXES, NAMES
+from matrix.axes import AXES, NAMES, axis
 from matrix.cell import Cell
 from matrix.constraints import CONSTRAINTS, explain
 from matrix.growth import launches
-from matrix.verifier import allowed, components, covered, feasible, uncovered
+from matrix.verifier import PIVOT, allowed, components, covered, feasible, uncovered
 
 pytestmark = pytest.mark.register(est_seconds=4, tier="cpu", stage="pr")
 
@@ -36,17 +36,18 @@ def test_it_shares_no_code_with_the_generator():
 
 def test_components_partition_the_axes_and_hold_every_constraint():
     groups = components()
-    assert sorted(name for group in groups for name in group) == sorted(NAMES)
-    assert all(any(set(constraint.axes) <= set(group) for group in groups) for constraint in CONSTRAINTS)
+    assert sorted((PIVOT, *(name for group in groups for name in group))) == sorted(NAMES)
+    assert all(any(set(constraint.axes) <= {*group, PIVOT} for group in groups) for constraint in CONSTRAINTS)
 
 
-def test_components_are_independent():
+@pytest.mark.parametrize("pivot", axis(PIVOT).names)
+def test_components_are_independent_beside_each_value_of_the_pivot(pivot):
     source = random.Random(3)
-    rows = {group: allowed(group) for group in components()}
-    for _ in range(2000):
+    rows = {group: allowed(group, pivot) for group in components()}
+    for _ in range(500):
         parts = [source.choice(choices) for choices in rows.values()]
         cell = Cell(**{name: value for part in parts for name, value in part.items()})
-        assert explain(cell) == ()
+        assert explain(cell) == () and cell.values[PIVOT] == pivot
 
 
 def test_feasible_combinations_are_those_of_the_enumerated_cells():

@@ -1,0 +1,108 @@
+"""Do the ranks of an engine agree? Each tells what it does step by step, as digests, and here they are compared.
+
+Ranks that differ must be caught before their next collective, which would wait for ever or mix their tensors up: so a
+rank tells its plan before it launches it, and what it read of a step as soon as it has read it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Final, NamedTuple
+
+PLAN: Final = ("ledger journal", "plan")
+RESULT: Final = ("accepted tokens", "draft tokens", "verdicts of the guard")
+
+
+class Told(NamedTuple):
+    """One record of a rank: which parts it is about (PLAN or RESULT), and a digest of each."""
+
+    parts: tuple[str, ...]
+    digests: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """What so many ranks told: steps planned and read on all of them, and one digest of everything per rank.
+
+    divergence: the first difference in words, None while there is none.
+    """
+
+    ranks: int
+    planned: int
+    read: int
+    digests: tuple[str, ...]
+    divergence: str | None = None
+
+
+class Comparison:
+    """Compares the records of all ranks in their order, each as soon as every rank has told it."""
+
+    def __init__(self, ranks: int) -> None:
+        self.told = [0] * ranks
+        self._waiting: list[deque[Told]] = [deque() for _ in range(ranks)]
+        self._whole = [blake2b(digest_size=8) for _ in range(ranks)]
+        self._counts = {PLAN: 0, RESULT: 0}
+        self.divergence: str | None = None
+
+    @property
+    def behind(self) -> tuple[int, ...]:
+        """The ranks that have told least: where all wait, they wait for these."""
+        return tuple(rank for rank, count in enumerate(self.told) if count == min(self.told))
+
+    @property
+    def agreement(self) -> Agreement:
+        digests = tuple(each.hexdigest() for each in self._whole)
+        return Agreement(len(self.told), self._counts[PLAN], self._counts[RESULT], digests, self.divergence)
+
+    def tell(self, rank: int, record: Told) -> None:
+        """Take a rank's next record."""
+        self.told[rank] += 1
+        self._whole[rank].update(repr(record).encode())
+        self._waiting[rank].append(record)
+        while self.divergence is None and all(self._waiting):
+            self._compare([queue.popleft() for queue in self._waiting])
+
+    def rest(self) -> None:
+        """Nothing runs any more, so every rank must have told as much as the others."""
+        if self.divergence is None and len(set(self.told)) > 1:
+            counts = ", ".join(map(str, self.told))
+            self.divergence = f"the ranks come to rest behind different steps: they told {counts} of them"
+
+    def _compare(self, records: Sequence[Told]) -> None:
+        first = records[0]
+        if first.parts in self._counts:
+            self._counts[first.parts] += 1
+        for rank, record in enumerate(records[1:], 1):
+            if record.parts != first.parts:
+                self.divergence = (
+                    f"step {self._counts[PLAN]}: rank 0 tells its {first.parts[0]} where rank {rank} tells its "
+                    f"{record.parts[0]}"
+                )
+                return
+            pairs = zip(first.parts, first.digests, record.digests, strict=True)
+            if wrong := [part for part, ours, theirs in pairs if ours != theirs]:
+                self.divergence = f"step {self._counts[first.parts]}: the {wrong[0]} of rank {rank} are not rank 0's"
+                return
+
+
+def digest(values: object) -> str:
+    """16 hex digits over plain values, the same in every process."""
+    return blake2b(repr(values).encode(), digest_size=8).hexdigest()
+
+
+class JournalDigest:
+    """A digest of a list that only grows, which reads each entry once."""
+
+    def __init__(self) -> None:
+        self._read = 0
+        self._state = blake2b(digest_size=8)
+
+    def of(self, journal: Sequence[object]) -> str:
+        """16 hex digits over all entries so far."""
+        fresh: Iterable[object] = journal[self._read :]
+        self._read = len(journal)
+        self._state.update(repr(fresh).encode())
+        return self._state.hexdigest()

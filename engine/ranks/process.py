@@ -1,0 +1,98 @@
+"""The life of one rank: `python -P -m engine.ranks.process FD`, FD being its end of a pipe to who started it.
+
+It joins the others, then does what it is sent, one call after another: a function of this rank and what comes with it.
+What it prints is its log. SIGUSR1 makes it log where it is.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from threading import Thread
+from typing import Any, Final, Literal, TypeAlias
+
+import torch
+from torch import distributed
+
+from engine.core.agreement import Told
+from engine.device.ranks import Ranks
+
+# What a rank sends: a record of its steps, the value of a call (rank 0's only), or what the call raised.
+Sent: TypeAlias = tuple[Literal["told", "done", "raised"], Any]
+BACKENDS: Final = {"cpu": "gloo", "cuda": "nccl"}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which rank a process is. meeting: a path that all ranks can write, where they find each other."""
+
+    rank: int
+    size: int
+    device: str
+    threads: int
+    meeting: Path
+
+
+@dataclass(slots=True)
+class Rank:
+    """A rank as the calls see it. held: what they keep between them, an engine mostly. now: the caller's clock."""
+
+    place: Place
+    tell: Callable[[Told], None]
+    held: Any = None
+    now: float = 0.0
+
+    def ranks(self, ordered: bool) -> Ranks:
+        """The ranks of an engine, as this one sees them."""
+        return Ranks(self.place.rank, self.place.size, ordered)
+
+
+def main(descriptor: int) -> None:
+    """Serve calls until None comes, or until nobody is left to send any."""
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1)
+    Thread(target=_end_with_parent, daemon=True).start()
+    connection: Connection[Sent, Any] = Connection(descriptor)
+    rank = _join(connection.recv(), connection)
+    connection.send(("done", None))
+    while (call := connection.recv()) is not None:
+        function, arguments, rank.now = call
+        try:
+            value = function(rank, *arguments)
+        except Exception as error:  # Who called decides what it means; this rank goes on if it is asked to.
+            print(f"rank {rank.place.rank}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            connection.send(("raised", error))
+        else:
+            connection.send(("done", None if rank.place.rank else value))
+    distributed.destroy_process_group()
+    # What an interpreter tidies up at its end takes torch a second.
+    os._exit(0)
+
+
+def _join(place: Place, connection: Connection[Sent, Any]) -> Rank:
+    torch.set_num_threads(place.threads)
+    if place.device == "cuda":
+        torch.cuda.set_device(place.rank)
+    else:
+        # Ranks of one machine; the name of the host may lead elsewhere.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    distributed.init_process_group(
+        BACKENDS[place.device], init_method=place.meeting.as_uri(), rank=place.rank, world_size=place.size
+    )
+    return Rank(place, lambda record: connection.send(("told", record)))
+
+
+def _end_with_parent() -> None:
+    """Nobody writes to standard input; it ends with the process that holds the other end."""
+    sys.stdin.buffer.read()
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,58 @@
+"""Do all ranks of an engine do the same: ledger journals, plans, accepted tokens and draft tokens, step by step?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from engine.core.agreement import Agreement
+from matrix.cell import Cell
+from matrix.gates.gate import Number, Outcome, State
+from matrix.gates.threshold import Threshold, values
+from matrix.subjects.protocol import Capability, Run
+
+THRESHOLDS: Final = {
+    "divergent": Threshold(0, "rank 0 decides what is sampled and drafted, all else follows from that on every rank"),
+}
+
+
+@dataclass
+class RanksGate:
+    """The digests that every rank told of every step are equal, to the end of the run."""
+
+    name: str = "ranks"
+    needs: frozenset[Capability] = frozenset({Capability.RANKS})
+    thresholds: Mapping[str, float] = field(default_factory=lambda: values(THRESHOLDS))
+
+    def applies(self, cell: Cell) -> bool:
+        """Cells with several ranks."""
+        return cell.ranks > 1
+
+    def judge(self, cell: Cell, run: Run, baseline: Run) -> Outcome:
+        """NOT MEASURED where nothing was compared."""
+        return self.judge_agreement(cell, run.ranks)
+
+    def judge_agreement(self, cell: Cell, found: Agreement | None) -> Outcome:
+        """The verdict over what the ranks told; also where they could not go on."""
+        if found is None:
+            return Outcome(self.name, State.NOT_MEASURED, message="no rank told what it did")
+        different = len(set(found.digests))
+        numbers: dict[str, Number] = {
+            "ranks": found.ranks,
+            "planned": found.planned,
+            "read": found.read,
+            "divergent": int(found.divergence is not None),
+        }
+        if found.divergence is not None:
+            return Outcome(self.name, State.FAIL, numbers, message=found.divergence)
+        if found.ranks != cell.ranks:
+            text = f"{found.ranks} ranks told what they did, the cell asks for {cell.ranks}"
+            return Outcome(self.name, State.FAIL, numbers, message=text)
+        if not found.planned or found.planned != found.read:
+            text = f"{found.planned} plans and {found.read} results were compared, a run has as many of both"
+            return Outcome(self.name, State.NOT_MEASURED, numbers, message=text)
+        if different > 1:
+            text = f"the ranks told {different} different runs, though no step differs"
+            return Outcome(self.name, State.FAIL, numbers, message=text)
+        return Outcome(self.name, State.PASS, numbers)
