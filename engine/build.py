@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -16,6 +16,7 @@ from engine.core.probes import Probes
 from engine.core.schedule import Scheduler
 from engine.core.window import Window
 from engine.device.graphs import Graphs
+from engine.device.pool import KVLayout
 from engine.device.ranks import ALONE, Ranks
 from engine.device.staging import StagingRing
 from engine.device.table import SlotTable
@@ -46,9 +47,8 @@ def build(
 
     ranks: who shares the target. tell: who compares what the ranks do.
     """
-    device, dtype = torch.device(resolved.device), getattr(torch, resolved.dtype)
+    dtype = getattr(torch, resolved.dtype)
     slack = (resolved.lag + 1) * resolved.max_draft_tokens
-    positions = resolved.context_length + slack
     target = load_target(
         locate(resolved.model_path), resolved.device, dtype, resolved.enable_deterministic_inference, ranks
     )
@@ -72,30 +72,8 @@ def build(
         context_length=resolved.context_length,
         tell=drafter.traits.reads_host,
     )
-    rows = resolved.max_running_requests + 1
-    table_width = -(-positions // resolved.page_size) * resolved.page_size
-
-    def table() -> SlotTable:
-        return SlotTable(rows, table_width, resolved.page_size, device, resolved.kv_stamps)
-
-    side = None
-    if windowed.layers:
-        side = WindowMemory(windows, context.memory(windowed, resolved.window_pages, resolved.kv_stamps), table())
-    graphs = Graphs(resolved.cuda_graph_max_bs, device, probes) if resolved.cuda_graph_max_bs else None
-    executor = DeviceExecutor(
-        target,
-        drafter,
-        tuple(context.pools),
-        table(),
-        build_relay(context.traits, rows, drafter, device),
-        StagingRing(resolved.lag, device),
-        side,
-        _guard(resolved, drafter, target, scheduler.steps),
-        graphs,
-        Waits(graphs) if graphs is not None and resolved.strict_memory else None,
-        ranks,
-        None if tell is None else Witness(ledger.journal, tell, probes),
-    )
+    witness = None if tell is None else Witness(ledger.journal, tell, probes)
+    executor = _executor(context, drafter, windows, windowed, scheduler, ranks, witness)
     return Loop(
         scheduler,
         executor,
@@ -104,6 +82,44 @@ def build(
         eos_ids=tokenizer.eos_ids,
         text_stream=lambda: Detokenizer(tokenizer),
         strict_memory=resolved.strict_memory,
+    )
+
+
+def _executor(
+    context: BuildContext,
+    drafter: Drafter,
+    windows: Sequence[int | None],
+    windowed: KVLayout,
+    scheduler: Scheduler,
+    ranks: Ranks,
+    witness: Witness | None,
+) -> DeviceExecutor:
+    """Every device buffer beside the pools of `context`. windows: by layer; windowed: the layout of those with one."""
+    resolved, device = context.resolved, context.device
+    rows = resolved.max_running_requests + 1
+    positions = resolved.context_length + (resolved.lag + 1) * resolved.max_draft_tokens
+    table_width = -(-positions // resolved.page_size) * resolved.page_size
+
+    def table() -> SlotTable:
+        return SlotTable(rows, table_width, resolved.page_size, device, resolved.kv_stamps)
+
+    side = None
+    if windowed.layers:
+        side = WindowMemory(windows, context.memory(windowed, resolved.window_pages, resolved.kv_stamps), table())
+    graphs = Graphs(resolved.cuda_graph_max_bs, device, scheduler.probes) if resolved.cuda_graph_max_bs else None
+    return DeviceExecutor(
+        context.target,
+        drafter,
+        tuple(context.pools),
+        table(),
+        build_relay(context.traits, rows, drafter, device),
+        StagingRing(resolved.lag, device),
+        side,
+        _guard(resolved, drafter, context.target, scheduler.steps),
+        graphs,
+        Waits(graphs) if graphs is not None and resolved.strict_memory else None,
+        ranks,
+        witness,
     )
 
 

@@ -77,6 +77,7 @@ RANKED: Final[dict[str, tuple[str, ...]]] = {
     "overlap": ("on",),
     "page_size": ("1", "16"),
     "prefill_chunk": ("off",),
+    "memory": ("ample", "tight"),
     "slots": ("auto",),
     "batch": ("pair", "ragged"),
     "session": ("none", "streaming"),

@@ -26,7 +26,7 @@ SHAPE: Final = ("algorithm", "model", "steps", "topk", "draft_tokens", "adaptive
 TIMING: Final = ("algorithm", "model", "steps", "topk", "adaptive", "spec_version", "overlap")
 # The axes that each field depends on. A launch that the first axes of `refused` refuse has no other outcome.
 DEPENDS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
-    REFUSED: (SHAPE, ("spec_version", "overlap")),
+    REFUSED: (SHAPE, ("spec_version", "overlap"), ("model", "tp")),
     "speculative_algorithm": (("algorithm",),),
     "speculative_draft_model_path": (("algorithm", "model"),),
     "speculative_num_steps": (SHAPE,),
@@ -46,6 +46,7 @@ DEPENDS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
     "context_length": (("model",),),
     "swa_full_tokens_ratio": ((),),
     "random_seed": ((),),
+    "tp_size": (("tp",),),
     "dtype": ((),),
     "device": ((),),
 }

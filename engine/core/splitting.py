@@ -43,7 +43,7 @@ SPLITTING: Final[tuple[Rule, ...]] = (
         kind="refused",
         field=FIELD,
         why="each rank has a GPU of its own",
-        broken=lambda s: on_gpu(s) and s.facts.gpus < s.asked.tp_size,
+        broken=lambda s: on_gpu(s) and 0 < s.facts.gpus < s.asked.tp_size,
         sentence=lambda s: (
             f"tp_size {s.asked.tp_size} needs as many GPUs and this machine shows {s.facts.gpus}; use a smaller "
             "tp_size, or device cpu"

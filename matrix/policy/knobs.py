@@ -99,6 +99,7 @@ KNOBS: Final[tuple[Knob, ...]] = (
     _knob("disable_radix_cache", False, True),
     _knob("swa_full_tokens_ratio", 1.0, 0.5),
     _knob("enable_streaming_session", False, True),
+    _knob("tp_size", 1, 2, 4),
     _knob("dtype", AUTO, "float32", "bfloat16"),
     Knob(
         "machine",

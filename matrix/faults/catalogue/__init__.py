@@ -18,6 +18,7 @@ from matrix.faults.catalogue.kernels import KERNEL_FAULTS
 from matrix.faults.catalogue.layers import LAYER_FAULTS
 from matrix.faults.catalogue.memory import MEMORY_FAULTS
 from matrix.faults.catalogue.ngrams import NGRAM_FAULTS
+from matrix.faults.catalogue.ranks import RANK_FAULTS
 from matrix.faults.catalogue.returns import RETURN_FAULTS
 from matrix.faults.catalogue.sampling import SAMPLING_FAULTS
 from matrix.faults.catalogue.sessions import SESSION_FAULTS
@@ -47,6 +48,7 @@ CATALOGUE: Final[tuple[Fault, ...]] = (
     *ACCURACY_FAULTS,
     *ENDING_FAULTS,
     *CONFIGURATION_FAULTS,
+    *RANK_FAULTS,
     *GRAPH_FAULTS,
     *KERNEL_FAULTS,
 )

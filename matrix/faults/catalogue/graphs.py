@@ -78,7 +78,10 @@ GRAPH_FAULTS: Final[tuple[Fault, ...]] = (
         klass="silent fallback / ignored parameter",
         origin="sglang#32459 (K13: usage counters)",
         file="engine/build.py",
-        old="    graphs = Graphs(resolved.cuda_graph_max_bs, device, probes) if resolved.cuda_graph_max_bs else None\n",
+        old=(
+            "    graphs = Graphs(resolved.cuda_graph_max_bs, device, scheduler.probes) "
+            "if resolved.cuda_graph_max_bs else None\n"
+        ),
         new="    graphs = None\n",
         expected=("effective",),
         cells=CELLS,

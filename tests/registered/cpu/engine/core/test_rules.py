@@ -12,6 +12,7 @@ from engine.core.pairing import PAIRING
 from engine.core.resolve import resolve
 from engine.core.rules import CAPACITY, RULES
 from engine.core.situation import Situation, tree_pool
+from engine.core.splitting import SPLITTING
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from launch_asks import HEAD, MODEL, broken, eagle3, facts, standalone
@@ -321,9 +322,9 @@ def test_a_wrong_file_is_refused_even_where_the_depth_would_stay_static():
 
 
 def test_every_rule_has_a_case():
-    """Those of drafts and of n-grams stand beside their own."""
+    """Those of drafts, of n-grams and of ranks stand beside their own."""
     tried = {case[0] for case in (*REFUSED, *REWRITTEN)}
-    assert tried == {rule.name for rule in RULES if rule not in (*PAIRING, *NGRAM_RULES, TOPK_IS_BREADTH)}
+    assert tried == {rule.name for rule in RULES if rule not in (*PAIRING, *NGRAM_RULES, TOPK_IS_BREADTH, *SPLITTING)}
 
 
 def test_names_are_unique_and_rewrites_name_their_value():

@@ -29,6 +29,9 @@ def test_facts_without_a_draft(llama_folder):
         draft=None,
         device_kind="cpu",
         gpus=torch.cuda.device_count(),
+        heads=4,
+        kv_heads=2,
+        widths=(88,),
     )
 
 

@@ -15,7 +15,7 @@ from matrix.lockfile import stage_cells
 pytestmark = pytest.mark.register(est_seconds=2, tier="cpu", stage="pr")
 
 EACH = pytest.mark.parametrize("fault", CATALOGUE, ids=lambda fault: fault.id)
-# The classes of defects that this engine can have; the others need ranks or grammars.
+# The classes of defects that this engine can have; the others need grammars.
 CLASSES = {
     "page alignment",
     "sliding-window pool / eviction",
@@ -32,6 +32,7 @@ CLASSES = {
     "logprob",
     "prefix-cache semantics under EAGLE",
     "race / missing stream order",
+    "TP/DP rank divergence or idle-rank asymmetry",
     "metric misreport",
     "wrong or flipped default",
     "the test itself",
