@@ -48,11 +48,6 @@ class Comparison:
         self.divergence: str | None = None
 
     @property
-    def behind(self) -> tuple[int, ...]:
-        """The ranks that have told least: where all wait, they wait for these."""
-        return tuple(rank for rank, count in enumerate(self.told) if count == min(self.told))
-
-    @property
     def agreement(self) -> Agreement:
         digests = tuple(each.hexdigest() for each in self._whole)
         return Agreement(len(self.told), self._counts[PLAN], self._counts[RESULT], digests, self.divergence)
@@ -84,7 +79,9 @@ class Comparison:
                 return
             pairs = zip(first.parts, first.digests, record.digests, strict=True)
             if wrong := [part for part, ours, theirs in pairs if ours != theirs]:
-                self.divergence = f"step {self._counts[first.parts]}: the {wrong[0]} of rank {rank} are not rank 0's"
+                self.divergence = (
+                    f"step {self._counts[first.parts]}: the {wrong[0]} of rank {rank} and that of rank 0 differ"
+                )
                 return
 
 

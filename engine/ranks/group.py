@@ -126,7 +126,10 @@ class RankGroup:
             waiting = [c for rank, c in enumerate(self._connections) if rank not in answers]
             ready = wait(waiting, max(0.0, heard + self.patience - time.monotonic()))
             if not ready:
-                raise self._lost(self._comparison.behind, f"was silent for {self.patience:g} s")
+                told = {rank: self._comparison.told[rank] for rank in range(self.size) if rank not in answers}
+                # Where all wait for each other, they wait for those that have told least.
+                silent = tuple(rank for rank, count in told.items() if count == min(told.values()))
+                raise self._lost(silent, f"silent for {self.patience:g} s", "were" if len(silent) > 1 else "was")
             heard = time.monotonic()
             for rank in [rank for rank, c in enumerate(self._connections) if c in ready]:
                 self._hear(rank, answers)
@@ -145,7 +148,7 @@ class RankGroup:
         try:
             kind, value = self._connections[rank].recv()
         except (EOFError, ConnectionResetError):
-            raise self._lost((rank,), f"died with exit code {self.processes[rank].wait()}") from None
+            raise self._lost((rank,), f"exit code {self.processes[rank].wait()}", "died with") from None
         if kind == "told":
             self._comparison.tell(rank, value)
             self._check()
@@ -172,7 +175,7 @@ class RankGroup:
         self._finalizer()
         return error
 
-    def _lost(self, ranks: tuple[int, ...], what: str) -> RankLost:
+    def _lost(self, ranks: tuple[int, ...], what: str, verb: str) -> RankLost:
         """End all ranks; the sentence about those that are lost, and their logs."""
         for rank in ranks:
             if self.processes[rank].poll() is None:
@@ -181,7 +184,7 @@ class RankGroup:
         names = " and ".join(f"rank {rank}" for rank in ranks)
         logs = [f"log of rank {rank}:\n{self._tail(rank)}" for rank in ranks]
         self._finalizer()
-        return RankLost("\n".join([f"{names} of {self.size} {what}", *logs]))
+        return RankLost("\n".join([f"{names} of {self.size} {verb} {what}", *logs]))
 
     def _tail(self, rank: int) -> str:
         lines = self._logs[rank].read_text(encoding="utf-8", errors="replace").splitlines()

@@ -1,0 +1,63 @@
+"""Records of ranks compared in order, whoever tells first."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.core.agreement import PLAN, RESULT, Comparison, JournalDigest, Told, digest
+
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+
+A, B, C = Told(PLAN, ("j1", "p1")), Told(RESULT, ("t1", "d1", "v1")), Told(PLAN, ("j2", "p2"))
+
+
+def told(*ranks: list[Told]) -> Comparison:
+    found = Comparison(len(ranks))
+    for rank, records in enumerate(ranks):
+        for record in records:
+            found.tell(rank, record)
+    return found
+
+
+def test_ranks_that_tell_the_same_agree():
+    found = told([A, B, C], [A, B, C], [A, B, C])
+    found.rest()
+    agreement = found.agreement
+    assert (agreement.ranks, agreement.planned, agreement.read, agreement.divergence) == (3, 2, 1, None)
+    assert len(set(agreement.digests)) == 1
+
+
+@pytest.mark.parametrize(
+    ("other", "sentence"),
+    [
+        (Told(PLAN, ("j1", "other")), "step 1: the plan of rank 1 and that of rank 0 differ"),
+        (Told(PLAN, ("other", "p1")), "step 1: the ledger journal of rank 1 and that of rank 0 differ"),
+        (B, "step 1: rank 0 tells its ledger journal where rank 1 tells its accepted tokens"),
+    ],
+)
+def test_the_first_difference_is_named(other: Told, sentence: str):
+    found = told([A, B, C], [other, B, C])
+    assert found.divergence == sentence
+    assert (found.agreement.planned, found.agreement.read) == (1, 0)
+    assert len(set(found.agreement.digests)) == 2
+
+
+def test_a_difference_in_what_was_read():
+    found = told([A, B], [A, Told(RESULT, ("t1", "other", "v1"))])
+    assert found.divergence == "step 1: the draft tokens of rank 1 and that of rank 0 differ"
+
+
+def test_nothing_is_compared_before_all_have_told_it():
+    found = told([A, B, C], [A])
+    assert found.divergence is None and (found.agreement.planned, found.agreement.read) == (1, 0)
+    found.rest()
+    assert found.divergence == "the ranks come to rest behind different steps: they told 3, 1 of them"
+
+
+def test_a_journal_is_read_once_and_in_order():
+    journal: list[object] = [("open", 1, ())]
+    first, second, mixed = JournalDigest(), JournalDigest(), JournalDigest()
+    assert first.of(journal) == second.of(journal)
+    journal.append(("close", 1, ()))
+    assert first.of(journal) == second.of(journal) != mixed.of(journal[::-1])
+    assert digest((1, "a")) == digest((1, "a")) != digest((1, "b"))
