@@ -46,13 +46,18 @@ def contended_line(turns: Sequence[Ask], place: int, memory: int | None) -> list
 
 
 def contended_tree(asks: Sequence[Ask]) -> list[Ask]:
-    """An ordinary session's requests among some that continue a request which still runs, or go back further than there
-    is text."""
+    """An ordinary session's requests among some that continue a request which still runs or was replaced, or go back
+    further than there is text."""
     root = asks[0]
     session = replace(_session(root), follows=root.name)
     early = replace(_attempt(root, "early", Refusal.UNFINISHED, session), beside=root.name)
     far = replace(_attempt(root, "far", Refusal.RANGE, replace(session, offset=FAR)), after=(root.name,))
-    return [root, *([] if root.abort_after == 0 else [early]), far, *asks[1:]]
+    out = [root, *([] if root.abort_after == 0 else [early]), far, *asks[1:]]
+    last = asks[-1]
+    if _session(last).replace:
+        gone = replace(_session(root), follows=asks[1].name)
+        out.append(replace(_attempt(root, "gone", Refusal.REPLACED, gone), after=(last.name,)))
+    return out
 
 
 def _between(first: Ask, session: Continuation, memory: int | None) -> list[Ask]:

@@ -83,7 +83,7 @@ def line(first: Ask, place: int, limits: Sequence[int], cut: int | None) -> list
 
 def _branches(first: Ask, place: int, limits: Sequence[int], broken: bool) -> list[Ask]:
     """An ordinary session: two requests continue the first, one of them without its output; a last one goes back to a
-    point inside the second's history and clears what else continues it."""
+    point inside the first and clears both of them."""
     name = f"b{place}"
     root = replace(first, session=Continuation(name, False))
     two, three, four = (_reply(first, number, limit) for number, limit in enumerate(limits, start=2))
@@ -97,7 +97,7 @@ def _branches(first: Ask, place: int, limits: Sequence[int], broken: bool) -> li
     third = replace(three, after=after, session=bare)
     if broken:
         second = _cut(second)
-    back = Continuation(name, False, first.name if broken else two.name, offset=OFFSET, replace=True)
+    back = Continuation(name, False, first.name, offset=OFFSET, replace=True)
     return [root, second, third, replace(four, after=(two.name, three.name), session=back)]
 
 

@@ -19,6 +19,7 @@ SENTENCES: Final[dict[Refusal, str]] = {
     Refusal.POOL: r"prompt plus max_new_tokens \(\d+\) and \d+ speculative positions do not fit the KV pool .*",
     Refusal.UNFINISHED: r"request \d+ has not finished; a session continues finished requests only",
     Refusal.RANGE: r"offset is \d+; allowed: 0 to the history's \d+ tokens",
+    Refusal.REPLACED: r"session '{id}' has no request \d+; allowed: \[\d+(, \d+)*\]",
 }
 
 

@@ -38,6 +38,7 @@ class Refusal(StrEnum):
     POOL = "pool"  # longer than the KV memory
     UNFINISHED = "unfinished"  # what it continues still runs
     RANGE = "range"  # the history is not that long
+    REPLACED = "replaced"  # what it continues was cleared by another request
 
 
 @dataclass(frozen=True, slots=True)

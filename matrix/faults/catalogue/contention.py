@@ -2,14 +2,13 @@
 
 from typing import Final
 
-from matrix.faults.catalogue.sessions import OFF_BY_ONE, SCHEDULE, SESSION, STALE
+from matrix.faults.catalogue.sessions import IGNORED, OFF_BY_ONE, SCHEDULE, SESSION, STALE
 from matrix.faults.fault import Edit, Fault
 
 API: Final = "engine/api.py"
 LEDGER: Final = "engine/core/ledger.py"
 PREFIX: Final = "engine/core/prefix.py"
 HELD: Final = "engine/core/held.py"
-IGNORED: Final = "silent fallback / ignored parameter"
 LEAK: Final = "KV leak / over-allocation"
 
 CONTENTION_FAULTS: Final[tuple[Fault, ...]] = (

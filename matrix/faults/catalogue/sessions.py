@@ -8,6 +8,7 @@ SCHEDULE: Final = "engine/core/schedule.py"
 SESSION: Final = "engine/core/session.py"
 OFF_BY_ONE: Final = "off-by-one length or KV position"
 STALE: Final = "stale or un-restored state"
+IGNORED: Final = "silent fallback / ignored parameter"
 
 SESSION_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
@@ -75,5 +76,27 @@ SESSION_FAULTS: Final[tuple[Fault, ...]] = (
         expected=("session", "lossless"),
         cells=("none.pair.branch",),
         why="a branch keeps one token too many of the history it goes back to",
+    ),
+    Fault(
+        id="branch-keeps-output",
+        klass=IGNORED,
+        origin="rule: drop_previous_output continues the history without the last outputs",
+        file=SESSION,
+        old="        history = before.prompt if params.drop_previous_output else tuple(before.tokens)\n",
+        new="        history = tuple(before.tokens)\n",
+        expected=("session", "lossless"),
+        cells=("none.pair.branch",),
+        why="a branch that drops what was answered goes on from it all the same",
+    ),
+    Fault(
+        id="replaced-branches-stay",
+        klass=STALE,
+        origin="rule: replace clears what continues a request",
+        file=SESSION,
+        old="        if turn.params.replace:\n",
+        new="        if turn.params.replace and turn.params.rid is None:\n",
+        expected=("session",),
+        cells=("none.pair.branch",),
+        why="requests that were replaced can be continued as if nothing had been said since",
     ),
 )

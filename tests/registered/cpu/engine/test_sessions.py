@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -194,6 +195,31 @@ def test_aborted_turns_leave_the_session_as_it_was(version):
         assert turn == 0 or shown - 1 <= out.cached_tokens <= shown
         shown = out.prompt_tokens + len(out.output_ids)
     assert llm.probes["session.rolled_back"] == 2 and llm.probes["session.refused"] == 3
+    llm.close_session(name)
+    at_rest(llm)
+
+
+@pytest.mark.parametrize("version", ["v1", "v2"])
+@pytest.mark.parametrize("shape", [STANDALONE, TREE], ids=lambda s: "-".join(map(str, s)))
+def test_a_turn_may_end_at_the_last_position_of_the_context(shape, version):
+    """Drafts reach past it; a token more is refused, and the session goes on."""
+    long = SamplingParams(max_new_tokens=40, ignore_eos=True)
+    plain = launch(disable_radix_cache=True, spec_version="v1")
+    history = plain.tokenizer.encode(TURNS[0])
+    history += plain.generate([history], ENDS[0])[0].output_ids
+    history += plain.tokenizer.encode(TURNS[1])[1:]
+    (again,) = plain.generate([history], long)
+    context = len(history) + 40
+    llm = launch(shape, spec_version=version, page_size=16, context_length=context)
+    name = llm.open_session(1000, "s", streaming=True)
+    talk(llm, name, TURNS[0], ENDS[0])
+    with pytest.raises(
+        RequestError, match=rf"is {context + 1} tokens; allowed: at most the context length, {context}$"
+    ):
+        talk(llm, name, TURNS[1], replace(long, max_new_tokens=41))
+    out = talk(llm, name, TURNS[1], long)
+    assert (out.output_ids, out.text, out.finish) == (again.output_ids, again.text, again.finish)
+    assert out.cached_tokens > 0 and max(out.accept_lengths) > 2
     llm.close_session(name)
     at_rest(llm)
 

@@ -53,6 +53,18 @@ def test_the_second_session_is_closed_while_it_decodes():
     assert [ask.after for ask in late] == [(closing[0].name,)]
 
 
+def test_what_was_replaced_cannot_be_continued():
+    for cell in ("none.pair.branch", "none.pair.branch.abort_running"):
+        here = {ask.name: ask for ask in asks(cell)}
+        gone = [ask for ask in here.values() if ask.refused is Refusal.REPLACED]
+        assert len(gone) == (1 if "abort" in cell else 2)
+        for ask in gone:
+            (last,) = ask.after
+            replacing, replaced = here[last].session, here[ask.session.follows].session
+            assert replacing.replace and replacing.follows == replaced.follows
+            assert 0 < replacing.offset < len(tokenizer().encode(here[replaced.follows].prompt).ids)
+
+
 def test_nothing_is_sent_beside_a_request_that_is_aborted_in_the_queue():
     here = asks("none.m4.burst.stream.abort_queued")
     gone = {ask.name for ask in here if ask.abort_after == 0}
