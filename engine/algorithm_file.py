@@ -19,13 +19,17 @@ HINT: Final = "call register_algorithm(traits, drafter) at its top level"
 
 
 def load_algorithms(path: Path) -> tuple[Traits, ...]:
-    """Run a Python file; the traits of what it registered, in that order.
+    """Run a Python file; the traits of what it registered, in that order. Modules beside it can be imported, as where
+    Python runs it; those of the same name elsewhere come first.
 
     ConfigError, by the file's name: it cannot be read, raises (with the line), or registers nothing. Then nothing of it
     stays registered.
     """
     if not path.is_file():
         raise ConfigError(f"algorithm file {path} is missing; give a Python file, which must {HINT}")
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.append(folder)
     before = known_algorithms()
     name = f"{PREFIX}{path.stem}"
     spec = spec_from_loader(name, SourceFileLoader(name, str(path)))

@@ -15,7 +15,7 @@ from matrix.commands.flags import flags_of
 from matrix.contract import Held, hold
 from matrix.output import Output
 from matrix.progress import waiting
-from matrix.zoo.registry import resolve_path
+from matrix.zoo.registry import resolve_path, verify_models
 from matrix.zoo_facts import model_facts
 from reports.text import count
 
@@ -39,7 +39,9 @@ def contract(words: list[str], json_: bool) -> int:
     for traits in _algorithms(names[0]):
         done: list[Held] = []
         found.append((traits, done))
-        launches = hold(traits, with_models(traits, asked), resolve_path)
+        models = with_models(traits, asked)
+        verify_models((models["model_path"], models.get("speculative_draft_model_path")))
+        launches = hold(traits, models, resolve_path)
         while (held := _next(launches, traits.name)) is not None:
             done.append(held)
             if not json_:

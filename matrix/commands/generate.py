@@ -47,7 +47,10 @@ def generate(words: list[str], params: SamplingParams, file: Path | None = None,
         raise ConfigError(f"threads must be at least 1, got {threads}")
     torch.set_num_threads(threads)
     if file is not None:
-        flags.setdefault(ALGORITHM, _only_algorithm(file))
+        names = [traits.name for traits in load_algorithms(file)]
+        if ALGORITHM not in flags and len(names) > 1:
+            raise ConfigError(f"{file} registers {', '.join(names)}; give --speculative-algorithm one of them")
+        flags.setdefault(ALGORITHM, names[0])
     asked = configuration(flags)
     verify_models((asked.model_path, asked.speculative_draft_model_path))
     prompt = prompt_of(question)
@@ -86,13 +89,6 @@ def _only(questions: list[str]) -> str:
     if len(questions) > 1:
         raise ConfigError(f"{questions[1]!r} is a second question or a stray value; ask one, in quotes")
     return questions[0]
-
-
-def _only_algorithm(file: Path) -> str:
-    names = [traits.name for traits in load_algorithms(file)]
-    if len(names) > 1:
-        raise ConfigError(f"{file} registers {', '.join(names)}; give --speculative-algorithm one of them")
-    return names[0]
 
 
 def configuration(flags: Mapping[str, str]) -> EngineConfig:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,17 @@ def test_what_a_file_registers_is_known_in_its_order(tmp_path: Path):
     finally:
         for traits in found:
             forget_algorithm(traits.name)
+
+
+def test_a_file_may_import_what_lies_beside_it(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "name_of_the_neighbour.py").write_text("NAME = 'neighbour'")
+    (tmp_path / "json.py").write_text("1 / 0")  # no neighbour takes the place of another module
+    text = GOOD.replace('("first", "second")', "(name_of_the_neighbour.NAME,)")
+    (tmp_path / "mine.py").write_text(f"import json\nimport name_of_the_neighbour\n{text}")
+    found = load_algorithms(tmp_path / "mine.py")
+    assert [traits.name for traits in found] == ["NEIGHBOUR"]
+    forget_algorithm("NEIGHBOUR")
 
 
 @pytest.mark.parametrize(

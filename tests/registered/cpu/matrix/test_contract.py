@@ -109,3 +109,8 @@ def test_a_file_with_several_algorithms_needs_a_name(tmp_path, capsys):
     file = changed(tmp_path, once, f"from dataclasses import replace\n{once}{again}")
     assert main(["generate", "Hi", "--speculative-algorithm-file", file]) == 2
     assert f"{file} registers COPY, MORE; give --speculative-algorithm one of them" in capsys.readouterr().err
+    forget_algorithm("COPY")
+    forget_algorithm("MORE")
+    words = ["--max-new-tokens", "4", "--speculative-algorithm", "more"]
+    assert main(["generate", "Hi", "--speculative-algorithm-file", file, *words]) == 0
+    assert capsys.readouterr().err.startswith("MORE accepts ")
