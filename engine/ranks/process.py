@@ -10,6 +10,7 @@ import faulthandler
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -66,7 +67,7 @@ def main(descriptor: int) -> None:
         try:
             value = function(rank, *arguments)
         except Exception as error:  # Who called decides what it means; this rank goes on if it is asked to.
-            print(f"rank {rank.place.rank}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            traceback.print_exc()
             connection.send(("raised", error))
         else:
             connection.send(("done", None if rank.place.rank else value))

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from engine.core.errors import ConfigError
-from engine.models.weights import Take, has_weights, load_weights, tensor_names
+from engine.models.weights import Take, _numbered, has_weights, load_weights, tensor_names
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 
@@ -174,3 +174,14 @@ def test_take_refuses_what_is_missing_misshapen_or_left_over():
         take.done()
     assert take("a", 2, 3).shape == (2, 3)
     take.done()
+
+
+def test_a_gpu_without_a_number_is_the_current_one(monkeypatch):
+    """A rank's own, where safetensors would take the first."""
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    assert [_numbered(device) for device in ("cuda", torch.device("cuda"), "cuda:1", "cpu")] == [
+        "cuda:3",
+        "cuda:3",
+        "cuda:1",
+        "cpu",
+    ]
