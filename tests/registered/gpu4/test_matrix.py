@@ -4,6 +4,6 @@ import pytest
 
 from matrix.plugin import MatrixCells
 
-pytestmark = pytest.mark.register(est_seconds=120, tier="gpu4", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=30, tier="gpu4", stage="pr")
 
 cells = MatrixCells(tier="gpu4")

@@ -4,6 +4,6 @@ import pytest
 
 from matrix.plugin import MatrixCells
 
-pytestmark = pytest.mark.register(est_seconds=120, tier="gpu8", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=60, tier="gpu8", stage="pr")
 
 cells = MatrixCells(tier="gpu8")
