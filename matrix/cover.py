@@ -56,6 +56,7 @@ PRESETS: Final[dict[str, str]] = {
     "eagle3.qwen3.s3.v2.p4.nocache.ragged.stream": "sglang#22900: a session's turn ends where its window may not slide",
     "none.deepseek.v2.p4.c7.ragged.mixed": "latent attention and experts under plain decoding",
     "nextn.deepseek.s2.v2.ragged": "a prediction layer for each step of a chain",
+    "nextn.deepseek.s2.v2.m4.burst": "sglang#10846: a page's key reaches a token further for each layer of a chain",
     "nextn.deepseek.s2.v1.p16.c7.burst": "a prediction layer for each step, over chunks and cached prefixes",
     "nextn.deepseek.s3.k4.n8.v2.p16.ragged.temperature": "latent keys of an accepted path are moved together",
     "nextn.deepseek.s5.v2.p4.tight.burst": "latent attention: retraction under a chain deeper than the layers",

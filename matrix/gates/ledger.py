@@ -9,6 +9,7 @@ from typing import Final
 from matrix.cell import Cell
 from matrix.gates.audit import AuditError, audit
 from matrix.gates.gate import Number, Outcome, State
+from matrix.gates.prefixes import span_of, strayed
 from matrix.gates.threshold import Threshold, values
 from matrix.subjects.protocol import Capability, Memory, Run
 
@@ -21,7 +22,8 @@ THRESHOLDS: Final = {
 
 @dataclass
 class LedgerGate:
-    """Audits the journal against the laws, counts the pages at rest, and reads the stamps of the KV slots.
+    """Audits the journal against the laws, counts the pages at rest, holds each cached page's reader against its
+    writer, and reads the stamps of the KV slots.
 
     The journal covers the session's life, so a law that an earlier cell of the launch broke is red here too.
     """
@@ -44,6 +46,9 @@ class LedgerGate:
             return Outcome(self.name, State.NOT_MEASURED, numbers, message="the subject shows no journal")
         numbers["verbs"] = len(run.journal[0])
         fault = _rest(memory, leaked) or _audited(run.journal, memory)
+        if not fault:
+            entries, _, size = run.journal
+            numbers["shared"], fault = strayed(entries, size, run.served, span_of(cell, run.resolved))
         if not fault and wrong > self.thresholds["wrong_stamps"]:
             fault = f"{wrong} of {checked} KV slots held another request's or position's stamp"
         if fault:

@@ -106,4 +106,15 @@ ACCEPTANCE_FAULTS: Final[tuple[Fault, ...]] = (
         cells=("eagle3.s5.v2.p4.ragged",),
         why="each round is reported one token longer than it was",
     ),
+    Fault(
+        id="pair-keys-for-two-layers",
+        klass="prefix-cache semantics under EAGLE",
+        origin="sglang#10846",
+        file="engine/spec/multilayer.py",
+        old="        self.steps = self.key_span = len(layers)\n",
+        new="        self.steps, self.key_span = len(layers), 1\n",
+        expected=("ledger",),
+        cells=("nextn.deepseek.s2.v2.m4.burst",),
+        why="pages are keyed by one token past their end, but the second layer's draft KV depends on two",
+    ),
 )
