@@ -5,6 +5,7 @@ from typing import Final
 from matrix.faults.catalogue.sessions import IGNORED, OFF_BY_ONE, SCHEDULE, SESSION, STALE
 from matrix.faults.fault import Edit, Fault
 
+ADMISSION: Final = "engine/core/admission.py"
 API: Final = "engine/api.py"
 LEDGER: Final = "engine/core/ledger.py"
 PREFIX: Final = "engine/core/prefix.py"
@@ -22,6 +23,50 @@ CONTENTION_FAULTS: Final[tuple[Fault, ...]] = (
         expected=("session",),
         cells=("none.v1.p4.pair.stream",),
         why="a turn that asks for a shorter history is answered with the whole one",
+    ),
+    Fault(
+        id="streaming-drop-ignored",
+        klass=IGNORED,
+        origin="rule: a streaming session rejects drop_previous_output",
+        file=SESSION,
+        old='            ("drop_previous_output", params.drop_previous_output, False),\n',
+        new="",
+        expected=("session",),
+        cells=("none.v1.p4.pair.stream",),
+        why="a turn that asks for a history without answers is answered with the whole one",
+    ),
+    Fault(
+        id="streaming-replace-ignored",
+        klass=IGNORED,
+        origin="rule: a streaming session rejects replace",
+        file=SESSION,
+        old='            ("replace", params.replace, False),\n',
+        new="",
+        expected=("session",),
+        cells=("none.v1.p4.pair.stream",),
+        why="a turn that asks to replace the others goes on from them",
+    ),
+    Fault(
+        id="offset-past-the-end",
+        klass=OFF_BY_ONE,
+        origin="rule: offset truncates the history to this many tokens",
+        file=SESSION,
+        old="        if not 0 <= params.offset <= len(history):\n",
+        new="        if params.offset < 0:\n",
+        expected=("session",),
+        cells=("none.pair.branch",),
+        why="a branch that keeps more tokens than there are keeps them all and says nothing",
+    ),
+    Fault(
+        id="context-unbounded",
+        klass=IGNORED,
+        origin="rule: prompt and answer fit the context; sglang#22273 (an over-length turn)",
+        file=ADMISSION,
+        old="        if longest > self.context_length:\n",
+        new="        if longest > 1000 * self.context_length:\n",
+        expected=("session",),
+        cells=("none.v1.tight.pair.stream.length",),
+        why="a turn that is longer than the context is only measured against the memory",
     ),
     Fault(
         id="turn-in-flight-refused-late",

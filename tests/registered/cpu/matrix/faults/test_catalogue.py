@@ -15,7 +15,7 @@ from matrix.lockfile import stage_cells
 pytestmark = pytest.mark.register(est_seconds=2, tier="cpu", stage="pr")
 
 EACH = pytest.mark.parametrize("fault", CATALOGUE, ids=lambda fault: fault.id)
-# The classes of defects that this engine can have; the others need grammars.
+# The classes of defects that this engine can have; the others need grammars or recurrent state.
 CLASSES = {
     "page alignment",
     "sliding-window pool / eviction",
