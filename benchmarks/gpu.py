@@ -1,50 +1,74 @@
-"""Rounds on one GPU against its memory: random weights of published shapes, prompts of 1024 tokens, bf16.
+"""Rounds on one GPU against its memory and its peers: random weights of published shapes, prompts of 1024 tokens, bf16.
 
 Drafts of random weights are hardly ever accepted; what is measured is what a round costs, whatever it yields.
 """
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 import torch
 
+from benchmarks.adaptive_load import adaptive_load
 from benchmarks.metric import Metric, of, spread_of
-from benchmarks.pairs import Pairs, interleave, seconds
-from benchmarks.shapes import SHAPES, Llama, write_eagle3, write_target
-from engine.api import LLM
-from engine.core.config import EngineConfig
+from benchmarks.peers import gpt_fast, peers
+from benchmarks.shapes import SHAPES, write_eagle3, write_target
+from benchmarks.steady import PAIRS, Bench, targets_kept
+from benchmarks.timings import timings
+from benchmarks.trace import trace
+from benchmarks.verification import verification
 from engine.core.errors import ConfigError
-from engine.core.request import SamplingParams
 
-PROMPT: Final = 1024
-# Rounds of a turn; all turns of an engine together stay below the next size of its graphs.
-ROUNDS: Final = 16
-PAIRS: Final = 10
-WARM: Final = 8
 READ_BYTES: Final = 2 << 30
 DEPTHS: Final = (1, 3, 5, 7)
+SMALL, LARGE = "Llama-3.2-1B", "Llama-3.1-8B"
 # Share of the memory floor at batch 1, at batch 32, and v2 over v1, by shape.
-GOALS: Final = {"Llama-3.2-1B": (0.65, None, 1.20), "Llama-3.1-8B": (0.87, 0.78, 1.08)}
+GOALS: Final = {SMALL: (0.65, None, 1.20), LARGE: (0.87, 0.78, 1.08)}
 ROUND_GOAL: Final = (1.06, 0.070)
+# Tokens that a round of 5 drafts yields in the field, and how many times plain decoding it must then be.
+YIELD: Final = (5, 3.55, 2.5)
+OTHERS: Final = (
+    ("v2_over_v1", {"spec_version": "v2"}, {"spec_version": "v1"}),
+    ("graphs_over_eager", {}, {"disable_cuda_graph": True}),
+    ("fast_over_deterministic", {}, {"enable_deterministic_inference": True}),
+)
 
 
 def measure() -> list[Metric]:
     """Every figure of every shape. ConfigError without a GPU."""
     if not torch.cuda.is_available():
         raise ConfigError("benchmark 'gpu' needs a GPU and this machine shows none")
-    rate = read_rate()
     with TemporaryDirectory() as folder:
-        return [
-            of("memory_read_tb_per_second", [rate / 1e12], None, 0.0, note=torch.cuda.get_device_name()),
-            *(metric for name, shape in SHAPES.items() for metric in _shape(name, shape, Path(folder), rate)),
-        ]
+        return list(metrics(Path(folder)))
+
+
+def metrics(folder: Path) -> Iterator[Metric]:
+    """The figures as they are taken; checkpoints go to `folder`."""
+    rate = read_rate()
+    yield of("memory_read_tb_per_second", [rate / 1e12], None, 0.0, note=torch.cuda.get_device_name())
+    small, large = (bench(name, folder) for name in (SMALL, LARGE))
+    for one in (small, large):
+        with targets_kept():
+            yield from decoding(one, rate)
+            yield from rounds(one)
+            yield from verification(one, stated=one is large)
+            yield from trace(one)
+            if one is small:
+                yield from timings(one)
+            else:
+                yield from adaptive_load(one)
+                yield from peers(one, small)
+                yield gpt_fast(one, "llama-3.1-8b")
+
+
+def bench(name: str, folder: Path) -> Bench:
+    """A published shape with random weights, and a draft for it."""
+    shape = SHAPES[name]
+    target = write_target(folder / name, shape, "cuda")
+    return Bench(name, str(target), str(write_eagle3(folder / f"{name}-eagle3", shape, "cuda")))
 
 
 def read_rate() -> float:
@@ -63,86 +87,28 @@ def _device_seconds(call: Callable[[], object]) -> float:
     return begin.elapsed_time(end) / 1e3
 
 
-def _shape(name: str, shape: Llama, folder: Path, rate: float) -> Iterator[Metric]:
-    target = str(write_target(folder / name, shape, "cuda"))
-    draft = str(write_eagle3(folder / f"{name}-eagle3", shape, "cuda"))
-    one, many, overlap = GOALS[name]
-    for batch, goal in ((1, one), (32, many)):
-        with _decoding(target, batch) as engine:
+def decoding(one: Bench, rate: float) -> Iterator[Metric]:
+    """Plain decoding against the memory floor, and against itself without what makes it fast."""
+    shape, (alone, many, overlap) = SHAPES[one.name], GOALS[one.name]
+    for batch, goal in ((1, alone), (32, many)):
+        with one.decoding(batch) as engine:
             times = [engine.turn() for _ in range(PAIRS)]
-        floor = (shape.step_bytes + batch * PROMPT * shape.token_bytes) / rate
+        floor = (shape.step_bytes + batch * one.prompt * shape.token_bytes) / rate
         shares = [floor / time for time in times]
         note = f"floor {floor * 1e3:.2f} ms, step {sorted(times)[PAIRS // 2] * 1e3:.2f} ms"
-        yield of(f"{name}_decode_batch_{batch}_of_floor", shares, goal, spread_of(times), note=note)
-    for versus, ours, theirs, goal in (
-        ("v2_over_v1", {"spec_version": "v2"}, {"spec_version": "v1"}, overlap),
-        ("graphs_over_eager", {}, {"disable_cuda_graph": True}, None),
-        ("fast_over_deterministic", {}, {"enable_deterministic_inference": True}, None),
-    ):
-        yield _pair(target, ours, theirs).metric(f"{name}_decode_{versus}", goal)
+        yield of(f"{one.name}_decode_batch_{batch}_of_floor", shares, goal, spread_of(times), note=note)
+    for versus, ours, theirs in OTHERS:
+        yield one.pair(ours, theirs).metric(f"{one.name}_decode_{versus}", overlap if versus == "v2_over_v1" else None)
+
+
+def rounds(one: Bench) -> Iterator[Metric]:
+    """Speculative rounds in plain decode steps, and what they gain at an accept length of the field."""
+    stated = one.name == LARGE
     for depth in DEPTHS:
-        drafted = {
-            "speculative_algorithm": "EAGLE3",
-            "speculative_draft_model_path": draft,
-            "speculative_num_steps": depth,
-            "speculative_eagle_topk": 1,
-            "speculative_num_draft_tokens": depth + 1,
-        }
-        times = _pair(target, {}, drafted)
-        ratios, goal = times.ratios, ROUND_GOAL[0] + ROUND_GOAL[1] * depth
-        shown = goal if name == "Llama-3.1-8B" else None
-        yield of(f"{name}_eagle3_round_{depth}_in_decode_steps", ratios, shown, spread_of(times.ours), "lower")
-
-
-def _pair(target: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Pairs:
-    with _decoding(target, 1, ours) as one, _decoding(target, 1, theirs) as other:
-        return interleave(one.turn, other.turn, PAIRS)
-
-
-class Decoding:
-    """An engine whose requests all decode; each turn is ROUNDS rounds, all of them waited for."""
-
-    def __init__(self, llm: LLM, batch: int) -> None:
-        self.llm = llm
-        numbers = torch.randint(
-            2, llm.tokenizer.vocab_size, (batch, PROMPT), generator=torch.Generator().manual_seed(0)
-        )
-        params = SamplingParams(max_new_tokens=PROMPT, ignore_eos=True)
-        self.rids = [llm.add(prompt, params) for prompt in numbers.tolist()]
-        while not all(llm.request(rid).output for rid in self.rids):
-            llm.step()
-        self._rounds(WARM)
-
-    def turn(self) -> float:
-        """Seconds of a round."""
-        return seconds(lambda: self._rounds(ROUNDS)) / ROUNDS
-
-    def _rounds(self, count: int) -> None:
-        for _ in range(count):
-            self.llm.step()
-        torch.cuda.synchronize()
-
-
-@contextmanager
-def _decoding(target: str, batch: int, asked: Mapping[str, Any] = MappingProxyType({})) -> Iterator[Decoding]:
-    made = LLM(
-        EngineConfig(
-            target,
-            device="cuda",
-            context_length=2 * PROMPT,
-            max_total_tokens=(batch + 1) * 2 * PROMPT,
-            max_running_requests=batch,
-            chunked_prefill_size=PROMPT,
-            disable_radix_cache=True,
-            **asked,
-        )
-    )
-    decoding = Decoding(made, batch)
-    del made
-    try:
-        yield decoding
-    finally:
-        # Whoever still has it must not keep the engine's memory.
-        del decoding.llm
-        gc.collect()
-        torch.cuda.empty_cache()
+        times = one.pair({}, one.chain(depth))
+        goal, spread = ROUND_GOAL[0] + ROUND_GOAL[1] * depth, spread_of(times.ours)
+        name = f"{one.name}_eagle3_round_{depth}"
+        yield of(f"{name}_in_decode_steps", times.ratios, goal if stated else None, spread, "lower")
+        if depth == YIELD[0]:
+            gains = [YIELD[1] / ratio for ratio in times.ratios]
+            yield of(f"{name}_gain_at_{YIELD[1]}_tokens", gains, YIELD[2] if stated else None, spread)

@@ -16,6 +16,8 @@ from torch import Tensor
 from matrix.zoo.registry import resolve_path
 
 SHARD_LAYERS: Final = 8
+# What transformers asks of a file.
+METADATA: Final = {"format": "pt"}
 DRAFT_VOCAB: Final = 32_000
 # What long contexts of Llama 3.1 and 3.2 turn by.
 ROPE: Final = {
@@ -72,9 +74,9 @@ def write_target(folder: Path, shape: Llama, device: str) -> Path:
     names: dict[str, str] = {}
     for number, shard in enumerate(shards, 1):
         file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        save_file({name: tensor.cpu() for name, tensor in shard.items()}, folder / file)
+        save_file({name: tensor.cpu() for name, tensor in shard.items()}, folder / file, METADATA)
         names |= dict.fromkeys(shard, file)
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": names}))
     return folder
 
 
@@ -97,7 +99,7 @@ def write_eagle3(folder: Path, target: Llama, device: str) -> Path:
         "lm_head.weight": draw(rows, shape.hidden),
         "d2t": torch.arange(rows) * ((target.vocab - rows) // rows),
     }
-    save_file({name: tensor.cpu() for name, tensor in weights.items()}, folder / "model.safetensors")
+    save_file({name: tensor.cpu() for name, tensor in weights.items()}, folder / "model.safetensors", METADATA)
     return folder
 
 

@@ -12,6 +12,9 @@ from kernels import contract, parts
 from kernels.accept_path import accept_path
 from kernels.accept_path import cases as accept_path_cases
 from kernels.accept_path import reference as accept_path_reference
+from kernels.best_token import best_token
+from kernels.best_token import cases as best_token_cases
+from kernels.best_token import reference as best_token_reference
 from kernels.case import Arguments, Kernel
 from kernels.expand_topk import cases as expand_topk_cases
 from kernels.expand_topk import expand_topk
@@ -25,6 +28,9 @@ from kernels.move_kv import reference as move_kv_reference
 from kernels.paged_attention import cases as paged_attention_cases
 from kernels.paged_attention import paged_attention, plan_reads
 from kernels.paged_attention import reference as paged_attention_reference
+from kernels.projection import PART, projection
+from kernels.projection import cases as projection_cases
+from kernels.projection import reference as projection_reference
 from kernels.relay_rows import cases as relay_cases
 from kernels.relay_rows import gather, scatter
 from kernels.relay_rows import reference as relay_reference
@@ -95,6 +101,22 @@ def _product_bound(arguments: Arguments) -> float:
     return 2 * torch.finfo(torch.float32).eps * x.shape[1] ** 0.5 * size + torch.finfo(x.dtype).eps * size
 
 
+def _projection_bound(arguments: Arguments) -> float:
+    """The bound of a product, twice more rounded, times what a gate multiplies it with; sums of squares by their
+    size."""
+    x, weight, out, sums, eps = arguments[:5]
+    if not out.numel():
+        return 0.0
+    length = 1.0 if sums is None else float((sums.double().sum(1) / x.shape[1] + eps).sqrt().min())
+    size = float((x.double().abs() @ weight.double().abs()).max()) / length + float(out.double().abs().max())
+    rounded = 4 * torch.finfo(x.dtype).eps + 2 * torch.finfo(torch.float32).eps * x.shape[1] ** 0.5
+    largest = float((x.double() @ weight.double()).abs().max()) / length
+    factor = max(1.0, largest) if arguments[8] else 1.0
+    if len(arguments) > 9 and arguments[9] is not None:
+        factor = 2 * PART * (largest + float(out.double().abs().max()))
+    return rounded * size * factor
+
+
 def _rounding_bound(arguments: Arguments) -> float:
     """8 roundings of the largest number that goes in, times the largest that it is multiplied with."""
     floats = [a.abs().double() for a in arguments if isinstance(a, Tensor) and a.numel()]
@@ -109,12 +131,25 @@ def _several(x: Tensor, weight: Tensor) -> Tensor:
     return matmul(x, weight, checked=True).flatten(0, 1)
 
 
+def _sunk(*arguments: Tensor) -> Tensor:
+    """projection on the arguments of the reference, whose last two are the sink."""
+    *rest, rows, slots = arguments
+    return projection(*rest, sink=(rows, slots), checked=True)
+
+
 _MATMUL = partial(
     Kernel,
     fast=partial(matmul, checked=True),
     reference=matmul_reference.matmul,
     bound=_product_bound,
     why="float32 sums of K products, and one rounding at the store",
+)
+_PROJECTION = partial(
+    Kernel,
+    fast=partial(projection, checked=True),
+    reference=projection_reference.projection,
+    bound=_projection_bound,
+    why="float32 sums of K products, and a rounding behind each operation that is joined",
 )
 _NORM = partial(
     Kernel,
@@ -128,7 +163,6 @@ _ATTENTION = partial(
     Kernel,
     reference=paged_attention_reference.paged_attention,
     cases=paged_attention_cases.CASES,
-    parts=parts.of_queries,
     bound=_attention_bound,
     why="a score is rounded in proportion to its terms, an output is a sum of T values, and one rounding at the store",
 )
@@ -137,7 +171,7 @@ KERNELS: Final = (
     Kernel("store_kv", partial(store_kv, checked=True), store_kv_reference.store_kv, store_kv_cases.CASES, writes=(0,)),
     Kernel("move_kv", partial(move_kv, checked=True), move_kv_reference.move_kv, move_kv_cases.CASES, writes=(0,)),
     _ATTENTION(name="paged_attention", fast=partial(_attend, deterministic=False)),
-    _ATTENTION(name="paged_attention deterministic", fast=partial(_attend, deterministic=True)),
+    _ATTENTION(name="paged_attention deterministic", fast=partial(_attend, deterministic=True), parts=parts.of_queries),
     Kernel(
         "tree_layout",
         partial(tree_layout, checked=True),
@@ -195,8 +229,12 @@ KERNELS: Final = (
         why="float32 arithmetic, and one rounding at the store",
         parts=parts.of_rows,
     ),
+    _PROJECTION(name="projection", cases=projection_cases.CASES, writes=(2,)),
+    _PROJECTION(name="projection into a pool", fast=_sunk, cases=projection_cases.SUNK_CASES, writes=(2, 12)),
+    _PROJECTION(name="projection before a norm", cases=projection_cases.ONWARD_CASES, writes=(2, 10, 11)),
     Kernel("gather", partial(gather, checked=True), relay_reference.gather, relay_cases.GATHER_CASES),
     Kernel("scatter", partial(scatter, checked=True), relay_reference.scatter, relay_cases.SCATTER_CASES, writes=(0,)),
     Kernel("uniform", uniform, sample_reference.uniform, sample_cases.UNIFORM_CASES, why="the same 53 bits"),
+    Kernel("best_token", best_token, best_token_reference.best_token, best_token_cases.CASES, why="ids"),
     Kernel("draw", draw, sample_reference.draw, sample_cases.DRAW_CASES, why="ids"),
 )

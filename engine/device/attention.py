@@ -35,7 +35,11 @@ class StepAttention:
         self._plan = (read_slots, bias)
         self._reads: Reads | None = None
 
-    def __call__(self, layer: int, q: Tensor, kv: Tensor) -> Tensor:
+    def sink(self, layer: int) -> tuple[Tensor, Tensor] | None:
+        """Rows of the pool [S, planes * kv_heads * head_dim], and the slots [B * W] to store to."""
+        return self._pool.rows[layer], self._write
+
+    def __call__(self, layer: int, q: Tensor, kv: Tensor | None) -> Tensor:
         if self._reads is None:
             # The first layer's queries say how many heads share a key head; all layers have the same shape.
             pool, layout = self._pool, self._pool.layout
@@ -49,7 +53,8 @@ class StepAttention:
                 scale=layout.scale,
                 sparse=self._sparse,
             )
-        store_kv(self._pool.rows[layer], self._write, kv)
+        if kv is not None:
+            store_kv(self._pool.rows[layer], self._write, kv)
         return paged_attention(q, self._pool.heads[layer], self._reads)
 
 
@@ -88,7 +93,12 @@ class DraftAttention:
         self._offset = offset
         self._spread = None
 
-    def __call__(self, layer: int, q: Tensor, kv: Tensor) -> Tensor:
+    def sink(self, layer: int) -> tuple[Tensor, Tensor] | None:
+        """None: scratch is made for a layer when it is called."""
+        return None
+
+    def __call__(self, layer: int, q: Tensor, kv: Tensor | None) -> Tensor:
+        assert kv is not None
         layout = self._pool.layout
         if self._spread is None:
             self._spread = spread_bias(self._bias, q.shape[2], layout.kv_heads, layout.head_dim)

@@ -98,6 +98,8 @@ class Graphs:
             bundle.pool = torch.cuda.graph_pool_handle()
         stream.wait_stream(main)
         with torch.cuda.stream(stream), _uncollected():
+            # A product's workspace must lie in the graphs' own memory, not where an earlier capture or model left it.
+            torch._C._cuda_clearCublasWorkspaces()
             graph.capture_begin(pool=bundle.pool, capture_error_mode="thread_local")
             try:
                 results = round_()

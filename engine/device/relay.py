@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from engine.device.sample import SamplingRows
+from kernels.relay_rows import gather, scatter
 
 
 class Carry(NamedTuple):
@@ -64,16 +65,16 @@ class Relay:
             if self._latest[0] is rows:
                 return self._latest[1:]
             self.settle()
-        return self.length.index_select(0, rows), self.last.index_select(0, rows)
+        return gather(self.length, rows), gather(self.last, rows)
 
     def _enter(self, rows: Tensor, length: Tensor, last: Tensor) -> None:
-        self.length.index_copy_(0, rows, length)
-        self.last.index_copy_(0, rows, last)
+        scatter(self.length, rows, length)
+        scatter(self.last, rows, last)
 
     def stash(self, rows: Tensor, state: DraftState) -> None:
         """Keep the drafter's state of the batch, every tensor of it."""
         for name, buffer in self.carried.items():
-            buffer.index_copy_(0, rows, state[name])
+            scatter(buffer, rows, state[name])
 
     def forget(self, rows: Tensor) -> None:
         """Zero what the rows carry: other requests left it there."""
@@ -82,8 +83,8 @@ class Relay:
 
     def state(self, rows: Tensor) -> DraftState:
         """The drafter's state of the batch."""
-        return {name: buffer.index_select(0, rows) for name, buffer in self.carried.items()}
+        return {name: gather(buffer, rows) for name, buffer in self.carried.items()}
 
     def sampling_of(self, rows: Tensor) -> SamplingRows:
         """The sampling parameters of the batch."""
-        return SamplingRows(*(field.index_select(0, rows) for field in self.sampling))
+        return SamplingRows(*(gather(field, rows) for field in self.sampling))

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from kernels.best_token import best_token
 from kernels.sample import draw, uniform
 
 __all__ = ["SamplingRows", "chosen_logprobs", "pick", "top_logprobs", "uniform"]
@@ -30,7 +31,7 @@ def pick(logits: Tensor, emit_positions: Tensor | None, rows: SamplingRows | Non
     nothing.
     """
     if rows is None or emit_positions is None:
-        return logits.argmax(-1)
+        return best_token(logits)
     coins = uniform(rows.seed, emit_positions)
     return draw(logits, coins, rows.temperature, rows.top_k, rows.top_p, truncate)
 

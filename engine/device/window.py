@@ -33,7 +33,11 @@ class SplitAttention:
         self._parts = (full, windowed)
         self._routes = routes
 
-    def __call__(self, layer: int, q: Tensor, kv: Tensor) -> Tensor:
+    def sink(self, layer: int) -> tuple[Tensor, Tensor] | None:
+        windowed, index = self._routes[layer]
+        return self._parts[windowed].sink(index)
+
+    def __call__(self, layer: int, q: Tensor, kv: Tensor | None) -> Tensor:
         windowed, index = self._routes[layer]
         return self._parts[windowed](index, q, kv)
 

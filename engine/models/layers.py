@@ -22,6 +22,7 @@ from engine.models.weights import Take
 from engine.models.workspace import Workspace
 from kernels.backend import on_triton
 from kernels.matmul import matmul
+from kernels.projection import FEW, projection
 from kernels.rms_norm import rms_norm
 from kernels.silu_mul import silu_mul
 
@@ -30,10 +31,13 @@ class Attend(Protocol):
     """Stores keys and values of one layer's new tokens, then attends to all that each query may see.
 
     q [B, W, heads, head_dim] and kv [B * W, 2 * kv_heads * head_dim] (a row: key heads, then value heads) are views
-    -> [B * W, heads * head_dim].
+    -> [B * W, heads * head_dim]. kv is None where the caller stored it: a layer's `sink` says where to, rows [S, C] and
+    slots int64 [B * W], or is None.
     """
 
-    def __call__(self, layer: int, q: Tensor, kv: Tensor) -> Tensor: ...
+    def __call__(self, layer: int, q: Tensor, kv: Tensor | None) -> Tensor: ...
+
+    def sink(self, layer: int) -> tuple[Tensor, Tensor] | None: ...
 
 
 def linear(x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
@@ -137,14 +141,22 @@ class Norm:
         self.own = products(deterministic)
         self.products = self.own.over(ranks)
         self.folded = dtype is torch.float32 and device.type == "cpu"
+        self.eps = eps
+        self._joins = not deterministic and dtype is not torch.float32 and ranks.size == 1
         self._shape = (width,)
-        self._eps = eps
         self._root = math.sqrt(width)
         self._tail = torch.tensor(math.sqrt(width * eps), dtype=dtype, device=device)
 
-    def fold(self, projection: Tensor, weight: Tensor) -> Tensor:
+    def joins(self, x: Tensor) -> bool:
+        """Whether projections of so few rows [R, in] are taken together with what stands around them (`projection`).
+
+        Its sums have another order than those of more rows, so no deterministic model does, nor ranks that share one.
+        """
+        return self._joins and x.shape[0] <= FEW and on_triton(x)
+
+    def fold(self, weights: Tensor, weight: Tensor) -> Tensor:
         """The projection [out, width] behind this norm, with what the norm leaves to it."""
-        return projection * self.scale(weight) if self.folded else projection
+        return weights * self.scale(weight) if self.folded else weights
 
     def __call__(self, x: Tensor, weight: Tensor) -> Tensor:
         """What a folded projection expects."""
@@ -152,8 +164,8 @@ class Norm:
             length: Tensor = torch.linalg.vector_norm(x, 2, -1, True)
             return x / length.hypot_(self._tail)
         if on_triton(x):
-            return rms_norm(x.flatten(0, -2), weight[None], self._eps).view(x.shape)
-        return torch.rms_norm(x, self._shape, weight, self._eps)
+            return rms_norm(x.flatten(0, -2), weight[None], self.eps).view(x.shape)
+        return torch.rms_norm(x, self._shape, weight, self.eps)
 
     def scale(self, weight: Tensor) -> Tensor:
         """The norm's weight in the form that `whole` takes."""
@@ -170,9 +182,9 @@ class Norm:
             x.div_(length.hypot_(self._tail)).mul_(scale)
         elif on_triton(x):
             heads = x.flatten(1)
-            rms_norm(heads, scale, self._eps, out=heads)
+            rms_norm(heads, scale, self.eps, out=heads)
         else:
-            torch.mul(torch.rms_norm(x, self._shape, None, self._eps), scale, out=x)
+            torch.mul(torch.rms_norm(x, self._shape, None, self.eps), scale, out=x)
 
 
 class HeadNorm:
@@ -217,6 +229,9 @@ class Layer:
         q = pair_up(take(f"{prefix}.self_attn.q_proj.weight", heads * d, width), d)
         k = pair_up(take(f"{prefix}.self_attn.k_proj.weight", kv_heads * d, width), d)
         v = take(f"{prefix}.self_attn.v_proj.weight", kv_heads * d, width)
+        # Whether this layer's front norm begins in the layer before, and the weight of the one that begins here.
+        self.begun = False
+        self.behind: Tensor | None = None
         self.input_norm = None if front is None else take(f"{prefix}.{front}.weight", hidden)
         self.post_norm = take(f"{prefix}.post_attention_layernorm.weight", hidden)
         gate = take(f"{prefix}.mlp.gate_proj.weight", inner, hidden)
@@ -231,27 +246,63 @@ class Layer:
 
     def __call__(self, x: Tensor, turn: Tensor, attend: Attend, layer: int, space: Workspace) -> None:
         """Adds this layer's two parts to the residual stream x [R, hidden], in place."""
-        self.attention(x, self.front(x), turn, attend, layer, space)
+        if self.begun and self.norm.joins(x):
+            self.attention(x, space.scaled, turn, attend, layer, space, space.squares)
+        else:
+            self.attention(x, self.front(x), turn, attend, layer, space)
         self.feed_forward(x, space)
+
+    def lead(self, behind: Layer) -> None:
+        """From now on the norm in front of the layer behind this one begins here."""
+        behind.begun, self.behind = True, behind.input_norm
 
     def front(self, x: Tensor) -> Tensor:
         """x [R, hidden] behind the norm before attention, where there is one."""
         return x if self.input_norm is None else self.norm(x, self.input_norm)
 
-    def attention(self, x: Tensor, h: Tensor, turn: Tensor, attend: Attend, layer: int, space: Workspace) -> None:
-        """Adds to x [R, hidden], in place, what its tokens attend to; h [R, in] is what the projections read."""
-        self.linear(h, self.qkv, space.qkv)
+    def attention(
+        self,
+        x: Tensor,
+        h: Tensor,
+        turn: Tensor,
+        attend: Attend,
+        layer: int,
+        space: Workspace,
+        sums: Tensor | None = None,
+    ) -> None:
+        """Adds to x [R, hidden], in place, what its tokens attend to; h [R, in] is what the projections read.
+
+        sums: where the norm of h is still to be finished, sums of squares, see `projection`.
+        """
+        joins = self.norm.joins(h)
+        turns = joins and self.head_norm is None
+        # A head norm stands between the projection and what is stored.
+        sink = attend.sink(layer) if turns else None
+        if joins:
+            by = turn[:, 0].contiguous() if turns else None
+            projection(h, self.qkv, space.qkv, sums, self.norm.eps, by, self.turned, sink=sink)
+        else:
+            self.linear(h, self.qkv, space.qkv)
         if self.head_norm is not None:
             self.head_norm(space.heads)
         if space.turned is not None:
             space.turned.mul_(turn)
-        else:
+        elif not turns:
             rotate(space.qkv, self.turned, self.head_dim, turn)
-        mixed = attend(layer, space.q, space.kv)
-        self.add_linear(x, mixed if mixed.shape[0] == x.shape[0] else twin_rows(mixed), self.out)
+        mixed = attend(layer, space.q, space.kv if sink is None else None)
+        if joins:
+            begin = self.post_norm, space.scaled, space.squares
+            projection(mixed, self.out, x, None, 0.0, None, 0, True, False, *begin)
+        else:
+            self.add_linear(x, mixed if mixed.shape[0] == x.shape[0] else twin_rows(mixed), self.out)
 
     def feed_forward(self, x: Tensor, space: Workspace) -> None:
         """Adds the gated feed-forward part to x [R, hidden], in place."""
+        if self.norm.joins(x):
+            projection(space.scaled, self.gate_up, space.gate, space.squares, self.norm.eps, gated=True)
+            begin = (None, None, None) if self.behind is None else (self.behind, space.scaled, space.squares)
+            projection(space.gate, self.down, x, None, 0.0, None, 0, True, False, *begin)
+            return
         self.linear(self.norm(x, self.post_norm), self.gate_up, space.gate_up)
         inner = silu_mul(space.gate_up) if on_triton(x) else silu(space.gate).mul_(space.up)
         self.add_linear(x, inner, self.down)

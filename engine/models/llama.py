@@ -3,6 +3,8 @@ Qwen3 (arXiv 2505.09388), which adds head norms."""
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from engine.device.pool import KVLayout
 from engine.models.causal import CausalLM
 from engine.models.layers import Layer
@@ -15,6 +17,8 @@ class Llama(CausalLM):
 
     def prepare(self) -> None:
         self.kv = KVLayout(self.num_layers, self.share.num_kv_heads, self.config.head_dim)
+        for one, behind in pairwise(layer for layer in self.layers if isinstance(layer, Layer)):
+            one.lead(behind)
         self.workspaces = Workspaces(self.share, self.dtype, self.device, double_lone=self.doubles)
 
     def layer(self, take: Take, prefix: str, index: int) -> Layer:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from engine.models.config import ModelConfig
+from kernels.projection import PART
 
 KEPT_SHAPES = 32
 KEPT_ROWS = 256
@@ -22,7 +23,8 @@ class Workspace(NamedTuple):
 
     qkv [R, (heads + 2 * kv_heads) * head_dim]; of it heads [R, heads + kv_heads, head_dim], which are rotated, the
     same as complex numbers turned [R, heads + kv_heads, head_dim / 2] (float32 only), q [B, W, heads, head_dim] and
-    kv [B * W, 2 * kv_heads * head_dim]. gate_up [R, 2 * inner], halves gate and up.
+    kv [B * W, 2 * kv_heads * head_dim]. gate_up [R, 2 * inner], halves gate and up. scaled [R, hidden] and squares
+    float32 [R, parts]: a norm that is begun, see `kernels.projection`.
     """
 
     batch: int
@@ -35,6 +37,8 @@ class Workspace(NamedTuple):
     gate_up: Tensor
     gate: Tensor
     up: Tensor
+    scaled: Tensor
+    squares: Tensor
 
 
 class Workspaces:
@@ -66,8 +70,8 @@ class Workspaces:
         tokens = batch * width
         rows = 2 if tokens == 1 and self._double_lone else tokens
         queries, keys = c.num_heads * d, c.num_kv_heads * d
-        qkv = torch.zeros(rows, queries + 2 * keys, dtype=self._dtype, device=self._device)
-        gate_up = torch.zeros(rows, 2 * c.intermediate_size, dtype=self._dtype, device=self._device)
+        qkv = torch.empty(rows, queries + 2 * keys, dtype=self._dtype, device=self._device)
+        gate_up = torch.empty(rows, 2 * c.intermediate_size, dtype=self._dtype, device=self._device)
         heads = qkv[:, : queries + keys].view(rows, -1, d)
         turned = None
         if self._dtype is torch.float32:
@@ -83,4 +87,6 @@ class Workspaces:
             gate_up=gate_up,
             gate=gate_up[:, : c.intermediate_size],
             up=gate_up[:, c.intermediate_size :],
+            scaled=torch.empty(rows, c.hidden_size, dtype=self._dtype, device=self._device),
+            squares=torch.empty(rows, -(-c.hidden_size // PART), device=self._device),
         )

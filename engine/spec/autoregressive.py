@@ -18,6 +18,7 @@ from engine.device.batch import StepBatch, prefix_bias
 from engine.device.pool import KVPool
 from engine.device.relay import Carry, DraftState, Relay
 from engine.spec.drafter import DraftTree, Verdict, one_further, shared_chain
+from kernels.best_token import best_token
 from kernels.expand_topk import expand_topk
 from kernels.select_tree import select_tree
 from kernels.tree_layout import tree_layout
@@ -105,7 +106,7 @@ class AutoregressiveDrafter:
         logits = self.model.logits(out)
         if self.topk == 1:
             # A chain takes no part in selection, where equal scores would tie.
-            best = logits.argmax(-1, keepdim=True)
+            best = best_token(logits)[..., None]
             return torch.ones_like(best, dtype=torch.float32), self.model.to_target(best)
         probs, ids = torch.softmax(logits, -1).topk(self.topk, -1)
         return probs, self.model.to_target(ids)

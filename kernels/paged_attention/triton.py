@@ -22,6 +22,12 @@ from kernels import contract
 from kernels.product import product, wide
 
 SPLIT = 256
+# Splits whose results are on their way while one is merged.
+AHEAD = 4
+# Keys of a split of few requests where bits may depend on the step.
+SHORT = 128
+# Queries of a tile, but for the widest heads.
+WIDE_TILE = 32
 # The most keys of a tile: rows of slots and masks this long begin where a GPU reads fast.
 ALIGNED = 128
 LOG2_E = 1.4426950408889634
@@ -56,6 +62,7 @@ class Reads(NamedTuple):
     slots: Tensor
     masks: Tensor
     sparse: bool
+    deterministic: bool
 
 
 def plan_reads(
@@ -69,14 +76,16 @@ def plan_reads(
     scale: float | None,
     sparse: bool,
 ) -> Reads:
-    """As in eager.py; `deterministic` changes nothing, as this form always is."""
+    """As in eager.py; without `deterministic` a small step may split its keys further."""
     contract.dense("paged_attention", read_slots=read_slots, bias=bias)
     factor = head_dim**-0.5 if scale is None else scale
     query = (bias.shape[0], bias.shape[2], heads, head_dim)
     beyond = -read_slots.shape[1] % ALIGNED
-    slots = pad(read_slots, (0, beyond)).contiguous()
-    masks = pad(bias[:, 0], (0, beyond), value=float("-inf")).contiguous()
-    return Reads(query, kv_heads, value_dim, factor, slots, masks, sparse)
+    slots, masks = read_slots, bias[:, 0]
+    if beyond:
+        slots, masks = pad(slots, (0, beyond)), pad(masks, (0, beyond), value=float("-inf"))
+    slots, masks = slots.contiguous(), masks.contiguous()
+    return Reads(query, kv_heads, value_dim, factor, slots, masks, sparse, deterministic)
 
 
 @lru_cache(maxsize=64)
@@ -86,7 +95,20 @@ def shape(head_dim: int, value_dim: int, size: int, group: int) -> Shape:
     d2 = max(16, triton.next_power_of_2(head_dim - value_dim)) if head_dim > value_dim else 0
     if (d1 + d2) * size > 512:
         return Shape(64 if group >= 64 and size == 2 else 16, 32, d1, d2, warps=8, stages=2)
-    return Shape(32, 128 if (d1 + d2) * size <= 256 else 64, d1, d2, warps=4, stages=2)
+    return Shape(WIDE_TILE, 128 if (d1 + d2) * size <= 256 else 64, d1, d2, warps=4, stages=2)
+
+
+def quick(tile: Shape, rows: int, length: int, pairs: int) -> tuple[Shape, int]:
+    """The tile and the keys of a split for a step whose queries fit into one tile, where bits may depend on the step.
+
+    Short splits while all programs find room on the GPU at once; else small tiles, of which many do.
+    """
+    if tile.d2 or tile.rows != WIDE_TILE:
+        return tile, SPLIT
+    few = tile._replace(rows=16 if rows <= 16 else WIDE_TILE)
+    if triton.cdiv(length, SHORT) * pairs <= FULL:
+        return few, SHORT
+    return few._replace(keys=64, warps=2), SPLIT
 
 
 @triton.jit
@@ -209,7 +231,8 @@ def _attend(
 
 @triton.jit
 def _gather(
-    out, peaks, totals, mixtures, width, kv_heads, splits, value_dim, GROUP: tl.constexpr, D1: tl.constexpr
+    out, peaks, totals, mixtures, width, kv_heads, splits, value_dim, GROUP: tl.constexpr, D1: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):  # fmt: skip
     """One program per query head: the splits of `_attend` in rising order."""
     row, pair = tl.program_id(0), tl.program_id(1).to(tl.int64)
@@ -220,14 +243,14 @@ def _gather(
     total = tl.zeros((1,), tl.float32)
     mixed = tl.zeros((1, D1), tl.float32)
     one = tl.arange(0, 1)
-    for split in range(0, splits):
+    for split in tl.range(0, splits, num_stages=AHEAD):
         part = first + split + one
         values = mixtures + part[:, None] * value_dim + column[None, :]
         more_peak = tl.load(peaks + part)
         # A split that was passed over left its peak only.
         there = more_peak > float("-inf")
-        more_total = tl.load(totals + part, mask=there, other=0.0)
-        more = tl.load(values, mask=there[:, None] & (column < value_dim)[None, :], other=0.0)
+        more_total = tl.where(there, tl.load(totals + part), 0.0)
+        more = tl.where(there[:, None], tl.load(values, mask=(column < value_dim)[None, :], other=0.0), 0.0)
         peak, total, mixed = _merge(peak, total, mixed, more_peak, more_total, more)
     head = (request * width + row // GROUP) * kv_heads * GROUP + kv_head * GROUP + row % GROUP
     place = out + head * value_dim + one[:, None] + column[None, :]
@@ -245,8 +268,11 @@ def paged_attention(q: Tensor, cache: Tensor, reads: Reads) -> Tensor:
         return out
     group, length = heads // reads.kv_heads, reads.slots.shape[1]
     tile = shape(head_dim, value_dim, q.element_size(), group)
-    tiles, splits = triton.cdiv(width * group, tile.rows), triton.cdiv(length, SPLIT)
-    pairs = batch * reads.kv_heads
+    pairs, split = batch * reads.kv_heads, SPLIT
+    if not reads.deterministic and width * group <= tile.rows:
+        tile, split = quick(tile, width * group, length, pairs)
+    tiles = triton.cdiv(width * group, tile.rows)
+    splits = triton.cdiv(length, split)
     spread = splits > 1 and pairs * tiles < FULL
     marks = torch.empty(2, pairs, width * group, splits if spread else 0, dtype=torch.float32, device=q.device)
     mixtures = torch.empty(*marks.shape[1:], value_dim, dtype=torch.float32, device=q.device)
@@ -256,7 +282,7 @@ def paged_attention(q: Tensor, cache: Tensor, reads: Reads) -> Tensor:
         *q.stride()[:3], width, reads.kv_heads, length,
         plane if latent else 2 * plane, 0 if latent else plane,
         reads.factor * LOG2_E, head_dim, value_dim, splits,
-        GROUP=group, ROWS=tile.rows, KEYS=tile.keys, SPLIT=SPLIT, D1=tile.d1, D2=tile.d2, SPREAD=spread,
+        GROUP=group, ROWS=tile.rows, KEYS=min(tile.keys, split), SPLIT=split, D1=tile.d1, D2=tile.d2, SPREAD=spread,
         LOOK=reads.sparse or tiles >= CAUSAL, WIDE=wide(q),
         num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False,
     )  # fmt: skip
@@ -264,6 +290,6 @@ def paged_attention(q: Tensor, cache: Tensor, reads: Reads) -> Tensor:
         grid = (width * group, pairs)
         _gather[grid](
             out, marks[0], marks[1], mixtures, width, reads.kv_heads, splits, value_dim, GROUP=group, D1=tile.d1,
-            num_warps=1, enable_fp_fusion=False,
+            AHEAD=AHEAD, num_warps=1, enable_fp_fusion=False,
         )  # fmt: skip
     return out

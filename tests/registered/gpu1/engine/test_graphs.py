@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from pathlib import Path
 
@@ -102,3 +103,19 @@ def test_what_a_graph_that_is_there_waits_for_is_counted():
     answer(llm)
     assert llm.probes["graph.waited"] == llm.probes["graph.replayed"] - before > 0
     assert torch.cuda.get_sync_debug_mode() == 0
+
+
+def test_graphs_outlive_what_others_free():
+    """A model beside the engine, such as a compiled one, may clear cuBLAS's workspaces and give memory back."""
+    asked = ASKED | {"enable_deterministic_inference": False}
+    before = engine("EAGLE3", 1, **asked)
+    answer(before), answer(before)
+    llm = engine("EAGLE3", 1, **asked)
+    # Streams come from a ring, so a later engine may capture on the stream of one that is gone.
+    llm.loop.executor.graphs._stream = before.loop.executor.graphs._stream
+    expected = [answer(llm) for _ in range(2)][1]
+    del before
+    gc.collect()
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+    assert answer(llm) == expected

@@ -47,7 +47,7 @@ def test_rows_keep_their_bits(kernel, case):
     check.invariant(kernel, case, "cuda")
 
 
-@pytest.mark.parametrize("op", ["matmul", "matmul of several", "paged_attention"])
+@pytest.mark.parametrize("op", ["matmul", "matmul of several", "paged_attention deterministic"])
 def test_programs_by_part_and_one_program_for_all_parts_give_the_same_bits(op, monkeypatch):
     (kernel,) = [k for k in KERNELS if k.name == op]
     module = import_module(f"kernels.{op.split()[0]}.triton")

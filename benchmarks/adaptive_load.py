@@ -1,0 +1,67 @@
+"""Adaptive steps beside every static choice on a load that is low, high, low and high again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Final
+
+import torch
+
+from benchmarks.acceptance import accepted_by_coins
+from benchmarks.metric import Metric, of, spread_of
+from benchmarks.pairs import seconds
+from benchmarks.steady import PAIRS, Bench, freed
+from engine.api import LLM
+from engine.core.request import SamplingParams
+
+DEPTHS: Final = (1, 3, 7)
+SLOTS: Final = {"1": {"candidate_steps": [1, 3, 7]}, "16": {"candidate_steps": [1, 3]}}
+# Requests, new tokens of each, and the share of drafts that is taken.
+LOW: Final = (1, 192, 0.95)
+HIGH: Final = (32, 32, 0.5)
+PHASES: Final = {"low": LOW, "high": HIGH, "low again": LOW, "high again": HIGH}
+PHASE_GOAL, WHOLE_GOAL = 0.97, 1.03
+WARM: Final = 2
+
+
+def adaptive_load(bench: Bench) -> Iterator[Metric]:
+    """Against the best static depth of each phase, and against the best single one over all phases."""
+    rate = torch.zeros((), dtype=torch.float64, device=bench.device)
+    chain = bench.chain(max(DEPTHS))
+    adaptive = {**chain, "speculative_adaptive": True, "speculative_adaptive_config": json.dumps(SLOTS)}
+    asked = {"adaptive": adaptive, **{f"static {depth}": bench.chain(depth) for depth in DEPTHS}}
+    times: dict[str, list[tuple[float, ...]]] = {name: [] for name in asked}
+    with ExitStack() as stack:
+        stack.enter_context(accepted_by_coins(rate))
+        engines = {name: stack.enter_context(freed(bench.engine(HIGH[0], kind))) for name, kind in asked.items()}
+        for number in range(WARM + PAIRS):
+            for name in sorted(engines, reverse=bool(number % 2)):
+                taken = tuple(_phase(engines[name], rate, bench, *phase) for phase in PHASES.values())
+                if number >= WARM:
+                    times[name].append(taken)
+    yield from judged(times, bench.name)
+
+
+def _phase(llm: LLM, rate: torch.Tensor, bench: Bench, batch: int, tokens: int, accepted: float) -> float:
+    """Seconds in which `batch` requests get `tokens` tokens each, prompts of an eighth of the bench's included."""
+    rate.fill_(accepted)
+    prompts = [prompt[: bench.prompt // 8] for prompt in bench.prompts(llm.tokenizer.vocab_size, batch)]
+    return seconds(lambda: llm.generate(prompts, SamplingParams(max_new_tokens=tokens, ignore_eos=True)))
+
+
+def judged(times: dict[str, list[tuple[float, ...]]], name: str) -> Iterator[Metric]:
+    """times: seconds of each phase, turn by turn, of "adaptive" and of each static choice."""
+    ours = times["adaptive"]
+    statics = {kind: taken for kind, taken in times.items() if kind != "adaptive"}
+    for place, phase in enumerate(PHASES):
+        best = min(statics, key=lambda kind: sorted(turn[place] for turn in statics[kind])[len(ours) // 2])
+        theirs = [turn[place] for turn in statics[best]]
+        ratios = [their / our[place] for their, our in zip(theirs, ours, strict=True)]
+        label = f"{name}_adaptive_{phase.replace(' ', '_')}_over_best_static"
+        yield of(label, ratios, PHASE_GOAL, spread_of(theirs), note=f"best: {best}")
+    best = min(statics, key=lambda kind: sorted(sum(turn) for turn in statics[kind])[len(ours) // 2])
+    theirs = [sum(turn) for turn in statics[best]]
+    ratios = [their / sum(our) for their, our in zip(theirs, ours, strict=True)]
+    yield of(f"{name}_adaptive_over_best_static", ratios, WHOLE_GOAL, spread_of(theirs), note=f"best: {best}")

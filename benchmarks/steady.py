@@ -1,0 +1,134 @@
+"""Engines whose requests all decode, round after round, on one device."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any, Final, TypeAlias
+
+import torch
+
+import engine.build
+from benchmarks.pairs import Pairs, interleave, seconds
+from engine.api import LLM
+from engine.core.config import EngineConfig
+from engine.core.request import SamplingParams
+
+# Rounds of a turn; all turns of an engine together stay below the next size of its graphs.
+ROUNDS: Final = 16
+PAIRS: Final = 10
+WARM: Final = 8
+
+# Fields of an engine's configuration.
+Asked: TypeAlias = Mapping[str, Any]
+NOTHING: Final[Asked] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """A target and its EAGLE3 draft of random weights, where they run, and the tokens of each prompt."""
+
+    name: str
+    target: str
+    draft: str
+    device: str = "cuda"
+    prompt: int = 1024
+
+    def chain(self, depth: int) -> dict[str, Any]:
+        """What asks for chains of `depth` drafts; they are hardly ever accepted."""
+        return {
+            "speculative_algorithm": "EAGLE3",
+            "speculative_draft_model_path": self.draft,
+            "speculative_num_steps": depth,
+            "speculative_eagle_topk": 1,
+            "speculative_num_draft_tokens": depth + 1,
+        }
+
+    def engine(self, batch: int, asked: Asked = NOTHING) -> LLM:
+        """An engine for `batch` requests of twice the prompt's length."""
+        return LLM(
+            EngineConfig(
+                self.target,
+                device=self.device,
+                context_length=2 * self.prompt,
+                max_total_tokens=(batch + 1) * 2 * self.prompt,
+                max_running_requests=batch,
+                chunked_prefill_size=self.prompt,
+                disable_radix_cache=True,
+                **asked,
+            )
+        )
+
+    def prompts(self, vocab_size: int, batch: int) -> list[list[int]]:
+        """The same random tokens every time."""
+        generator = torch.Generator().manual_seed(0)
+        drawn: list[list[int]] = torch.randint(2, vocab_size, (batch, self.prompt), generator=generator).tolist()
+        return drawn
+
+    @contextmanager
+    def decoding(self, batch: int, asked: Asked = NOTHING) -> Iterator[Decoding]:
+        """An engine in the middle of its requests."""
+        with freed(self.engine(batch, asked)) as llm:
+            yield Decoding(llm, self.prompts(llm.tokenizer.vocab_size, batch))
+
+    def pair(self, ours: Asked, theirs: Asked, batch: int = 1) -> Pairs:
+        """Rounds of two engines by turns."""
+        with self.decoding(batch, ours) as one, self.decoding(batch, theirs) as other:
+            return interleave(one.turn, other.turn, PAIRS)
+
+
+class Decoding:
+    """Requests of an engine behind their prompts; each turn is ROUNDS rounds, all of them waited for."""
+
+    def __init__(self, llm: LLM, prompts: list[list[int]]) -> None:
+        self._step: Callable[[], bool] = llm.step
+        self._cuda = llm.resolved.device != "cpu"
+        params = SamplingParams(max_new_tokens=len(prompts[0]), ignore_eos=True)
+        rids = [llm.add(prompt, params) for prompt in prompts]
+        while not all(llm.request(rid).output for rid in rids):
+            llm.step()
+        self.rounds(WARM)
+
+    def turn(self) -> float:
+        """Seconds of a round."""
+        return seconds(lambda: self.rounds(ROUNDS)) / ROUNDS
+
+    def rounds(self, count: int) -> None:
+        for _ in range(count):
+            self._step()
+        if self._cuda:
+            torch.cuda.synchronize()
+
+
+@contextmanager
+def freed(llm: LLM) -> Iterator[LLM]:
+    """The engine, whose memory is given back at the end whoever still holds it."""
+    try:
+        yield llm
+    finally:
+        llm.__dict__.clear()
+        free()
+
+
+def free() -> None:
+    """Give the memory of what nobody holds back to the device."""
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+@contextmanager
+def targets_kept(most: int = 1) -> Iterator[None]:
+    """Engines made meanwhile load a target once, for as long as no other `most` targets were loaded."""
+    load = engine.build.load_target
+    kept = lru_cache(maxsize=most)(load)
+    try:
+        engine.build.load_target = kept
+        yield
+    finally:
+        engine.build.load_target = load
+        kept.cache_clear()
+        free()

@@ -1,0 +1,69 @@
+"""What a profiler sees of steady rounds: how long the GPU idles, and what makes the host wait."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, NamedTuple
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from benchmarks.metric import Metric, of
+from benchmarks.steady import Bench
+
+ROUNDS: Final = 16
+WINDOWS: Final = 3
+MOST_IDLE: Final = 0.03
+# Calls of CUDA's runtime that return only once the device has done what it was given.
+BLOCKING: Final = ("cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaMemcpy", "cudaMemset", "cudaFree")
+EVENT: Final = "cudaEventSynchronize"
+
+
+class Window(NamedTuple):
+    """Share of the time in which no kernel or copy ran, and calls of a round: blocking ones, waits for an event."""
+
+    idle: float
+    blocking: float
+    waits: float
+
+
+def trace(bench: Bench) -> Iterator[Metric]:
+    """Rounds of v2, plain and with a draft of 5."""
+    for name, asked in (("decode", {}), ("eagle3_round_5", bench.chain(5))):
+        with bench.decoding(1, {"spec_version": "v2", **asked}) as engine:
+            windows = [window(engine.rounds) for _ in range(WINDOWS)]
+        waits = f"{windows[0].waits:g} waits for the event of the round before in each round"
+        yield of(f"{bench.name}_{name}_idle_share", [w.idle for w in windows], MOST_IDLE, 0.0, "lower", waits)
+        yield of(f"{bench.name}_{name}_blocking_calls", [w.blocking for w in windows], 0.0, 0.0, "lower")
+
+
+def window(rounds: Callable[[int], object]) -> Window:
+    """Profile ROUNDS rounds, and nothing, which says what the profiler and the last wait add."""
+    (busy, names), (_, alone) = _profiled(lambda: rounds(ROUNDS)), _profiled(lambda: rounds(0))
+    blocking = sum(name in BLOCKING for name in names) - sum(name in BLOCKING for name in alone)
+    return Window(idle_share(busy), blocking / ROUNDS, names.count(EVENT) / ROUNDS)
+
+
+def _profiled(call: Callable[[], object]) -> tuple[list[tuple[float, float]], list[str]]:
+    """When the GPU was busy, in microseconds, and the names of all that the host called."""
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as profiler:
+        call()
+    busy, names = [], []
+    for event in profiler.events():
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            busy.append((event.time_range.start, event.time_range.end))
+        else:
+            names.append(event.name)
+    return busy, names
+
+
+def idle_share(busy: Iterable[tuple[float, float]]) -> float:
+    """Share of the time from the first beginning to the last end that no interval covers; 1.0 if there is none."""
+    ordered = sorted(busy)
+    if not ordered:
+        return 1.0
+    first, reached, idle = ordered[0][0], ordered[0][1], 0.0
+    for begin, end in ordered[1:]:
+        idle += max(0.0, begin - reached)
+        reached = max(reached, end)
+    return idle / (reached - first)

@@ -1,0 +1,76 @@
+"""What verifying several tokens costs beside decoding one: the target's forward, logits and choices, in one graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from benchmarks.metric import Metric, of, spread_of
+from benchmarks.pairs import interleave
+from benchmarks.steady import PAIRS, Bench, freed
+from engine.device.attention import StepAttention
+from engine.device.batch import causal_bias
+from engine.device.pool import KVPool
+from engine.models.target import Target
+
+# Requests, tokens that each verifies, and the most that it may cost in decode steps.
+GOALS: Final = ((1, 8, 1.05), (8, 6, 1.15))
+REPEATS: Final = 16
+
+
+def verification(bench: Bench, stated: bool) -> Iterator[Metric]:
+    """A metric for each of GOALS; stated: whether the goals hold for this shape."""
+    with freed(bench.engine(1)) as llm:
+        target = llm.loop.executor.target
+        for batch, width, goal in GOALS:
+            one, many = (repeated(forward(target, batch, w, bench.prompt), bench.device) for w in (1, width))
+            pairs = interleave(many, one, PAIRS)
+            costs = [1 / ratio for ratio in pairs.ratios]
+            note = f"decode step {min(pairs.theirs) / REPEATS * 1e3:.2f} ms without the engine"
+            name = f"{bench.name}_verify_{width}_at_batch_{batch}_in_decode_steps"
+            yield of(name, costs, goal if stated else None, spread_of(pairs.theirs), "lower", note)
+
+
+def forward(target: Target, batch: int, width: int, length: int) -> Callable[[], Tensor]:
+    """The last `width` of `length` + width tokens of each request: their forward, and what each chooses [B, W]."""
+    device = target.device
+    reach = -(-(length + width) // 256) * 256
+    pool = KVPool(target.kv, batch * reach // 16 + 1, 16, target.dtype, device, deterministic=target.deterministic)
+    pool.data.normal_()
+    pages = torch.randperm(batch * reach // 16, device=device) + 1
+    slots = (pages[:, None] * 16 + torch.arange(16, device=device)).view(batch, reach)
+    positions = torch.arange(length, length + width, device=device).expand(batch, -1)
+    tokens = torch.randint(2, target.vocab_size, (batch, width), device=device)
+    write, bias = slots.gather(1, positions), causal_bias(positions, reach, target.dtype)
+
+    def run() -> Tensor:
+        hidden, _ = target.forward(tokens, positions, StepAttention(pool, write, slots, bias))
+        return target.logits(hidden).argmax(-1)
+
+    return run
+
+
+def repeated(run: Callable[[], object], device: str) -> Callable[[], None]:
+    """REPEATS runs, on a GPU as replays of one graph, and waited for."""
+    wait: Callable[[], object] = int
+    once = run
+    if device != "cpu":
+        graph = torch.cuda.CUDAGraph()
+        with torch.inference_mode():
+            run()
+            torch.cuda.synchronize()
+            with torch.cuda.graph(graph):
+                run()
+        once, wait = graph.replay, torch.cuda.synchronize
+
+    def runs(kept: Callable[[], object] = run) -> None:
+        # What a graph reads lives as long as `kept`.
+        with torch.inference_mode():
+            for _ in range(REPEATS):
+                once()
+        wait()
+
+    return runs
