@@ -119,6 +119,12 @@ class Cell(NamedTuple):
         return Cell(model=self.model, prefix_cache="off", spec_version="v1")
 
     @property
+    def twin(self) -> "Cell":
+        """The plainest launch of the cell's drafter: what turns that begin on KV of others are compared with."""
+        shape = {name: self.values[name] for name in ("algorithm", "steps", "topk", "draft_tokens")}
+        return self.canonical._replace(**shape)
+
+    @property
     def adapts(self) -> bool:
         """True where the depth must move from round to round: chains of EAGLE's kind may (sglang#21599, #23336)."""
         return self.adaptive != "off" and self.algorithm in ("eagle", "eagle3", "nextn") and self.topk in ("auto", "1")

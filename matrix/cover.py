@@ -128,6 +128,7 @@ PRESETS: Final[dict[str, str]] = {
     "nextn.deepseek.s2.v2.snug.pair.stream.length": "sessions: a layer per step comes back, token by token, lag 1",
     "nextn.deepseek.s2.v1.p64.snug.pair.stream.length": "sessions: a layer per step comes back, lag 0",
     "nextn.deepseek.s3.k4.n8.v2.p256.snug.pair.stream.length": "sessions: a tree of bundled layers comes back",
+    "nextn.deepseek.s2.v2.p4.ragged.stream.length": "sglang#10846: a turn's tokens behind what a layer per step read",
     "dflash.v1.p16.snug.pair.stream.length": "sessions: blocks come back, lag 0",
     "dflash.v2.p256.snug.pair.stream.length": "sessions: blocks come back, lag 1",
     "ngram.p64.snug.pair.stream.length": "sessions: n-grams come back",

@@ -22,6 +22,7 @@ from matrix.gates.config import ConfigGate
 from matrix.gates.gate import Gate, Outcome, State
 from matrix.gates.ranks import RanksGate
 from matrix.gates.table import GATES
+from matrix.gates.turns import twinned
 from matrix.subjects.protocol import Answer, Ask, Capability, Diverged, Run, Served, Session, Subject
 from matrix.waivers import waiver_for
 from matrix.workload import workload
@@ -105,6 +106,8 @@ class Runner:
         run = drive(session, asks, self.subject.capabilities, self._served)
         self._served = run.served
         baseline = self._baseline(cell.canonical, asks)
+        if twinned(cell):
+            run = replace(run, twin=self._baseline(cell.twin, asks))
         outcomes = [self._verdict(gate, cell, run, baseline) for gate in self.gates if gate.applies(cell)]
         return _ended(replace(record, witness=dict(run.witness)), outcomes)
 
@@ -122,15 +125,18 @@ class Runner:
             return Outcome(gate.name, State.NOT_MEASURED, message=message)
         return gate.judge(cell, run, baseline)
 
-    def _baseline(self, canonical: Cell, asks: Sequence[Ask]) -> Run:
-        """The same asks, none aborted, without a drafter in the canonical launch; once per process."""
+    def _baseline(self, plainest: Cell, asks: Sequence[Ask]) -> Run:
+        """The same asks, none aborted, in one of the plainest launches; once per process."""
         plain = whole(asks)
-        if (canonical, plain) not in self._baselines:
+        if (plainest, plain) not in self._baselines:
             # A session that crashes is not asked again.
-            session = self._plain.pop(canonical, None) or self.subject.launch(asked(canonical, self.gpus))
-            self._baselines[canonical, plain] = drive(session, plain, self.subject.capabilities)
-            self._plain[canonical] = session
-        return self._baselines[canonical, plain]
+            session = self._plain.pop(plainest, None) or self.subject.launch(asked(plainest, self.gpus))
+            self._baselines[plainest, plain] = drive(session, plain, self.subject.capabilities)
+            if plainest.algorithm == "none":
+                self._plain[plainest] = session
+            else:  # Few cells share a drafter of one shape, and each session holds memory.
+                session.close()
+        return self._baselines[plainest, plain]
 
     def _blank(self, cell: Cell) -> CellResult:
         return CellResult(

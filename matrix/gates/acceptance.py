@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import accumulate
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
 from matrix.cell import Cell
 from matrix.gates.gate import Number, Outcome, State
 from matrix.gates.oracle import Combination, Oracle, oracle_index, oracle_of
-from matrix.gates.reach import first_apart, oracle_rounds
+from matrix.gates.reach import first_apart, first_left, oracle_rounds
 from matrix.gates.replay import Replay, ReplayError, Round
 from matrix.gates.threshold import Threshold, values
+from matrix.gates.turns import turns_left, twinned
 from matrix.subjects.protocol import Answer, Capability, Run
 from reports.stats import ratio_change
 
@@ -59,7 +59,7 @@ class Pair(NamedTuple):
 
 @dataclass
 class AcceptanceGate:
-    """Tokens per round against the oracle's, prompt by prompt, on greedy requests."""
+    """Tokens per round against the oracle's, prompt by prompt, on greedy requests; turns against their twins."""
 
     name: str = "acceptance"
     needs: frozenset[Capability] = frozenset({Capability.COUNTERS})
@@ -67,16 +67,33 @@ class AcceptanceGate:
     oracle: Callable[[str], Oracle | None] = oracle_of
 
     def applies(self, cell: Cell) -> bool:
-        """Cells with a drafter and greedy requests that run to their end, on prompts that the oracle knows."""
+        """Cells with a drafter and greedy requests that run to their end on prompts that the oracle knows, or turns."""
         if cell.algorithm == "ngram":
             return True
-        drafted = cell.algorithm != "none"
-        return drafted and cell.abort == "none" and cell.sampling in ("greedy", "mixed")
+        return _proven(cell) or twinned(cell)
 
     def judge(self, cell: Cell, run: Run, baseline: Run) -> Outcome:
         """NOT MEASURED where the oracle lacks the combination or no round was decoded."""
         if run.resolved.get("ngram") is not None:
             return self._replayed(run)
+        if not twinned(cell):
+            return self._against_oracle(cell, run)
+        outcome = self._against_oracle(cell, run) if _proven(cell) else Outcome(self.name, State.PASS)
+        return self._against_twin(outcome, run)
+
+    def _against_twin(self, outcome: Outcome, run: Run) -> Outcome:
+        """The outcome of the first turns, unless a later turn leaves the rounds that its whole history has."""
+        if run.twin is None:
+            return Outcome(self.name, State.NOT_MEASURED, message="nobody ran the turns with their whole history")
+        numbers, text = turns_left(run, run.twin)
+        outcome = replace(outcome, numbers={**outcome.numbers, **numbers})
+        if outcome.state is not State.PASS or run.resolved["dtype"] != "float32":
+            return outcome
+        if int(str(numbers["turns_left"])) > self.thresholds["left"]:
+            return replace(outcome, state=State.FAIL, message=text)
+        return outcome
+
+    def _against_oracle(self, cell: Cell, run: Run) -> Outcome:
         oracle = self.oracle(cell.target)
         greedy = _adapted(cell, run, oracle) if cell.adapts else _fixed(cell, run, oracle)
         if isinstance(greedy, str):
@@ -138,6 +155,11 @@ class AcceptanceGate:
         return f"{len(places)} of {len(greedy)} requests leave the oracle's rounds, the first at round {places[0]}"
 
 
+def _proven(cell: Cell) -> bool:
+    """Whether the oracle knows what greedy requests of the cell accept."""
+    return cell.algorithm != "none" and cell.abort == "none" and cell.sampling in ("greedy", "mixed")
+
+
 def first_other(mine: Sequence[int], due: Sequence[Round]) -> int | None:
     """The first round that is not the one due; one side's rounds may not outnumber the other's."""
     for index, (accepted, one) in enumerate(zip(mine, due, strict=False)):
@@ -178,24 +200,6 @@ def _greedy(run: Run) -> Iterator[tuple[Answer, int]]:
         index, answer = oracle_index(ask), answers.get(ask.name)
         if ask.temperature == 0 and index is not None and answer is not None and answer.accept_lengths:
             yield answer, index
-
-
-def first_left(mine: Sequence[int], theirs: Sequence[int], retractions: int = 0) -> int | None:
-    """The first round that begins where one of the oracle's does and has another length; the last round of either side
-    may be cut by its end.
-
-    What a round accepts depends only on where it begins. A retracted request gets one token from the prefill that
-    reads it again, no round, which moves all later rounds by one; `retractions` such moves may lie anywhere.
-    """
-    known = dict(zip(accumulate(theirs, initial=0), theirs[:-1], strict=False))
-    start, moves = 0, set(range(retractions + 1))
-    for index, length in enumerate(mine[:-1]):
-        moves = {moved for moved in moves if known.get(start + moved, length) == length}
-        if not moves:
-            return index
-        moves = set(range(min(moves), retractions + 1))
-        start += length
-    return None
 
 
 def combination(cell: Cell, resolved: Mapping[str, Any]) -> Combination:

@@ -7,18 +7,16 @@ from typing import Any, Final
 
 from matrix.cell import Cell
 from matrix.subjects.protocol import Served
-from matrix.zoo_facts import zoo_facts
 
 # Draft KV at a position is of the token behind it, too (sglang#10846).
 SHIFTED: Final = ("standalone", "eagle", "eagle3", "nextn")
 
 
 def span_of(cell: Cell, resolved: Mapping[str, Any]) -> int:
-    """Tokens past a position that its KV depends on; each of a chain's own layers is shifted by one more."""
+    """Tokens past a position that its KV depends on; the layer of each step of a chain is shifted by one more."""
     if cell.algorithm not in SHIFTED:
         return 0
-    bundled = zoo_facts(cell).bundled
-    return bundled.prediction_layers if resolved["enable_multi_layer_eagle"] and bundled else 1
+    return int(resolved["num_steps"]) if resolved["enable_multi_layer_eagle"] else 1
 
 
 def strayed(

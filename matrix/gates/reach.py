@@ -1,8 +1,10 @@
-"""Rounds of changing width beside the oracle's reach: how many drafts in a row are right, wherever a round begins."""
+"""Rounds beside those that are due: of one width beside others, of changing width beside the oracle's reach (how many
+drafts in a row are right, wherever a round begins)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 
 def oracle_rounds(reach: Sequence[int], widths: Sequence[int], emitted: int) -> tuple[int, ...]:
@@ -37,3 +39,21 @@ def first_apart(mine: Sequence[int], widths: Sequence[int], reach: Sequence[int]
 
 def _due(reach: Sequence[int], start: int, width: int) -> int | None:
     return min(reach[start], width - 1) + 1 if start < len(reach) else None
+
+
+def first_left(mine: Sequence[int], theirs: Sequence[int], retractions: int = 0) -> int | None:
+    """The first round that begins where one of the oracle's does and has another length; the last round of either side
+    may be cut by its end.
+
+    What a round accepts depends only on where it begins. A retracted request gets one token from the prefill that
+    reads it again, no round, which moves all later rounds by one; `retractions` such moves may lie anywhere.
+    """
+    known = dict(zip(accumulate(theirs, initial=0), theirs[:-1], strict=False))
+    start, moves = 0, set(range(retractions + 1))
+    for index, length in enumerate(mine[:-1]):
+        moves = {moved for moved in moves if known.get(start + moved, length) == length}
+        if not moves:
+            return index
+        moves = set(range(min(moves), retractions + 1))
+        start += length
+    return None

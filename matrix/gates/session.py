@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from matrix.cell import Cell
 from matrix.gates.audit import AuditError, Move, audit
 from matrix.gates.gate import Number, Outcome, State
+from matrix.gates.prefixes import span_of
 from matrix.gates.refusals import refusal_fault
 from matrix.gates.threshold import Threshold, values
 from matrix.subjects.protocol import Answer, Capability, Run
@@ -20,8 +21,6 @@ THRESHOLDS: Final = {
     "wrong": Threshold(0, "one position too few costs a prefill, one too many answers from tokens that nobody said"),
     "apart": Threshold(0, "a turn's prompt is its history and its own tokens"),
 }
-# Algorithms whose draft KV lies a token ahead of the target's.
-SHIFTED: Final = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE")
 
 
 @dataclass
@@ -46,7 +45,7 @@ class SessionGate:
             return Outcome(self.name, State.FAIL, message=str(broken))
         resent = {answer.name: answer.prompt_ids for answer in baseline.answers}
         apart = [a.name for a in run.answers if a.name in resent and a.prompt_ids != resent[a.name]]
-        windowed, span = run.resolved.get("window") is not None, span_of(run.resolved)
+        windowed, span = run.resolved.get("window") is not None, span_of(cell, run.resolved)
         walks = [Walk(turns, moves.get(int(turns[0][0].meta_info["id"]), []), windowed, span) for turns in lines(run)]
         faults = [fault for walk in walks for fault in walk.faults()]
         numbers: dict[str, Number] = {
@@ -89,17 +88,6 @@ def _given_up(walks: Sequence[Walk], run: Run) -> str:
     """Only a request that needs the pages takes a session's KV."""
     lost, dropped = sum(walk.lost for walk in walks), run.witness.get("session.dropped", 0)
     return f"{lost} turns began anew, and {dropped} sessions were given up for room" if lost > dropped else ""
-
-
-def span_of(resolved: Mapping[str, Any]) -> int:
-    """Tokens behind a position that its draft KV depends on.
-
-    A shifted drafter pairs position p with token p + 1 (EAGLE, arXiv 2401.15077); layer m of a chain of prediction
-    layers with token p + 1 + m (DeepSeek-V3, arXiv 2412.19437); the others have no KV, or of the target's states alone.
-    """
-    if resolved["algorithm"] not in SHIFTED:
-        return 0
-    return int(resolved["num_steps"]) if resolved["enable_multi_layer_eagle"] else 1
 
 
 class Walk:

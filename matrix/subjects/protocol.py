@@ -237,7 +237,8 @@ class Run:
     trace: of the session's whole life, None where nothing adapts; earlier: the same before this workload.
     served: every request of the session's life, in the order of the asks; empty without a journal. attempts: the asks
     that had to be refused, each with the engine's sentence ("" where it answered); `asks` are all others.
-    ranks: how far several ranks agree, of the session's whole life.
+    ranks: how far several ranks agree, of the session's whole life. twin: the same asks on the same drafter, where
+    every turn reads its whole history in one piece.
     """
 
     asks: tuple[Ask, ...]
@@ -253,3 +254,4 @@ class Run:
     served: tuple[Served, ...] = ()
     attempts: tuple[tuple[Ask, str], ...] = ()
     ranks: Agreement | None = None
+    twin: Run | None = None

@@ -152,4 +152,15 @@ ENDING_FAULTS: Final[tuple[Fault, ...]] = (
         cells=("standalone.pair.temperature",),
         why="only the first token of a round gets its log-probability",
     ),
+    Fault(
+        id="logprobs-of-the-rounds-end",
+        klass="logprob",
+        origin="sglang#17373",
+        file="engine/loop.py",
+        old="            request.logprobs.extend(result.logprobs[index][:taken])\n",
+        new="            request.logprobs.extend(result.logprobs[index][-taken:])\n",
+        expected=("lossless",),
+        cells=("eagle3.s5.v2.p4.pair.stream", "eagle3.s3.k4.n8.v2.p16.snug.pair.stream.length"),
+        why="a round that was not accepted whole reports as many log-probabilities as are due, of its last places",
+    ),
 )

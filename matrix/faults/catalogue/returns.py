@@ -10,6 +10,8 @@ TREE: Final = "eagle3.s3.k4.n8.v2.p16.snug.pair.stream.length"
 ADMISSION: Final = "engine/core/admission.py"
 DRAFT: Final = "prefix-cache semantics under EAGLE"
 RESUME: Final = "self.held.resume(request.account, self.cache.key_span)"
+LAYERS: Final = "nextn.deepseek.s2.v2.p4.ragged.stream.length"
+LAYERS_CACHED: Final = "nextn.deepseek.s2.v2.m4.burst"
 UNDONE: Final = "        undone = aborted or request.retracting\n"
 
 RETURN_FAULTS: Final[tuple[Fault, ...]] = (
@@ -42,8 +44,8 @@ RETURN_FAULTS: Final[tuple[Fault, ...]] = (
         file=ADMISSION,
         old=RESUME,
         new="self.held.resume(request.account, 0)",
-        expected=("session",),
-        cells=("eagle3.s5.v2.p4.pair.stream", "nextn.deepseek.s2.v2.p64.ragged.stream"),
+        expected=("session", "acceptance"),
+        cells=("eagle3.s5.v2.p4.pair.stream", "standalone.s3.v2.p64.snug.pair.stream.length", LAYERS),
         why="a turn drafts from KV of the token that might have followed the turn before, not of its own first one",
     ),
     Fault(
@@ -53,8 +55,19 @@ RETURN_FAULTS: Final[tuple[Fault, ...]] = (
         file=ADMISSION,
         old=RESUME,
         new="self.held.resume(request.account, min(1, self.cache.key_span))",
-        expected=("session",),
-        cells=("nextn.deepseek.s2.v2.p64.ragged.stream",),
+        expected=("session", "acceptance"),
+        cells=(LAYERS,),
         why="the draft KV of the second layer at the end of a turn stays that of tokens that never came",
+    ),
+    Fault(
+        id="layer-span-none",
+        klass=DRAFT,
+        origin="sglang#10846",
+        file="engine/spec/multilayer.py",
+        old="        self.steps = self.key_span = len(layers)\n",
+        new="        self.steps, self.key_span = len(layers), 0\n",
+        expected=("ledger", "session", "acceptance"),
+        cells=(LAYERS, LAYERS_CACHED),
+        why="the draft KV at the end of what is shared rests on tokens of another text",
     ),
 )

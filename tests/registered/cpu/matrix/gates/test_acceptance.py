@@ -3,9 +3,10 @@ from dataclasses import replace
 import pytest
 
 from matrix.cell import Cell
-from matrix.gates.acceptance import AcceptanceGate, first_left, same_range
+from matrix.gates.acceptance import AcceptanceGate, same_range
 from matrix.gates.gate import State
 from matrix.gates.oracle import Oracle, decode, load_oracle
+from matrix.gates.reach import first_left
 
 pytestmark = pytest.mark.register(est_seconds=5, tier="cpu", stage="pr")
 
