@@ -243,7 +243,7 @@ def test_a_gpu_tier_asks_for_the_same_on_a_gpu_in_the_precision_of_a_cpu():
 
 def test_the_reference_runner_has_every_gate():
     made = reference_runner(5, stage="smoke")
-    assert (made.seed, made.stage, len(made.gates)) == (5, "smoke", 10)
+    assert (made.seed, made.stage, len(made.gates)) == (5, "smoke", 11)
     (record,) = run_launch([Cell.from_id("none.length")], ReferenceSubject(), 0)
     assert {gate.name for gate in record.gates} >= {"config", "effective", "ledger", "lossless", "finish"}
 
