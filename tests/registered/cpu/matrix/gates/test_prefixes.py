@@ -69,10 +69,13 @@ def test_a_turn_of_a_session_is_one_of_its_texts():
         ("eagle3.qwen3", False, 1),
         ("nextn.deepseek.s3", False, 1),
         ("nextn.deepseek.s2", True, 2),
+        ("nextn.deepseek.s1", True, 1),
     ],
 )
 def test_how_far_draft_kv_looks_ahead(cell_id, layered, span):
-    assert span_of(Cell.from_id(cell_id), {"enable_multi_layer_eagle": layered}) == span
+    cell = Cell.from_id(cell_id)
+    steps = 0 if cell.steps == "auto" else int(cell.steps)
+    assert span_of(cell, {"enable_multi_layer_eagle": layered, "num_steps": steps}) == span
 
 
 @pytest.mark.parametrize("cell_id", ["nextn.deepseek.s2.v2.m4.burst", "eagle3.s5.v2.m4.burst"])
