@@ -79,6 +79,16 @@ MODES: Final = (
         ("branching",),
         ("session", "ledger"),
     ),
+    Mode(
+        "tensor parallelism",
+        "`--tp-size N`",
+        "N processes hold a share of the target each and take the same steps",
+        _any,
+        "any",
+        "tp",
+        tuple(value for value in axis("tp").names if value != "1"),
+        ("ranks", "lossless"),
+    ),
 )
 
 

@@ -21,12 +21,18 @@ def test_the_readme_holds_the_table_of_modes():
     assert f"\n{mode_table()}\n\n" in text, "write matrix.modes.mode_table() into the README"
 
 
+def test_the_readme_says_what_each_gate_proves():
+    rows = README.read_text(encoding="utf-8").partition("| gate | what it proves |\n|---|---|\n")[2].splitlines()
+    shown = [row.split(" | ")[0].removeprefix("| ") for row in rows[: rows.index("")]]
+    assert sorted(shown) == sorted(gate.name for gate in GATES)
+
+
 def test_every_mode_names_values_and_gates_that_exist():
     known = {gate.name for gate in GATES}
     for mode in MODES:
         assert set(mode.values) <= set(axis(mode.axis).names) and mode.values
         assert set(mode.gates) <= known and mode.gates
-    for name in ("session", "adaptive", "spec_version"):
+    for name in ("session", "adaptive", "spec_version", "tp"):
         shown = {value for mode in MODES if mode.axis == name for value in mode.values}
         assert shown == set(axis(name).names) - {axis(name).default}
 
