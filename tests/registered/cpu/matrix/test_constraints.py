@@ -31,6 +31,16 @@ RANKED = product(axis("algorithm").names, axis("model").names, ("2", "4", "8"), 
 LAUNCHES += [Cell(*names, prefix_cache=cache, batch="pair") for *names, cache in RANKED]
 
 
+# What several ranks may run, beside which one more value is the only fault.
+SEVERAL = (
+    {"batch": "pair", "session": "streaming", "finish": "length"},
+    {"batch": "ragged"},
+    {"algorithm": "eagle3", "batch": "pair"},
+    {"algorithm": "eagle3", "batch": "pair", "steps": "3"},
+    {"algorithm": "eagle3", "batch": "pair", "steps": "3", "topk": "4"},
+)
+
+
 def named(name: str) -> Constraint:
     return next(constraint for constraint in CONSTRAINTS if constraint.name == name)
 
@@ -38,8 +48,9 @@ def named(name: str) -> Constraint:
 @pytest.mark.parametrize("constraint", CONSTRAINTS, ids=lambda c: c.name)
 def test_every_constraint_forbids_a_cell_alone(constraint):
     rows = [dict(zip(constraint.axes, values, strict=True)) for values in constraint.forbidden]
-    # Several ranks run no request alone.
-    alone = [Cell(**({"batch": "pair"} if row.get("tp", "1") != "1" else {}) | row) for row in rows]
+    alone = [
+        Cell(**(beside | row)) for row in rows for beside in ({}, *SEVERAL) if row.get("tp", "1") != "1" or not beside
+    ]
     assert any(explain(cell) == (constraint,) for cell in alone)
 
 
