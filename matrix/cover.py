@@ -119,6 +119,8 @@ PRESETS: Final[dict[str, str]] = {
     "none.v1.p256.snug.pair.stream.length": "sessions: a retracted turn comes back to its KV, large pages, lag 0",
     "none.v2.p16.c7.snug.pair.stream.length": "sessions: a retracted turn comes back to its KV, over chunks, lag 1",
     "eagle3.s3.k1.n4.v1.p64.snug.pair.stream.length": "sessions: a drafted chain comes back, lag 0",
+    "eagle3.s3.k1.n4.v1.p256.snug.pair.stream.length": "sessions: a drafted chain comes back to large pages, lag 0",
+    "eagle3.s3.k1.n4.v2.p256.snug.pair.stream.length": "sessions: a drafted chain comes back to large pages, lag 1",
     "eagle3.s3.k4.n8.v2.p16.snug.pair.stream.length": "sessions: a tree comes back, lag 1",
     "eagle3.s3.v2.p4.snug.pair.stream.length.abort_running": "sessions: what came back is aborted and goes back again",
     "eagle.s3.k1.n4.v2.p256.snug.pair.stream.length": "sessions: a chain over hidden states comes back, lag 1",
