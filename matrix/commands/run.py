@@ -56,7 +56,7 @@ def run(
 
 
 def chosen_cells(tier: str, stage: str, cells: str | None, limit: int | None) -> list[Cell]:
-    """The cells of a tier and a stage that a selector picks; one GPU runs those of the CPU as well.
+    """The cells of a tier and a stage that a selector picks: a GPU for each rank, or one or two ranks on a CPU.
 
     ConfigError if there are none, or fewer GPUs than the tier needs.
     """
@@ -66,7 +66,8 @@ def chosen_cells(tier: str, stage: str, cells: str | None, limit: int | None) ->
         raise ConfigError(f"limit must be at least 1, got {limit}")
     chosen = of_gpus(select(stage, cells, limit), gpus)
     if not chosen:
-        raise ConfigError(f"tier {tier!r} has no cells in stage {stage!r}; cells without GPUs are in tier 'cpu'")
+        ranks = count(gpus, "rank") if gpus else "1 or 2 ranks"
+        raise ConfigError(f"tier {tier!r} has none of the cells chosen of stage {stage!r}; its cells have {ranks}")
     return chosen
 
 

@@ -106,7 +106,6 @@ def test_wrong_input_is_one_sentence(words: tuple[str, ...], capsys: pytest.Capt
         ("gpu4", 2, "tier 'gpu4' needs 4 GPUs and this machine shows 2; use 'cpu'"),
         ("gpu2", 1, "tier 'gpu2' needs 2 GPUs and this machine shows 1; use 'cpu'"),
         ("gpu8", 4, "tier 'gpu8' needs 8 GPUs and this machine shows 4; use 'cpu'"),
-        ("gpu2", 2, "tier 'gpu2' has no cells in stage 'pr'; cells without GPUs are in tier 'cpu'"),
     ],
 )
 def test_a_tier_names_the_gpus_that_are_missing(tier, there, sentence, monkeypatch, capsys):
@@ -117,7 +116,25 @@ def test_a_tier_names_the_gpus_that_are_missing(tier, there, sentence, monkeypat
 
 def test_one_gpu_runs_the_cells_of_the_cpu(monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
-    assert chosen_cells("gpu1", "smoke", None, None) == chosen_cells("cpu", "smoke", None, None) != []
+    cells = [cell for cell in chosen_cells("cpu", "smoke", None, None) if cell.ranks == 1]
+    assert chosen_cells("gpu1", "smoke", None, None) == cells != []
+
+
+@pytest.mark.parametrize("gpus", [2, 4, 8])
+def test_several_gpus_run_the_cells_of_as_many_ranks(gpus, monkeypatch, capsys):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
+    cells = chosen_cells(f"gpu{gpus}", "nightly", None, None)
+    assert len(cells) >= 8 and {cell.ranks for cell in cells} == {gpus}
+    assert main(["run", "--tier", f"gpu{gpus}", "--cells", "none.pair"]) == 2
+    sentence = f"tier 'gpu{gpus}' has none of the cells chosen of stage 'pr'; its cells have {gpus} ranks"
+    assert capsys.readouterr().err == f"specmatrix: {sentence}\n"
+
+
+def test_more_than_two_ranks_run_on_gpus_only(capsys):
+    assert max(cell.ranks for cell in chosen_cells("cpu", "nightly", None, None)) == 2
+    assert main(["run", "--cells", "eagle3.tp4.pair"]) == 2
+    sentence = "tier 'cpu' has none of the cells chosen of stage 'pr'; its cells have 1 or 2 ranks"
+    assert capsys.readouterr().err == f"specmatrix: {sentence}\n"
 
 
 def test_figures_of_a_gpu_need_one(capsys):
