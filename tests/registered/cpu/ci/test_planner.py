@@ -9,10 +9,11 @@ from ci.planner import SPLIT, Host, plan
 from engine.core.errors import ConfigError
 from matrix.cell import GPUS, Cell
 from matrix.lockfile import stage_cells
+from matrix.selection import of_gpus
 
 pytestmark = pytest.mark.register(est_seconds=3, tier="cpu", stage="pr")
 
-CELLS = stage_cells("pr")
+CELLS = of_gpus(stage_cells("pr"), 0)
 TWO = [Host("laptop", workers=2)]
 
 
@@ -39,7 +40,7 @@ def test_a_group_is_one_launch():
 
 
 def test_the_committed_cells_are_planned_close_to_the_bound():
-    made = plan(stage_cells("nightly"), {}, [Host("a", workers=4)])
+    made = plan(of_gpus(stage_cells("nightly"), 0), {}, [Host("a", workers=4)])
     assert made.seconds <= 1.1 * made.bound
 
 
