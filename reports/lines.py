@@ -27,7 +27,9 @@ _STATES: Final[Mapping[bytes, CellState]] = {state.encode(): state for state in 
 _GATES: Final = b'"gates":['
 _GATES_END: Final = b'],"error":'
 _NEXT_GATE: Final = b"},{"
+_GREEN: Final = b'"state":"PASS"'
 _TIME: Final = b'"seconds"'
+_TO_TIME: Final = len(_TIME + b":")
 _SECONDS: Final = re.compile(rb'"seconds"\s*:\s*[0-9.eE+-]+')
 _READ: Final = json.JSONDecoder().raw_decode
 
@@ -132,9 +134,14 @@ def same_but_for_time(data: bytes, lines: Iterable[Line], other: bytes, other_li
         elif at - start != there_at - there or data[start:at] != other[there:there_at]:
             yield False
         else:
-            mine, theirs = value(data, at, end), value(other, there_at, other_end)
-            behind, there_behind = mine.end() if mine else at, theirs.end() if theirs else there_at
-            yield data[behind:end] == other[there_behind:other_end]
+            # As the writer leaves it, nothing but the brace follows the time.
+            try:
+                float(data[at + _TO_TIME : end - 1]), float(other[there_at + _TO_TIME : other_end - 1])
+                yield True
+            except ValueError:
+                mine, theirs = value(data, at, end), value(other, there_at, other_end)
+                behind, there_behind = mine.end() if mine else at, theirs.end() if theirs else there_at
+                yield data[behind:end] == other[there_behind:other_end]
 
 
 @lru_cache(maxsize=1 << 14)
@@ -146,16 +153,25 @@ def parse_launch(text: bytes) -> Launch | None:
         return None
 
 
+class Parts(NamedTuple):
+    """A line cut up: what is the cell's own, its launch, and the texts of its gates."""
+
+    own: bytes
+    launch: Launch
+    gates: list[bytes]
+
+
 def parse_cell(file: Path, data: bytes, line: Line, span: Span | None) -> CellResult:
     """The record of a line whose launch is `span`. Raises ReportError with the file and the number of the line."""
+    parts = cut(data, line, span)
     try:
-        return _assembled(data, line, span) or _whole(data[line.start : line.end])
+        return (parts and assembled(parts, parts.gates)) or _whole(data[line.start : line.end])
     except ReportError as error:
         raise ReportError(f"{_place(file, data, line.start)}: {error}") from error
 
 
-def _assembled(data: bytes, line: Line, span: Span | None) -> CellResult | None:
-    """The record from parts that many lines share, each parsed once; None if only a full parse can tell."""
+def cut(data: bytes, line: Line, span: Span | None) -> Parts | None:
+    """The parts of a line whose launch is `span`; None if only a full parse can tell."""
     first = -1 if span is None else data.find(_GATES, span.end, line.end)
     last = data.rfind(_GATES_END, first, line.end)
     launch = None if span is None or min(first, last) < 0 else parse_launch(span.text)
@@ -163,12 +179,24 @@ def _assembled(data: bytes, line: Line, span: Span | None) -> CellResult | None:
         return None
     first += len(_GATES)
     own = data[line.start : span.start] + data[span.end : first] + data[last : line.end]
+    return Parts(own, launch, data[first + 1 : last - 1].split(_NEXT_GATE) if first < last else [])
+
+
+def assembled(parts: Parts, gates: Iterable[bytes]) -> CellResult | None:
+    """The record with these of its gates, from parts that many lines share, each parsed once; None if only a full
+    parse can tell."""
     try:
-        gates = tuple(map(_parse_gate, data[first + 1 : last - 1].split(_NEXT_GATE)) if first < last else ())
-        at = own.rfind(_TIME)
-        return decode_cell(_untimed(own[:at]) | part(b"{" + own[at:]), launch, gates)
+        at = parts.own.rfind(_TIME)
+        body = _untimed(parts.own[:at]) | part(b"{" + parts.own[at:])
+        return decode_cell(body, parts.launch, tuple(map(_parse_gate, gates)))
     except ReportError:
         return None
+
+
+def apart(mine: Parts, theirs: Parts) -> tuple[list[bytes], list[bytes]]:
+    """The gates of two lines without the green ones that both tell in the same bytes."""
+    same = {text for text in mine.gates if _GREEN in text}.intersection(theirs.gates)
+    return [text for text in mine.gates if text not in same], [text for text in theirs.gates if text not in same]
 
 
 @lru_cache(maxsize=1 << 16)

@@ -16,8 +16,12 @@ from reports.effective import Words
 from reports.lines import (
     Launches,
     Line,
+    Parts,
+    apart,
+    assembled,
     axes_text,
     cell_lines,
+    cut,
     parse_cell,
     parse_json,
     parse_launch,
@@ -49,6 +53,7 @@ class Report:
         self._lines = lines
         self._launches = Launches(data)
         self._parsed: dict[str, CellResult] = {}
+        self._axes: dict[str, Mapping[str, Json]] = {}
         self._words: dict[bytes, Words] = {}
         self._values: dict[str, dict[str, str]] = {}
 
@@ -71,6 +76,21 @@ class Report:
     def _parse(self, line: Line) -> CellResult:
         return parse_cell(self.path, self._data, line, self._launches.span(line))
 
+    def apart(self, other: Report, cell: str) -> tuple[CellResult, CellResult]:
+        """The records of a cell that both reports hold, without the green gates that both tell in the same bytes."""
+        mine, theirs = self._parts(cell), other._parts(cell)
+        if mine is not None and theirs is not None:
+            gates, other_gates = apart(mine, theirs)
+            record, other_record = assembled(mine, gates), assembled(theirs, other_gates)
+            if record is not None and other_record is not None:
+                self._axes[cell], other._axes[cell] = record.axes, other_record.axes
+                return record, other_record
+        return self[cell], other[cell]
+
+    def _parts(self, cell: str) -> Parts | None:
+        line = self._lines[cell]
+        return cut(self._data, line, self._launches.span(line))
+
     def ids(self) -> list[str]:
         """All cell ids in file order."""
         return list(self._lines)
@@ -81,6 +101,9 @@ class Report:
 
     def axes(self, cell: str) -> Mapping[str, Json]:
         """The axes of a cell, without the rest of its line where that is possible."""
+        known = self._axes.get(cell)
+        if known is not None:
+            return known
         text = None if cell in self._parsed else axes_text(self._data, self._lines[cell])
         try:
             return self[cell].axes if text is None else part(text)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from typing import Final
 
 from reports.collector import paused
 from reports.compare.acknowledge import Acknowledged, Acknowledgement
@@ -20,6 +21,10 @@ from reports.probes import compare_probes
 from reports.schema import SCHEMA, CellResult, Json
 from reports.text import count
 
+_RANK: Final = {
+    state: rank
+    for rank, state in enumerate((State.REGRESSED, State.INFRA, State.LOST, State.REWRITTEN, State.NOT_COMPARABLE))
+}
 _FAILURES = (State.REGRESSED, State.NEW, State.NOT_COMPARABLE)
 
 
@@ -45,15 +50,17 @@ def compare(base: Report, head: Report, acknowledgements: Sequence[Acknowledgeme
     equal = set(same)
     differing = [cell for cell in common if cell not in equal]
     new = [cell for cell in after if cell not in before]
-    measured = _measure(base, head, differing, blocked)
+    # Where an input differs, a gate may be judged anew though both reports say the same of it.
+    pairs = {cell: (base[cell], head[cell]) if blocked else base.apart(head, cell) for cell in differing}
+    measured = _measure(pairs, blocked)
     changes = [
         *(lost_cell(base[cell], context) for cell in lost),
-        *(compare_cell(base[cell], head[cell], measured[cell], context) for cell in differing),
+        *(compare_cell(*pairs[cell], measured[cell], context) for cell in differing),
         *(new_cell(head[cell], context) for cell in new),
     ]
     touched: list[tuple[CellResult | None, CellResult | None]] = [
         *((base[cell], None) for cell in lost),
-        *((base[cell], head[cell]) for cell in differing),
+        *pairs.values(),
         *((None, head[cell]) for cell in new),
     ]
     rewrites = rewrite_changes(touched, acknowledged, context.paths)
@@ -72,7 +79,7 @@ def compare(base: Report, head: Report, acknowledgements: Sequence[Acknowledgeme
         changes=tuple(sorted(filter(_is_news, changes), key=_urgency)),
         still_red=tuple(cell for cell in common if head.state(cell) != "PASS" and base.state(cell) != "PASS"),
         mismatches=found,
-        coverage=coverage_change(base, head, same, [*lost, *differing, *new]),
+        coverage=coverage_change(base, head, same, [*lost, *differing, *new], pairs),
         probes=compare_probes(base.hits(), head.hits()),
         rewrites=rewrites,
         choices=choice_changes(touched),
@@ -101,10 +108,10 @@ def comparison_record(comparison: Comparison) -> dict[str, Json]:
 
 
 def _measure(
-    base: Report, head: Report, cells: Iterable[str], blocked: frozenset[str]
+    pairs: Mapping[str, tuple[CellResult, CellResult]], blocked: frozenset[str]
 ) -> dict[str, tuple[Effect, ...]]:
     """The effects of every cell, judged all together."""
-    raw = {cell: effects(base[cell], head[cell], blocked) for cell in cells}
+    raw = {cell: effects(before, after, blocked) for cell, (before, after) in pairs.items()}
     judged = iter(judge([effect for row in raw.values() for effect in row]))
     return {cell: tuple(next(judged) for _ in row) for cell, row in raw.items()}
 
@@ -115,9 +122,7 @@ def _is_news(change: CellChange) -> bool:
 
 
 def _urgency(change: CellChange) -> tuple[bool, int, str]:
-    order = (State.REGRESSED, State.INFRA, State.LOST, State.REWRITTEN, State.NOT_COMPARABLE)
-    rank = order.index(change.state) if change.state in order else len(order)
-    return not change.red, rank, change.id
+    return not change.red, _RANK.get(change.state, len(_RANK)), change.id
 
 
 def _reasons(changes: Iterable[CellChange], rewrites: Iterable[RewriteChange]) -> tuple[str, ...]:

@@ -4,22 +4,29 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from reports.compare.carried import CarriedPairs
 from reports.compare.paths import explanation
 from reports.compare.states import CoverageChange, LostPairs
 from reports.effective import RESOLVED_FIELD, Pair, word
 from reports.load import Report
-from reports.schema import Json
+from reports.schema import CellResult, Json
 from reports.text import count
 
+_Records: TypeAlias = Mapping[str, tuple[CellResult, CellResult]]
 SINGULAR: Final = {"are": "is", "resolve": "resolves"}
 
 
-def coverage_change(base: Report, head: Report, unchanged: Iterable[str], changed: Iterable[str]) -> CoverageChange:
+def coverage_change(
+    base: Report,
+    head: Report,
+    unchanged: Iterable[str],
+    changed: Iterable[str],
+    records: _Records,
+) -> CoverageChange:
     """Pairs lost and gained. `unchanged` cells have the same line in both reports; `changed` are all others of
-    either."""
+    either, and `records` hold those of both."""
     steady = list(unchanged)
     old: dict[str, dict[str, str]] = {}
     new: dict[str, dict[str, str]] = {}
@@ -40,8 +47,8 @@ def coverage_change(base: Report, head: Report, unchanged: Iterable[str], change
     lost = {pair: old_pairs.cells(pair) for pair in only_old - still}
     gained = {pair: new_pairs.cells(pair) for pair in only_new - still}
     return CoverageChange(
-        lost=_by_cause(lost, lambda cell: _fate_of_loss(cell, base, head)),
-        gained=_by_cause(gained, lambda cell: _fate_of_gain(cell, base, head)),
+        lost=_by_cause(lost, lambda cell: _fate_of_loss(cell, base, head, records)),
+        gained=_by_cause(gained, lambda cell: _fate_of_gain(cell, base, head, records)),
     )
 
 
@@ -115,26 +122,26 @@ class _Fate(NamedTuple):
         return "resolve now to " + "; ".join(texts) if texts else self.cause
 
 
-def _fate_of_loss(cell: str, base: Report, head: Report) -> _Fate:
+def _fate_of_loss(cell: str, base: Report, head: Report, records: _Records) -> _Fate:
     if cell not in head:
         return _Fate("are not in head")
     if head.state(cell) != "PASS":
         return _Fate(f"are {head.state(cell)} in head")
-    return _Fate("are refused in head", _moves(cell, base, head))
+    return _Fate("are refused in head", _moves(cell, base, head, records))
 
 
-def _fate_of_gain(cell: str, base: Report, head: Report) -> _Fate:
+def _fate_of_gain(cell: str, base: Report, head: Report, records: _Records) -> _Fate:
     if cell not in base:
         return _Fate("are new in head")
     if base.state(cell) != "PASS":
         return _Fate(f"are PASS in head and {base.state(cell)} in base")
-    return _Fate("are refused in base", _moves(cell, base, head))
+    return _Fate("are refused in base", _moves(cell, base, head, records))
 
 
-def _moves(cell: str, base: Report, head: Report) -> tuple[tuple[str, str], ...]:
+def _moves(cell: str, base: Report, head: Report, records: _Records) -> tuple[tuple[str, str], ...]:
     """The effective values of a cell that differ in head, in the order of the axes' names; none if it does not run."""
-    record = head[cell]
-    if record.resolved is None or base[cell].resolved is None:
+    old, record = records[cell]
+    if record.resolved is None or old.resolved is None:
         return ()
     before, after = base.values(cell), head.values(cell)
     moved = sorted(item for item in after.items() - before.items() if item[0] in before)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from statistics import NormalDist
 from typing import Final, Literal
 
@@ -11,6 +12,7 @@ from reports.stats.check import check_confidence, check_count
 _NORMAL: Final = NormalDist()
 
 
+@lru_cache
 def normal_quantile(confidence: float) -> float:
     """Half-width, in standard errors, of a two-sided normal interval (1.96 for 0.95)."""
     check_confidence(confidence)

@@ -1,10 +1,12 @@
 import json
+from dataclasses import replace
 
 import pytest
 
 import reports.lines
 import reports.load
 from reports.codec import decode_cell
+from reports.lines import Line, same_but_for_time
 from reports.load import load, load_both
 from reports.schema import GateResult, ReportError
 
@@ -284,3 +286,41 @@ def test_lines_are_the_same_where_only_the_running_time_differs(three, tmp_path)
     put(moved, [*rows, *text[3:]])
     base, head = load_both(three, moved)
     assert text[1] != rows[1] and base.same_lines(head, ["a", "b", "c"]) == ["a", "c"]
+
+
+def test_records_apart_leave_out_green_gates_that_both_tell_alike(tmp_path, make_cell, write_report):
+    same, red = GateResult("ledger", "PASS", {"pages": 3}), GateResult("session", "FAIL", {"wrong": 1}, message="apart")
+    before = GateResult("acceptance", "PASS", {"length": 3.1})
+    after = GateResult("acceptance", "PASS", {"length": 2.9})
+    base = load(write_report(tmp_path / "base", [make_cell("a", gates=(same, red, before), state="FAIL")]))
+    head = load(write_report(tmp_path / "head", [make_cell("a", gates=(same, red, after), state="FAIL")]))
+    mine, theirs = base.apart(head, "a")
+    assert (mine.gates, theirs.gates) == ((red, before), (red, after))
+    assert mine == replace(base["a"], gates=mine.gates) and theirs == replace(head["a"], gates=theirs.gates)
+    assert base["a"].gates == (same, red, before)
+
+
+def test_a_line_that_has_to_be_parsed_whole_is_whole_apart(three, tmp_path):
+    text = lines(three)
+    body = json.loads(text[1])
+    odd = tmp_path / "odd"
+    odd.mkdir()
+    put(odd, [text[0], json.dumps(dict(reversed(body.items()))), *text[2:]])
+    base, head = load_both(three, odd)
+    assert base.apart(head, "a") == (base["a"], head["a"]) and head["a"] == base["a"]
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "same"),
+    [
+        ("0.1}", "2.5e-05}", True),
+        ("0.1}", '"soon"}', False),
+        ('0.1,"more":1}', '0.25,"more":1}', True),
+        ('0.1,"more":1}', '0.25,"more":2}', False),
+        ("0.1}", '0.1,"more":1}', False),
+    ],
+)
+def test_only_a_time_is_left_out_of_account(mine, theirs, same):
+    data, other = ('{"id":"a","seconds":' + text for text in (mine, theirs))
+    spans = ([Line(0, len(text), -1, None)] for text in (data, other))
+    assert list(same_but_for_time(data.encode(), next(spans), other.encode(), next(spans))) == [same]
