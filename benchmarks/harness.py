@@ -1,4 +1,4 @@
-"""What the harness itself costs: wall time of fresh processes, start included."""
+"""What the harness itself costs: wall times of fresh processes, start included, and its share of a cell."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from benchmarks import report_compare
+from benchmarks import cell_overhead, report_compare
 from benchmarks.metric import Metric, of, red, spread_of, unmeasured
 from benchmarks.pairs import seconds
 
@@ -63,8 +63,16 @@ LOSSLESS_RUNS: Final = 2
 
 
 def measure() -> list[Metric]:
-    """Enumeration, resolution, lock check, collection, comparison of reports, and cells per minute."""
-    return [enumeration(), resolution(), lock_check(), collection(), *comparisons(), lossless_rate()]
+    """Enumeration, resolution, lock check, collection, comparison of reports, cells per minute, overhead per cell."""
+    return [
+        enumeration(),
+        resolution(),
+        lock_check(),
+        collection(),
+        *comparisons(),
+        lossless_rate(),
+        cell_overhead.measure(),
+    ]
 
 
 def enumeration() -> Metric:

@@ -1,0 +1,84 @@
+"""What a cell costs beside the engine: its workload, readings, gates, and its line in the report."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.metric import Metric, of, red
+from benchmarks.overhead import Clock
+from engine.core.config import EngineConfig
+from matrix.cell import Cell, order
+from matrix.gates.table import GATES
+from matrix.lockfile import stage_cells
+from matrix.provenance import run_header
+from matrix.runner import Runner
+from matrix.selection import of_gpus
+from matrix.subjects.protocol import Session, Subject
+from matrix.subjects.reference import ReferenceSubject
+from reports.writer import ReportWriter
+
+NAME: Final = "harness_overhead_per_cell"
+GOAL: Final = 0.05
+WINDOWS: Final = 5
+# Cells that follow each other share launches; every second one keeps all drafters and modes in.
+EVERY: Final = 2
+
+
+class TimedSubject:
+    """A subject whose clock runs while it launches, generates or closes; what is read from it afterwards is the
+    harness's time."""
+
+    def __init__(self, subject: Subject) -> None:
+        self.name = subject.name
+        self.capabilities = subject.capabilities
+        self.clock = Clock()
+        self._launch = self.clock.wrap(subject.launch)
+
+    def launch(self, config: EngineConfig) -> Session:
+        session: Any = self._launch(config)
+        session.generate, session.close = self.clock.wrap(session.generate), self.clock.wrap(session.close)
+        started: Session = session
+        return started
+
+
+def measure() -> Metric:
+    """The share over the chosen cells."""
+    return share(chosen(), WINDOWS)
+
+
+def chosen() -> list[Cell]:
+    """Every second one-process cell of stage pr, in the order of a run."""
+    return [cell for cell in order(of_gpus(stage_cells("pr"), 0)) if cell.ranks == 1][::EVERY]
+
+
+def share(cells: Sequence[Cell], windows: int) -> Metric:
+    """The share of the harness in the processor time of cells on the reference engine, window by window.
+
+    Red where a cell is. A workload's baseline is the engine's time, in the cell that first needs it.
+    """
+    subject = TimedSubject(ReferenceSubject())
+    runner = Runner(subject, seed=0)
+    shares: list[float] = []
+    reds: list[str] = []
+    size = -(-len(cells) // windows)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        ReportWriter(Path(folder), run_header("cpu", "pr", 0, GATES)) as report,
+    ):
+        for first in range(0, len(cells), size):
+            inside, start = subject.clock.seconds, time.process_time()
+            for cell in cells[first : first + size]:
+                record = runner.run_cell(cell)
+                report.write(record)
+                reds += [cell.id] if record.state != "PASS" else []
+            total = time.process_time() - start
+            shares.append(1 - (subject.clock.seconds - inside) / total)
+        runner.close()
+    if reds:
+        return red(NAME, GOAL, f"{len(reds)} of {len(cells)} cells are red, the first is {reds[0]}")
+    note = f"{len(cells)} cells with all their gates, {len(shares)} windows; without the wait for the disk"
+    return of(NAME, shares, GOAL, 0.0, "lower", note)
