@@ -63,7 +63,8 @@ def lines(rows: Sequence[Length], source: str, tokens: int) -> list[str]:
     ]
     for row in rows:
         rates = " ".join(f"{rate:.0%}" for rate in row.rates)
-        shape = f"{row.steps} / {row.topk} / {row.draft_tokens}"
+        looked = "".join(f", {name} {value}" for name, value in row.ngram)
+        shape = f"{row.steps} / {row.topk} / {row.draft_tokens}{looked}"
         out.append(
             f"| {row.target} | {row.algorithm} | {row.draft} | {shape} | {row.rounds:,} | {row.length:.2f} "
             f"| {row.low:.2f} to {row.high:.2f} | {rates} |"

@@ -17,20 +17,63 @@ from torch import Tensor
 
 from engine.api import LLM
 from engine.core.config import EngineConfig
+from engine.core.ngram_rules import PREFIX
 from engine.core.request import SamplingParams
+from matrix.cell import CORPUS
 from matrix.zoo.oracle_drafts import DRAFTS, SINGLE
 from matrix.zoo.recipes import RECIPES, LatentShape
 from matrix.zoo.registry import resolve_path
 
-# (steps, topk, draft tokens); None is the engine's own choice.
-Asked = tuple[int | None, int | None, int | None]
 
-CHAINS: Final[tuple[Asked, ...]] = tuple((steps, 1, steps + 1) for steps in (1, 2, 3, 5, 7))
-TREES: Final[tuple[Asked, ...]] = ((2, 2, 6), (3, 2, 8), (3, 4, 8), (5, 2, 8), (5, 4, 8), (5, 4, 16), (7, 4, 16))
-OWN: Final[Asked] = (None, None, None)
-SHAPES: Final[dict[str, tuple[Asked, ...]]] = {"dflash": (OWN,), "ngram": (OWN,), SINGLE: CHAINS[:2]}
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The shape of a draft; None is the engine's own choice.
+
+    ngram: how n-grams are looked up, by the names of NgramOptions.
+    """
+
+    steps: int | None = None
+    topk: int | None = None
+    nodes: int | None = None
+    ngram: tuple[tuple[str, int | str], ...] = ()
+
+    def flags(self) -> dict[str, Any]:
+        """The values that are not the engine's own choice, by the names of EngineConfig."""
+        shape = {
+            "speculative_num_steps": self.steps,
+            "speculative_eagle_topk": self.topk,
+            "speculative_num_draft_tokens": self.nodes,
+        }
+        asked = {name: value for name, value in shape.items() if value is not None}
+        return asked | {f"{PREFIX}{name}": value for name, value in self.ngram}
+
+
+def _grams(**options: int | str) -> Asked:
+    """An n-gram tree of the engine's own shape that is looked up in another way."""
+    return Asked(ngram=tuple(options.items()))
+
+
+CHAINS: Final = tuple(Asked(steps, 1, steps + 1) for steps in (1, 2, 3, 5, 7))
+TREES: Final = tuple(
+    Asked(*shape) for shape in ((2, 2, 6), (3, 2, 8), (3, 4, 8), (5, 2, 8), (5, 4, 8), (5, 4, 16), (7, 4, 16))
+)
+OWN: Final = Asked()
+# One forward drafts a whole block, or the beginning of one.
+BLOCKS: Final = (*(Asked(nodes=nodes) for nodes in (2, 3, 4, 5)), OWN)
+# Chains, trees of more and more nodes, then the engine's own tree with one flag changed.
+GRAMS: Final = (
+    *CHAINS,
+    *(Asked(nodes=nodes) for nodes in (4, 8)),
+    OWN,
+    *(Asked(nodes=nodes) for nodes in (16, 32)),
+    *(Asked(topk=topk) for topk in (2, 4)),
+    _grams(match_type="PROB"),
+    *(_grams(max_trie_depth=depth) for depth in (3, 6, 10)),
+    *(_grams(external_corpus_path=CORPUS, external_sam_budget=budget) for budget in (3, 11)),
+)
+SHAPES: Final[dict[str, tuple[Asked, ...]]] = {"dflash": BLOCKS, "ngram": GRAMS, SINGLE: CHAINS[:2]}
 # What a useless draft is asked for.
-CONTROL: Final[Asked] = (3, 1, 4)
+CONTROL: Final = Asked(3, 1, 4)
 CONTROLS: Final[dict[str, Asked]] = {"dflash": OWN}
 RANDOM: Final = "random weights"
 Z95: Final = 1.959964
@@ -41,6 +84,7 @@ class Length:
     """Tokens per verify round (bonus included) over all rounds, with its 95 % interval over prompts.
 
     `rates[j]`: acceptance of draft j+1 among the rounds that accepted all before it (chains only).
+    ngram: how n-grams were looked up, where that was not the engine's own choice.
     """
 
     target: str
@@ -55,10 +99,11 @@ class Length:
     low: float
     high: float
     rates: tuple[float, ...]
+    ngram: tuple[tuple[str, int | str], ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """For a machine."""
-        return asdict(self)
+        return asdict(self) | {"ngram": dict(self.ngram)}
 
 
 def ratio(tokens: Sequence[int], rounds: Sequence[int]) -> tuple[float, float, float]:
@@ -99,13 +144,7 @@ def _random(tensor: Tensor, generator: torch.Generator) -> Tensor:
 
 def measure(target: str, algorithm: str, draft: str | None, asked: Asked, prompts: Sequence[str], limit: int) -> Length:
     """One shape of one algorithm on the prompts: greedy, float32, at most `limit` new tokens each."""
-    values: dict[str, Any] = {
-        key: value
-        for key, value in zip(
-            ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens"), asked, strict=True
-        )
-        if value is not None
-    }
+    values = asked.flags()
     if algorithm == SINGLE:
         values["enable_multi_layer_eagle"] = False
     name = algorithm.partition(".")[0].upper()
@@ -129,6 +168,7 @@ def measure(target: str, algorithm: str, draft: str | None, asked: Asked, prompt
         low,
         high,
         tuple(_rate(lengths, place) for place in range(1, depth + 1)),
+        asked.ngram,
     )
 
 
@@ -159,7 +199,7 @@ def plans(targets: Sequence[str], algorithms: Sequence[str] = ()) -> list[Plan]:
             if algorithm != SINGLE:
                 made.append(Plan(target, algorithm, named, CONTROLS.get(algorithm, CONTROL), random=True))
         if place == 0:
-            made.append(Plan(target, "ngram", None, OWN))
+            made += [Plan(target, "ngram", None, asked) for asked in SHAPES["ngram"]]
     return [plan for plan in made if not algorithms or plan.algorithm in algorithms]
 
 

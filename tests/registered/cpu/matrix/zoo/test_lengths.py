@@ -1,13 +1,18 @@
 import json
 import math
+from collections import Counter
 
 import pytest
 from safetensors.torch import load_file
 
+from engine.core.config import EngineConfig
+from engine.core.resolve import resolve
 from matrix.cli import main
-from matrix.zoo.lengths import CHAINS, OWN, RANDOM, Plan, measure, plans, ratio, useless
+from matrix.commands.lengths import lines
+from matrix.zoo.lengths import CHAINS, OWN, RANDOM, Asked, Plan, measure, plans, ratio, useless
 from matrix.zoo.oracle_drafts import DRAFTS, SINGLE
 from matrix.zoo.registry import CHECKPOINTS
+from matrix.zoo_facts import model_facts
 
 pytestmark = pytest.mark.register(est_seconds=5, tier="cpu", stage="pr")
 
@@ -29,8 +34,20 @@ def test_every_draft_of_the_zoo_is_in_the_table_and_has_a_useless_twin():
     } | {("llama-mini", "ngram")}
     twins = {(plan.target, plan.algorithm) for plan in made if plan.random}
     assert twins == {(target, name) for target, drafts in DRAFTS.items() for name in drafts if name != SINGLE}
-    assert [shape[0] for shape in CHAINS] == [1, 2, 3, 5, 7]
-    assert Plan("qwen3-mini", "eagle3", "qwen3-mini-eagle3", (7, 1, 8)) in made
+    assert [shape.steps for shape in CHAINS] == [1, 2, 3, 5, 7]
+    assert Plan("qwen3-mini", "eagle3", "qwen3-mini-eagle3", Asked(7, 1, 8)) in made
+
+
+def test_every_draft_is_measured_in_several_shapes_and_each_runs_as_it_was_asked():
+    made = [plan for plan in plans(list(DRAFTS)) if not plan.random]
+    assert len(made) == len(set(made))
+    shapes = Counter((plan.target, plan.algorithm) for plan in made)
+    assert min(shapes.values()) == shapes["deepseek-mini", SINGLE] == 2
+    assert min(count for (_, algorithm), count in shapes.items() if algorithm != SINGLE) == 5
+    for plan in made:
+        name = plan.algorithm.partition(".")[0].upper()
+        asked = EngineConfig(plan.target, name, plan.draft, disable_radix_cache=True, **plan.asked.flags())
+        assert resolve(asked, model_facts(plan.target, plan.draft)).rewrites == (), plan
 
 
 @pytest.mark.parametrize(
@@ -47,18 +64,24 @@ def test_a_useless_draft_keeps_the_target_and_everything_that_is_no_matrix(name,
 
 
 def test_a_draft_accepts_more_than_its_useless_twin(tmp_path):
-    real = measure("llama-mini", "eagle", "llama-mini-eagle", (3, 1, 4), PROMPTS, 24)
-    twin = measure("llama-mini", "eagle", str(useless("llama-mini-eagle", tmp_path)), (3, 1, 4), PROMPTS, 24)
+    real = measure("llama-mini", "eagle", "llama-mini-eagle", Asked(3, 1, 4), PROMPTS, 24)
+    twin = measure("llama-mini", "eagle", str(useless("llama-mini-eagle", tmp_path)), Asked(3, 1, 4), PROMPTS, 24)
     assert (real.steps, real.topk, real.draft_tokens, real.prompts) == (3, 1, 4, 2)
     assert 2.5 < real.length <= 4.0 and len(real.rates) == 3
     assert 1.0 <= twin.length < 1.1 and twin.rounds > 2 * real.rounds
     assert measure("llama-mini", "dflash", "llama-mini-dflash", OWN, PROMPTS, 24).draft_tokens == 6
 
 
+def test_the_way_that_ngrams_are_looked_up_is_told():
+    row = measure("llama-mini", "ngram", None, Asked(nodes=8, ngram=(("match_type", "PROB"),)), PROMPTS, 24)
+    assert row.as_dict()["ngram"] == {"match_type": "PROB"}
+    assert "| llama-mini | ngram | - | 7 / 10 / 8, match_type PROB |" in lines([row], "two.jsonl", 24)[-1]
+
+
 def test_the_command_prints_a_table_or_numbers(capsys, tmp_path):
     data = tmp_path / "two.jsonl"
     data.write_text('{"question": "How much is 3 plus 4?", "answer": "#### 7"}\n' * 3)
-    words = ["zoo", "acceptance", "llama-mini", "--algorithm", "dflash", "--algorithm", "ngram", "--tokens", "12"]
+    words = ["zoo", "acceptance", "llama-mini", "--algorithm", "dflash", "--tokens", "12"]
     assert main([*words, "--data", str(data), "--prompts", "2"]) == 0
     out = capsys.readouterr().out
     assert "on 2 prompts of two.jsonl: greedy, float32, at most 12 new tokens" in out
@@ -66,8 +89,9 @@ def test_the_command_prints_a_table_or_numbers(capsys, tmp_path):
     assert f"| llama-mini | dflash | {RANDOM} | 1 / 1 / 6 |" in out
     assert main([*words, "--prompts", "3", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
-    assert [(row["algorithm"], row["prompts"]) for row in rows] == [("dflash", 3), ("dflash", 3), ("ngram", 3)]
-    assert rows[1]["length"] < 1.1 < rows[0]["low"] <= rows[0]["length"] <= rows[0]["high"]
+    assert [(row["draft_tokens"], row["prompts"]) for row in rows] == [(2, 3), (3, 3), (4, 3), (5, 3), (6, 3), (6, 3)]
+    own, useless_twin = rows[-2:]
+    assert useless_twin["length"] < 1.1 < own["low"] <= own["length"] <= own["high"]
 
 
 @pytest.mark.parametrize(
