@@ -15,7 +15,7 @@ from matrix.progress import waiting
 from matrix.zoo.registry import NAMES, verify_models
 from reports.atomic import write_text
 
-GROUPS: Final = ("decoding", "overhead", "speculation", "harness")
+GROUPS: Final = ("decoding", "overhead", "speculation", "simulation", "harness")
 # Measured where it is named.
 GPU: Final = "gpu"
 SIGNS: Final = {"higher": ">=", "lower": "<="}
@@ -44,13 +44,14 @@ def _measure(group: str) -> Callable[[], list[Metric]]:
     """The measurement of a group; torch is imported here, with one compute thread."""
     import torch
 
-    from benchmarks import decoding, gpu, harness, overhead, speculation
+    from benchmarks import decoding, gpu, harness, overhead, simulation, speculation
 
     torch.set_num_threads(1)
     modules = {
         "decoding": decoding,
         "overhead": overhead,
         "speculation": speculation,
+        "simulation": simulation,
         "harness": harness,
         GPU: gpu,
     }
@@ -80,11 +81,16 @@ def markdown(record: dict[str, Any]) -> str:
         "|---|---|---|---|---|---|---|",
     ]
     for row in record["metrics"]:
-        goal = "" if row["goal"] is None else f"{SIGNS[row['better']]} {row['goal']:g}"
+        goal = "" if row["goal"] is None else f"{SIGNS[row['better']]} {_figure(row['goal'])}"
         figure, span = "", ""
         if row["ratio"] is not None:
-            figure, span = f"{row['ratio']:.4g}", f"{row['min']:.4g} to {row['max']:.4g}"
+            figure, span = _figure(row["ratio"]), f"{_figure(row['min'])} to {_figure(row['max'])}"
         cells = (row["name"], figure, span, goal, row["pairs"], f"{row['spread']:.0%}", row["state"])
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     notes = [f"- {row['name']}: {row['note']}." for row in record["metrics"] if row["note"]]
     return "\n".join([*lines, "", *notes]) + "\n"
+
+
+def _figure(value: float) -> str:
+    """Four digits, or all whole ones of a larger number."""
+    return f"{value:.4g}" if value < 10_000 else f"{value:,.0f}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 
 import pytest
 
@@ -18,7 +17,7 @@ from matrix.simulation.scenario import Abort, Ask, draw
 from matrix.simulation.sweep import STRIDE, Sweep, attempt, reduce, sweep
 from matrix.simulation.world import World
 
-pytestmark = pytest.mark.register(est_seconds=12, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=10, tier="cpu", stage="pr")
 
 
 def swept(seed=7, count=3000) -> Sweep:
@@ -36,16 +35,6 @@ def test_every_schedule_holds_and_every_mode_is_met():
 def test_a_seed_always_draws_the_same_schedule():
     assert draw(12345) == draw(12345) != draw(12346)
     assert attempt(draw(12345)) == attempt(draw(12345))
-
-
-def test_twenty_thousand_schedules_take_less_than_a_minute_of_one_core():
-    spent = []
-    for seed in range(20, 25):
-        begin = time.process_time()
-        assert swept(seed, count=100).failure is None
-        spent.append(time.process_time() - begin)
-    # The best of five: other work on the machine slows some of them.
-    assert min(spent) < 60 * 100 / 20_000
 
 
 def held_one_short(monkeypatch):

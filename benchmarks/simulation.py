@@ -1,0 +1,35 @@
+"""How many random schedules of the simulation a minute of one core runs."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+from benchmarks.metric import Metric, of, red, spread_of
+from matrix.simulation.sweep import sweep
+
+NAME: Final = "simulated_schedules_per_minute"
+GOAL: Final = 20_000.0
+SEEDS: Final = (20, 21, 22, 23, 24)
+SCHEDULES: Final = 1000
+
+
+def measure() -> list[Metric]:
+    """Schedules per minute, sweep by sweep."""
+    return [schedules_per_minute(SCHEDULES)]
+
+
+def schedules_per_minute(count: int) -> Metric:
+    """The rate of sweeps of `count` schedules each, every law and token checked; red if a schedule fails.
+
+    In CPU seconds of this one-threaded process, so that what else runs on the machine has no share.
+    """
+    spent: list[float] = []
+    for seed in SEEDS:
+        start = time.process_time()
+        done = sweep(seed, lambda ran: ran < count)
+        spent.append(time.process_time() - start)
+        if done.failure is not None:
+            return red(NAME, GOAL, f"schedule {done.failure.seed} fails: {done.failure.error}")
+    note = f"{len(SEEDS)} seeds of {count:,} schedules, {sum(spent):.2f} s of one core"
+    return of(NAME, [60 * count / seconds for seconds in spent], GOAL, spread_of(spent), note=note)
