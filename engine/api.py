@@ -67,13 +67,14 @@ class LLM:
             raise ConfigError(
                 f"tp_size {self.resolved.tp_size} needs as many processes and LLM runs in one; use RankedLLM"
             )
-        self.tokenizer = Tokenizer(locate(config.model_path))
-        self.loop = build(self.resolved, known, self.tokenizer, locate, ranks, tell)
+        self.tokenizer = tokenizer = Tokenizer(locate(config.model_path))
+        self.loop = build(self.resolved, known, tokenizer, locate, ranks, tell)
         self.sessions = Sessions(
             self.loop.scheduler,
             streaming=self.resolved.enable_streaming_session,
             bos_id=self.tokenizer.bos_id,
-            text_length=lambda tokens: len(self.tokenizer.decode(tokens)),
+            # Naming `self` here would keep a dropped engine, models and KV pools, until a full collection.
+            text_length=lambda tokens: len(tokenizer.decode(tokens)),
         )
         self.clock = clock
         self._next_rid = 1

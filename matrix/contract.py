@@ -72,8 +72,9 @@ def hold(traits: Traits, asked: Mapping[str, Any], locate: Locate) -> Iterator[H
     truth = _answers(LLM(EngineConfig.from_flags(_without_draft(asked)), locate))
     for shape, sizes in shapes(traits, asked).items():
         for name, launch in LAUNCHES.items():
-            llm = LLM(EngineConfig.from_flags({**launch, **sizes, **shared}), locate)
-            yield _held(f"{shape}, {name}", llm, traits, truth)
+            config = EngineConfig.from_flags({**launch, **sizes, **shared})
+            # No name holds the engine: the next one needs its memory.
+            yield _held(f"{shape}, {name}", LLM(config, locate), traits, truth)
 
 
 def shapes(traits: Traits, asked: Mapping[str, object]) -> dict[str, dict[str, object]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import json
 import sys
@@ -96,8 +95,6 @@ def measure(task: str, questions: Split, compared: Compared, max_new_tokens: int
     for name, launch in (("baseline", compared.baseline), ("cell", compared.cell)):
         with _Bar(f"{name} {launch.name}", len(questions.asked), progress) as tick:
             runs[name], launches[name] = _run(task, questions, launch, compared, max_new_tokens, tick)
-        # An engine is a circle of parts; the next one needs the memory of this.
-        gc.collect()
     tests = pair(runs["baseline"], runs["cell"])
     doubt = unproven(compared.algorithm, launches["cell"]["witness"])
     return {

@@ -269,7 +269,8 @@ WRITERS = {
 
 def raiser(hook, error):
     def raises(self, *given: object) -> None:
-        raise error
+        # An exception that is raised again holds the engines of all earlier times by its traceback.
+        raise type(error)(*error.args)
 
     return type(f"Raises{type(error).__name__}In{hook.title()}", (Pretender,), {hook: raises})
 

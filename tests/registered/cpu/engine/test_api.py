@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import re
+import weakref
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from engine.core.config import EngineConfig
 from engine.core.errors import ConfigError, RequestError
 from engine.core.journal import replay
 from engine.core.request import Finish, SamplingParams
+from engine.core.session import SessionParams
 
 pytestmark = pytest.mark.register(est_seconds=25, tier="cpu", stage="pr")
 
@@ -393,6 +396,29 @@ def test_every_way_to_end(shape):
     assert stopped.text == llm.tokenizer.decode(ids[: ids.index(token)])
     assert len(ignoring.output_ids) == 60 and ignoring.output_ids[: len(ids)] == ids
     assert eos.finish == Finish("stop", llm.tokenizer.eos_id)
+
+
+@pytest.mark.parametrize(
+    ("shape", "more"),
+    [
+        (NONE, {"strict_memory": 0}),
+        (DRAFTERS[3], {"enable_streaming_session": True}),
+        (("EAGLE3", 3, 1, 4), {"speculative_adaptive": True}),
+        (("NGRAM", 3, 1, 4), {"speculative_draft_model_path": None}),
+    ],
+    ids=["plain", "tree in a session", "adaptive", "n-grams"],
+)
+def test_a_dropped_engine_is_gone_at_once(shape, more):
+    llm = launch(shape, **more)
+    session = SessionParams(llm.open_session(1000, streaming=True)) if llm.sessions.streaming else None
+    llm.generate(PROMPTS[:1], GREEDY, session)
+    held = [weakref.ref(part) for part in (llm, llm.loop, llm.loop.executor.target, llm.loop.executor.pool)]
+    gc.disable()  # models and KV pools must not wait for a full collection
+    try:
+        del llm
+        assert [ref() for ref in held] == [None] * len(held)
+    finally:
+        gc.enable()
 
 
 def test_many_requests_through_few_rows():
