@@ -41,7 +41,8 @@ class StepBatch:
     slots [B, T] of positions 0..T-1, T = reach; past a row's reservation they are 0 or another row's.
     lengths [B]: tokens of each chunk, None in a verify round, where every row is W wide. known: in verify rounds of a
     drafter that reads tokens on the host, row by row.
-    positions [B, W] start..start + W - 1, and write [B, W] their slots, the padding slot 0 past a chunk's end.
+    positions [B, W] start..start + W - 1, in a prefill step none past the last one of reach, and write [B, W] their
+    slots, the padding slot 0 past a chunk's end.
     relay: where the rows' values come from; None in a batch that was made by hand. accounts [B]: whose pages the rows
     use, None where nothing is stamped.
     """
@@ -61,10 +62,12 @@ class StepBatch:
     _causal: Causal | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        self.positions = self.start.unsqueeze(1)
+        at = self.start.unsqueeze(1)
         if self.width > 1:
-            self.positions = self.positions + count(self.width, self.start.device)
-        self.write = self._slots_at(self.positions)
+            at = at + count(self.width, self.start.device)
+        self.write = self._slots_at(at)
+        # The padding of a chunk that begins late would lie past the positions that a model is made for.
+        self.positions = at if self.lengths is None else at.clamp(max=self.reach - 1)
 
     @classmethod
     def of(cls, plan: StepPlan, relay: Relay, table: SlotTable) -> StepBatch:

@@ -79,16 +79,14 @@ class WindowMemory:
     def step(self, batch: StepBatch) -> WindowStep:
         """The window slots of a step."""
         read = self.table.read(batch.rows, batch.reach)
-        write = read.gather(1, batch.positions.clamp(max=batch.reach - 1))
+        write = read.gather(1, batch.positions)
         return WindowStep(read, write.masked_fill(batch.write == 0, 0))
 
     def beside(
         self, full: StepAttention, batch: StepBatch, step: WindowStep, bias: Tensor, positions: Tensor
     ) -> SplitAttention:
         """The attention of a step over both pools. bias [B, 1, W, T] of the full layers; positions [B, W]."""
-        # A padded query may lie past every key; it keeps the last one, since a row must see something.
-        queries = positions.clamp(max=batch.reach - 1)
-        masked = windowed_bias(bias, queries, key_positions(batch, positions), self.tokens)
+        masked = windowed_bias(bias, positions, key_positions(batch, positions), self.tokens)
         return SplitAttention(full, StepAttention(self.pool, step.write, step.read, masked, sparse=True), self.routes)
 
     def move(self, step: WindowStep, taken: Tensor) -> None:

@@ -79,7 +79,7 @@ class MultiLayerDrafter:
         known = torch.cat((carried["tokens"], tokens), 1)
         states = torch.cat((carried["states"], aux), 1)
         offsets = count(known.shape[1], tokens.device) - back
-        at = (batch.start[:, None] + offsets).clamp(min=0)
+        at = (batch.start[:, None] + offsets).clamp(0, batch.reach - 1)
         attend = self._attention(batch, carried["held"], offsets, at)
         last = (back + kept - 1)[:, None]
         ids, out, drafts = known, states, []

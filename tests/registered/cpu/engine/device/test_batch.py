@@ -147,6 +147,15 @@ def test_padding_past_the_reach_goes_to_slot_0_too():
     assert batch.write_slots(count(5, CPU))[1].tolist() == [slot((3, 6), 3), slot((3, 6), 4), 0, 0, 0]
 
 
+def test_padding_lies_at_no_position_past_the_reach():
+    """A model knows no position there."""
+    relay, table = world()
+    rows = (PlanRow(9, 9, 2, 9, 9, (), (), 3, 0, (1,) * 9), PlanRow(8, 8, 1, 2, 8, (), (), 2, 6, (5, 6)))
+    batch = StepBatch.of(StepPlan(True, rows, True, -1), relay, table)
+    assert batch.reach == 12
+    assert batch.positions.tolist() == [[*range(9)], [6, 7, 8, 9, 10, 11, 11, 11, 11]]
+
+
 def test_a_round_knows_its_positions_slots_and_mask_as_consecutive_tokens():
     relay, table = world()
     plan = StepPlan(False, (PlanRow(9, 9, 2, 3, 8, (), (), 3), PlanRow(8, 8, 1, 3, 5, (), (), 2)), True, -1)

@@ -174,3 +174,14 @@ def test_rounds_depend_on_no_timing_page_or_chunk(folder, truth, shape):
     places = [place for name, place in PLACES.items() if name != "retracted"]
     first, *others = [run(launch(folder, *shape, **place), prompts, truths, NEW) for place in places]
     assert all(other == first for other in others)
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_long_cached_prompt_beside_a_long_new_one(folder, steps):
+    """The new one's tokens pad the cached one's last token, far past the positions that the models know."""
+    llm = launch(folder, steps, 1, steps + 1, context_length=512)
+    once, fresh = [[(7 * place + salt) % 700 for place in range(440)] for salt in (0, 3)]
+    params = SamplingParams(max_new_tokens=3, ignore_eos=True)
+    (before,) = llm.generate([once], params)
+    again, _ = llm.generate([once, fresh], params)
+    assert again.output_ids == before.output_ids and again.cached_tokens > 400
