@@ -65,7 +65,8 @@ class LLM:
         self.resolved = resolve(config, known)
         if self.resolved.tp_size != ranks.size:
             raise ConfigError(
-                f"tp_size {self.resolved.tp_size} needs as many processes and LLM runs in one; use RankedLLM"
+                f"tp_size {self.resolved.tp_size} needs as many processes and LLM runs in one; use RankedLLM of "
+                "engine.ranks.llm"
             )
         self.tokenizer = tokenizer = Tokenizer(locate(config.model_path))
         self.loop = build(self.resolved, known, tokenizer, locate, ranks, tell)

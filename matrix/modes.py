@@ -81,7 +81,7 @@ MODES: Final = (
     ),
     Mode(
         "tensor parallelism",
-        "`RankedLLM(EngineConfig(..., tp_size=N))` from `engine/ranks/llm.py`",
+        "`--tp-size N`; in Python `RankedLLM(EngineConfig(..., tp_size=N))` from `engine/ranks/llm.py`",
         "N processes hold a share of the target each and take the same steps",
         _any,
         "any",

@@ -47,6 +47,8 @@ def of_cell(text: str) -> Compared:
     own = [(name, value) for name, value in asked if value != Cell._field_defaults[name]]
     if own:
         raise ConfigError(f"cell {text} sets {describe(own)}, which the task decides; leave it out")
+    if cell.ranks > 1:
+        raise ConfigError(f"cell {text} has {cell.ranks} ranks and accuracy runs engines of one; leave tp{cell.tp} out")
     names = [name for name in (cell.target, cell.draft) if name is not None]
     baseline, launch = (Launch(each.id, _ample(each)) for each in (cell.canonical, cell))
     verify_cells([cell])

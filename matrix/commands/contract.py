@@ -33,6 +33,11 @@ def contract(words: list[str], json_: bool) -> int:
     if len(names) != 1:
         given = count(len(names), "algorithm")
         raise ConfigError(f"{given} given; name one Python file that registers some, or one algorithm")
+    if asked.get("tp_size", "1") != "1":
+        raise ConfigError(
+            f"tp_size is {asked['tp_size']} and contract holds engines of one process; leave it out: ranks are held by "
+            "cells with tp=2, 4 or 8"
+        )
     torch.set_num_threads(1)
     console = Output(soft_wrap=True, highlight=False)
     found: list[tuple[Traits, list[Held]]] = []

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
 from time import perf_counter
@@ -14,9 +15,11 @@ import torch
 
 from engine.algorithm_file import load_algorithms
 from engine.api import LLM, Output
-from engine.core.config import EngineConfig
+from engine.core.config import EngineConfig, Resolved
 from engine.core.errors import ConfigError
 from engine.core.request import SamplingParams
+from engine.ranks.group import RankLost, RanksDiverged
+from engine.ranks.llm import RankedLLM
 from matrix.cell import DRAFTS, MODELS
 from matrix.commands.flags import flags_of
 from matrix.progress import waiting
@@ -56,26 +59,31 @@ def generate(words: list[str], params: SamplingParams, file: Path | None = None,
     prompt = prompt_of(question)
     # What is wrong with a drafter is said at the end, once.
     warnings.filterwarnings("ignore", message="the drafter of ", category=RuntimeWarning)
-    with waiting("loading the models"):
-        llm = LLM(asked, resolve_path)
-    for text in llm.stream(prompt, params):
-        print(text, end="", flush=True)
-    print()
-    for rewrite in llm.resolved.rewrites:
+    try:
+        return _answer(asked, prompt, params)
+    except (RankLost, RanksDiverged) as ended:
+        print(f"specmatrix: {ended}", file=sys.stderr)
+        return 1
+
+
+def _answer(asked: EngineConfig, prompt: str, params: SamplingParams) -> int:
+    """Stream and measure; 0 unless a drafter went wrong."""
+    resolved, drafter_error = _shown(asked, prompt, params)
+    for rewrite in resolved.rewrites:
         print(f"rewritten {rewrite.field}: {rewrite.asked} -> {rewrite.got}: {rewrite.reason}", file=sys.stderr)
     with waiting("timing the answer"):
         output, seconds = _timed(asked, prompt, params)
     parts = [f"{len(output.output_ids)} tokens", f"{len(output.output_ids) / seconds:,.0f} tokens/s"]
-    if llm.resolved.algorithm != "NONE":
+    if resolved.algorithm != "NONE":
         with waiting("timing it without a drafter"):
             reference, plain_seconds = _timed(_without_drafter(asked), prompt, params)
         length = output.meta_info.get("spec_accept_length", 1.0)
         same = "same tokens" if reference.output_ids == output.output_ids else "OTHER TOKENS"
         ratio = plain_seconds / seconds * len(output.output_ids) / max(len(reference.output_ids), 1)
-        parts = [f"{llm.resolved.algorithm} accepts {length:.2f} tokens per round", *parts]
+        parts = [f"{resolved.algorithm} accepts {length:.2f} tokens per round", *parts]
         parts.append(f"{ratio:.2f} times the speed of no drafter ({same})")
     print("; ".join(parts), file=sys.stderr)
-    wrong = output.finish.message or llm.drafter_error
+    wrong = output.finish.message or drafter_error
     if wrong is not None:
         print(wrong, file=sys.stderr)
     return int(wrong is not None)
@@ -116,13 +124,37 @@ def _without_drafter(config: EngineConfig) -> EngineConfig:
     return replace(config, **plain)
 
 
+@contextmanager
+def _launched(asked: EngineConfig) -> Iterator[LLM | RankedLLM]:
+    """An engine in this process, or in one for each rank. No name may hold it behind: the next needs its memory."""
+    if asked.tp_size == 1:
+        yield LLM(asked, resolve_path)
+        return
+    ranked = RankedLLM(asked, resolve_path)
+    yield ranked
+    # Not in the middle of a step, behind Ctrl-C: such ranks end with this process.
+    ranked.close()
+
+
+def _shown(asked: EngineConfig, prompt: str, params: SamplingParams) -> tuple[Resolved, str | None]:
+    """Print the answer as it grows; what runs, and why its drafter is in quarantine."""
+    with ExitStack() as stack:
+        with waiting("loading the models"):
+            llm = stack.enter_context(_launched(asked))
+        for text in llm.stream(prompt, params):
+            print(text, end="", flush=True)
+        print()
+        return llm.resolved, llm.drafter_error
+
+
 def _timed(asked: EngineConfig, prompt: str, params: SamplingParams) -> tuple[Output, float]:
     """The answer to a first ask, and its fewest seconds: an engine that answered before may know the text."""
-    best = float("inf")
-    for _ in range(TIMED):
-        llm = LLM(asked, resolve_path)
+    timed = [_first(asked, prompt, params) for _ in range(TIMED)]
+    return timed[-1][0], min(seconds for _, seconds in timed)
+
+
+def _first(asked: EngineConfig, prompt: str, params: SamplingParams) -> tuple[Output, float]:
+    with _launched(asked) as llm:
         llm.generate([prompt_of(WARM_UP)], params)
         start = perf_counter()
-        output = llm.generate([prompt], params)[0]
-        best = min(best, perf_counter() - start)
-    return output, best
+        return llm.generate([prompt], params)[0], perf_counter() - start

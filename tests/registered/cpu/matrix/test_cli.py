@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.ranks.spare import give_back, lend
 from matrix.cli import main
 from matrix.commands.flags import flags_of
 from matrix.commands.generate import configuration
@@ -80,11 +81,13 @@ WRONG = {
     ("generate", "Hi", "--speculative-algorithm-file", "/no/file.py"): "algorithm file /no/file.py is missing; give a ",
     ("contract",): "0 algorithms given; name one Python file that registers some, or one algorithm",
     ("contract", "EAGLE9"): "'EAGLE9' is neither a file nor an algorithm; give a Python file or one of NONE, EAGLE, ",
+    ("contract", "EAGLE3", "--tp-size", "2"): "tp_size is 2 and contract holds engines of one process; leave it out: ",
     ("contract", "/no/file.py"): "algorithm file /no/file.py is missing; give a Python file, which must call ",
     ("generate", "Hi", "--page-size", "4", "--page-size=5"): "--page-size is given twice; give it once",
     ("generate", "Hi", "--page-size", "0"): "page_size",
     ("generate", "Hi", "--model-path", "/no/model"): "model '/no/model' is neither a folder nor in the zoo",
     ("generate", "Hi", "--temperature", "-1"): "temperature is -1.0; allowed: a finite number of at least 0",
+    ("generate", "Hi", "--tp-size", "3"): "tp_size 3 cannot share a target with 4 attention heads, ",
     ("generate", "Hi", "--threads", "0"): "threads must be at least 1, got 0",
 }
 
@@ -258,6 +261,22 @@ def test_generate_streams_and_measures(capsys: pytest.CaptureFixture[str]):
     assert said.out.strip()
     assert said.err.startswith("EAGLE3 accepts ") and said.err.strip().endswith("(same tokens)")
     assert "tokens/s; " in said.err and "times the speed of no drafter" in said.err
+
+
+def test_generate_answers_over_ranks(capsys: pytest.CaptureFixture[str]):
+    question = "Tom has 12 apples and buys 15 more. How many apples does he have?"
+    words = ["generate", question, "--max-new-tokens", "24"]
+    assert main(words) == 0
+    alone = capsys.readouterr().out
+    assert main([*words, "--tp-size", "2"]) == 0
+    ranked = capsys.readouterr()
+    assert ranked.out == alone and ranked.err.endswith("(same tokens)\n")
+    # The ranks that answered are spare now, and one of them dies.
+    spare = lend(2, "cpu")
+    give_back(spare)
+    spare.processes[1].kill()
+    assert main([*words, "--tp-size", "2"]) == 1
+    assert capsys.readouterr().err.startswith("specmatrix: rank 1 of 2 died with exit code -9\nlog of rank 1:\n")
 
 
 def test_generate_takes_engine_flags_before_the_question(capsys: pytest.CaptureFixture[str]):

@@ -115,6 +115,13 @@ def test_one_engine_over_two_ranks_says_what_one_rank_says():
     turns = [two.generate([text], PARAMS, SessionParams(session))[0] for text in (PROMPTS[0], " And then?")]
     two.close_session(session)
     assert two.probes["session.inherited"] > 0 and len(turns[1].output_ids) == 12
+    grown = one.generate(PROMPTS[:1], PARAMS)[0].text
+    assert "".join(two.stream(PROMPTS[0], PARAMS)) == grown
+    reader = two.stream(PROMPTS[0], PARAMS)
+    assert grown.startswith(next(reader))
+    reader.close()
+    assert "".join(two.stream(PROMPTS[0], PARAMS)) == grown, "who stopped reading disturbs nobody"
+    assert two.group.agreement.divergence is None and two.drafter_error is None
     with pytest.raises(RequestError, match="is not open"):
         two.generate(PROMPTS[:1], PARAMS, SessionParams(session))
     processes = two.group.processes
@@ -131,7 +138,8 @@ def test_a_launch_that_cannot_run_starts_nobody(monkeypatch):
 
 
 def test_one_process_is_no_engine_of_two_ranks():
-    with pytest.raises(ConfigError, match=r"^tp_size 2 needs as many processes and LLM runs in one; use RankedLLM$"):
+    said = r"^tp_size 2 needs as many processes and LLM runs in one; use RankedLLM of engine\.ranks\.llm$"
+    with pytest.raises(ConfigError, match=said):
         LLM(EngineConfig("llama-mini", tp_size=2), resolve_path)
 
 

@@ -91,6 +91,10 @@ def test_a_prompt_longer_than_the_context_is_refused(tmp_path):
             "cell eagle3.temperature.stop_string sets sampling=temperature finish=stop_string, which the task "
             "decides; leave it out",
         ),
+        (
+            {"cell": "eagle3.tp2.s3.k4.v2"},
+            "cell eagle3.tp2.s3.k4.v2 has 2 ranks and accuracy runs engines of one; leave tp2 out",
+        ),
         ({"data": Path("absent.jsonl")}, "cannot read absent.jsonl: No such file or directory"),
     ],
 )
