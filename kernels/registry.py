@@ -28,7 +28,7 @@ from kernels.move_kv import reference as move_kv_reference
 from kernels.paged_attention import cases as paged_attention_cases
 from kernels.paged_attention import paged_attention, plan_reads
 from kernels.paged_attention import reference as paged_attention_reference
-from kernels.projection import PART, projection
+from kernels.projection import PART, Around, Onward, projection
 from kernels.projection import cases as projection_cases
 from kernels.projection import reference as projection_reference
 from kernels.relay_rows import cases as relay_cases
@@ -131,10 +131,11 @@ def _several(x: Tensor, weight: Tensor) -> Tensor:
     return matmul(x, weight, checked=True).flatten(0, 1)
 
 
-def _sunk(*arguments: Tensor) -> Tensor:
-    """projection on the arguments of the reference, whose last two are the sink."""
-    *rest, rows, slots = arguments
-    return projection(*rest, sink=(rows, slots), checked=True)
+def _joined(*arguments: Tensor) -> Tensor:
+    """projection on the arguments of the reference, which end with those of a norm behind it or of a sink."""
+    onward = Onward(*arguments[9:12]) if len(arguments) == 12 else None
+    around = Around(*arguments[3:9])._replace(onward=onward, sink=arguments[12:] or None)
+    return projection(*arguments[:3], around, checked=True)
 
 
 _MATMUL = partial(
@@ -146,7 +147,7 @@ _MATMUL = partial(
 )
 _PROJECTION = partial(
     Kernel,
-    fast=partial(projection, checked=True),
+    fast=_joined,
     reference=projection_reference.projection,
     bound=_projection_bound,
     why="float32 sums of K products, and a rounding behind each operation that is joined",
@@ -230,7 +231,7 @@ KERNELS: Final = (
         parts=parts.of_rows,
     ),
     _PROJECTION(name="projection", cases=projection_cases.CASES, writes=(2,)),
-    _PROJECTION(name="projection into a pool", fast=_sunk, cases=projection_cases.SUNK_CASES, writes=(2, 12)),
+    _PROJECTION(name="projection into a pool", cases=projection_cases.SUNK_CASES, writes=(2, 12)),
     _PROJECTION(name="projection before a norm", cases=projection_cases.ONWARD_CASES, writes=(2, 10, 11)),
     Kernel("gather", partial(gather, checked=True), relay_reference.gather, relay_cases.GATHER_CASES),
     Kernel("scatter", partial(scatter, checked=True), relay_reference.scatter, relay_cases.SCATTER_CASES, writes=(0,)),

@@ -22,7 +22,7 @@ from engine.models.weights import Take
 from engine.models.workspace import Workspace
 from kernels.backend import on_triton
 from kernels.matmul import matmul
-from kernels.projection import FEW, projection
+from kernels.projection import FEW, Around, Onward, projection
 from kernels.rms_norm import rms_norm
 from kernels.silu_mul import silu_mul
 
@@ -280,7 +280,7 @@ class Layer:
         sink = attend.sink(layer) if turns else None
         if joins:
             by = turn[:, 0].contiguous() if turns else None
-            projection(h, self.qkv, space.qkv, sums, self.norm.eps, by, self.turned, sink=sink)
+            projection(h, self.qkv, space.qkv, Around(sums, self.norm.eps, by, self.turned, sink=sink))
         else:
             self.linear(h, self.qkv, space.qkv)
         if self.head_norm is not None:
@@ -291,17 +291,17 @@ class Layer:
             rotate(space.qkv, self.turned, self.head_dim, turn)
         mixed = attend(layer, space.q, space.kv if sink is None else None)
         if joins:
-            begin = self.post_norm, space.scaled, space.squares
-            projection(mixed, self.out, x, None, 0.0, None, 0, True, False, *begin)
+            begin = Onward(self.post_norm, space.scaled, space.squares)
+            projection(mixed, self.out, x, Around(add=True, onward=begin))
         else:
             self.add_linear(x, mixed if mixed.shape[0] == x.shape[0] else twin_rows(mixed), self.out)
 
     def feed_forward(self, x: Tensor, space: Workspace) -> None:
         """Adds the gated feed-forward part to x [R, hidden], in place."""
         if self.norm.joins(x):
-            projection(space.scaled, self.gate_up, space.gate, space.squares, self.norm.eps, gated=True)
-            begin = (None, None, None) if self.behind is None else (self.behind, space.scaled, space.squares)
-            projection(space.gate, self.down, x, None, 0.0, None, 0, True, False, *begin)
+            projection(space.scaled, self.gate_up, space.gate, Around(space.squares, self.norm.eps, gated=True))
+            begin = None if self.behind is None else Onward(self.behind, space.scaled, space.squares)
+            projection(space.gate, self.down, x, Around(add=True, onward=begin))
             return
         self.linear(self.norm(x, self.post_norm), self.gate_up, space.gate_up)
         inner = silu_mul(space.gate_up) if on_triton(x) else silu(space.gate).mul_(space.up)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kernels import contract
 from kernels.product import product, wide
-from kernels.projection.eager import FEW, PART
+from kernels.projection.around import FEW, PART, Around
 
 # Programs that a projection is cut into at least, and the numbers of K that one takes at least.
 PROGRAMS, SHORTEST = 96, 512
@@ -160,25 +160,13 @@ def _counters(device: torch.device) -> Tensor:
         return torch.zeros(TILES, dtype=torch.int32, device=device)
 
 
-def projection(
-    x: Tensor,
-    weight: Tensor,
-    out: Tensor,
-    sums: Tensor | None,
-    eps: float,
-    turn: Tensor | None,
-    heads: int,
-    add: bool,
-    gated: bool,
-    scale: Tensor | None,
-    scaled: Tensor | None,
-    squares: Tensor | None,
-    sink: tuple[Tensor, Tensor] | None,
-) -> Tensor:
+def projection(x: Tensor, weight: Tensor, out: Tensor, around: Around) -> Tensor:
     contract.dense("projection", x=x, out=out)
+    sums, eps, turn, heads, add, gated, onward, sink = around
+    scale, scaled, squares = (None, None, None) if onward is None else onward
+    pool, slots = (None, None) if sink is None else sink
     named = {"weight": weight, "sums": sums, "turn": turn, "scale": scale, "scaled": scaled, "squares": squares}
-    if sink is not None:
-        named |= {"rows": sink[0], "slots": sink[1]}
+    named |= {"rows": pool, "slots": slots}
     contract.contiguous("projection", **{name: given for name, given in named.items() if given is not None})
     (rows, depth), columns = x.shape, out.shape[1]
     if not out.numel():
@@ -190,7 +178,6 @@ def projection(
     lengths, pairs = 0 if sums is None else sums.shape[1], 1 if turn is None else turn.shape[1]
     # What is not given is not read.
     turns = parts if turn is None else torch.view_as_real(turn)
-    pool, slots = (None, None) if sink is None else sink
     given = (parts if one is None else one for one in (scale, scaled, squares, pool, slots))
     _project[tiles, shape.ranges](
         x, weight, out, parts if sums is None else sums, turns, *given, parts, _counters(x.device) if split else parts,
@@ -198,6 +185,6 @@ def projection(
         2 * heads * pairs, 0 if pool is None else pool.shape[1],
         ROWS=shape.rows, COLUMNS=shape.columns, DEPTH=shape.depth, RANGES=shape.ranges,
         LENGTHS=triton.next_power_of_2(lengths) if lengths else 0, GATED=gated, ADD=add, TURN=turn is not None,
-        ONWARD=scale is not None, SINK=sink is not None, WIDE=wide(x), num_warps=shape.warps, num_stages=shape.stages,
+        ONWARD=onward is not None, SINK=sink is not None, WIDE=wide(x), num_warps=shape.warps, num_stages=shape.stages,
     )  # fmt: skip
     return out

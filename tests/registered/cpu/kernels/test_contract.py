@@ -13,6 +13,7 @@ from kernels.expand_topk import expand_topk
 from kernels.matmul import matmul
 from kernels.move_kv import move_kv
 from kernels.paged_attention import paged_attention, plan_reads
+from kernels.projection import FEW, Around, Onward, projection
 from kernels.relay_rows import gather, scatter
 from kernels.rms_norm import rms_norm
 from kernels.rotary import rotary
@@ -31,12 +32,17 @@ IDS = torch.tensor([[5, 6, 7]])
 ONE = torch.ones(1)
 TURN = torch.ones(2, 2, dtype=torch.complex64)
 NONE = torch.zeros(1, dtype=torch.int64)
+SQUARE = torch.ones(4, 4)
 COINS = torch.zeros(1, 2, dtype=torch.float64)
 
 
 def plan(**changes: object):
     given = {"read_slots": torch.zeros(2, 6, dtype=torch.int64), "bias": torch.zeros(2, 1, 1, 6)}
     return plan_reads(**given | {"heads": 4, "kv_heads": 2, "head_dim": 8} | changes)
+
+
+def join(weight: torch.Tensor = SQUARE, checked: bool = False, **around: object):
+    return projection(KV, weight, torch.zeros(2, 4), Around(**around), checked)
 
 
 REFUSED = {
@@ -166,6 +172,48 @@ REFUSED = {
     "matmul precision": (
         partial(matmul, KV.double(), KV.t(), checked=True),
         "matmul: x is float64, must be float32, bfloat16, float16",
+    ),
+    "projection rows": (
+        lambda: projection(torch.ones(FEW + 1, 4), torch.ones(4, 4), torch.ones(FEW + 1, 4)),
+        r"projection: x has shape \[17, 4\], must be \[<= 16, 4\]",
+    ),
+    "projection out": (
+        lambda: projection(KV, torch.ones(4, 4), torch.ones(1, 4)),
+        r"projection: out has shape \[1, 4\], must be \[2, N\]",
+    ),
+    "projection weight": (
+        partial(join, torch.ones(4, 3)),
+        r"projection: weight has shape \[4, 3\], must be \[4, 4\]",
+    ),
+    "projection gates": (partial(join, gated=True), r"projection: weight has shape \[4, 4\], must be \[4, 8\]"),
+    "projection sums": (partial(join, sums=ONE), r"projection: sums has shape \[1\], must be \[2, parts\]"),
+    "projection turn": (
+        partial(join, turn=TURN, heads=2),
+        r"projection: turn has shape \[2, 2\], must be \[2, <= 4 / \(2 \* 2\)\]",
+    ),
+    "projection scaled": (
+        partial(join, onward=Onward(torch.ones(4), KV[:1], torch.zeros(2, 1))),
+        r"projection: scaled has shape \[1, 4\], must be \[2, 4\]",
+    ),
+    "projection squares": (
+        partial(join, onward=Onward(torch.ones(4), KV, torch.zeros(2, 2))),
+        r"projection: squares has shape \[2, 2\], must be \[2, 1\]",
+    ),
+    "projection two at once": (
+        partial(join, add=True, turn=TURN, heads=1),
+        "projection: at most one of turn, add and gated may follow a product",
+    ),
+    "projection sink": (
+        partial(join, sink=(torch.zeros(5, 5), SLOTS)),
+        r"projection: rows of the sink has shape \[5, 5\], must be \[S, <= 4\]",
+    ),
+    "projection slots": (
+        partial(join, sink=(ROWS, NONE)),
+        r"projection: slots of the sink has shape \[1\], must be \[2\]",
+    ),
+    "projection dtype": (
+        partial(join, torch.ones(4, 4).double(), checked=True),
+        "projection: weight is float64, must be float32",
     ),
     "rms_norm x": (partial(rms_norm, ONE, KV, 0.1), r"rms_norm: x has shape \[1\], must be \[M, 8\]"),
     "rms_norm weights": (partial(rms_norm, KV, ONE, 0.1), r"rms_norm: weight has shape \[1\], must be \[G, width\]"),
