@@ -8,7 +8,7 @@ from engine.core.errors import KernelError
 from kernels import contract
 from kernels.backend import chosen
 from kernels.projection import eager
-from kernels.projection.around import FEW, NOTHING, PART, Around, Onward
+from kernels.projection.eager import FEW, NOTHING, PART, Around, Onward
 
 __all__ = ["FEW", "PART", "Around", "Onward", "projection"]
 

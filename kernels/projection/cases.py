@@ -9,7 +9,7 @@ import torch
 from torch import Generator
 
 from kernels.case import Arguments, Case
-from kernels.projection.around import PART
+from kernels.projection.eager import PART
 
 
 def _case(

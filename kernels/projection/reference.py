@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from kernels.matmul.reference import wide_product
-from kernels.projection.around import PART
+from kernels.projection.eager import PART
 from kernels.rotary.reference import rotary
 from kernels.silu_mul.reference import silu_mul
 

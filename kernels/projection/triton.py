@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kernels import contract
 from kernels.product import product, wide
-from kernels.projection.around import FEW, PART, Around
+from kernels.projection.eager import FEW, PART, Around
 
 # Programs that a projection is cut into at least, and the numbers of K that one takes at least.
 PROGRAMS, SHORTEST = 96, 512
