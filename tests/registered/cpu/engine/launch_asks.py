@@ -1,6 +1,10 @@
 """Asks and facts for the tests of launch rules: a target of 512 tokens, four layers, 128 wide, and drafts for it."""
 
+import pytest
+
 from engine.core.config import DraftFacts, EngineConfig, Facts
+from engine.core.errors import ConfigError
+from engine.core.resolve import resolve
 from engine.core.rules import RULES
 from engine.core.situation import Situation
 
@@ -32,3 +36,10 @@ def broken(config: EngineConfig, known: Facts) -> list[str]:
     """The names of the rules that an ask breaks."""
     situation = Situation.of(config, known)
     return [row.name for row in RULES if row.broken(situation)]
+
+
+def refusal(config: EngineConfig, known: Facts) -> tuple[list[str], str]:
+    """The names of the rules that an ask breaks, and the sentence that refuses it."""
+    with pytest.raises(ConfigError) as caught:
+        resolve(config, known)
+    return broken(config, known), str(caught.value)
