@@ -12,7 +12,6 @@ from collections.abc import Callable
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import torch
@@ -20,6 +19,7 @@ import torch
 from engine.core.agreement import Agreement, Comparison
 from engine.core.errors import EngineError
 from engine.ranks.process import Place, Sent
+from engine.scratch import Scratch
 
 # Seconds without a sign of life from any rank: the first steps of a GPU compile their kernels.
 PATIENCE: Final = 100.0
@@ -49,15 +49,15 @@ class RankGroup:
 
     def __init__(self, size: int, device: str, patience: float = PATIENCE) -> None:
         self.size, self.device, self.patience = size, device, patience
-        self._folder = TemporaryDirectory(prefix="specmatrix-ranks-")
-        self._logs = [Path(self._folder.name) / f"rank{rank}.log" for rank in range(size)]
+        scratch = Scratch("ranks")
+        self._logs = [scratch.path / f"rank{rank}.log" for rank in range(size)]
         self._comparison = Comparison(size)
         self.processes: list[subprocess.Popen[bytes]] = []
         self._connections: list[Connection[Any, Sent]] = []
-        self._finalizer = weakref.finalize(self, _end, self.processes, self._folder)
+        self._finalizer = weakref.finalize(self, _end, self.processes, scratch)
         threads = max(1, torch.get_num_threads() // size)
         for rank in range(size):
-            self._start(Place(rank, size, device, threads, Path(self._folder.name) / "meeting"))
+            self._start(Place(rank, size, device, threads, scratch.path / "meeting"))
         self._collect()
 
     @property
@@ -191,10 +191,10 @@ class RankGroup:
         return "\n".join(lines[-LOG_LINES:]) or "(empty)"
 
 
-def _end(processes: list[subprocess.Popen[bytes]], folder: TemporaryDirectory[str]) -> None:
+def _end(processes: list[subprocess.Popen[bytes]], scratch: Scratch) -> None:
     for process in processes:
         process.kill()
         process.wait()
         if process.stdin is not None:
             process.stdin.close()
-    folder.cleanup()
+    scratch.close()

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from threading import Thread
 from typing import Any, Final, Literal, TypeAlias
 
 import torch
@@ -23,6 +22,7 @@ from torch import distributed
 
 from engine.core.agreement import Told
 from engine.device.ranks import Ranks
+from engine.lifeline import end_with_starter
 
 # What a rank sends: a record of its steps, the value of a call (rank 0's only), or what the call raised.
 Sent: TypeAlias = tuple[Literal["told", "done", "raised"], Any]
@@ -58,7 +58,7 @@ def main(descriptor: int) -> None:
     """Serve calls until None comes, or until nobody is left to send any."""
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)
-    Thread(target=_end_with_parent, daemon=True).start()
+    end_with_starter()
     connection: Connection[Sent, Any] = Connection(descriptor)
     rank = _join(connection.recv(), connection)
     connection.send(("done", None))
@@ -87,12 +87,6 @@ def _join(place: Place, connection: Connection[Sent, Any]) -> Rank:
         BACKENDS[place.device], init_method=place.meeting.as_uri(), rank=place.rank, world_size=place.size
     )
     return Rank(place, lambda record: connection.send(("told", record)))
-
-
-def _end_with_parent() -> None:
-    """Nobody writes to standard input; it ends with the process that holds the other end."""
-    sys.stdin.buffer.read()
-    os._exit(1)
 
 
 if __name__ == "__main__":

@@ -11,13 +11,13 @@ from contextlib import redirect_stderr
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
 from engine.core.config import EngineConfig
 from engine.core.errors import ConfigError
+from engine.scratch import Scratch
 from matrix.accuracy.data import Question, Split
 
 if TYPE_CHECKING:
@@ -90,8 +90,8 @@ def evaluate(
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     model = EngineModel(config, locate, tick)
     name = f"{task}_local"
-    with TemporaryDirectory(prefix="specmatrix-") as folder:
-        _write_task(Path(folder), name, installed, questions)
+    with Scratch("accuracy") as folder:
+        _write_task(folder, name, installed, questions)
         # lm-eval's own bars ignore every switch; they would bury the one sentence of a refusal.
         with redirect_stderr(StringIO()):
             result = simple_evaluate(
@@ -99,7 +99,7 @@ def evaluate(
                 tasks=[name],
                 num_fewshot=len(questions.examples),
                 gen_kwargs={"max_gen_toks": max_new_tokens},
-                task_manager=TaskManager(include_path=folder, include_defaults=False),
+                task_manager=TaskManager(include_path=str(folder), include_defaults=False),
                 log_samples=True,
                 bootstrap_iters=0,
             )

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from engine.core.errors import ConfigError
+from engine.scratch import Scratch
 from matrix.accuracy.data import read_questions
 from matrix.progress import counting
 from matrix.zoo.gsm_mini import prompt_of
@@ -40,8 +40,8 @@ def acceptance(
     asked = [prompt_of(question.question) for question in read_questions(file)[:prompts]]
     torch.set_num_threads(1)
     rows: list[Length] = []
-    with tempfile.TemporaryDirectory() as scratch, counting(len(wanted)) as tell:
-        for row in table(wanted, asked, tokens, Path(scratch)):
+    with Scratch("lengths") as scratch, counting(len(wanted)) as tell:
+        for row in table(wanted, asked, tokens, scratch):
             rows.append(row)
             tell(f"{row.target} {row.algorithm}", 1)
     if as_json:

@@ -11,12 +11,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from ci.local import VISIBLE
 from ci.tiers import tier as find_tier
 from engine.core.errors import ConfigError
+from engine.scratch import Scratch
 from matrix.cell import Cell
 from matrix.faults.fault import Fault
 from matrix.faults.laws import PREFIX
@@ -51,8 +51,7 @@ class Trial:
 @contextmanager
 def planted(fault: Fault | None, root: Path = ROOT) -> Iterator[Path]:
     """A copy of the packages with the fault in it (None: as they are). ConfigError if the fault does not apply."""
-    with TemporaryDirectory(prefix="specmatrix-fault-") as folder:
-        tree = Path(folder)
+    with Scratch("fault") as tree:
         for package in PACKAGES:
             shutil.copytree(root / package, tree / package)
         if fault is not None:

@@ -32,7 +32,7 @@ class Processes:
                     command,
                     cwd=folder,
                     env=environment,
-                    stdin=subprocess.DEVNULL,
+                    stdin=subprocess.PIPE,  # it ends with this process (`engine.lifeline`)
                     stdout=subprocess.DEVNULL,
                     stderr=said,
                 )
@@ -44,6 +44,8 @@ class Processes:
                 process.wait()
                 return f"the process was still running after {seconds:g} s"
             finally:
+                assert process.stdin is not None
+                process.stdin.close()
                 with self._lock:
                     self._running.discard(process)
             if status == 0:

@@ -16,6 +16,7 @@ from typing import Any
 
 import engine
 from engine.core.errors import ConfigError
+from engine.lifeline import end_with_starter
 from matrix.cell import Cell, order
 from matrix.faults.laws import PREFIX, judged
 
@@ -48,4 +49,6 @@ def _cells(cells: Sequence[Cell], tier: str, seed: int) -> Iterator[dict[str, An
 
 
 if __name__ == "__main__":
+    # A fault may make the engine loop for ever, and then nobody else would end it.
+    end_with_starter()
     main(sys.argv[1:])

@@ -1,5 +1,10 @@
 """Real plants: a copy of the packages, a process of its own, a verdict by the gates inside the copy."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from engine.core.errors import ConfigError
@@ -22,6 +27,38 @@ def test_the_copy_holds_the_fault_and_the_sources_do_not():
         assert (tree / "matrix" / "cells.lock").is_file()
     assert not tree.exists()
     assert (ROOT / fault.file).read_text(encoding="utf-8") == before
+
+
+HANGING = """
+from matrix.faults.catalogue import CATALOGUE
+from matrix.faults.plant import planted
+with planted(CATALOGUE[0]) as tree:
+    print(tree, flush=True)
+    input()
+"""
+
+
+def test_a_killed_command_leaves_its_copy_until_the_next_one():
+    with subprocess.Popen(
+        [sys.executable, "-c", HANGING], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as killed:
+        assert killed.stdout is not None
+        left = Path(killed.stdout.readline().strip())
+        killed.kill()
+    assert (left / "engine").is_dir()
+    with planted(None) as tree:
+        assert tree != left and not left.exists()
+
+
+def test_a_trial_ends_with_who_asked_for_it():
+    """Standard input that has ended is what a killed command leaves behind."""
+    ended = subprocess.run(
+        [sys.executable, "-m", "matrix.faults.trial", str(ROOT), "cpu", "0", os.devnull, *[PAIR.id] * 99],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=60,
+    )
+    assert (ended.returncode, ended.stderr) == (1, b"")
 
 
 def test_without_a_fault_every_gate_is_green():

@@ -1,0 +1,57 @@
+"""Folders in the temporary directory that go with their process; those of a killed one go when the next is made."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Final
+
+PREFIX: Final = "specmatrix-"
+# In each folder, locked for as long as the process lives that made it.
+LOCK: Final = ".alive"
+
+
+class Scratch:
+    """A new empty folder `path`, but for its lock, until `close` or the end of a `with`.
+
+    kind: part of its name. First, every such folder goes that a killed process left.
+    """
+
+    def __init__(self, kind: str) -> None:
+        for lock in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{LOCK}"):
+            _remove_unowned(lock)
+        self._folder = tempfile.TemporaryDirectory(prefix=f"{PREFIX}{kind}-")
+        self.path = Path(self._folder.name)
+        fresh = self.path / f"{LOCK}.fresh"
+        self._lock = os.open(fresh, os.O_CREAT | os.O_RDONLY, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        # Under its name it is never seen unlocked.
+        fresh.rename(self.path / LOCK)
+
+    def close(self) -> None:
+        """Remove the folder."""
+        self._folder.cleanup()
+        os.close(self._lock)
+
+    def __enter__(self) -> Path:
+        return self.path
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def _remove_unowned(lock: Path) -> None:
+    try:
+        held = os.open(lock, os.O_RDONLY | os.O_NOFOLLOW)
+    except OSError:  # it went just now, or it is another user's
+        return
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(lock.parent)
+    except OSError:  # its process lives, or somebody else removes it
+        return
+    finally:
+        os.close(held)
