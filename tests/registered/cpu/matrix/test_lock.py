@@ -1,3 +1,5 @@
+import sys
+
 import pytest
 
 from matrix import lock as lock_module
@@ -137,34 +139,37 @@ def test_a_false_note_is_noticed(lock, problems, text, note, sentence):
 
 
 @pytest.fixture
-def pairs_only(monkeypatch):
-    """Extending without the triples, which take half a minute."""
-    monkeypatch.setattr(lock_module, "STRENGTHS", {"smoke": 1, "pr": 2, "nightly": 1})
+def values_only(monkeypatch):
+    """Extending without pairs and triples, which take minutes; `test_cover` proves what covers them."""
+    monkeypatch.setattr(lock_module, "STRENGTHS", dict.fromkeys(lock_module.STRENGTHS, 1))
 
 
-def test_a_complete_lock_is_extended_by_nothing(tmp_path, pairs_only):
+def test_a_complete_lock_is_extended_by_nothing(tmp_path, monkeypatch):
+    """And no cover is looked for."""
+    monkeypatch.delitem(sys.modules, "covertable.main", raising=False)
     path = tmp_path / "cells.lock"
     path.write_text(LOCK_FILE.read_text())
     assert extend(path) == (0, 0)
     assert path.read_text() == LOCK_FILE.read_text()
+    assert "covertable.main" not in sys.modules
 
 
-def test_extending_keeps_every_valid_row_in_place_and_appends(lock, tmp_path, pairs_only):
+def test_extending_keeps_every_valid_row_in_place_and_appends(lock, tmp_path, values_only):
     path = tmp_path / "cells.lock"
-    gone = lock.cells["pr"][-12:]
-    del lock.cells["pr"][-12:]
-    lock.cells["pr"].insert(3, Cell.from_id("none.tight"))
-    kept = [cell for cell in lock.cells["pr"] if cell.id != "none.tight"]
+    gone = [cell for cell in lock.upto("nightly") if cell.tp == "8" or cell.finish == "stop_string"]
+    kept = {stage: [cell for cell in cells if cell not in gone] for stage, cells in lock.cells.items()}
+    lock.cells = {stage: cells[:3] + [Cell.from_id("none.tight")] + cells[3:] for stage, cells in kept.items()}
     write(lock, path)
     dropped, added = extend(path)
     fresh = read(path)
-    assert dropped == 1 and 0 < added <= len(gone) + 4
-    assert fresh.cells["pr"][: len(kept)] == kept
-    assert fresh.cells["nightly"] == [cell for cell in lock.cells["nightly"] if cell not in fresh.cells["pr"]]
+    assert dropped == 3 and 0 < added < len(gone)
+    assert {cell.tp for cell in fresh.cells["smoke"][len(kept["smoke"]) :]} == {"1", "8"}
+    for stage, cells in kept.items():
+        assert fresh.cells[stage][: len(cells)] == cells
     assert check(path).ok
 
 
-def test_extending_renews_the_note_of_a_cell_that_runs_now(lock, tmp_path, pairs_only):
+def test_extending_renews_the_note_of_a_cell_that_runs_now(lock, tmp_path, values_only):
     path = tmp_path / "cells.lock"
     cell = Cell.from_id("none.v1.p64")
     lock.cells["pr"].append(cell)
@@ -175,7 +180,7 @@ def test_extending_renews_the_note_of_a_cell_that_runs_now(lock, tmp_path, pairs
     assert check(path).ok
 
 
-def test_extending_an_absent_file_starts_one(tmp_path, pairs_only):
+def test_extending_an_absent_file_starts_one(tmp_path, values_only):
     path = tmp_path / "cells.lock"
     dropped, added = extend(path)
     assert dropped == 0 and added == len(read(path).upto("nightly"))
