@@ -89,19 +89,6 @@ def test_chunks_and_decode_match_transformers(pair, paged, page_size, determinis
 
 
 @torch.inference_mode()
-def test_requests_of_different_lengths_share_a_step(pair, paged):
-    ours, theirs = pair()
-    driver = paged(ours, 3, 40)
-    lengths = [5, 23, 11]
-    for request, length in enumerate(lengths):
-        driver.run(TOKENS[request : request + 1, :length], [0], [request])
-    step = torch.stack([TOKENS[r, n : n + 4] for r, n in enumerate(lengths)])
-    logits = driver.run(step, lengths)
-    for r, n in enumerate(lengths):
-        close(logits[r], theirs(TOKENS[r : r + 1, : n + 4]).logits[0, n:])
-
-
-@torch.inference_mode()
 def test_tree_mask_gives_each_path_its_own_logits(pair, paged):
     ours, theirs = pair()
     driver = paged(ours, 1, 40)

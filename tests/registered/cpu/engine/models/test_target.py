@@ -102,7 +102,7 @@ def test_storage_matches_transformers(pair, paged, kind, storage):
     close(paged(ours, 3, 40).run(TOKENS, [0, 0, 0]), theirs(TOKENS).logits)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["llama", *KINDS])
 @torch.inference_mode()
 def test_requests_of_different_lengths_share_a_step(pair, paged, kind):
     ours, theirs = pair(kind)

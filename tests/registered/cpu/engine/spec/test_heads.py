@@ -80,16 +80,6 @@ PLACES = {
 
 
 @pytest.fixture(scope="module")
-def truth(zoo):
-    """Two prompts and their true continuations, longer than any test goes."""
-    llm = LLM(EngineConfig(str(zoo("llama-mini")), context_length=256, max_total_tokens=1024))
-    texts = ["Question: A garden is 19 feet long and 5 feet wide. What is its area?\nAnswer:", "Question: Eli had 75"]
-    prompts = [llm.tokenizer.encode(text) for text in texts]
-    outs = llm.generate(prompts, SamplingParams(max_new_tokens=NEW + 12, ignore_eos=True))
-    return [(prompt, [*prompt, *out.output_ids]) for prompt, out in zip(prompts, outs, strict=True)]
-
-
-@pytest.fixture(scope="module")
 def drafts(tmp_path_factory):
     """The folder of each kind's random draft."""
     made = {}

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from engine.api import LLM
 from engine.core.config import EngineConfig
-from engine.core.request import SamplingParams
 from engine.device.pool import KVLayout
 from engine.models.eagle import Eagle
 from engine.models.loader import load_eagle
@@ -71,15 +70,6 @@ class Placed:
 @dataclass
 class KeepsKV:
     kv: KVLayout
-
-
-@pytest.fixture(scope="module")
-def truth(zoo):
-    llm = LLM(EngineConfig(str(zoo("llama-mini")), context_length=256, max_total_tokens=1024))
-    texts = ["Question: A garden is 19 feet long and 5 feet wide. What is its area?\nAnswer:", "Question: Eli had 75"]
-    prompts = [llm.tokenizer.encode(text) for text in texts]
-    outs = llm.generate(prompts, SamplingParams(max_new_tokens=NEW + 12, ignore_eos=True))
-    return [(prompt, [*prompt, *out.output_ids]) for prompt, out in zip(prompts, outs, strict=True)]
 
 
 @pytest.fixture(scope="module")
