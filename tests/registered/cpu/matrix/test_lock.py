@@ -158,7 +158,7 @@ def test_extending_keeps_every_valid_row_in_place_and_appends(lock, tmp_path, va
     path = tmp_path / "cells.lock"
     gone = [cell for cell in lock.upto("nightly") if cell.tp == "8" or cell.finish == "stop_string"]
     kept = {stage: [cell for cell in cells if cell not in gone] for stage, cells in lock.cells.items()}
-    lock.cells = {stage: cells[:3] + [Cell.from_id("none.tight")] + cells[3:] for stage, cells in kept.items()}
+    lock.cells = {stage: [*cells[:3], Cell.from_id("none.tight"), *cells[3:]] for stage, cells in kept.items()}
     write(lock, path)
     dropped, added = extend(path)
     fresh = read(path)
