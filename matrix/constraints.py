@@ -80,7 +80,6 @@ RANKED: Final[dict[str, tuple[str, ...]]] = {
     "memory": ("ample", "tight"),
     "slots": ("auto",),
     "batch": ("pair", "ragged"),
-    "session": ("none", "streaming", "branching"),
     "sampling": ("greedy", "mixed"),
     "finish": ("eos", "length"),
     "abort": ("none",),
