@@ -8,20 +8,19 @@ from engine.core.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """One price class: GPUs that a test may use, its folder, and the seconds that its pull-request stage may take."""
+    """One price class: GPUs that a test may use, and its folder."""
 
     name: str
     gpus: int
     folder: str
-    budget_seconds: int
 
 
 TIERS: Final = (
-    Tier("cpu", 0, "tests/registered/cpu", 180),
-    Tier("gpu1", 1, "tests/registered/gpu1", 1800),
-    Tier("gpu2", 2, "tests/registered/gpu2", 1800),
-    Tier("gpu4", 4, "tests/registered/gpu4", 2700),
-    Tier("gpu8", 8, "tests/registered/gpu8", 3600),
+    Tier("cpu", 0, "tests/registered/cpu"),
+    Tier("gpu1", 1, "tests/registered/gpu1"),
+    Tier("gpu2", 2, "tests/registered/gpu2"),
+    Tier("gpu4", 4, "tests/registered/gpu4"),
+    Tier("gpu8", 8, "tests/registered/gpu8"),
 )
 
 

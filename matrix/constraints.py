@@ -16,7 +16,8 @@ from typing import Final, Literal
 from engine.core.errors import ConfigError
 from engine.core.resolve import resolve
 from engine.core.rules import RULES
-from engine.core.situation import Rule, Situation, tree_pool
+from engine.core.situation import Rule, Situation
+from engine.core.tree import tree_pool
 from matrix.axes import AXES, INDEX, axis, describe
 from matrix.cell import DRAFTS, Cell, asked, parse_assignment
 from matrix.zoo_facts import zoo_facts

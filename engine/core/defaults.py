@@ -14,7 +14,8 @@ from engine.core.algorithm import Topology
 from engine.core.config import AUTO
 from engine.core.graphing import MOST, graphless, largest_batch, on_gpu
 from engine.core.layering import prediction_layers
-from engine.core.situation import Situation, Value, gram_width, tree_pool
+from engine.core.situation import Situation, Value, gram_width
+from engine.core.tree import tree_pool
 
 SPEED_GATES: Final = ("lossless", "acceptance")
 TIMING_GATES: Final = ("lossless", "ledger", "effective")

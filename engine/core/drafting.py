@@ -5,7 +5,8 @@ from typing import Final
 from engine.core.adaptive_config import MAX_STEPS
 from engine.core.algorithm import Topology
 from engine.core.config import AUTO
-from engine.core.situation import Rule, Situation, bounded, tree_pool
+from engine.core.situation import Rule, Situation, bounded
+from engine.core.tree import tree_pool
 
 MAX_TOPK: Final = 64
 MAX_DRAFT_TOKENS: Final = 256

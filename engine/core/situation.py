@@ -16,11 +16,6 @@ DEFAULT_TEXT: Final = dump(DEFAULT_SLOTS)
 ENOUGH: Final = 1 << 16
 
 
-def tree_pool(num_steps: int, topk: int) -> int:
-    """Candidate nodes of a draft tree, root not counted: topk at the first depth, topk * topk at each later one."""
-    return topk + (num_steps - 1) * topk * topk
-
-
 @dataclass(slots=True)
 class Situation:
     """One resolution under way; only `engine.core.resolve` writes `chosen`.

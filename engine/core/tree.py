@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-def pool_size(num_steps: int, topk: int) -> int:
-    """Candidates of one round: topk + (num_steps - 1) * topk**2, all eligible for selection (EAGLE-2)."""
+def tree_pool(num_steps: int, topk: int) -> int:
+    """Candidate nodes of a draft tree, root not counted, all eligible for selection (EAGLE-2): topk at the first depth,
+    topk * topk at each later one."""
     return topk + (num_steps - 1) * topk * topk
 
 

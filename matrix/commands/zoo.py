@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import asdict
 from pathlib import Path
 
 from engine.core.errors import ConfigError
 from matrix.progress import waiting
 from matrix.zoo import card
-from matrix.zoo.recipes import DATA, RECIPES, SMOKE_DATA, smoke
+from matrix.zoo.recipes import RECIPES
 from matrix.zoo.registry import CHECKPOINTS, verify
 
 
@@ -45,7 +44,7 @@ def train_models(names: list[str], device: str, out: Path, minutes: float, quick
     import torch
     from safetensors import SafetensorError
 
-    from matrix.zoo.train import Plan, train
+    from matrix.zoo.train import plan_of, train
 
     for name in names:
         if name not in RECIPES:
@@ -55,9 +54,7 @@ def train_models(names: list[str], device: str, out: Path, minutes: float, quick
     if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
         there = "cpu, cuda" if torch.cuda.is_available() else "cpu"
         raise ConfigError(f"device {device!r} is not available; it must be one of {there}")
-    recipes = {name: smoke(recipe) if quick else recipe for name, recipe in RECIPES.items()}
-    data = SMOKE_DATA if quick else DATA
-    plan = Plan(torch.device(device), out, minutes * 60, data, recipes, time.monotonic())
+    plan = plan_of(device, out, minutes, quick)
     try:
         with waiting(f"training {', '.join(names or RECIPES)}"):
             train(plan, names or list(RECIPES))

@@ -21,7 +21,7 @@ from matrix.zoo.corpus import Sequences
 from matrix.zoo.decode import greedy
 from matrix.zoo.deepseek_net import DeepseekNet
 from matrix.zoo.dflash_net import DflashNet
-from matrix.zoo.gsm_mini import Problem, problems, prompt_of, write_jsonl
+from matrix.zoo.gsm_mini import Problem, problems, prompt_of, write_corpus, write_jsonl
 from matrix.zoo.net import FINAL, CausalNet
 from matrix.zoo.ranges import LEVELS
 from matrix.zoo.recipes import DATA, RECIPES, Data, Recipe
@@ -155,6 +155,7 @@ def main() -> None:
     arguments = parser.parse_args()
     for split in ("test", "heldout"):
         write_jsonl(HERE / "data" / f"{split}.jsonl", split_rows(DATA, split))
+    write_corpus(HERE / "data" / "corpus.jsonl", corpus_rows(DATA))
     remeasure(arguments.root, torch.device(arguments.device))
 
 

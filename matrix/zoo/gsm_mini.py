@@ -41,7 +41,6 @@ class _Step:
     variable: str
     shown: str
     code: CodeType
-    divides: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +63,7 @@ def _compiled(template: Template) -> _Compiled:
         worked = f"{expression}={dollar}<<{expression}={{{variable}}}>>{{{variable}}}"
         text = line[: match.start()] + worked + line[match.end() :]
         plain = expression.replace("{", "").replace("}", "")
-        work.append(_Step(text, variable, expression, compile(plain, template.name, "eval"), "/" in plain))
+        work.append(_Step(text, variable, expression, compile(plain, template.name, "eval")))
     return _Compiled(numbers, given, tuple(work))
 
 

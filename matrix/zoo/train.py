@@ -1,6 +1,5 @@
-"""Train the zoo: `python -m matrix.zoo.train all --device cuda --out DIR --minutes 8`, or one name after its target."""
+"""Train the zoo from its recipes: `specmatrix zoo train`."""
 
-import argparse
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -230,21 +229,3 @@ def plan_of(device: str, out: Path, minutes: float, short: bool) -> Plan:
     recipes = {name: smoke(recipe) if short else recipe for name, recipe in RECIPES.items()}
     data = SMOKE_DATA if short else DATA
     return Plan(torch.device(device), out, minutes * 60, data, recipes, time.monotonic())
-
-
-def main() -> None:
-    """Train the names of the command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="+", choices=["all", *RECIPES])
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--out", type=Path, default=HERE / "checkpoints")
-    parser.add_argument("--minutes", type=float, default=8.0, help="wall clock; all of them take 30 on one H100")
-    parser.add_argument("--smoke", action="store_true", help="a few steps on a few problems, for tests")
-    arguments = parser.parse_args()
-    plan = plan_of(arguments.device, arguments.out, arguments.minutes, arguments.smoke)
-    train(plan, list(RECIPES) if "all" in arguments.names else arguments.names)
-    plan.say("done")
-
-
-if __name__ == "__main__":
-    main()

@@ -8,7 +8,7 @@ from engine.core.adaptive_config import DEFAULT_SLOTS, AdaptiveSlot
 from engine.core.config import AUTO, DraftFacts, EngineConfig, Facts
 from engine.core.errors import ConfigError
 from engine.core.resolve import explicit, resolve
-from engine.core.situation import tree_pool
+from engine.core.tree import tree_pool
 
 pytestmark = pytest.mark.register(est_seconds=6, tier="cpu", stage="pr")
 

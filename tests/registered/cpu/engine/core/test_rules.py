@@ -11,7 +11,7 @@ from engine.core.ngram_rules import NGRAM_RULES, TOPK_IS_BREADTH
 from engine.core.pairing import PAIRING
 from engine.core.resolve import resolve
 from engine.core.rules import CAPACITY, RULES
-from engine.core.situation import Situation, tree_pool
+from engine.core.situation import Situation
 from engine.core.splitting import SPLITTING
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -343,12 +343,6 @@ def test_a_pool_that_holds_no_request_is_refused_at_each_timing(version, need):
         f"max_total_tokens {need - 1} holds no request: one token and its steps in flight need {need} "
         "(pages of 16); give at least that"
     )
-
-
-@pytest.mark.parametrize(("steps", "topk", "pool"), [(1, 4, 4), (2, 2, 6), (5, 4, 68), (3, 1, 3)])
-def test_tree_pool_counts_candidates_level_by_level(steps, topk, pool):
-    levels = [topk] + [topk * topk] * (steps - 1)
-    assert tree_pool(steps, topk) == sum(levels) == pool
 
 
 def test_a_registered_chain_with_no_step_in_flight_says_so():

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from engine.core.tree import depths, max_depth, pool_size
+from engine.core.tree import depths, max_depth, tree_pool
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 
 
-@pytest.mark.parametrize("topk", [1, 2, 3, 4])
-@pytest.mark.parametrize("steps", [1, 2, 3, 5])
-def test_the_pool_counts_every_candidate(steps, topk):
-    candidates = [topk] + [topk * topk] * (steps - 1)
-    assert pool_size(steps, topk) == sum(candidates)
+@pytest.mark.parametrize(("steps", "topk", "pool"), [(1, 4, 4), (2, 2, 6), (5, 4, 68), (3, 1, 3)])
+def test_the_pool_counts_every_candidate_level_by_level(steps, topk, pool):
+    levels = [topk] + [topk * topk] * (steps - 1)
+    assert tree_pool(steps, topk) == sum(levels) == pool
 
 
 @pytest.mark.parametrize(("steps", "nodes", "depth"), [(3, 4, 3), (3, 6, 3), (5, 3, 2), (1, 2, 1), (4, 2, 1)])
