@@ -13,8 +13,9 @@ from typing import Final
 import torch
 
 from benchmarks.adaptive_load import adaptive_load
+from benchmarks.gpt_fast import gpt_fast
 from benchmarks.metric import Metric, of, spread_of
-from benchmarks.peers import gpt_fast, peers
+from benchmarks.peers import peers
 from benchmarks.shapes import SHAPES, write_eagle3, write_target
 from benchmarks.steady import PAIRS, Bench, targets_kept
 from benchmarks.timings import timings
@@ -74,7 +75,7 @@ def bench(name: str, folder: Path) -> Bench:
 def read_rate() -> float:
     """Bytes per second at which this GPU reads its memory: the best of a few sums over a large tensor."""
     data = torch.ones(READ_BYTES // 8, dtype=torch.int64, device="cuda")
-    best = min(_device_seconds(lambda: data.sum()) for _ in range(8))
+    best = min(_device_seconds(lambda: data.sum()) for _ in range(32))
     return READ_BYTES / best
 
 

@@ -1,21 +1,15 @@
-"""Generation beside transformers on one GPU: eager, static and compiled, assisted; and beside gpt-fast where it is."""
+"""Generation beside transformers on one GPU: eager, static and compiled, assisted."""
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from types import ModuleType
 from typing import Any, Final
 
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 from transformers.utils import logging
 
-from benchmarks.metric import Metric, unmeasured
+from benchmarks.metric import Metric
 from benchmarks.pairs import interleave
 from benchmarks.steady import PAIRS, Bench, free, freed
 from engine.api import LLM
@@ -26,9 +20,6 @@ EAGER: Final = 5.0
 COMPILED: Final = (64, 1.25)
 ASSISTED: Final = (32, 5.0)
 DRAFTED: Final = 5
-GPT_FAST: Final = 1.05
-# A checkout of gpt-fast is looked for in the folder that this variable names.
-CHECKOUT: Final = "GPT_FAST"
 ROUNDS: Final = 16
 
 
@@ -113,55 +104,3 @@ def generate_theirs(model: PreTrainedModel, bench: Bench, tokens: int, more: dic
 
 def per_token(times: tuple[float, ...], tokens: int) -> str:
     return f"theirs {sorted(times)[len(times) // 2] / tokens * 1e3:.1f} ms a token, prompt included"
-
-
-def gpt_fast(bench: Bench, model_name: str) -> Metric:
-    """Rounds of plain decoding beside gpt-fast's model, compiled as its authors do, at the same context."""
-    name = f"{bench.name}_decode_over_gpt_fast"
-    folder = os.environ.get(CHECKOUT)
-    if not folder:
-        return unmeasured(name, GPT_FAST, f"{CHECKOUT} names no folder with a checkout of gpt-fast")
-    with bench.decoding(1) as ours:
-        their = gpt_fast_rounds(model_module(Path(folder)), model_name, bench)
-        pairs = interleave(ours.turn, their, PAIRS, warm=3)
-    free()
-    return pairs.metric(name, GPT_FAST, note=f"theirs {min(pairs.theirs) / ROUNDS * 1e3:.2f} ms a token at best")
-
-
-def model_module(folder: Path) -> ModuleType:
-    """model.py of a checkout."""
-    spec = importlib.util.spec_from_file_location("gpt_fast_model", folder / "model.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-def gpt_fast_rounds(module: ModuleType, model_name: str, bench: Bench) -> Callable[[], None]:
-    """ROUNDS greedy tokens, random weights, behind a context of the bench's prompt."""
-    with torch.device("meta"):
-        model = module.Transformer.from_name(model_name).to(torch.bfloat16)
-    model = model.to_empty(device=bench.device).eval()
-    for weight in model.parameters():
-        weight.data.normal_(0, 0.02)
-    with torch.device(bench.device):
-        model.setup_caches(1, bench.prompt + 256)
-
-    def forward(token: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
-        best: torch.Tensor = model(token, position)[:, -1].argmax(-1, keepdim=True)
-        return best
-
-    compiled = torch.compile(forward, mode="reduce-overhead", fullgraph=True)
-
-    def rounds() -> None:
-        token = torch.ones(1, 1, dtype=torch.int64, device=bench.device)
-        position = torch.tensor([bench.prompt], device=bench.device)
-        tuned = torch._inductor.config.patch(coordinate_descent_tuning=True)
-        with torch.no_grad(), tuned, sdpa_kernel([SDPBackend.MATH]):
-            for _ in range(ROUNDS):
-                token = compiled(token, position).clone()
-                position += 1
-        token.tolist()
-
-    return rounds

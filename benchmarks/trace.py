@@ -12,6 +12,7 @@ from benchmarks.metric import Metric, of
 from benchmarks.steady import Bench
 
 ROUNDS: Final = 16
+LEAD: Final = 2
 WINDOWS: Final = 3
 MOST_IDLE: Final = 0.03
 # Calls of CUDA's runtime that return only once the device has done what it was given.
@@ -38,10 +39,16 @@ def trace(bench: Bench) -> Iterator[Metric]:
 
 
 def window(rounds: Callable[[int], object]) -> Window:
-    """Profile ROUNDS rounds, and nothing, which says what the profiler and the last wait add."""
-    (busy, names), (_, alone) = _profiled(lambda: rounds(ROUNDS)), _profiled(lambda: rounds(0))
+    """Profile rounds, and nothing, which says what the profiler and the last wait add.
+
+    The GPU is busy in every round with as many things. The first LEAD rounds fill the pipeline that a wait before them
+    has emptied, and say nothing of its share.
+    """
+    count = LEAD + ROUNDS
+    (busy, names), (_, alone) = _profiled(lambda: rounds(count)), _profiled(lambda: rounds(0))
     blocking = sum(name in BLOCKING for name in names) - sum(name in BLOCKING for name in alone)
-    return Window(idle_share(busy), blocking / ROUNDS, names.count(EVENT) / ROUNDS)
+    steady = sorted(busy)[len(busy) * LEAD // count :]
+    return Window(idle_share(steady), blocking / count, names.count(EVENT) / count)
 
 
 def _profiled(call: Callable[[], object]) -> tuple[list[tuple[float, float]], list[str]]:

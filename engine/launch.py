@@ -211,7 +211,7 @@ class DeviceExecutor:
         self, batch: StepBatch, side: WindowStep | None, write: Tensor, bias: Tensor, positions: Tensor
     ) -> StepAttention | SplitAttention:
         """How the target's layers reach their keys; bias [B, 1, W, T] is that of layers without a window."""
-        full = StepAttention(self.pool, write, batch.slots, bias)
+        full = StepAttention(self.pool, write, batch.slots, bias, start=batch.start)
         if self.window is None or side is None:
             return full
         return self.window.beside(full, batch, side, bias, positions)

@@ -77,6 +77,8 @@ def of_queries(arguments: Arguments) -> Iterator[tuple[Arguments, Tensor]]:
 
 def _step(arguments: Arguments, requests: Tensor, queries: slice) -> Arguments:
     q, cache, slots, bias, *rest = arguments
+    # Queries behind the first stand that much further.
+    rest = [one[requests] + (queries.start or 0) if isinstance(one, Tensor) else one for one in rest]
     return q[requests][:, queries], cache, slots[requests], bias[requests][:, :, queries].contiguous(), *rest
 
 

@@ -66,13 +66,15 @@ def _attend(
     value_dim: int | None = None,
     scale: float | None = None,
     sparse: bool = False,
+    start: Tensor | None = None,
     *,
     deterministic: bool,
 ) -> Tensor:
     """plan_reads and paged_attention on the arguments of the reference."""
     contract.contiguous("paged_attention", cache=cache)
     heads, head_dim = q.shape[2:]
-    reads = plan_reads(read_slots, bias, heads, kv_heads, head_dim, deterministic, True, value_dim, scale, sparse)
+    more = (value_dim, scale, sparse, start)
+    reads = plan_reads(read_slots, bias, heads, kv_heads, head_dim, deterministic, True, *more)
     return paged_attention(q, cache.view(-1, head_dim), reads)
 
 

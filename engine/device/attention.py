@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from engine.core.errors import LedgerError
 from engine.device.pool import KVPool
 from kernels.paged_attention import (
+    ALIGNED,
     MIN_READ,
     Reads,
     attend,
@@ -23,14 +26,21 @@ class StepAttention:
     """Store the step's tokens in the pool, then attend over the slots that each request reads.
 
     write_slots int64 [B, W]; read_slots int64 [B, T], the written ones among them; bias [B, 1, W, T] of the pool's
-    dtype, 0 or -inf, at least one 0 per query. sparse: most keys are hidden, as by a sliding window.
+    dtype, 0 or -inf, at least one 0 per query. sparse: most keys are hidden, as by a sliding window. start int64 [B]:
+    the step's tokens stand at positions start..start + W - 1, so that none sees more; None where they do not.
     """
 
     def __init__(
-        self, pool: KVPool, write_slots: Tensor, read_slots: Tensor, bias: Tensor, sparse: bool = False
+        self,
+        pool: KVPool,
+        write_slots: Tensor,
+        read_slots: Tensor,
+        bias: Tensor,
+        sparse: bool = False,
+        start: Tensor | None = None,
     ) -> None:
         self._pool = pool
-        self._sparse = sparse
+        self._sparse, self._start = sparse, start
         self._write = write_slots.reshape(-1)
         self._plan = (read_slots, bias)
         self._reads: Reads | None = None
@@ -52,6 +62,7 @@ class StepAttention:
                 value_dim=layout.value_dim,
                 scale=layout.scale,
                 sparse=self._sparse,
+                start=self._start,
             )
         if kv is not None:
             store_kv(self._pool.rows[layer], self._write, kv)
@@ -59,24 +70,17 @@ class StepAttention:
 
 
 class DraftAttention:
-    """Beams of one drafting round: the committed prefix from the pool, read once, and scratch for the drafted tokens.
+    """Beams of one drafting round: the committed prefix in the pool, and scratch for the drafted tokens.
 
     read_slots int64 [B, T] and prefix_bias [B, 1, 1, T]: the prefix, the same for all beams. capacity: drafted tokens
-    that one round can write. Nothing goes back to the pool: the extend after verification writes the accepted tokens.
+    that one round can write. No page is written: the extend after verification writes the accepted tokens.
     """
 
     def __init__(self, pool: KVPool, read_slots: Tensor, prefix_bias: Tensor, capacity: int) -> None:
-        self._pool = pool
         self._prefix = read_slots.shape[1]
-        capacity = max(capacity, MIN_READ - self._prefix)
-        # Scratch columns read the padding slot: one gather then also allocates them, and all of it is finite.
-        kv = pool.layout
-        self._where = spread_slots(pad(read_slots, (0, capacity)), kv.kv_heads, kv.planes)
-        self._shape = (kv.planes, read_slots.shape[0] * kv.kv_heads, self._prefix + capacity, kv.head_dim)
-        self._bias = pad(prefix_bias, (0, capacity), value=float("-inf"))
-        self._by_layer: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
-        self._spread: Tensor | None = None
-        self._offset = 0
+        kind = _Gathered if pool.spare is None else _InPlace
+        self._keys = kind(pool, read_slots, capacity)
+        self._bias = pad(prefix_bias, (0, self._keys.length - self._prefix), value=float("-inf"))
 
     def begin(self, offset: int, ancestors: Tensor | None = None) -> None:
         """Before each forward, whose K tokens per request take scratch columns offset..offset+K-1.
@@ -90,15 +94,67 @@ class DraftAttention:
         scratch = self._bias[:, 0, :, self._prefix : self._prefix + offset + beams].zero_()
         if ancestors is not None:
             scratch.masked_fill_(~ancestors, float("-inf"))
-        self._offset = offset
-        self._spread = None
+        self._keys.begin(self._bias, offset)
 
     def sink(self, layer: int) -> tuple[Tensor, Tensor] | None:
-        """None: scratch is made for a layer when it is called."""
+        """Where a layer's keys and values go, None where scratch is made for a layer when it is called."""
+        return self._keys.sink(layer)
+
+    def __call__(self, layer: int, q: Tensor, kv: Tensor | None) -> Tensor:
+        return self._keys(layer, q, kv)
+
+
+class _InPlace:
+    """Keys and values where they are, those of drafted tokens in the pool's spare slots. length: columns to mask."""
+
+    def __init__(self, pool: KVPool, read_slots: Tensor, capacity: int) -> None:
+        assert pool.spare is not None
+        batch, prefix = read_slots.shape
+        if batch * capacity > len(pool.spare):
+            raise LedgerError(
+                f"{batch} requests draft {capacity} tokens each and the pool has {len(pool.spare)} spare slots"
+            )
+        self._pool = pool
+        self._own = pool.spare[: batch * capacity].view(batch, capacity)
+        self.length = -(-(prefix + capacity) // ALIGNED) * ALIGNED
+        self._slots = pad(torch.cat((read_slots, self._own), 1), (0, self.length - prefix - capacity))
+
+    def begin(self, bias: Tensor, offset: int) -> None:
+        write = self._own[:, offset : offset + bias.shape[2]].contiguous()
+        self._step = StepAttention(self._pool, write, self._slots, bias)
+
+    def sink(self, layer: int) -> tuple[Tensor, Tensor] | None:
+        return self._step.sink(layer)
+
+    def __call__(self, layer: int, q: Tensor, kv: Tensor | None) -> Tensor:
+        return self._step(layer, q, kv)
+
+
+class _Gathered:
+    """A copy of each layer's prefix, read once, with room behind it: quicker where memory is near. length: columns."""
+
+    def __init__(self, pool: KVPool, read_slots: Tensor, capacity: int) -> None:
+        self._pool = pool
+        self._prefix = read_slots.shape[1]
+        capacity = max(capacity, MIN_READ - self._prefix)
+        self.length = self._prefix + capacity
+        # Scratch columns read the padding slot: one gather then also allocates them, and all of it is finite.
+        kv = pool.layout
+        self._where = spread_slots(pad(read_slots, (0, capacity)), kv.kv_heads, kv.planes)
+        self._shape = (kv.planes, read_slots.shape[0] * kv.kv_heads, self.length, kv.head_dim)
+        self._by_layer: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+        self._bias: Tensor | None = None
+        self._spread: Tensor | None = None
+        self._offset = 0
+
+    def begin(self, bias: Tensor, offset: int) -> None:
+        self._bias, self._offset, self._spread = bias, offset, None
+
+    def sink(self, layer: int) -> tuple[Tensor, Tensor] | None:
         return None
 
     def __call__(self, layer: int, q: Tensor, kv: Tensor | None) -> Tensor:
-        assert kv is not None
+        assert kv is not None and self._bias is not None
         layout = self._pool.layout
         if self._spread is None:
             self._spread = spread_bias(self._bias, q.shape[2], layout.kv_heads, layout.head_dim)

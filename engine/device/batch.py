@@ -14,7 +14,8 @@ from engine.device.relay import DraftState, Relay
 from engine.device.table import SlotTable
 from engine.device.upload import integers
 
-LONGEST_TRIANGLE: Final = 1024
+# Positions whose masks are kept, by kind of device; a table of 4096 holds 32 MiB in half precision.
+LONGEST_TRIANGLE: Final = {"cpu": 1024, "cuda": 4096}
 
 
 class Known(NamedTuple):
@@ -142,8 +143,8 @@ def _hidden_or_seen(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, T
 @cache
 def _whole_triangle(dtype: torch.dtype, device: torch.device) -> Tensor:
     with torch.inference_mode(False):
-        positions = count(LONGEST_TRIANGLE, device)[:, None]
-        return causal_bias(positions, LONGEST_TRIANGLE, dtype)
+        longest = LONGEST_TRIANGLE[device.type]
+        return causal_bias(count(longest, device)[:, None], longest, dtype)
 
 
 @lru_cache(maxsize=256)
@@ -166,7 +167,7 @@ def causal_bias(positions: Tensor, reach: int, dtype: torch.dtype) -> Tensor:
 
 def round_bias(positions: Tensor, reach: int, dtype: torch.dtype) -> Tensor:
     """`causal_bias` of positions [B, W], all below `reach`: short ones are rows of a triangle that is kept."""
-    if reach > LONGEST_TRIANGLE:
+    if reach > LONGEST_TRIANGLE[positions.device.type]:
         return causal_bias(positions, reach, dtype)
     batch, width = positions.shape
     return _triangle(reach, dtype, positions.device).index_select(0, positions.view(-1)).view(batch, 1, width, reach)

@@ -38,11 +38,12 @@ class KVLayout:
 
 
 class KVPool:
-    """data [layers, pages * page_size, planes, kv_heads, head_dim]; slot = page * page_size + offset.
+    """data [layers, pages * page_size + spare, planes, kv_heads, head_dim]; slot = page * page_size + offset.
 
     `pages` counts page 0, which is padding and owned by nobody. All slots start as zeros, since a masked key must be
     finite. stamps: int64 [slots], what the engine wrote where (0 = nothing); None unless asked for.
     deterministic: steps over this pool attend in a way that keeps a query's bits independent of the rest of its step.
+    spare: slots behind all pages, in which drafts lie while a round lasts; int64 [spare] names them, None without any.
     rows[layer] [slots, planes * kv_heads * head_dim] and heads[layer] [slots * planes * kv_heads, head_dim] are views
     of data.
     """
@@ -56,15 +57,17 @@ class KVPool:
         device: torch.device | str,
         stamps: bool = False,
         deterministic: bool = True,
+        spare: int = 0,
     ) -> None:
         slots = pages * page_size
         self.layout, self.page_size = layout, page_size
         self.deterministic = deterministic
-        shape = (layout.layers, slots, layout.planes, layout.kv_heads, layout.head_dim)
+        self.spare = torch.arange(slots, slots + spare, device=device) if spare else None
+        shape = (layout.layers, slots + spare, layout.planes, layout.kv_heads, layout.head_dim)
         self.data = torch.zeros(shape, dtype=dtype, device=device)
         heads = layout.planes * layout.kv_heads
-        self.rows = list(self.data.view(layout.layers, slots, heads * layout.head_dim).unbind())
-        self.heads = list(self.data.view(layout.layers, slots * heads, layout.head_dim).unbind())
+        self.rows = list(self.data.view(layout.layers, slots + spare, heads * layout.head_dim).unbind())
+        self.heads = list(self.data.view(layout.layers, (slots + spare) * heads, layout.head_dim).unbind())
         self.stamps = torch.zeros(slots, dtype=torch.int64, device=device) if stamps else None
 
     def store(self, layer: int, slots: Tensor, kv: Tensor) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Final
 
 import torch
@@ -12,6 +13,8 @@ from engine.core.plan import PlanRow
 from engine.device.upload import integers
 
 READ_STEP: Final = 16
+# Pages that are entered one by one, each by an operation that needs no upload.
+FEW: Final = 3
 
 
 class SlotTable:
@@ -29,26 +32,37 @@ class SlotTable:
 
     def extend(self, rows: Sequence[PlanRow]) -> None:
         """Enter the pages that the plan added."""
-        size, stride, device = self.page_size, self._stride, self._device
-        cell: list[int] = []
-        slot: list[int] = []
-        for row in rows:
-            if not row.pages:
-                continue
+        size, stride = self.page_size, self._stride
+        added = [row for row in rows if row.pages]
+        if sum([len(row.pages) for row in added]) <= FEW:
+            for row in added:
+                first = row.row * stride + row.first_page * size
+                for number, (page, writer) in enumerate(zip(row.pages, row.writers, strict=True)):
+                    self._enter(first + number * size, page, writer)
+            return
+        cells: list[int] = []
+        slots: list[int] = []
+        for row in added:
             first = row.row * stride + row.first_page * size
-            cell.extend(range(first, first + len(row.pages) * size))
+            cells.extend(range(first, first + len(row.pages) * size))
             if size == 1:
-                slot.extend(row.pages)
+                slots.extend(row.pages)
             else:
                 for page in row.pages:
-                    slot.extend(range(page * size, page * size + size))
-        if not cell:
-            return
-        at = integers(cell, device)
-        self._cells.index_copy_(0, at, integers(slot, device))
+                    slots.extend(range(page * size, page * size + size))
+        writers = () if self.writers is None else (by for row in added for by in row.writers for _ in range(size))
+        # In one upload: each costs the device a pause.
+        at, slot, *writer = integers(chain(cells, slots, writers), self._device).view(-1, len(cells))
+        self._cells.index_copy_(0, at, slot)
         if self.writers is not None:
-            writer = [by for row in rows for by in row.writers for _ in range(size)]
-            self.writers.view(-1).index_copy_(0, at, integers(writer, device))
+            self.writers.view(-1).index_copy_(0, at, writer[0])
+
+    def _enter(self, cell: int, page: int, writer: int) -> None:
+        """One page, from `cell` of the flat table on."""
+        size = self.page_size
+        torch.arange(page * size, page * size + size, out=self._cells[cell : cell + size])
+        if self.writers is not None:
+            self.writers.view(-1)[cell : cell + size] = writer
 
     def reach(self, bound: int) -> int:
         """How many positions a step reads whose rows end below `bound`: rounded up, so that its shapes come back."""

@@ -95,7 +95,7 @@ class AutoregressiveDrafter:
     def _extend(self, batch: StepBatch, tokens: Tensor, aux: Tensor | None, kept: Tensor) -> DraftState:
         """Write draft KV for `tokens` [B, W] at start.., and propose from row kept - 1 of each request."""
         positions, write, bias = batch.causal(tokens.shape[1], self.pool.data.dtype)
-        attend = StepAttention(self.pool, write, batch.slots, bias)
+        attend = StepAttention(self.pool, write, batch.slots, bias, start=batch.start)
         out = self.model.forward(tokens, positions, aux, attend)
         last = out.gather(1, (kept - 1)[:, None, None].expand(-1, 1, out.shape[2]))
         probs, ids = self._top(last)

@@ -16,6 +16,7 @@ from engine.core.algorithm import Traits, is_registered
 from engine.core.automaton import SuffixAutomaton
 from engine.core.config import Facts, Resolved
 from engine.core.errors import ConfigError, EngineError
+from engine.device.graphs import padded
 from engine.device.pool import KVLayout, KVPool
 from engine.device.relay import Relay
 from engine.models.eagle import Eagle
@@ -93,12 +94,20 @@ class BuildContext:
 
     def pool(self, model: KeepsKV, stamps: bool = False) -> KVPool:
         """A pool for the model's KV, page by page the twin of the target's: one slot numbering serves all."""
-        made = self.memory(model.kv, self.resolved.num_pages, stamps)
+        made = self.memory(model.kv, self.resolved.num_pages, stamps, self.drafted)
         self.pools.append(made)
         return made
 
-    def memory(self, layout: KVLayout, pages: int, stamps: bool) -> KVPool:
-        """A pool of so many pages and the padding page, in no list."""
+    @property
+    def drafted(self) -> int:
+        """Spare slots for whatever the drafts of one round may be; none on a CPU, where a round gathers its keys."""
+        r = self.resolved
+        if r.device == "cpu":
+            return 0
+        return padded(r.max_running_requests) * max(r.max_steps * r.topk, r.max_draft_tokens)
+
+    def memory(self, layout: KVLayout, pages: int, stamps: bool, spare: int = 0) -> KVPool:
+        """A pool of so many pages, the padding page and spare slots, in no list."""
         return KVPool(
             layout,
             pages + 1,
@@ -107,6 +116,7 @@ class BuildContext:
             self.device,
             stamps=stamps,
             deterministic=self.resolved.enable_deterministic_inference,
+            spare=spare,
         )
 
 

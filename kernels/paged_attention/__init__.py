@@ -9,9 +9,10 @@ from engine.core.errors import KernelError
 from kernels import contract
 from kernels.backend import chosen
 from kernels.paged_attention import eager
-from kernels.paged_attention.eager import MIN_READ, Reads, attend, split_planes, spread_bias, spread_slots
+from kernels.paged_attention.eager import ALIGNED, MIN_READ, Reads, attend, split_planes, spread_bias, spread_slots
 
 __all__ = [
+    "ALIGNED",
     "MIN_READ",
     "Reads",
     "attend",
@@ -34,6 +35,7 @@ def plan_reads(
     value_dim: int | None = None,
     scale: float | None = None,
     sparse: bool = False,
+    start: Tensor | None = None,
 ) -> Reads:
     """What all layers of one step share: where to read and what each query may see.
 
@@ -44,6 +46,7 @@ def plan_reads(
     value_dim: None for a cache of keys and values; else one plane serves both, and a value is the first value_dim
     columns of its key (the latent form, DeepSeek-V2, arXiv 2405.04434). scale: of the scores, 1/sqrt(head_dim) if None.
     sparse: most keys are hidden from all queries of a request, as by a sliding window; says only where to save work.
+    start int64 [B]: no query of request b sees a position past start[b] + W - 1; likewise.
     deterministic: a query's bits do not depend on what else is in the step or on masked keys (see eager.py).
     KernelError on other shapes; with `checked` also on dtype and on a query that may attend to nothing.
     """
@@ -54,12 +57,14 @@ def plan_reads(
         raise KernelError(f"paged_attention: {heads} heads must be a multiple of {kv_heads} key heads")
     if value_dim is not None and not 1 <= value_dim <= head_dim:
         raise KernelError(f"paged_attention: value_dim {value_dim} must be in [1, {head_dim}], a part of the keys")
+    if start is not None and start.shape != (batch,):
+        raise contract.shape_error("paged_attention", "start", start, (batch,))
     if checked:
         contract.dtype("paged_attention", (torch.int64,), read_slots=read_slots)
         if not bool((bias == 0).any(-1).all()):
             raise KernelError("paged_attention: a query may attend to nothing, each needs at least one 0 in its bias")
     form = chosen(eager, bias)
-    return form.plan_reads(read_slots, bias, heads, kv_heads, head_dim, deterministic, value_dim, scale, sparse)
+    return form.plan_reads(read_slots, bias, heads, kv_heads, head_dim, deterministic, value_dim, scale, sparse, start)
 
 
 def paged_attention(q: Tensor, cache: Tensor, reads: Reads) -> Tensor:

@@ -1,4 +1,4 @@
-"""Cases of paged_attention: (q, cache, read_slots, bias, kv_heads[, value_dim, scale, sparse]).
+"""Cases of paged_attention: (q, cache, read_slots, bias, kv_heads[, value_dim, scale, sparse, start]).
 
 Slots that nobody may read hold NaN.
 """
@@ -27,11 +27,13 @@ def _attention(
     note: str = "",
     latent: tuple[int, float] | None = None,
     window: int | None = None,
+    told: bool = False,
 ) -> Case:
     """Requests with the given tokens before the step, then `width` new ones, causal or a random tree.
 
     latent: value_dim and scale of the form with one plane. window: slots further back than so many are hidden, and
-    nobody wrote those that no query sees: they hold NaN and, as freed pages do, read the padding slot.
+    nobody wrote those that no query sees: they hold NaN and, as freed pages do, read the padding slot. told: where the
+    new tokens stand.
     """
 
     def make(g: Generator) -> Arguments:
@@ -56,8 +58,10 @@ def _attention(
             used = used[used > 0]
             cache[used] = torch.randn(len(used), planes, kv_heads, head_dim, generator=g).to(dtype)
         q = torch.randn(batch, width, heads, head_dim, generator=g).to(dtype)
-        more = (None, None, True) if latent is None else (*latent, True)
-        return q, cache, slots, bias.to(dtype), kv_heads, *(more if window is not None else latent or ())
+        more: tuple[object, ...] = latent or ()
+        if told or window is not None:
+            more = (*(latent or (None, None)), window is not None, *([torch.tensor(lengths)] if told else ()))
+        return q, cache, slots, bias.to(dtype), kv_heads, *more
 
     kind = "tree" if tree else "causal"
     name = f"{list(lengths)}+{width} {kind} {heads}/{kv_heads}x{head_dim} page {page_size} {dtype}".replace(
@@ -67,6 +71,8 @@ def _attention(
         name += f" latent {latent[0]}"
     if window is not None:
         name += f" window {window}"
+    if told:
+        name += " told"
     return Case(name + note, make)
 
 
@@ -138,9 +144,12 @@ CASES = (
     _attention((40, 9), 3, 4, 1, 24, latent=(16, 0.2), window=12),
     _attention((300, 9), 2, 2, 1, 8, note=", two splits"),
     _attention((600, 20), 1, 2, 1, 8, window=40),
+    _attention((300, 9, 0), 2, 2, 1, 8, told=True),
+    _attention((5, 40), 3, 4, 1, 24, latent=(16, 0.2), tree=True, told=True),
     _long((700, 255, 511), 1, torch.bfloat16),
     _long((700, 255, 511), 8, torch.bfloat16, tree=True),
     _long((700, 255, 511), 5, torch.float16, window=300),
+    _long((700, 255, 3), 5, torch.bfloat16, tree=True, told=True),
     _long((300,), 3, torch.float32),
     _long((400, 20), 4, torch.bfloat16, latent=True, tree=True),
     Case("a large pool", _far, size="large"),

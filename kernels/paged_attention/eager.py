@@ -23,6 +23,8 @@ from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 MIN_READ = 32
+# Keys come in multiples of this where a GPU reads them: rows of slots and masks so long begin where it reads fast.
+ALIGNED = 128
 PAIRABLE = 32
 # Columns of ones that a softmax is summed with; one column would be a matrix-vector product.
 ONES = 2
@@ -59,8 +61,9 @@ def plan_reads(
     value_dim: int | None,
     scale: float | None,
     sparse: bool,
+    start: Tensor | None,
 ) -> Reads:
-    """sparse: of no use here, where one gather reads all."""
+    """sparse and start: of no use here, where one gather reads all."""
     if read_slots.shape[1] < MIN_READ:
         missing = MIN_READ - read_slots.shape[1]
         read_slots, bias = pad(read_slots, (0, missing)), pad(bias, (0, missing), value=float("-inf"))

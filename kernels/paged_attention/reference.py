@@ -17,6 +17,7 @@ def paged_attention(
     value_dim: int | None = None,
     scale: float | None = None,
     sparse: bool = False,
+    start: Tensor | None = None,
 ) -> Tensor:
     """One query head after the other, in float64. cache [S, planes, kv_heads, head_dim]; -> [B * W, heads * value_dim].
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from kernels import contract
+from kernels.paged_attention.eager import ALIGNED
 from kernels.product import product, wide
 
 SPLIT = 256
@@ -28,8 +29,6 @@ AHEAD = 4
 SHORT = 128
 # Queries of a tile, but for the widest heads.
 WIDE_TILE = 32
-# The most keys of a tile: rows of slots and masks this long begin where a GPU reads fast.
-ALIGNED = 128
 LOG2_E = 1.4426950408889634
 # Programs from which a step fills a GPU without being spread over splits.
 FULL = 264
@@ -52,7 +51,8 @@ class Reads(NamedTuple):
     """What the layers of one step share, for T keys rounded up to a multiple of ALIGNED.
 
     query: shape of q; slots [B, T], the padding slot 0 past the keys; masks [B, W, T], 0 for keys that a query may see;
-    factor: of the scores; sparse: most keys are hidden from all queries of a request.
+    factor: of the scores; sparse: most keys are hidden from all queries of a request; start [B]: none sees more than
+    start + W keys.
     """
 
     query: tuple[int, int, int, int]
@@ -63,6 +63,7 @@ class Reads(NamedTuple):
     masks: Tensor
     sparse: bool
     deterministic: bool
+    start: Tensor | None
 
 
 def plan_reads(
@@ -75,9 +76,12 @@ def plan_reads(
     value_dim: int | None,
     scale: float | None,
     sparse: bool,
+    start: Tensor | None,
 ) -> Reads:
     """As in eager.py; without `deterministic` a small step may split its keys further."""
     contract.dense("paged_attention", read_slots=read_slots, bias=bias)
+    if start is not None:
+        contract.contiguous("paged_attention", start=start)
     factor = head_dim**-0.5 if scale is None else scale
     query = (bias.shape[0], bias.shape[2], heads, head_dim)
     beyond = -read_slots.shape[1] % ALIGNED
@@ -85,7 +89,7 @@ def plan_reads(
     if beyond:
         slots, masks = pad(slots, (0, beyond)), pad(masks, (0, beyond), value=float("-inf"))
     slots, masks = slots.contiguous(), masks.contiguous()
-    return Reads(query, kv_heads, value_dim, factor, slots, masks, sparse, deterministic)
+    return Reads(query, kv_heads, value_dim, factor, slots, masks, sparse, deterministic, start)
 
 
 @lru_cache(maxsize=64)
@@ -171,13 +175,13 @@ def _merge(peak, total, mixed, more_peak, more_total, more_mixed):
 
 @triton.jit
 def _attend(
-    q, cache, slots, masks, out, peaks, totals, mixtures,
+    q, cache, slots, masks, starts, out, peaks, totals, mixtures,
     q_batch, q_width, q_head, width, kv_heads, length, slot_size, value_at, factor, head_dim, value_dim, splits,
     GROUP: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, SPLIT: tl.constexpr, D1: tl.constexpr,
-    D2: tl.constexpr, SPREAD: tl.constexpr, LOOK: tl.constexpr, WIDE: tl.constexpr,
+    D2: tl.constexpr, SPREAD: tl.constexpr, LOOK: tl.constexpr, ENDS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """One program per key head of a request, tile of its queries and, with SPREAD, split. LOOK: pass over splits of
-    which no query sees anything.
+    which no query sees anything. ENDS: read no tile that begins behind starts + width.
 
     Row r of a key head's queries is head r % GROUP of its group at width r // GROUP. SPREAD leaves peaks and totals
     [B, kv_heads, rows, splits] and mixtures [.., value_dim] to `_gather`, else out is written.
@@ -199,6 +203,9 @@ def _attend(
     key = cache + kv_head * head_dim
     slots += request * length
     masks += (request * width + at) * length
+    stop = length
+    if ENDS:
+        stop = tl.minimum(tl.load(starts + request) + width, length).to(tl.int32)
     written = live[:, None] & (column < value_dim)[None, :]
     if SPREAD:
         first = tl.program_id(2) * SPLIT
@@ -208,7 +215,7 @@ def _attend(
             seen = _seen(masks, live, first, length, SPLIT)
             tl.store(peaks + place, tl.full((ROWS,), float("-inf"), tl.float32), mask=live & (seen == 0))
         if seen:
-            peak, total, mixed = _split(q1, q2, key, slots, masks, live, first, length, slot_size, value_at, factor,
+            peak, total, mixed = _split(q1, q2, key, slots, masks, live, first, stop, slot_size, value_at, factor,
                                         key_dim, head_dim, KEYS, D1, D2, SPLIT, WIDE)  # fmt: skip
             tl.store(peaks + place, peak, mask=live)
             tl.store(totals + place, total, mask=live)
@@ -217,12 +224,12 @@ def _attend(
         peak = tl.full((ROWS,), float("-inf"), tl.float32)
         total = tl.zeros((ROWS,), tl.float32)
         mixed = tl.zeros((ROWS, D1), tl.float32)
-        for first in range(0, length, SPLIT):
+        for first in range(0, stop, SPLIT):
             seen = True
             if LOOK:
                 seen = _seen(masks, live, first, length, SPLIT)
             if seen:
-                top, sums, more = _split(q1, q2, key, slots, masks, live, first, length, slot_size, value_at, factor,
+                top, sums, more = _split(q1, q2, key, slots, masks, live, first, stop, slot_size, value_at, factor,
                                          key_dim, head_dim, KEYS, D1, D2, SPLIT, WIDE)  # fmt: skip
                 peak, total, mixed = _merge(peak, total, mixed, top, sums, more)
         place = ((request * width + at) * kv_heads * GROUP + head) * value_dim
@@ -277,13 +284,15 @@ def paged_attention(q: Tensor, cache: Tensor, reads: Reads) -> Tensor:
     marks = torch.empty(2, pairs, width * group, splits if spread else 0, dtype=torch.float32, device=q.device)
     mixtures = torch.empty(*marks.shape[1:], value_dim, dtype=torch.float32, device=q.device)
     plane = reads.kv_heads * head_dim
+    # What is not given is not read.
+    starts = reads.slots if reads.start is None else reads.start
     _attend[pairs, tiles, splits if spread else 1](
-        q, cache, reads.slots, reads.masks, out, marks[0], marks[1], mixtures,
+        q, cache, reads.slots, reads.masks, starts, out, marks[0], marks[1], mixtures,
         *q.stride()[:3], width, reads.kv_heads, length,
         plane if latent else 2 * plane, 0 if latent else plane,
         reads.factor * LOG2_E, head_dim, value_dim, splits,
         GROUP=group, ROWS=tile.rows, KEYS=min(tile.keys, split), SPLIT=split, D1=tile.d1, D2=tile.d2, SPREAD=spread,
-        LOOK=reads.sparse or tiles >= CAUSAL, WIDE=wide(q),
+        LOOK=reads.sparse or tiles >= CAUSAL, ENDS=reads.start is not None, WIDE=wide(q),
         num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False,
     )  # fmt: skip
     if spread:

@@ -1,4 +1,4 @@
-"""Peers on a CPU: transformers' eager steps and assisted generation, and what is said where gpt-fast is not."""
+"""Peers on a CPU: transformers' eager steps and assisted generation."""
 
 from __future__ import annotations
 
@@ -14,18 +14,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 from small_bench import small_bench
 
 pytestmark = pytest.mark.register(est_seconds=6, tier="cpu", stage="pr")
-
-
-def test_gpt_fast_is_not_measured_without_a_checkout(tmp_path, monkeypatch):
-    monkeypatch.delenv(peers.CHECKOUT, raising=False)
-    metric = peers.gpt_fast(small_bench(tmp_path), "llama-3.1-8b")
-    assert (metric.state, metric.goal) == ("not measured", 1.05)
-    assert metric.note == "GPT_FAST names no folder with a checkout of gpt-fast"
-
-
-def test_a_checkout_is_read_from_its_folder(tmp_path):
-    (tmp_path / "model.py").write_text("Transformer = 'theirs'\n")
-    assert peers.model_module(tmp_path).Transformer == "theirs"
 
 
 def test_transformers_reads_the_same_checkpoints(tmp_path, monkeypatch):

@@ -2,9 +2,29 @@
 
 import pytest
 
+from benchmarks import trace
 from benchmarks.trace import idle_share
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+
+
+def test_the_rounds_that_fill_the_pipeline_are_left_out(monkeypatch):
+    """Two events in each round, half of it idle in the first rounds and a tenth in those behind."""
+    asked = []
+
+    def profiled(call):
+        call()
+        count = asked[-1]
+        busy = [(20.0 * n, 20.0 * n + 10) for n in range(2 * trace.LEAD)]
+        begin = 20.0 * len(busy)
+        busy += [(begin + 10 * n, begin + 10 * n + 9) for n in range(2 * (count - trace.LEAD))]
+        return (busy, ["cudaMemcpy", *["cudaEventSynchronize"] * count]) if count else ([], ["cudaMemcpy"])
+
+    monkeypatch.setattr(trace, "_profiled", profiled)
+    found = trace.window(asked.append)
+    assert asked == [trace.LEAD + trace.ROUNDS, 0]
+    assert found.idle == pytest.approx(0.1, abs=0.01)
+    assert (found.blocking, found.waits) == (0, 1)
 
 
 @pytest.mark.parametrize(

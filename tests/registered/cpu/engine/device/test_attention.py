@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 
+from engine.core.errors import LedgerError
 from engine.device.attention import DraftAttention, StepAttention
 from engine.device.pool import KVLayout, KVPool
+from kernels.backend import interpreted
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 
@@ -37,6 +41,16 @@ def plain(q, k, v, seen):
     scores = torch.einsum("whd,thd->hwt", q, k) / DIM**0.5
     weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
     return torch.einsum("hwt,thd->whd", weights, v).flatten(1)
+
+
+@pytest.fixture(params=["gathered", "in place", "in place, interpreted"])
+def drafted(request, pool):
+    """A pool and how a drafting round reaches it: a copy of its keys, or the keys themselves."""
+    if request.param == "gathered":
+        yield pool
+        return
+    with interpreted() if "interpreted" in request.param else nullcontext():
+        yield KVPool(pool.layout, 16, 4, torch.float32, "cpu", spare=3 * 6)
 
 
 def bias_of(seen):
@@ -82,8 +96,9 @@ def prefix(pool, tokens, lengths):
 
 
 @pytest.mark.parametrize("layer", [0, 1])
-def test_a_drafted_chain_sees_the_prefix_and_itself(tokens, pool, layer):
+def test_a_drafted_chain_sees_the_prefix_and_itself(tokens, drafted, layer):
     q, k, v, kv = tokens
+    pool = drafted
     lengths = [3, 12, 8]
     attend = DraftAttention(pool, SLOTS[:, :12], prefix(pool, tokens, lengths), capacity=4)
     before = pool.data.clone()
@@ -99,12 +114,13 @@ def test_a_drafted_chain_sees_the_prefix_and_itself(tokens, pool, layer):
             torch.testing.assert_close(
                 out[r : r + 1], plain(q[r, [n]], k[r, : n + 1], v[r, : n + 1], torch.ones(1, n + 1).bool())
             )
-    assert torch.equal(pool.data, before)
+    assert torch.equal(pool.data[:, :64], before[:, :64])
 
 
-def test_beams_see_the_prefix_and_their_own_ancestors_only(tokens, pool):
+def test_beams_see_the_prefix_and_their_own_ancestors_only(tokens, drafted):
     """Two beams; at the second step both descend from beam 1, at the third they part."""
     q, k, v, kv = tokens
+    pool = drafted
     lengths = [3, 12, 8]
     attend = DraftAttention(pool, SLOTS[:, :12], prefix(pool, tokens, lengths), capacity=6)
     paths = [[[0], [1]], [[1, 2], [1, 3]], [[1, 3, 4], [1, 2, 5]]]
@@ -123,8 +139,9 @@ def test_beams_see_the_prefix_and_their_own_ancestors_only(tokens, pool):
             torch.testing.assert_close(out[2 * r : 2 * r + 2], plain(q[r, new[r]], k[r, :end], v[r, :end], columns))
 
 
-def test_one_attention_serves_a_round_whose_width_changes(tokens, pool):
+def test_one_attention_serves_a_round_whose_width_changes(tokens, drafted):
     q, k, v, kv = tokens
+    pool = drafted
     attend = DraftAttention(pool, SLOTS[:1, :12], prefix(pool, tokens, [5, 0, 0])[:1], capacity=3)
     attend.begin(0)
     attend(0, q[:1, 5:6], kv[0, 5:6])
@@ -132,6 +149,31 @@ def test_one_attention_serves_a_round_whose_width_changes(tokens, pool):
     out = attend(0, q[:1, 6:8], kv[0, 6:8])
     seen = torch.tensor([[1] * 6 + [1, 0], [1] * 6 + [0, 1]]).bool()
     torch.testing.assert_close(out, plain(q[0, 6:8], k[0, :8], v[0, :8], seen))
+
+
+def test_a_layer_may_store_what_it_drafts_itself(tokens, drafted):
+    """Where there is a sink, keys and values that were stored there need not be handed over."""
+    q, k, v, kv = tokens
+    attend = DraftAttention(drafted, SLOTS[:2, :12], prefix(drafted, tokens, [3, 12, 0])[:2], capacity=2)
+    for step in range(2):
+        attend.begin(step)
+        now = [3 + step, 12 + step]
+        rows = torch.stack([kv[r, n] for r, n in enumerate(now)])
+        sink = attend.sink(1)
+        assert (sink is None) == (drafted.spare is None)
+        if sink is not None:
+            sink[0][sink[1]] = rows
+        out = attend(1, torch.stack([q[r, [n]] for r, n in enumerate(now)]), rows if sink is None else None)
+    for r, n in enumerate(now):
+        seen = torch.ones(1, n + 1).bool()
+        torch.testing.assert_close(out[r : r + 1], plain(q[r, [n]], k[r, : n + 1], v[r, : n + 1], seen))
+
+
+def test_drafts_need_as_many_spare_slots_as_they_may_take():
+    pool = KVPool(KVLayout(1, KV_HEADS, DIM), 16, 4, torch.float32, "cpu", spare=5)
+    wanted = "2 requests draft 3 tokens each and the pool has 5 spare slots"
+    with pytest.raises(LedgerError, match=f"^{wanted}$"):
+        DraftAttention(pool, SLOTS[:2, :12], torch.zeros(2, 1, 1, 12), capacity=3)
 
 
 LATENT = KVLayout(1, 1, DIM, value_dim=5, scale=0.4)
@@ -154,9 +196,10 @@ def test_a_latent_step_reads_one_row_per_token(tokens, deterministic):
     torch.testing.assert_close(attend(0, q[:, 16:], rows[16:]), plain_latent(q[0, 16:], rows, seen))
 
 
-def test_a_latent_draft_sees_the_prefix_and_its_own_ancestors(tokens):
+@pytest.mark.parametrize("spare", [0, 4])
+def test_a_latent_draft_sees_the_prefix_and_its_own_ancestors(tokens, spare):
     q, rows = tokens[0][:1], tokens[1][0, :, 0]
-    pool = KVPool(LATENT, 16, 4, torch.float32, "cpu")
+    pool = KVPool(LATENT, 16, 4, torch.float32, "cpu", spare=spare)
     pool.store(0, SLOTS[0, :12], rows[:12])
     attend = DraftAttention(pool, SLOTS[:1, :12], bias_of(torch.ones(1, 1, 1, 12).bool()), capacity=4)
     for step, paths in enumerate([[[0], [1]], [[1, 2], [0, 3]]]):

@@ -47,7 +47,7 @@ def test_causal_bias(dtype):
             assert seen(bias)[b, 0, w].tolist() == [key <= positions[b, w] for key in range(7)]
 
 
-@pytest.mark.parametrize("reach", [3, 16, 48, LONGEST_TRIANGLE, LONGEST_TRIANGLE + 16])
+@pytest.mark.parametrize("reach", [3, 16, 48, LONGEST_TRIANGLE["cpu"], LONGEST_TRIANGLE["cpu"] + 16])
 @pytest.mark.parametrize("width", [1, 3])
 def test_the_mask_of_a_round_is_the_causal_one(reach, width):
     positions = torch.tensor([[reach - width], [0], [reach // 2 - width // 2]]) + torch.arange(width)

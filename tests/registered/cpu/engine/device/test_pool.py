@@ -22,6 +22,15 @@ def test_slots_are_pages_times_size_and_start_as_zeros(pool):
     assert KVPool(KVLayout(1, 1, 2), 2, 1, torch.float32, "cpu").stamps is None
 
 
+def test_spare_slots_lie_behind_all_pages():
+    pool = KVPool(KVLayout(2, 2, 5), 4, 3, torch.float32, "cpu", stamps=True, spare=2)
+    assert pool.spare.tolist() == [12, 13] and pool.data.shape[1] == 14 and len(pool.stamps) == 12
+    pool.store(1, pool.spare, torch.ones(2, 20))
+    assert pool.data[1, 12:].all() and not pool.data[1, :12].any()
+    assert pool.heads[1].shape == (14 * 4, 5)
+    assert KVPool(KVLayout(1, 1, 2), 2, 1, torch.float32, "cpu").spare is None
+
+
 def test_store_writes_keys_then_values_of_one_layer(pool):
     keys, values = torch.randn(3, 2, 5), torch.randn(3, 2, 5)
     slots = torch.tensor([11, 4, 7])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import engine.device.table
 from engine.core.plan import PlanRow
 from engine.device.table import SlotTable, stamp
 
@@ -17,8 +18,10 @@ def row(at, pages, first, writers=None):
     return PlanRow(at + 50, at + 50, at, 1, 1, pages, writers or (at + 50,) * len(pages), first)
 
 
+@pytest.mark.parametrize("few", [0, 1, 3, 9])
 @pytest.mark.parametrize("page_size", [1, 3, 4])
-def test_pages_become_slots_where_they_belong(page_size):
+def test_pages_become_slots_where_they_belong(page_size, few, monkeypatch):
+    monkeypatch.setattr(engine.device.table, "FEW", few)
     table = SlotTable(4, 12 * page_size, page_size, CPU, stamps=False)
     pages = {1: [5, 2], 3: [7]}
     table.extend([row(1, (5, 2), 0), row(3, (7,), 0)])
@@ -44,7 +47,9 @@ def test_a_row_of_a_new_request_is_overwritten():
     assert table.read(torch.tensor([1]), 2).tolist() == [[6, 7]]
 
 
-def test_expected_stamps_name_the_writer_and_the_position():
+@pytest.mark.parametrize("few", [0, 3])
+def test_expected_stamps_name_the_writer_and_the_position(few, monkeypatch):
+    monkeypatch.setattr(engine.device.table, "FEW", few)
     table = SlotTable(3, 8, 2, CPU, stamps=True)
     table.extend([row(1, (4, 3), 0, writers=(17, 51))])
     assert table.expected(torch.tensor([1]), 3).tolist() == [[17 << 32, (17 << 32) + 1, (51 << 32) + 2]]
