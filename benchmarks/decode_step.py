@@ -68,6 +68,7 @@ def interleaved(runs: dict[str, Callable[[], None]], rounds: int) -> dict[str, f
 
 
 def main() -> None:
+    """Print the table, batch by batch."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoint", nargs="?")
     parser.add_argument("--length", type=int, default=128)

@@ -83,6 +83,7 @@ def in_turns(*forms: Sequence[Call]) -> list[Spread]:
 
 
 def captured(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
+    """One graph of all calls, compiled and replayed once."""
     for call in calls[:2]:
         call()
     torch.cuda.synchronize()
@@ -129,6 +130,7 @@ def attention(rate: float) -> Iterator[tuple[object, ...]]:
 def step(
     batch: int, length: int, heads: int, kv_heads: int, head_dim: int, value_dim: int | None, rate: float
 ) -> tuple[object, ...]:
+    """A row of the table: decoding and verification behind `length` tokens; rate: bytes per second."""
     size = 2 * batch * length * kv_heads * head_dim * (2 if value_dim is None else 1)
     times = []
     for width in (1, VERIFIED):
@@ -153,6 +155,7 @@ def reads(
 
 
 def random(*shape: int) -> Tensor:
+    """Normal numbers, bfloat16 on the GPU."""
     return torch.randn(shape, device="cuda").to(torch.bfloat16)
 
 

@@ -86,11 +86,13 @@ def eager_rounds(model: PreTrainedModel, bench: Bench) -> Callable[[], None]:
 
 
 def generate(llm: LLM, bench: Bench, tokens: int) -> Callable[[], object]:
+    """A call that reads the bench's prompt and decodes `tokens` more."""
     prompts = bench.prompts(llm.tokenizer.vocab_size, 1)
     return lambda: llm.generate(prompts, SamplingParams(max_new_tokens=tokens, ignore_eos=True))
 
 
 def generate_theirs(model: PreTrainedModel, bench: Bench, tokens: int, more: dict[str, Any]) -> Callable[[], object]:
+    """The same in transformers, with `more` arguments of its generate."""
     ids = torch.tensor(bench.prompts(model.config.vocab_size, 1), device=bench.device)
     mask = torch.ones_like(ids)
 
@@ -103,4 +105,5 @@ def generate_theirs(model: PreTrainedModel, bench: Bench, tokens: int, more: dic
 
 
 def per_token(times: tuple[float, ...], tokens: int) -> str:
+    """A note of the median time, in seconds, spread over `tokens` tokens."""
     return f"theirs {sorted(times)[len(times) // 2] / tokens * 1e3:.1f} ms a token, prompt included"

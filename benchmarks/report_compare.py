@@ -42,6 +42,7 @@ print(time.perf_counter() - start, sum(result.counts.values()))
 
 
 def main() -> None:
+    """Print a line for each case, or JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cells", type=int, default=CELLS)
     parser.add_argument("--runs", type=int, default=3)

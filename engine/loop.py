@@ -73,7 +73,10 @@ class Loop(Generic[Handle]):
         return self.scheduler.has_work or bool(self.pending)
 
     def step(self) -> None:
-        """One turn: launch what can run, then read results that are older than the lag allows."""
+        """One turn: launch what can run, then read results that are older than the lag allows.
+
+        LedgerError if requests wait of which none can ever run.
+        """
         plan = self.scheduler.plan()
         if plan is not None:
             if self.pending:

@@ -85,7 +85,7 @@ def strided(kernel: Kernel, case: Case, device: str = "cpu") -> None:
 
 
 def invariant(kernel: Kernel, case: Case, device: str = "cpu") -> None:
-    """A row of a result has the same bits whatever else is asked for with it."""
+    """KernelError unless a row of a result has the same bits whatever else is asked for with it."""
     assert kernel.parts is not None
     whole = _run(kernel, case.arguments(device))
     for number, (arguments, rows) in enumerate(kernel.parts(case.arguments(device))):

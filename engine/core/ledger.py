@@ -49,7 +49,10 @@ class Account:
 
 
 class Ledger:
-    """Who owns which page. `strict` checks every law after every verb. `window`: the numbering of windowed layers."""
+    """Who owns which page. `strict` checks every law after every verb. `window`: the numbering of windowed layers.
+
+    LedgerError, a bug of the caller, on a verb that its account or page does not allow; nothing has changed then.
+    """
 
     def __init__(self, num_pages: int, page_size: int, strict: bool = False, window: Window | None = None) -> None:
         if num_pages < 1 or page_size < 1:
@@ -272,7 +275,7 @@ class Ledger:
                 raise LedgerError(f"law 4: page {page} has {self.pins[page]} pins but {rows} rows use it")
 
     def check_row(self, rid: int) -> None:
-        """The laws as far as one request's row can break them; cheap enough for after every verb of a long journal."""
+        """`check` as far as one request's row can break a law; cheap enough for after every verb of a long journal."""
         account = self.accounts.get(rid)
         if account is None:
             return

@@ -72,7 +72,7 @@ ZERO: Final[dict[str, str]] = {
 
 
 class Probes:
-    """Counters by probe name. An unknown name is a bug."""
+    """Counters by probe name. LedgerError on an unknown name, which is a bug."""
 
     __slots__ = ("counts",)
 

@@ -73,7 +73,8 @@ class WindowBook:
         return max(0, -(-end // self.page_size) - self.spans[account].end)
 
     def cover(self, account: int, end: int) -> tuple[int, ...]:
-        """Own every position from the first live page up to `end`. Returns the pages added."""
+        """Own every position from the first live page up to `end`. Returns the pages added; LedgerError if too few are
+        free."""
         grow = self.missing(account, end)
         if grow > len(self.free):
             raise LedgerError(f"cover: account {account} needs {grow} window pages, {len(self.free)} are free")

@@ -26,7 +26,7 @@ class StagingRing:
         self._free = list(range(lag, -1, -1))
 
     def put(self, tensors: dict[str, Tensor]) -> Staged:
-        """Start copying tensors to the host. Does not wait."""
+        """Start copying tensors to the host. Does not wait; LedgerError if every slot still waits to be read."""
         if not self._free:
             raise LedgerError("every staging slot still waits to be read")
         slot = self._free.pop()

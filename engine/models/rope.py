@@ -39,7 +39,10 @@ class RopeConfig:
 
     @classmethod
     def read(cls, raw: Mapping[str, Any], where: str) -> RopeConfig:
-        """From config.json, in transformers' new spelling (rope_parameters) or the old (rope_theta, rope_scaling)."""
+        """From config.json, in transformers' new spelling (rope_parameters) or the old (rope_theta, rope_scaling).
+
+        ConfigError, which begins with `where`, on an unknown kind or a number that is not positive.
+        """
         row = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
         kind = row.get("rope_type", row.get("type", "default"))
         if kind not in KINDS:

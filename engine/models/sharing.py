@@ -12,7 +12,10 @@ from engine.models.weights import Take
 
 
 def shared_embedding(take: Take, config: ModelConfig, target: Target) -> Tensor:
-    """[target vocabulary, H]: the draft's own embed_tokens.weight, or the target's where the checkpoint has none."""
+    """[target vocabulary, H]: the draft's own embed_tokens.weight, or the target's where the checkpoint has none.
+
+    ConfigError if neither is as wide as the draft.
+    """
     if "embed_tokens.weight" in take:
         return take("embed_tokens.weight", config.vocab_size, config.hidden_size)
     if target.hidden_size != config.hidden_size:
@@ -24,7 +27,10 @@ def shared_embedding(take: Take, config: ModelConfig, target: Target) -> Tensor:
 
 
 def shared_head(take: Take, config: ModelConfig, vocab_size: int, target: Target) -> Tensor:
-    """[draft vocabulary, H]: the draft's own lm_head.weight, or the target's where the checkpoint has none."""
+    """[draft vocabulary, H]: the draft's own lm_head.weight, or the target's where the checkpoint has none.
+
+    ConfigError if neither has the draft's vocabulary and width.
+    """
     if "lm_head.weight" in take:
         return take("lm_head.weight", vocab_size, config.hidden_size)
     head = target.head.t()

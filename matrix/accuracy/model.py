@@ -50,9 +50,11 @@ class EngineModel(LM):  # type: ignore[misc]  # lm-eval ships no types, so its c
         return [output.text for output in self.outputs]
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        """RequestError: the engine generates, and scores no given text."""
         raise RequestError("the task asks for log-likelihoods of given texts; only generation tasks can run")
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
+        """RequestError, as `loglikelihood`."""
         raise RequestError("the task asks for log-likelihoods of given texts; only generation tasks can run")
 
     def _fit(self, longest: int) -> None:

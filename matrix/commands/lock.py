@@ -8,7 +8,10 @@ from matrix.progress import waiting
 
 
 def lock(check_only: bool, extend_it: bool, full: bool) -> int:
-    """Print what was found and return the exit status: 0 if the lock file is complete."""
+    """Print what was found and return the exit status: 0 if the lock file is complete.
+
+    ConfigError if both are asked for.
+    """
     if check_only and extend_it:
         raise ConfigError("--check only reads and --extend writes; give one of them")
     if extend_it:

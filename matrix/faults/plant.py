@@ -71,7 +71,10 @@ def trial(
     tier: str = "cpu",
     operations: Sequence[str] = (),
 ) -> Trial:
-    """Judge cells and operations in a fresh process with the fault planted, one of `processes`."""
+    """Judge cells and operations in a fresh process with the fault planted, one of `processes`.
+
+    ConfigError if there is nothing to judge.
+    """
     if not cells and not operations:
         raise ConfigError("a trial needs at least one cell or operation")
     with planted(fault) as tree:

@@ -49,7 +49,7 @@ class Line:
 
 
 class World:
-    """One engine on the toy device and the schedule's progress on it."""
+    """One engine on the toy device and the schedule's progress on it. Violation where the engine breaks a promise."""
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup

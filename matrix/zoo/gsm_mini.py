@@ -119,7 +119,7 @@ def is_test(question: str) -> bool:
 
 
 def problem(seed: int, split: str, index: int, mix: Sequence[float]) -> Problem:
-    """Problem number `index` of a split; `mix` are the weights of the levels."""
+    """Problem number `index` of a split; `mix` are the weights of the levels. ValueError on an unknown split."""
     if split not in SPLITS:
         raise ValueError(f"split is {split!r}; allowed: {', '.join(SPLITS)}")
     rng = random.Random(f"{seed}/{split}/{index}")

@@ -74,7 +74,7 @@ def randomised_pit(below: Sequence[float], at: Sequence[float], uniform: Sequenc
     Per sample: `below` is the probability of all tokens before the drawn one, `at` that of the drawn one, `uniform` an
     independent uniform number (not the one that drew it). The results are uniform if each sample follows its own
     distribution, so samples from different contexts can be tested together (Rueschendorf 2009, J. Stat. Plan. Inf.
-    139:3921).
+    139:3921). ValueError on lengths that differ or a result outside [0, 1].
     """
     import numpy as np
 

@@ -60,7 +60,8 @@ def sequential_mcnemar(
 
     `losses` yields True for a lost question and False for a won one. H0: half of the discordant questions are losses;
     H1: a share `share` is. Wald (1945, Ann. Math. Stat. 16:117): stop with LOSS above log((1-beta)/alpha), with SAME
-    below log(beta/(1-alpha)). UNDECIDED if the questions end first; then report an upper bound instead.
+    below log(beta/(1-alpha)). UNDECIDED if the questions end first; then report an upper bound instead. ValueError on
+    a share outside (0.5, 1).
     """
     if not 0.5 < share < 1:
         raise ValueError(f"share is {share}, allowed is a fraction between 0.5 and 1")
