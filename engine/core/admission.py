@@ -67,10 +67,10 @@ class Admission:
             )
 
     def fits(self, request: Request) -> bool:
-        """No victim drains, the turn before is released, and the whole prompt with one round fits beside what runs.
+        """No victim drains, the turn before is released, and the whole prompt with its rounds fits beside what runs.
 
-        What runs keeps room for the rest of its prefill and one round each; without that a request admitted into
-        the pages that its own retraction freed is retracted again, for ever.
+        What runs keeps room for the rest of its prefill and as many rounds as may be in flight; without that a request
+        is admitted into the pages that its own retraction freed, and retracted again a step later.
         """
         if any(r.retracting for r in self.active) or not self._window_fits(request):
             return False
@@ -79,7 +79,7 @@ class Admission:
             return False
         shared = self.cache.match(request.tokens) if account is None else []
         have = len(shared if account is None else account.pages)
-        need = -(-(request.num_tokens + self.width) // self.ledger.page_size) - have
+        need = -(-(request.num_tokens + self.slack) // self.ledger.page_size) - have
         # Pages that the match would pin stop being evictable.
         pinned = sum(1 for page in shared if not self.ledger.pins[page])
         promised = sum(self._promised(r) for r in self.active if r.phase is Phase.RUNNING)
@@ -117,8 +117,11 @@ class Admission:
         return self.held.drop([r.account for r in self.waiting], request.account)
 
     def _promised(self, request: Request) -> int:
-        """Pages that a running request still needs for the rest of its prefill and one round."""
-        return self.ledger.growth(request.account, request.prefill_target - request.prefilled + self.width)
+        """Pages that a running request still needs for the rest of its prefill and every round in flight at once."""
+        account = self.ledger.accounts[request.account]
+        begun = account.committed + account.flying
+        rounds = max(account.committed, request.prefill_target) + self.slack - begun
+        return self.ledger.growth(request.account, max(rounds, request.prefill_target - request.prefilled + self.width))
 
     def _window_fits(self, request: Request) -> bool:
         """Every row may reach its peak of window pages: so none is retracted for want of one."""

@@ -157,7 +157,7 @@ def test_a_drafter_that_looks_one_token_ahead_reuses_one_position_less(shape, ca
 def test_a_tight_pool_retracts_and_gives_the_same_tokens(shape, version):
     longest = max(len(launch().tokenizer.encode(p)) for p in PROMPTS) + 31
     slack = 2 * max(1, shape[3])
-    llm = launch(shape, spec_version=version, page_size=3, max_total_tokens=-(-(longest + slack) // 3) * 3 + 12)
+    llm = launch(shape, spec_version=version, page_size=3, max_total_tokens=-(-(longest + slack) // 3) * 3 + 24)
     outputs = llm.generate(PROMPTS, HOT)
     assert said(outputs) == plain(HOT)
     assert llm.probes["retract.done"] > 0

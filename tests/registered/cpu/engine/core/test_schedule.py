@@ -195,6 +195,26 @@ def test_one_victim_at_a_time():
     assert oldest.retractions == middle.retractions == 0
 
 
+def test_a_victim_stays_out_of_the_pages_that_rounds_in_flight_need():
+    scheduler = scheduler_of(pages=26, size=1, width=5, slack=10)
+    oldest, victim = queue(scheduler, 4, 2, max_new_tokens=6)
+    assert rids(turn(scheduler)) == [1, 2]
+    earlier, later = scheduler.plan(), scheduler.plan()
+    assert not scheduler.ledger.free
+    resolve(scheduler, earlier, accepted=1)
+    assert scheduler.plan() is None and victim.phase is Phase.DRAINING
+    resolve(scheduler, later, accepted=1)
+    # Beside one round of the oldest it would fit, and be retracted again for want of the second.
+    for _ in range(2):
+        plan = scheduler.plan()
+        assert not plan.prefill and rids(plan) == [1]
+    assert (victim.phase, victim.retractions, oldest.retractions) == (Phase.WAITING, 1, 0)
+    for _ in range(2):
+        resolve(scheduler, plan, accepted=1)
+    scheduler.finish(oldest, Finish("length"))
+    assert rids(turn(scheduler)) == [2]
+
+
 def test_nobody_is_admitted_while_a_victim_drains():
     scheduler = scheduler_of()
     (victim,) = queue(scheduler, 3)
