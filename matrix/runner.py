@@ -162,13 +162,6 @@ def reference_runner(seed: int, tier: str = "cpu", stage: str = "pr") -> Runner:
     return Runner(RankedSubject(), seed, tier=tier, stage=stage)
 
 
-def run_launch(
-    cells: Iterable[Cell], subject: Subject, seed: int, tier: str = "cpu", stage: str = "pr"
-) -> Iterator[CellResult]:
-    """The records of cells that share a launch, judged by every gate."""
-    return Runner(subject, seed, tier=tier, stage=stage).run_launch(cells)
-
-
 def drive(
     session: Session, asks: Sequence[Ask], capabilities: frozenset[Capability], history: Sequence[Served] = ()
 ) -> Run:

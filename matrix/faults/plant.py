@@ -49,11 +49,11 @@ class Trial:
 
 
 @contextmanager
-def planted(fault: Fault | None, root: Path = ROOT) -> Iterator[Path]:
+def planted(fault: Fault | None) -> Iterator[Path]:
     """A copy of the packages with the fault in it (None: as they are). ConfigError if the fault does not apply."""
     with Scratch("fault") as tree:
         for package in PACKAGES:
-            shutil.copytree(root / package, tree / package)
+            shutil.copytree(ROOT / package, tree / package)
         if fault is not None:
             fault.apply(tree)
             for edit in fault.edits:

@@ -1,6 +1,7 @@
 """What the stored checkpoints can do: greedy accuracy of a target, accept lengths of a draft.
 
-`python -m matrix.zoo.evaluate` measures the committed checkpoints anew and rewrites their cards and the data files.
+`python -m matrix.zoo.evaluate` measures the committed checkpoints anew and rewrites their cards, the checksums and
+the data files.
 """
 
 import argparse
@@ -25,6 +26,7 @@ from matrix.zoo.gsm_mini import Problem, problems, prompt_of, write_corpus, writ
 from matrix.zoo.net import FINAL, CausalNet
 from matrix.zoo.ranges import LEVELS
 from matrix.zoo.recipes import DATA, RECIPES, Data, Recipe
+from matrix.zoo.registry import record
 
 CORPUS_PROBLEMS = 64
 HERE = Path(__file__).parent
@@ -148,7 +150,7 @@ def remeasure(root: Path, device: torch.device) -> None:
 
 
 def main() -> None:
-    """Rewrite data files and cards."""
+    """Rewrite data files, cards and checksums."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--root", type=Path, default=HERE / "checkpoints")
     parser.add_argument("--device", default="cpu")
@@ -157,6 +159,7 @@ def main() -> None:
         write_jsonl(HERE / "data" / f"{split}.jsonl", split_rows(DATA, split))
     write_corpus(HERE / "data" / "corpus.jsonl", corpus_rows(DATA))
     remeasure(arguments.root, torch.device(arguments.device))
+    record(arguments.root)
 
 
 if __name__ == "__main__":

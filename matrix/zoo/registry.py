@@ -51,15 +51,15 @@ def checksums(path: Path = CHECKSUMS) -> dict[str, tuple[str, int]]:
     return known
 
 
-def verify_cells(cells: Iterable[Cell], root: Path = CHECKPOINTS) -> None:
+def verify_cells(cells: Iterable[Cell]) -> None:
     """Verify the checkpoints of every target and draft that the cells use: milliseconds, before an engine is blamed."""
-    verify_models((name for cell in cells for name in (cell.target, cell.draft)), root)
+    verify_models(name for cell in cells for name in (cell.target, cell.draft))
 
 
-def verify_models(names: Iterable[str | None], root: Path = CHECKPOINTS) -> None:
+def verify_models(names: Iterable[str | None]) -> None:
     """Verify the checkpoints of those names that are the zoo's; others, and no name at all, are not its business."""
     for name in dict.fromkeys(name for name in names if name in NAMES):
-        verify(name, root)
+        verify(name)
 
 
 def verify(name: str, root: Path = CHECKPOINTS) -> None:

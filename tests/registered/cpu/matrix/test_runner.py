@@ -13,7 +13,7 @@ from matrix.gates.gate import Gate, Outcome, State
 from matrix.gates.ledger import LedgerGate
 from matrix.gates.lossless import LosslessGate
 from matrix.gates.oracle import Oracle
-from matrix.runner import Runner, drive, reference_runner, run_launch
+from matrix.runner import Runner, drive, reference_runner
 from matrix.subjects.protocol import Answer, Ask, Capability, Run
 from matrix.subjects.reference import ReferenceSession, ReferenceSubject
 from reports.codec import decode_cell, encode_cell
@@ -244,7 +244,7 @@ def test_a_gpu_tier_asks_for_the_same_on_a_gpu_in_the_precision_of_a_cpu():
 def test_the_reference_runner_has_every_gate():
     made = reference_runner(5, stage="smoke")
     assert (made.seed, made.stage, len(made.gates)) == (5, "smoke", 11)
-    (record,) = run_launch([Cell.from_id("none.length")], ReferenceSubject(), 0)
+    (record,) = made.run_launch([Cell.from_id("none.length")])
     assert {gate.name for gate in record.gates} >= {"config", "effective", "ledger", "lossless", "finish"}
 
 
