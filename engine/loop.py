@@ -70,6 +70,7 @@ class Loop(Generic[Handle]):
 
     @property
     def busy(self) -> bool:
+        """Whether any request or launched step is left."""
         return self.scheduler.has_work or bool(self.pending)
 
     def step(self) -> None:

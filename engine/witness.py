@@ -17,6 +17,7 @@ class Witness:
         self._entries = JournalDigest()
 
     def planned(self, plan: StepPlan) -> None:
+        """Before the launch of a plan."""
         self._probes.hit("rank.step")
         self._tell(Told(PLAN, (self._entries.of(self._journal), digest(plan))))
 

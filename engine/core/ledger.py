@@ -45,6 +45,7 @@ class Account:
 
     @property
     def flying(self) -> int:
+        """Positions that launched, unresolved steps may write."""
         return sum(self.in_flight) if self.in_flight else 0
 
 
@@ -255,6 +256,7 @@ class Ledger:
 
     @property
     def cached(self) -> int:
+        """Pages that the cache owns."""
         return len(self.pins)
 
     def check(self) -> None:

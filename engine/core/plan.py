@@ -35,6 +35,7 @@ class PlanRow(NamedTuple):
 
     @property
     def last_chunk(self) -> bool:
+        """Whether a prefill chunk ends its prompt."""
         return self.following is None
 
 

@@ -100,6 +100,7 @@ class PrefixCache:
         return sum(1 for page in self.nodes if not self.ledger.pins[page])
 
     def writer(self, page: int) -> int:
+        """The account that computed the KV of a cached page."""
         return self.nodes[page].writer
 
     def _loose(self, node: Node) -> bool:

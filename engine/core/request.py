@@ -165,6 +165,7 @@ class Request:
 
     @property
     def num_tokens(self) -> int:
+        """How many `tokens` are."""
         return len(self.prompt) + len(self.output)
 
     @property

@@ -76,6 +76,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
+        """Whether any request has not been released."""
         return bool(self.waiting or self.active)
 
     def plan(self) -> StepPlan | None:

@@ -50,6 +50,7 @@ class Span:
 
     @property
     def end(self) -> int:
+        """Index of the first page behind the live ones."""
         return self.first + len(self.pages)
 
 
@@ -66,6 +67,7 @@ class WindowBook:
         self.spans: dict[int, Span] = {}
 
     def open(self, account: int) -> None:
+        """An account without pages."""
         self.spans[account] = Span()
 
     def missing(self, account: int, end: int) -> int:

@@ -43,6 +43,7 @@ class Bundle(Generic[Graph]):
 
     @property
     def count(self) -> int:
+        """Graphs, shapes without one not counted."""
         return sum(graph is not None for graph in self.graphs.values())
 
 

@@ -84,6 +84,7 @@ class RankGroup:
 
     @property
     def alive(self) -> bool:
+        """False once the ranks were ended."""
         return self._finalizer.alive
 
     def close(self) -> None:

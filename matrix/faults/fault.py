@@ -47,10 +47,12 @@ class Fault:
     operations: tuple[str, ...] = ()
 
     def runs_on(self, tier: str) -> bool:
+        """Whether its cells exercise it on this tier."""
         return tier in (self.tier, *self.also_on)
 
     @property
     def edits(self) -> tuple[Edit, ...]:
+        """Every replacement, the defect first."""
         return (Edit(self.file, self.old, self.new), *self.also)
 
     def chosen(self, locked: Sequence[Cell]) -> list[Cell]:

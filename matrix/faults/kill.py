@@ -48,6 +48,7 @@ class Kill:
 
     @property
     def unexpected(self) -> bool:
+        """Whether it was killed, and by none of the gates that were to."""
         return self.killed and not set(self.killed_by) & set(self.fault.expected)
 
 
@@ -62,6 +63,7 @@ class Matrix:
 
     @property
     def survivors(self) -> tuple[Kill, ...]:
+        """What no gate saw."""
         return tuple(kill for kill in self.kills if not kill.killed)
 
     @property

@@ -31,6 +31,7 @@ class Holding:
 
     @property
     def end(self) -> int:
+        """Position behind everything in flight."""
         return self.committed + sum(self.flights)
 
 
@@ -77,10 +78,12 @@ class Audit:
 
     @property
     def free(self) -> int:
+        """Pages without an owner."""
         return self.pages - len(self.owner)
 
     @property
     def cached(self) -> int:
+        """Pages of the cache."""
         return len(self.users)
 
     def _window(self, rid: int, numbers: tuple[int, ...]) -> None:

@@ -72,6 +72,7 @@ class Space:
 
     @property
     def size(self) -> int:
+        """Launches in the product."""
         return prod(len(knob.settings) for knob in self.knobs)
 
     def tabulate(self, function: Callable[[Situation], Hashable]) -> Table:

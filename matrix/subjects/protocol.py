@@ -181,7 +181,9 @@ class Session(Protocol):
         ...
 
     @property
-    def launch_hash(self) -> str: ...
+    def launch_hash(self) -> str:
+        """What tells this launch from others that resolve differently (`Resolved.launch_hash`)."""
+        ...
 
     def generate(self, asks: Sequence[Ask]) -> list[Answer]:
         """Run the asks to their end, each as soon as what it comes after has ended; the answers in the order given."""
@@ -191,7 +193,9 @@ class Session(Protocol):
         """What runs, read from the running parts."""
         ...
 
-    def counters(self) -> Mapping[str, int]: ...
+    def counters(self) -> Mapping[str, int]:
+        """Hits by the name of a probe (`engine.core.probes`)."""
+        ...
 
     def journal(self) -> tuple[Sequence[tuple[str, int, tuple[int, ...]]], int, int]:
         """(entries, number of pages, page size)."""
@@ -201,13 +205,17 @@ class Session(Protocol):
         """None where the depth is static."""
         ...
 
-    def memory(self) -> Memory: ...
+    def memory(self) -> Memory:
+        """Who holds how many pages now."""
+        ...
 
     def ranks(self) -> Agreement | None:
         """How far the ranks were compared since the launch; None where there is one."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Let the engine go; nothing else is called afterwards."""
+        ...
 
 
 class Diverged(Exception):

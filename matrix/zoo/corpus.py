@@ -29,11 +29,13 @@ class Sequences:
 
     @staticmethod
     def of(rows: Sequence[Sequence[int]], prompts: Sequence[int]) -> "Sequences":
+        """Token ids row by row, and how many of each are its prompt."""
         flat = np.fromiter((token for row in rows for token in row), dtype=np.uint16)
         return Sequences(flat, np.array([len(row) for row in rows], np.int32), np.array(prompts, np.int32))
 
     @staticmethod
     def join(parts: Sequence["Sequences"]) -> "Sequences":
+        """One after another."""
         return Sequences(
             np.concatenate([part.flat for part in parts]),
             np.concatenate([part.lengths for part in parts]),
