@@ -134,6 +134,9 @@ class CausalLM(ABC):
 def head_logits(hidden: Tensor, head: Tensor, deterministic: bool) -> Tensor:
     """hidden [..., H] @ head [H, V] -> float32 [..., V]."""
     x = hidden.reshape(-1, head.shape[0])
+    if x.is_cuda and not deterministic and x.dtype is not torch.float32:
+        # Its sums are float32 already: rounding them first would cost a launch and bits.
+        return torch.mm(x, head, out_dtype=torch.float32).view(*hidden.shape[:-1], head.shape[1])
     linear = products(deterministic).linear
     if x.shape[0] == 1 and doubles(deterministic, x.device):
         return linear(twin_rows(x), head)[:1].float().view(*hidden.shape[:-1], head.shape[1])
