@@ -112,7 +112,6 @@ class DraftSteps:
         self.adapts = width is None
         self.stopped = False
         self._probes = probes
-        self._width = width
         self._bounds = [settings.batch_from for settings in slots]
         self._active = self.slots[0]
         self._steps = self._active.steps

@@ -21,20 +21,16 @@ class Tokenizer:
     """A checkpoint's tokenizer.
 
     bos_id: put in front of every encoded text, None if the checkpoint has none or puts none there (Qwen's). eos_ids:
-    ids that end a text; eos_id the first of them.
-    hash: 12 hex digits over the vocabulary and its ids, equal exactly where token ids mean the same.
+    ids that end a text. ConfigError on files that are missing or damaged.
     """
 
     def __init__(self, path: str | Path) -> None:
         folder = Path(path)
         self._tokenizer = _read(folder / "tokenizer.json")
-        vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
-        self.hash = vocabulary_hash(vocabulary)
-        self.vocab_size = max(vocabulary.values()) + 1
-        ids = _special_ids(folder)
-        self.bos_id = ids[0][0] if ids[0] and self._puts(ids[0][0], folder) else None
-        self.eos_id = ids[1][0] if ids[1] else None
-        self.eos_ids = frozenset(ids[1])
+        self.vocab_size = max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+        begins, ends = _special_ids(folder)
+        self.bos_id = begins[0] if begins and self._puts(begins[0], folder) else None
+        self.eos_ids = frozenset(ends)
 
     def _puts(self, bos: int, folder: Path) -> bool:
         """Whether texts begin with it: as tokenizer_config.json says, or else as tokenizer.json does it by itself."""
@@ -85,16 +81,17 @@ class Detokenizer:
         return self.text
 
 
-def vocabulary_hash(vocabulary: dict[str, int]) -> str:
-    """12 hex digits; two tokenizers agree exactly if every token has the same id."""
+def tokenizer_hash(path: str | Path) -> str | None:
+    """12 hex digits over a checkpoint's vocabulary, equal exactly where every token has the same id; None without one.
+
+    ConfigError on a damaged file.
+    """
+    file = Path(path) / "tokenizer.json"
+    if not file.is_file():
+        return None
+    vocabulary = _read(file).get_vocab(with_added_tokens=True)
     text = json.dumps(sorted(vocabulary.items()), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-def tokenizer_hash(path: str | Path) -> str | None:
-    """The hash of the tokenizer in a checkpoint folder, None if it brings none."""
-    file = Path(path) / "tokenizer.json"
-    return vocabulary_hash(_read(file).get_vocab(with_added_tokens=True)) if file.is_file() else None
 
 
 def _read(file: Path) -> tokenizers.Tokenizer:
