@@ -18,6 +18,7 @@ from engine.core.ledger import Entry
 from engine.core.request import Finish, Phase, Request, SamplingParams
 from engine.core.resolve import resolve
 from engine.core.session import SessionParams, Sessions, Turn
+from engine.device.bundles import GIB
 from engine.device.ranks import ALONE, Ranks
 from engine.models.loader import facts
 from engine.models.tokenizer import Tokenizer
@@ -313,6 +314,7 @@ class LLM:
         more: dict[str, Any] = {"adaptive": adapts} if steps.adapts else {}
         if executor.graphs is not None:
             more["graphs"], more["graph_bytes"] = executor.graphs.memory
+            more["cuda_graph_max_gb"] = executor.graphs.bundles.most_bytes // GIB
             more["graph_widths"] = {width: bundle.count for width, bundle in executor.graphs.bundles}
         return shown | more | ({"drafter_error": self.drafter_error} if self.drafter_error else {})
 

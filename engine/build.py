@@ -15,6 +15,7 @@ from engine.core.prefix import PrefixCache
 from engine.core.probes import Probes
 from engine.core.schedule import Scheduler
 from engine.core.window import Window
+from engine.device.bundles import GIB
 from engine.device.graphs import Graphs
 from engine.device.pool import KVLayout
 from engine.device.ranks import ALONE, Ranks
@@ -106,7 +107,7 @@ def _executor(
     side = None
     if windowed.layers:
         side = WindowMemory(windows, context.memory(windowed, resolved.window_pages, resolved.kv_stamps), table())
-    graphs = Graphs(resolved.cuda_graph_max_bs, device, scheduler.probes) if resolved.cuda_graph_max_bs else None
+    graphs = graphs_for(resolved, device, scheduler.probes)
     return DeviceExecutor(
         context.target,
         drafter,
@@ -121,6 +122,13 @@ def _executor(
         ranks,
         witness,
     )
+
+
+def graphs_for(resolved: Resolved, device: torch.device, probes: Probes) -> Graphs | None:
+    """What holds the rounds that run as graphs, within the memory that they may take."""
+    if not resolved.cuda_graph_max_bs:
+        return None
+    return Graphs(resolved.cuda_graph_max_bs, device, probes, most_bytes=resolved.cuda_graph_max_gb * GIB)
 
 
 def _guard(resolved: Resolved, drafter: Drafter, target: Target, steps: DraftSteps) -> Guard | None:

@@ -72,6 +72,7 @@ LEFT_OUT: Final = frozenset(
         "enable_deterministic_inference",
         "enable_streaming_session",
         "cuda_graph_max_bs",
+        "cuda_graph_max_gb",
     }
 )
 # Field to outcome to the launches that have it, as texts: `algorithm=eagle,eagle3 steps=auto`.

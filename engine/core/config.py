@@ -73,6 +73,7 @@ class EngineConfig:
     tp_size: int = 1
     disable_cuda_graph: bool = False
     cuda_graph_max_bs: int | Auto = AUTO
+    cuda_graph_max_gb: int = 4
     enable_multi_layer_eagle: bool | Auto = AUTO
     enable_streaming_session: bool = False
     random_seed: int = 0
@@ -257,6 +258,7 @@ class Resolved:
     are then those of the first round.
     ngram: what an n-gram drafter runs with, None for any other.
     cuda_graph_max_bs: requests of the largest batch whose rounds run as CUDA graphs, 0 for no graphs.
+    cuda_graph_max_gb: GiB of GPU memory that all of them together may hold.
     tp_size: ranks that share the target, one process each.
     window: Facts.window; window_pages: KV pages of the layers that have it (padding page not counted), 0 without.
     """
@@ -290,6 +292,7 @@ class Resolved:
     adaptive_slots: tuple[AdaptiveSlot, ...] = ()
     ngram: NgramOptions | None = None
     cuda_graph_max_bs: int = 0
+    cuda_graph_max_gb: int = 4
     tp_size: int = 1
     reasons: tuple[Reason, ...] = ()
     rewrites: tuple[Rewrite, ...] = ()

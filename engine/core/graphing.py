@@ -43,6 +43,7 @@ def _asked(s: Situation) -> int:
 
 GRAPHING: Final[tuple[Rule, ...]] = (
     bounded(FIELD, 0, LARGEST, "requests of the largest batch that is a graph, 0 for no graphs"),
+    bounded("cuda_graph_max_gb", 1, 1024, "GiB that all graphs may hold; disable_cuda_graph is for no graphs"),
     Rule(
         name="graphs-impossible",
         kind="rewritten",

@@ -15,8 +15,9 @@ from typing import Final, Generic, NamedTuple, TypeVar
 Graph = TypeVar("Graph")
 # Graphs that a bundle keeps; the one that was used longest ago makes room.
 KEPT: Final = 64
-# Bytes that the graphs of all bundles may hold.
-MOST_BYTES: Final = 4 << 30
+GIB: Final = 1 << 30
+# Bytes that the graphs of all bundles may hold unless asked otherwise.
+MOST_BYTES: Final = 4 * GIB
 
 
 class Shape(NamedTuple):

@@ -78,10 +78,7 @@ GRAPH_FAULTS: Final[tuple[Fault, ...]] = (
         klass="silent fallback / ignored parameter",
         origin="sglang#32459 (K13: usage counters)",
         file="engine/build.py",
-        old=(
-            "    graphs = Graphs(resolved.cuda_graph_max_bs, device, scheduler.probes) "
-            "if resolved.cuda_graph_max_bs else None\n"
-        ),
+        old="    graphs = graphs_for(resolved, device, scheduler.probes)\n",
         new="    graphs = None\n",
         expected=("effective",),
         cells=CELLS,

@@ -346,7 +346,7 @@ def test_what_runs_is_what_was_resolved(shape, version):
     assert back["num_pages"] == 700 // 7 and back["max_running_requests"] == 5
     # Only names, derived values and the seed, which each request carries, are not read back.
     left = {"model_path", "draft_path", "spec_version", "max_total_tokens", "random_seed", "reasons", "rewrites"}
-    assert set(resolved) - set(back) == left | {"swa_full_tokens_ratio"}
+    assert set(resolved) - set(back) == left | {"swa_full_tokens_ratio", "cuda_graph_max_gb"}
 
 
 @pytest.mark.parametrize("shape", DRAFTERS, ids=lambda s: "-".join(map(str, s)))

@@ -36,6 +36,7 @@ def test_replayed_rounds_are_the_rounds(algorithm, topk, strict):
     assert 0 < count <= sum(len(bundle.graphs) for _, bundle in graphs.bundles) and 0 < size < 1 << 30
     shown = llm.readback()
     assert (shown["graphs"], shown["graph_bytes"], shown["cuda_graph_max_bs"]) == (count, size, 4)
+    assert shown["cuda_graph_max_gb"] == llm.resolved.cuda_graph_max_gb == 4
     assert int(llm.loop.executor.relay.length[0]) == 0
 
 

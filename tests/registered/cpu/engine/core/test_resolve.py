@@ -124,6 +124,7 @@ def runnable(draw: st.DrawFn) -> tuple[EngineConfig, Facts]:
         device=draw(st.sampled_from([AUTO, "cpu"])),
         disable_cuda_graph=draw(st.booleans()),
         cuda_graph_max_bs=draw(auto(st.integers(0, 64))),
+        cuda_graph_max_gb=draw(st.integers(1, 9)),
         random_seed=draw(st.integers(0, 9)),
         strict_memory=draw(st.integers(0, 2)),
         kv_stamps=draw(st.booleans()),

@@ -216,6 +216,12 @@ REFUSED = [
         "cuda_graph_max_bs must be 0 to 1024, got -1: requests of the largest batch that is a graph, 0 for no graphs",
     ),
     (
+        "cuda-graph-max-gb-range",
+        EngineConfig("m", cuda_graph_max_gb=0),
+        facts(None),
+        "cuda_graph_max_gb must be 1 to 1024, got 0: GiB that all graphs may hold; disable_cuda_graph is for no graphs",
+    ),
+    (
         "gpu-missing",
         EngineConfig("m", device="cuda"),
         facts(None),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from engine.build import graphs_for
 from engine.core.probes import Probes
 from engine.device.graphs import Graphs, Shape, padded, reach_of
 
@@ -46,6 +48,15 @@ def test_shapes_are_kept_up_to_a_number():
     ((width, bundle),) = graphs.bundles
     assert (width, [shape.reach for shape in bundle.graphs]) == (1, [512, 768]) and graphs.memory == (0, 0)
     assert (graphs.probes.counts["graph.eager"], graphs.probes.counts["graph.replayed"]) == (3, 0)
+
+
+def test_an_engine_holds_no_more_than_it_was_asked_to():
+    llm = engine("NONE", 1, cuda_graph_max_gb=3)
+    assert "cuda_graph_max_gb" not in llm.readback() and graphs_for(llm.resolved, CPU, llm.loop.probes) is None
+    llm.loop.executor.graphs = graphs_for(replace(llm.resolved, cuda_graph_max_bs=4), CPU, llm.loop.probes)
+    assert llm.loop.executor.graphs.bundles.most_bytes == 3 << 30
+    shown = llm.readback()
+    assert (shown["cuda_graph_max_gb"], shown["cuda_graph_max_bs"]) == (3, 4)
 
 
 @pytest.mark.parametrize(("algorithm", "topk"), [run for run in RUNS if run[0] != "NGRAM"])
