@@ -33,12 +33,19 @@ class Outcome:
 
 
 class Gate(Protocol):
-    """Judges a cell's run, paired with the same workload on drafter `none` in its canonical launch."""
+    """Judges a cell's run, paired with the same workload on drafter `none` in its canonical launch.
+
+    needs: what a subject must show of itself, else NOT MEASURED. thresholds: what numbers are held against, by name.
+    """
 
     name: str
     needs: frozenset[Capability]
     thresholds: Mapping[str, float]
 
-    def applies(self, cell: Cell) -> bool: ...
+    def applies(self, cell: Cell) -> bool:
+        """Whether the gate judges such cells at all."""
+        ...
 
-    def judge(self, cell: Cell, run: Run, baseline: Run) -> Outcome: ...
+    def judge(self, cell: Cell, run: Run, baseline: Run) -> Outcome:
+        """The verdict on what the cell's requests did, beside the same requests without a drafter."""
+        ...
