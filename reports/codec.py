@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from types import NoneType
 from typing import Final, NamedTuple
@@ -16,6 +16,7 @@ from reports.schema import (
     GATE_STATES,
     SCHEMA,
     CellResult,
+    CellState,
     Expect,
     GateResult,
     Header,
@@ -134,20 +135,50 @@ def decode_launch(body: Json, what: str) -> Launch:
     )  # fmt: skip
 
 
-def decode_cell(body: Json, launch: Launch | None = None, gates: tuple[GateResult, ...] | None = None) -> CellResult:
-    """The cell of a parsed line, of which `launch` and `gates` may have been read before. Raises ReportError, one
-    sentence that leaves out the file and the line."""
-    what = f"cell {body.get('id') if isinstance(body, dict) else None!r}"
-    name, state, axes, waived, witness, bodies, error, repro, seconds = _CELL.read(body, what)
+class Own(NamedTuple):
+    """What a cell's line says beside its launch; `gates` as parsed."""
+
+    id: str
+    state: CellState
+    axes: Mapping[str, Json]
+    waived: Waiver | None
+    witness: Mapping[str, int]
+    gates: Sequence[Json]
+    error: str | None
+    repro: str
+    seconds: float
+
+
+def decode_own(body: Json) -> Own:
+    """A cell's own part of a parsed line. Raises ReportError, one sentence that leaves out the file and the line."""
+    what = _name(body)
+    name, state, axes, waived, witness, gates, error, repro, seconds = _CELL.read(body, what)
     _choice(what, "state", state, CELL_STATES)
-    if gates is None:
-        gates = tuple(decode_gate(each, f"a gate of {what}") for each in bodies)
-    resolved, expect, tier, stage, launch_hash, requested, reasons, rewrites = launch or decode_launch(body, what)
+    waiver = None if waived is None else Waiver(*_WAIVER.read(waived, f"the waiver of {what}"))
+    return Own(name, state, axes, waiver, witness, gates, error, repro, seconds)
+
+
+def joined(
+    own: Own, launch: Launch, witness: Mapping[str, int], gates: tuple[GateResult, ...], seconds: float
+) -> CellResult:
+    """The cell of parts that were decoded one by one."""
+    resolved, expect, tier, stage, launch_hash, requested, reasons, rewrites = launch
+    name, state, axes, waived, _, _, error, repro, _ = own
     return CellResult(
-        name, state, axes, resolved, expect, tier, stage, launch_hash, requested, repro, reasons, rewrites,
-        None if waived is None else Waiver(*_WAIVER.read(waived, f"the waiver of {what}")), witness, gates, error,
-        seconds,
+        name, state, axes, resolved, expect, tier, stage, launch_hash, requested, repro, reasons, rewrites, waived,
+        witness, gates, error, seconds,
     )  # fmt: skip
+
+
+def decode_cell(body: Json) -> CellResult:
+    """The cell of a parsed line. Raises ReportError, one sentence that leaves out the file and the line."""
+    own, what = decode_own(body), _name(body)
+    gates = tuple(decode_gate(each, f"a gate of {what}") for each in own.gates)
+    return joined(own, decode_launch(body, what), own.witness, gates, own.seconds)
+
+
+def _name(body: Json) -> str:
+    return f"cell {body.get('id') if isinstance(body, dict) else None!r}"
 
 
 def decode_gate(body: Json, what: str) -> GateResult:

@@ -57,7 +57,8 @@ class Words:
             decided = {axis: self._words[axis] for axis in names if axis in self._words}
             self._split[names] = (decided, [axis for axis in names if axis not in decided])
         decided, own = self._split[names]
-        return decided | {axis: word(axes[axis]) for axis in own}
+        values = ((axis, axes[axis]) for axis in own)
+        return decided | {axis: value.lower() if isinstance(value, str) else word(value) for axis, value in values}
 
 
 def word(value: Json) -> str:

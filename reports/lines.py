@@ -10,10 +10,11 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
+from mmap import mmap
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
-from reports.codec import Launch, decode_cell, decode_gate, decode_launch
+from reports.codec import Launch, Own, decode_cell, decode_gate, decode_launch, decode_own, joined
 from reports.schema import CELL_STATES, CellResult, CellState, GateResult, Json, ReportError
 
 _FRONT: Final = re.compile(
@@ -23,15 +24,24 @@ _FRONT: Final = re.compile(
 # The keys from the first to before the second are what the cells of a launch share.
 _LAUNCH: Final = re.compile(rb'\s*,\s*(?="resolved")')
 _WAIVED: Final = b'"waived":'
+_WITNESS: Final = b'"witness":'
 _STATES: Final[Mapping[bytes, CellState]] = {state.encode(): state for state in CELL_STATES}
 _GATES: Final = b'"gates":['
 _GATES_END: Final = b'],"error":'
 _NEXT_GATE: Final = b"},{"
+_NEXT_ENTRY: Final = b'","'
 _GREEN: Final = b'"state":"PASS"'
 _TIME: Final = b'"seconds"'
 _TO_TIME: Final = len(_TIME + b":")
 _SECONDS: Final = re.compile(rb'"seconds"\s*:\s*[0-9.eE+-]+')
+# A running time as the writer leaves it, behind everything else.
+_TIMED: Final = re.compile(rb'"seconds":((?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?)\}')
+_NOTHING: Final = b"{}"
 _READ: Final = json.JSONDecoder().raw_decode
+
+
+# What a report is read as.
+Text: TypeAlias = bytes | mmap
 
 
 class Span(NamedTuple):
@@ -52,14 +62,14 @@ class Line(NamedTuple):
     state: CellState | None
 
 
-def cell_lines(file: Path, data: bytes, start: int, stop: int) -> dict[str, Line]:
+def cell_lines(file: Path, data: Text, start: int, stop: int) -> dict[str, Line]:
     """Cell id -> line. Raises ReportError for a cell that comes twice, or a line that does not even look like a
     cell."""
     lines: dict[str, Line] = {}
     while start < stop:
         end = data.find(b"\n", start)
         match = _FRONT.match(data, start, end)
-        if match is not None and data.endswith(b"}", start, end):
+        if match is not None and data[end - 1 : end] == b"}":
             name = match[1].decode()
             line = Line(start, end, match.end(), _STATES[match[2]])
         else:
@@ -78,7 +88,7 @@ class Launches:
     A report is written launch by launch, so a line is first held against what the last one said.
     """
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: Text) -> None:
         self._data = data
         # Like the text, but from the end of the axes to behind the next key. No line holds a newline.
         self._around = b"\n"
@@ -88,7 +98,7 @@ class Launches:
     def text(self, line: Line) -> bytes | None:
         """What a line says of its launch, or None if only a full parse can tell."""
         brace = self._data.find(b"}", line.axes, line.end) + 1 if line.axes >= 0 else 0
-        if self._data.startswith(self._around, brace, line.end) or self._read(brace, line.end):
+        if self._data[brace : brace + len(self._around)] == self._around or self._read(brace, line.end):
             return self._text
         return None
 
@@ -112,19 +122,32 @@ class Launches:
         return True
 
 
-def axes_text(data: bytes, line: Line) -> bytes | None:
+def axes_text(data: Text, line: Line) -> bytes | None:
     """What should be the JSON of the axes, or None if only a full parse can tell."""
     brace = _axes_end(data, line)
     return data[line.axes : brace] if brace and _LAUNCH.match(data, brace, line.end) else None
 
 
-def _axes_end(data: bytes, line: Line) -> int:
+def plain_entries(text: bytes) -> frozenset[bytes] | None:
+    """The entries of axes that are all lower-case strings as the writer leaves them, each as `entry` has it; None for
+    any other JSON."""
+    entries = frozenset(text[2:-2].split(_NEXT_ENTRY))
+    plain = text.islower() and b"\\" not in text and b" " not in text and text.count(b'"') == 4 * len(entries)
+    return entries if plain else None
+
+
+def entry(axis: str, value: str) -> bytes:
+    """An axis and its value as `plain_entries` has them."""
+    return f'{axis}":"{value}'.encode()
+
+
+def _axes_end(data: Text, line: Line) -> int:
     """Offset behind the axes, 0 if only a full parse can tell. Axis values are plain, so the first brace closes
     them."""
     return data.find(b"}", line.axes, line.end) + 1 if line.axes >= 0 else 0
 
 
-def same_but_for_time(data: bytes, lines: Iterable[Line], other: bytes, other_lines: Iterable[Line]) -> Iterator[bool]:
+def same_but_for_time(data: Text, lines: Iterable[Line], other: Text, other_lines: Iterable[Line]) -> Iterator[bool]:
     """Of each pair of lines, true if both have the same bytes around their running times."""
     find, there_find, value = data.rfind, other.rfind, _SECONDS.match
     for (start, end, _, _), (there, other_end, _, _) in zip(lines, other_lines, strict=True):
@@ -154,58 +177,71 @@ def parse_launch(text: bytes) -> Launch | None:
 
 
 class Parts(NamedTuple):
-    """A line cut up: what is the cell's own, its launch, and the texts of its gates."""
+    """A line cut up: what is the cell's own, its launch, and the texts of its witness and of its gates."""
 
     own: bytes
     launch: Launch
+    witness: bytes
     gates: list[bytes]
 
 
-def parse_cell(file: Path, data: bytes, line: Line, span: Span | None) -> CellResult:
+def parse_cell(file: Path, data: Text, line: Line, span: Span | None) -> CellResult:
     """The record of a line whose launch is `span`. Raises ReportError with the file and the number of the line."""
     parts = cut(data, line, span)
     try:
-        return (parts and assembled(parts, parts.gates)) or _whole(data[line.start : line.end])
+        return (parts and assembled(parts)) or _whole(data[line.start : line.end])
     except ReportError as error:
         raise ReportError(f"{_place(file, data, line.start)}: {error}") from error
 
 
-def cut(data: bytes, line: Line, span: Span | None) -> Parts | None:
+def cut(data: Text, line: Line, span: Span | None) -> Parts | None:
     """The parts of a line whose launch is `span`; None if only a full parse can tell."""
-    first = -1 if span is None else data.find(_GATES, span.end, line.end)
-    last = data.rfind(_GATES_END, first, line.end)
-    launch = None if span is None or min(first, last) < 0 else parse_launch(span.text)
-    if span is None or launch is None:
+    if span is None:
         return None
-    first += len(_GATES)
-    own = data[line.start : span.start] + data[span.end : first] + data[last : line.end]
-    return Parts(own, launch, data[first + 1 : last - 1].split(_NEXT_GATE) if first < last else [])
+    seen = data.find(_WITNESS, span.end, line.end)
+    first = data.find(_GATES, seen, line.end)
+    last = data.rfind(_GATES_END, first, line.end)
+    launch = None if min(seen, first, last) < 0 else parse_launch(span.text)
+    if launch is None:
+        return None
+    seen += len(_WITNESS)
+    own = data[line.start : span.start] + data[span.end : seen] + _NOTHING + b"," + data[first : first + len(_GATES)]
+    witness, first = data[seen:first], first + len(_GATES)
+    gates = data[first + 1 : last - 1].split(_NEXT_GATE) if first < last else []
+    return Parts(own + data[last : line.end], launch, witness.rstrip(b" ,"), gates)
 
 
-def assembled(parts: Parts, gates: Iterable[bytes]) -> CellResult | None:
-    """The record with these of its gates, from parts that many lines share, each parsed once; None if only a full
-    parse can tell."""
+def assembled(parts: Parts) -> CellResult | None:
+    """The record of parts that many lines share, each parsed once; None if only a full parse can tell."""
     try:
         at = parts.own.rfind(_TIME)
-        body = _untimed(parts.own[:at]) | part(b"{" + parts.own[at:])
-        return decode_cell(body, parts.launch, tuple(map(_parse_gate, gates)))
+        time = _TIMED.fullmatch(parts.own, at)
+        witness = part(parts.witness) if parts.witness != _NOTHING else {}
+        if time is None or not isinstance(witness, dict):
+            return None
+        gates = tuple(map(_parse_gate, parts.gates))
+        return joined(_untimed(parts.own[:at]), parts.launch, witness, gates, float(time[1]))
     except ReportError:
         return None
 
 
-def apart(mine: Parts, theirs: Parts) -> tuple[list[bytes], list[bytes]]:
-    """The gates of two lines without the green ones that both tell in the same bytes."""
+def apart(mine: Parts, theirs: Parts) -> tuple[Parts, Parts]:
+    """The parts of two lines without the green gates and the witness that both tell in the same bytes."""
     same = {text for text in mine.gates if _GREEN in text}.intersection(theirs.gates)
-    return [text for text in mine.gates if text not in same], [text for text in theirs.gates if text not in same]
+    both = mine.witness == theirs.witness
+    one, other = (
+        parts._replace(
+            witness=_NOTHING if both else parts.witness, gates=[text for text in parts.gates if text not in same]
+        )
+        for parts in (mine, theirs)
+    )
+    return one, other
 
 
 @lru_cache(maxsize=1 << 16)
-def _untimed(text: bytes) -> dict[str, Json]:
-    """What is a cell's own, up to its running time: two reports have it in common."""
-    body = part(text.rstrip(b" ,") + b"}")
-    if not isinstance(body, dict):
-        raise ReportError("the line has to be parsed whole")
-    return body
+def _untimed(text: bytes) -> Own:
+    """What is a cell's own, up to its running time, which is 0 here: two reports have it in common."""
+    return decode_own(part(text + b'"seconds":0}'))
 
 
 @lru_cache(maxsize=1 << 16)
@@ -254,6 +290,6 @@ def parse_json(text: bytes) -> Json:
         raise ReportError("broken, it is not UTF-8 text") from error
 
 
-def _place(file: Path, data: bytes, start: int) -> str:
-    newlines = data.count(b"\n", 0, start)
+def _place(file: Path, data: Text, start: int) -> str:
+    newlines = data[:start].count(b"\n")
     return f"{file}, line {newlines + 1}"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from itertools import compress
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +17,7 @@ from reports.lines import (
     Launches,
     Line,
     Parts,
+    Text,
     apart,
     assembled,
     axes_text,
@@ -26,6 +27,7 @@ from reports.lines import (
     parse_json,
     parse_launch,
     part,
+    plain_entries,
     same_but_for_time,
 )
 from reports.schema import REPORT_FILE, CellResult, CellState, Header, Json, ReportError
@@ -44,7 +46,7 @@ class Report:
     """
 
     def __init__(
-        self, path: Path, header: Header, data: bytes, lines: dict[str, Line], hits: Mapping[str, int] | None
+        self, path: Path, header: Header, data: Text, lines: dict[str, Line], hits: Mapping[str, int] | None
     ) -> None:
         self.path: Final = path
         self.header: Final = header
@@ -77,11 +79,11 @@ class Report:
         return parse_cell(self.path, self._data, line, self._launches.span(line))
 
     def apart(self, other: Report, cell: str) -> tuple[CellResult, CellResult]:
-        """The records of a cell that both reports hold, without the green gates that both tell in the same bytes."""
+        """The records of a cell that both reports hold, without the green gates and the witness that both tell in the
+        same bytes."""
         mine, theirs = self._parts(cell), other._parts(cell)
         if mine is not None and theirs is not None:
-            gates, other_gates = apart(mine, theirs)
-            record, other_record = assembled(mine, gates), assembled(theirs, other_gates)
+            record, other_record = map(assembled, apart(mine, theirs))
             if record is not None and other_record is not None:
                 self._axes[cell], other._axes[cell] = record.axes, other_record.axes
                 return record, other_record
@@ -143,6 +145,11 @@ class Report:
         """The effective axis values of a cell that ran and passed, else None."""
         return None if self.state(cell) != "PASS" or self.launch(cell)[1] is None else self.values(cell)
 
+    def entries(self, cell: str) -> frozenset[bytes] | None:
+        """The entries of a cell's axes (`reports.lines.entry`), or None if only a parse can tell."""
+        text = axes_text(self._data, self._lines[cell])
+        return None if text is None else plain_entries(text)
+
     def hits(self) -> Mapping[str, int]:
         """The sum of the cells' witnesses: as the end line tells, else (in older reports) counted."""
         if self._hits is None:
@@ -179,23 +186,21 @@ def load(path: Path | str) -> Report:
     return _report(file, _read(file))
 
 
-def load_both(base: Path | str, head: Path | str) -> tuple[Report, Report]:
-    """Two reports as `load` reads them; the second is read from disk while the first is looked through."""
-    first, second = _find(Path(base)), _find(Path(head))
-    with ThreadPoolExecutor(max_workers=1) as reader:
-        later = reader.submit(_read, second)
-        return _report(first, _read(first)), _report(second, later.result())
-
-
-def _read(file: Path) -> bytes:
+def _read(file: Path) -> Text:
+    """A small report as bytes; a large one is mapped, so that the disk's cache is not copied. A writer never changes a
+    finished report: it puts another in its place."""
     try:
-        return file.read_bytes()
+        size = file.stat().st_size
+        if size <= EAGER_BYTES:
+            return file.read_bytes()
+        with file.open("rb") as opened:
+            return mmap(opened.fileno(), size, access=ACCESS_READ)
     except OSError as error:
         raise ReportError(f"cannot read {file}: {error.strerror}") from error
 
 
 @paused()
-def _report(file: Path, data: bytes) -> Report:
+def _report(file: Path, data: Text) -> Report:
     if not data:
         raise ReportError(f"{file} is empty; the run that wrote it did not finish")
     body_start = data.find(b"\n") + 1 or len(data)
@@ -229,11 +234,11 @@ def _find(path: Path) -> Path:
     raise ReportError(f"{path} has no {REPORT_FILE}; it is not the directory of a finished run")
 
 
-def _read_end(file: Path, data: bytes) -> tuple[int, Json, Mapping[str, int] | None]:
+def _read_end(file: Path, data: Text) -> tuple[int, Json, Mapping[str, int] | None]:
     """Offset of the end line, and the number of cells and the hits of probes that it declares. Raises ReportError if
     the last line is no end."""
     start = data.rfind(b"\n", 0, len(data) - 1) + 1
-    if data.endswith(b"\n") and start:
+    if data[-1:] == b"\n" and start:
         try:
             end = json.loads(data[start:])
         except ValueError:

@@ -8,7 +8,7 @@ from pathlib import Path
 from matrix.output import Output
 from matrix.progress import waiting
 from reports.compare import compare, comparison_json, read_acknowledgements
-from reports.load import load_both
+from reports.load import load
 from reports.render.files import write_comparison
 from reports.render.terminal import print_comparison
 
@@ -17,7 +17,7 @@ def compare_reports(base: Path, head: Path, acknowledged: Path | None, out: Path
     """Print the comparison and return the exit status: 0 if the verdict is green. ReportError on a bad report."""
     entries = read_acknowledgements(acknowledged) if acknowledged else ()
     with waiting(f"comparing {base} and {head}"):
-        comparison = compare(*load_both(base, head), entries)
+        comparison = compare(load(base), load(head), entries)
         if out is not None:
             write_comparison(comparison, out)
     if json_:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
 from reports.compare.carried import CarriedPairs
 from reports.compare.paths import explanation
 from reports.compare.states import CoverageChange, LostPairs
-from reports.effective import RESOLVED_FIELD, Pair, word
+from reports.effective import RESOLVED_FIELD, Pair, Value, word
+from reports.lines import entry
 from reports.load import Report
 from reports.schema import CellResult, Json
 from reports.text import count
 
 _Records: TypeAlias = Mapping[str, tuple[CellResult, CellResult]]
+SAMPLE: Final = 50
 SINGULAR: Final = {"are": "is", "resolve": "resolves"}
 
 
@@ -52,32 +54,66 @@ def coverage_change(
     )
 
 
-def _carried(report: Report, cells: Iterable[str], candidates: Collection[Pair]) -> set[Pair]:
+def _carried(report: Report, cells: Sequence[str], candidates: Collection[Pair]) -> set[Pair]:
     """Those of `candidates` that at least one of the green cells among `cells` carries.
 
-    A launch rules out most pairs for all of its cells at once; only the others need a cell's own axes.
+    Most pairs are in many cells, so a sample of every launch finds them; the others are looked for in all cells.
     """
     missing = set(candidates)
-    by_launch: dict[bytes, list[Pair]] = {}
-    for cell, key, resolved in report.running(cells) if missing else ():
-        possible = by_launch.get(key)
-        if possible is None:
-            possible = by_launch[key] = [pair for pair in missing if _may_carry(resolved, pair)]
-        if possible:
-            values = report.values(cell)
-            hits = {(a, b) for a, b in possible if values.get(a[0]) == a[1] and values.get(b[0]) == b[1]}
-            if hits:
-                missing -= hits
-                by_launch = {each: [pair for pair in row if pair in missing] for each, row in by_launch.items()}
-                if not missing:
-                    break
+    for some in (cells[::SAMPLE], cells):
+        if missing:
+            missing -= _found(report, some, missing)
     return set(candidates) - missing
 
 
-def _may_carry(resolved: Mapping[str, Json], pair: Pair) -> bool:
-    """False if the resolved configuration alone contradicts the pair."""
-    fields = [(RESOLVED_FIELD.get(axis, axis), value) for axis, value in pair]
-    return all(field not in resolved or word(resolved[field]) == value for field, value in fields)
+def _found(report: Report, cells: Iterable[str], candidates: Collection[Pair]) -> set[Pair]:
+    """As `_carried`. A launch settles most pairs for all of its cells at once; only what is a cell's own is looked for
+    in its axes."""
+    missing = set(candidates)
+    by_launch: dict[bytes, list[_Wanted]] = {}
+    possible: list[_Wanted] = []
+    last = None
+    for cell, key, resolved in report.running(cells):
+        if key is not last:
+            known = by_launch.get(key)
+            wanted = filter(None, (_wanted(resolved, pair) for pair in missing)) if known is None else known
+            possible = by_launch[key] = [row for row in wanted if row.pair in missing]
+            last = key
+        if possible and (hits := _hits(report, cell, possible)):
+            missing -= hits
+            possible = by_launch[key] = [row for row in possible if row.pair in missing]
+            if not missing:
+                break
+    return set(candidates) - missing
+
+
+class _Wanted(NamedTuple):
+    """A pair that cells of a launch may carry: they do if their own axes have these values, in both forms."""
+
+    pair: Pair
+    values: frozenset[Value]
+    entries: frozenset[bytes]
+
+
+def _wanted(resolved: Mapping[str, Json], pair: Pair) -> _Wanted | None:
+    """None if the resolved configuration contradicts the pair."""
+    own = []
+    for axis, value in pair:
+        field = RESOLVED_FIELD.get(axis, axis)
+        if field not in resolved:
+            own.append((axis, value))
+        elif word(resolved[field]) != value:
+            return None
+    return _Wanted(pair, frozenset(own), frozenset(entry(axis, value) for axis, value in own))
+
+
+def _hits(report: Report, cell: str, possible: Iterable[_Wanted]) -> set[Pair]:
+    """Those pairs that a cell carries."""
+    entries = report.entries(cell)
+    if entries is not None:
+        return {row.pair for row in possible if row.entries <= entries}
+    values = report.values(cell).items()
+    return {row.pair for row in possible if row.values <= values}
 
 
 def _by_cause(lost: Mapping[Pair, list[str]], fate: Callable[[str], _Fate]) -> tuple[LostPairs, ...]:

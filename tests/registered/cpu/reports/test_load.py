@@ -6,8 +6,8 @@ import pytest
 import reports.lines
 import reports.load
 from reports.codec import decode_cell
-from reports.lines import Line, same_but_for_time
-from reports.load import load, load_both
+from reports.lines import Line, entry, plain_entries, same_but_for_time
+from reports.load import load
 from reports.schema import GateResult, ReportError
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
@@ -266,17 +266,6 @@ def test_a_path_is_the_state_the_axes_and_the_launch(tmp_path, make_cell, write_
     assert head.same_path(head, "a") is ("requested" not in change), "what only a full parse tells counts as different"
 
 
-def test_two_reports_read_together_are_those_read_alone(three, tmp_path, make_cell, write_report):
-    other = write_report(tmp_path / "other", [make_cell("a"), make_cell("b")])
-    base, head = load_both(three, other)
-    assert (list(base), list(head)) == (list(load(three)), list(load(other)))
-    with pytest.raises(ReportError, match=r"nowhere does not exist"):
-        load_both(three, tmp_path / "nowhere")
-    (other / "report.jsonl").write_text("")
-    with pytest.raises(ReportError, match=r"other.*is empty"):
-        load_both(three, other)
-
-
 def test_lines_are_the_same_where_only_the_running_time_differs(three, tmp_path):
     text = lines(three)
     moved = tmp_path / "moved"
@@ -284,11 +273,11 @@ def test_lines_are_the_same_where_only_the_running_time_differs(three, tmp_path)
     seconds = json.loads(text[1])["seconds"]
     rows = [text[0], text[1].replace(f'"seconds":{seconds}', '"seconds":98.5'), text[2].replace("FAIL", "PASS", 1)]
     put(moved, [*rows, *text[3:]])
-    base, head = load_both(three, moved)
+    base, head = load(three), load(moved)
     assert text[1] != rows[1] and base.same_lines(head, ["a", "b", "c"]) == ["a", "c"]
 
 
-def test_records_apart_leave_out_green_gates_that_both_tell_alike(tmp_path, make_cell, write_report):
+def test_records_apart_leave_out_green_gates_and_the_witness_that_both_tell_alike(tmp_path, make_cell, write_report):
     same, red = GateResult("ledger", "PASS", {"pages": 3}), GateResult("session", "FAIL", {"wrong": 1}, message="apart")
     before = GateResult("acceptance", "PASS", {"length": 3.1})
     after = GateResult("acceptance", "PASS", {"length": 2.9})
@@ -296,8 +285,56 @@ def test_records_apart_leave_out_green_gates_that_both_tell_alike(tmp_path, make
     head = load(write_report(tmp_path / "head", [make_cell("a", gates=(same, red, after), state="FAIL")]))
     mine, theirs = base.apart(head, "a")
     assert (mine.gates, theirs.gates) == ((red, before), (red, after))
-    assert mine == replace(base["a"], gates=mine.gates) and theirs == replace(head["a"], gates=theirs.gates)
-    assert base["a"].gates == (same, red, before)
+    assert mine == replace(base["a"], gates=mine.gates, witness={})
+    assert theirs == replace(head["a"], gates=theirs.gates, witness={})
+    assert base["a"].gates == (same, red, before) and base["a"].witness
+
+
+def test_records_apart_keep_witnesses_that_differ(tmp_path, make_cell, write_report):
+    base = load(write_report(tmp_path / "base", [make_cell("a", witness={"prefix.hit": 1})]))
+    head = load(write_report(tmp_path / "head", [make_cell("a", witness={"prefix.hit": 2})]))
+    assert [dict(record.witness) for record in base.apart(head, "a")] == [{"prefix.hit": 1}, {"prefix.hit": 2}]
+
+
+@pytest.mark.parametrize("time", ["01", "1.", ".5", "1e", "true", '"1"', "null"])
+def test_a_running_time_that_is_no_number_is_left_to_the_whole_line(three, tmp_path, time):
+    text = lines(three)
+    odd = tmp_path / "odd"
+    odd.mkdir()
+    seconds = json.loads(text[1])["seconds"]
+    put(odd, [text[0], text[1].replace(f'"seconds":{seconds}', f'"seconds":{time}'), *text[2:]])
+    with pytest.raises(ReportError, match=r"line 2: "):
+        load(odd)
+
+
+@pytest.mark.parametrize(
+    ("text", "entries"),
+    [
+        (b'{"batch":"single","steps":"auto"}', {("batch", "single"), ("steps", "auto")}),
+        (b'{"batch":"single"}', {("batch", "single")}),
+        (b'{"batch": "single","steps":"auto"}', None),
+        (b'{"batch":"Single","steps":"auto"}', None),
+        (b'{"batch":"single","steps":3}', None),
+        (b'{"batch":3,"steps":"auto"}', None),
+        (b'{"batch":"sin\\u0067le","steps":"auto"}', None),
+        (b'{"batch":null}', None),
+        (b"{}", None),
+    ],
+)
+def test_entries_are_read_off_axes_only_where_the_writer_s_form_is_certain(text, entries):
+    found = plain_entries(text)
+    assert found == (None if entries is None else {entry(*each) for each in entries})
+    if entries is not None:
+        assert dict(entries) == json.loads(text)
+
+
+def test_a_large_report_is_mapped_and_outlives_the_next_one_in_its_place(three, monkeypatch, make_cell, write_report):
+    monkeypatch.setattr(reports.load, "EAGER_BYTES", 100)
+    before = lines(three)
+    report = load(three)
+    write_report(three, [make_cell("z")])
+    assert list(load(three).ids()) == ["z"]
+    assert [report[cell].id for cell in report.ids()] == [json.loads(line)["id"] for line in before[1:-1]]
 
 
 def test_a_line_that_has_to_be_parsed_whole_is_whole_apart(three, tmp_path):
@@ -306,7 +343,7 @@ def test_a_line_that_has_to_be_parsed_whole_is_whole_apart(three, tmp_path):
     odd = tmp_path / "odd"
     odd.mkdir()
     put(odd, [text[0], json.dumps(dict(reversed(body.items()))), *text[2:]])
-    base, head = load_both(three, odd)
+    base, head = load(three), load(odd)
     assert base.apart(head, "a") == (base["a"], head["a"]) and head["a"] == base["a"]
 
 

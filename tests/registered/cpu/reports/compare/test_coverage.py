@@ -3,6 +3,7 @@
 import pytest
 
 from reports.compare import compare
+from reports.compare.coverage import SAMPLE
 from reports.load import load
 from reports.schema import Reason
 
@@ -61,6 +62,30 @@ def test_a_pair_that_another_cell_still_carries_is_not_lost(coverage, sized):
     explicit = sized("explicit", 4, "v2")
     change = coverage([explicit, sized("tree", 4, "v2")], [explicit, sized("tree", 4, "v1")])
     assert change.lost == ()
+
+
+@pytest.mark.parametrize("place", [0, 1, SAMPLE - 1, SAMPLE, SAMPLE + 3])
+def test_a_pair_is_found_wherever_the_cell_stands_that_still_carries_it(coverage, sized, place):
+    others = [sized(f"other{index}", 1, "v1") for index in range(SAMPLE + 3)]
+    others.insert(place, sized("keeper", 4, "v2"))
+    assert not coverage([sized("loser", 4, "v2"), *others], [sized("loser", 4, "v1"), *others]).lost
+    others.pop(place)
+    lost = coverage([sized("loser", 4, "v2"), *others], [sized("loser", 4, "v1"), *others]).lost
+    assert pair(spec_version="v2", topk="4") in lost[0].pairs
+
+
+def test_a_pair_of_what_was_asked_is_looked_for_in_the_cell_s_own_axes(coverage, make_cell):
+    """Which workload a cell ran stands in its axes only; the launch is one for all."""
+
+    def cell(name, batch, sampling, state="PASS"):
+        return make_cell(name, state=state, axes={"batch": batch, "sampling": sampling}, resolved={"topk": 4})
+
+    rest = [cell("b", "pair", "mixed"), cell("c", "single", "greedy")]
+    change = coverage([cell("a", "pair", "greedy"), *rest], [cell("a", "pair", "greedy", "FAIL"), *rest])
+    assert [row.pairs for row in change.lost] == [(pair(batch="pair", sampling="greedy"),)]
+    rest = [*rest, cell("d", "pair", "Greedy")]
+    change = coverage([cell("a", "pair", "greedy"), *rest], [cell("a", "pair", "greedy", "FAIL"), *rest])
+    assert not change.lost, "other forms of the same value count as it"
 
 
 def test_a_red_cell_does_not_keep_a_pair(coverage, sized):

@@ -1,0 +1,134 @@
+"""Reports of many green cells, with lines as runs write them: the launches of stage nightly, each with more workloads
+than the stage gives it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from itertools import count
+from pathlib import Path
+from typing import Any, Final
+
+from ci.tiers import repro
+from engine.core.probes import PROBES
+from engine.core.resolve import resolve
+from matrix.axes import LAUNCH
+from matrix.cell import Cell, asked
+from matrix.constraints import expect
+from matrix.lockfile import stage_cells
+from matrix.selection import all_cells, of_gpus
+from matrix.zoo_facts import zoo_facts
+from reports.schema import CellResult, GateResult, Header, Json, Reason, Rewrite
+from reports.writer import ReportWriter
+
+# About a third of the probes are hit in a cell.
+HIT: Final = 3
+NUMBERS: Final[dict[str, dict[str, Json]]] = {
+    "config": {"fields": 22, "rewrites": 0},
+    "effective": {"keys": 24, "differences": 0, "witnesses": 27, "unseen": 0},
+    "ledger": {"pages": 12288, "leaked": 0, "stamps": 7257, "wrong_stamps": 0, "verbs": 308, "shared": 0},
+    "lossless": {
+        "tokens": 62, "divergent": 0, "ties": 0, "tied_at": "", "first_divergence": "", "scored": 0, "score_nats": 0.0,
+        "oracle_tokens": 62, "oracle_nats": 1.3027305603152683e-06,
+    },
+    "finish": {"requests": 1, "faults": 0, "stop": 1},
+    "acceptance": {"length": 1.6944444444444444, "rounds": 36, "left": 0},
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What differs in a head report: the acceptance lengths of this share of the cells.
+
+    version: whole launches differ, which resolve to this spec version instead, as many as hold that share of the cells.
+    """
+
+    share: float = 0.0
+    version: str | None = None
+
+
+def write(directory: Path, cells: int, seconds: float, change: Change | None = None) -> None:
+    """A report of `cells` green cells in `directory`, launch by launch; `seconds` sets their running times apart."""
+    header = Header(
+        "cpu", "nightly", 0, "2026-09-01T10:00:00+00:00", "0" * 12, False, {"python": "3.11"}, {"cpu": "x", "gpus": []},
+        "lock", "data", "zoo",
+    )  # fmt: skip
+    change = change or Change()
+    number = moved = 0
+    with ReportWriter(directory, header) as writer:
+        for row in launches(cells):
+            shared = _shared(row[0])
+            resolved = dict(shared.resolved or {})
+            moves = change.version not in (None, resolved["spec_version"]) and moved < change.share * (number + 1)
+            if moves:
+                shared = replace(shared, resolved=resolved | {"spec_version": change.version}, launch_hash="0" * 12)
+            for cell in row:
+                differs = moves or (change.version is None and moved < change.share * (number + 1))
+                record = _record(shared, cell, number, 1.6875 if differs else 1.6944444444444444)
+                writer.write(replace(record, seconds=seconds + number / cells))
+                number, moved = number + 1, moved + differs
+
+
+@lru_cache(maxsize=1)
+def launches(cells: int) -> list[list[Cell]]:
+    """`cells` cells, as many of each launch of stage nightly as of the others, if it has so many.
+
+    ValueError where they have fewer in all.
+    """
+    split = len(LAUNCH)
+    known = [cell for cell in of_gpus(stage_cells("nightly"), 0) if expect(cell) != "refused"]
+    prefixes = {tuple(cell[:end]) for cell in known for end in range(1, split + 1)}
+    rows: defaultdict[tuple[str, ...], list[Cell]] = defaultdict(list)
+    for cell in all_cells(prefixes.__contains__):
+        rows[cell[:split]].append(cell)
+    sizes = [len(row) for row in rows.values()]
+    if sum(sizes) < cells:
+        raise ValueError(f"the launches of stage nightly have {sum(sizes)} cells, asked for {cells}")
+    most = next(most for most in count(1) if sum(min(most, size) for size in sizes) >= cells)
+    left = cells
+    taken: list[list[Cell]] = []
+    for row in rows.values():
+        wanted = min(most, len(row), left)
+        taken.append([row[i * len(row) // wanted] for i in range(wanted)])
+        left -= wanted
+    return [row for row in taken if row]
+
+
+def _shared(cell: Cell) -> CellResult:
+    """What the cells of a launch have in common, as a record of the first of them."""
+    resolved = resolve(asked(cell), zoo_facts(cell))
+    fields: dict[str, Any] = resolved.as_dict()
+    reasons, rewrites = fields.pop("reasons"), fields.pop("rewrites")
+    return CellResult(
+        id=cell.id,
+        state="PASS",
+        axes=cell.values,
+        resolved=fields,
+        expect=expect(cell),
+        tier="cpu",
+        stage="nightly",
+        launch_hash=resolved.launch_hash(),
+        requested=asdict(asked(cell)),
+        repro=repro(cell.id, "cpu", 0),
+        reasons=tuple(Reason(**reason) for reason in reasons),
+        rewrites=tuple(Rewrite(**rewrite) for rewrite in rewrites),
+    )
+
+
+def _record(shared: CellResult, cell: Cell, number: int, length: float) -> CellResult:
+    """A cell of a launch, with numbers that no other cell has in half of its gates and a third of its witness."""
+    own: dict[str, dict[str, Json]] = {
+        "ledger": {"stamps": 7257 + number},
+        "lossless": {"tokens": 62 + number},
+        "acceptance": {"length": length, "rounds": 36 + number},
+    }
+    gates = tuple(GateResult(name, "PASS", numbers | own.get(name, {})) for name, numbers in NUMBERS.items())
+    return replace(
+        shared,
+        id=cell.id,
+        axes=cell.values,
+        repro=repro(cell.id, "cpu", 0),
+        witness={name: 0 if order % HIT else number + order for order, name in enumerate(PROBES)},
+        gates=gates,
+    )
