@@ -9,6 +9,7 @@ import torch
 
 from engine.core.errors import KernelError
 from kernels.accept_path import accept_path
+from kernels.best_token import best_token
 from kernels.expand_topk import expand_topk
 from kernels.matmul import matmul
 from kernels.move_kv import move_kv
@@ -125,6 +126,7 @@ REFUSED = {
         partial(accept_path, torch.tensor([[5, 6, 6]]), TREE, IDS, 1, checked=True),
         "accept_path: two children of one node have the same token, siblings must be distinct",
     ),
+    "best_token": (partial(best_token, KV), r"best_token: logits has shape \[2, 4\], must be \[B, W, >= 1\]"),
     "expand_topk shape": (
         partial(expand_topk, torch.ones(1, 3), torch.ones(1, 2, 2)),
         r"expand_topk: scores has shape \[1, 3\], must be \[1, 2\]",

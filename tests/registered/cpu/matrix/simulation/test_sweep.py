@@ -11,6 +11,7 @@ from engine.core.held import HeldAccounts
 from engine.core.ledger import Ledger
 from engine.core.request import Phase
 from engine.core.schedule import Scheduler
+from engine.core.session import Sessions
 from matrix.cli import main
 from matrix.commands.simulate import SHOWN, failure_text
 from matrix.simulation.scenario import Abort, Ask, draw
@@ -96,6 +97,36 @@ def rolled_back_to_committed(monkeypatch):
     monkeypatch.setattr(Scheduler, "_kept", keep)
 
 
+def forgetful(monkeypatch):
+    """A session's last token is not part of its next prompt."""
+    line = Sessions._line
+    monkeypatch.setattr(Sessions, "_line", lambda self, session, params: line(self, session, params)[:-1])
+
+
+def dropped_by_an_abort(monkeypatch):
+    """An abort gives up what an idle session holds."""
+    abort = Scheduler.abort
+
+    def drop(self, rid):
+        self.held.drop([], 0)
+        return abort(self, rid)
+
+    monkeypatch.setattr(Scheduler, "abort", drop)
+
+
+def said_after_its_abort(monkeypatch):
+    """An abort shows its last token twice."""
+    abort = Scheduler.abort
+
+    def repeat(self, rid):
+        stopped = abort(self, rid)
+        output = self.requests[rid].output
+        output.extend(output[-1:] * stopped)
+        return stopped
+
+    monkeypatch.setattr(Scheduler, "abort", repeat)
+
+
 @pytest.mark.parametrize(
     ("plant", "error", "events"),
     [
@@ -105,6 +136,9 @@ def rolled_back_to_committed(monkeypatch):
         (sessions_pinned, "no request can run and nothing is in flight", 2),
         (released_before_drained, "", 1),
         (rolled_back_to_committed, "its session keeps", 3),
+        (forgetful, " remembers (", 2),
+        (dropped_by_an_abort, "an abort changed what sessions hold from {", 3),
+        (said_after_its_abort, " before its abort, not [", 2),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

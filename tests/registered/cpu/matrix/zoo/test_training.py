@@ -1,4 +1,5 @@
 from dataclasses import replace
+from itertools import repeat
 from pathlib import Path
 from shutil import copytree
 
@@ -6,13 +7,15 @@ import pytest
 import torch
 
 from matrix.zoo import card
+from matrix.zoo.corpus import Batch
 from matrix.zoo.deepseek_net import DeepseekNet
 from matrix.zoo.dflash_net import DflashNet
 from matrix.zoo.eagle_net import EagleNet, FeatureNet, Shared
+from matrix.zoo.fit import optimise
 from matrix.zoo.heads import Head, rotated, unroll, unrolled_attention
 from matrix.zoo.net import attended
 from matrix.zoo.oracle_drafts import HeadDraft, RotatedDraft
-from matrix.zoo.recipes import RECIPES, LatentShape, Shape
+from matrix.zoo.recipes import RECIPES, Fit, LatentShape, Shape
 from matrix.zoo.registry import CHECKPOINTS
 from matrix.zoo.train import plan_of, train
 
@@ -129,6 +132,14 @@ def test_shares_beyond_the_whole_are_cut_alike():
     assert alone.seconds_for(fit) == pytest.approx(fit.share * 480)
     assert replace(alone, whole=0.5).seconds_for(fit) == pytest.approx(fit.share * 480)
     assert replace(alone, whole=4.0).seconds_for(fit) == pytest.approx(fit.share * 120)
+
+
+def test_a_loss_that_is_not_finite_ends_the_training():
+    module = torch.nn.Linear(2, 1)
+    one = torch.ones(1, 2, dtype=torch.int64)
+    batches = repeat(Batch(one, one[:, 0], one[:, 0]))
+    with pytest.raises(ArithmeticError, match=r"^the loss is nan after 1 steps; lower the learning rate$"):
+        optimise(module, Fit(3, 1.0, 2, 1e-3), 60.0, batches, lambda batch: module.weight.sum() * torch.nan, print)
 
 
 def tiny_plan(out):
