@@ -153,6 +153,7 @@ class Loop(Generic[Handle]):
                     if isinstance(finish.matched, str)
                     else "finish.stop_token"
                 )
+                self.probes.hit("finish.context", request.num_tokens == self.scheduler.context_length)
                 self.probes.hit("finish.overshoot", count - 1 - j)
                 self.scheduler.finish(request, finish)
                 break

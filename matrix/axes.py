@@ -121,6 +121,12 @@ AXES: Final[tuple[Axis, ...]] = (
         (Value("off", ""), Value("7", "c7", 0.2), Value("32", "c32", 0.1)),
     ),
     Axis(
+        "context",
+        "launch",
+        "positions that a request may reach: those of the model, or so few that requests end at the last one",
+        (Value("model", ""), Value("short", "ctx", 0.3)),
+    ),
+    Axis(
         "memory",
         "launch",
         "KV memory: tight forces retraction, snug leaves a retracted turn of a session what it had inherited",

@@ -35,6 +35,8 @@ TIGHT_TOKENS: Final = 192
 TIGHT_PAGES: Final = 2
 # Layers with a sliding window keep room for two pages of each request, and two requests must run.
 TIGHT_WINDOW_PAGES: Final = 4
+# A whole number of pages, so that what drafts write past the last position needs a page that no text will fill.
+SHORT_CONTEXT: Final = 192
 # Ample memory holds every request of the largest workload at once; more only makes its checks slower.
 AMPLE_TOKENS: Final = 12_288
 AMPLE_PAGES: Final = 128
@@ -55,6 +57,7 @@ class Cell(NamedTuple):
     page_size: str = "1"
     prefix_cache: str = "on"
     prefill_chunk: str = "off"
+    context: str = "model"
     memory: str = "ample"
     slots: str = "auto"
     batch: str = "single"
@@ -115,8 +118,8 @@ class Cell(NamedTuple):
 
     @property
     def canonical(self) -> "Cell":
-        """The plainest launch of the model: what every drafter, timing and page size of it is compared with."""
-        return Cell(model=self.model, prefix_cache="off", spec_version="v1")
+        """The plainest launch of the model and context: what every drafter, timing and page size is compared with."""
+        return Cell(model=self.model, prefix_cache="off", spec_version="v1", context=self.context)
 
     @property
     def twin(self) -> "Cell":
@@ -171,6 +174,7 @@ class Cell(NamedTuple):
             page_size=int(self.page_size),
             disable_radix_cache=self.prefix_cache == "off",
             chunked_prefill_size=-1 if self.prefill_chunk == "off" else int(self.prefill_chunk),
+            context_length=SHORT_CONTEXT if self.context == "short" else AUTO,
             max_total_tokens=self.memory_tokens,
             max_running_requests=_size(self.slots),
             tp_size=self.ranks,

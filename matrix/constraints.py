@@ -78,6 +78,7 @@ RANKED: Final[dict[str, tuple[str, ...]]] = {
     "overlap": ("on",),
     "page_size": ("1", "16"),
     "prefill_chunk": ("off",),
+    "context": ("model",),
     "memory": ("ample", "tight"),
     "slots": ("auto",),
     "batch": ("pair", "ragged"),
@@ -85,6 +86,8 @@ RANKED: Final[dict[str, tuple[str, ...]]] = {
     "finish": ("eos", "length"),
     "abort": ("none",),
 }
+# The batches that always run whole.
+FEW: Final = ("single", "pair")
 # More ranks than two only on GPUs, where fewer cells do.
 CROWDED: Final = {"algorithm": ("eagle3", "nextn")}
 
@@ -192,11 +195,21 @@ CONSTRAINTS: Final[tuple[Constraint, ...]] = (
         ),
     ),
     Constraint(
+        "context-out-of-reach",
+        "redundant",
+        "only a request that ends by its length is certain to reach the context's end; one or two of them show it",
+        ("context", "memory", "batch", "finish", "abort"),
+        lambda cell: (
+            cell.context == "short"
+            and ((cell.memory, cell.finish, cell.abort) != ("ample", "length", "none") or cell.batch not in FEW)
+        ),
+    ),
+    Constraint(
         "slots-unfilled",
         "redundant",
         "two requests never wait for four slots",
         ("slots", "batch"),
-        lambda cell: cell.slots == "4" and cell.batch in ("single", "pair"),
+        lambda cell: cell.slots == "4" and cell.batch in FEW,
     ),
     Constraint(
         "mixed-alone",

@@ -138,6 +138,12 @@ PRESETS: Final[dict[str, str]] = {
     "eagle3.qwen3.s3.k4.n8.v1.p256.nocache.c7.snug.pair.stream.length": "sessions: a windowed tree comes back, lag 0",
     "standalone.qwen3.s3.v2.p64.nocache.c7.snug.pair.stream.length": "sessions: a windowed turn is retracted and lost",
     "none.qwen3.v1.nocache.c32.snug.pair.stream.length": "sessions: a windowed turn is retracted token by token",
+    "eagle3.s3.k1.n4.v1.p64.ctx.pair.length": "the context's end: a chain's last rounds reach past it, lag 0",
+    "standalone.s5.v2.ctx.pair.length": "the context's end: a chain's last rounds reach past it, lag 1",
+    "eagle3.s3.k4.n8.v1.p4.ctx.pair.length": "the context's end: a tree's last rounds reach past it, lag 0",
+    "eagle3.s5.k4.n16.v2.p16.ctx.pair.length": "the context's end: a tree's last rounds reach past it, lag 1",
+    "eagle3.s3.k4.n8.v2.p16.ctx.pair.stream.length": "the context's end: a turn ends there, a token more is refused",
+    "eagle.tiers.v2.p64.ctx.pair.length": "the context's end: the widest round reaches past it, and depths move",
 }
 # Launches on which the request axes are swept pairwise: one engine start each, exams left out for their price.
 SWEEPS: Final[dict[str, tuple[str, ...]]] = {

@@ -43,7 +43,7 @@ DEPENDS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
     "chunked_prefill_size": (("prefill_chunk",),),
     "disable_radix_cache": (("model", "prefix_cache"),),
     "window": (("model",),),
-    "context_length": (("model",),),
+    "context_length": (("model", "context"),),
     "swa_full_tokens_ratio": ((),),
     "random_seed": ((),),
     "tp_size": (("tp",),),

@@ -1,4 +1,4 @@
-"""The requests of a cell: a pure function of the cell's request values, the size of its memory and a seed.
+"""The requests of a cell: a pure function of its request values, the sizes of its memory and context, and a seed.
 
 Prompts are questions of gsm-mini's test split. Requests named `q<index>` are question `index` of that file, those
 named `q<index>.again` repeat one (the prefix cache must serve it), those named `q<index>.turn<n>` continue one in a
@@ -8,6 +8,7 @@ session, those named `w<n>.<m>` come in waves, those named `d<n>` are the draws 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -16,7 +17,8 @@ from typing import Final
 import tokenizers
 
 from engine.core.errors import ConfigError
-from matrix.cell import TIGHT_TOKENS, Cell
+from matrix.brim import to_the_brim
+from matrix.cell import SHORT_CONTEXT, TIGHT_TOKENS, Cell
 from matrix.collision import collisions
 from matrix.conversation import TIGHT_LATER, WAVES, conversations, in_waves
 from matrix.snug import snug
@@ -102,8 +104,14 @@ def workload(cell: Cell, seed: int) -> tuple[Ask, ...]:
 
     Every request fits tight memory alone, and two of them never fit it to their end.
     """
+    asks = _requests(cell, seed)
+    return tuple(to_the_brim(asks, SHORT_CONTEXT, _tokens) if cell.context == "short" else asks)
+
+
+def _requests(cell: Cell, seed: int) -> Sequence[Ask]:
+    """The same with the context of the model."""
     if cell.batch == "waves":
-        return tuple(in_waves(WAVES, lambda wave, place: _in_wave(cell, wave, place, seed)))
+        return in_waves(WAVES, lambda wave, place: _in_wave(cell, wave, place, seed))
     limits = LIMITS[cell.batch]
     if cell.batch == "burst" and cell.session == "streaming":
         limits = (*limits, *FLEET)
@@ -118,11 +126,11 @@ def workload(cell: Cell, seed: int) -> tuple[Ask, ...]:
         asks[place] = late if aborted_late(cell) else replace(asks[place], abort_after=ABORT_AFTER)
     if cell.memory == "snug":
         sizes = snug(cell.model == "qwen3", int(cell.page_size))
-        return tuple(collisions(asks, sizes, _tokens, cell.abort == "running"))
+        return collisions(asks, sizes, _tokens, cell.abort == "running")
     if cell.session != "none":
         memory = cell.memory_tokens if cell.memory == "tight" else None
-        return tuple(conversations(asks, cell.session == "streaming", memory, _short(cell), cell.abort == "running"))
-    return (*asks, *_draws(cell, seed))
+        return conversations(asks, cell.session == "streaming", memory, _short(cell), cell.abort == "running")
+    return [*asks, *_draws(cell, seed)]
 
 
 def aborted_late(cell: Cell) -> bool:

@@ -17,6 +17,7 @@ RESOLVED_FIELD: Final = {
     "draft_tokens": "num_draft_tokens",
     "prefix_cache": "radix_cache",
     "prefill_chunk": "chunked_prefill_size",
+    "context": "context_length",
     "slots": "max_running_requests",
 }
 # Field of the resolved configuration -> fields of the request whose reason or rewrite explains it.

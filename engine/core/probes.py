@@ -43,6 +43,7 @@ PROBES: Final[dict[str, str]] = {
     "finish.stop_token": "a request ended by a stop token or end of sequence",
     "finish.stop_string": "a request ended by a stop string",
     "finish.length": "a request ended by its length limit",
+    "finish.context": "a request ended at the last position of the context",
     "finish.overshoot": "tokens were accepted past a finish and dropped",
     "sample.greedy": "tokens chosen by argmax (sum)",
     "sample.random": "tokens drawn at random (sum)",

@@ -246,6 +246,8 @@ WITNESSES: Final[tuple[Witness, ...]] = (
     ),
     Witness("finish.stop_string", True, "a stop string ends it", lambda cell, run: _finished(cell, run, "stop_string")),
     Witness("finish.length", True, "the limit ends an answer", lambda cell, run: _finished(cell, run, "length")),
+    Witness("finish.context", True, "answers end where the context does", lambda cell, run: cell.context == "short"),
+    Witness("finish.context", False, "no text is that long", lambda cell, run: cell.context == "model"),
     Witness("finish.stop_token", False, "no end of text is heeded", lambda cell, run: cell.finish == "length"),
     Witness("graph.replayed|graph.eager", False, "there are no graphs", lambda cell, run: not _graphs(run)),
 )

@@ -69,6 +69,17 @@ CONTENTION_FAULTS: Final[tuple[Fault, ...]] = (
         why="a turn that is longer than the context is only measured against the memory",
     ),
     Fault(
+        id="context-overshot-by-a-draft",
+        klass="off-by-one length or KV position",
+        origin="rule: prompt and answer fit the context; sglang#22273 (an over-length turn)",
+        file=ADMISSION,
+        old="        if longest > self.context_length:\n",
+        new="        if longest > self.context_length + self.width:\n",
+        expected=("session",),
+        cells=("eagle3.s3.k4.n8.v2.p16.ctx.pair.stream.length",),
+        why="a turn may end as far past the context as a round's drafts reach",
+    ),
+    Fault(
         id="turn-in-flight-refused-late",
         klass=IGNORED,
         origin="rule: one request in flight, a second is rejected",

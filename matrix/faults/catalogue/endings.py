@@ -51,6 +51,22 @@ ENDING_FAULTS: Final[tuple[Fault, ...]] = (
         why="one token more than the limit is produced",
     ),
     Fault(
+        id="context-ends-a-draft-early",
+        klass="off-by-one length or KV position",
+        origin="rule: a request may reach the last position of the context, whatever drafts are written past it",
+        file=LOOP,
+        old="        self._rules[request.rid] = StopRules.of(request.params, self.eos_ids)\n",
+        new=(
+            "        asked = StopRules.of(request.params, self.eos_ids)\n"
+            "        room = self.scheduler.context_length - len(request.prompt) - self.scheduler.width + 1\n"
+            "        limit = min(asked.max_new_tokens, room)\n"
+            "        self._rules[request.rid] = StopRules(asked.stop_ids, asked.stop_strings, limit)\n"
+        ),
+        expected=("finish", "lossless", "effective"),
+        cells=("standalone.s5.v2.ctx.pair.length", "eagle3.s3.k4.n8.v1.p4.ctx.pair.length"),
+        why="a request ends where the next round's drafts would reach past the context",
+    ),
+    Fault(
         id="stop-string-left",
         klass=KLASS,
         origin="sglang#28802",

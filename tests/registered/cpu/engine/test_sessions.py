@@ -220,6 +220,7 @@ def test_a_turn_may_end_at_the_last_position_of_the_context(shape, version):
     out = talk(llm, name, TURNS[1], long)
     assert (out.output_ids, out.text, out.finish) == (again.output_ids, again.text, again.finish)
     assert out.cached_tokens > 0 and max(out.accept_lengths) > 2
+    assert llm.probes["finish.context"] == 1 and plain.probes["finish.context"] == 0
     llm.close_session(name)
     at_rest(llm)
 
