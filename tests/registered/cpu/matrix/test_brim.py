@@ -1,5 +1,7 @@
 """Requests that end at the last position of the context: as the engine counts, whatever they continue."""
 
+from dataclasses import replace
+
 import pytest
 
 from matrix.brim import to_the_brim
@@ -17,8 +19,8 @@ def tokens(text: str) -> int:
     return 1 + len(text.split())
 
 
-def ask(name: str, prompt: str, limit: int, session: Continuation | None = None, **more) -> Ask:
-    return Ask(name, prompt, limit, session=session, **more)
+def ask(name: str, prompt: str, limit: int, session: Continuation | None = None, after: tuple[str, ...] = ()) -> Ask:
+    return Ask(name, prompt, limit, session=session, after=after)
 
 
 def test_only_what_nobody_continues_is_longer():
@@ -41,7 +43,7 @@ def test_a_branch_keeps_what_it_keeps_of_its_history():
     root = ask("root", "one two three", 6, Continuation("b", False))
     bare = ask("bare", "x", 1, Continuation("b", False, "root", drop_previous_output=True))
     back = ask("back", "x", 1, Continuation("b", False, "root", offset=2, replace=True))
-    far = ask("far", "x", 1, Continuation("b", False, "root", offset=1_000_000), refused=Refusal.RANGE)
+    far = replace(ask("far", "x", 1, Continuation("b", False, "root", offset=1_000_000)), refused=Refusal.RANGE)
     longer = {one.name: one.max_new_tokens for one in to_the_brim([root, bare, back, far], 30, tokens)}
     assert longer == {"root": 6, "bare.over": 26, "bare": 25, "back.over": 28, "back": 27, "far": 1}
 
