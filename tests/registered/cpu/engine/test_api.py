@@ -395,7 +395,8 @@ def test_every_way_to_end(shape):
     assert (stopped.output_ids, stopped.finish) == (ids[: ids.index(token) + 1], Finish("stop", token))
     assert stopped.text == llm.tokenizer.decode(ids[: ids.index(token)])
     assert len(ignoring.output_ids) == 60 and ignoring.output_ids[: len(ids)] == ids
-    assert eos.finish == Finish("stop", llm.tokenizer.eos_id)
+    (end,) = llm.tokenizer.eos_ids
+    assert eos.finish == Finish("stop", end)
 
 
 @pytest.mark.parametrize(
