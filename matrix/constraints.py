@@ -274,7 +274,8 @@ def expect(cell: Cell) -> Expect:
 def explain_text(which: str | Cell) -> str:
     """What a cell, an id or an assignment (`algorithm=eagle3 topk=4`) comes to, in words.
 
-    The verdict with the constraints that apply, then the configuration that a run resolves, with reasons and rewrites.
+    The verdict with the constraints that apply, then the configuration that a run resolves, with rewrites, and with
+    reasons and the gates that must be green for them.
     """
     cell = which if isinstance(which, Cell) else read_cell(which)
     lines = [cell.id, describe(cell.values.items()), *_verdict(cell)]
@@ -283,7 +284,9 @@ def explain_text(which: str | Cell) -> str:
     except ConfigError as error:
         return "\n".join([*lines, f"the engine says: {error}"])
     lines += [f"  {name}: {value}" for name, value in resolved.as_dict().items() if name not in ("reasons", "rewrites")]
-    lines += [f"because {r.field} = {r.value}: {r.because}" for r in resolved.reasons]
+    for r in resolved.reasons:
+        gates = f" (held by the gates {', '.join(r.evidence)})" if r.evidence else ""
+        lines.append(f"because {r.field} = {r.value}: {r.because}{gates}")
     lines += [f"rewritten {r.field}: {r.asked} -> {r.got}: {r.reason}" for r in resolved.rewrites]
     return "\n".join(lines)
 

@@ -223,11 +223,12 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why an automatic choice took its value."""
+    """Why an automatic choice took its value. evidence: gates that must be green where it did."""
 
     field: str
     value: str | int | float | bool | None
     because: str
+    evidence: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

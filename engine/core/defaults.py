@@ -11,7 +11,7 @@ from functools import partial
 from typing import Final
 
 from engine.core.algorithm import Topology
-from engine.core.config import AUTO
+from engine.core.config import AUTO, Reason
 from engine.core.graphing import MOST, graphless, largest_batch, on_gpu
 from engine.core.layering import prediction_layers
 from engine.core.situation import Situation, Value, gram_width
@@ -290,7 +290,7 @@ DEFAULTS: Final[tuple[Default, ...]] = (
 )
 
 
-def default_for(field: str, situation: Situation) -> tuple[Value, str]:
+def default_for(field: str, situation: Situation) -> Reason:
     """The automatic value of a field and its reason; every field has a last row that always applies."""
     row = next(row for row in DEFAULTS if row.field == field and row.when(situation))
-    return row.value(situation), row.reason
+    return Reason(field, row.value(situation), row.reason, row.evidence)

@@ -55,8 +55,9 @@ def _choose(situation: Situation, rewritten: dict[str, Any]) -> tuple[Reason, ..
     for field in ORDER:
         value = rewritten.get(field, getattr(situation.asked, field))
         if value == AUTO:
-            value, because = default_for(field, situation)
-            reasons.append(Reason(field, value, because))
+            reason = default_for(field, situation)
+            reasons.append(reason)
+            value = reason.value
         situation.chosen[field] = value
     return (*reasons, *path_reasons(situation), *layer_reasons(situation), *ngram_options(situation)[1])
 

@@ -3,6 +3,7 @@ from itertools import product
 
 import pytest
 
+from engine.core.defaults import DEFAULTS
 from engine.core.errors import ConfigError
 from engine.core.resolve import resolve
 from engine.core.rules import RULES
@@ -19,6 +20,7 @@ from matrix.constraints import (
     situation,
     tables_hash,
 )
+from matrix.gates.table import GATES
 from matrix.zoo_facts import zoo_facts
 
 pytestmark = pytest.mark.register(est_seconds=3, tier="cpu", stage="pr")
@@ -184,7 +186,14 @@ def test_explaining_a_cell_that_runs_gives_values_and_reasons():
     assert lines[0] == "eagle3.s3.k4"
     assert lines[2] == "runs"
     assert "  num_draft_tokens: 8" in lines
-    assert "because spec_version = v1: trees (topk > 1) default to v1; ask for spec_version v2 to overlap them" in lines
+    version = "because spec_version = v1: trees (topk > 1) default to v1; ask for spec_version v2 to overlap them"
+    assert f"{version} (held by the gates lossless, ledger, effective)" in lines
+    assert "because device = cpu: no GPU is visible" in lines
+
+
+def test_the_gates_that_hold_a_default_judge_cells():
+    named = {gate for row in DEFAULTS for gate in row.evidence}
+    assert named and named <= {gate.name for gate in GATES}
 
 
 def test_explaining_a_cell_shows_the_configuration_that_a_run_has():
