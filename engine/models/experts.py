@@ -16,7 +16,7 @@ from engine.models.config import ModelConfig
 from engine.models.layers import Norm, Products, stored
 from engine.models.weights import Take
 
-# Inner numbers of a product over several experts: as far as `rows_keep_their_bits` looks.
+# Inner numbers of a product over several experts: as far as rows are known to keep their bits, see `linear`.
 WIDEST: Final = 384
 
 

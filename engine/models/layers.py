@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Final, NamedTuple, Protocol
 
 import torch
@@ -43,8 +42,9 @@ class Attend(Protocol):
 def linear(x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
     """x [M, in] @ weight [in, out] -> [M, out] (into `out`); with the two below the ordered projections (`Products`).
 
-    On CUDA a row's bits do not depend on M. On a CPU they do not for M >= 2 where `rows_keep_their_bits`; `twin_rows`
-    lifts a lone row there.
+    On CUDA a row's bits do not depend on M. On a CPU they do not for M >= 2 where the BLAS is MKL on AVX-512, up to an
+    inner size of 384 (`twin_rows` lifts a lone row); MKL on AVX2 finishes the rows that fill no block of 6 in another
+    order.
     """
     return matmul(x, weight, out) if on_triton(x) else torch.mm(x, weight, out=out)
 
@@ -101,22 +101,6 @@ def twin_rows(x: Tensor) -> Tensor:
     Two equal rows keep a lone token on the same path as a batch.
     """
     return torch.cat((x, x))
-
-
-@lru_cache(maxsize=1)
-def rows_keep_their_bits() -> bool:
-    """Whether this machine's BLAS gives a row of a float32 product the same bits for every number of rows from 2 up.
-
-    `deterministic` models rest on it. True with MKL on AVX-512 for inner sizes up to 384, False with MKL on AVX2, which
-    finishes the rows that fill no block of 6 by another routine. Tried once per process, in about 3 ms.
-    """
-    generator = torch.Generator().manual_seed(0)
-    for inner in (32, 96, 128, 384):
-        x, weight = torch.randn(64, inner, generator=generator), torch.randn(inner, 128, generator=generator)
-        whole = linear(x, weight)
-        if not all(torch.equal(linear(x[:rows], weight), whole[:rows]) for rows in range(2, 64)):
-            return False
-    return True
 
 
 class Norm:

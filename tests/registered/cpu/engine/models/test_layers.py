@@ -1,4 +1,4 @@
-"""Norm in both forms against its definition, the probe of the BLAS, and the sharing of workspaces."""
+"""Norm in both forms against its definition, rows that keep their bits, and the sharing of workspaces."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from engine.models.layers import (
     doubles,
     linear,
     products,
-    rows_keep_their_bits,
     stored,
     twin_rows,
 )
@@ -65,11 +64,11 @@ def test_half_precision_norm_is_not_folded():
         torch.testing.assert_close(got.float(), definition(x.float(), weight.float(), 1e-5), atol=0.03, rtol=0.02)
 
 
-def test_add_linear_has_the_bits_of_linear_and_a_sum():
+def test_add_linear_has_the_bits_of_linear_and_a_sum(rows_keep_their_bits):
     out, x, weight = torch.randn(5, 8), torch.randn(5, 12), torch.randn(12, 8)
     wanted = out + linear(x, weight)
     add_linear(out, x, weight)
-    if rows_keep_their_bits():
+    if rows_keep_their_bits:
         assert torch.equal(out, wanted)
     torch.testing.assert_close(out, wanted)
 
@@ -92,10 +91,9 @@ def test_both_kinds_of_products_are_products(form):
     torch.testing.assert_close(form.each(x[None], weight[None])[0], x @ weight)
 
 
-def test_the_probe_answers_for_the_sizes_of_the_zoo():
-    """Where it says yes, a lone row on the doubled path has the bits of a batch."""
-    if not rows_keep_their_bits():
-        pytest.skip("this BLAS adds up a row in an order that depends on the number of rows")
+@pytest.mark.usefixtures("kept_bits")
+def test_rows_keep_their_bits_at_the_sizes_of_the_zoo():
+    """And a lone row on the doubled path has the bits of a batch."""
     for inner, outer in ((128, 256), (128, 768), (384, 128), (384, 96), (192, 160), (96, 320), (64, 768), (160, 64)):
         x, weight = torch.randn(64, inner), torch.randn(inner, outer)
         whole = linear(x, weight)

@@ -11,7 +11,6 @@ from transformers import LlamaForCausalLM
 from engine.core.algorithm import FINAL
 from engine.core.errors import ConfigError
 from engine.models.causal import POSITION_MARGIN
-from engine.models.layers import rows_keep_their_bits
 from engine.models.loader import load_target
 
 pytestmark = pytest.mark.register(est_seconds=2, tier="cpu", stage="pr")
@@ -158,7 +157,7 @@ def test_positions_reach_past_the_context(pair, paged):
     assert hidden.isfinite().all()
 
 
-@pytest.mark.skipif(not rows_keep_their_bits(), reason="this BLAS sums in an order that depends on the number of rows")
+@pytest.mark.usefixtures("kept_bits")
 class TestBatchInvariance:
     """With `deterministic`, a token's logits have the same bits however many tokens share its call."""
 

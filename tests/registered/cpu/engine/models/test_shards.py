@@ -13,7 +13,6 @@ from engine.core.algorithm import FINAL
 from engine.core.errors import ConfigError
 from engine.device.ranks import Ranks
 from engine.models.config import load_model_config
-from engine.models.layers import rows_keep_their_bits
 from engine.models.loader import load_target
 from engine.models.shards import share
 from matrix.zoo.registry import resolve_path
@@ -96,7 +95,7 @@ def test_ranks_compute_what_the_whole_model_does(target_folder, paged, architect
         assert torch.equal(joined, torch.cat(found[0][0], 1)), "ranks see different bits"
 
 
-@pytest.mark.skipif(not rows_keep_their_bits(), reason="this BLAS adds up a row by the number of rows")
+@pytest.mark.usefixtures("kept_bits")
 @pytest.mark.parametrize(("name", "size"), [("llama-mini", 2), ("llama-mini", 8), ("deepseek-mini", 2)])
 def test_a_rows_bits_do_not_depend_on_the_others(paged, name, size):
     """With sums in the order of the ranks, on models of the zoo."""

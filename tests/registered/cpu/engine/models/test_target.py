@@ -10,7 +10,6 @@ from transformers import AutoModelForCausalLM
 
 from engine.core.algorithm import FINAL
 from engine.models.latent import LatentLayer
-from engine.models.layers import rows_keep_their_bits
 from engine.models.loader import load_target
 from engine.models.weights import Take, load_weights
 
@@ -160,7 +159,7 @@ def test_half_precision_stays_near_float32(target_folder, paged, kind, dtype):
     assert 0 < off[int(0.7 * len(off))] < 24 * torch.finfo(dtype).eps * whole.abs().max()
 
 
-@pytest.mark.skipif(not rows_keep_their_bits(), reason="this BLAS sums in an order that depends on the number of rows")
+@pytest.mark.usefixtures("kept_bits")
 class TestBatchInvariance:
     """With `deterministic`, a token's logits have the same bits however many tokens share its call."""
 
