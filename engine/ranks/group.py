@@ -84,8 +84,8 @@ class RankGroup:
 
     @property
     def alive(self) -> bool:
-        """False once the ranks were ended."""
-        return self._finalizer.alive
+        """False once the ranks were ended, or one of them has."""
+        return self._finalizer.alive and all(process.poll() is None for process in self.processes)
 
     def close(self) -> None:
         """End the ranks."""

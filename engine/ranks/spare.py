@@ -12,8 +12,10 @@ _SPARE: Final[dict[tuple[int, str], RankGroup]] = {}
 
 
 def lend(size: int, device: str, patience: float = PATIENCE) -> RankGroup:
-    """A group without an engine, a spare one where there is one. RankLost if a fresh one does not come up."""
-    group = _SPARE.pop((size, device), None) or RankGroup(size, device)
+    """A group without an engine, a spare one where one lives. RankLost if a fresh one does not come up."""
+    group = _SPARE.pop((size, device), None)
+    if group is None or not group.alive:
+        group = RankGroup(size, device)
     group.patience = patience
     group.begin()
     return group

@@ -131,6 +131,17 @@ def test_one_engine_over_two_ranks_says_what_one_rank_says():
     give_back(spare)
 
 
+def test_a_spare_group_that_lost_a_rank_serves_nobody():
+    spare = lend(2, "cpu")
+    give_back(spare)
+    victim = spare.processes[1]
+    victim.kill()
+    victim.wait()
+    fresh = lend(2, "cpu")
+    assert fresh is not spare and fresh.call(os_of) == fresh.processes[0].pid
+    give_back(fresh)
+
+
 def test_a_launch_that_cannot_run_starts_nobody(monkeypatch):
     monkeypatch.setattr("engine.ranks.group.subprocess", None)
     with pytest.raises(ConfigError, match=r"^tp_size 2 cannot share a target with 3 key-value heads"):
