@@ -30,16 +30,22 @@ def markdown(record: Mapping[str, Any]) -> str:
         f"lm-eval {record['versions']['lm_eval']} with its own definition of the task, "
         f"torch {record['versions']['torch']}; weights {weights}. Both runs saw the same prompts (compared by hash).",
         "",
-        "| of the questions | baseline | cell | lost | won | p (loss) | difference, 95 % | state |",
-        "|---|---|---|---|---|---|---|---|",
+        "| of the questions | baseline | cell | lost | won | p (loss) | difference, 95 % | visible drop | state |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for test in record["tests"]:
         low, high = (100 * bound for bound in test["difference_interval"])
         shares = [f"{test[run]:,} ({test[run] / test['n']:.2%})" for run in ("baseline", "cell")]
         lines.append(
             f"| {test['name']} | {shares[0]} | {shares[1]} | {test['lost']} | {test['won']} | {test['p']:.3g} "
-            f"| {low:+.2f} to {high:+.2f} points | {test['state']} |"
+            f"| {low:+.2f} to {high:+.2f} points | {_drop(test['detectable_drop'])} | {test['state']} |"
         )
+    first = record["tests"][0]
+    lines += [
+        "",
+        f"Visible drop: the smallest true drop of which {first['power']:.0%} of runs are red (p below "
+        f"{first['alpha']:g}), with as many questions won as here.",
+    ]
     lines += ["", *(f"- {test['name']}: {test['message']}." for test in record["tests"] if test["message"])]
     lines += [f"- {record['doubt']}."] if record["doubt"] else []
     lines += ["", "| | baseline | cell |", "|---|---|---|"]
@@ -47,6 +53,10 @@ def markdown(record: Mapping[str, Any]) -> str:
         lines.append(f"| {name.replace('_', ' ')} | {_shown(value)} | {_shown(record['runs']['cell'][name])} |")
     lines += ["", f"Answers that differ in any character: {record['different_texts']} of {task['questions']:,}."]
     return "\n".join(lines).replace("\n\n\n", "\n\n") + "\n"
+
+
+def _drop(value: float | None) -> str:
+    return "none" if value is None else f"{100 * value:.2f} points"
 
 
 def _shown(value: float) -> str:

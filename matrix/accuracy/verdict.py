@@ -10,11 +10,13 @@ from typing import Any, Final
 from engine.core.errors import EngineError
 from matrix.accuracy.task import EXTRACTORS, Sample
 from matrix.gates.gate import State
-from reports.stats.paired import mcnemar, paired_difference
+from reports.stats.paired import detectable_drop, mcnemar, paired_difference
 from reports.stats.proportions import wilson
 
 # One-sided, per test; exact McNemar never exceeds it, and paired greedy runs differ on few questions or none.
 ALPHA: Final = 0.01
+# How many of the runs with a drop must be red for it to count as one that a run shows.
+POWER: Final = 0.8
 # With fewer right answers than this, losing every one of them would not reach ALPHA: 0.5 ** n > ALPHA.
 LEAST_RIGHT: Final = math.ceil(math.log(ALPHA, 0.5))
 
@@ -40,7 +42,7 @@ class Test:
     message: str
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able; intervals are 95 %, in fractions of the questions."""
+        """JSON-able. Intervals are 95 %; they and the smallest drop that shows are fractions of the questions."""
         return {
             "name": self.name,
             "n": self.n,
@@ -53,6 +55,8 @@ class Test:
             "difference_interval": list(paired_difference(self.lost, self.won, self.n)),
             "p": self.p,
             "alpha": ALPHA,
+            "detectable_drop": detectable_drop(self.baseline, self.won, self.n, ALPHA, POWER),
+            "power": POWER,
             "state": str(self.state),
             "message": self.message,
         }

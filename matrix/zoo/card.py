@@ -1,10 +1,11 @@
 """card.json: what is known about a checkpoint, and how it was measured."""
 
 import json
-import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+from reports.stats.proportions import wilson
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +30,6 @@ class Score:
             "share": round(self.share, 4),
             "wilson95": [round(x, 4) for x in self.interval],
         }
-
-
-def wilson(right: int, total: int, z: float = 1.959964) -> tuple[float, float]:
-    """Wilson score interval of a proportion (Wilson, 1927)."""
-    share, spread = right / total, z * z / total
-    middle = (share + spread / 2) / (1 + spread)
-    half = z * math.sqrt(share * (1 - share) / total + spread / (4 * total)) / (1 + spread)
-    return middle - half, middle + half
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,7 +69,6 @@ class Data:
     test_mix: tuple[float, ...] = (0.05, 0.10, 0.10, 0.25, 0.35, 0.15)
     train_problems: int = 700_000
     distill_problems: int = 120_000
-    tokenizer_problems: int = 20_000
     test_problems: int = 1000
     heldout_problems: int = 200
     level_problems: int = 250

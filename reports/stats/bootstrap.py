@@ -34,25 +34,6 @@ class RatioChange:
     p_gain: float
 
 
-def ratio_interval(
-    numerators: Sequence[float],
-    denominators: Sequence[float],
-    confidence: float = 0.95,
-    resamples: int = 2000,
-    seed: int = 0,
-) -> tuple[float, float]:
-    """Percentile interval of sum(numerators) / sum(denominators), one entry per prompt.
-
-    Efron (1979, Ann. Stat. 7:1), drawing whole prompts (Davison and Hinkley 1997, section 3.8). The percentile
-    interval is too narrow below some ten prompts. ValueError below two prompts or for a denominator that is not
-    positive.
-    """
-    top, bottom = _columns(numerators, denominators)
-    drawn = _draw(len(top), resamples, seed)
-    low, high = _percentiles(_resampled(top, drawn) / _resampled(bottom, drawn), confidence)
-    return low, high
-
-
 def ratio_change(
     base: tuple[Sequence[float], Sequence[float]],
     head: tuple[Sequence[float], Sequence[float]],
@@ -63,8 +44,9 @@ def ratio_change(
     """Paired relative change of a ratio of sums; `base` and `head` are (numerators, denominators) of the same prompts.
 
     Both sides are computed on the same drawn prompts, so that what is common to a prompt cancels (paired cluster
-    bootstrap, Davison and Hinkley 1997, sections 3.8 and 4.4.3 for the one-sided p values). ValueError as
-    `ratio_interval`.
+    bootstrap, Davison and Hinkley 1997, sections 3.8 and 4.4.3 for the one-sided p values); the percentile interval
+    (Efron 1979, Ann. Stat. 7:1) is too narrow below some ten prompts. ValueError below two prompts or for a sum that is
+    not positive.
     """
     base_top, base_bottom = _columns(*base)
     head_top, head_bottom = _columns(*head)

@@ -21,51 +21,6 @@ class FitResult:
 
     statistic: float
     p: float
-    freedom: int | None = None
-
-
-def chi_square(observed: Sequence[int], expected: Sequence[float], least: float = 5.0) -> FitResult:
-    """Pearson's test (1900, Phil. Mag. 50:157) of counts against probabilities, one entry per token.
-
-    Tokens expected fewer than `least` times are pooled, rarest first (Cochran 1954, Biometrics 10:417). A token that
-    was drawn though its probability is 0 gives p = 0. ValueError if the probabilities do not sum to 1 or fewer than
-    two groups are left.
-    """
-    import numpy as np
-
-    check_same_length(observed=len(observed), expected=len(expected))
-    counts, shares = np.asarray(observed, dtype=np.float64), np.asarray(expected, dtype=np.float64)
-    if not math.isclose(float(shares.sum()), 1.0, abs_tol=1e-6) or shares.min() < 0:
-        raise ValueError(f"the probabilities sum to {float(shares.sum()):.6g}, allowed is 1 without negative ones")
-    if counts[shares == 0].sum() > 0:
-        return FitResult(math.inf, 0.0)
-    groups = _pooled(counts, shares * counts.sum(), least)
-    if len(groups) < 2:
-        raise ValueError(f"{int(counts.sum())} draws leave fewer than two groups that are expected {least:g} times")
-    statistic = sum((count - mean) ** 2 / mean for count, mean in groups)
-    return FitResult(statistic, _chi_square_tail(statistic, len(groups) - 1), len(groups) - 1)
-
-
-def _pooled(counts: npt.NDArray[np.float64], means: npt.NDArray[np.float64], least: float) -> list[tuple[float, float]]:
-    """(count, expected) per group: single tokens, and the rarest together until they are expected `least` times."""
-    groups: list[tuple[float, float]] = []
-    count = mean = 0.0
-    for index in means.argsort(kind="stable"):
-        count, mean = count + float(counts[index]), mean + float(means[index])
-        if mean >= least:
-            groups.append((count, mean))
-            count = mean = 0.0
-    if mean > 0 and groups:
-        last_count, last_mean = groups.pop()
-        groups.append((last_count + count, last_mean + mean))
-    return groups
-
-
-def _chi_square_tail(statistic: float, freedom: int) -> float:
-    # scipy takes 0.3 s to import, and only sampled cells need it.
-    from scipy.special import chdtrc
-
-    return float(chdtrc(freedom, statistic))
 
 
 def randomised_pit(below: Sequence[float], at: Sequence[float], uniform: Sequence[float]) -> npt.NDArray[np.float64]:

@@ -1,11 +1,11 @@
-"""One rate, two independent rates, and what a sample of a given size can see. Rates are fractions, not percent."""
+"""One rate and two independent rates. Rates are fractions, not percent."""
 
 from __future__ import annotations
 
 import math
 from functools import lru_cache
 from statistics import NormalDist
-from typing import Final, Literal
+from typing import Final
 
 from reports.stats.check import check_confidence, check_count
 
@@ -59,31 +59,6 @@ def two_rate_test(base_successes: int, base_n: int, head_successes: int, head_n:
     return _NORMAL.cdf((head_successes / head_n - base_successes / base_n) / spread)
 
 
-def minimum_detectable_drop(
-    rate: float,
-    n: int,
-    alpha: float = 0.05,
-    power: float = 0.8,
-    against: Literal["reference", "run"] = "run",
-) -> float:
-    """Smallest drop that an unpaired one-sided test on `n` questions sees with the given power.
-
-    theta = (z(1-alpha) + z(power)) sigma, sigma^2 = rate(1-rate)/n against a fixed reference and twice that against
-    another fresh run: the definition of TensorRT-LLM's accuracy references, with the rate's own variance in place of
-    the worst case.
-    """
-    check_count("n", n, 1)
-    variance = rate * (1 - rate) / n * (1 if against == "reference" else 2)
-    return _span(alpha, power) * math.sqrt(variance)
-
-
-def questions_needed(rate: float, drop: float, alpha: float = 0.05, power: float = 0.8) -> int:
-    """Questions per run for which `minimum_detectable_drop` between two runs is `drop`. ValueError unless drop > 0."""
-    if drop <= 0:
-        raise ValueError(f"drop is {drop}, allowed is a positive fraction")
-    return math.ceil(2 * rate * (1 - rate) * (_span(alpha, power) / drop) ** 2)
-
-
 def zero_count_bound(n: int, confidence: float = 0.95) -> float:
     """Upper bound of a rate of which `n` independent trials showed no case.
 
@@ -93,9 +68,3 @@ def zero_count_bound(n: int, confidence: float = 0.95) -> float:
     check_count("n", n, 1)
     check_confidence(confidence)
     return -math.expm1(math.log1p(-confidence) / n)
-
-
-def _span(alpha: float, power: float) -> float:
-    check_confidence(1 - alpha)
-    check_confidence(power)
-    return _NORMAL.inv_cdf(1 - alpha) + _NORMAL.inv_cdf(power)

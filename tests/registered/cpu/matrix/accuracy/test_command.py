@@ -57,14 +57,21 @@ def test_a_cell_equals_plain_decoding_on_the_zoos_questions(tmp_path):
     text = (tmp_path / "accuracy.md").read_text()
     assert text.startswith("# gsm8k: `eagle3.s2.k2.n6.p4.tight` beside `none.v1.nocache`: PASS\n")
     assert "| right by flexible-extract |" in text
+    # Seven losses show; a few more are needed on average for seven in four runs of five.
+    assert 7 / 24 < shown["tests"][0]["detectable_drop"] < 12 / 24
+    assert f"{100 * shown['tests'][0]['detectable_drop']:.2f} points | PASS |" in text
+    assert "Visible drop: the smallest true drop of which 80% of runs are red (p below 0.01), " in text
 
 
-def test_cut_answers_are_counted_and_thin_evidence_is_red():
-    done = run(data=QUESTIONS, limit=3, max_new_tokens=4, json_=True, num_fewshot=1, cell="nextn.deepseek.s2")
+def test_cut_answers_are_counted_and_thin_evidence_is_red(tmp_path):
+    asked = {"limit": 3, "max_new_tokens": 4, "num_fewshot": 1, "cell": "nextn.deepseek.s2"}
+    done = run(data=QUESTIONS, json_=True, out=tmp_path, **asked)
     shown = json.loads(done.stdout)
     assert (done.returncode, shown["state"]) == (1, "NOT MEASURED")
     assert shown["runs"]["cell"]["ended_by_length"] == shown["runs"]["cell"]["invalid_strict-match"] == 3
     assert shown["task"]["num_fewshot"] == 1
+    assert shown["tests"][0]["detectable_drop"] is None
+    assert "| none | NOT MEASURED |" in (tmp_path / "accuracy.md").read_text()
     assert (shown["baseline"], [*shown["weights"]]) == ("none.deepseek.v1.nocache", ["deepseek-mini"])
 
 

@@ -3,9 +3,9 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import binomtest
+from scipy.stats import binom, binomtest
 
-from reports.stats import mcnemar, paired_difference, sequential_mcnemar, zero_count_bound
+from reports.stats import detectable_drop, mcnemar, paired_difference, zero_count_bound
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 
@@ -71,21 +71,30 @@ def test_the_interval_covers_as_promised():
     assert hits / 500 >= 0.92
 
 
-def test_sequential_test_stops_at_its_bounds():
-    assert sequential_mcnemar([True] * 11) == "UNDECIDED"
-    assert sequential_mcnemar([True] * 12) == "LOSS"
-    assert sequential_mcnemar([False] * 4) == "UNDECIDED"
-    assert sequential_mcnemar([False] * 5) == "SAME"
-    assert sequential_mcnemar([]) == "UNDECIDED"
+@pytest.mark.parametrize(
+    ("good", "won", "n", "alpha", "fewest"),
+    # By hand: 0.5 ** 7 < 0.01 < 0.5 ** 6, and 10 lost beside 1 won have p = 12 / 2048, 9 beside 1 have 11 / 1024.
+    [(200, 0, 200, 0.01, 7), (150, 0, 1319, 0.05, 5), (190, 1, 200, 0.01, 10), (7, 0, 40, 0.01, 7)],
+)
+def test_the_detectable_drop_brings_losses_that_show_as_often_as_promised(good, won, n, alpha, fewest):
+    drop = detectable_drop(good, won, n, alpha, 0.9)
+    assert mcnemar(fewest, won) < alpha <= mcnemar(fewest - 1, won)
+    assert binom.sf(fewest - 1, good, (drop * n + won) / good) == pytest.approx(0.9)
 
 
-def test_sequential_test_keeps_its_error_rates():
-    draw = random.Random(9)
-    fair = [sequential_mcnemar(draw.random() < 0.5 for _ in range(400)) for _ in range(500)]
-    lossy = [sequential_mcnemar(draw.random() < 0.75 for _ in range(400)) for _ in range(500)]
-    assert fair.count("LOSS") / 500 <= 0.02
-    assert lossy.count("SAME") / 500 <= 0.07
-    assert lossy.count("LOSS") / 500 >= 0.93
+def test_the_drop_is_seen_in_runs_with_noise():
+    """Whatever is won by chance is lost by chance as well, and that is no drop."""
+    draw = random.Random(4)
+    drop = detectable_drop(160, 4, 200)
+    chance = (drop * 200 + 4) / 160
+    seen = [mcnemar(sum(draw.random() < chance for _ in range(160)), 4) < 0.05 for _ in range(600)]
+    assert sum(seen) / 600 == pytest.approx(0.8, abs=0.05)
+    assert detectable_drop(160, 0, 200) < drop
+
+
+@pytest.mark.parametrize(("good", "won", "n"), [(6, 0, 40), (9, 1, 10), (0, 3, 10)])
+def test_what_would_not_show_has_no_detectable_drop(good, won, n):
+    assert detectable_drop(good, won, n, 0.01) is None
 
 
 @pytest.mark.parametrize(
@@ -95,8 +104,10 @@ def test_sequential_test_keeps_its_error_rates():
         (lambda: mcnemar(1, -2), "won is -2, allowed is at least 0"),
         (lambda: paired_difference(3, 3, 5), r"lost \+ won is 6, allowed is 0 to 5"),
         (lambda: paired_difference(0, 0, 0), "n is 0, allowed is at least 1"),
-        (lambda: sequential_mcnemar([], share=0.5), "share is 0.5, allowed is a fraction between 0.5 and 1"),
-        (lambda: sequential_mcnemar([], share=1), "share is 1, allowed is a fraction between 0.5 and 1"),
+        (lambda: detectable_drop(0, 0, 0), "n is 0, allowed is at least 1"),
+        (lambda: detectable_drop(4, 2, 5), r"good \+ won is 6, allowed is 0 to 5"),
+        (lambda: detectable_drop(4, 0, 5, alpha=1), "confidence is 0, allowed is a fraction"),
+        (lambda: detectable_drop(4, 0, 5, power=1), "confidence is 1, allowed is a fraction"),
     ],
 )
 def test_each_bad_argument_is_named(call, sentence):

@@ -1,5 +1,4 @@
 import random
-from math import sqrt
 
 import pytest
 from hypothesis import given
@@ -7,8 +6,6 @@ from hypothesis import strategies as st
 
 from reports.stats import (
     difference_interval,
-    minimum_detectable_drop,
-    questions_needed,
     two_rate_test,
     wilson,
     zero_count_bound,
@@ -70,33 +67,6 @@ def test_two_rates():
     assert two_rate_test(0, 10, 0, 10) == 1.0
 
 
-@pytest.mark.parametrize(
-    ("rate", "n", "fixed", "fresh"),
-    [(0.75, 200, 7.6, 10.8), (0.88, 500, 3.6, 5.1), (0.95, 1319, 1.5, 2.1)],
-)
-def test_minimum_detectable_drop_matches_known_figures(rate, n, fixed, fresh):
-    assert 100 * minimum_detectable_drop(rate, n, against="reference") == pytest.approx(fixed, abs=0.05)
-    assert 100 * minimum_detectable_drop(rate, n) == pytest.approx(fresh, abs=0.05)
-
-
-@pytest.mark.parametrize(("rate", "n"), [(0.75, 23_200), (0.88, 13_060), (0.95, 5_870)])
-def test_questions_needed_for_one_point(rate, n):
-    assert questions_needed(rate, 0.01) == pytest.approx(n, abs=20)
-    assert minimum_detectable_drop(rate, questions_needed(rate, 0.01)) <= 0.01
-
-
-def test_the_drop_is_seen_as_often_as_promised():
-    draw = random.Random(5)
-    drop = minimum_detectable_drop(0.75, 300)
-    limit = 1.6449 * sqrt(2 * 0.75 * 0.25 / 300)
-    seen = 0
-    for _ in range(600):
-        base = sum(draw.random() < 0.75 for _ in range(300)) / 300
-        head = sum(draw.random() < 0.75 - drop for _ in range(300)) / 300
-        seen += base - head > limit
-    assert seen / 600 == pytest.approx(0.8, abs=0.05)
-
-
 def test_nothing_in_200_bounds_the_rate_below_one_and_a_half_points():
     assert zero_count_bound(200) == pytest.approx(0.01487, abs=1e-5)
     assert (1 - zero_count_bound(200)) ** 200 == pytest.approx(0.05)
@@ -112,8 +82,6 @@ def test_nothing_in_200_bounds_the_rate_below_one_and_a_half_points():
         (lambda: wilson(1, 5, 1.0), "confidence is 1.0, allowed is a fraction between 0 and 1"),
         (lambda: zero_count_bound(0), "n is 0, allowed is at least 1"),
         (lambda: zero_count_bound(5, 0), "confidence is 0, allowed is a fraction"),
-        (lambda: questions_needed(0.5, 0), "drop is 0, allowed is a positive fraction"),
-        (lambda: minimum_detectable_drop(0.5, 10, power=1), "confidence is 1, allowed is a fraction"),
         (lambda: two_rate_test(1, 0, 1, 1), "base_n is 0, allowed is at least 1"),
     ],
 )
