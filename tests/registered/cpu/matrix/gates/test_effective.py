@@ -15,7 +15,7 @@ CELLS = [
     "none.v1.nocache.c7.ragged.temperature.stop_token.abort_running",
     "standalone.s3.p4.m4.burst.mixed",
     "standalone.s3.v1.p16.tight.m4.burst.stop_string.abort_queued",
-    "eagle3.s3.k2.n6.v2.length",
+    "eagle3.s3.k2.n6.v2.ctx.length",
     "eagle3.s3.k2.n6.v2.stop_string",
     "eagle3.s3.k4.n8.v2.p16.burst",
     "eagle3.s5.v2.p16.pair.stream.abort_running",
