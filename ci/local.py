@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing import get_context, parent_process, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -18,9 +18,8 @@ from time import monotonic
 from typing import Final
 
 from ci.planner import Plan
-from ci.tiers import repro
 from matrix.cell import Cell
-from matrix.constraints import expect
+from matrix.unrun import unrun
 from reports.schema import CellResult
 
 # A cell takes seconds; a silence of this length means that its engine hangs.
@@ -118,19 +117,8 @@ def _replace(workers: list[Worker], worker: Worker, job: Job, what: str) -> Iter
 
 def lost_cell(cell: Cell, job: Job, what: str) -> CellResult:
     """The record of a cell that has no result, for a reason that says nothing about the cell."""
-    return CellResult(
-        id=cell.id,
-        state="INFRA",
-        axes=cell.values,
-        resolved=None,
-        expect=expect(cell),
-        tier=job.tier,
-        stage=job.stage,
-        launch_hash=None,
-        requested={},
-        repro=repro(cell.id, job.tier, job.seed),
-        error=f"the cell has no result: {what}",
-    )
+    record = unrun(cell, job.tier, job.stage, job.seed)
+    return replace(record, state="INFRA", error=f"the cell has no result: {what}")
 
 
 def _start(cells: Sequence[Cell], job: Job, gpus: tuple[int, ...]) -> Worker:

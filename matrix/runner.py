@@ -7,24 +7,22 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Final
 
-from ci.tiers import repro
 from ci.tiers import tier as find_tier
 from engine.core.agreement import Agreement
 from engine.core.errors import ConfigError, EngineBug
 from matrix.cell import Cell, asked
-from matrix.constraints import expect
 from matrix.gates.config import ConfigGate
 from matrix.gates.gate import Gate, Outcome, State
 from matrix.gates.ranks import RanksGate
 from matrix.gates.table import GATES
 from matrix.gates.turns import twinned
 from matrix.subjects.protocol import Answer, Ask, Capability, Diverged, Run, Served, Session, Subject
-from matrix.waivers import waiver_for
+from matrix.unrun import unrun
 from matrix.workload import workload
 from reports.schema import CellResult, CellState, GateResult, Reason, Rewrite
 
@@ -68,7 +66,7 @@ class Runner:
     def run_cell(self, cell: Cell) -> CellResult:
         """The record of one cell. Cells of one launch that follow each other share its session."""
         start = perf_counter()
-        record = self._blank(cell)
+        record = unrun(cell, self.tier, self.stage, self.seed)
         try:
             record = self._judged(cell, record)
         except Exception as error:  # A crash of the subject is this cell's result; the other cells go on.
@@ -137,21 +135,6 @@ class Runner:
             else:  # Few cells share a drafter of one shape, and each session holds memory.
                 session.close()
         return self._baselines[plainest, plain]
-
-    def _blank(self, cell: Cell) -> CellResult:
-        return CellResult(
-            id=cell.id,
-            state="NOT MEASURED",
-            axes=cell.values,
-            resolved=None,
-            expect=expect(cell),
-            tier=self.tier,
-            stage=self.stage,
-            launch_hash=None,
-            requested=asdict(asked(cell, self.gpus)),
-            repro=repro(cell.id, self.tier, self.seed),
-            waived=waiver_for(cell),
-        )
 
 
 def reference_runner(seed: int, tier: str = "cpu", stage: str = "pr") -> Runner:

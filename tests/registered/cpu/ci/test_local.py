@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from multiprocessing import active_children
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from ci.local import Job, lost_cell, run_plan, visible
 from ci.planner import Host, plan
 from matrix.cell import Cell
+from matrix.unrun import unrun
 from reports.schema import CellResult
 
 pytestmark = pytest.mark.register(est_seconds=25, tier="cpu", stage="pr")
@@ -86,3 +88,9 @@ def test_lost_cell_is_red_and_repeatable():
     assert (record.state, record.gates, record.expect) == ("INFRA", (), "runs")
     assert record.repro == "specmatrix run --cells 'none.length' --seed 4"
     assert record.error == "the cell has no result: the power went"
+
+
+def test_a_lost_cell_is_the_cell_before_it_ran():
+    record = lost_cell(CELLS[3], JOB, "the power went")
+    assert replace(record, state="NOT MEASURED", error=None) == unrun(CELLS[3], "cpu", "smoke", 4)
+    assert record.requested["speculative_eagle_topk"] == 4

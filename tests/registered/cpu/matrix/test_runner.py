@@ -232,15 +232,6 @@ def test_drive_takes_differences_and_the_whole_journal():
     assert drive(session, asks, frozenset()).journal is None
 
 
-def test_a_gpu_tier_asks_for_the_same_on_a_gpu_in_the_precision_of_a_cpu():
-    cell = Cell.from_id("eagle3.s3.k4.n8.v2")
-    assert asked(cell).device == asked(cell).dtype == "auto"
-    assert asked(cell, 1) == replace(asked(cell), device="cuda", dtype="float32")
-    record = reference_runner(2, "gpu1")._blank(cell)
-    assert (record.requested["device"], record.tier) == ("cuda", "gpu1")
-    assert record.repro == f"specmatrix run --tier gpu1 --cells '{cell.id}' --seed 2"
-
-
 def test_the_reference_runner_has_every_gate():
     made = reference_runner(5, stage="smoke")
     assert (made.seed, made.stage, len(made.gates)) == (5, "smoke", 11)
