@@ -33,17 +33,6 @@ def read_registry(root: Path) -> list[Registration]:
     return [read_registration(root, path) for path in sorted((root / FOLDER).rglob("test_*.py"))]
 
 
-def problems(root: Path) -> list[str]:
-    """One sentence per test file that is not registered as it must be."""
-    found = []
-    for path in sorted((root / FOLDER).rglob("test_*.py")):
-        try:
-            read_registration(root, path)
-        except ConfigError as error:
-            found.append(str(error))
-    return found
-
-
 def read_registration(root: Path, path: Path) -> Registration:
     """The registration of one file. ConfigError names the file and what to write."""
     name = path.relative_to(root)

@@ -233,6 +233,20 @@ def bench(
 
 
 @app.command()
+def tests(
+    tier: Annotated[str, typer.Option(help="what they cost: cpu, gpu1, gpu2, gpu4 or gpu8")] = "cpu",
+    stage: Annotated[str, typer.Option(help="smoke, pr or nightly; each runs those before it too")] = "pr",
+    part: Annotated[str, typer.Option(help="of parts that take equally long: 2/4 is the second of four")] = "1/1",
+    paths: Annotated[bool, typer.Option("--paths", help="print nothing but the paths, for pytest")] = False,
+    json_: Json = False,
+) -> int:
+    """List the registered tests of a tier and their seconds."""
+    from matrix.commands.tests import list_tests
+
+    return list_tests(tier, stage, part, paths, json_)
+
+
+@app.command()
 def simulate(
     minutes: Annotated[float, typer.Option(help="wall clock, one core")] = 1.0,
     seed: Annotated[int, typer.Option(help="another seed, other schedules")] = 0,

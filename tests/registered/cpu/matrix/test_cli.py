@@ -155,7 +155,7 @@ def test_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]):
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]):
     assert main(["--help"]) == 0
     text = capsys.readouterr().out
-    for name in ("run", "compare", "explain", "lock", "generate", "faults", "accuracy", "bench", "zoo"):
+    for name in ("run", "compare", "explain", "lock", "generate", "faults", "accuracy", "bench", "tests", "zoo"):
         assert f"\n  {name} " in text
 
 

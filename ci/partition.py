@@ -1,0 +1,57 @@
+"""Which registered tests a host runs: a pure function from their estimated seconds to even parts, as data."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from ci.registry import Registration
+from ci.tiers import tier as find_tier
+from engine.core.errors import ConfigError
+from matrix.lockfile import STAGES
+
+WHOLE: Final = "1/1"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Test files for one host, by path; seconds is the sum of their estimates."""
+
+    files: tuple[Registration, ...]
+
+    @property
+    def seconds(self) -> float:
+        return sum(file.est_seconds for file in self.files)
+
+
+def of_stage(files: Iterable[Registration], tier: str, stage: str) -> list[Registration]:
+    """The files of a tier that run in a stage: its own and those of earlier stages. ConfigError on either name."""
+    name = find_tier(tier).name
+    if stage not in STAGES:
+        raise ConfigError(f"stage {stage!r} is unknown; it must be one of {', '.join(STAGES)}")
+    stages = STAGES[: STAGES.index(stage) + 1]
+    return [file for file in files if file.tier == name and file.stage in stages]
+
+
+def partition(files: Sequence[Registration], count: int) -> list[Part]:
+    """Every file once in `count` parts: the longest that is left goes to the part with least to do (Graham 1969, LPT).
+
+    The same for the same files whatever their order, so hosts that know their number need not talk to each other.
+    """
+    parts: list[list[Registration]] = [[] for _ in range(count)]
+    for file in sorted(files, key=lambda file: (-file.est_seconds, file.path)):
+        min(parts, key=lambda part: sum(other.est_seconds for other in part)).append(file)
+    return [Part(tuple(sorted(part, key=lambda file: file.path))) for part in parts]
+
+
+def part_of(files: Sequence[Registration], which: str) -> Part:
+    """One part, written as `2/4`. ConfigError if it is not written so, or there are fewer files than parts."""
+    match = re.fullmatch(r"(\d{1,4})/(\d{1,4})", which)
+    number, count = (int(match[1]), int(match[2])) if match else (0, 0)
+    if not 1 <= number <= count:
+        raise ConfigError(f"part {which!r} is none; write the second of four as 2/4")
+    if count > max(1, len(files)):
+        raise ConfigError(f"{len(files)} test files cannot make {count} parts; ask for {max(1, len(files))} at most")
+    return partition(files, count)[number - 1]
