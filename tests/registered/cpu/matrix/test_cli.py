@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from importlib.metadata import version
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -263,7 +264,20 @@ def test_generate_streams_and_measures(capsys: pytest.CaptureFixture[str]):
     assert "tokens/s; " in said.err and "times the speed of no drafter" in said.err
 
 
-def test_generate_answers_over_ranks(capsys: pytest.CaptureFixture[str]):
+class Deadly(StringIO):
+    """Ends a process before it takes a text."""
+
+    def __init__(self, victim: subprocess.Popen[bytes]) -> None:
+        super().__init__()
+        self.victim = victim
+
+    def write(self, text: str) -> int:
+        self.victim.kill()
+        self.victim.wait()
+        return super().write(text)
+
+
+def test_generate_answers_over_ranks(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     question = "Tom has 12 apples and buys 15 more. How many apples does he have?"
     words = ["generate", question, "--max-new-tokens", "24"]
     assert main(words) == 0
@@ -271,10 +285,10 @@ def test_generate_answers_over_ranks(capsys: pytest.CaptureFixture[str]):
     assert main([*words, "--tp-size", "2"]) == 0
     ranked = capsys.readouterr()
     assert ranked.out == alone and ranked.err.endswith("(same tokens)\n")
-    # The ranks that answered are spare now, and one of them dies.
+    # The ranks that answered are spare now, and one of them dies when the next answer begins.
     spare = lend(2, "cpu")
     give_back(spare)
-    spare.processes[1].kill()
+    monkeypatch.setattr(sys, "stdout", Deadly(spare.processes[1]))
     assert main([*words, "--tp-size", "2"]) == 1
     assert capsys.readouterr().err.startswith("specmatrix: rank 1 of 2 died with exit code -9\nlog of rank 1:\n")
 
