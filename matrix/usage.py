@@ -30,7 +30,8 @@ def misuse(error: typer.BadParameter, words: Sequence[str]) -> str:
     for option in () if parameter is None else parameter.opts:
         if (value := _given(option, words)) is not None:
             return f"{option} takes {_kind(error.message)}, not {value!r}"
-    return error.format_message().rstrip(".")
+    said, _, close = error.format_message().partition(". Did you mean ")
+    return f"{said.rstrip('.')}; the closest is {close.rstrip('?')}" if close else said.rstrip(".")
 
 
 def _kind(message: str) -> str:

@@ -285,7 +285,8 @@ def parse_json(text: bytes) -> Json:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        raise ReportError(f"broken at column {error.colno}: {error.msg}") from error
+        what = error.msg.removesuffix(" at").removesuffix(" starting")
+        raise ReportError(f"broken at column {error.colno}: {what}") from error
     except UnicodeDecodeError as error:
         raise ReportError("broken, it is not UTF-8 text") from error
 

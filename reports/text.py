@@ -16,6 +16,12 @@ def shorten(text: str, most: int) -> str:
     return line if len(line) <= most else line[: most - 1] + "…"
 
 
+def shorten_rewrite(signature: str) -> str:
+    """A rewrite on one line, `field: asked -> got`, with both of its values; a whole JSON file may be rewritten."""
+    asked, arrow, got = " ".join(signature.split()).rpartition(" -> ")
+    return f"{shorten(asked, 70)}{arrow}{shorten(got, 40)}"
+
+
 def duration(seconds: float) -> str:
     """`0.42 s`, `38 s`, `12 min 5 s`."""
     if seconds < 10:

@@ -48,7 +48,8 @@ def _tokens(where: str, line: str, tokenizer: Tokenizer) -> list[int]:
     try:
         value = json.loads(line)
     except json.JSONDecodeError as error:
-        raise ConfigError(f"{where}: not valid JSON ({error.msg})") from None
+        what = error.msg.removesuffix(" at").removesuffix(" starting")
+        raise ConfigError(f"{where}: not valid JSON ({what})") from None
     if isinstance(value, dict):
         value = value.get("text")
     if isinstance(value, str):

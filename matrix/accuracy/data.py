@@ -60,7 +60,8 @@ def _question(path: Path, number: int, line: str) -> Question:
     try:
         raw = json.loads(line)
     except json.JSONDecodeError as error:
-        raise DataError(f"{path} line {number} is not valid JSON ({error.msg} at column {error.colno})") from None
+        what = error.msg.removesuffix(" at").removesuffix(" starting")
+        raise DataError(f"{path} line {number} is not valid JSON ({what} at column {error.colno})") from None
     if not isinstance(raw, dict):
         raise DataError(f"{path} line {number} is {type(raw).__name__}, not an object with question and answer")
     for name in ("question", "answer"):

@@ -60,11 +60,10 @@ def _cells(comparison: Comparison) -> str:
 
 def _cell(change: CellChange) -> str:
     small = "".join(f"<br><small>{escape(note)}</small>" for note in cell_notes(change))
-    why = "<br>".join(escape(part) for part in shorten(change.why, 600).split("; "))
     mark = "" if change.red or change.state in (State.SAME, State.IMPROVED, State.NEW) else "<br><small>not red</small>"
     return (
         f"<tr><td>{badge(change.state)}{mark}</td><td>{identity(change.id)}</td>"
-        f"<td>{why}{small}</td><td>{command(change.repro)}</td></tr>"
+        f"<td>{escape(shorten(change.why, 600))}{small}</td><td>{command(change.repro)}</td></tr>"
     )
 
 

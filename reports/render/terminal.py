@@ -13,12 +13,10 @@ from reports.effective import pair_text
 from reports.render.page import tone
 from reports.render.view import RunView
 from reports.summary import STATE_KEYS
-from reports.text import build, count, duration, failure, first_divergence, shorten
+from reports.text import build, count, duration, failure, first_divergence, shorten, shorten_rewrite
 
 COLOURS = {"good": "green", "bad": "red", "warn": "yellow", "calm": "cyan"}
 MOST = 12
-# Characters of a rewrite; a whole JSON file may be rewritten.
-WIDEST = 100
 
 
 def print_run(run: RunView, console: Console) -> None:
@@ -43,7 +41,7 @@ def print_run(run: RunView, console: Console) -> None:
     _say(console, f"[dim]{escape(run.summary.coverage.message)}[/dim]")
     rewritten: Counter[str] = Counter()
     for rewrite in run.rewrites:
-        rewritten[shorten(rewrite.signature, WIDEST)] += rewrite.cells
+        rewritten[shorten_rewrite(rewrite.signature)] += rewrite.cells
     for text, cells in rewritten.items():
         _say(console, f"[dim]rewritten in {count(cells, 'cell')}: {escape(text)}[/dim]")
     colour = "green" if run.verdict == "green" else "red"
@@ -68,7 +66,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
             _say(console, f"{count(len(row.pairs), 'pair')} {word}, {escape(row.cause)}: [dim]{escape(shown)}[/dim]")
     for rewrite in comparison.rewrites:
         colour = "red" if rewrite.red else "dim"
-        what = shorten(rewrite.signature, WIDEST)
+        what = shorten_rewrite(rewrite.signature)
         text = f"{rewrite.status} rewrite {what} in {count(len(rewrite.cells), 'cell')}: {rewrite.reason}"
         _say(console, f"[{colour}]{escape(text)}[/{colour}]")
     _print_changes(comparison, console)

@@ -25,6 +25,7 @@ WRONG = {
     (): "Missing command; `specmatrix --help` lists what there is",
     ("--loud",): "No such option: --loud; `specmatrix --help` lists what there is",
     ("walk",): "No such command 'walk'; `specmatrix --help` lists what there is",
+    ("runn",): "No such command 'runn'; the closest is 'run'; `specmatrix --help` lists what there is",
     ("run", "--cell", "x"): "No such option: --cell; the closest is --cells; `specmatrix --help` lists what there is",
     ("run", "--bogus"): "No such option: --bogus; `specmatrix --help` lists what there is",
     ("run", "--workers", "abc"): "--workers takes a whole number, not 'abc'; `specmatrix --help` lists what there is",

@@ -117,6 +117,7 @@ def test_a_cell_that_comes_twice_is_seen(three):
     ("broken", "sentence"),
     [
         ("", "line 3: broken at column 1: Expecting value"),
+        ('{"kind":"ce', "line 3: broken at column 9: Unterminated string$"),
         ('{"kind":"cell","id":"b","state":"FAIL","axes":{"x" 1}}', "line 3: broken at column"),
         ('{"kind":"cell","id":"b","state":"FAIL","axes":{}}', "line 3: cell 'b' has no 'waived'"),
         ('{"kind":"cells","id":"b"}', "line 3: the line is not a cell"),

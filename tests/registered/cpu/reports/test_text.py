@@ -1,7 +1,7 @@
 import pytest
 
 from reports.schema import GateResult
-from reports.text import build, count, duration, failure, first_divergence, machine, shorten
+from reports.text import build, count, duration, failure, first_divergence, machine, shorten, shorten_rewrite
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 
@@ -13,6 +13,11 @@ def test_counts_agree_with_their_noun():
 @pytest.mark.parametrize(("text", "short"), [("a\n b", "a b"), ("12345", "12345"), ("123456", "1234…")])
 def test_text_is_one_short_line(text, short):
     assert shorten(text, 5) == short
+
+
+def test_a_long_rewrite_keeps_what_was_asked_and_what_came_of_it():
+    assert shorten_rewrite("spec_version: v2 -> v1") == "spec_version: v2 -> v1"
+    assert shorten_rewrite(f"file: {'a' * 90}\n-> {'b' * 90}") == f"file: {'a' * 63}… -> {'b' * 39}…"
 
 
 @pytest.mark.parametrize(

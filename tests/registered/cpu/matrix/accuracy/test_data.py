@@ -37,7 +37,7 @@ def test_a_raw_line_separator_inside_a_question_ends_no_line(write):
 @pytest.mark.parametrize(
     ("broken", "sentence"),
     [
-        ('{"question": "cut', "line 2 is not valid JSON (Unterminated string starting at at column 14)"),
+        ('{"question": "cut', "line 2 is not valid JSON (Unterminated string at column 14)"),
         ("", "line 2 is not valid JSON (Expecting value at column 1)"),
         ("[1]", "line 2 is list, not an object with question and answer"),
         ('{"question": "q"}', "line 2 has no text under 'answer'; it needs question and answer"),
