@@ -52,7 +52,7 @@ CHECK: Final = "import sys; from matrix.lock import check; r = check(); print(r.
 # 1,260 cells of 180 launches: five drafters, four page sizes, three sizes of chunks, each timing. Every request runs to
 # its limit, 37 tokens or more, greedy and sampled.
 LOSSLESS: Final = (
-    "model=llama and algorithm in (standalone, eagle3, eagle, ngram, dflash) and "
+    "model=llama and tp=1 and algorithm in (standalone, eagle3, eagle, ngram, dflash) and "
     "steps=auto and topk=auto and draft_tokens=auto and adaptive=off and overlap=on and "
     "page_size in (1, 4, 16, 64) and prefix_cache=on and context=model and memory=ample and slots=auto and "
     "batch in (single, pair) and session=none and finish=length and abort=none"
