@@ -1,11 +1,14 @@
 # Two commands: `make run` (the main job) and `make test` (all tests of the CPU tier). Both set up .venv by themselves.
 PYTHON ?= python3
-TORCH ?= torch==2.13.0
-# The address of PyTorch's CPU wheels, for machines without a GPU whose package index only has the CUDA build.
-TORCH_INDEX ?=
+# The CPU build where there is no GPU; elsewhere than on Linux there is no other.
+BUILD := $(if $(shell command -v nvidia-smi),,$(if $(filter Linux,$(shell uname)),+cpu))
+TORCH ?= torch==2.13.0$(BUILD)
+# Where PyTorch's CPU wheels are, for a machine without a GPU whose own package index lacks them.
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 OUT ?= out/pr
 WORKERS ?= 2
 BIN := .venv/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 
 # Worker processes carry the parallelism: a second OpenMP thread can collapse the speed of a small shared machine.
 export OMP_NUM_THREADS = 1
@@ -28,9 +31,9 @@ setup: .venv/.ready
 .venv/.ready: requirements.txt pyproject.toml Makefile
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is older than 3.11; name a newer one: make PYTHON=python3.12" >&2; exit 2; }
 	@$(PYTHON) -m venv .venv || { echo "$(PYTHON) cannot make a virtual environment; on Debian install python3-venv" >&2; exit 2; }
-	$(BIN)/pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) $(TORCH)
-	$(BIN)/pip install --quiet --disable-pip-version-check --requirement requirements.txt
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --editable .
+	$(PIP) $(TORCH) 2>/dev/null || $(PIP) --extra-index-url $(TORCH_INDEX) $(TORCH)
+	$(PIP) --requirement requirements.txt
+	$(PIP) --no-deps --editable .
 	@touch $@
 
 clean:

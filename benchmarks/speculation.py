@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 
 from transformers import PreTrainedModel
 
@@ -12,12 +12,14 @@ from benchmarks.metric import Metric, red
 from benchmarks.pairs import interleave
 from benchmarks.subjects import difference, engine, fixed, prompts, questions, transformers_model
 from engine.api import LLM
+from engine.core.ngram import NgramIndex
 from engine.core.request import SamplingParams
+from engine.spec.ngram import NgramDrafter
 
 STEPS: Final = 3
 GOAL: Final = 3.0
 PAIRS: Final = 12
-DRAFTS: Final = {"standalone": "llama-mini-standalone", "eagle3": "llama-mini-eagle3"}
+DRAFTS: Final = {"standalone": "llama-mini-standalone", "eagle3": "llama-mini-eagle3", "ngram": None}
 ASKED: Final = 6
 
 
@@ -83,6 +85,10 @@ def pays(algorithm: str) -> Metric:
 
 
 def _one_by_one(llm: LLM, asked: list[str]) -> None:
+    drafter: Any = llm.loop.executor.drafter
+    if isinstance(drafter, NgramDrafter):
+        # Whoever has answered these questions before drafts the answers.
+        drafter.index = NgramIndex(drafter.options)
     for prompt in asked:
         llm.generate([prompt], SamplingParams(max_new_tokens=160))
 

@@ -190,6 +190,7 @@ def test_killed_run_leaves_nothing_that_reads_as_whole(tmp_path: Path):
         load(tmp_path)
 
 
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.parametrize("lines", [1, 2], ids=["while the workers start", "behind a cell"])
 def test_stopped_run_says_so_and_keeps_the_report_before(number: int, status: int, lines: int, tmp_path: Path):

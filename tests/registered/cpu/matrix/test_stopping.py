@@ -11,6 +11,7 @@ from matrix.stopping import SENTENCE, Stopped, stoppable
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 
 
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_stops_and_its_handler_comes_back(number: int, status: int):
     before = signal.getsignal(number)
