@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -62,6 +63,8 @@ def measure(cells: int = CELLS, runs: int = 3) -> list[dict[str, object]]:
         for case, change in CASES.items():
             head = Path(folder) / "head"
             write(head, cells, seconds=0.2, change=change)
+            # Or the disk still writes what is read.
+            os.sync()
             times = sorted(_time(base, head, cells) for _ in range(runs))
             rows.append({"case": case, "seconds": median(times), "min": times[0], "max": times[-1], "megabytes": size})
     return rows
