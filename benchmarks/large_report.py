@@ -4,7 +4,7 @@ than the stage gives it."""
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import count
 from pathlib import Path
@@ -18,6 +18,7 @@ from matrix.cell import Cell, asked
 from matrix.constraints import expect
 from matrix.lockfile import stage_cells
 from matrix.selection import all_cells, of_gpus
+from matrix.unrun import unrun
 from matrix.zoo_facts import zoo_facts
 from reports.schema import CellResult, GateResult, Header, Json, Reason, Rewrite
 from reports.writer import ReportWriter
@@ -100,17 +101,11 @@ def _shared(cell: Cell) -> CellResult:
     resolved = resolve(asked(cell), zoo_facts(cell))
     fields: dict[str, Any] = resolved.as_dict()
     reasons, rewrites = fields.pop("reasons"), fields.pop("rewrites")
-    return CellResult(
-        id=cell.id,
+    return replace(
+        unrun(cell, "cpu", "nightly", 0),
         state="PASS",
-        axes=cell.values,
         resolved=fields,
-        expect=expect(cell),
-        tier="cpu",
-        stage="nightly",
         launch_hash=resolved.launch_hash(),
-        requested=asdict(asked(cell)),
-        repro=repro(cell.id, "cpu", 0),
         reasons=tuple(Reason(**reason) for reason in reasons),
         rewrites=tuple(Rewrite(**rewrite) for rewrite in rewrites),
     )
