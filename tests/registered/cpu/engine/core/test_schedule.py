@@ -195,6 +195,16 @@ def test_one_victim_at_a_time():
     assert oldest.retractions == middle.retractions == 0
 
 
+@pytest.mark.parametrize(("pages", "admitted"), [(25, []), (26, [2])])
+def test_a_newcomer_leaves_what_runs_room_for_every_round_in_flight(pages, admitted):
+    """4 tokens and 10 positions of two rounds run, 2 tokens and 10 positions ask to."""
+    scheduler = scheduler_of(pages=pages, size=1, width=5, slack=10)
+    queue(scheduler, 4, max_new_tokens=6)
+    assert rids(turn(scheduler)) == [1]
+    scheduler.add(Request(2, (2, 100), SamplingParams(max_new_tokens=6), seed=2))
+    assert [rid for rid in rids(scheduler.plan()) if rid == 2] == admitted
+
+
 def test_a_victim_stays_out_of_the_pages_that_rounds_in_flight_need():
     scheduler = scheduler_of(pages=26, size=1, width=5, slack=10)
     oldest, victim = queue(scheduler, 4, 2, max_new_tokens=6)
