@@ -23,6 +23,7 @@ from matrix.faults.catalogue.returns import RETURN_FAULTS
 from matrix.faults.catalogue.sampling import SAMPLING_FAULTS
 from matrix.faults.catalogue.sessions import SESSION_FAULTS
 from matrix.faults.catalogue.sizes import SIZE_FAULTS
+from matrix.faults.catalogue.spares import SPARE_FAULTS
 from matrix.faults.catalogue.timing import TIMING_FAULTS
 from matrix.faults.catalogue.windows import WINDOW_FAULTS
 from matrix.faults.fault import Fault
@@ -51,4 +52,5 @@ CATALOGUE: Final[tuple[Fault, ...]] = (
     *RANK_FAULTS,
     *GRAPH_FAULTS,
     *KERNEL_FAULTS,
+    *SPARE_FAULTS,
 )
