@@ -12,8 +12,6 @@ from matrix.cell import Cell
 from matrix.constraints import explain, tables_hash
 from matrix.cover import (
     NEGATIVES,
-    PRESETS,
-    SMOKE_PRESETS,
     STRENGTHS,
     SWEEPS,
     cover,
@@ -22,6 +20,7 @@ from matrix.cover import (
     sweep,
 )
 from matrix.lockfile import LOCK_FILE, STAGES, Lock, read, write
+from matrix.presets import PRESETS
 from matrix.verifier import covered, feasible, uncovered, uncovered_sweep
 
 SHOWN: Final = 5
@@ -77,10 +76,10 @@ def _problems(lock: Lock) -> Iterator[str]:
     for cell in lock.upto(STAGES[-1]):
         yield from _row_problems(cell, lock.notes.get(cell, ""), cell in seen)
         seen.add(cell)
-    for text, note in PRESETS.items():
-        if Cell.from_id(text) not in lock.upto("pr"):
-            yield f"preset {text} is missing ({note})"
     for stage in STAGES:
+        for text, note in PRESETS[stage].items():
+            if Cell.from_id(text) not in lock.upto(stage):
+                yield f"preset {text} of stage {stage} is missing ({note})"
         yield from _missing_negatives(lock, stage)
         for text in SWEEPS[stage]:
             gaps = uncovered_sweep(Cell.from_id(text), lock.upto(stage))
@@ -174,13 +173,7 @@ def _renew(lock: Lock, cell: Cell) -> None:
 def _add_required(lock: Lock, stage: str) -> None:
     """Presets, negative cells and sweeps of a stage, where they are missing."""
     known = lock.upto(stage)
-    if stage == "smoke":
-        wanted = [Cell.from_id(text) for text in SMOKE_PRESETS]
-    elif stage == "pr":
-        wanted = [Cell.from_id(text) for text in PRESETS]
-    else:
-        wanted = []
-    wanted = [cell for cell in wanted if cell not in known]
+    wanted = [cell for text in PRESETS[stage] if (cell := Cell.from_id(text)) not in known]
     for constraint in negative_constraints():
         have = sum(explain(cell) == (constraint,) for cell in known)
         fresh = [cell for cell in negatives(constraint, NEGATIVES[stage]) if cell not in known]
@@ -190,8 +183,8 @@ def _add_required(lock: Lock, stage: str) -> None:
             wanted += sweep(launch, [*known, *wanted])
     lock.cells[stage] += wanted
     for cell in wanted:
-        if cell.id in PRESETS:
-            lock.notes[cell] = PRESETS[cell.id]
+        if cell.id in PRESETS[stage]:
+            lock.notes[cell] = PRESETS[stage][cell.id]
         _renew(lock, cell)
 
 

@@ -9,8 +9,6 @@ from matrix.axes import axis
 from matrix.cell import Cell
 from matrix.constraints import CONSTRAINTS, expect, explain
 from matrix.cover import (
-    PRESETS,
-    SMOKE_PRESETS,
     SWEEPS,
     cover,
     enumerate_cells,
@@ -19,10 +17,12 @@ from matrix.cover import (
     sweep,
 )
 from matrix.growth import launches
+from matrix.presets import NIGHTLY, PR, SMOKE
 from matrix.verifier import PIVOT, allowed, components, uncovered, uncovered_sweep
 
 pytestmark = pytest.mark.register(est_seconds=36, tier="cpu", stage="pr")
 
+PRESETS = SMOKE | PR | NIGHTLY
 INCIDENTS = ("sglang#21062", "sglang#26866", "sglang#24055", "sglang#24999", "sglang#22651")
 
 NAMED = """
@@ -78,8 +78,8 @@ def test_every_incident_has_presets(incident):
     assert any(note.startswith(incident) for note in PRESETS.values())
 
 
-def test_smoke_presets_are_presets():
-    assert set(SMOKE_PRESETS) <= set(PRESETS)
+def test_a_preset_stands_under_one_stage():
+    assert len(PRESETS) == len(SMOKE) + len(PR) + len(NIGHTLY)
 
 
 @pytest.mark.parametrize("constraint", negative_constraints(), ids=lambda c: c.name)

@@ -6,9 +6,9 @@ from matrix import lock as lock_module
 from matrix.axes import AXES
 from matrix.cell import Cell
 from matrix.constraints import expect, explain
-from matrix.cover import PRESETS
 from matrix.lock import check, extend
-from matrix.lockfile import LOCK_FILE, Lock, read, stage_cells, write
+from matrix.lockfile import LOCK_FILE, STAGES, Lock, read, stage_cells, write
+from matrix.presets import PRESETS
 
 pytestmark = pytest.mark.register(est_seconds=10, tier="cpu", stage="pr")
 
@@ -81,10 +81,18 @@ def test_an_unreadable_id_is_noticed(lock, tmp_path):
     assert "medusa.s3 is no cell of today's axes" in check(tmp_path / "cells.lock").problems
 
 
-def test_a_dropped_preset_is_noticed(lock, problems):
-    text = "eagle3.s3.k4.n8.v2.ragged"
-    lock.cells["smoke"].remove(Cell.from_id(text))
-    assert f"preset {text} is missing ({PRESETS[text]})" in problems(lock)
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_dropped_preset_is_noticed(lock, problems, stage):
+    text, note = next(iter(PRESETS[stage].items()))
+    lock.cells[stage].remove(Cell.from_id(text))
+    assert f"preset {text} of stage {stage} is missing ({note})" in problems(lock)
+
+
+def test_a_preset_of_a_later_stage_only_is_noticed(lock, problems):
+    text, note = next(iter(PRESETS["pr"].items()))
+    lock.cells["pr"].remove(Cell.from_id(text))
+    lock.cells["nightly"].append(Cell.from_id(text))
+    assert f"preset {text} of stage pr is missing ({note})" in problems(lock)
 
 
 def test_a_dropped_cover_row_is_noticed(lock, problems):

@@ -4,8 +4,8 @@ import pytest
 
 from engine.core.resolve import resolve
 from matrix.cell import Cell, asked
-from matrix.cover import PRESETS
 from matrix.gates.witnesses import WITNESSES
+from matrix.presets import NIGHTLY, PR
 from matrix.subjects.protocol import Memory, Run
 from matrix.zoo_facts import zoo_facts
 
@@ -31,7 +31,7 @@ def demanded(cell):
 
 @pytest.mark.parametrize("word", CLAIMS)
 def test_what_a_note_claims_is_demanded(word):
-    found = [text for text, note in PRESETS.items() if word in note and note.startswith("sessions")]
+    found = [text for text, note in (PR | NIGHTLY).items() if word in note and note.startswith("sessions")]
     for text in found:
         assert CLAIMS[word] in demanded(Cell.from_id(text)), text
     assert found
