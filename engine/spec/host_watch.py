@@ -88,6 +88,11 @@ class _Operations(TorchDispatchMode):
         super().__init__()
         self._watch = watch
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: to keep its compiler out, torch would import it at the first operation, which takes a second."""
+        return False
+
     def __torch_dispatch__(
         self,
         func: OpOverload[..., Any],

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +13,14 @@ from engine.spec.host_watch import OPERATIONS, READS, HostWatch, read_of
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 
+WATCHED = """
+import sys
+import torch
+from engine.spec.host_watch import HostWatch
+with HostWatch():
+    torch.ones(2) + 1
+print("torch._dynamo" in sys.modules)
+"""
 ROW, ONE = torch.tensor([1, 2]), torch.tensor(3)
 WAYS = {
     "tolist": lambda: ROW.tolist(),
@@ -128,3 +139,8 @@ def test_a_watch_ends_with_an_error():
     with pytest.raises(ZeroDivisionError), HostWatch():
         _ = 1 / 0
     assert "item" not in vars(torch.Tensor)
+
+
+def test_a_watch_does_not_import_the_compiler_of_torch():
+    out = subprocess.run([sys.executable, "-c", WATCHED], capture_output=True, text=True, check=True).stdout
+    assert out == "False\n"
