@@ -58,8 +58,7 @@ class Words:
             decided = {axis: self._words[axis] for axis in names if axis in self._words}
             self._split[names] = (decided, [axis for axis in names if axis not in decided])
         decided, own = self._split[names]
-        values = ((axis, axes[axis]) for axis in own)
-        return decided | {axis: value.lower() if isinstance(value, str) else word(value) for axis, value in values}
+        return decided | {axis: text.lower() if isinstance(text := axes[axis], str) else word(text) for axis in own}
 
 
 def word(value: Json) -> str:

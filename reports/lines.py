@@ -37,6 +37,7 @@ _SECONDS: Final = re.compile(rb'"seconds"\s*:\s*[0-9.eE+-]+')
 # A running time as the writer leaves it, behind everything else.
 _TIMED: Final = re.compile(rb'"seconds":((?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?)\}')
 _NOTHING: Final = b"{}"
+_BRACE: Final = ord("}")
 _READ: Final = json.JSONDecoder().raw_decode
 
 
@@ -66,12 +67,14 @@ def cell_lines(file: Path, data: Text, start: int, stop: int) -> dict[str, Line]
     """Cell id -> line. Raises ReportError for a cell that comes twice, or a line that does not even look like a
     cell."""
     lines: dict[str, Line] = {}
+    find, front, new = data.find, _FRONT.match, tuple.__new__
     while start < stop:
-        end = data.find(b"\n", start)
-        match = _FRONT.match(data, start, end)
-        if match is not None and data[end - 1 : end] == b"}":
+        end = find(b"\n", start)
+        match = front(data, start, end)
+        if match is not None and data[end - 1] == _BRACE:
             name = match[1].decode()
-            line = Line(start, end, match.end(), _STATES[match[2]])
+            # A third quicker than by its name.
+            line = new(Line, (start, end, match.end(), _STATES[match[2]]))
         else:
             line = Line(start, end, -1, None)
             name = parse_cell(file, data, line, None).id
@@ -97,18 +100,18 @@ class Launches:
 
     def text(self, line: Line) -> bytes | None:
         """What a line says of its launch, or None if only a full parse can tell."""
-        brace = self._data.find(b"}", line.axes, line.end) + 1 if line.axes >= 0 else 0
-        if self._data[brace : brace + len(self._around)] == self._around or self._read(brace, line.end):
-            return self._text
-        return None
+        return self._text if self._axes_end(line) else None
 
     def span(self, line: Line) -> Span | None:
         """The same with its place."""
-        text = self.text(line)
-        if text is None:
-            return None
-        start = _axes_end(self._data, line) + self._skipped
-        return Span(start, start + len(text), text)
+        start = self._axes_end(line) + self._skipped
+        return Span(start, start + len(self._text), self._text) if start > self._skipped else None
+
+    def _axes_end(self, line: Line) -> int:
+        """Offset behind the axes once the launch that follows them is taken, 0 if only a full parse can tell."""
+        brace = _axes_end(self._data, line)
+        known = self._data[brace : brace + len(self._around)] == self._around
+        return brace if known or self._read(brace, line.end) else 0
 
     def _read(self, brace: int, stop: int) -> bool:
         """Take the launch that follows the axes; they end at `brace`, 0 if that is unknown."""
@@ -198,17 +201,18 @@ def cut(data: Text, line: Line, span: Span | None) -> Parts | None:
     """The parts of a line whose launch is `span`; None if only a full parse can tell."""
     if span is None:
         return None
-    seen = data.find(_WITNESS, span.end, line.end)
-    first = data.find(_GATES, seen, line.end)
-    last = data.rfind(_GATES_END, first, line.end)
+    text = data[span.end : line.end]
+    seen = text.find(_WITNESS)
+    first = text.find(_GATES, seen)
+    last = text.rfind(_GATES_END, first)
     launch = None if min(seen, first, last) < 0 else parse_launch(span.text)
     if launch is None:
         return None
     seen += len(_WITNESS)
-    own = data[line.start : span.start] + data[span.end : seen] + _NOTHING + b"," + data[first : first + len(_GATES)]
-    witness, first = data[seen:first], first + len(_GATES)
-    gates = data[first + 1 : last - 1].split(_NEXT_GATE) if first < last else []
-    return Parts(own + data[last : line.end], launch, witness.rstrip(b" ,"), gates)
+    own = b"%s%s{},%s%s" % (data[line.start : span.start], text[:seen], _GATES, text[last:])
+    witness, first = text[seen:first], first + len(_GATES)
+    gates = text[first + 1 : last - 1].split(_NEXT_GATE) if first < last else []
+    return Parts(own, launch, witness.rstrip(b" ,"), gates)
 
 
 def assembled(parts: Parts) -> CellResult | None:
@@ -227,15 +231,15 @@ def assembled(parts: Parts) -> CellResult | None:
 
 def apart(mine: Parts, theirs: Parts) -> tuple[Parts, Parts]:
     """The parts of two lines without the green gates and the witness that both tell in the same bytes."""
-    same = {text for text in mine.gates if _GREEN in text}.intersection(theirs.gates)
+    one, other = mine.gates, theirs.gates
+    if len(one) == len(other):
+        apart = [each for each in zip(one, other, strict=True) if each[0] != each[1] or _GREEN not in each[0]]
+        one, other = [text for text, _ in apart], [text for _, text in apart]
     both = mine.witness == theirs.witness
-    one, other = (
-        parts._replace(
-            witness=_NOTHING if both else parts.witness, gates=[text for text in parts.gates if text not in same]
-        )
-        for parts in (mine, theirs)
+    return (
+        Parts(mine.own, mine.launch, _NOTHING if both else mine.witness, one),
+        Parts(theirs.own, theirs.launch, _NOTHING if both else theirs.witness, other),
     )
-    return one, other
 
 
 @lru_cache(maxsize=1 << 16)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, KeysView, Mapping
 from itertools import compress
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
@@ -93,13 +93,17 @@ class Report:
         line = self._lines[cell]
         return cut(self._data, line, self._launches.span(line))
 
-    def ids(self) -> list[str]:
+    def ids(self) -> KeysView[str]:
         """All cell ids in file order."""
-        return list(self._lines)
+        return self._lines.keys()
 
     def state(self, cell: str) -> CellState:
         """The state of a cell, without its line where that is possible."""
         return self._lines[cell].state or self[cell].state
+
+    def red(self) -> list[str]:
+        """The ids of all cells that are not PASS, in file order."""
+        return [cell for cell, line in self._lines.items() if (line.state or self[cell].state) != "PASS"]
 
     def axes(self, cell: str) -> Mapping[str, Json]:
         """The axes of a cell, without the rest of its line where that is possible."""
@@ -158,15 +162,6 @@ class Report:
                 total.update(cell.witness)
             self._hits = total
         return self._hits
-
-    def same_path(self, other: Report, cell: str) -> bool:
-        """True if both reports show at the front of a line that state, axes and launch are the same; what only a full
-        parse could tell counts as different."""
-        mine, theirs = self._lines[cell], other._lines[cell]
-        text = self._launches.text(mine)
-        if text is None or mine.state != theirs.state or text != other._launches.text(theirs):
-            return False
-        return parse_launch(text) is not None and axes_text(self._data, mine) == axes_text(other._data, theirs)
 
     def same_lines(self, other: Report, cells: Iterable[str]) -> list[str]:
         """Those of `cells` that both reports hold with the same bytes, running time aside."""

@@ -40,11 +40,9 @@ def compare(base: Report, head: Report, acknowledgements: Sequence[Acknowledgeme
     today = head.header.created[:10]
     acknowledged = Acknowledged(tuple(acknowledgements), today)
     context = Context(blocked, acknowledged, today)
-    common: list[str] = []
-    lost: list[str] = []
-    before, after = dict.fromkeys(base.ids()), dict.fromkeys(head.ids())
-    for cell in before:
-        (common if cell in after else lost).append(cell)
+    before, after = base.ids(), head.ids()
+    common = [cell for cell in before if cell in after]
+    lost = [cell for cell in before if cell not in after]
     # With an input that differs, equal lines may still mean different things.
     same = [] if blocked else base.same_lines(head, common)
     equal = set(same)
@@ -58,12 +56,12 @@ def compare(base: Report, head: Report, acknowledgements: Sequence[Acknowledgeme
         *(compare_cell(*pairs[cell], measured[cell], context) for cell in differing),
         *(new_cell(head[cell], context) for cell in new),
     ]
-    touched: list[tuple[CellResult | None, CellResult | None]] = [
-        *((base[cell], None) for cell in lost),
-        *pairs.values(),
-        *((None, head[cell]) for cell in new),
-    ]
-    rewrites = rewrite_changes(touched, acknowledged, context.paths)
+    touched: dict[str, tuple[CellResult | None, CellResult | None]] = {
+        **{cell: (base[cell], None) for cell in lost},
+        **pairs,
+        **{cell: (None, head[cell]) for cell in new},
+    }
+    rewrites = rewrite_changes(touched.values(), acknowledged, context.paths)
     counts = dict.fromkeys(State, 0)
     counts[State.SAME] = len(same)
     for change in changes:
@@ -77,12 +75,12 @@ def compare(base: Report, head: Report, acknowledgements: Sequence[Acknowledgeme
         reasons=reasons,
         counts=counts,
         changes=tuple(sorted(filter(_is_news, changes), key=_urgency)),
-        still_red=tuple(cell for cell in common if head.state(cell) != "PASS" and base.state(cell) != "PASS"),
+        still_red=tuple(cell for cell in base.red() if cell in after and head.state(cell) != "PASS"),
         mismatches=found,
-        coverage=coverage_change(base, head, same, [*lost, *differing, *new], pairs),
+        coverage=coverage_change(head, same, touched),
         probes=compare_probes(base.hits(), head.hits()),
         rewrites=rewrites,
-        choices=choice_changes(touched),
+        choices=choice_changes(touched.values()),
         factors=_factors(changes, head),
         drifts=drifts(_moves(head, measured)),
         thresholds=threshold_changes(base.header, head.header),

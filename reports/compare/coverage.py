@@ -9,35 +9,29 @@ from typing import Final, NamedTuple, TypeAlias
 from reports.compare.carried import CarriedPairs
 from reports.compare.paths import explanation
 from reports.compare.states import CoverageChange, LostPairs
-from reports.effective import RESOLVED_FIELD, Pair, Value, word
+from reports.effective import RESOLVED_FIELD, Pair, Value, Words, word
 from reports.lines import entry
 from reports.load import Report
 from reports.schema import CellResult, Json
 from reports.text import count
 
-_Records: TypeAlias = Mapping[str, tuple[CellResult, CellResult]]
+_Records: TypeAlias = Mapping[str, tuple[CellResult | None, CellResult | None]]
 SAMPLE: Final = 50
 SINGULAR: Final = {"are": "is", "resolve": "resolves"}
 
 
-def coverage_change(
-    base: Report,
-    head: Report,
-    unchanged: Iterable[str],
-    changed: Iterable[str],
-    records: _Records,
-) -> CoverageChange:
+def coverage_change(head: Report, unchanged: Iterable[str], changed: _Records) -> CoverageChange:
     """Pairs lost and gained. `unchanged` cells have the same line in both reports; `changed` are all others of
-    either, and `records` hold those of both."""
+    either, with their records in base and in head."""
     steady = list(unchanged)
     old: dict[str, dict[str, str]] = {}
     new: dict[str, dict[str, str]] = {}
-    for cell in changed:
-        if cell in base and cell in head and base.same_path(head, cell):
+    values = _Values()
+    for cell, (was, now) in changed.items():
+        if was is not None and now is not None and _same_run(was, now):
             steady.append(cell)
             continue
-        before = base.effective(cell) if cell in base else None
-        after = head.effective(cell) if cell in head else None
+        before, after = values.of(was), values.of(now)
         if before != after:
             old.update({cell: before} if before is not None else {})
             new.update({cell: after} if after is not None else {})
@@ -49,9 +43,30 @@ def coverage_change(
     lost = {pair: old_pairs.cells(pair) for pair in only_old - still}
     gained = {pair: new_pairs.cells(pair) for pair in only_new - still}
     return CoverageChange(
-        lost=_by_cause(lost, lambda cell: _fate_of_loss(cell, base, head, records)),
-        gained=_by_cause(gained, lambda cell: _fate_of_gain(cell, base, head, records)),
+        lost=_by_cause(lost, lambda cell: _fate_of_loss(*changed[cell], old[cell], new.get(cell))),
+        gained=_by_cause(gained, lambda cell: _fate_of_gain(*changed[cell], old.get(cell), new[cell])),
     )
+
+
+class _Values:
+    """The effective axis values of records; those of one launch share what it decides."""
+
+    def __init__(self) -> None:
+        # By identity, and kept, so that no later object takes the place of one of them.
+        self._known: dict[int, tuple[object, Words]] = {}
+
+    def of(self, record: CellResult | None) -> dict[str, str] | None:
+        """None for a cell that did not run or is red."""
+        if record is None or record.state != "PASS" or record.resolved is None:
+            return None
+        known = self._known.get(id(record.resolved))
+        if known is None:
+            known = self._known[id(record.resolved)] = (record.resolved, Words(record.resolved))
+        return known[1].of(record.axes)
+
+
+def _same_run(was: CellResult, now: CellResult) -> bool:
+    return was.state == now.state and was.resolved == now.resolved and was.axes == now.axes
 
 
 def _carried(report: Report, cells: Sequence[str], candidates: Collection[Pair]) -> set[Pair]:
@@ -158,29 +173,31 @@ class _Fate(NamedTuple):
         return "resolve now to " + "; ".join(texts) if texts else self.cause
 
 
-def _fate_of_loss(cell: str, base: Report, head: Report, records: _Records) -> _Fate:
-    if cell not in head:
+def _fate_of_loss(
+    was: CellResult | None, now: CellResult | None, before: Mapping[str, str], after: Mapping[str, str] | None
+) -> _Fate:
+    if now is None:
         return _Fate("are not in head")
-    if head.state(cell) != "PASS":
-        return _Fate(f"are {head.state(cell)} in head")
-    return _Fate("are refused in head", _moves(cell, base, head, records))
+    if now.state != "PASS":
+        return _Fate(f"are {now.state} in head")
+    return _Fate("are refused in head", _moves(now, before, after))
 
 
-def _fate_of_gain(cell: str, base: Report, head: Report, records: _Records) -> _Fate:
-    if cell not in base:
+def _fate_of_gain(
+    was: CellResult | None, now: CellResult | None, before: Mapping[str, str] | None, after: Mapping[str, str]
+) -> _Fate:
+    if was is None:
         return _Fate("are new in head")
-    if base.state(cell) != "PASS":
-        return _Fate(f"are PASS in head and {base.state(cell)} in base")
-    return _Fate("are refused in base", _moves(cell, base, head, records))
+    if was.state != "PASS":
+        return _Fate(f"are PASS in head and {was.state} in base")
+    return _Fate("are refused in base", _moves(now, before, after))
 
 
-def _moves(cell: str, base: Report, head: Report, records: _Records) -> tuple[tuple[str, str], ...]:
+def _moves(
+    now: CellResult | None, before: Mapping[str, str] | None, after: Mapping[str, str] | None
+) -> tuple[tuple[str, str], ...]:
     """The effective values of a cell that differ in head, in the order of the axes' names; none if it does not run."""
-    old, record = records[cell]
-    if record.resolved is None or old.resolved is None:
+    if now is None or before is None or after is None:
         return ()
-    before, after = base.values(cell), head.values(cell)
     moved = sorted(item for item in after.items() - before.items() if item[0] in before)
-    return tuple(
-        (axis, f"{axis}={value}: {explanation(record, RESOLVED_FIELD.get(axis, axis))}") for axis, value in moved
-    )
+    return tuple((axis, f"{axis}={value}: {explanation(now, RESOLVED_FIELD.get(axis, axis))}") for axis, value in moved)

@@ -17,24 +17,15 @@ class PathChanges:
     """`path_changes` of many cells. Cells of one launch share what they say of it, so it is looked through once."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, ...], tuple[object, tuple[PathChange, ...]]] = {}
+        self._known: dict[tuple[str | int, ...], tuple[object, tuple[PathChange, ...]]] = {}
 
     def of(self, base: CellResult, head: CellResult) -> tuple[PathChange, ...]:
         """The changes of one cell."""
         if base.resolved is None or head.resolved is None:
             return path_changes(base, head)
         # By identity, and kept, so that no later object takes the place of one of them.
-        said = (
-            base.state,
-            base.requested,
-            base.resolved,
-            head.state,
-            head.requested,
-            head.resolved,
-            head.reasons,
-            head.rewrites,
-        )
-        key = tuple(map(id, said))
+        said = (base.requested, base.resolved, head.requested, head.resolved, head.reasons, head.rewrites)
+        key = (base.state, head.state, *map(id, said))
         found = self._known.get(key)
         if found is None:
             found = self._known[key] = (said, path_changes(base, head))

@@ -39,7 +39,7 @@ def test_a_finished_report_reads_back(tmp_path, make_cell, make_header):
         writer.write(make_cell("a"))
         writer.write(make_cell("b"))
     report = load(tmp_path / "out")
-    assert report.ids() == ["a", "b"]
+    assert list(report.ids()) == ["a", "b"]
     assert report["b"] == make_cell("b")
     assert [each.name for each in (tmp_path / "out").iterdir()] == ["report.jsonl"]
 
@@ -73,7 +73,7 @@ def test_an_earlier_run_stays_until_the_new_one_is_whole(tmp_path, make_cell, ma
     assert {each.name: each.read_bytes() for each in tmp_path.iterdir() if each != interrupted.partial} == earlier
     with ReportWriter(tmp_path, make_header()) as writer:
         writer.write(make_cell("new"))
-    assert load(tmp_path).ids() == ["new"]
+    assert list(load(tmp_path).ids()) == ["new"]
     assert sorted(each.name for each in tmp_path.iterdir()) == ["notes.txt", "report.jsonl"]
 
 
@@ -85,7 +85,7 @@ def test_a_directory_with_an_interrupted_run_is_not_that_of_the_run_before(
     words = f"has report.jsonl.partial; the run that wrote it did not finish; name {tmp_path}/report.jsonl to read"
     with pytest.raises(ReportError, match=words):
         load(tmp_path)
-    assert load(tmp_path / "report.jsonl").ids() == ["old"]
+    assert list(load(tmp_path / "report.jsonl").ids()) == ["old"]
 
 
 def test_a_new_run_starts_over_a_dead_one(tmp_path, make_cell, make_header):
@@ -95,7 +95,7 @@ def test_a_new_run_starts_over_a_dead_one(tmp_path, make_cell, make_header):
     dead.abort()
     with ReportWriter(tmp_path, make_header()) as writer:
         writer.write(make_cell("alive"))
-    assert load(tmp_path).ids() == ["alive"]
+    assert list(load(tmp_path).ids()) == ["alive"]
 
 
 def test_two_runs_cannot_write_in_one_place(tmp_path, make_cell, make_header):
@@ -103,7 +103,7 @@ def test_two_runs_cannot_write_in_one_place(tmp_path, make_cell, make_header):
         with pytest.raises(ReportError, match=f"another run is writing a report in {tmp_path}"):
             ReportWriter(tmp_path, make_header())
         first.write(make_cell("a"))
-    assert load(tmp_path).ids() == ["a"]
+    assert list(load(tmp_path).ids()) == ["a"]
 
 
 def test_a_cell_is_written_once(tmp_path, make_cell, make_header):
