@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from engine.device.ranks import Ranks
+from engine.models.layers import Norm
 from engine.models.loader import load_target
 from kernels.backend import interpreted
 from kernels.projection import FEW
@@ -27,6 +29,7 @@ def told(model, paged):
 def test_joined_projections_are_the_projections(name, paged):
     """qwen3-mini norms its heads, so that its keys are stored by themselves, in two pools."""
     model = load_target(resolve_path(name), "cpu", torch.float16, deterministic=False)
+    model.norm.eps = 0.5  # as large as what it is added to, so that it shows
     assert model.norm.joins(torch.zeros(FEW, 1)) is False
     with interpreted():
         assert model.norm.joins(torch.zeros(FEW, 1)) and not model.norm.joins(torch.zeros(FEW + 1, 1))
@@ -43,3 +46,11 @@ def test_deterministic_models_and_single_precision_never_join():
         for dtype, deterministic in ((torch.float16, True), (torch.float32, False)):
             model = load_target(resolve_path("llama-mini"), "cpu", dtype, deterministic)
             assert not model.norm.joins(torch.zeros(1, 1))
+
+
+def test_ranks_that_share_a_model_never_join():
+    """What each of them adds is summed over all of them first."""
+    with interpreted():
+        for size in (1, 2):
+            norm = Norm(64, 1e-5, torch.float16, torch.device("cpu"), deterministic=False, ranks=Ranks(0, size))
+            assert norm.joins(torch.zeros(1, 64)) is (size == 1)

@@ -64,6 +64,12 @@ def test_an_unknown_stage_and_too_few_workers_are_refused():
         main_faults(only=["v2-downgraded"], workers=0)
 
 
+def test_faults_of_a_gpu_need_one(monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    with pytest.raises(ConfigError, match=r"^tier 'gpu1' needs 1 GPU and this machine shows none; use 'cpu'$"):
+        main_faults(only=["graphs-dropped"], tier="gpu1")
+
+
 def test_json_on_a_real_fault(capsys):
     assert main_faults("smoke", json_=True, only=["v2-downgraded"]) == 0
     assert json.loads(capsys.readouterr().out) == {

@@ -1,0 +1,89 @@
+"""Eight ranks over gloo: the path of the tier gpu8, with heads that are split and heads that are copied."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from engine.api import LLM
+from engine.core.config import EngineConfig
+from engine.core.request import SamplingParams
+from engine.ranks.llm import RankedLLM
+from engine.ranks.spare import end_spare
+from matrix.cell import Cell
+from matrix.lockfile import stage_cells
+from matrix.runner import reference_runner
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parent))
+from otherwise import last_hands_out_other_pages
+from published_layouts import write
+
+pytestmark = pytest.mark.register(est_seconds=20, tier="cpu", stage="pr")
+
+SIZE = 8
+PROMPTS = ["Question: Ann has 3 pens and buys 4. How many pens has she?\nAnswer:", "Question: Tom has 12 apples."]
+PARAMS = SamplingParams(max_new_tokens=10, ignore_eos=True)
+SHAPE = {"num_attention_heads": 16, "num_key_value_heads": 8, "moe_intermediate_size": 24, "num_hidden_layers": 3}
+# Target, draft, and what differs from their small shapes: each rank holds two heads and their key head, or two latent
+# heads.
+SPLIT = {
+    "heads": ("qwen3-8b", "qwen3-8b-eagle3", SHAPE | {"num_hidden_layers": 8}),
+    "latent heads": ("deepseek-v3", None, SHAPE | {"num_key_value_heads": 16}),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nobody_left() -> Iterator[None]:
+    """The processes serve every test here, as a fresh group takes seconds to come up."""
+    yield
+    end_spare()
+
+
+@pytest.mark.parametrize(("target", "draft", "changes"), SPLIT.values(), ids=SPLIT)
+def test_eight_ranks_that_split_the_heads_say_what_one_rank_says(tmp_path, target, draft, changes):
+    write(tmp_path / target, target, **changes)
+    if draft is not None:
+        write(tmp_path / draft, draft)
+    asked = {
+        "speculative_algorithm": "NEXTN" if draft is None else "EAGLE3",
+        "speculative_draft_model_path": None if draft is None else str(tmp_path / draft),
+        "speculative_num_steps": 3,
+        "speculative_eagle_topk": 4,
+        "speculative_num_draft_tokens": 8,
+        "device": "cpu",
+        "dtype": "float32",
+        "context_length": 128,
+        "max_total_tokens": 256,
+        "page_size": 4,
+        "strict_memory": 2,
+    }
+    one = LLM(EngineConfig(str(tmp_path / target), **asked))
+    eight = RankedLLM(EngineConfig(str(tmp_path / target), tp_size=SIZE, **asked))
+    said = [output.output_ids for output in eight.generate(PROMPTS, PARAMS)]
+    assert said == [output.output_ids for output in one.generate(PROMPTS, PARAMS)]
+    agreement = eight.group.agreement
+    assert (agreement.ranks, agreement.divergence, len(set(agreement.digests))) == (SIZE, None, 1)
+    assert agreement.planned == agreement.read == eight.probes["rank.step"] > 3
+    eight.close()
+
+
+def test_a_cell_of_eight_ranks_is_green_and_red_where_the_last_of_them_does_otherwise():
+    """In one launch of llama-mini, whose four heads are copied. Rank 7 hands out its pages in another order then."""
+    cell = Cell.from_id("eagle3.tp8.s3.k4.n8.pair")
+    assert cell in stage_cells("nightly")
+    runner = reference_runner(0)
+    record = runner.run_cell(cell)
+    verdicts = {gate.name: gate.state for gate in record.gates}
+    assert record.state == "PASS" and {"ranks", "lossless", "acceptance", "ledger"} <= verdicts.keys()
+    assert set(verdicts.values()) == {"PASS"}
+    runner._session.group.call(last_hands_out_other_pages)
+    record = runner.run_cell(cell)
+    (gate,) = record.gates
+    assert (record.state, gate.name, gate.state) == ("FAIL", "ranks", "FAIL")
+    assert gate.message is not None
+    assert gate.message.startswith("step ") and gate.message.endswith(" of rank 7 and that of rank 0 differ")
+    runner.close()
