@@ -1,40 +1,37 @@
 """The pytest plugin: cells as test items.
 
 A test file that holds `cells = MatrixCells()` collects one item per cell, in the order of their launches, so that
-neighbours share an engine. Nothing here imports torch before the first item runs.
+neighbours share an engine. Every pytest of an environment imports this file, so torch, the gates and the report are
+imported where they are needed.
 """
 
 from __future__ import annotations
 
-import json
+import gc
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+import pluggy
 import pytest
 
-from ci.local import VISIBLE, Job, lost_cell
 from ci.tiers import TIERS, visible_gpus
 from ci.tiers import tier as find_tier
 from engine.core.errors import ConfigError, EngineError
 from matrix.cell import Cell, order
-from matrix.gates.table import GATES
 from matrix.lockfile import STAGES
-from matrix.provenance import run_header
-from matrix.runner import Runner, reference_runner
-from matrix.selection import PRODUCT, is_id, of_gpus, select
+from matrix.selection import PRODUCT, of_gpus, select
 from matrix.zoo.registry import verify_cells
 from reports.calling import as_called
-from reports.codec import decode_cell, encode_cell
+from reports.codec import encode_cell
 from reports.collector import paused
-from reports.load import load
-from reports.probes import ProbeVerdict
-from reports.render.files import write_run
-from reports.schema import CellResult, ReportError
+from reports.schema import CellResult
 from reports.text import failure
-from reports.writer import ReportWriter
+
+if TYPE_CHECKING:
+    from matrix.runner import Runner
 
 # Name under which a cell's record travels with its test report, from an xdist worker to the process that writes.
 RECORD: Final = "specmatrix"
@@ -62,6 +59,8 @@ class CellGroup(pytest.Collector):
     def __init__(self, name: str, parent: pytest.Collector, tier: str) -> None:
         super().__init__(name, parent)
         self.tier = tier
+        # pytest would look for the conftests of the file once per cell.
+        self.hooks: Final = super().ihook
 
     def collect(self) -> Iterator[CellItem]:
         """One item per cell; those of one launch follow each other."""
@@ -88,10 +87,16 @@ class CellGroup(pytest.Collector):
 class CellItem(pytest.Item):
     """One cell; it fails with the sentences of its red gates and one command that runs it again."""
 
-    def __init__(self, name: str, parent: pytest.Collector, cell: Cell, tier: str) -> None:
+    def __init__(self, name: str, parent: CellGroup, cell: Cell, tier: str) -> None:
         super().__init__(name, parent)
         self.cell = cell
         self.tier = tier
+        self._group = parent
+
+    @property
+    def ihook(self) -> pluggy.HookRelay:
+        """The hooks of the file, conftests included."""
+        return self._group.hooks
 
     def runtest(self) -> None:
         """Run the cell on the session that the previous item left, if it has the same launch."""
@@ -119,17 +124,21 @@ def _runner(config: pytest.Config, tier: str) -> Runner:
     """The runner of this process for a tier, made for its first item."""
     runners = config.stash.setdefault(_RUNNERS, {})
     if tier not in runners:
+        from ci.local import VISIBLE
+
         if tier == CPU:
             # A GPU of this machine is no part of the CPU tier.
             os.environ[VISIBLE] = ""
         import torch
+
+        from matrix.runner import reference_runner
 
         torch.set_num_threads(1)
         runners[tier] = reference_runner(config.getoption("--matrix-seed"), tier, config.getoption("--stage"))
     return runners[tier]
 
 
-_RUNNERS: Final = pytest.StashKey[dict[str, Runner]]()
+_RUNNERS: Final = pytest.StashKey["dict[str, Runner]"]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -151,14 +160,19 @@ def pytest_configure(config: pytest.Config) -> None:
     errors = CollectionErrors()
     config.pluginmanager.register(errors, "specmatrix-collection")
     if config.getoption("--report"):
+        from matrix.cell_reports import CellReports
+
         config.pluginmanager.register(CellReports(config, errors), "specmatrix-reports")
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Stop the cyclic collector while cells become items: it would go through all of them again and again."""
+    """Keep the cyclic collector off cells while they become items, which it would go through again and again, and
+    afterwards: they live as long as the session."""
     with paused():
-        return (yield)
+        result = yield
+        gc.freeze()
+        return result
 
 
 def pytest_pycollect_makeitem(collector: pytest.Module | pytest.Class, name: str, obj: object) -> CellGroup | None:
@@ -182,44 +196,3 @@ class CollectionErrors:
         goes_on = session.config.getoption("continue_on_collection_errors")
         if self.found and not goes_on and exitstatus == pytest.ExitCode.TESTS_FAILED:
             session.exitstatus = pytest.ExitCode.INTERRUPTED
-
-
-class CellReports:
-    """Writes the records of cells as they come in; the report becomes whole when the session ends."""
-
-    def __init__(self, config: pytest.Config, errors: CollectionErrors) -> None:
-        self.errors = errors
-        self.directory = Path(config.getoption("--report"))
-        self.job = Job(config.getoption("--matrix-seed"), CPU, config.getoption("--stage"))
-        self.probes: ProbeVerdict | None = None
-        header = run_header(self.job.tier, self.job.stage, self.job.seed, GATES)
-        try:
-            self.writer = ReportWriter(self.directory, header)
-        except ReportError as error:
-            raise pytest.UsageError(str(error)) from None
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Write the record that came with the report; a worker that died at a cell sends none."""
-        phase = str(report.when)  # xdist adds a phase of its own
-        if phase == "call":
-            for name, value in report.user_properties:
-                if name == RECORD:
-                    self.writer.write(decode_cell(json.loads(str(value))))
-        elif phase == "???" and is_id(text := report.nodeid.rpartition("::")[2]):
-            self.writer.write(lost_cell(Cell.from_id(text), self.job, "its worker died"))
-
-    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        """Close the report, unless cells are missing because the session was cut short; unhit probes fail it."""
-        if exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED) and not self.errors.found:
-            self.writer.close()
-            self.probes = write_run(load(self.directory)).summary.probes
-            if self.probes.state == "FAIL":
-                session.exitstatus = pytest.ExitCode.TESTS_FAILED
-        else:
-            self.writer.abort()
-
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Say what the cells prove together, which no item of its own shows."""
-        if self.probes is not None:
-            failed = self.probes.state == "FAIL"
-            terminalreporter.write_line(self.probes.message, red=failed)
