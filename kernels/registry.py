@@ -140,6 +140,31 @@ def _joined(*arguments: Tensor) -> Tensor:
     return projection(*arguments[:3], around, checked=True)
 
 
+def _chained(
+    x: Tensor,
+    weight: Tensor,
+    out: Tensor,
+    scale: Tensor,
+    scaled: Tensor,
+    squares: Tensor,
+    behind: Tensor,
+    last: Tensor,
+    eps: float,
+) -> Tensor:
+    """Two launches, the second of which reads all that the first leaves."""
+    contract.contiguous("projection", behind=behind, last=last)
+    projection(x, weight, out, Around(onward=Onward(scale, scaled, squares)), checked=True)
+    return projection(scaled, behind, last, Around(squares, eps), checked=True)
+
+
+def _chained_bound(arguments: Arguments) -> float:
+    """The bound of the second product, and what it makes of the roundings of the first: a rounding of each number."""
+    copies = [a.clone() if isinstance(a, Tensor) else a for a in arguments]
+    projection_reference.chained(*copies)
+    _, _, _, _, scaled, squares, behind, last, eps = copies
+    return 3 * _projection_bound((scaled, behind, last, squares, eps, None, 0, False, False))
+
+
 _MATMUL = partial(
     Kernel,
     fast=partial(matmul, checked=True),
@@ -235,6 +260,15 @@ KERNELS: Final = (
     _PROJECTION(name="projection", cases=projection_cases.CASES, writes=(2,)),
     _PROJECTION(name="projection into a pool", cases=projection_cases.SUNK_CASES, writes=(2, 12)),
     _PROJECTION(name="projection before a norm", cases=projection_cases.ONWARD_CASES, writes=(2, 10, 11)),
+    Kernel(
+        "projection behind another",
+        _chained,
+        projection_reference.chained,
+        projection_cases.CHAINED_CASES,
+        writes=(2, 4, 5, 7),
+        bound=_chained_bound,
+        why="the bound of a projection, for the second and for what it makes of the first",
+    ),
     Kernel("gather", partial(gather, checked=True), relay_reference.gather, relay_cases.GATHER_CASES),
     Kernel("scatter", partial(scatter, checked=True), relay_reference.scatter, relay_cases.SCATTER_CASES, writes=(0,)),
     Kernel("uniform", uniform, sample_reference.uniform, sample_cases.UNIFORM_CASES, why="the same 53 bits"),

@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels import contract
+from kernels.early import begin, launch
 
 BLOCK = 4096
 
@@ -25,7 +26,8 @@ def _best(values, places):
 
 
 @triton.jit
-def _blocks(logits, tops, firsts, vocab, blocks, BLOCK: tl.constexpr):
+def _blocks(logits, tops, firsts, vocab, blocks, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    begin(EARLY)
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     place = block * BLOCK + tl.arange(0, BLOCK)
     inside = place < vocab
@@ -36,7 +38,8 @@ def _blocks(logits, tops, firsts, vocab, blocks, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _rows(tops, firsts, out, blocks, BLOCKS: tl.constexpr):
+def _rows(tops, firsts, out, blocks, BLOCKS: tl.constexpr, EARLY: tl.constexpr):
+    begin(EARLY)
     row, block = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCKS)
     inside = block < blocks
     value = tl.load(tops + row * blocks + block, mask=inside, other=float("-inf"))
@@ -53,6 +56,7 @@ def best_token(logits: Tensor) -> Tensor:
         tops = torch.empty(rows, blocks, device=logits.device)
         firsts = torch.empty(rows, blocks, dtype=torch.int32, device=logits.device)
         block = min(BLOCK, triton.next_power_of_2(vocab))
-        _blocks[rows, blocks](logits, tops, firsts, vocab, blocks, BLOCK=block, num_warps=8)
-        _rows[(rows,)](tops, firsts, out, blocks, BLOCKS=triton.next_power_of_2(blocks), num_warps=1)
+        _blocks[rows, blocks](logits, tops, firsts, vocab, blocks, BLOCK=block, num_warps=8, **launch(logits))
+        few = triton.next_power_of_2(blocks)
+        _rows[(rows,)](tops, firsts, out, blocks, BLOCKS=few, num_warps=1, **launch(logits))
     return out

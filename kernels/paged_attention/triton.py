@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from kernels import contract
+from kernels.early import begin, launch
 from kernels.paged_attention.eager import ALIGNED
 from kernels.product import product, wide
 
@@ -157,6 +158,15 @@ def _split(
 
 
 @triton.jit
+def _end(starts, request, width, length, ENDS: tl.constexpr):
+    """The first key that no query of a request sees; asked for first, so that no other load waits for it."""
+    stop = length
+    if ENDS:
+        stop = tl.minimum(tl.load(starts + request) + width, length).to(tl.int32)
+    return stop
+
+
+@triton.jit
 def _seen(masks, live, first, length, SPLIT: tl.constexpr):
     """Whether any query of a tile sees a key of a split."""
     at = first + tl.arange(0, SPLIT)
@@ -179,6 +189,7 @@ def _attend(
     q_batch, q_width, q_head, width, kv_heads, length, slot_size, value_at, factor, head_dim, value_dim, splits,
     GROUP: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, SPLIT: tl.constexpr, D1: tl.constexpr,
     D2: tl.constexpr, SPREAD: tl.constexpr, LOOK: tl.constexpr, ENDS: tl.constexpr, WIDE: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program per key head of a request, tile of its queries and, with SPREAD, split. LOOK: pass over splits of
     which no query sees anything. ENDS: read no tile that begins behind starts + width.
@@ -186,12 +197,14 @@ def _attend(
     Row r of a key head's queries is head r % GROUP of its group at width r // GROUP. SPREAD leaves peaks and totals
     [B, kv_heads, rows, splits] and mixtures [.., value_dim] to `_gather`, else out is written.
     """
+    begin(EARLY)
     pair = tl.program_id(0).to(tl.int64)
     request, kv_head = pair // kv_heads, pair % kv_heads
     r = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     live = r < width * GROUP
     at, head = (r // GROUP).to(tl.int64), kv_head * GROUP + r % GROUP
     column = tl.arange(0, D1)
+    stop = _end(starts, request, width, length, ENDS)
     # A latent key is its value, and then a tail.
     key_dim = value_dim if D2 > 0 else head_dim
     mine = q + request * q_batch + at * q_width + head * q_head
@@ -203,9 +216,6 @@ def _attend(
     key = cache + kv_head * head_dim
     slots += request * length
     masks += (request * width + at) * length
-    stop = length
-    if ENDS:
-        stop = tl.minimum(tl.load(starts + request) + width, length).to(tl.int32)
     written = live[:, None] & (column < value_dim)[None, :]
     if SPREAD:
         first = tl.program_id(2) * SPLIT
@@ -239,9 +249,10 @@ def _attend(
 @triton.jit
 def _gather(
     out, peaks, totals, mixtures, width, kv_heads, splits, value_dim, GROUP: tl.constexpr, D1: tl.constexpr,
-    AHEAD: tl.constexpr,
+    AHEAD: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program per query head: the splits of `_attend` in rising order."""
+    begin(EARLY)
     row, pair = tl.program_id(0), tl.program_id(1).to(tl.int64)
     request, kv_head = pair // kv_heads, pair % kv_heads
     column = tl.arange(0, D1)
@@ -293,12 +304,12 @@ def paged_attention(q: Tensor, cache: Tensor, reads: Reads) -> Tensor:
         reads.factor * LOG2_E, head_dim, value_dim, splits,
         GROUP=group, ROWS=tile.rows, KEYS=min(tile.keys, split), SPLIT=split, D1=tile.d1, D2=tile.d2, SPREAD=spread,
         LOOK=reads.sparse or tiles >= CAUSAL, ENDS=reads.start is not None, WIDE=wide(q),
-        num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False,
+        num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False, **launch(q),
     )  # fmt: skip
     if spread:
         grid = (width * group, pairs)
         _gather[grid](
             out, marks[0], marks[1], mixtures, width, reads.kv_heads, splits, value_dim, GROUP=group, D1=tile.d1,
-            AHEAD=AHEAD, num_warps=1, enable_fp_fusion=False,
+            AHEAD=AHEAD, num_warps=1, enable_fp_fusion=False, **launch(q),
         )  # fmt: skip
     return out

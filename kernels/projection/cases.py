@@ -54,6 +54,21 @@ def _view(g: Generator) -> Arguments:
     return x, torch.randn(33, 9, generator=g) / 6, out, None, 0.0, None, 0, True, False
 
 
+def _chain(
+    rows: int, depth: int, middle: int, columns: int, dtype: torch.dtype, size: Literal["small", "medium"] = "small"
+) -> Case:
+    """(x, weight, out, scale, scaled, squares, weight and out behind the norm, eps)."""
+
+    def make(g: Generator) -> Arguments:
+        x, scale = torch.randn(rows, depth, generator=g).to(dtype), torch.rand(middle, generator=g).to(dtype)
+        one = (torch.randn(depth, middle, generator=g) / depth**0.5).to(dtype)
+        two = (torch.randn(middle, columns, generator=g) / middle**0.5).to(dtype)
+        out, scaled, last = (torch.randn(rows, n, generator=g).to(dtype) for n in (middle, middle, columns))
+        return x, one, out, scale, scaled, torch.rand(rows, -(-middle // PART), generator=g), two, last, 1e-5
+
+    return Case(f"{rows} x {depth} x {middle} x {columns} {str(dtype).removeprefix('torch.')}", make, size)
+
+
 BF16 = torch.bfloat16
 CASES = (
     _case(0, 8, 4),
@@ -83,4 +98,11 @@ ONWARD_CASES = (
     _case(3, 1100, 70, BF16, kind="add", onward=True),
     _case(6, 14336, 512, BF16, kind="add", onward=True, size="medium"),
     _case(13, 2048, 2048, BF16, kind="add", onward=True, size="medium"),
+)
+CHAINED_CASES = (
+    _chain(0, 8, 4, 8, torch.float32),
+    _chain(1, 40, 70, 33, torch.float32),
+    _chain(3, 300, 130, 66, BF16),
+    _chain(2, 1100, 64, 40, BF16),
+    _chain(5, 2048, 2048, 1030, BF16, "medium"),
 )

@@ -48,3 +48,19 @@ def projection(
             rows[slot] = out[row, first:]
         out[:, first:] = before[:, first:]
     return out
+
+
+def chained(
+    x: Tensor,
+    weight: Tensor,
+    out: Tensor,
+    scale: Tensor,
+    scaled: Tensor,
+    squares: Tensor,
+    behind: Tensor,
+    last: Tensor,
+    eps: float,
+) -> Tensor:
+    """A projection, a norm, and the projection behind it."""
+    projection(x, weight, out, scale=scale, scaled=scaled, squares=squares)
+    return projection(scaled, behind, last, squares, eps)

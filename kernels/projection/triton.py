@@ -1,6 +1,11 @@
 """projection, one program for a tile of columns and a range of K, all rows in it.
 
 Of the programs that share a tile, the one that comes last adds up the ranges in rising order and finishes the tile.
+A launch may begin early (`kernels.early`): its programs then spread over what the kernel in front leaves free, and
+several that share a multiprocessor while others idle cost more than the early beginning gives. So the projections that
+follow a short pause of the memory, behind attention and in front of the gates, have so many stages that a
+multiprocessor holds one program of them; and a launch that lets its follower begin only behind its product is one whose
+follower would crowd.
 """
 
 from __future__ import annotations
@@ -14,6 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels import contract
+from kernels.early import fetch, launch, signal, starts_early, wait
 from kernels.product import product, wide
 from kernels.projection.eager import FEW, PART, Around
 
@@ -23,10 +29,19 @@ PROGRAMS, SHORTEST = 96, 512
 ALONE = 132
 # Tiles of the widest projection that may be cut along K.
 TILES = PROGRAMS
+# Numbers of K whose weights a program that begins early fetches before it waits; and stages of depth 128 of which a
+# multiprocessor holds one program, for 32 columns and for 64 twice.
+AHEAD, LONE, LONE_GATED = 256, 11, 5
+# Columns of a stream from which on its gates crowd where they begin early.
+CROWDED = 4096
 
 
 class Tile(NamedTuple):
-    """Rows, columns and depth of a program's tile, and into how many ranges K is cut."""
+    """Rows, columns and depth of a program's tile, and into how many ranges K is cut.
+
+    ahead: numbers of K whose weights are fetched before the wait of an early launch, a power of 2, 0 for none. late:
+    the next launch may begin behind the product, else before it.
+    """
 
     rows: int
     columns: int
@@ -34,84 +49,47 @@ class Tile(NamedTuple):
     ranges: int
     warps: int
     stages: int
+    ahead: int = 0
+    late: bool = False
 
 
 @triton.jit
-def _turned(y, turn, first, pairs, turned, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Pairs of columns below `turned` multiplied with their numbers; y is rounded already."""
-    one, two = tl.split(tl.reshape(y.to(tl.float32), (ROWS, COLUMNS // 2, 2)))
-    pair = first // 2 + tl.arange(0, COLUMNS // 2)
-    by = turn[:, None] + (pair % pairs * 2)[None, :]
-    inside = (pair * 2 < turned)[None, :]
-    cosine, sine = tl.load(by, mask=inside, other=1.0), tl.load(by + 1, mask=inside, other=0.0)
-    both = tl.join(one * cosine - two * sine, one * sine + two * cosine)
-    return tl.reshape(both, (ROWS, COLUMNS)).to(y.dtype)
-
-
-@triton.jit
-def _finish(
-    total, other, length, out, turn, scale, scaled, squares, sink, slots, first, rows, columns, o_m, pairs, turned,
-    sunk,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, NORMED: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr,
-    TURN: tl.constexpr, ONWARD: tl.constexpr, SINK: tl.constexpr,
+def _read(
+    at, sums, turn, scale, slots, m, n, live, held, first, columns, lengths, pairs, turned,
+    COLUMNS: tl.constexpr, LENGTHS: tl.constexpr, ADD: tl.constexpr, TURN: tl.constexpr, ONWARD: tl.constexpr,
+    SINK: tl.constexpr,
 ):  # fmt: skip
-    """All that follows a product, for a tile whose columns begin at `first`."""
-    m, column = tl.arange(0, ROWS), first + tl.arange(0, COLUMNS)
-    at = out + m.to(tl.int64)[:, None] * o_m + column[None, :]
-    written = (m < rows)[:, None] & (column < columns)[None, :]
-    kind = out.dtype.element_ty
-    if NORMED:
-        total = total / length[:, None]
-        other = other / length[:, None]
-    if ADD:
-        total += tl.load(at, mask=written, other=0.0).to(tl.float32)
-    y = total.to(kind)
-    if TURN:
-        y = _turned(y, turn + tl.where(m < rows, m, 0) * pairs * 2, first, pairs, turned, ROWS, COLUMNS)
-    if GATED:
-        gate, up = y.to(tl.float32), other.to(kind).to(tl.float32)
-        # Of a falling exponential only, which cannot overflow.
-        fall = tl.exp(-tl.abs(gate))
-        y = (gate * (tl.where(gate >= 0, 1.0, fall) / (1.0 + fall)) * up).to(kind)
-    if SINK:
-        begin = columns - sunk
-        there = sink + tl.load(slots + m, mask=m < rows, other=0)[:, None] * sunk + (column - begin)[None, :]
-        tl.store(there, y, mask=written & (column >= begin)[None, :])
-        written = written & (column < begin)[None, :]
-    tl.store(at, y, mask=written)
-    if ONWARD:
-        whole = tl.where(written, y.to(tl.float32), 0.0)
-        by = tl.load(scale + column, mask=column < columns, other=0.0).to(tl.float32)
-        tl.store(scaled + m[:, None] * columns + column[None, :], whole * by[None, :], mask=written)
-        tl.store(squares + m * tl.cdiv(columns, COLUMNS) + first // COLUMNS, tl.sum(whole * whole, 1), mask=m < rows)
-
-
-@triton.jit(do_not_specialize=["rows"])
-def _project(
-    x, weight, out, sums, turn, scale, scaled, squares, sink, slots, parts, counts, rows, columns, depth, span, lengths,
-    x_m, w_k, o_m, eps, pairs, turned, sunk,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, RANGES: tl.constexpr, LENGTHS: tl.constexpr,
-    GATED: tl.constexpr, ADD: tl.constexpr, TURN: tl.constexpr, ONWARD: tl.constexpr, SINK: tl.constexpr,
-    WIDE: tl.constexpr,
-):  # fmt: skip
-    """LENGTHS: sums of a row, rounded up to a power of 2; 0 where no norm stands in front."""
-    tile, part = tl.program_id(0), tl.program_id(1)
-    m, first = tl.arange(0, ROWS), tile * COLUMNS
-    n = first + tl.arange(0, COLUMNS)
-    live, held = m < rows, n < columns
-    x += m.to(tl.int64) * x_m
-    weight += n
-    length = tl.full((ROWS,), 1.0, tl.float32)
+    """What `_finish` needs besides the product, all of it on its way before the product begins."""
+    # What is not asked for stands for nothing.
+    pieces, before, cosine, sine, factor, slot = m, m, m, m, m, m
     if LENGTHS > 0:
         piece = tl.arange(0, LENGTHS)
-        mask = live[:, None] & (piece < lengths)[None, :]
-        length = tl.sqrt(
-            tl.sum(tl.load(sums + m[:, None] * lengths + piece[None, :], mask=mask, other=0.0), 1) / depth + eps
-        )
-        length = tl.where(live, length, 1.0)
+        there = live[:, None] & (piece < lengths)[None, :]
+        pieces = tl.load(sums + m[:, None] * lengths + piece[None, :], mask=there, other=0.0)
+    if ADD:
+        before = tl.load(at, mask=live[:, None] & held[None, :], other=0.0)
+    if TURN:
+        pair = first // 2 + tl.arange(0, COLUMNS // 2)
+        by = turn + (tl.where(live, m, 0) * pairs * 2)[:, None] + (pair % pairs * 2)[None, :]
+        inside = (pair * 2 < turned)[None, :]
+        cosine, sine = tl.load(by, mask=inside, other=1.0), tl.load(by + 1, mask=inside, other=0.0)
+    if ONWARD:
+        factor = tl.load(scale + n, mask=held, other=0.0)
+    if SINK:
+        slot = tl.load(slots + m, mask=live, other=0)
+    return pieces, before, cosine, sine, factor, slot
+
+
+@triton.jit
+def _product(
+    x, weight, live, held, first, stop, depth, columns, w_k,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, GATED: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """The sums over first..stop-1 of K, or up to its end, and with GATED those of the columns that the gates let
+    through. x: pointers to the rows; weight: to the tile's columns."""
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     other = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for start in range(part * span, tl.minimum(part * span + span, depth), DEPTH):
+    for start in range(first, tl.minimum(stop, depth), DEPTH):
         k = start + tl.arange(0, DEPTH)
         inside = k < depth
         row = (k.to(tl.int64) * w_k)[:, None]
@@ -121,36 +99,117 @@ def _project(
         if GATED:
             c = tl.load(weight[None, :] + columns + row, mask=inside[:, None] & held[None, :], other=0.0)
             other += product(a, c, WIDE)
+    return total, other
+
+
+@triton.jit
+def _finish(
+    total, other, pieces, before, cosine, sine, factor, slot, at, scaled, squares, sink, m, n, live, held, tile,
+    columns, depth, eps, sunk,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, NORMED: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr,
+    TURN: tl.constexpr, ONWARD: tl.constexpr, SINK: tl.constexpr,
+):  # fmt: skip
+    """All that follows a product, for a tile of columns n."""
+    written = live[:, None] & held[None, :]
+    kind = at.dtype.element_ty
+    if NORMED:
+        length = tl.where(live, tl.sqrt(tl.sum(pieces, 1) / depth + eps), 1.0)
+        total = total / length[:, None]
+        other = other / length[:, None]
+    if ADD:
+        total += before.to(tl.float32)
+    y = total.to(kind)
+    if TURN:
+        # Pairs of columns, rounded already.
+        one, two = tl.split(tl.reshape(y.to(tl.float32), (ROWS, COLUMNS // 2, 2)))
+        both = tl.join(one * cosine - two * sine, one * sine + two * cosine)
+        y = tl.reshape(both, (ROWS, COLUMNS)).to(kind)
+    if GATED:
+        gate, up = y.to(tl.float32), other.to(kind).to(tl.float32)
+        # Of a falling exponential only, which cannot overflow.
+        fall = tl.exp(-tl.abs(gate))
+        y = (gate * (tl.where(gate >= 0, 1.0, fall) / (1.0 + fall)) * up).to(kind)
+    if SINK:
+        begin = columns - sunk
+        tl.store(sink + slot[:, None] * sunk + (n - begin)[None, :], y, mask=written & (n >= begin)[None, :])
+        written = written & (n < begin)[None, :]
+    tl.store(at, y, mask=written)
+    if ONWARD:
+        whole = tl.where(written, y.to(tl.float32), 0.0)
+        tl.store(scaled + m[:, None] * columns + n[None, :], whole * factor.to(tl.float32)[None, :], mask=written)
+        tl.store(squares + m * tl.cdiv(columns, COLUMNS) + tile, tl.sum(whole * whole, 1), mask=live)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _project(
+    x, weight, out, sums, turn, scale, scaled, squares, sink, slots, parts, counts, rows, columns, depth, span, lengths,
+    x_m, w_k, o_m, eps, pairs, turned, sunk,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, RANGES: tl.constexpr, LENGTHS: tl.constexpr,
+    GATED: tl.constexpr, ADD: tl.constexpr, TURN: tl.constexpr, ONWARD: tl.constexpr, SINK: tl.constexpr,
+    WIDE: tl.constexpr, AHEAD: tl.constexpr, LATE: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """LENGTHS: sums of a row, rounded up to a power of 2; 0 where no norm stands in front."""
+    tile, part = tl.program_id(0), tl.program_id(1)
+    m, first = tl.arange(0, ROWS), tile * COLUMNS
+    n = first + tl.arange(0, COLUMNS)
+    live, held = m < rows, n < columns
+    if EARLY and AHEAD > 0:
+        row = tl.minimum(part * span + tl.arange(0, AHEAD), depth - 1).to(tl.int64) * w_k
+        fetch(weight + first + row)
+        if GATED:
+            fetch(weight + columns + first + row)
+    if not LATE:
+        signal(EARLY)
+    wait(EARLY)
+    at = out + m.to(tl.int64)[:, None] * o_m + n[None, :]
+    pieces, before, cosine, sine, factor, slot = _read(
+        at, sums, turn, scale, slots, m, n, live, held, first, columns, lengths, pairs, turned, COLUMNS, LENGTHS, ADD,
+        TURN, ONWARD, SINK,
+    )  # fmt: skip
+    total, other = _product(
+        x + m.to(tl.int64) * x_m, weight + n, live, held, part * span, part * span + span, depth, columns, w_k, ROWS,
+        COLUMNS, DEPTH, GATED, WIDE,
+    )  # fmt: skip
+    if LATE:
+        signal(EARLY)
     last = True
     if RANGES > 1:
-        at = m[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+        place = m[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
         parts += tile * (RANGES * ROWS * COLUMNS)
-        tl.store(parts + part * (ROWS * COLUMNS) + at, total)
+        tl.store(parts + part * (ROWS * COLUMNS) + place, total)
         tl.debug_barrier()
         last = tl.atomic_add(counts + tile, 1) == RANGES - 1
         if last:
             tl.store(counts + tile, 0)
             total = tl.zeros((ROWS, COLUMNS), tl.float32)
             for number in range(0, RANGES):
-                total += tl.load(parts + number * (ROWS * COLUMNS) + at, cache_modifier=".cg")
+                total += tl.load(parts + number * (ROWS * COLUMNS) + place, cache_modifier=".cg")
     if last:
-        _finish(total, other, length, out, turn, scale, scaled, squares, sink, slots, first, rows, columns, o_m, pairs,
-                turned, sunk, ROWS, COLUMNS, LENGTHS > 0, GATED, ADD, TURN, ONWARD, SINK)  # fmt: skip
+        _finish(
+            total, other, pieces, before, cosine, sine, factor, slot, at, scaled, squares, sink, m, n, live, held, tile,
+            columns, depth, eps, sunk, ROWS, COLUMNS, LENGTHS > 0, GATED, ADD, TURN, ONWARD, SINK,
+        )  # fmt: skip
 
 
-def tile(columns: int, depth: int, size: int, gated: bool) -> Tile:
-    """A quick shape for numbers of `size` bytes."""
+def tile(columns: int, depth: int, size: int, gated: bool, behind: bool, early: bool) -> Tile:
+    """A quick shape for numbers of `size` bytes. behind: attention stands in front; early: the launch begins early."""
     if size == 4:
         return Tile(FEW, PART, 32, 1, warps=4, stages=3)
     if gated:
+        if columns > 64 * ALONE:
+            return Tile(FEW, 64, 64, 1, warps=8, stages=3, late=True)
         # Deeper where each program has a multiprocessor to itself.
-        return Tile(FEW, 64, 128 if columns <= 64 * ALONE else 64, 1, warps=8, stages=3)
+        found = Tile(FEW, 64, 128, 1, warps=8, stages=3, late=True)
+        return found._replace(stages=LONE_GATED, ahead=AHEAD) if early else found
     if columns >= 6144:
         return Tile(FEW, 64, 128, 1, warps=4, stages=4)
     ranges, tiles = 1, triton.cdiv(columns, PART)
     while tiles * ranges < PROGRAMS and depth >= 2 * ranges * SHORTEST:
         ranges *= 2
-    return Tile(FEW, PART, 128, ranges, warps=4, stages=6)
+    found = Tile(FEW, PART, 128, ranges, warps=4, stages=6)
+    if behind and early and tiles * ranges <= ALONE:
+        return found._replace(stages=LONE, ahead=AHEAD, late=columns >= CROWDED)
+    return found
 
 
 @lru_cache(maxsize=16)
@@ -171,7 +230,9 @@ def projection(x: Tensor, weight: Tensor, out: Tensor, around: Around) -> Tensor
     (rows, depth), columns = x.shape, out.shape[1]
     if not out.numel():
         return out
-    shape = tile(columns, depth, x.element_size(), gated)
+    # What is added is the output of attention or, from more numbers, of the gates.
+    behind = add and depth <= columns
+    shape = tile(columns, depth, x.element_size(), gated, behind, starts_early(x.device))
     span = triton.cdiv(triton.cdiv(depth, shape.ranges), shape.depth) * shape.depth
     tiles, split = triton.cdiv(columns, shape.columns), shape.ranges > 1
     parts = torch.empty(tiles * shape.ranges * shape.rows * shape.columns if split else 0, device=x.device)
@@ -185,6 +246,7 @@ def projection(x: Tensor, weight: Tensor, out: Tensor, around: Around) -> Tensor
         2 * heads * pairs, 0 if pool is None else pool.shape[1],
         ROWS=shape.rows, COLUMNS=shape.columns, DEPTH=shape.depth, RANGES=shape.ranges,
         LENGTHS=triton.next_power_of_2(lengths) if lengths else 0, GATED=gated, ADD=add, TURN=turn is not None,
-        ONWARD=onward is not None, SINK=sink is not None, WIDE=wide(x), num_warps=shape.warps, num_stages=shape.stages,
+        ONWARD=onward is not None, SINK=sink is not None, WIDE=wide(x), AHEAD=shape.ahead, LATE=shape.late,
+        num_warps=shape.warps, num_stages=shape.stages, **launch(x),
     )  # fmt: skip
     return out

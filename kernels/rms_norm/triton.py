@@ -7,25 +7,30 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels import contract
+from kernels.early import begin, launch
 
 # Numbers of a row for each warp of its program.
 PER_WARP = 512
 
 
 @triton.jit
-def _norm(x, weight, residual, out, x_m, residual_m, out_m, width, eps, BLOCK: tl.constexpr, ADD: tl.constexpr):
+def _norm(
+    x, weight, residual, out, x_m, residual_m, out_m, width, eps, BLOCK: tl.constexpr, ADD: tl.constexpr,
+    EARLY: tl.constexpr,
+):  # fmt: skip
+    begin(EARLY)
     row, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
     column = tl.arange(0, BLOCK)
     inside = column < width
     column += group * width
     h = tl.load(x + row * x_m + column, mask=inside, other=0.0).to(tl.float32)
+    scale = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
     if ADD:
         at = residual + row * residual_m + column
         rounded = (tl.load(at, mask=inside, other=0.0).to(tl.float32) + h).to(residual.dtype.element_ty)
         tl.store(at, rounded, mask=inside)
         h = rounded.to(tl.float32)
     length = tl.sqrt(tl.sum(h * h, 0) / width + eps)
-    scale = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + row * out_m + column, h / length * scale, mask=inside)
 
 
@@ -41,6 +46,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None, out
         strides = x.stride(0), beside.stride(0), out.stride(0)
         warps = min(16, max(1, block // PER_WARP))
         _norm[len(x), groups](
-            x, weight, beside, out, *strides, width, eps, BLOCK=block, ADD=residual is not None, num_warps=warps
-        )
+            x, weight, beside, out, *strides, width, eps, BLOCK=block, ADD=residual is not None, num_warps=warps,
+            **launch(x),
+        )  # fmt: skip
     return out

@@ -2,10 +2,11 @@
 
 from typing import Final
 
-from matrix.faults.fault import Fault
+from matrix.faults.fault import Edit, Fault
 
 INDEXING: Final = "stride / indexing"
 GPU: Final = ("gpu1",)
+RACE: Final = "race / missing stream order"
 TREES: Final = ("eagle3.s3.k4.n8.v2.ragged",)
 
 KERNEL_FAULTS: Final[tuple[Fault, ...]] = (
@@ -76,7 +77,7 @@ KERNEL_FAULTS: Final[tuple[Fault, ...]] = (
     ),
     Fault(
         id="kernel-moves-one-by-one",
-        klass="race / missing stream order",
+        klass=RACE,
         origin="sglang#26380",
         file="kernels/move_kv/triton.py",
         old=(
@@ -149,5 +150,38 @@ KERNEL_FAULTS: Final[tuple[Fault, ...]] = (
         why="a node is held against the token behind itself instead of the one behind its parent",
         also_on=GPU,
         operations=("accept_path",),
+    ),
+    Fault(
+        id="kernel-waits-for-nobody",
+        klass=RACE,
+        origin="kekzl/imp#1655",
+        file="kernels/early.py",
+        old="    if EARLY:\n        gdc_wait()\n",
+        new="    if EARLY:\n        gdc_launch_dependents()\n",
+        expected=("kernels",),
+        cells=(),
+        why="a launch that begins early reads what the kernel in front has yet to write",
+        tier="gpu1",
+        operations=("projection behind another", "paged_attention", "best_token"),
+    ),
+    Fault(
+        id="kernel-reads-before-it-waits",
+        klass=RACE,
+        origin="gwoltman/gpuowl#33",
+        file="kernels/projection/triton.py",
+        old="    wait(EARLY)\n    at = out",
+        new="    at = out",
+        expected=("kernels",),
+        cells=(),
+        why="a projection waits for the kernel in front only behind what its norm and its residual read",
+        also=(
+            Edit(
+                "kernels/projection/triton.py",
+                "    total, other = _product(\n        x + m",
+                "    wait(EARLY)\n    total, other = _product(\n        x + m",
+            ),
+        ),
+        tier="gpu1",
+        operations=("projection behind another",),
     ),
 )
