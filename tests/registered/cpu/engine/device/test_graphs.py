@@ -12,6 +12,7 @@ import torch
 from engine.build import graphs_for
 from engine.core.probes import Probes
 from engine.device.graphs import Graphs, Shape, padded, reach_of
+from engine.spec.catalogue import BuildContext
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from launches import RUNS, answer, engine
@@ -70,6 +71,25 @@ def test_padding_changes_nothing(algorithm, topk):
     assert llm.probes["graph.eager"] == llm.probes["decode.round"]
     assert executor.relay.length[0] == 0
     assert llm.probes["stamp.checked"] and not llm.probes["stamp.wrong"]
+
+
+@pytest.mark.parametrize(("algorithm", "topk"), [run for run in RUNS if run[0] not in ("NONE", "NGRAM")])
+def test_drafts_of_the_largest_round_fit_the_spare_slots_that_a_gpu_has(algorithm, topk, monkeypatch):
+    """Three requests, padded to four, whose drafts lie behind the pages as they do on a GPU."""
+    options = {"max_running_requests": 3, "strict_memory": 2, "enable_deterministic_inference": True}
+    if topk > 1:
+        options["speculative_num_draft_tokens"] = 5
+    expected = answer(engine(algorithm, topk, **options))
+    count = BuildContext.drafted.fget
+    there = property(lambda context: count(replace(context, resolved=replace(context.resolved, device="cuda"))))
+    monkeypatch.setattr(BuildContext, "drafted", there)
+    llm = engine(algorithm, topk, **options)
+    executor = llm.loop.executor
+    executor.graphs = Graphs(3, CPU, llm.loop.probes)
+    (drafts,) = executor.pools[1:]
+    assert drafts.spare is not None and executor.pool.spare is None
+    assert answer(llm) == expected
+    assert {shape.batch for _, bundle in executor.graphs.bundles for shape in bundle.graphs} >= {4}
 
 
 def test_a_larger_batch_runs_without_a_graph():
