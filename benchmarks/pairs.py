@@ -7,15 +7,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.metric import Metric, of, spread_of
+from benchmarks.metric import Metric, of, red, spread_of
 
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """Seconds of each turn, in order."""
+    """Seconds of each turn, in order. wrong: how the outputs differ where they must not, "" if they do not."""
 
     ours: tuple[float, ...]
     theirs: tuple[float, ...]
+    wrong: str = ""
 
     @property
     def ratios(self) -> tuple[float, ...]:
@@ -23,7 +24,10 @@ class Pairs:
         return tuple(their / our for our, their in zip(self.ours, self.theirs, strict=True))
 
     def metric(self, name: str, goal: float | None, scale: float = 1.0, note: str = "") -> Metric:
-        """The ratios as a metric. scale: multiplies each ratio, where the two did different amounts of work."""
+        """The ratios as a metric, which is red where outputs are wrong. scale: multiplies each ratio, where the two did
+        different amounts of work."""
+        if self.wrong:
+            return red(name, goal, self.wrong)
         return of(name, [scale * ratio for ratio in self.ratios], goal, spread_of(self.theirs), note=note)
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias
@@ -26,6 +26,7 @@ WARM: Final = 8
 # Fields of an engine's configuration.
 Asked: TypeAlias = Mapping[str, Any]
 NOTHING: Final[Asked] = MappingProxyType({})
+TIMING: Final = "spec_version"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +77,12 @@ class Bench:
             yield Decoding(llm, self.prompts(llm.tokenizer.vocab_size, batch))
 
     def pair(self, ours: Asked, theirs: Asked, batch: int = 1) -> Pairs:
-        """Rounds of two engines by turns."""
+        """Rounds of two engines by turns. Where only their timing differs, so may no token."""
         with self.decoding(batch, ours) as one, self.decoding(batch, theirs) as other:
-            return interleave(one.turn, other.turn, PAIRS)
+            pairs = interleave(one.turn, other.turn, PAIRS)
+            if {**ours, TIMING: ""} == {**theirs, TIMING: ""}:
+                pairs = replace(pairs, wrong=difference(one.outputs(), other.outputs()))
+        return pairs
 
 
 class Decoding:
@@ -86,10 +90,11 @@ class Decoding:
 
     def __init__(self, llm: LLM, prompts: list[list[int]]) -> None:
         self._step: Callable[[], bool] = llm.step
+        self._request = llm.request
         self._cuda = llm.resolved.device != "cpu"
         params = SamplingParams(max_new_tokens=len(prompts[0]), ignore_eos=True)
-        rids = [llm.add(prompt, params) for prompt in prompts]
-        while not all(llm.request(rid).output for rid in rids):
+        self._rids = [llm.add(prompt, params) for prompt in prompts]
+        while not all(llm.request(rid).output for rid in self._rids):
             llm.step()
         self.rounds(WARM)
 
@@ -97,11 +102,24 @@ class Decoding:
         """Seconds of a round."""
         return seconds(lambda: self.rounds(ROUNDS)) / ROUNDS
 
+    def outputs(self) -> list[list[int]]:
+        """The tokens of each request so far; a round in flight is not among them."""
+        return [list(self._request(rid).output) for rid in self._rids]
+
     def rounds(self, count: int) -> None:
         for _ in range(count):
             self._step()
         if self._cuda:
             torch.cuda.synchronize()
+
+
+def difference(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) -> str:
+    """Where the tokens of a request differ, as far as both have come, or ""."""
+    for number, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+        for at, (token, wanted) in enumerate(zip(one, other, strict=False)):
+            if token != wanted:
+                return f"request {number}: token {at} is {token} against {wanted}"
+    return ""
 
 
 @contextmanager

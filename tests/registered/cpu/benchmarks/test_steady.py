@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
+from itertools import count
 from pathlib import Path
 
 import pytest
+import torch
 
 import engine.build
 from benchmarks import steady, timings, verification
+from benchmarks.metric import of, red
+from benchmarks.steady import Bench
 
 sys.path.insert(0, str(Path(__file__).parent))
 from small_bench import small_bench
@@ -19,6 +24,16 @@ pytestmark = pytest.mark.register(est_seconds=8, tier="cpu", stage="pr")
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory):
     return small_bench(tmp_path_factory.mktemp("bench"))
+
+
+class Restless(Bench):
+    """Asks each engine something else."""
+
+    seeds = count()
+
+    def prompts(self, vocab_size, batch):
+        generator = torch.Generator().manual_seed(next(self.seeds))
+        return torch.randint(2, vocab_size, (batch, self.prompt), generator=generator).tolist()
 
 
 def test_every_round_of_a_turn_decodes(bench):
@@ -52,10 +67,38 @@ def test_the_speed_matrix_has_a_figure_for_each_cell(bench, monkeypatch):
     for name in ("PAIRS", "ROUNDS", "WARM"):
         monkeypatch.setattr(steady, name, 1)
     with steady.targets_kept():
-        found = list(timings.timings(bench))
-    assert len({metric.name for metric in found}) == len(found) == 7
-    assert all(metric.goal == 0.98 and metric.ratio > 0 for metric in found)
-    assert "small_eagle3_s3_k4_n8_batch_8_v2_over_v1" in {metric.name for metric in found}
+        *cells, whole = timings.timings(bench, 1e9)
+    assert len({metric.name for metric in cells}) == len(cells) == 8
+    assert all(metric.goal == 0.98 and metric.ratio > 0 for metric in cells)
+    assert {"small_eagle3_s5_batch_32_v2_over_v1", "small_eagle3_s3_k4_n8_batch_8_v2_over_v1"} <= {
+        m.name for m in cells
+    }
+    assert (whole.name, whole.state, whole.low) == ("small_v2_over_v1", "missed", min(m.ratio for m in cells))
+
+
+def test_the_speed_matrix_is_judged_over_its_cells():
+    cells = [of(f"s_{name}_v2_over_v1", [figure], 0.98, 0.1) for name, figure in (("a", 1.0), ("b", 1.3), ("c", 1.1))]
+    whole = timings.over_all(cells, "s_v2_over_v1", 1.1)
+    assert (whole.ratio, whole.low, whole.high, whole.state) == (1.1, 1.0, 1.3, "met")
+    assert "2 reach it alone: b_v2_over_v1, c_v2_over_v1" in whole.note
+    broken = timings.over_all([*cells, red("s_d_v2_over_v1", 0.98, "token 3")], "s_v2_over_v1", 1.1)
+    assert (broken.state, broken.note) == ("red", "s_d_v2_over_v1: token 3")
+
+
+def test_two_timings_that_say_other_tokens_have_no_speed(bench, monkeypatch):
+    for name in ("PAIRS", "ROUNDS", "WARM"):
+        monkeypatch.setattr(steady, name, 1)
+    versions = ({"spec_version": "v2"}, {"spec_version": "v1"})
+    assert not bench.pair(*versions).wrong
+    restless = Restless(**asdict(bench))
+    metric = restless.pair(*versions).metric("m", 0.98)
+    assert metric.state == "red" and metric.note.startswith("request 0: token 0 is ")
+    assert not restless.pair({}, bench.chain(1)).wrong
+
+
+def test_tokens_are_compared_as_far_as_both_have_come():
+    assert not steady.difference([[1, 2, 3], []], [[1, 2], [5]])
+    assert steady.difference([[1, 2], [3, 4]], [[1, 2], [3, 5]]) == "request 1: token 1 is 4 against 5"
 
 
 def test_verification_costs_more_than_a_step(bench, monkeypatch):
