@@ -1,13 +1,14 @@
 """The command line: options of every command; what they do lies in `matrix.commands` and is imported when called.
 
 Exit status: 0 if nothing is red, 1 if something is, 2 if the question was wrong (one sentence on stderr), 130 after
-Ctrl-C, 143 after SIGTERM.
+Ctrl-C, 141 if the reader of stdout went away, 143 after SIGTERM.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -365,6 +366,9 @@ def main(words: Sequence[str] | None = None) -> int:
 def _unwritten(error: OSError) -> int:
     # What is left in the buffer would fail again when Python closes it.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if error.errno == errno.EPIPE:
+        # `| head` has what it wanted; this is how a shell tells SIGPIPE.
+        return 128 + signal.SIGPIPE
     return _wrong(f"cannot write the output: {error.strerror}")
 
 

@@ -9,7 +9,8 @@ from rich.console import Console
 
 
 class Output(Console):
-    """A reader that went away is an error like a full disk. rich would end the process with the status of a red run."""
+    """A reader that went away is an error for the command line to tell. rich would end the process with the status of a
+    red run."""
 
     def on_broken_pipe(self) -> None:
         """Called while the BrokenPipeError is handled."""
