@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,11 +21,13 @@ from matrix.zoo.registry import resolve_path
 sys.path.insert(0, str(Path(__file__).parent))
 from asked_of_ranks import at_home, dies_in_a_round, hangs_in_a_round, raises_in_a_round
 
-pytestmark = pytest.mark.register(est_seconds=90, tier="gpu2", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=50, tier="gpu2", stage="pr")
 
 PROMPTS = ["Question: Ann has 3 pens and buys 4. How many pens has she?\nAnswer:", "Question: Tom has 12 apples."]
 PARAMS = SamplingParams(max_new_tokens=24, ignore_eos=True)
 SIZE, DEVICE = 2, "cuda"
+# Logits of half precision, which reach 30 here, are rounded by up to 0.06.
+TIE = 0.25
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -54,15 +57,25 @@ def test_ranks_hold_what_is_theirs_on_their_own_gpus():
     ranked.close()
 
 
-@pytest.mark.parametrize("exact", [True, False])
-def test_two_gpus_say_what_one_says_in_half_precision_too(exact):
-    """The drafts of one rank are run whole by each, and no joined projection stands where sums of ranks do."""
-    more = {} if exact else {"dtype": "bfloat16", "enable_deterministic_inference": False}
-    one, ranked = LLM(asked(**more), resolve_path), RankedLLM(asked(tp_size=SIZE, **more), resolve_path)
+def test_two_gpus_say_what_one_says():
+    one, ranked = LLM(asked(), resolve_path), RankedLLM(asked(tp_size=SIZE), resolve_path)
     assert said(ranked) == said(one)
     shown = ranked.probes
-    assert shown["graph.replayed"] > shown["graph.eager"] > 0 == shown["graph.waited"]
-    assert shown["spec.accepted"] > 0 and ranked.group.agreement.divergence is None
+    assert shown["graph.replayed"] > shown["graph.eager"] > 0 < shown["spec.accepted"]
+    assert ranked.group.agreement.divergence is None
+    ranked.close()
+
+
+def test_in_half_precision_two_gpus_leave_one_only_where_two_tokens_tie():
+    """No joined projection stands where the sums of ranks do: it would add what one rank has alone."""
+    fast = {"dtype": "bfloat16", "enable_deterministic_inference": False}
+    ranked = RankedLLM(asked(tp_size=SIZE, **fast), resolve_path)
+    exact = LLM(asked(), resolve_path).generate(PROMPTS, replace(PARAMS, top_logprobs_num=2))
+    for mine, theirs in zip(said(ranked), exact, strict=True):
+        margins = [best - second for (_, best), (_, second) in theirs.top_logprobs]
+        apart = [n for n, (one, other) in enumerate(zip(mine, theirs.output_ids, strict=True)) if one != other]
+        assert not apart or margins[apart[0]] < TIE
+    assert ranked.probes["spec.accepted"] > 0 and ranked.group.agreement.divergence is None
     ranked.close()
 
 
