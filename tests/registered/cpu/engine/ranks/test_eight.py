@@ -30,27 +30,33 @@ PARAMS = SamplingParams(max_new_tokens=10, ignore_eos=True)
 SHAPE = {"num_attention_heads": 16, "num_key_value_heads": 8, "moe_intermediate_size": 24, "num_hidden_layers": 3}
 # Target, draft, and what differs from their small shapes: each rank holds two heads and their key head, or two latent
 # heads.
-SPLIT = {
-    "heads": ("qwen3-8b", "qwen3-8b-eagle3", SHAPE | {"num_hidden_layers": 8}),
-    "latent heads": ("deepseek-v3", None, SHAPE | {"num_key_value_heads": 16}),
-}
+SPLIT = (
+    ("qwen3-8b", "qwen3-8b-eagle3", SHAPE | {"num_hidden_layers": 8}),
+    ("deepseek-v3", None, SHAPE | {"num_key_value_heads": 16}),
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def nobody_left() -> Iterator[None]:
-    """The processes serve every test here, as a fresh group takes seconds to come up."""
     yield
     end_spare()
 
 
-@pytest.mark.parametrize(("target", "draft", "changes"), SPLIT.values(), ids=SPLIT)
-def test_eight_ranks_that_split_the_heads_say_what_one_rank_says(tmp_path, target, draft, changes):
-    write(tmp_path / target, target, **changes)
+def test_eight_ranks_say_what_one_says_and_the_gate_names_the_one_that_does_otherwise(tmp_path):
+    """One test, so that one worker starts the processes, and once."""
+    for target, draft, changes in SPLIT:
+        split_heads(tmp_path, target, draft, changes)
+    copied_heads()
+
+
+def split_heads(folder: Path, target: str, draft: str | None, changes: dict[str, int]) -> None:
+    """Both say the same tokens, and all eight tell the same of every step."""
+    write(folder / target, target, **changes)
     if draft is not None:
-        write(tmp_path / draft, draft)
+        write(folder / draft, draft)
     asked = {
         "speculative_algorithm": "NEXTN" if draft is None else "EAGLE3",
-        "speculative_draft_model_path": None if draft is None else str(tmp_path / draft),
+        "speculative_draft_model_path": None if draft is None else str(folder / draft),
         "speculative_num_steps": 3,
         "speculative_eagle_topk": 4,
         "speculative_num_draft_tokens": 8,
@@ -61,8 +67,8 @@ def test_eight_ranks_that_split_the_heads_say_what_one_rank_says(tmp_path, targe
         "page_size": 4,
         "strict_memory": 2,
     }
-    one = LLM(EngineConfig(str(tmp_path / target), **asked))
-    eight = RankedLLM(EngineConfig(str(tmp_path / target), tp_size=SIZE, **asked))
+    one = LLM(EngineConfig(str(folder / target), **asked))
+    eight = RankedLLM(EngineConfig(str(folder / target), tp_size=SIZE, **asked))
     said = [output.output_ids for output in eight.generate(PROMPTS, PARAMS)]
     assert said == [output.output_ids for output in one.generate(PROMPTS, PARAMS)]
     agreement = eight.group.agreement
@@ -71,8 +77,8 @@ def test_eight_ranks_that_split_the_heads_say_what_one_rank_says(tmp_path, targe
     eight.close()
 
 
-def test_a_cell_of_eight_ranks_is_green_and_red_where_the_last_of_them_does_otherwise():
-    """In one launch of llama-mini, whose four heads are copied. Rank 7 hands out its pages in another order then."""
+def copied_heads() -> None:
+    """A cell of llama-mini, whose four heads are copied: green, and red once rank 7 hands out its pages otherwise."""
     cell = Cell.from_id("eagle3.tp8.s3.k4.n8.pair")
     assert cell in stage_cells("nightly")
     runner = reference_runner(0)
