@@ -70,7 +70,7 @@ def test_collection_does_not_import(module: str):
 
 
 def test_report_of_two_workers_holds_every_cell(tmp_path: Path):
-    chosen = ("--cells", "batch=pair and finish=length")
+    chosen = ("--cells", "batch=pair and finish=length and session=none")
     done = pytest_on("-n", "2", "-q", *chosen, "--report", str(tmp_path))
     assert done.returncode in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED), done.stdout
     report = load(tmp_path)

@@ -27,8 +27,14 @@ def test_the_parts_join_to_every_test_file_of_the_tier(capsys):
 
 def test_the_table_ends_in_the_sum(capsys):
     *rows, last = printed(capsys, "--tier", "gpu2").splitlines()
-    assert rows == ["     30 s  tests/registered/gpu2/test_matrix.py"]
-    assert last == "     30 s  1 file of tier gpu2, stage pr, part 1/1"
+    assert "     30 s  tests/registered/gpu2/test_matrix.py" in rows
+    seconds = sum(int(row.split(" s ")[0]) for row in rows)
+    assert last == f"{seconds:7} s  {len(rows)} files of tier gpu2, stage pr, part 1/1"
+
+
+def test_the_sum_of_one_file_is_its_own(capsys):
+    row, last = printed(capsys, "--tier", "gpu4").splitlines()
+    assert last == f"{row.split(' s ')[0]} s  1 file of tier gpu4, stage pr, part 1/1"
 
 
 def test_the_json_holds_the_seconds(capsys):
