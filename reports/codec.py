@@ -76,9 +76,9 @@ def encode_cell(cell: CellResult) -> str:
     return _dump(body, f"cell {cell.id!r}")
 
 
-def encode_end(cells: int, probes: Mapping[str, int]) -> str:
-    """The end line, without the newline. probes: the sum of the cells' witnesses."""
-    return _dump({"kind": "end", "cells": cells, "probes": probes}, "the end line")
+def encode_end(cells: int, probes: Mapping[str, int], index: Mapping[str, Json]) -> str:
+    """The end line, without the newline. probes: the sum of the cells' witnesses; index: where the cells' lines lie."""
+    return _dump({"kind": "end", "cells": cells, "probes": probes, "index": index}, "the end line")
 
 
 def _as_dict(record: Reason | Rewrite | Waiver | WaiverRule | ProbeDemand | GateResult) -> dict[str, Json]:

@@ -63,26 +63,17 @@ class Line(NamedTuple):
     state: CellState | None
 
 
-def cell_lines(file: Path, data: Text, start: int, stop: int) -> dict[str, Line]:
-    """Cell id -> line. Raises ReportError for a cell that comes twice, or a line that does not even look like a
-    cell."""
-    lines: dict[str, Line] = {}
-    find, front, new = data.find, _FRONT.match, tuple.__new__
-    while start < stop:
-        end = find(b"\n", start)
-        match = front(data, start, end)
-        if match is not None and data[end - 1] == _BRACE:
-            name = match[1].decode()
-            # A third quicker than by its name.
-            line = new(Line, (start, end, match.end(), _STATES[match[2]]))
-        else:
-            line = Line(start, end, -1, None)
-            name = parse_cell(file, data, line, None).id
-        if name in lines:
-            raise ReportError(f"{_place(file, data, start)}: cell {name!r} is in the report already")
-        lines[name] = line
-        start = end + 1
-    return lines
+def front(data: Text, start: int, end: int) -> tuple[str, Line] | None:
+    """The id of the cell whose line is data[start:end], and its line; None if only a full parse can tell."""
+    match = _FRONT.match(data, start, end)
+    if match is None or data[end - 1] != _BRACE:
+        return None
+    return match[1].decode(), Line(start, end, match.end(), _STATES[match[2]])
+
+
+def without_time(line: bytes) -> bytes:
+    """A line up to its running time, which the writer leaves at its end."""
+    return line[: line.rfind(_TIME)]
 
 
 class Launches:
@@ -194,7 +185,7 @@ def parse_cell(file: Path, data: Text, line: Line, span: Span | None) -> CellRes
     try:
         return (parts and assembled(parts)) or _whole(data[line.start : line.end])
     except ReportError as error:
-        raise ReportError(f"{_place(file, data, line.start)}: {error}") from error
+        raise ReportError(f"{place(file, data, line.start)}: {error}") from error
 
 
 def cut(data: Text, line: Line, span: Span | None) -> Parts | None:
@@ -295,6 +286,7 @@ def parse_json(text: bytes) -> Json:
         raise ReportError("broken, it is not UTF-8 text") from error
 
 
-def _place(file: Path, data: Text, start: int) -> str:
+def place(file: Path, data: Text, start: int) -> str:
+    """The file and the number of the line that begins at `start`, for people."""
     newlines = data[:start].count(b"\n")
     return f"{file}, line {newlines + 1}"

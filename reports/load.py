@@ -13,6 +13,7 @@ from typing import Final
 from reports.codec import decode_header
 from reports.collector import paused
 from reports.effective import Words
+from reports.index import Index, found, told
 from reports.lines import (
     Launches,
     Line,
@@ -21,14 +22,12 @@ from reports.lines import (
     apart,
     assembled,
     axes_text,
-    cell_lines,
     cut,
     parse_cell,
     parse_json,
     parse_launch,
     part,
     plain_entries,
-    same_but_for_time,
 )
 from reports.schema import REPORT_FILE, CellResult, CellState, Header, Json, ReportError
 from reports.writer import PARTIAL_FILE
@@ -45,14 +44,12 @@ class Report:
     its number.
     """
 
-    def __init__(
-        self, path: Path, header: Header, data: Text, lines: dict[str, Line], hits: Mapping[str, int] | None
-    ) -> None:
+    def __init__(self, path: Path, header: Header, data: Text, index: Index, hits: Mapping[str, int] | None) -> None:
         self.path: Final = path
         self.header: Final = header
         self._data = data
         self._hits = hits
-        self._lines = lines
+        self._index = index
         self._launches = Launches(data)
         self._parsed: dict[str, CellResult] = {}
         self._axes: dict[str, Mapping[str, Json]] = {}
@@ -60,20 +57,26 @@ class Report:
         self._values: dict[str, dict[str, str]] = {}
 
     def __len__(self) -> int:
-        return len(self._lines)
+        return len(self._index.rows)
 
     def __contains__(self, cell: object) -> bool:
-        return cell in self._lines
+        return cell in self._index.rows
 
     def __iter__(self) -> Iterator[CellResult]:
-        return (self[cell] for cell in self._lines)
+        return (self[cell] for cell in self._index.rows)
 
     def __getitem__(self, cell: str) -> CellResult:
         """The record of the cell `cell`. Raises KeyError for an unknown id, ReportError for a broken line."""
         record = self._parsed.get(cell)
         if record is None:
-            record = self._parsed[cell] = self._parse(self._lines[cell])
+            record = self._parsed[cell] = self._parse(self._line(cell))
         return record
+
+    def _line(self, cell: str) -> Line:
+        try:
+            return self._index.line(cell)
+        except ReportError as error:
+            raise ReportError(f"{self.path}, {error}") from error
 
     def _parse(self, line: Line) -> CellResult:
         return parse_cell(self.path, self._data, line, self._launches.span(line))
@@ -90,27 +93,28 @@ class Report:
         return self[cell], other[cell]
 
     def _parts(self, cell: str) -> Parts | None:
-        line = self._lines[cell]
+        line = self._line(cell)
         return cut(self._data, line, self._launches.span(line))
 
     def ids(self) -> KeysView[str]:
         """All cell ids in file order."""
-        return self._lines.keys()
+        return self._index.ids
 
     def state(self, cell: str) -> CellState:
         """The state of a cell, without its line where that is possible."""
-        return self._lines[cell].state or self[cell].state
+        return self._index.states[self._index.rows[cell]] or self[cell].state
 
     def red(self) -> list[str]:
         """The ids of all cells that are not PASS, in file order."""
-        return [cell for cell, line in self._lines.items() if (line.state or self[cell].state) != "PASS"]
+        rows = zip(self._index.rows, self._index.states, strict=True)
+        return [cell for cell, state in rows if (state or self[cell].state) != "PASS"]
 
     def axes(self, cell: str) -> Mapping[str, Json]:
         """The axes of a cell, without the rest of its line where that is possible."""
         known = self._axes.get(cell)
         if known is not None:
             return known
-        text = None if cell in self._parsed else axes_text(self._data, self._lines[cell])
+        text = None if cell in self._parsed else axes_text(self._data, self._line(cell))
         try:
             return self[cell].axes if text is None else part(text)
         except ReportError:
@@ -118,18 +122,17 @@ class Report:
 
     def launch(self, cell: str) -> tuple[bytes, Mapping[str, Json] | None]:
         """The resolved configuration of a cell, and a key that cells of the same launch share."""
-        text = self._launches.text(self._lines[cell])
+        text = self._launches.text(self._line(cell))
         launch = None if text is None else parse_launch(text)
         return (cell.encode(), self[cell].resolved) if text is None or launch is None else (text, launch.resolved)
 
     def running(self, cells: Iterable[str]) -> Iterator[tuple[str, bytes, Mapping[str, Json]]]:
         """(cell, key, resolved configuration) of those of `cells` that ran and passed; see `launch`."""
-        lines, text_of = self._lines, self._launches.text
+        text_of = self._launches.text
         key, resolved = b"", None
         for cell in cells:
-            line = lines[cell]
-            if (line.state or self[cell].state) == "PASS":
-                text = text_of(line)
+            if self.state(cell) == "PASS":
+                text = text_of(self._line(cell))
                 if text is None or text is not key:
                     key, resolved = self.launch(cell)
                 if resolved is not None:
@@ -151,7 +154,7 @@ class Report:
 
     def entries(self, cell: str) -> frozenset[bytes] | None:
         """The entries of a cell's axes (`reports.lines.entry`), or None if only a parse can tell."""
-        text = axes_text(self._data, self._lines[cell])
+        text = axes_text(self._data, self._line(cell))
         return None if text is None else plain_entries(text)
 
     def hits(self) -> Mapping[str, int]:
@@ -164,10 +167,9 @@ class Report:
         return self._hits
 
     def same_lines(self, other: Report, cells: Iterable[str]) -> list[str]:
-        """Those of `cells` that both reports hold with the same bytes, running time aside."""
+        """Those of `cells` that both reports hold with the same line, running time aside."""
         wanted = list(cells)
-        mine, theirs = map(self._lines.__getitem__, wanted), map(other._lines.__getitem__, wanted)
-        return list(compress(wanted, same_but_for_time(self._data, mine, other._data, theirs)))
+        return list(compress(wanted, self._index.same(other._index, wanted)))
 
 
 def load(path: Path | str) -> Report:
@@ -203,8 +205,12 @@ def _report(file: Path, data: Text) -> Report:
         header = decode_header(parse_json(data[:body_start]))
     except ReportError as error:
         raise ReportError(f"{file}, line 1: {error}") from error
-    body_end, declared, hits = _read_end(file, data)
-    report = Report(file, header, data, cell_lines(file, data, body_start, body_end), hits)
+    body_end, end = _read_end(file, data)
+    # What is parsed whole needs nobody to tell what it holds.
+    index = None if len(data) <= EAGER_BYTES else told(data, end.get("index"), body_start, body_end)
+    hits, declared = end.get("probes"), end["cells"]
+    lines = index or found(file, data, body_start, body_end)
+    report = Report(file, header, data, lines, hits if isinstance(hits, dict) else None)
     if declared != len(report):
         raise ReportError(f"{file} has {len(report)} cells, and its end line says {declared!r}")
     if len(data) <= EAGER_BYTES:
@@ -229,9 +235,9 @@ def _find(path: Path) -> Path:
     raise ReportError(f"{path} has no {REPORT_FILE}; it is not the directory of a finished run")
 
 
-def _read_end(file: Path, data: Text) -> tuple[int, Json, Mapping[str, int] | None]:
-    """Offset of the end line, and the number of cells and the hits of probes that it declares. Raises ReportError if
-    the last line is no end."""
+def _read_end(file: Path, data: Text) -> tuple[int, Mapping[str, Json]]:
+    """Offset of the end line, and what it says: the number of cells, and in newer reports the hits of probes and where
+    the cells' lines lie. Raises ReportError if the last line is no end."""
     start = data.rfind(b"\n", 0, len(data) - 1) + 1
     if data[-1:] == b"\n" and start:
         try:
@@ -239,6 +245,5 @@ def _read_end(file: Path, data: Text) -> tuple[int, Json, Mapping[str, int] | No
         except ValueError:
             end = None
         if isinstance(end, dict) and end.get("kind") == "end" and "cells" in end:
-            hits = end.get("probes")
-            return start, end["cells"], hits if isinstance(hits, dict) else None
+            return start, end
     raise ReportError(f"{file} has no end line; it was cut off while it was written or copied")

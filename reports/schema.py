@@ -1,7 +1,7 @@
 """Records of `report.jsonl`, schema 1. `codec` holds their JSON form.
 
-A report is a JSON Lines file: one header line, one line per cell, one end line with the number of cells and
-the sum of their witnesses (`probes`; older reports lack it). Keys
+A report is a JSON Lines file: one header line, one line per cell, one end line with the number of cells, the sum of
+their witnesses (`probes`) and where their lines lie (`index`, see `reports.index`); older reports lack these two. Keys
 of a cell are written in the order of `CELL_KEYS`, so that a reader can take the id, the state, the axes and the
 resolved configuration from the front of a line without parsing the rest, and can ignore the running time at its end.
 Readers do not depend on that order, and ignore keys that they do not know.

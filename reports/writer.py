@@ -12,6 +12,7 @@ from typing import Final, Self
 
 from reports.atomic import publish, write_all
 from reports.codec import encode_cell, encode_end, encode_header
+from reports.index import IndexWriter
 from reports.schema import MARKDOWN_FILE, PAGE_FILE, REPORT_FILE, SUMMARY_FILE, CellResult, Header, ReportError
 
 PARTIAL_FILE: Final = REPORT_FILE + ".partial"
@@ -31,7 +32,7 @@ class ReportWriter:
     def __init__(self, directory: Path, header: Header) -> None:
         self.path: Final = directory / REPORT_FILE
         self.partial: Final = directory / PARTIAL_FILE
-        self._ids: set[str] = set()
+        self._index: Final = IndexWriter()
         self._hits: Counter[str] = Counter()
         self._descriptor: int | None = None
         first = encode_header(header)
@@ -42,19 +43,20 @@ class ReportWriter:
         except OSError as error:
             self.abort()
             raise ReportError(f"cannot write a report in {directory}: {error.strerror}") from error
-        self._append(first)
+        self._append(first.encode())
 
     def write(self, cell: CellResult) -> None:
         """Append one cell; it is in the file when this returns."""
-        if cell.id in self._ids:
+        if cell.id in self._index.ids:
             raise ReportError(f"cell {cell.id!r} is in the report twice; a cell is written once")
-        self._append(encode_cell(cell))
-        self._ids.add(cell.id)
+        line = encode_cell(cell).encode()
+        self._append(line)
+        self._index.add(cell, line)
         self._hits.update(cell.witness)
 
     def close(self) -> Path:
         """Write the end line, flush to disk and give the report its name, which is returned."""
-        self._append(encode_end(len(self._ids), self._hits))
+        self._append(encode_end(len(self._index.ids), self._hits, self._index.to_json()).encode())
         try:
             # Pages of an earlier run must not stand beside this one's report.
             for stale in (SUMMARY_FILE, MARKDOWN_FILE, PAGE_FILE):
@@ -97,9 +99,9 @@ class ReportWriter:
             raise ReportError(f"the report {self.path} is closed; nothing can be added to it")
         return self._descriptor
 
-    def _append(self, line: str) -> None:
+    def _append(self, line: bytes) -> None:
         try:
-            write_all(self._open(), line.encode() + b"\n")
+            write_all(self._open(), line + b"\n")
         except OSError as error:
             self._fail(error)
 
@@ -108,5 +110,5 @@ class ReportWriter:
         with contextlib.suppress(OSError):
             self.partial.unlink()
         raise ReportError(
-            f"cannot write {self.path}: {error.strerror} after {len(self._ids)} cells; nothing is left there"
+            f"cannot write {self.path}: {error.strerror} after {len(self._index.ids)} cells; nothing is left there"
         ) from error

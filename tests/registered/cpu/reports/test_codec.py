@@ -71,7 +71,8 @@ def test_keys_are_written_in_their_order(make_cell):
 
 
 def test_end_line_counts():
-    assert json.loads(encode_end(7, {"x": 3})) == {"kind": "end", "cells": 7, "probes": {"x": 3}}
+    index = {"ids": ["a"]}
+    assert json.loads(encode_end(7, {"x": 3}, index)) == {"kind": "end", "cells": 7, "probes": {"x": 3}, "index": index}
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), object()])

@@ -191,8 +191,9 @@ def test_cells_put_together_from_shared_parts_are_those_of_whole_lines(tmp_path,
     whole = []
     monkeypatch.setattr(reports.lines, "_whole", lambda text: whole.append(text))
     for cell in report.ids():
-        assert report[cell] == report._parse(report._lines[cell])
-        assert report[cell] == decode_cell(json.loads(report._data[slice(*report._lines[cell][:2])]))
+        line = report._index.line(cell)
+        assert report[cell] == report._parse(line)
+        assert report[cell] == decode_cell(json.loads(report._data[line.start : line.end]))
     assert not whole
 
 
