@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,25 +31,15 @@ class Pairs:
         return of(name, [scale * ratio for ratio in self.ratios], goal, spread_of(self.theirs), note=note)
 
 
-def interleave(
-    ours: Callable[[], Any],
-    theirs: Callable[[], Any],
-    pairs: int,
-    warm: int = 1,
-    around: Callable[[], AbstractContextManager[object]] = nullcontext,
-) -> Pairs:
-    """Time `pairs` turns of each; who goes first alternates. `warm` turns of each go before and are not counted.
-
-    around: entered for each pair, outside what is timed.
-    """
+def interleave(ours: Callable[[], Any], theirs: Callable[[], Any], pairs: int, warm: int = 1) -> Pairs:
+    """Time `pairs` turns of each; who goes first alternates. `warm` turns of each go before and are not counted."""
     for _ in range(warm):
         ours()
         theirs()
     taken: dict[int, list[float]] = {0: [], 1: []}
     for number in range(pairs):
-        with around():
-            for which in ((0, 1), (1, 0))[number % 2]:
-                taken[which].append(seconds((ours, theirs)[which]))
+        for which in ((0, 1), (1, 0))[number % 2]:
+            taken[which].append(seconds((ours, theirs)[which]))
     return Pairs(tuple(taken[0]), tuple(taken[1]))
 
 

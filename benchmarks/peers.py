@@ -9,7 +9,6 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 from transformers.utils import logging
 
-from benchmarks.core import quickest_core
 from benchmarks.metric import Metric
 from benchmarks.pairs import interleave
 from benchmarks.steady import PAIRS, Bench, free, freed
@@ -39,17 +38,17 @@ def peers(bench: Bench, assistant: Bench) -> Iterator[Metric]:
 def eager(bench: Bench, theirs: PreTrainedModel) -> Metric:
     """Decode steps."""
     with bench.decoding(1) as decoding:
-        pairs = interleave(decoding.turn, eager_rounds(theirs, bench), PAIRS, warm=2, around=quickest_core)
+        pairs = interleave(decoding.turn, eager_rounds(theirs, bench), PAIRS, warm=2)
     note = f"theirs {min(pairs.theirs) / ROUNDS * 1e3:.1f} ms a token at best"
     return pairs.metric(f"{bench.name}_decode_over_transformers_eager", EAGER, note=note)
 
 
 def compiled(bench: Bench, theirs: PreTrainedModel) -> Metric:
-    """Generation, theirs with a static cache and compiled steps; the compiler has all cores."""
+    """Generation, theirs with a static cache and compiled steps."""
     tokens, goal = COMPILED
     with freed(bench.engine(1)) as ours:
         their = generate_theirs(theirs, bench, tokens, {"cache_implementation": "static"})
-        pairs = interleave(generate(ours, bench, tokens), their, PAIRS, warm=3, around=quickest_core)
+        pairs = interleave(generate(ours, bench, tokens), their, PAIRS, warm=3)
     note = per_token(pairs.theirs, tokens)
     return pairs.metric(f"{bench.name}_generate_over_transformers_compiled", goal, note=note)
 
@@ -68,7 +67,7 @@ def assisted(bench: Bench, assistant: Bench, target: PreTrainedModel) -> Metric:
     }
     with freed(bench.engine(1, asked)) as ours:
         their = generate_theirs(target, bench, tokens, {"assistant_model": draft})
-        pairs = interleave(generate(ours, bench, tokens), their, PAIRS, warm=3, around=quickest_core)
+        pairs = interleave(generate(ours, bench, tokens), their, PAIRS, warm=3)
     note = per_token(pairs.theirs, tokens)
     return pairs.metric(f"{bench.name}_generate_over_transformers_assisted", goal, note=note)
 
@@ -81,17 +80,22 @@ def transformers_model(bench: Bench) -> PreTrainedModel:
 
 
 def eager_rounds(model: PreTrainedModel, bench: Bench) -> Callable[[], None]:
-    """ROUNDS greedy tokens more behind the bench's prompt, call by call."""
+    """ROUNDS greedy tokens behind the bench's prompt, call by call; the same contexts every time.
+
+    On Hopper torch may give attention to cuDNN, which plans once for each length: new lengths took three times as long.
+    """
     cache = DynamicCache(config=model.config)
     with torch.inference_mode():
         ids = torch.tensor(bench.prompts(model.config.vocab_size, 1), device=bench.device)
-        last = [model(ids, past_key_values=cache).logits[:, -1:].argmax(-1)]
+        first = model(ids, past_key_values=cache).logits[:, -1:].argmax(-1)
 
     def rounds() -> None:
+        last = first
         with torch.inference_mode():
             for _ in range(ROUNDS):
-                last[0] = model(last[0], past_key_values=cache).logits.argmax(-1)
-        last[0].tolist()
+                last = model(last, past_key_values=cache).logits.argmax(-1)
+            cache.crop(-ROUNDS)
+        last.tolist()
 
     return rounds
 

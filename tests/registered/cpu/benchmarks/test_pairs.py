@@ -1,7 +1,5 @@
 """Taking turns: order, count, and ratios pair by pair."""
 
-from contextlib import contextmanager
-
 import pytest
 
 from benchmarks.pairs import Pairs, interleave
@@ -14,19 +12,6 @@ def test_both_sides_take_turns_and_alternate_who_is_first():
     pairs = interleave(lambda: turns.append("a"), lambda: turns.append("b"), pairs=4)
     assert "".join(turns) == "ab" + "ab" + "ba" + "ab" + "ba"
     assert len(pairs.ours) == len(pairs.theirs) == 4
-
-
-def test_each_pair_is_within_what_goes_around_it_and_no_warm_turn_is():
-    turns = []
-
-    @contextmanager
-    def around():
-        turns.append("(")
-        yield
-        turns.append(")")
-
-    interleave(lambda: turns.append("a"), lambda: turns.append("b"), pairs=2, around=around)
-    assert "".join(turns) == "ab" + "(ab)" + "(ba)"
 
 
 def test_ratios_are_theirs_over_ours_pair_by_pair():
