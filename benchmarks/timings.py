@@ -18,7 +18,7 @@ BATCHES: Final = (1, 8, 32)
 DEPTH: Final = 5
 
 
-def timings(bench: Bench, overall: float | None, trees: bool = True) -> Iterator[Metric]:
+def timings(bench: Bench, overall: float, trees: bool = True) -> Iterator[Metric]:
     """A metric for each cell, and that over all of them, whose goal is `overall`. trees: with cells of a tree too."""
     tree = bench.chain(3) | {"speculative_eagle_topk": 4, "speculative_num_draft_tokens": 8}
     cells: list[tuple[str, int, dict[str, Any]]] = [("none", batch, {}) for batch in BATCHES]
@@ -29,15 +29,16 @@ def timings(bench: Bench, overall: float | None, trees: bool = True) -> Iterator
         pairs = bench.pair({**asked, "spec_version": "v2"}, {**asked, "spec_version": "v1"}, batch)
         found.append(pairs.metric(f"{bench.name}_{name}_batch_{batch}_v2_over_v1", GOAL))
         yield found[-1]
-    yield over_all(found, f"{bench.name}_v2_over_v1", overall)
+    yield over_all(found, bench.name, overall)
 
 
-def over_all(cells: list[Metric], name: str, goal: float | None) -> Metric:
-    """The median over cells, from the least to the largest of them; red if one of them is."""
+def over_all(cells: list[Metric], bench: str, goal: float) -> Metric:
+    """The median over cells, from the least to the largest of them; red if one of them has no figure."""
+    name = f"{bench}_v2_over_v1"
     figures = [cell.ratio for cell in cells if cell.ratio is not None]
     if len(figures) < len(cells):
         return red(name, goal, "; ".join(f"{cell.name}: {cell.note}" for cell in cells if cell.ratio is None))
-    enough = [cell.name.removeprefix(name[: -len("v2_over_v1")]) for cell in cells if goal and cell.ratio >= goal]
+    enough = [cell.name.removeprefix(f"{bench}_") for cell in cells if cell.ratio is not None and cell.ratio >= goal]
     note = f"median over {len(cells)} cells; {len(enough)} reach it alone{': ' * bool(enough)}{', '.join(enough)}"
     spread = max(cell.spread for cell in cells)
     return Metric(name, median(figures), min(figures), max(figures), goal, cells[0].pairs, spread=spread, note=note)

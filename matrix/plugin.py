@@ -166,12 +166,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Iterator[None]:
+def pytest_collection(session: pytest.Session) -> Iterator[None]:
     """Keep the cyclic collector off cells while they become items, which it would go through again and again, and
     afterwards: they live as long as the session."""
     with paused():
         result = yield
-        gc.freeze()
+        if any(isinstance(item, CellItem) for item in session.items):
+            gc.freeze()
         return result
 
 

@@ -120,7 +120,7 @@ PR: Final[dict[str, str]] = {
     "eagle3.s3.k4.n8.v2.p16.ctx.pair.stream.length": "the context's end: a turn ends there, a token more is refused",
     "eagle.tiers.v2.p64.ctx.pair.length": "the context's end: the widest round reaches past it, and depths move",
 }
-# Turns that fill pages of 256 tokens are dear: lag 0, windows and returning turns run at night.
+# Turns that fill pages of 256 tokens are dear: the stage above has some of each kind, the others run at night.
 NIGHTLY: Final[dict[str, str]] = {
     "none.v2.p256.c32.tight.burst.stream.length": "sessions: turns are retracted from large pages over chunks, lag 1",
     "eagle3.s3.k1.n4.v1.p256.c32.tight.ragged.stream.length": "sessions: drafted turns in large pages, lag 0",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import combinations
 from typing import Final, TypeAlias
 
 from reports.schema import Json
@@ -68,11 +67,6 @@ def word(value: Json) -> str:
     if value is None or value is False:
         return "off"
     return "on" if value is True else str(value).lower()
-
-
-def pairs(values: Mapping[str, str]) -> list[Pair]:
-    """All pairs of (axis, value), each in the order of the axis names."""
-    return list(combinations(sorted(values.items()), 2))
 
 
 def pair_text(pair: Pair) -> str:

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, KeysView, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from hashlib import blake2b
 from itertools import accumulate
 from pathlib import Path
 from typing import Final, NamedTuple
+from zlib import crc32
 
 from reports.lines import Line, Text, front, parse_cell, place, same_but_for_time, without_time
-from reports.schema import CELL_STATES, CellResult, CellState, Json, ReportError
+from reports.schema import CellResult, CellState, Json, ReportError
 
-_LETTERS: Final = {state: state[0] for state in CELL_STATES}
+_LETTERS: Final[dict[CellState, str]] = {"PASS": "P", "FAIL": "F", "NOT MEASURED": "N", "INFRA": "I"}
 _STATES: Final = {letter: state for state, letter in _LETTERS.items()}
 # Hexadecimal digits of a fingerprint: 64 bits, for at most a million lines.
 PRINT: Final = 16
+CHANGED: Final = "the report was changed after it was written"
 
 
 class IndexWriter:
     """Collects what the end line tells of the cells' lines, in the order of the file.
 
     ids. lengths: bytes, newline included. states: a letter each. prints: a fingerprint each of everything in front of
-    the running time.
+    the running time. crc32: of all lines.
     """
 
     def __init__(self) -> None:
@@ -29,11 +32,13 @@ class IndexWriter:
         self._lengths: Final[list[int]] = []
         self._states: Final[list[str]] = []
         self._prints: Final[list[str]] = []
+        self._crc32 = 0
 
     def add(self, cell: CellResult, line: bytes) -> None:
         """Take the line of a cell, without its newline."""
         self.ids[cell.id] = None
         self._lengths.append(len(line) + 1)
+        self._crc32 = crc32(line + b"\n", self._crc32)
         self._states.append(_LETTERS[cell.state])
         self._prints.append(blake2b(without_time(line), digest_size=PRINT // 2).hexdigest())
 
@@ -44,6 +49,7 @@ class IndexWriter:
             "lengths": self._lengths,
             "states": "".join(self._states),
             "prints": "".join(self._prints),
+            "crc32": self._crc32,
         }
 
 
@@ -51,7 +57,8 @@ class Index(NamedTuple):
     """The lines of the cells of a file.
 
     rows: cell id to the number of its line, from 0. starts: offsets of the lines, and that of what follows the last.
-    states: None where only the line tells. prints: PRINT digits per line, or "" if nobody told them.
+    states: None where only the line tells. prints: PRINT digits per line, or "" if nobody told them. crc32: of all
+    lines, as told and as another thread reads them.
     """
 
     data: Text
@@ -59,11 +66,17 @@ class Index(NamedTuple):
     starts: Sequence[int]
     states: Sequence[CellState | None]
     prints: str
+    crc32: tuple[int, Future[int]] | None = None
 
     @property
     def ids(self) -> KeysView[str]:
         """All cell ids in file order."""
         return self.rows.keys()
+
+    def confirm(self) -> None:
+        """Wait until all lines were gone through. ReportError if they are not those of which the end line tells."""
+        if self.crc32 is not None and self.crc32[0] != self.crc32[1].result():
+            raise ReportError(f"its cells are not those that its end line tells; {CHANGED}")
 
     def line(self, cell: str) -> Line:
         """The line of a cell. KeyError for an unknown id; ReportError if it says another id or state than was told."""
@@ -76,7 +89,7 @@ class Index(NamedTuple):
         if name != cell or line.state != self.states[row]:
             raise ReportError(
                 f"line {row + 2} is of cell {name!r}, {line.state}, and the end line says {cell!r}, "
-                f"{self.states[row]}; the report was changed after it was written"
+                f"{self.states[row]}; {CHANGED}"
             )
         return line
 
@@ -94,20 +107,27 @@ class Index(NamedTuple):
 
 
 def told(data: Text, entry: Json, start: int, stop: int) -> Index | None:
-    """What the end line tells of the lines in data[start:stop]; None if it tells nothing, or of other lines."""
+    """What the end line tells of the lines in data[start:stop]; None if it tells nothing, or of other lines.
+
+    It is believed until `confirm` is asked.
+    """
     if not isinstance(entry, dict):
         return None
-    ids, lengths, states, prints = map(entry.get, ("ids", "lengths", "states", "prints"))
+    ids, lengths, states, prints, total = map(entry.get, ("ids", "lengths", "states", "prints", "crc32"))
     if not (isinstance(ids, list) and isinstance(lengths, list) and set(map(type, lengths)) <= {int}):
         return None
-    if not (isinstance(states, str) and isinstance(prints, str) and set(states) <= _STATES.keys()):
+    if not (isinstance(states, str) and isinstance(prints, str) and isinstance(total, int)):
         return None
     rows = {cell: row for row, cell in enumerate(ids) if isinstance(cell, str)}
     starts = list(accumulate(lengths, initial=start))
     sizes = {len(rows), len(ids), len(lengths), len(states), len(prints) / PRINT}
-    if len(sizes) > 1 or starts[-1] != stop or min(lengths, default=1) < 1:
+    if len(sizes) > 1 or starts[-1] != stop or min(lengths, default=1) < 1 or not set(states) <= _STATES.keys():
         return None
-    return Index(data, rows, starts, [_STATES[letter] for letter in states], prints)
+    with memoryview(data) as whole:
+        reader = ThreadPoolExecutor(1)
+        sums = total, reader.submit(crc32, whole[start:stop])
+        reader.shutdown(wait=False)
+    return Index(data, rows, starts, [_STATES[letter] for letter in states], prints, sums)
 
 
 def found(file: Path, data: Text, start: int, stop: int) -> Index:

@@ -221,11 +221,12 @@ def assembled(parts: Parts) -> CellResult | None:
 
 
 def apart(mine: Parts, theirs: Parts) -> tuple[Parts, Parts]:
-    """The parts of two lines without the green gates and the witness that both tell in the same bytes."""
+    """The parts of two lines without the witness and the green gates that both tell in the same bytes, these if as many
+    gates stand in both lines and they in the same places."""
     one, other = mine.gates, theirs.gates
     if len(one) == len(other):
-        apart = [each for each in zip(one, other, strict=True) if each[0] != each[1] or _GREEN not in each[0]]
-        one, other = [text for text, _ in apart], [text for _, text in apart]
+        differing = [each for each in zip(one, other, strict=True) if each[0] != each[1] or _GREEN not in each[0]]
+        one, other = [text for text, _ in differing], [text for _, text in differing]
     both = mine.witness == theirs.witness
     return (
         Parts(mine.own, mine.launch, _NOTHING if both else mine.witness, one),

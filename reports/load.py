@@ -13,7 +13,7 @@ from typing import Final
 from reports.codec import decode_header
 from reports.collector import paused
 from reports.effective import Words
-from reports.index import Index, found, told
+from reports.index import CHANGED, Index, found, told
 from reports.lines import (
     Launches,
     Line,
@@ -69,8 +69,19 @@ class Report:
         """The record of the cell `cell`. Raises KeyError for an unknown id, ReportError for a broken line."""
         record = self._parsed.get(cell)
         if record is None:
-            record = self._parsed[cell] = self._parse(self._line(cell))
+            record = self._parse(self._line(cell))
+            if (record.id, record.state) != (cell, self._index.states[self._index.rows[cell]] or record.state):
+                raise ReportError(f"{self.path}: cell {cell!r} is not what the end line says; {CHANGED}")
+            self._parsed[cell] = record
         return record
+
+    def confirm(self) -> None:
+        """Raise ReportError if a large report's lines are not those that its end line tells. They are all read for it,
+        beside other work; until then the end line is believed."""
+        try:
+            self._index.confirm()
+        except ReportError as error:
+            raise ReportError(f"{self.path}: {error}") from error
 
     def _line(self, cell: str) -> Line:
         try:
@@ -167,7 +178,8 @@ class Report:
         return self._hits
 
     def same_lines(self, other: Report, cells: Iterable[str]) -> list[str]:
-        """Those of `cells` that both reports hold with the same line, running time aside."""
+        """Those of `cells` that both reports hold with the same line, running time aside; of large reports, as their
+        end lines tell."""
         wanted = list(cells)
         return list(compress(wanted, self._index.same(other._index, wanted)))
 
@@ -209,8 +221,9 @@ def _report(file: Path, data: Text) -> Report:
     # What is parsed whole needs nobody to tell what it holds.
     index = None if len(data) <= EAGER_BYTES else told(data, end.get("index"), body_start, body_end)
     hits, declared = end.get("probes"), end["cells"]
-    lines = index or found(file, data, body_start, body_end)
-    report = Report(file, header, data, lines, hits if isinstance(hits, dict) else None)
+    if index is None:
+        index = found(file, data, body_start, body_end)
+    report = Report(file, header, data, index, hits if isinstance(hits, dict) else None)
     if declared != len(report):
         raise ReportError(f"{file} has {len(report)} cells, and its end line says {declared!r}")
     if len(data) <= EAGER_BYTES:

@@ -62,13 +62,12 @@ def compare(base: Report, head: Report, acknowledgements: Sequence[Acknowledgeme
         **{cell: (None, head[cell]) for cell in new},
     }
     rewrites = rewrite_changes(touched.values(), acknowledged, context.paths)
-    counts = dict.fromkeys(State, 0)
-    counts[State.SAME] = len(same)
+    counts = dict.fromkeys(State, 0) | {State.SAME: len(same)}
     for change in changes:
         counts[change.state] += 1
     reasons = _reasons(changes, rewrites)
     reasons = (*(_other_cells(found) if reasons else ()), *reasons)
-    return Comparison(
+    result = Comparison(
         base=Side(str(base.path), base.header, len(base)),
         head=Side(str(head.path), head.header, len(head)),
         verdict="red" if reasons else "green",
@@ -87,6 +86,9 @@ def compare(base: Report, head: Report, acknowledgements: Sequence[Acknowledgeme
         waivers=waiver_changes(base.header, head.header),
         unused=acknowledged.unused(),
     )
+    base.confirm()
+    head.confirm()
+    return result
 
 
 def comparison_json(comparison: Comparison) -> dict[str, Json]:

@@ -28,9 +28,6 @@ def coverage_change(head: Report, unchanged: Iterable[str], changed: _Records) -
     new: dict[str, dict[str, str]] = {}
     values = _Values()
     for cell, (was, now) in changed.items():
-        if was is not None and now is not None and _same_run(was, now):
-            steady.append(cell)
-            continue
         before, after = values.of(was), values.of(now)
         if before != after:
             old.update({cell: before} if before is not None else {})
@@ -63,10 +60,6 @@ class _Values:
         if known is None:
             known = self._known[id(record.resolved)] = (record.resolved, Words(record.resolved))
         return known[1].of(record.axes)
-
-
-def _same_run(was: CellResult, now: CellResult) -> bool:
-    return was.state == now.state and was.resolved == now.resolved and was.axes == now.axes
 
 
 def _carried(report: Report, cells: Sequence[str], candidates: Collection[Pair]) -> set[Pair]:

@@ -5,6 +5,7 @@ import json
 import pytest
 
 import reports.load
+from reports.compare import compare
 from reports.index import told
 from reports.load import load
 from reports.schema import ReportError
@@ -53,7 +54,8 @@ def test_the_index_is_what_going_through_the_file_finds(tmp_path, specimen, writ
     directory = write_report(tmp_path / "run", specimen(stride=True).cells())
     quick, slow = load(directory), load(without(directory, tmp_path / "old"))
     assert quick._index.prints and not slow._index.prints
-    assert quick._index._replace(prints="", data=b"") == slow._index._replace(data=b"")
+    assert quick._index._replace(prints="", crc32=None, data=b"") == slow._index._replace(data=b"")
+    quick.confirm()
     assert list(quick) == list(slow)
     assert quick.red() == slow.red() != []
 
@@ -84,6 +86,7 @@ def test_fingerprints_and_bytes_find_the_same_lines(tmp_path, make_cell, write_r
         {"states": 7},
         {"prints": "0" * 47},
         {"prints": None},
+        {"crc32": None},
     ],
 )
 def test_an_index_that_does_not_fit_is_not_believed(three, tmp_path, large, changes):
@@ -93,11 +96,12 @@ def test_an_index_that_does_not_fit_is_not_believed(three, tmp_path, large, chan
 
 
 def test_lengths_that_add_up_are_whole_and_of_some_line():
-    entry = {"ids": ["a", "b"], "lengths": [12, 0], "states": "PP", "prints": "0" * 32}
-    assert told(b"", entry, 5, 17) is None
-    assert told(b"", entry | {"lengths": [6, 6]}, 5, 17) is not None
-    assert told(b"", entry | {"lengths": [6, 6.0]}, 5, 17) is None
-    assert told(b"", [], 5, 17) is None
+    entry = {"ids": ["a", "b"], "lengths": [12, 0], "states": "PP", "prints": "0" * 32, "crc32": 0}
+    data = b" " * 20
+    assert told(data, entry, 5, 17) is None
+    assert told(data, entry | {"lengths": [6, 6]}, 5, 17) is not None
+    assert told(data, entry | {"lengths": [6, 6.0]}, 5, 17) is None
+    assert told(data, [], 5, 17) is None
 
 
 @pytest.mark.parametrize(
@@ -113,6 +117,24 @@ def test_a_line_that_was_changed_afterwards_is_named_when_it_is_used(three, larg
     assert report["a"].id == "a"
     with pytest.raises(ReportError, match=rf"report.jsonl, {sentence}; the report was changed after it was written"):
         report["c"]
+
+
+def test_a_comparison_sees_a_line_that_it_did_not_read(tmp_path, make_cell, write_report, large):
+    sides = [write_report(tmp_path / name, [make_cell("a"), make_cell("b")]) for name in ("base", "head")]
+    assert compare(*map(load, sides)).verdict == "green"
+    put(sides[1], [line.replace('"id":"b","state":"PASS"', '"id":"b","state":"FAIL"') for line in rows(sides[1])])
+    words = r"head/report.jsonl: its cells are not those that its end line tells; the report was changed after it was"
+    with pytest.raises(ReportError, match=words):
+        compare(*map(load, sides))
+
+
+@pytest.mark.parametrize(("old", "new"), [(r"q\"1", r"z\"9"), ("INFRA", "PASS ")])
+def test_a_line_whose_front_cannot_be_read_is_held_to_the_end_line(tmp_path, make_cell, write_report, large, old, new):
+    directory = write_report(tmp_path, [make_cell('q"1', state="INFRA")])
+    first, line, end = rows(directory)
+    report = load(put(directory, [first, line.replace(old, new.rstrip(), 1) + " " * new.count(" "), end]))
+    with pytest.raises(ReportError, match="is not what the end line says; the report was changed after it was written"):
+        report['q"1']
 
 
 def test_a_small_report_is_what_its_lines_say(three, tmp_path):

@@ -2,11 +2,11 @@
 
 import random
 from collections import defaultdict
+from itertools import combinations
 
 import pytest
 
 from reports.compare.carried import CarriedPairs
-from reports.effective import pairs
 
 pytestmark = pytest.mark.register(est_seconds=0.2, tier="cpu", stage="pr")
 
@@ -24,7 +24,7 @@ def test_pairs_and_their_cells_are_those_of_a_count_by_cell(count):
     given = cells(count)
     expected = defaultdict(list)
     for cell, values in given.items():
-        for pair in pairs(values):
+        for pair in combinations(sorted(values.items()), 2):
             expected[pair].append(cell)
     carried = CarriedPairs(given)
     assert carried.pairs() == expected.keys()
