@@ -28,6 +28,9 @@ def coverage_change(head: Report, unchanged: Iterable[str], changed: _Records) -
     new: dict[str, dict[str, str]] = {}
     values = _Values()
     for cell, (was, now) in changed.items():
+        if was is not None and now is not None and _same_text(was, now):
+            steady.append(cell)
+            continue
         before, after = values.of(was), values.of(now)
         if before != after:
             old.update({cell: before} if before is not None else {})
@@ -60,6 +63,11 @@ class _Values:
         if known is None:
             known = self._known[id(record.resolved)] = (record.resolved, Words(record.resolved))
         return known[1].of(record.axes)
+
+
+def _same_text(was: CellResult, now: CellResult) -> bool:
+    """Whether one text was parsed for what both run: values that are only equal may read differently, as 1 and true."""
+    return was.state == now.state and was.resolved is now.resolved and was.axes is now.axes
 
 
 def _carried(report: Report, cells: Sequence[str], candidates: Collection[Pair]) -> set[Pair]:

@@ -153,3 +153,15 @@ def test_every_lost_pair_is_really_lost(tmp_path, specimen, write_report):
     change = compare(base, head).coverage
     assert {found for row in change.lost for found in row.pairs} == carried(base) - carried(head)
     assert {found for row in change.gained for found in row.pairs} == carried(head) - carried(base)
+
+
+def test_a_number_that_became_a_switch_is_another_value(make_cell, write_report, tmp_path):
+    base = load(write_report(tmp_path / "base", [make_cell("a", resolved={"topk": 1, "spec_version": "v2"})]))
+    head = load(write_report(tmp_path / "head", [make_cell("a", resolved={"topk": True, "spec_version": "v2"})]))
+    change = compare(base, head).coverage
+    assert {value for row in change.lost for pair in row.pairs for value in pair if value[0] == "topk"} == {
+        ("topk", "1")
+    }
+    assert {value for row in change.gained for pair in row.pairs for value in pair if value[0] == "topk"} == {
+        ("topk", "on")
+    }
