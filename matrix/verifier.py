@@ -33,19 +33,20 @@ def components() -> list[tuple[str, ...]]:
 def allowed(component: Sequence[str], pivot: str) -> list[dict[str, str]]:
     """Every combination of the component's values that no constraint applies to beside this value of the pivot; other
     axes at their defaults."""
-    named = (*component, PIVOT)
+    named = (PIVOT, *component)
     judges = [
         ([named.index(name) for name in constraint.axes], constraint.forbidden)
         for constraint in CONSTRAINTS
         if set(constraint.axes) <= set(named)
     ]
-    values = product(*(_open(name, pivot) for name in component), (pivot,))
-    runs = [
-        combination
-        for combination in values
-        if not any(tuple([combination[column] for column in columns]) in forbidden for columns, forbidden in judges)
-    ]
-    return [dict(zip(named, combination, strict=True)) for combination in runs]
+    runs: list[tuple[str, ...]] = [()]
+    # Axis by axis, so that what is forbidden grows no further.
+    for place, values in enumerate([[pivot], *(_open(name, pivot) for name in component)]):
+        runs = [(*row, value) for row in runs for value in values]
+        for columns, forbidden in judges:
+            if max(columns) == place:
+                runs = [row for row in runs if tuple([row[column] for column in columns]) not in forbidden]
+    return [dict(zip(named, row, strict=True)) for row in runs]
 
 
 def _open(name: str, pivot: str) -> list[str]:
