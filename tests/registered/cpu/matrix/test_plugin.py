@@ -94,3 +94,19 @@ def test_red_cell_fails_with_its_sentences():
     runner.gates = ()
     record = runner.run_cell(Cell.from_id("none.length"))
     assert str(CellFailed(record)) == "no gate judged this cell"
+
+
+def test_a_cell_has_the_hooks_of_its_own_folder(tmp_path: Path):
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        hook = f"def pytest_itemcollected(item):\n    print('{folder} saw', item.nodeid)\n"
+        (tmp_path / folder / "conftest.py").write_text(hook)
+        cells = "from matrix.plugin import MatrixCells\ncells = MatrixCells()\n"
+        (tmp_path / folder / f"test_{folder}.py").write_text(cells)
+    words = ["--collect-only", "-q", "-s", "-p", "no:cacheprovider", "--cells", "eagle3.p16.pair.length", str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "pytest", *words]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    seen = sorted(line for line in done.stdout.splitlines() if " saw " in line)
+    cell = "cells::eagle3.p16.pair.length"
+    assert seen == [f"{folder} saw {folder}/test_{folder}.py::{cell}" for folder in ("one", "two")]
