@@ -8,10 +8,12 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels import contract
+from kernels.early import begin, launch
 
 
 @triton.jit
-def _accept(tokens, parents, emit, ancestors, path, count, nodes, places, BLOCK: tl.constexpr):
+def _accept(tokens, parents, emit, ancestors, path, count, nodes, places, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    begin(EARLY)
     tree = tl.program_id(0).to(tl.int64)
     node = tl.arange(0, BLOCK)
     inside = node < nodes
@@ -41,5 +43,6 @@ def accept_path(tokens: Tensor, parents: Tensor, emit: Tensor, depth: int, ances
     if batch:
         block = triton.next_power_of_2(nodes)
         seen = ancestors.view(torch.int8)
-        _accept[(batch,)](tokens, parents, emit, seen, path, count, nodes, depth + 1, BLOCK=block)
+        given = (tokens, parents, emit, seen, path, count)
+        _accept[(batch,)](*given, nodes, depth + 1, BLOCK=block, **launch(tokens))
     return path, count

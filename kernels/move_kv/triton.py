@@ -7,13 +7,15 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels import contract
+from kernels.early import begin, launch
 
 BLOCK = 1024
 
 
 @triton.jit
-def _copy(data, buffer, slots, moved, length, width, BLOCK: tl.constexpr, GATHER: tl.constexpr):
+def _copy(data, buffer, slots, moved, length, width, BLOCK: tl.constexpr, GATHER: tl.constexpr, EARLY: tl.constexpr):
     """Slots of one layer of data [L, length, width] to or from buffer [L, moved, width]."""
+    begin(EARLY)
     item, layer = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     column = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
@@ -35,5 +37,5 @@ def move_kv(data: Tensor, source: Tensor, target: Tensor) -> None:
     block = min(BLOCK, triton.next_power_of_2(width))
     grid = (moved, layers, triton.cdiv(width, block))
     buffer = data.new_empty(layers, moved, width)
-    _copy[grid](data, buffer, source, moved, length, width, BLOCK=block, GATHER=True)
-    _copy[grid](data, buffer, target, moved, length, width, BLOCK=block, GATHER=False)
+    _copy[grid](data, buffer, source, moved, length, width, BLOCK=block, GATHER=True, **launch(data))
+    _copy[grid](data, buffer, target, moved, length, width, BLOCK=block, GATHER=False, **launch(data))

@@ -10,8 +10,8 @@ from torch.nn.functional import pad
 from kernels.rotary import eager as turns
 from kernels.silu_mul import eager as gates
 
-# Rows up to which the weights are read as fast as memory gives them; columns that share a sum of squares.
-FEW: Final = 16
+# Rows up to which one launch is quicker than a product and what stands around it; columns that share a sum of squares.
+FEW: Final = 64
 PART: Final = 32
 
 

@@ -11,7 +11,7 @@ follower would crowd.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 import triton
@@ -21,10 +21,12 @@ from torch import Tensor
 from kernels import contract
 from kernels.early import fetch, launch, signal, starts_early, wait
 from kernels.product import product, wide
-from kernels.projection.eager import FEW, PART, Around
+from kernels.projection.eager import PART, Around
 
 # Programs that a projection is cut into at least, and the numbers of K that one takes at least.
 PROGRAMS, SHORTEST = 96, 512
+# Rows that the matrix unit takes at least.
+LEAST = 16
 # Programs that run one on a multiprocessor.
 ALONE = 132
 # Tiles of the widest projection that may be cut along K.
@@ -34,6 +36,8 @@ TILES = PROGRAMS
 AHEAD, LONE, LONE_GATED = 256, 11, 5
 # Columns of a stream from which on its gates crowd where they begin early.
 CROWDED = 4096
+# Bytes of shared memory that a program of more rows may have where launches do not begin early.
+ROOM = 96 * 1024
 
 
 class Tile(NamedTuple):
@@ -51,6 +55,21 @@ class Tile(NamedTuple):
     stages: int
     ahead: int = 0
     late: bool = False
+
+
+# Tiles of more rows, by their number and by what is projected: for streams of CROWDED columns or more, and for
+# narrower ones. The quickest of a search at 32 and 48 rows of Llama-3.1-8B and Llama-3.2-1B on an H100; `_taller` says
+# into how many ranges K is cut.
+TALL: Final = {
+    (32, "heads"): (Tile(32, 64, 128, 1, 4, 6, AHEAD, late=True), Tile(32, 32, 128, 1, 4, 10, AHEAD, late=True)),
+    (64, "heads"): (Tile(64, 64, 64, 1, 4, 10, AHEAD, late=True), Tile(64, 32, 64, 1, 4, 10, AHEAD, late=True)),
+    (32, "attended"): (Tile(32, 32, 128, 1, 4, 10, AHEAD, late=True),) * 2,
+    (64, "attended"): (Tile(64, 32, 64, 1, 4, 10, AHEAD),) * 2,
+    (32, "gates"): (Tile(32, 64, 128, 1, 8, 4, late=True), Tile(32, 64, 128, 1, 8, 4, AHEAD, late=True)),
+    (64, "gates"): (Tile(64, 64, 128, 1, 8, 3, late=True), Tile(64, 64, 128, 1, 8, 3, AHEAD, late=True)),
+    (32, "gated"): (Tile(32, 64, 128, 1, 4, 4, late=True),) * 2,
+    (64, "gated"): (Tile(64, 64, 64, 1, 4, 6), Tile(64, 32, 128, 1, 4, 6, AHEAD, late=True)),
+}
 
 
 @triton.jit
@@ -104,10 +123,10 @@ def _product(
 
 @triton.jit
 def _finish(
-    total, other, pieces, before, cosine, sine, factor, slot, at, scaled, squares, sink, m, n, live, held, tile,
+    total, other, pieces, before, cosine, sine, factor, slot, at, scaled, squares, sink, m, n, live, held, first,
     columns, depth, eps, sunk,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, NORMED: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr,
-    TURN: tl.constexpr, ONWARD: tl.constexpr, SINK: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, PART: tl.constexpr, NORMED: tl.constexpr, GATED: tl.constexpr,
+    ADD: tl.constexpr, TURN: tl.constexpr, ONWARD: tl.constexpr, SINK: tl.constexpr,
 ):  # fmt: skip
     """All that follows a product, for a tile of columns n."""
     written = live[:, None] & held[None, :]
@@ -137,16 +156,18 @@ def _finish(
     if ONWARD:
         whole = tl.where(written, y.to(tl.float32), 0.0)
         tl.store(scaled + m[:, None] * columns + n[None, :], whole * factor.to(tl.float32)[None, :], mask=written)
-        tl.store(squares + m * tl.cdiv(columns, COLUMNS) + tile, tl.sum(whole * whole, 1), mask=live)
+        sums, parts = tl.sum(tl.reshape(whole * whole, (ROWS, COLUMNS // PART, PART)), 2), tl.cdiv(columns, PART)
+        part = first // PART + tl.arange(0, COLUMNS // PART)
+        tl.store(squares + m[:, None] * parts + part[None, :], sums, mask=live[:, None] & (part < parts)[None, :])
 
 
 @triton.jit(do_not_specialize=["rows"])
 def _project(
     x, weight, out, sums, turn, scale, scaled, squares, sink, slots, parts, counts, rows, columns, depth, span, lengths,
     x_m, w_k, o_m, eps, pairs, turned, sunk,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, RANGES: tl.constexpr, LENGTHS: tl.constexpr,
-    GATED: tl.constexpr, ADD: tl.constexpr, TURN: tl.constexpr, ONWARD: tl.constexpr, SINK: tl.constexpr,
-    WIDE: tl.constexpr, AHEAD: tl.constexpr, LATE: tl.constexpr, EARLY: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, RANGES: tl.constexpr, PART: tl.constexpr,
+    LENGTHS: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, TURN: tl.constexpr, ONWARD: tl.constexpr,
+    SINK: tl.constexpr, WIDE: tl.constexpr, AHEAD: tl.constexpr, LATE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """LENGTHS: sums of a row, rounded up to a power of 2; 0 where no norm stands in front."""
     tile, part = tl.program_id(0), tl.program_id(1)
@@ -186,30 +207,53 @@ def _project(
                 total += tl.load(parts + number * (ROWS * COLUMNS) + place, cache_modifier=".cg")
     if last:
         _finish(
-            total, other, pieces, before, cosine, sine, factor, slot, at, scaled, squares, sink, m, n, live, held, tile,
-            columns, depth, eps, sunk, ROWS, COLUMNS, LENGTHS > 0, GATED, ADD, TURN, ONWARD, SINK,
+            total, other, pieces, before, cosine, sine, factor, slot, at, scaled, squares, sink, m, n, live, held,
+            first, columns, depth, eps, sunk, ROWS, COLUMNS, PART, LENGTHS > 0, GATED, ADD, TURN, ONWARD, SINK,
         )  # fmt: skip
 
 
-def tile(columns: int, depth: int, size: int, gated: bool, behind: bool, early: bool) -> Tile:
-    """A quick shape for numbers of `size` bytes. behind: attention stands in front; early: the launch begins early."""
+def tile(rows: int, columns: int, depth: int, size: int, gated: bool, add: bool, early: bool) -> Tile:
+    """A quick shape for numbers of `size` bytes. early: the launch begins early."""
+    tall = max(LEAST, triton.next_power_of_2(rows))
     if size == 4:
-        return Tile(FEW, PART, 32, 1, warps=4, stages=3)
+        return Tile(tall, PART, 32, 1, warps=4, stages=3)
+    # What is added is the output of attention or, from more numbers, of the gates.
+    behind = add and depth <= columns
+    if tall > LEAST:
+        what = "gates" if gated else "heads" if not add else "attended" if behind else "gated"
+        return _taller(tall, what, columns, depth, early)
     if gated:
         if columns > 64 * ALONE:
-            return Tile(FEW, 64, 64, 1, warps=8, stages=3, late=True)
+            return Tile(tall, 64, 64, 1, warps=8, stages=3, late=True)
         # Deeper where each program has a multiprocessor to itself.
-        found = Tile(FEW, 64, 128, 1, warps=8, stages=3, late=True)
+        found = Tile(tall, 64, 128, 1, warps=8, stages=3, late=True)
         return found._replace(stages=LONE_GATED, ahead=AHEAD) if early else found
     if columns >= 6144:
-        return Tile(FEW, 64, 128, 1, warps=4, stages=4)
-    ranges, tiles = 1, triton.cdiv(columns, PART)
-    while tiles * ranges < PROGRAMS and depth >= 2 * ranges * SHORTEST:
-        ranges *= 2
-    found = Tile(FEW, PART, 128, ranges, warps=4, stages=6)
-    if behind and early and tiles * ranges <= ALONE:
+        return Tile(tall, 64, 128, 1, warps=4, stages=4)
+    ranges = _ranges(columns, PART, depth)
+    found = Tile(tall, PART, 128, ranges, warps=4, stages=6)
+    if behind and early and triton.cdiv(columns, PART) * ranges <= ALONE:
         return found._replace(stages=LONE, ahead=AHEAD, late=columns >= CROWDED)
     return found
+
+
+def _taller(tall: int, what: str, columns: int, depth: int, early: bool) -> Tile:
+    """The tile of TALL, cut along K until its programs occupy a GPU; sums of gates are not cut."""
+    found = TALL[tall, what][min(columns, depth) < CROWDED]
+    if what != "gates":
+        found = found._replace(ranges=_ranges(columns, found.columns, depth))
+    if early:
+        return found
+    stage = 2 * found.depth * (tall + found.columns * (2 if what == "gates" else 1))
+    return found._replace(stages=min(found.stages, ROOM // stage))
+
+
+def _ranges(columns: int, width: int, depth: int) -> int:
+    """Into how many ranges K is cut for tiles of `width` columns."""
+    ranges, tiles = 1, triton.cdiv(columns, width)
+    while tiles * ranges < PROGRAMS and depth >= 2 * ranges * SHORTEST:
+        ranges *= 2
+    return ranges
 
 
 @lru_cache(maxsize=16)
@@ -230,9 +274,7 @@ def projection(x: Tensor, weight: Tensor, out: Tensor, around: Around) -> Tensor
     (rows, depth), columns = x.shape, out.shape[1]
     if not out.numel():
         return out
-    # What is added is the output of attention or, from more numbers, of the gates.
-    behind = add and depth <= columns
-    shape = tile(columns, depth, x.element_size(), gated, behind, starts_early(x.device))
+    shape = tile(rows, columns, depth, x.element_size(), gated, add, starts_early(x.device))
     span = triton.cdiv(triton.cdiv(depth, shape.ranges), shape.depth) * shape.depth
     tiles, split = triton.cdiv(columns, shape.columns), shape.ranges > 1
     parts = torch.empty(tiles * shape.ranges * shape.rows * shape.columns if split else 0, device=x.device)
@@ -244,7 +286,7 @@ def projection(x: Tensor, weight: Tensor, out: Tensor, around: Around) -> Tensor
         x, weight, out, parts if sums is None else sums, turns, *given, parts, _counters(x.device) if split else parts,
         rows, columns, depth, span, lengths, x.stride(0), weight.stride(0), out.stride(0), eps, pairs,
         2 * heads * pairs, 0 if pool is None else pool.shape[1],
-        ROWS=shape.rows, COLUMNS=shape.columns, DEPTH=shape.depth, RANGES=shape.ranges,
+        ROWS=shape.rows, COLUMNS=shape.columns, DEPTH=shape.depth, RANGES=shape.ranges, PART=PART,
         LENGTHS=triton.next_power_of_2(lengths) if lengths else 0, GATED=gated, ADD=add, TURN=turn is not None,
         ONWARD=onward is not None, SINK=sink is not None, WIDE=wide(x), AHEAD=shape.ahead, LATE=shape.late,
         num_warps=shape.warps, num_stages=shape.stages, **launch(x),

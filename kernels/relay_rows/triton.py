@@ -7,12 +7,14 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels import contract
+from kernels.early import begin, launch
 
 BLOCK = 1024
 
 
 @triton.jit
-def _copy(buffer, rows, values, width, BLOCK: tl.constexpr, GATHER: tl.constexpr):
+def _copy(buffer, rows, values, width, BLOCK: tl.constexpr, GATHER: tl.constexpr, EARLY: tl.constexpr):
+    begin(EARLY)
     place = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
@@ -28,7 +30,8 @@ def _run(buffer: Tensor, rows: Tensor, values: Tensor, gather: bool) -> None:
     if values.numel():
         width = values[0].numel()
         block = min(BLOCK, triton.next_power_of_2(width))
-        _copy[len(rows), triton.cdiv(width, block)](buffer, rows, values, width, BLOCK=block, GATHER=gather)
+        grid = (len(rows), triton.cdiv(width, block))
+        _copy[grid](buffer, rows, values, width, BLOCK=block, GATHER=gather, **launch(values))
 
 
 def gather(buffer: Tensor, rows: Tensor) -> Tensor:

@@ -8,12 +8,14 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels import contract
+from kernels.early import begin, launch
 
 BLOCK = 1024
 
 
 @triton.jit
-def _turn(rows, turn, stride, pairs, size, BLOCK: tl.constexpr):
+def _turn(rows, turn, stride, pairs, size, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    begin(EARLY)
     row = tl.program_id(0).to(tl.int64)
     pair = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = pair < size
@@ -32,4 +34,6 @@ def rotary(rows: Tensor, turn: Tensor, heads: int) -> None:
     size = heads * pairs
     if count and size:
         block = min(BLOCK, triton.next_power_of_2(size))
-        _turn[count, triton.cdiv(size, block)](rows, torch.view_as_real(turn), rows.stride(0), pairs, size, BLOCK=block)
+        parts = torch.view_as_real(turn)
+        grid = (count, triton.cdiv(size, block))
+        _turn[grid](rows, parts, rows.stride(0), pairs, size, BLOCK=block, **launch(rows))

@@ -7,12 +7,14 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels import contract
+from kernels.early import begin, launch
 
 BLOCK = 1024
 
 
 @triton.jit
-def _gate(gate_up, out, stride, inner, BLOCK: tl.constexpr):
+def _gate(gate_up, out, stride, inner, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    begin(EARLY)
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < inner
@@ -31,5 +33,5 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     out = gate_up.new_empty(rows, inner)
     if out.numel():
         block = min(BLOCK, triton.next_power_of_2(inner))
-        _gate[rows, triton.cdiv(inner, block)](gate_up, out, gate_up.stride(0), inner, BLOCK=block)
+        _gate[rows, triton.cdiv(inner, block)](gate_up, out, gate_up.stride(0), inner, BLOCK=block, **launch(gate_up))
     return out

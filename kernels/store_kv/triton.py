@@ -7,12 +7,14 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels import contract
+from kernels.early import begin, launch
 
 BLOCK = 1024
 
 
 @triton.jit
-def _store(rows, slots, kv, width, kv_stride, BLOCK: tl.constexpr):
+def _store(rows, slots, kv, width, kv_stride, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    begin(EARLY)
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
@@ -26,4 +28,4 @@ def store_kv(rows: Tensor, slots: Tensor, kv: Tensor) -> None:
     tokens, width = kv.shape
     if tokens:
         block = min(BLOCK, triton.next_power_of_2(width))
-        _store[tokens, triton.cdiv(width, block)](rows, slots, kv, width, kv.stride(0), BLOCK=block)
+        _store[tokens, triton.cdiv(width, block)](rows, slots, kv, width, kv.stride(0), BLOCK=block, **launch(kv))

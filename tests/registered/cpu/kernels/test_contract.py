@@ -177,7 +177,7 @@ REFUSED = {
     ),
     "projection rows": (
         lambda: projection(torch.ones(FEW + 1, 4), torch.ones(4, 4), torch.ones(FEW + 1, 4)),
-        r"projection: x has shape \[17, 4\], must be \[<= 16, 4\]",
+        r"projection: x has shape \[65, 4\], must be \[<= 64, 4\]",
     ),
     "projection out": (
         lambda: projection(KV, torch.ones(4, 4), torch.ones(1, 4)),

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from kernels.early import ROOM, launch, starts_early
+from kernels.projection import triton as projection
 from kernels.projection.triton import tile
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
@@ -42,13 +43,34 @@ def test_a_cpu_launches_as_usual():
 @pytest.mark.parametrize("sizes", [(2048, 2048, False), (4096, 4096, False), (8192, 2048, True)])
 def test_tiles_that_wait_alone_fit_into_shared_memory_once(sizes):
     columns, depth, gated = sizes
-    found = tile(columns, depth, 2, gated, behind=not gated, early=True)
+    found = tile(16, columns, depth, 2, gated, add=not gated, early=True)
     bytes_ = 2 * (found.stages - 1) * found.depth * (found.rows + found.columns * (2 if gated else 1))
     assert bytes_ <= ROOM and 2 * bytes_ > 227 * 1024
 
 
-@pytest.mark.parametrize("gated", [False, True])
-def test_the_order_of_sums_is_the_same_where_launches_begin_early(gated):
-    for columns, depth in ((2048, 2048), (4096, 4096), (8192, 2048), (14336, 4096), (6144, 4096), (2048, 8192)):
-        one, two = (tile(columns, depth, 2, gated, behind=True, early=early) for early in (False, True))
+SIZES = ((2048, 2048), (4096, 4096), (8192, 2048), (14336, 4096), (6144, 4096), (3072, 2048), (2048, 8192))
+
+
+@pytest.mark.parametrize("rows", [1, 16, 17, 33, 64])
+@pytest.mark.parametrize(("gated", "add"), [(False, False), (False, True), (True, False)])
+def test_the_order_of_sums_is_the_same_where_launches_begin_early(rows, gated, add):
+    for columns, depth in SIZES:
+        one, two = (tile(rows, columns, depth, 2, gated, add, early) for early in (False, True))
         assert one[:4] == two[:4]
+        assert one.rows in (rows, 16, 32, 64) and one.rows >= rows
+
+
+@pytest.mark.parametrize("rows", [17, 33, 64])
+@pytest.mark.parametrize(("gated", "add"), [(False, False), (False, True), (True, False)])
+def test_tiles_of_more_rows_fit_into_shared_memory_and_fill_a_gpu(rows, gated, add):
+    for columns, depth in (*SIZES, (4096, 14336), (64, 64)):
+        for early, room in ((True, ROOM), (False, projection.ROOM)):
+            found = tile(rows, columns, depth, 2, gated, add, early)
+            assert 2 * found.stages * found.depth * (found.rows + found.columns * (2 if gated else 1)) <= room
+            assert found.stages >= 2
+            tiles, ranges = -(-columns // found.columns), found.ranges
+            if gated:
+                assert ranges == 1
+            else:
+                assert tiles * ranges >= projection.PROGRAMS or depth < 2 * ranges * projection.SHORTEST
+                assert ranges == 1 or tiles <= projection.TILES
