@@ -81,14 +81,14 @@ KERNEL_FAULTS: Final[tuple[Fault, ...]] = (
         origin="sglang#26380",
         file="kernels/move_kv/triton.py",
         old=(
-            "    _copy[grid](data, buffer, source, moved, length, width, BLOCK=block, GATHER=True)\n"
-            "    _copy[grid](data, buffer, target, moved, length, width, BLOCK=block, GATHER=False)\n"
+            "    _copy[grid](data, buffer, source, moved, length, width, BLOCK=block, GATHER=True, **launch(data))\n"
+            "    _copy[grid](data, buffer, target, moved, length, width, BLOCK=block, GATHER=False, **launch(data))\n"
         ),
         new=(
             "    for i in range(moved):\n"
             "        one = (1, *grid[1:])\n"
-            "        _copy[one](data, buffer, source[i : i + 1], 1, length, width, BLOCK=block, GATHER=True)\n"
-            "        _copy[one](data, buffer, target[i : i + 1], 1, length, width, BLOCK=block, GATHER=False)\n"
+            "        _copy[one](data, buffer, source[i : i + 1], 1, length, width, block, True, EARLY=False)\n"
+            "        _copy[one](data, buffer, target[i : i + 1], 1, length, width, block, False, EARLY=False)\n"
         ),
         expected=("kernels",),
         cells=(),
