@@ -105,6 +105,7 @@ ONWARD_CASES = (
     _case(1, 40, 130, onward=True),
     _case(3, 1100, 70, BF16, kind="add", onward=True),
     _case(41, 1030, 100, BF16, kind="add", onward=True),
+    _case(23, 1030, 70, BF16, kind="add", onward=True),
     _case(6, 14336, 512, BF16, kind="add", onward=True, size="medium"),
     _case(13, 2048, 2048, BF16, kind="add", onward=True, size="medium"),
     _case(31, 2048, 2048, BF16, kind="add", onward=True, size="medium"),
