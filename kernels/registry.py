@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from kernels import contract, parts
 from kernels.accept_path import accept_path
@@ -78,8 +80,9 @@ def _attend(
     return paged_attention(q, cache.view(-1, head_dim), reads)
 
 
-def _attention_bound(arguments: Arguments) -> float:
-    """4 eps sqrt(T), times the largest score or value: the size of what is rounded."""
+def _attention_bound(arguments: Arguments, wanted: Sequence[Tensor]) -> float:
+    """4 eps of the largest value, as weights and results are rounded to its dtype; and 4 eps32 sqrt(T) of it times the
+    largest score, which is a float32."""
     q, cache, read_slots = arguments[:3]
     if not q.numel():
         return 0.0
@@ -88,44 +91,57 @@ def _attention_bound(arguments: Arguments) -> float:
     given = arguments[6] if len(arguments) > 6 else None
     scale = q.shape[3] ** -0.5 if given is None else given
     scores = float(q.double().abs().sum(-1).max() * keys.max()) * scale
-    return float(4 * torch.finfo(q.dtype).eps * read_slots.shape[1] ** 0.5 * max(1.0, scores) * float(values.max()))
+    summed = torch.finfo(torch.float32).eps * float(read_slots.shape[1]) ** 0.5 * max(1.0, scores)
+    return 4 * (torch.finfo(q.dtype).eps + summed) * float(values.max())
 
 
-def _product_bound(arguments: Arguments) -> float:
-    """2 eps32 K of the sums of magnitudes, as a GPU may chain the additions, and one rounding at the store."""
+def _product_bound(arguments: Arguments, wanted: Sequence[Tensor]) -> float:
+    """2 eps32 sqrt(K) of the sums of magnitudes, as a GPU may chain the additions, and the rounding at the store."""
     x, weight = arguments[:2]
     if not x.numel() or not weight.numel():
         return 0.0
     if x.dim() == 3:
-        return max(_product_bound((one, two)) for one, two in zip(x, weight, strict=True))
-    size = float(matmul_reference.wide_product(x, weight, sizes=True).max())
-    size += float(arguments[2].double().abs().max()) if len(arguments) > 2 else 0.0
-    return 2 * torch.finfo(torch.float32).eps * x.shape[1] ** 0.5 * size + torch.finfo(x.dtype).eps * size
+        return max(_product_bound((one, two), wanted) for one, two in zip(x, weight, strict=True))
+    before = float(arguments[2].double().abs().max()) if len(arguments) > 2 else 0.0
+    largest = float(matmul_reference.wide_product(x, weight).abs().max()) + before
+    return _chained_sums(x, float(matmul_reference.wide_product(x, weight, sizes=True).max()) + before) + (
+        torch.finfo(x.dtype).eps * largest
+    )
 
 
-def _projection_bound(arguments: Arguments) -> float:
-    """The bound of a product, twice more rounded, times what a gate multiplies it with; sums of squares by their
-    size."""
+def _chained_sums(x: Tensor, size: float) -> float:
+    """What float32 sums of K products may be off whose magnitudes add up to `size`. x [M, K]."""
+    return 2 * torch.finfo(torch.float32).eps * float(x.shape[1]) ** 0.5 * size
+
+
+def _projection_bound(arguments: Arguments, wanted: Sequence[Tensor]) -> float | tuple[float, ...]:
+    """The bound of a product that is rounded four times, and what a gate, whose slope is below 1.1, makes of it; before
+    a norm that of each result: what is returned, out, the scaled rows, and sums of squares."""
     x, weight, out, sums, eps = arguments[:5]
     if not out.numel():
         return 0.0
     length = 1.0 if sums is None else float((sums.double().sum(1) / x.shape[1] + eps).sqrt().min())
-    size = float((x.double().abs() @ weight.double().abs()).max()) / length + float(out.double().abs().max())
-    rounded = 4 * torch.finfo(x.dtype).eps + 2 * torch.finfo(torch.float32).eps * x.shape[1] ** 0.5
-    largest = float((x.double() @ weight.double()).abs().max()) / length
-    factor = max(1.0, largest) if arguments[8] else 1.0
+    product = (x.double() @ weight.double()).abs() / length
+    before = float(out.double().abs().max())
+    chained = _chained_sums(x, float((x.double().abs() @ weight.double().abs()).max()) / length + before)
+    rounded = 4 * torch.finfo(x.dtype).eps
+    largest = float(product.max()) + before
+    off = rounded * largest + chained
+    if arguments[8]:
+        gate, other = product.chunk(2, 1)
+        return float((gate + 1.1 * other).max()) * off
     if len(arguments) > 9 and arguments[9] is not None:
-        factor = 2 * PART * (largest + float(out.double().abs().max()))
-    return rounded * size * factor
+        added = out.double().abs() if arguments[7] else 0.0
+        squares = pad((product + added).square(), (0, -out.shape[1] % PART)).unflatten(1, (-1, PART)).sum(2)
+        most = float(squares.max())
+        return off, off, off, 2 * (rounded * most + chained * (PART * most) ** 0.5) + PART * off**2
+    return off
 
 
-def _rounding_bound(arguments: Arguments) -> float:
-    """8 roundings of the largest number that goes in, times the largest that it is multiplied with."""
-    floats = [a.abs().double() for a in arguments if isinstance(a, Tensor) and a.numel()]
-    if not floats:
-        return 0.0
-    size = max(1.0, float(floats[0].max())) * max(1.0, *(float(a.max()) for a in floats))
-    return 8 * torch.finfo(arguments[0].dtype).eps * size
+def _rounding_bound(arguments: Arguments, wanted: Sequence[Tensor]) -> tuple[float, ...]:
+    """8 roundings of the largest number of each result."""
+    eps = torch.finfo(arguments[0].dtype).eps
+    return tuple(8 * eps * float(one.double().abs().max()) if one.numel() else 0.0 for one in wanted)
 
 
 def _several(x: Tensor, weight: Tensor) -> Tensor:
@@ -157,12 +173,18 @@ def _chained(
     return projection(scaled, behind, last, Around(squares, eps), checked=True)
 
 
-def _chained_bound(arguments: Arguments) -> float:
-    """The bound of the second product, and what it makes of the roundings of the first: a rounding of each number."""
-    copies = [a.clone() if isinstance(a, Tensor) else a for a in arguments]
-    projection_reference.chained(*copies)
-    _, _, _, _, scaled, squares, behind, last, eps = copies
-    return 3 * _projection_bound((scaled, behind, last, squares, eps, None, 0, False, False))
+def _chained_bound(arguments: Arguments, wanted: Sequence[Tensor]) -> tuple[float, ...]:
+    """Those of the first product, and that of the second with what it makes of the roundings of the first."""
+    x, weight, out, scale, scaled, squares, behind, last, eps = arguments
+    first = _projection_bound((x, weight, out, None, eps, None, 0, False, False, scale, scaled, squares), ())
+    if isinstance(first, float) or not last.numel():
+        return (0.0,) * 5
+    scaled, squares = wanted[2:4]
+    second = _projection_bound((scaled, behind, last, squares, eps, None, 0, False, False), ())
+    assert isinstance(second, float)
+    length = float((squares.double().sum(1) / scaled.shape[1] + eps).sqrt().min())
+    second += 4 * torch.finfo(x.dtype).eps * float((scaled.double().abs() @ behind.double().abs()).max()) / length
+    return second, *first[1:], second
 
 
 _MATMUL = partial(
@@ -217,7 +239,7 @@ KERNELS: Final = (
         partial(expand_topk, checked=True),
         expand_topk_reference.expand_topk,
         expand_topk_cases.CASES,
-        bound=lambda _: 0.0,
+        bound=lambda *_: 0.0,
         why="one float32 product per score in both",
     ),
     Kernel(

@@ -29,12 +29,22 @@ def test_agreement_is_exact_without_a_bound():
 
 
 def test_agreement_within_a_bound():
-    bounded = {"bound": lambda _: 1e-3, "why": "one rounding"}
+    bounded = {"bound": lambda *_: 1e-3, "why": "one rounding"}
     check.agreement(kernel(lambda a, b: a * 2 + 1e-4, **bounded), CASE)
     with pytest.raises(KernelError, match=r"is off by 0.01 from the reference, bound 0.001 \(one rounding\)"):
         check.agreement(kernel(lambda a, b: a * 2 + 1e-2, **bounded), CASE)
     with pytest.raises(KernelError, match="is off by nan from the reference"):
         check.agreement(kernel(lambda a, b: a * float("nan"), **bounded), CASE)
+
+
+def test_a_bound_for_each_result():
+    def two(offset):
+        fast, reference = (lambda a, b: (a * 2, a + offset)), (lambda a, b: (a * 2, a))
+        return Kernel("both", fast, reference, (CASE,), bound=lambda a, wanted: (0.0, 1e-3))
+
+    check.agreement(two(1e-4), CASE)
+    with pytest.raises(KernelError, match=r"result 1, case .* is off by 0.01 from the reference, bound 0.001"):
+        check.agreement(two(1e-2), CASE)
 
 
 def test_agreement_of_shapes_and_dtypes():
