@@ -76,17 +76,18 @@ class Bench:
         with freed(self.engine(batch, asked)) as llm:
             yield Decoding(llm, self.prompts(llm.tokenizer.vocab_size, batch))
 
-    def pair(self, ours: Asked, theirs: Asked, batch: int = 1) -> Pairs:
-        """Rounds of two engines by turns. Where only their timing differs, so may no token."""
+    def pair(self, ours: Asked, theirs: Asked, batch: int = 1, rounds: int | None = None) -> Pairs:
+        """Rounds of two engines by turns, of `rounds` where it is given. Where only their timing differs, so may no
+        token."""
         with self.decoding(batch, ours) as one, self.decoding(batch, theirs) as other:
-            pairs = interleave(one.turn, other.turn, PAIRS)
+            pairs = interleave(lambda: one.turn(rounds), lambda: other.turn(rounds), PAIRS)
             if {**ours, TIMING: ""} == {**theirs, TIMING: ""}:
                 pairs = replace(pairs, wrong=difference(one.outputs(), other.outputs()))
         return pairs
 
 
 class Decoding:
-    """Requests of an engine behind their prompts; each turn is ROUNDS rounds, all of them waited for."""
+    """Requests of an engine behind their prompts; a turn is ROUNDS rounds or as many as asked, all waited for."""
 
     def __init__(self, llm: LLM, prompts: list[list[int]]) -> None:
         self._step: Callable[[], bool] = llm.step
@@ -98,9 +99,10 @@ class Decoding:
             llm.step()
         self.rounds(WARM)
 
-    def turn(self) -> float:
+    def turn(self, rounds: int | None = None) -> float:
         """Seconds of a round."""
-        return seconds(lambda: self.rounds(ROUNDS)) / ROUNDS
+        count = ROUNDS if rounds is None else rounds
+        return seconds(lambda: self.rounds(count)) / count
 
     def outputs(self) -> list[list[int]]:
         """The tokens of each request so far; a round in flight is not among them."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import count
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import torch
 import engine.build
 from benchmarks import steady, timings, verification
 from benchmarks.metric import of, red
+from benchmarks.pairs import Pairs
 from benchmarks.steady import Bench
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -74,6 +75,23 @@ def test_the_speed_matrix_has_a_figure_for_each_cell(bench, monkeypatch):
         m.name for m in cells
     }
     assert (whole.name, whole.state, whole.low) == ("small_v2_over_v1", "missed", min(m.ratio for m in cells))
+
+
+def test_chains_of_the_speed_matrix_yield_what_they_do_in_the_field(bench, monkeypatch):
+    """Not plain decoding, nor trees, whose acceptance no coin decides."""
+    seen = {}
+
+    def pair(self, ours, theirs, batch, rounds):
+        with self.decoding(batch, ours) as decoding:
+            decoding.rounds(60)
+            seen.setdefault((ours.get("speculative_eagle_topk"), rounds), []).append(len(decoding.outputs()[0]))
+        return Pairs((1.0,), (1.0,))
+
+    monkeypatch.setattr(Bench, "pair", pair)
+    assert len(list(timings.timings(replace(bench, prompt=512), 1.0))) == 9
+    assert {asked: len(found) for asked, found in seen.items()} == {(None, None): 3, (4, None): 2, (1, 5): 3}
+    assert all(3 < tokens / 68 < 4 for tokens in seen[1, 5])
+    assert all(tokens / 68 < 2 for tokens in seen[None, None] + seen[4, None])
 
 
 def test_the_speed_matrix_is_judged_over_its_cells():
