@@ -31,7 +31,25 @@ class Pairs:
         return of(name, [scale * ratio for ratio in self.ratios], goal, spread_of(self.theirs), note=note)
 
 
-def interleave(ours: Callable[[], Any], theirs: Callable[[], Any], pairs: int, warm: int = 1) -> Pairs:
+def seconds(call: Callable[[], Any]) -> float:
+    """Wall time of one call."""
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def told(call: Callable[[], float]) -> float:
+    """What the call itself says it took."""
+    return call()
+
+
+def interleave(
+    ours: Callable[[], Any],
+    theirs: Callable[[], Any],
+    pairs: int,
+    warm: int = 1,
+    clock: Callable[[Callable[[], Any]], float] = seconds,
+) -> Pairs:
     """Time `pairs` turns of each; who goes first alternates. `warm` turns of each go before and are not counted."""
     for _ in range(warm):
         ours()
@@ -39,12 +57,5 @@ def interleave(ours: Callable[[], Any], theirs: Callable[[], Any], pairs: int, w
     taken: dict[int, list[float]] = {0: [], 1: []}
     for number in range(pairs):
         for which in ((0, 1), (1, 0))[number % 2]:
-            taken[which].append(seconds((ours, theirs)[which]))
+            taken[which].append(clock((ours, theirs)[which]))
     return Pairs(tuple(taken[0]), tuple(taken[1]))
-
-
-def seconds(call: Callable[[], Any]) -> float:
-    """Wall time of one call."""
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start

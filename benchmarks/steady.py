@@ -6,14 +6,14 @@ import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
 import torch
 
 import engine.build
-from benchmarks.pairs import Pairs, interleave, seconds
+from benchmarks.pairs import Pairs, interleave, seconds, told
 from engine.api import LLM
 from engine.core.config import EngineConfig
 from engine.core.request import SamplingParams
@@ -22,6 +22,8 @@ from engine.core.request import SamplingParams
 ROUNDS: Final = 16
 PAIRS: Final = 10
 WARM: Final = 8
+# Rounds that fill the pipeline again which a wait has emptied.
+LEAD: Final = 2
 
 # Fields of an engine's configuration.
 Asked: TypeAlias = Mapping[str, Any]
@@ -77,17 +79,17 @@ class Bench:
             yield Decoding(llm, self.prompts(llm.tokenizer.vocab_size, batch))
 
     def pair(self, ours: Asked, theirs: Asked, batch: int = 1, rounds: int | None = None) -> Pairs:
-        """Rounds of two engines by turns, of `rounds` where it is given. Where only their timing differs, so may no
-        token."""
+        """Rounds of two engines by turns, of `rounds` where it is given. Where only their timing differs, no token may
+        differ."""
         with self.decoding(batch, ours) as one, self.decoding(batch, theirs) as other:
-            pairs = interleave(lambda: one.turn(rounds), lambda: other.turn(rounds), PAIRS)
+            pairs = interleave(partial(one.steady, rounds), partial(other.steady, rounds), PAIRS, clock=told)
             if {**ours, TIMING: ""} == {**theirs, TIMING: ""}:
                 pairs = replace(pairs, wrong=difference(one.outputs(), other.outputs()))
         return pairs
 
 
 class Decoding:
-    """Requests of an engine behind their prompts; a turn is ROUNDS rounds or as many as asked, all waited for."""
+    """Requests of an engine behind their prompts; a turn is ROUNDS rounds, all of them waited for."""
 
     def __init__(self, llm: LLM, prompts: list[list[int]]) -> None:
         self._step: Callable[[], bool] = llm.step
@@ -99,20 +101,30 @@ class Decoding:
             llm.step()
         self.rounds(WARM)
 
-    def turn(self, rounds: int | None = None) -> float:
+    def turn(self) -> float:
         """Seconds of a round."""
+        return seconds(lambda: self.rounds(ROUNDS)) / ROUNDS
+
+    def steady(self, rounds: int | None = None) -> float:
+        """Seconds of a round among others: those that fill the pipeline, and the wait at the end, are not timed."""
         count = ROUNDS if rounds is None else rounds
-        return seconds(lambda: self.rounds(count)) / count
+        self._steps(LEAD)
+        taken = seconds(lambda: self._steps(count)) / count
+        self.rounds(0)
+        return taken
 
     def outputs(self) -> list[list[int]]:
         """The tokens of each request so far; a round in flight is not among them."""
         return [list(self._request(rid).output) for rid in self._rids]
 
     def rounds(self, count: int) -> None:
-        for _ in range(count):
-            self._step()
+        self._steps(count)
         if self._cuda:
             torch.cuda.synchronize()
+
+    def _steps(self, count: int) -> None:
+        for _ in range(count):
+            self._step()
 
 
 def difference(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) -> str:

@@ -22,7 +22,7 @@ BATCHES: Final = (1, 8, 32)
 DEPTH: Final = 5
 # Of 5 drafts that are each taken with this probability a round yields 3.55 tokens; rounds of such a turn, so that all
 # turns of an engine stay below the next size of its graphs.
-TAKEN, ROUNDS = 0.784, 5
+TAKEN, ROUNDS = 0.784, 3
 
 
 def timings(bench: Bench, overall: float, trees: bool = True) -> Iterator[Metric]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.pairs import Pairs, interleave
+from benchmarks.pairs import Pairs, interleave, told
 
 pytestmark = pytest.mark.register(est_seconds=0.2, tier="cpu", stage="pr")
 
@@ -12,6 +12,12 @@ def test_both_sides_take_turns_and_alternate_who_is_first():
     pairs = interleave(lambda: turns.append("a"), lambda: turns.append("b"), pairs=4)
     assert "".join(turns) == "ab" + "ab" + "ba" + "ab" + "ba"
     assert len(pairs.ours) == len(pairs.theirs) == 4
+
+
+def test_a_turn_may_say_itself_what_it_took():
+    times = iter(range(100))
+    pairs = interleave(lambda: next(times), lambda: 2 * next(times), pairs=2, clock=told)
+    assert pairs == Pairs((2, 5), (6, 8))
 
 
 def test_ratios_are_theirs_over_ours_pair_by_pair():

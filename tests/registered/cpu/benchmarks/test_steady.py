@@ -47,6 +47,18 @@ def test_every_round_of_a_turn_decodes(bench):
     assert not vars(llm)
 
 
+def test_a_steady_turn_times_what_fills_the_pipeline_as_little_as_the_last_wait(bench, monkeypatch):
+    with bench.decoding(1) as decoding:
+        events = []
+        monkeypatch.setattr(decoding, "_step", lambda: events.append("step"))
+        monkeypatch.setattr(decoding, "rounds", lambda count: events.append(f"wait {count}"))
+        monkeypatch.setattr(
+            steady, "seconds", lambda call: (events.append("from"), call(), events.append("to"), 6.0)[3]
+        )
+        assert decoding.steady(3) == 2.0
+    assert events == ["step", "step", "from", "step", "step", "step", "to", "wait 0"]
+
+
 def test_a_chain_is_what_was_asked(bench):
     with steady.freed(bench.engine(1, bench.chain(3))) as llm:
         shown = llm.readback()
@@ -89,8 +101,8 @@ def test_chains_of_the_speed_matrix_yield_what_they_do_in_the_field(bench, monke
 
     monkeypatch.setattr(Bench, "pair", pair)
     assert len(list(timings.timings(replace(bench, prompt=512), 1.0))) == 9
-    assert {asked: len(found) for asked, found in seen.items()} == {(None, None): 3, (4, None): 2, (1, 5): 3}
-    assert all(3 < tokens / 68 < 4 for tokens in seen[1, 5])
+    assert {asked: len(found) for asked, found in seen.items()} == {(None, None): 3, (4, None): 2, (1, 3): 3}
+    assert all(3 < tokens / 68 < 4 for tokens in seen[1, 3])
     assert all(tokens / 68 < 2 for tokens in seen[None, None] + seen[4, None])
 
 
