@@ -37,7 +37,8 @@ def peers(bench: Bench, assistant: Bench) -> Iterator[Metric]:
 
 
 def eager_steps(bench: Bench, theirs: PreTrainedModel) -> Metric:
-    """Decode steps, theirs calls of the model; no goal, as on a quick host they are nearer than 5 times the floor."""
+    """Decode steps, theirs calls of the model; no goal, as from a quick host a call takes less than 5 times as long as
+    reading the weights alone."""
     with bench.decoding(1) as decoding:
         pairs = interleave(decoding.turn, eager_rounds(theirs, bench), PAIRS, warm=2)
     note = f"theirs {min(pairs.theirs) / ROUNDS * 1e3:.1f} ms a token at best"

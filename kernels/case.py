@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 Arguments = tuple[Any, ...]
+# How far a result may be off: all of it alike, or number by number.
+Bound = float | Tensor
 
 
 @dataclass(frozen=True)
@@ -47,10 +49,10 @@ class Kernel:
     """One operation: `fast` must give what `reference` gives, for every case, in each of its forms.
 
     Both take a case's arguments and return a tensor, several, or None. writes: places of the arguments that they
-    change, which count as results. bound: largest absolute difference of floating results for given arguments and the
-    reference's results, one for all of them or one for each, None where results must be equal; why: where the bound
-    comes from. parts: other ways to ask for rows of a result, for operations whose Triton form gives a row the same
-    bits whatever stands beside it: (arguments, rows of the result).
+    change, which count as results. bound: how far floating results may be off for given arguments and the reference's
+    results (`kernels.bounds`), None where results must be equal; why: where the bound comes from. parts: other ways to
+    ask for rows of a result, for operations whose Triton form gives a row the same bits whatever stands beside it:
+    (arguments, rows of the result).
     """
 
     name: str
@@ -58,7 +60,7 @@ class Kernel:
     reference: Callable[..., Any]
     cases: Sequence[Case]
     writes: tuple[int, ...] = ()
-    bound: Callable[[Arguments, Sequence[Tensor]], float | tuple[float, ...]] | None = None
+    bound: Callable[[Arguments, Sequence[Tensor]], Bound | tuple[Bound, ...]] | None = None
     why: str = "integers and copies"
     parts: Callable[[Arguments], Iterator[tuple[Arguments, Tensor]]] | None = None
 

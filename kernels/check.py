@@ -109,8 +109,8 @@ def _apart(argument: Tensor) -> Tensor:
 
 
 def _run(kernel: Kernel, arguments: Arguments) -> list[Tensor]:
-    """Results: what is returned, then what is written. A GPU begins once all is launched, as it does in a graph: what
-    waits for nobody then comes too early."""
+    """Results: what is returned, then what is written. A GPU begins once all is launched, as it does in a graph: of
+    several launches one that waits for nobody then comes too early."""
     if any(isinstance(a, Tensor) and a.is_cuda for a in arguments):
         torch.cuda._sleep(PAUSE)
     return _results(kernel.fast(*arguments), kernel, arguments)
@@ -138,9 +138,13 @@ def _compare(kernel: Kernel, case: Case, got: list[Tensor], wanted: list[Tensor]
             if not _same(one, two):
                 raise KernelError(f"{where} differs from {what}")
             continue
-        off = (one.double() - two.double()).abs().max() if one.numel() else torch.zeros(())
-        if not float(off) <= bound:
-            raise KernelError(f"{where} is off by {float(off):.3g} from {what}, bound {bound:.3g} ({kernel.why})")
+        off = (one.double() - two.double()).abs().cpu()
+        allowed = torch.as_tensor(bound, dtype=torch.float64).expand(off.shape)
+        beyond = torch.where(off <= allowed, 0.0, off - allowed).nan_to_num(nan=float("inf"))
+        if off.numel() and beyond.any():
+            worst = beyond.argmax()
+            one_off, most = float(off.flatten()[worst]), float(allowed.flatten()[worst])
+            raise KernelError(f"{where} is off by {one_off:.3g} from {what}, bound {most:.3g} ({kernel.why})")
 
 
 def _same(one: Tensor, two: Tensor) -> bool:

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
-import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
-from kernels import contract, parts
+from kernels import bounds, contract, parts
 from kernels.accept_path import accept_path
 from kernels.accept_path import cases as accept_path_cases
 from kernels.accept_path import reference as accept_path_reference
 from kernels.best_token import best_token
 from kernels.best_token import cases as best_token_cases
 from kernels.best_token import reference as best_token_reference
-from kernels.case import Arguments, Kernel
+from kernels.case import Kernel
 from kernels.expand_topk import cases as expand_topk_cases
 from kernels.expand_topk import expand_topk
 from kernels.expand_topk import reference as expand_topk_reference
@@ -30,7 +27,7 @@ from kernels.move_kv import reference as move_kv_reference
 from kernels.paged_attention import cases as paged_attention_cases
 from kernels.paged_attention import paged_attention, plan_reads
 from kernels.paged_attention import reference as paged_attention_reference
-from kernels.projection import PART, Around, Onward, projection
+from kernels.projection import Around, Onward, projection
 from kernels.projection import cases as projection_cases
 from kernels.projection import reference as projection_reference
 from kernels.relay_rows import cases as relay_cases
@@ -80,70 +77,6 @@ def _attend(
     return paged_attention(q, cache.view(-1, head_dim), reads)
 
 
-def _attention_bound(arguments: Arguments, wanted: Sequence[Tensor]) -> float:
-    """4 eps of the largest value, as weights and results are rounded to its dtype; and 4 eps32 sqrt(T) of it times the
-    largest score, which is a float32."""
-    q, cache, read_slots = arguments[:3]
-    if not q.numel():
-        return 0.0
-    read = cache[read_slots.flatten()].double().nan_to_num().abs()
-    keys, values = read[:, 0], read[:, -1]
-    given = arguments[6] if len(arguments) > 6 else None
-    scale = q.shape[3] ** -0.5 if given is None else given
-    scores = float(q.double().abs().sum(-1).max() * keys.max()) * scale
-    summed = torch.finfo(torch.float32).eps * float(read_slots.shape[1]) ** 0.5 * max(1.0, scores)
-    return 4 * (torch.finfo(q.dtype).eps + summed) * float(values.max())
-
-
-def _product_bound(arguments: Arguments, wanted: Sequence[Tensor]) -> float:
-    """2 eps32 sqrt(K) of the sums of magnitudes, as a GPU may chain the additions, and the rounding at the store."""
-    x, weight = arguments[:2]
-    if not x.numel() or not weight.numel():
-        return 0.0
-    if x.dim() == 3:
-        return max(_product_bound((one, two), wanted) for one, two in zip(x, weight, strict=True))
-    before = float(arguments[2].double().abs().max()) if len(arguments) > 2 else 0.0
-    largest = float(matmul_reference.wide_product(x, weight).abs().max()) + before
-    return _chained_sums(x, float(matmul_reference.wide_product(x, weight, sizes=True).max()) + before) + (
-        torch.finfo(x.dtype).eps * largest
-    )
-
-
-def _chained_sums(x: Tensor, size: float) -> float:
-    """What float32 sums of K products may be off whose magnitudes add up to `size`. x [M, K]."""
-    return 2 * torch.finfo(torch.float32).eps * float(x.shape[1]) ** 0.5 * size
-
-
-def _projection_bound(arguments: Arguments, wanted: Sequence[Tensor]) -> float | tuple[float, ...]:
-    """The bound of a product that is rounded four times, and what a gate, whose slope is below 1.1, makes of it; before
-    a norm that of each result: what is returned, out, the scaled rows, and sums of squares."""
-    x, weight, out, sums, eps = arguments[:5]
-    if not out.numel():
-        return 0.0
-    length = 1.0 if sums is None else float((sums.double().sum(1) / x.shape[1] + eps).sqrt().min())
-    product = (x.double() @ weight.double()).abs() / length
-    before = float(out.double().abs().max())
-    chained = _chained_sums(x, float((x.double().abs() @ weight.double().abs()).max()) / length + before)
-    rounded = 4 * torch.finfo(x.dtype).eps
-    largest = float(product.max()) + before
-    off = rounded * largest + chained
-    if arguments[8]:
-        gate, other = product.chunk(2, 1)
-        return float((gate + 1.1 * other).max()) * off
-    if len(arguments) > 9 and arguments[9] is not None:
-        added = out.double().abs() if arguments[7] else 0.0
-        squares = pad((product + added).square(), (0, -out.shape[1] % PART)).unflatten(1, (-1, PART)).sum(2)
-        most = float(squares.max())
-        return off, off, off, 2 * (rounded * most + chained * (PART * most) ** 0.5) + PART * off**2
-    return off
-
-
-def _rounding_bound(arguments: Arguments, wanted: Sequence[Tensor]) -> tuple[float, ...]:
-    """8 roundings of the largest number of each result."""
-    eps = torch.finfo(arguments[0].dtype).eps
-    return tuple(8 * eps * float(one.double().abs().max()) if one.numel() else 0.0 for one in wanted)
-
-
 def _several(x: Tensor, weight: Tensor) -> Tensor:
     """[H * M, N], so that a row of the result is a row of a product."""
     return matmul(x, weight, checked=True).flatten(0, 1)
@@ -173,32 +106,18 @@ def _chained(
     return projection(scaled, behind, last, Around(squares, eps), checked=True)
 
 
-def _chained_bound(arguments: Arguments, wanted: Sequence[Tensor]) -> tuple[float, ...]:
-    """Those of the first product, and that of the second with what it makes of the roundings of the first."""
-    x, weight, out, scale, scaled, squares, behind, last, eps = arguments
-    first = _projection_bound((x, weight, out, None, eps, None, 0, False, False, scale, scaled, squares), ())
-    if isinstance(first, float) or not last.numel():
-        return (0.0,) * 5
-    scaled, squares = wanted[2:4]
-    second = _projection_bound((scaled, behind, last, squares, eps, None, 0, False, False), ())
-    assert isinstance(second, float)
-    length = float((squares.double().sum(1) / scaled.shape[1] + eps).sqrt().min())
-    second += 4 * torch.finfo(x.dtype).eps * float((scaled.double().abs() @ behind.double().abs()).max()) / length
-    return second, *first[1:], second
-
-
 _MATMUL = partial(
     Kernel,
     fast=partial(matmul, checked=True),
     reference=matmul_reference.matmul,
-    bound=_product_bound,
+    bound=bounds.product,
     why="float32 sums of K products, and one rounding at the store",
 )
 _PROJECTION = partial(
     Kernel,
     fast=_joined,
     reference=projection_reference.projection,
-    bound=_projection_bound,
+    bound=bounds.projection,
     why="float32 sums of K products, and a rounding behind each operation that is joined",
 )
 _NORM = partial(
@@ -206,14 +125,14 @@ _NORM = partial(
     fast=partial(rms_norm, checked=True),
     reference=rms_norm_reference.rms_norm,
     parts=parts.of_normed_rows,
-    bound=_rounding_bound,
+    bound=bounds.scaling,
     why="a float32 sum of squares under a root, and one rounding at the store",
 )
 _ATTENTION = partial(
     Kernel,
     reference=paged_attention_reference.paged_attention,
     cases=paged_attention_cases.CASES,
-    bound=_attention_bound,
+    bound=bounds.attention,
     why="a score is rounded in proportion to its terms, an output is a sum of T values, and one rounding at the store",
 )
 
@@ -266,7 +185,7 @@ KERNELS: Final = (
         rotary_reference.rotary,
         rotary_cases.CASES,
         writes=(0,),
-        bound=_rounding_bound,
+        bound=bounds.rounding,
         why="two float32 products and a sum, and one rounding at the store",
         parts=parts.of_turned_rows,
     ),
@@ -275,7 +194,7 @@ KERNELS: Final = (
         silu_mul,
         silu_mul_reference.silu_mul,
         silu_mul_cases.CASES,
-        bound=_rounding_bound,
+        bound=bounds.rounding,
         why="float32 arithmetic, and one rounding at the store",
         parts=parts.of_rows,
     ),
@@ -288,7 +207,7 @@ KERNELS: Final = (
         projection_reference.chained,
         projection_cases.CHAINED_CASES,
         writes=(2, 4, 5, 7),
-        bound=_chained_bound,
+        bound=bounds.chained,
         why="the bound of a projection, for the second and for what it makes of the first",
     ),
     Kernel("gather", partial(gather, checked=True), relay_reference.gather, relay_cases.GATHER_CASES),

@@ -37,7 +37,7 @@ AHEAD, LONE, LONE_GATED = 256, 11, 5
 # Columns of a stream from which on its gates crowd where they begin early.
 CROWDED = 4096
 # Bytes of shared memory that a program of more rows may have where launches do not begin early.
-ROOM = 96 * 1024
+ROOM_IN_TURN = 96 * 1024
 
 
 class Tile(NamedTuple):
@@ -57,18 +57,24 @@ class Tile(NamedTuple):
     late: bool = False
 
 
-# Tiles of more rows, by their number and by what is projected: for streams of CROWDED columns or more, and for
-# narrower ones. The quickest of a search at 32 and 48 rows of Llama-3.1-8B and Llama-3.2-1B on an H100; `_taller` says
-# into how many ranges K is cut.
+class Tall(NamedTuple):
+    """Tiles of more rows: for streams of CROWDED columns or more, and for narrower ones."""
+
+    wide: Tile
+    narrow: Tile
+
+
+# By rows and by what is projected: the quickest of a search at 32 and 48 rows of Llama-3.1-8B and Llama-3.2-1B on an
+# H100. `_taller` says into how many ranges K is cut.
 TALL: Final = {
-    (32, "heads"): (Tile(32, 64, 128, 1, 4, 6, AHEAD, late=True), Tile(32, 32, 128, 1, 4, 10, AHEAD, late=True)),
-    (64, "heads"): (Tile(64, 64, 64, 1, 4, 10, AHEAD, late=True), Tile(64, 32, 64, 1, 4, 10, AHEAD, late=True)),
-    (32, "attended"): (Tile(32, 32, 128, 1, 4, 10, AHEAD, late=True),) * 2,
-    (64, "attended"): (Tile(64, 32, 64, 1, 4, 10, AHEAD),) * 2,
-    (32, "gates"): (Tile(32, 64, 128, 1, 8, 4, late=True), Tile(32, 64, 128, 1, 8, 4, AHEAD, late=True)),
-    (64, "gates"): (Tile(64, 64, 128, 1, 8, 3, late=True), Tile(64, 64, 128, 1, 8, 3, AHEAD, late=True)),
-    (32, "gated"): (Tile(32, 64, 128, 1, 4, 4, late=True),) * 2,
-    (64, "gated"): (Tile(64, 64, 64, 1, 4, 6), Tile(64, 32, 128, 1, 4, 6, AHEAD, late=True)),
+    (32, "heads"): Tall(Tile(32, 64, 128, 1, 4, 6, AHEAD, late=True), Tile(32, 32, 128, 1, 4, 10, AHEAD, late=True)),
+    (64, "heads"): Tall(Tile(64, 64, 64, 1, 4, 10, AHEAD, late=True), Tile(64, 32, 64, 1, 4, 10, AHEAD, late=True)),
+    (32, "attended"): Tall(*[Tile(32, 32, 128, 1, 4, 10, AHEAD, late=True)] * 2),
+    (64, "attended"): Tall(*[Tile(64, 32, 64, 1, 4, 10, AHEAD)] * 2),
+    (32, "gate_up"): Tall(Tile(32, 64, 128, 1, 8, 4, late=True), Tile(32, 64, 128, 1, 8, 4, AHEAD, late=True)),
+    (64, "gate_up"): Tall(Tile(64, 64, 128, 1, 8, 3, late=True), Tile(64, 64, 128, 1, 8, 3, AHEAD, late=True)),
+    (32, "down"): Tall(*[Tile(32, 64, 128, 1, 4, 4, late=True)] * 2),
+    (64, "down"): Tall(Tile(64, 64, 64, 1, 4, 6), Tile(64, 32, 128, 1, 4, 6, AHEAD, late=True)),
 }
 
 
@@ -220,7 +226,7 @@ def tile(rows: int, columns: int, depth: int, size: int, gated: bool, add: bool,
     # What is added is the output of attention or, from more numbers, of the gates.
     behind = add and depth <= columns
     if tall > LEAST:
-        what = "gates" if gated else "heads" if not add else "attended" if behind else "gated"
+        what = "gate_up" if gated else "heads" if not add else "attended" if behind else "down"
         return _taller(tall, what, columns, depth, early)
     if gated:
         if columns > 64 * ALONE:
@@ -239,13 +245,14 @@ def tile(rows: int, columns: int, depth: int, size: int, gated: bool, add: bool,
 
 def _taller(tall: int, what: str, columns: int, depth: int, early: bool) -> Tile:
     """The tile of TALL, cut along K until its programs occupy a GPU; sums of gates are not cut."""
-    found = TALL[tall, what][min(columns, depth) < CROWDED]
-    if what != "gates":
+    tiles = TALL[tall, what]
+    found = tiles.wide if min(columns, depth) >= CROWDED else tiles.narrow
+    if what != "gate_up":
         found = found._replace(ranges=_ranges(columns, found.columns, depth))
     if early:
         return found
-    stage = 2 * found.depth * (tall + found.columns * (2 if what == "gates" else 1))
-    return found._replace(stages=min(found.stages, ROOM // stage))
+    stage = 2 * found.depth * (tall + found.columns * (2 if what == "gate_up" else 1))
+    return found._replace(stages=min(found.stages, ROOM_IN_TURN // stage))
 
 
 def _ranges(columns: int, width: int, depth: int) -> int:

@@ -162,7 +162,7 @@ KERNEL_FAULTS: Final[tuple[Fault, ...]] = (
         cells=(),
         why="a launch that begins early reads what the kernel in front has yet to write",
         tier="gpu1",
-        operations=("projection behind another", "paged_attention", "best_token"),
+        operations=("projection behind another", "paged_attention", "best_token", "move_kv"),
     ),
     Fault(
         id="kernel-reads-before-it-waits",

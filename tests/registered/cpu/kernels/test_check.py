@@ -39,12 +39,21 @@ def test_agreement_within_a_bound():
 
 def test_a_bound_for_each_result():
     def two(offset):
-        fast, reference = (lambda a, b: (a * 2, a + offset)), (lambda a, b: (a * 2, a))
+        fast, reference = (lambda a, b: (a * 2 + offset[0], a + offset[1])), (lambda a, b: (a * 2, a))
         return Kernel("both", fast, reference, (CASE,), bound=lambda a, wanted: (0.0, 1e-3))
 
-    check.agreement(two(1e-4), CASE)
+    check.agreement(two((0.0, 1e-4)), CASE)
+    with pytest.raises(KernelError, match=r"result 0, case .* from the reference, bound 0 \("):
+        check.agreement(two((1e-4, 0.0)), CASE)
     with pytest.raises(KernelError, match=r"result 1, case .* is off by 0.01 from the reference, bound 0.001"):
-        check.agreement(two(1e-2), CASE)
+        check.agreement(two((0.0, 1e-2)), CASE)
+
+
+def test_a_bound_for_each_number():
+    bounded = {"bound": lambda *_: torch.tensor([1e-3, 1e-3, 1e-3, 1.0]), "why": "one rounding"}
+    check.agreement(kernel(lambda a, b: a * 2 + torch.tensor([0, 0, 1e-4, 0.5]), **bounded), CASE)
+    with pytest.raises(KernelError, match=r"is off by 0.01 from the reference, bound 0.001 \(one rounding\)"):
+        check.agreement(kernel(lambda a, b: a * 2 + torch.tensor([0, 0, 1e-2, 0.5]), **bounded), CASE)
 
 
 def test_agreement_of_shapes_and_dtypes():

@@ -17,11 +17,11 @@ pytestmark = pytest.mark.register(est_seconds=14, tier="cpu", stage="pr")
 
 def told(model, paged):
     """Logits of a chunk and of a step behind it, and all keys and values that they leave."""
-    requests = paged(model, 2, 16)
-    tokens = torch.arange(12).view(2, 6) * 7 + 3
+    requests = paged(model, 2, 32)
+    tokens = torch.arange(40).view(2, 20) * 7 + 3
     with interpreted(), torch.inference_mode():
         chunk = requests.run(tokens, [0, 0])
-        step = requests.run(tokens[:, :1], [6, 6])
+        step = requests.run(tokens[:, :1], [20, 20])
     return torch.cat((chunk, step), 1), requests.pool.data
 
 
