@@ -16,6 +16,8 @@ GUARD = 64  # elements in front of and behind an argument
 # Cycles that a GPU idles in front of an operation: half a millisecond, in which the host launches all of it, unless it
 # still has to compile.
 PAUSE = 1_000_000
+# The most that a bound may be of what it bounds, by the roots of their mean squares.
+MOST = 0.5
 
 
 def agreement(kernel: Kernel, case: Case, device: str = "cpu") -> None:
@@ -138,13 +140,20 @@ def _compare(kernel: Kernel, case: Case, got: list[Tensor], wanted: list[Tensor]
             if not _same(one, two):
                 raise KernelError(f"{where} differs from {what}")
             continue
-        off = (one.double() - two.double()).abs().cpu()
-        allowed = torch.as_tensor(bound, dtype=torch.float64).expand(off.shape)
-        beyond = torch.where(off <= allowed, 0.0, off - allowed).nan_to_num(nan=float("inf"))
-        if off.numel() and beyond.any():
-            worst = beyond.argmax()
-            one_off, most = float(off.flatten()[worst]), float(allowed.flatten()[worst])
-            raise KernelError(f"{where} is off by {one_off:.3g} from {what}, bound {most:.3g} ({kernel.why})")
+        if one.numel():
+            _within(where, one.double(), two.double(), torch.as_tensor(bound, dtype=torch.float64), what, kernel.why)
+
+
+def _within(where: str, one: Tensor, two: Tensor, bound: Tensor, what: str, why: str) -> None:
+    """one and two float64, not empty; bound of their shape, or of none."""
+    if bound.square().mean() > (MOST * two.nan_to_num()).square().mean():
+        raise KernelError(f"{where} may be off by more than {MOST} of its size, which says nothing ({why})")
+    off = (one - two).abs()
+    beyond = torch.where(off <= bound, 0.0, off - bound).nan_to_num(nan=float("inf"))
+    if beyond.any():
+        worst = beyond.argmax()
+        most, allowed = (float(numbers.expand(off.shape).flatten()[worst]) for numbers in (off, bound))
+        raise KernelError(f"{where} is off by {most:.3g} from {what}, bound {allowed:.3g} ({why})")
 
 
 def _same(one: Tensor, two: Tensor) -> bool:

@@ -19,7 +19,7 @@ from benchmarks.steady import Bench
 sys.path.insert(0, str(Path(__file__).parent))
 from small_bench import small_bench
 
-pytestmark = pytest.mark.register(est_seconds=8, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=10, tier="cpu", stage="pr")
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from engine.core.errors import KernelError
 from kernels import check, contract, parts
 from kernels.case import Case, Kernel
 
-pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=2, tier="cpu", stage="pr")
 
 CASE = Case("ones", lambda g: (torch.ones(4), torch.ones(4)))
 
@@ -35,6 +35,12 @@ def test_agreement_within_a_bound():
         check.agreement(kernel(lambda a, b: a * 2 + 1e-2, **bounded), CASE)
     with pytest.raises(KernelError, match="is off by nan from the reference"):
         check.agreement(kernel(lambda a, b: a * float("nan"), **bounded), CASE)
+
+
+def test_a_bound_that_nothing_could_pass_is_none():
+    bounded = {"bound": lambda *_: 1.01, "why": "many roundings"}
+    with pytest.raises(KernelError, match=r"may be off by more than 0.5 of its size, .* \(many roundings\)"):
+        check.agreement(kernel(lambda a, b: a * 2, **bounded), CASE)
 
 
 def test_a_bound_for_each_result():

@@ -15,7 +15,7 @@ from kernels.projection import cases
 from kernels.projection import triton as projection
 from kernels.projection.triton import tile
 
-pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=3, tier="cpu", stage="pr")
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from kernels.backend import interpreted
 from kernels.registry import KERNELS
 from kernels.tree_layout import eager
 
-pytestmark = pytest.mark.register(est_seconds=25, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=34, tier="cpu", stage="pr")
 
 # Triton's two forms of attention differ in the size of a split, which these cases are too small for.
 ONCE = [k for k in KERNELS if k.name != "paged_attention deterministic"]

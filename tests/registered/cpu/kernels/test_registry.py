@@ -11,7 +11,7 @@ import kernels
 from kernels import check
 from kernels.registry import KERNELS
 
-pytestmark = pytest.mark.register(est_seconds=4, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=32, tier="cpu", stage="pr")
 
 SMALL = [pytest.param(k, c, id=f"{k}: {c}") for k in KERNELS for c in k.cases if c.size == "small"]
 ROWS = [pytest.param(k, c, id=f"{k}: {c}") for k in KERNELS for c in k.cases if c.size != "large"]
@@ -40,16 +40,6 @@ def test_writes_only_its_results(kernel, case):
 @pytest.mark.parametrize(("kernel", "case"), SMALL)
 def test_two_runs_are_bitwise_equal(kernel, case):
     check.repeatable(kernel, case)
-
-
-@pytest.mark.parametrize(("kernel", "case"), [row for row in ROWS if row.values[0].bound])
-def test_no_bound_is_half_as_large_as_what_it_bounds(kernel, case):
-    wanted = check._expected(kernel, case)
-    found = kernel.bound(case.arguments(), wanted)
-    for place, result in enumerate(wanted):
-        if result.is_floating_point() and result.numel():
-            bound = torch.as_tensor(found[place] if isinstance(found, tuple) else found, dtype=torch.float64)
-            assert bound.square().mean().sqrt() <= 0.5 * result.double().square().mean().sqrt(), place
 
 
 def test_every_folder_has_its_five_files_and_a_row():

@@ -12,7 +12,7 @@ from kernels.backend import interpreted
 from kernels.projection import FEW
 from matrix.zoo.registry import resolve_path
 
-pytestmark = pytest.mark.register(est_seconds=14, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=18, tier="cpu", stage="pr")
 
 
 def told(model, paged):
