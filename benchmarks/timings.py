@@ -34,10 +34,11 @@ def timings(bench: Bench, overall: float, trees: bool = True) -> Iterator[Metric
     for name, batch, asked in cells:
         found.append(_cell(bench, name, batch, asked))
         yield found[-1]
-    with accepted_by_coins(torch.full((), TAKEN, dtype=torch.float64, device=bench.device)):
-        for batch in BATCHES:
+    rate = torch.full((), TAKEN, dtype=torch.float64, device=bench.device)
+    for batch in BATCHES:
+        with accepted_by_coins(rate):
             found.append(_cell(bench, f"eagle3_s{DEPTH}", batch, bench.chain(DEPTH), ROUNDS))
-            yield found[-1]
+        yield found[-1]
     yield over_all(found, bench.name, overall)
 
 

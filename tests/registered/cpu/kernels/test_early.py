@@ -11,9 +11,6 @@ import torch
 
 import kernels
 from kernels.early import ROOM, launch, starts_early
-from kernels.projection import cases
-from kernels.projection import triton as projection
-from kernels.projection.triton import tile
 
 pytestmark = pytest.mark.register(est_seconds=3, tier="cpu", stage="pr")
 
@@ -42,59 +39,6 @@ def test_chips_from_hopper_on_begin_early_if_their_programs_have_room(asked):
 
 def test_a_cpu_launches_as_usual():
     assert launch(torch.zeros(1)) == {"EARLY": False}
-
-
-@pytest.mark.parametrize("sizes", [(2048, 2048, False), (4096, 4096, False), (8192, 2048, True)])
-def test_tiles_that_wait_alone_fit_into_shared_memory_once(sizes):
-    columns, depth, gated = sizes
-    found = tile(16, columns, depth, 2, gated, add=not gated, early=True)
-    bytes_ = 2 * (found.stages - 1) * found.depth * (found.rows + found.columns * (2 if gated else 1))
-    assert bytes_ <= ROOM and 2 * bytes_ > 227 * 1024
-
-
-SIZES = ((2048, 2048), (4096, 4096), (8192, 2048), (14336, 4096), (6144, 4096), (3072, 2048), (2048, 8192))
-
-
-@pytest.mark.parametrize("rows", [1, 16, 17, 33, 64])
-@pytest.mark.parametrize(("gated", "add"), [(False, False), (False, True), (True, False)])
-def test_the_order_of_sums_is_the_same_where_launches_begin_early(rows, gated, add):
-    for columns, depth in SIZES:
-        one, two = (tile(rows, columns, depth, 2, gated, add, early) for early in (False, True))
-        assert one[:4] == two[:4]
-        assert one.rows == {1: 16, 16: 16, 17: 32, 33: 64, 64: 64}[rows]
-
-
-@pytest.mark.parametrize("rows", [17, 33, 64])
-@pytest.mark.parametrize(("gated", "add"), [(False, False), (False, True), (True, False)])
-def test_tiles_of_more_rows_fit_into_shared_memory_and_fill_a_gpu(rows, gated, add):
-    for columns, depth in (*SIZES, (4096, 14336), (64, 64)):
-        for early, room in ((True, ROOM), (False, projection.ROOM_IN_TURN)):
-            found = tile(rows, columns, depth, 2, gated, add, early)
-            assert 2 * found.stages * found.depth * (found.rows + found.columns * (2 if gated else 1)) <= room
-            assert found.stages >= 2
-            tiles, ranges = -(-columns // found.columns), found.ranges
-            if gated:
-                assert ranges == 1
-            else:
-                assert tiles * ranges >= projection.PROGRAMS or depth < 2 * ranges * projection.SHORTEST
-                assert ranges == 1 or tiles <= projection.TILES
-
-
-def test_tiles_of_published_shapes_are_those_that_were_found():
-    assert tile(32, 6144, 4096, 2, False, False, early=True) == projection.TALL[32, "heads"].wide
-    assert tile(48, 8192, 2048, 2, True, False, early=True) == projection.TALL[64, "gate_up"].narrow
-    assert tile(48, 2048, 8192, 2, False, True, early=True) == projection.TALL[64, "down"].narrow._replace(ranges=2)
-    assert tile(48, 4096, 14336, 2, False, True, early=True) == projection.TALL[64, "down"].wide._replace(ranges=2)
-    assert tile(32, 14336, 4096, 2, True, False, early=False) == projection.TALL[32, "gate_up"].wide._replace(stages=2)
-
-
-def test_every_tile_of_more_rows_has_a_case():
-    reached = set()
-    for case in (*cases.CASES, *cases.SUNK_CASES, *cases.ONWARD_CASES):
-        x, _, out, _, _, _, _, add, gated, *_ = case.arguments()
-        if out.numel():
-            reached.add(tile(*out.shape, x.shape[1], x.element_size(), gated, add, early=True)._replace(ranges=1))
-    assert {one for tiles in projection.TALL.values() for one in tiles} <= reached
 
 
 TOUCHES = {"load", "store", "atomic_add", "atomic_cas", "atomic_max"}
