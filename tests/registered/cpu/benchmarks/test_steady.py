@@ -59,6 +59,12 @@ def test_a_steady_turn_times_what_fills_the_pipeline_as_little_as_the_last_wait(
     assert events == ["step", "step", "from", "step", "step", "step", "to", "wait 0"]
 
 
+def test_a_pair_has_the_seconds_of_steady_turns(bench, monkeypatch):
+    monkeypatch.setattr(steady, "PAIRS", 2)
+    monkeypatch.setattr(steady.Decoding, "steady", lambda self, rounds: float(rounds))
+    assert bench.pair({}, {}, rounds=5) == Pairs((5.0, 5.0), (5.0, 5.0))
+
+
 def test_a_chain_is_what_was_asked(bench):
     with steady.freed(bench.engine(1, bench.chain(3))) as llm:
         shown = llm.readback()
