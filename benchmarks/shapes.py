@@ -80,6 +80,13 @@ def write_target(folder: Path, shape: Llama, device: str) -> Path:
     return folder
 
 
+def write_frame(folder: Path, shape: Llama) -> Path:
+    """The checkpoint of a target without its tensors, for weights that are drawn where they are used."""
+    _begin(folder, _config(shape, "LlamaForCausalLM"))
+    save_file({}, folder / "model.safetensors", METADATA)
+    return folder
+
+
 def write_eagle3(folder: Path, target: Llama, device: str) -> Path:
     """An EAGLE-3 head of one layer over three states of the target, with a vocabulary of its own."""
     shape, draw = replace(target, layers=1), _Draw(device)

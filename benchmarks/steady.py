@@ -53,17 +53,19 @@ class Bench:
 
     def engine(self, batch: int, asked: Asked = NOTHING) -> LLM:
         """An engine for `batch` requests of twice the prompt's length."""
-        return LLM(
-            EngineConfig(
-                self.target,
-                device=self.device,
-                context_length=2 * self.prompt,
-                max_total_tokens=(batch + 1) * 2 * self.prompt,
-                max_running_requests=batch,
-                chunked_prefill_size=self.prompt,
-                disable_radix_cache=True,
-                **asked,
-            )
+        return LLM(self.config(batch, asked))
+
+    def config(self, batch: int, asked: Asked = NOTHING) -> EngineConfig:
+        """What `engine` is made from."""
+        return EngineConfig(
+            self.target,
+            device=self.device,
+            context_length=2 * self.prompt,
+            max_total_tokens=(batch + 1) * 2 * self.prompt,
+            max_running_requests=batch,
+            chunked_prefill_size=self.prompt,
+            disable_radix_cache=True,
+            **asked,
         )
 
     def prompts(self, vocab_size: int, batch: int) -> list[list[int]]:

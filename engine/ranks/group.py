@@ -193,8 +193,10 @@ class RankGroup:
 
 
 def _end(processes: list[subprocess.Popen[bytes]], scratch: Scratch) -> None:
+    # All before the first wait: one that holds a GPU takes a second to end.
     for process in processes:
         process.kill()
+    for process in processes:
         process.wait()
         if process.stdin is not None:
             process.stdin.close()

@@ -1,0 +1,246 @@
+"""Decode steps and EAGLE3 rounds of one model on 1, 2, 4 and 8 ranks, which take turns within one run.
+
+    python -m benchmarks.ranks [RANKS ...] [--cpu] [--json] [--out FOLDER]
+
+Random weights at Llama-3.1-8B's shape, bf16, prompts of 1024 tokens. Every rank draws its share of the target on its
+own GPU, so no checkpoint of the target is written or read; the draft, which no rank shares, is read by each. Drafts of
+random weights are hardly ever accepted: what is measured is what a round costs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import repeat
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any, Final, TypeAlias
+from zlib import crc32
+
+import torch
+from torch import Tensor
+
+import engine.models.causal
+from benchmarks.command import machine
+from benchmarks.shapes import SHAPES, Llama, write_eagle3, write_frame
+from benchmarks.steady import ROUNDS, Asked, Bench, Decoding, free
+from engine.api import LLM
+from engine.core.errors import ConfigError
+from engine.models.shards import TakeShare
+from engine.ranks.group import RankGroup
+from engine.ranks.process import Rank
+from reports.atomic import write_text
+
+SIZES: Final = (1, 2, 4, 8)
+DEPTH: Final = 5
+KINDS: Final = ("decode", "eagle3")
+
+# Seconds of a round, turn by turn, by the number of ranks.
+Times: TypeAlias = Mapping[int, Sequence[float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What is measured. turns: of ROUNDS rounds each, by each number of ranks; all end below a graph's next size."""
+
+    model: str
+    shape: Llama
+    device: str
+    prompt: int
+    batches: Sequence[int]
+    turns: int
+
+
+ON_GPUS: Final = Setup("Llama-3.1-8B", SHAPES["Llama-3.1-8B"], "cuda", 1024, (1, 32), 6)
+# Tries the benchmark itself.
+ON_CPU: Final = Setup("tiny", Llama(32, 56, 6, 4, 2, 8, 768, tied=True), "cpu", 128, (1, 3), 2)
+
+
+class DrawnShare(TakeShare):
+    """Draws the tensors of a target instead of reading them, in bf16; a rank's share is that of the same whole."""
+
+    def _take(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        if len(shape) == 1:
+            return torch.ones(shape, dtype=torch.bfloat16, device=self._device)
+        generator = torch.Generator(self._device).manual_seed(crc32(name.encode()))
+        drawn = torch.randn(shape, dtype=torch.bfloat16, device=self._device, generator=generator)
+        return drawn.mul_(0.02)
+
+
+@contextmanager
+def drawn_weights() -> Iterator[None]:
+    """Targets loaded meanwhile have random weights, whatever their checkpoint holds."""
+    engine.models.causal.TakeShare = DrawnShare  # type: ignore[misc]
+    try:
+        yield
+    finally:
+        engine.models.causal.TakeShare = TakeShare  # type: ignore[misc]
+
+
+def begin(rank: Rank, bench: Bench, batch: int, asked: Asked) -> None:
+    """On a rank: `batch` requests in the middle of their answers, in place of what ran before."""
+    rank.held = None
+    free()
+    config = bench.config(batch, {**asked, "dtype": "bfloat16", "tp_size": rank.place.size})
+    ranks = rank.ranks(config.enable_deterministic_inference)
+    with drawn_weights():
+        llm = LLM(config, clock=lambda: rank.now, ranks=ranks, tell=rank.tell)
+    # What loading took and gave back would be missing to the other groups on this GPU.
+    free()
+    rank.held = Decoding(llm, bench.prompts(llm.tokenizer.vocab_size, batch))
+
+
+def turn(rank: Rank) -> float:
+    """On a rank: seconds of a round."""
+    decoding: Decoding = rank.held
+    return decoding.turn()
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What `ranks` ranks take at a batch size. times: of one kind of round; alone: those of the fewest ranks."""
+
+    kind: str
+    batch: int
+    ranks: int
+    times: Sequence[float]
+    alone: Sequence[float]
+    fewest: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able: milliseconds of a round, how many times as fast as the fewest ranks, and that per rank."""
+        ratios = [one / time for one, time in zip(self.alone, self.times, strict=True)]
+        return {
+            "kind": self.kind,
+            "batch": self.batch,
+            "ranks": self.ranks,
+            "ms": 1e3 * median(self.times),
+            "min_ms": 1e3 * min(self.times),
+            "max_ms": 1e3 * max(self.times),
+            "ratio": median(ratios),
+            "min_ratio": min(ratios),
+            "max_ratio": max(ratios),
+            "efficiency": median(ratios) * self.fewest / self.ranks,
+            "turns": len(self.times),
+        }
+
+
+def measure(setup: Setup, sizes: Sequence[int]) -> list[Row]:
+    """A row for each kind of round, batch size and number of ranks. RankLost and RanksDiverged as in RankGroup."""
+    with TemporaryDirectory() as name, ExitStack() as stack, ThreadPoolExecutor(len(sizes)) as pool:
+        starts = pool.map(lambda size: RankGroup(size, setup.device), sizes)
+        target = write_frame(Path(name) / "target", setup.shape)
+        draft = write_eagle3(Path(name) / "eagle3", setup.shape, setup.device)
+        free()
+        groups = [stack.enter_context(closed(group)) for group in starts]
+        bench = Bench(setup.model, str(target), str(draft), setup.device, setup.prompt)
+        rows = []
+        for kind, asked in zip(KINDS, ({}, bench.chain(DEPTH)), strict=True):
+            for batch in setup.batches:
+                # The slowest start is the wait, not their sum.
+                list(pool.map(start, groups, *(repeat(each) for each in (bench, batch, asked))))
+                rows += by_size(kind, batch, by_turns(groups, setup.turns))
+    return rows
+
+
+@contextmanager
+def closed(group: RankGroup) -> Iterator[RankGroup]:
+    """A group that ends at the end."""
+    try:
+        yield group
+    finally:
+        group.close()
+
+
+def start(group: RankGroup, bench: Bench, batch: int, asked: Asked) -> None:
+    """Bring a group's next engine into the middle of its requests."""
+    group.begin()
+    group.call(begin, bench, batch, asked)
+    group.call(turn)
+
+
+def by_turns(groups: Sequence[RankGroup], turns: int) -> Times:
+    """Turns of each group, in one order and then in the other."""
+    times: dict[int, list[float]] = {group.size: [] for group in groups}
+    for number in range(turns):
+        for group in groups[:: (1, -1)[number % 2]]:
+            times[group.size].append(group.call(turn))
+    return times
+
+
+def by_size(kind: str, batch: int, times: Times) -> list[Row]:
+    """A row for each number of ranks, the fewest first."""
+    fewest = min(times)
+    return [Row(kind, batch, size, times[size], times[fewest], fewest) for size in sorted(times)]
+
+
+def markdown(record: Mapping[str, Any]) -> str:
+    """The record as a table: ranks by batch size, both kinds of rounds beside each other."""
+    host, found = record["machine"], {(row["batch"], row["ranks"], row["kind"]): row for row in record["rows"]}
+    lines = [
+        f"{record['device']}; {host['cores']}-core {host['processor']}, Python {host['python']}, torch {host['torch']}. "
+        f"{record['model']}, random weights, bf16, prompts of {record['prompt']} tokens; EAGLE3 chains of "
+        f"{record['depth']}. Medians of {record['rows'][0]['turns']} turns of {record['rounds']} rounds (least to most).",
+        "",
+        "| batch | ranks | decode step, ms | ratio | efficiency | EAGLE3 round, ms | ratio | efficiency |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for batch, ranks in sorted({(batch, ranks) for batch, ranks, _ in found}):
+        cells = [_cells(found[batch, ranks, kind]) for kind in KINDS]
+        lines.append(f"| {batch} | {ranks} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _cells(row: Mapping[str, Any]) -> str:
+    time = f"{row['ms']:.2f} ({row['min_ms']:.2f} to {row['max_ms']:.2f})"
+    return f"{time} | {row['ratio']:.2f} ({row['min_ratio']:.2f} to {row['max_ratio']:.2f}) | {row['efficiency']:.0%}"
+
+
+def sizes_of(asked: Sequence[int], most: int) -> list[int]:
+    """The numbers of ranks to measure: as asked, else all that `most` processors are enough for. ConfigError on others."""
+    allowed = [size for size in SIZES if size <= most]
+    if not allowed:
+        raise ConfigError("benchmark 'ranks' needs a GPU and this machine shows none; use --cpu to try it")
+    for size in asked:
+        if size not in allowed:
+            raise ConfigError(f"benchmark 'ranks' cannot run {size} ranks here; allowed: {', '.join(map(str, allowed))}")
+    return sorted(set(asked)) or allowed
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Measure, and print the table or JSON. Exit status 2 on numbers of ranks that cannot run."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("ranks", nargs="*", type=int, help="numbers of ranks; by default all that there are GPUs for")
+    parser.add_argument("--cpu", action="store_true", help="a tiny model on 1 and 2 ranks of the CPU, to try it")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--out", type=Path, help="also write ranks.json and ranks.md here")
+    options = parser.parse_args(words)
+    setup = ON_CPU if options.cpu else ON_GPUS
+    try:
+        sizes = sizes_of(options.ranks, 2 if options.cpu else torch.cuda.device_count())
+    except ConfigError as error:
+        parser.error(str(error))
+    record = {
+        "rows": [row.as_dict() for row in measure(setup, sizes)],
+        "model": setup.model,
+        "prompt": setup.prompt,
+        "depth": DEPTH,
+        "rounds": ROUNDS,
+        "device": setup.device if options.cpu else torch.cuda.get_device_name(),
+        "machine": machine(),
+    }
+    if options.out is not None:
+        write_text(options.out / "ranks.json", json.dumps(record, indent=1) + "\n")
+        write_text(options.out / "ranks.md", markdown(record) + "\n")
+    print(json.dumps(record) if options.json else markdown(record), flush=True)
+
+
+if __name__ == "__main__":
+    # Ranks find what they call by the name of its module, which __main__ is not.
+    importlib.import_module("benchmarks.ranks").main()
