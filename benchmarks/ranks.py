@@ -183,10 +183,11 @@ def by_size(kind: str, batch: int, times: Times) -> list[Row]:
 def markdown(record: Mapping[str, Any]) -> str:
     """The record as a table: ranks by batch size, both kinds of rounds beside each other."""
     host, found = record["machine"], {(row["batch"], row["ranks"], row["kind"]): row for row in record["rows"]}
+    turns = f"{record['rows'][0]['turns']} turns of {record['rounds']} rounds"
     lines = [
-        f"{record['device']}; {host['cores']}-core {host['processor']}, Python {host['python']}, torch {host['torch']}. "
-        f"{record['model']}, random weights, bf16, prompts of {record['prompt']} tokens; EAGLE3 chains of "
-        f"{record['depth']}. Medians of {record['rows'][0]['turns']} turns of {record['rounds']} rounds (least to most).",
+        f"{record['device']}; {host['cores']}-core {host['processor']}, Python {host['python']}, torch "
+        f"{host['torch']}. {record['model']}, random weights, bf16, prompts of {record['prompt']} tokens; EAGLE3 "
+        f"chains of {record['depth']}. Medians of {turns}, with minimum and maximum.",
         "",
         "| batch | ranks | decode step, ms | ratio | efficiency | EAGLE3 round, ms | ratio | efficiency |",
         "|---|---|---|---|---|---|---|---|",
@@ -203,13 +204,15 @@ def _cells(row: Mapping[str, Any]) -> str:
 
 
 def sizes_of(asked: Sequence[int], most: int) -> list[int]:
-    """The numbers of ranks to measure: as asked, else all that `most` processors are enough for. ConfigError on others."""
+    """The numbers of ranks to measure: as asked, else all up to `most`. ConfigError on others."""
     allowed = [size for size in SIZES if size <= most]
     if not allowed:
         raise ConfigError("benchmark 'ranks' needs a GPU and this machine shows none; use --cpu to try it")
     for size in asked:
         if size not in allowed:
-            raise ConfigError(f"benchmark 'ranks' cannot run {size} ranks here; allowed: {', '.join(map(str, allowed))}")
+            raise ConfigError(
+                f"benchmark 'ranks' cannot run {size} ranks here; allowed: {', '.join(map(str, allowed))}"
+            )
     return sorted(set(asked)) or allowed
 
 

@@ -46,7 +46,9 @@ def test_the_ranks_share_one_drawn_target(tmp_path):
     config = load_model_config(write_frame(tmp_path, ON_CPU.shape))
     cpu = torch.device("cpu")
     whole = DrawnShare({}, "whole", config, Ranks(), cpu)("model.layers.0.mlp.up_proj.weight", 56, 32)
-    parts = [DrawnShare({}, "part", config, Ranks(n, 2), cpu)("model.layers.0.mlp.up_proj.weight", 28, 32) for n in (0, 1)]
+    parts = [
+        DrawnShare({}, "part", config, Ranks(n, 2), cpu)("model.layers.0.mlp.up_proj.weight", 28, 32) for n in (0, 1)
+    ]
     assert torch.equal(torch.cat(parts), whole) and 0.015 < float(whole.float().std()) < 0.025
     other = DrawnShare({}, "whole", config, Ranks(), cpu)("model.layers.1.mlp.up_proj.weight", 56, 32)
     assert not torch.equal(other, whole)

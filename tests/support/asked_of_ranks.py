@@ -15,6 +15,8 @@ from engine.ranks.process import Rank
 
 # Launches that a rank still takes part in before it leaves the others in the middle of a collective.
 LAUNCHES = 4
+# What it logs then.
+LAST_WORDS = "this rank leaves the others"
 
 
 def at_home(rank: Rank) -> int:
@@ -30,17 +32,17 @@ def at_home(rank: Rank) -> int:
 
 
 def dies_in_a_round(rank: Rank, prompts: list[str]) -> object:
-    """Rank 1 is killed where the others wait for it."""
+    """The last rank is killed where the others wait for it."""
     return _leaving(rank, prompts, lambda: os.kill(os.getpid(), signal.SIGKILL))
 
 
 def hangs_in_a_round(rank: Rank, prompts: list[str]) -> object:
-    """Rank 1 sleeps where the others wait for it."""
+    """The last rank sleeps where the others wait for it."""
     return _leaving(rank, prompts, lambda: time.sleep(60))
 
 
 def raises_in_a_round(rank: Rank, prompts: list[str]) -> object:
-    """Rank 1 raises where the others wait for it."""
+    """The last rank raises where the others wait for it."""
     return _leaving(rank, prompts, lambda: 1 // 0)
 
 
@@ -51,8 +53,8 @@ def _leaving(rank: Rank, prompts: list[str], leave: Callable[[], object]) -> obj
     def launch(plan: object) -> object:
         nonlocal left
         left -= 1
-        if rank.place.rank == 1 and left < 0:
-            print("the last words of rank 1", flush=True)
+        if rank.place.rank == rank.place.size - 1 and left < 0:
+            print(LAST_WORDS, flush=True)
             leave()
         return forward(plan)
 

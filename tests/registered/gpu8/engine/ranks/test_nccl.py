@@ -1,0 +1,33 @@
+"""Eight ranks over NCCL: each on a GPU of its own, and one that dies, hangs or raises in a collective ends all."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[4] / "support"))
+from gpu_ranks import LOSSES, check_homes, check_loss, check_raise, check_tokens, spare_ends
+
+pytestmark = pytest.mark.register(est_seconds=80, tier="gpu8", stage="pr")
+
+SIZE = 8
+spare_ends = pytest.fixture(scope="module", autouse=True)(spare_ends)
+
+
+def test_ranks_hold_what_is_theirs_on_their_own_gpus():
+    check_homes(SIZE)
+
+
+def test_eight_gpus_say_what_one_says():
+    check_tokens(SIZE)
+
+
+@LOSSES
+def test_a_rank_that_is_lost_within_a_round_is_named_and_ends_all(leaves, patience, how):
+    check_loss(SIZE, leaves, patience, how)
+
+
+def test_what_one_rank_raises_within_a_round_ends_all():
+    check_raise(SIZE)

@@ -1,0 +1,108 @@
+"""What holds for an engine over any number of ranks, each on a GPU of its own; the tiers say how many."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from asked_of_ranks import LAST_WORDS, at_home, dies_in_a_round, hangs_in_a_round, raises_in_a_round
+
+from engine.api import LLM
+from engine.core.config import EngineConfig
+from engine.core.request import SamplingParams
+from engine.ranks.group import RankGroup, RankLost
+from engine.ranks.llm import RankedLLM
+from engine.ranks.spare import end_spare
+from matrix.zoo.registry import resolve_path
+
+PROMPTS = ["Question: Ann has 3 pens and buys 4. How many pens has she?\nAnswer:", "Question: Tom has 12 apples."]
+PARAMS = SamplingParams(max_new_tokens=24, ignore_eos=True)
+DEVICE = "cuda"
+# Seconds from a loss, or from the end of the patience with it, until every rank has ended.
+ENDED_WITHIN = 10.0
+
+LOSSES = pytest.mark.parametrize(
+    ("leaves", "patience", "how"),
+    [(dies_in_a_round, 60.0, "died with exit code -9"), (hangs_in_a_round, 5.0, "was silent for 5 s")],
+)
+
+
+def spare_ends() -> Iterator[None]:
+    """A fixture: no group outlives the tests of a file."""
+    yield
+    end_spare()
+
+
+def asked(**more: object) -> EngineConfig:
+    """Trees of llama-mini in float32, every sum in one order."""
+    tree = {"speculative_num_steps": 3, "speculative_eagle_topk": 4, "speculative_num_draft_tokens": 8}
+    exact = {"dtype": "float32", "enable_deterministic_inference": True}
+    shape = {"page_size": 4, "max_running_requests": 4, "max_total_tokens": 512, "device": DEVICE}
+    return EngineConfig("llama-mini", "EAGLE3", "llama-mini-eagle3", **{**tree, **exact, **shape, **more})
+
+
+def said(llm: LLM | RankedLLM) -> list[tuple[int, ...]]:
+    """Four times the same answers; the rounds of the last are graphs where there are any."""
+    answers = [[output.output_ids for output in llm.generate(PROMPTS, PARAMS)] for _ in range(4)]
+    assert answers[1:] == answers[:-1]
+    return answers[0]
+
+
+def check_homes(size: int) -> None:
+    """Every tensor of a rank's engine lies on its own GPU, and the others hold no memory of it."""
+    ranked = RankedLLM(asked(tp_size=size), resolve_path)
+    said(ranked)
+    assert ranked.group.call(at_home) > 40
+    ranked.close()
+
+
+def check_tokens(size: int) -> None:
+    """The tokens are those of one GPU, and rounds were graphs."""
+    one, ranked = LLM(asked(), resolve_path), RankedLLM(asked(tp_size=size), resolve_path)
+    assert said(ranked) == said(one)
+    shown = ranked.probes
+    assert shown["graph.replayed"] > shown["graph.eager"] > 0 < shown["spec.accepted"]
+    agreement = ranked.group.agreement
+    assert (agreement.ranks, agreement.divergence, len(set(agreement.digests))) == (size, None, 1)
+    ranked.close()
+
+
+def check_loss(size: int, leaves: Callable[..., object], patience: float, how: str) -> None:
+    """A rank that is lost within a round is named, all ranks end in time, and the next engine has their GPUs."""
+    ranked = RankedLLM(asked(tp_size=size), resolve_path)
+    expected = said(ranked)
+    group, began = ranked.group, time.monotonic()
+    group.patience = patience
+    with pytest.raises(RankLost) as caught:
+        group.call(leaves, PROMPTS)
+    took = time.monotonic() - began
+    assert took < ENDED_WITHIN + (patience if leaves is hangs_in_a_round else 0)
+    last, text = f"rank {size - 1}", str(caught.value)
+    assert text.startswith(f"{last} of {size} {how}\nlog of {last}:\n") and LAST_WORDS in text
+    assert ("in hangs_in_a_round" in text) == (leaves is hangs_in_a_round)
+    check_ended(group)
+    again = RankedLLM(asked(tp_size=size), resolve_path)
+    assert again.group is not group and said(again) == expected
+    again.close()
+
+
+def check_raise(size: int) -> None:
+    """What a rank raises within a round is raised here, and all ranks end."""
+    ranked = RankedLLM(asked(tp_size=size), resolve_path)
+    said(ranked)
+    began = time.monotonic()
+    with pytest.raises(ZeroDivisionError) as caught:
+        ranked.group.call(raises_in_a_round, PROMPTS)
+    assert time.monotonic() - began < ENDED_WITHIN
+    assert caught.value.__notes__ == [f"raised on rank {size - 1} of {size}"]
+    check_ended(ranked.group)
+
+
+def check_ended(group: RankGroup) -> None:
+    """No rank runs, and none is a zombie."""
+    assert not group.alive
+    for process in group.processes:
+        with pytest.raises(ProcessLookupError):
+            os.kill(process.pid, 0)
