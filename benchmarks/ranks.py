@@ -68,9 +68,10 @@ class DrawnShare(TakeShare):
     def _take(self, name: str, shape: tuple[int, ...]) -> Tensor:
         if len(shape) == 1:
             return torch.ones(shape, dtype=torch.bfloat16, device=self._device)
-        generator = torch.Generator(self._device).manual_seed(crc32(name.encode()))
-        drawn = torch.randn(shape, dtype=torch.bfloat16, device=self._device, generator=generator)
-        return drawn.mul_(0.02)
+        drawn = torch.empty(shape, dtype=torch.bfloat16, device=self._device)
+        # On the tensor's own GPU, which a bare "cuda" does not name.
+        generator = torch.Generator(drawn.device).manual_seed(crc32(name.encode()))
+        return drawn.normal_(0, 0.02, generator=generator)
 
 
 @contextmanager

@@ -26,6 +26,7 @@ ENDED_WITHIN = 10.0
 LOSSES = pytest.mark.parametrize(
     ("leaves", "patience", "how"),
     [(dies_in_a_round, 60.0, "died with exit code -9"), (hangs_in_a_round, 5.0, "was silent for 5 s")],
+    ids=["killed", "hung"],
 )
 
 
