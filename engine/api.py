@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +15,7 @@ from engine.build import Locate, build
 from engine.core.adaptive_config import inline
 from engine.core.agreement import Told
 from engine.core.config import EngineConfig, Facts
-from engine.core.errors import ConfigError, RequestError
+from engine.core.errors import ConfigError, EngineError, RequestError
 from engine.core.finish import settled
 from engine.core.ledger import Entry
 from engine.core.request import Finish, Phase, Request, SamplingParams
@@ -49,6 +52,10 @@ class Output:
 class LLM:
     """An engine with its models loaded.
 
+    One thread at a time may be inside; a call from another one raises EngineError, except `abort`. Within a thread
+    streams, `step` and `generate` may interleave. After a bug of the engine or the device live requests end with an
+    error, `health` tells the cause, and calls that would run something raise EngineError.
+
     `locate` turns a model name into a directory; by default the name is a path. `clock` gives seconds, for the
     timeouts of sessions only. ranks: who shares the target, of whom this process is one; tell: what is told of its
     steps (engine.ranks.group starts ranks). Raises ConfigError for a configuration or checkpoint that cannot run.
@@ -80,6 +87,36 @@ class LLM:
         )
         self.clock = clock
         self._next_rid = 1
+        self._owned: set[int] = set()  # requests whose results go to a generate or stream call
+        self._lock = threading.RLock()
+        self._left: deque[tuple[Callable[[int], object], int]] = deque()  # calls of other threads, for the next call
+
+    @contextmanager
+    def _inside(self, serves: bool = True) -> Iterator[None]:
+        """Around whatever changes the engine. serves: it needs an engine that is not broken."""
+        with self.loop.interrupts:
+            if not self._lock.acquire(blocking=False):
+                raise EngineError("another thread is in a call of this engine; allowed: one thread at a time, or abort")
+            try:
+                while self._left:
+                    call, rid = self._left.popleft()
+                    call(rid)
+                if serves:
+                    self.loop.check()
+                yield
+            finally:
+                self._lock.release()
+
+    def _soon(self, call: Callable[[int], object], rid: int) -> None:
+        """Make a call now or, where another thread is inside, leave it to that thread's next step."""
+        with self.loop.interrupts:
+            if not self._lock.acquire(blocking=False):
+                self._left.append((call, rid))
+                return
+            try:
+                call(rid)
+            finally:
+                self._lock.release()
 
     def open_session(
         self,
@@ -94,19 +131,22 @@ class LLM:
         included. streaming: one line of turns that keeps its KV; needs --enable-streaming-session. timeout: seconds
         after which an idle session is closed. RequestError on a taken id or a bad value.
         """
-        now = self.clock()
-        self.sessions.reap(now)
-        return self.sessions.open(capacity_of_str_len, session_id, streaming, timeout, now)
+        with self._inside():
+            now = self.clock()
+            self.sessions.reap(now)
+            return self.sessions.open(capacity_of_str_len, session_id, streaming, timeout, now)
 
     def close_session(self, session_id: str) -> None:
         """Close a session; what it holds is freed once its turn in flight has ended. RequestError if it is not open."""
-        self.sessions.reap(self.clock())
-        self.sessions.close(session_id)
+        with self._inside():
+            self.sessions.reap(self.clock())
+            self.sessions.close(session_id)
 
     def add(self, prompt: Prompt, params: SamplingParams | None = None, session: SessionParams | None = None) -> int:
         """Queue one request and return its id. RequestError on bad parameters; nothing else is disturbed."""
-        self.sessions.reap(self.clock())
-        return self._queue(*self._judge(self._next_rid, prompt, params, session))
+        with self._inside():
+            self.sessions.reap(self.clock())
+            return self._queue(*self._judge(self._next_rid, prompt, params, session))
 
     def _judge(
         self, rid: int, prompt: Prompt, params: SamplingParams | None, session: SessionParams | None
@@ -145,24 +185,38 @@ class LLM:
         return request.rid
 
     def abort(self, rid: int) -> bool:
-        """Stop a request; False if it had already ended."""
-        return self.loop.abort(rid)
+        """Stop a request, from any thread; False if it had already ended. Another thread's step is not interrupted."""
+        request = self.loop.scheduler.requests.get(rid)
+        running = request is not None and request.finish is None
+        self._soon(self.loop.abort, rid)
+        return running
 
     def step(self) -> bool:
         """Run one turn of the loop. False when there is nothing left to do."""
-        self.sessions.reap(self.clock())
-        if self.loop.busy:
-            self.loop.step()
+        with self._inside():
             self.sessions.reap(self.clock())
-        return self.loop.busy
+            if self.loop.busy:
+                self.loop.step()
+                self.sessions.reap(self.clock())
+            return self.loop.busy
 
     def request(self, rid: int) -> Request:
-        """The live request, to read its progress."""
-        return self.loop.scheduler.requests[rid]
+        """The live request, to read its progress. RequestError if there is none."""
+        request = self.loop.scheduler.requests.get(rid)
+        if request is None:
+            raise RequestError(f"request {rid!r} is unknown; allowed: the id of a request that was not taken yet")
+        return request
 
     def take(self, rid: int) -> Output:
-        """The result of an ended request, which is then forgotten. RequestError while it runs."""
-        request = self.request(rid)
+        """The result of an ended request, which is then forgotten. RequestError while it runs, or if it is streamed."""
+        with self._inside(serves=False):
+            request = self.request(rid)
+            if rid in self._owned:
+                raise RequestError(f"request {rid} belongs to a stream or generate call, which alone gets its result")
+            return self._take(request)
+
+    def _take(self, request: Request) -> Output:
+        rid = request.rid
         if request.phase is not Phase.DONE or request.finish is None:
             raise RequestError(f"request {rid} is {request.phase.value}; its result exists once it is done")
         self.loop.forget(rid)
@@ -202,15 +256,21 @@ class LLM:
         if len(each) != len(prompts):
             raise RequestError(f"{len(each)} sampling parameters for {len(prompts)} prompts; allowed: one, or one each")
         turns = self._turns(session, len(prompts))
-        self.sessions.reap(self.clock())
-        judged = [
-            self._judge(self._next_rid + index, prompt, p, turn)
-            for index, (prompt, p, turn) in enumerate(zip(prompts, each, turns, strict=True))
-        ]
-        rids = [self._queue(*one) for one in judged]
-        while self.step():
-            pass
-        return [self.take(rid) for rid in rids]
+        with self._inside():
+            self.sessions.reap(self.clock())
+            judged = [
+                self._judge(self._next_rid + index, prompt, p, turn)
+                for index, (prompt, p, turn) in enumerate(zip(prompts, each, turns, strict=True))
+            ]
+            requests = [request for request, _ in judged]
+            try:
+                self._owned.update(self._queue(*one) for one in judged)
+                while any(request.phase is not Phase.DONE for request in requests):
+                    self.step()
+                return [self._take(request) for request in requests]
+            finally:
+                for request in requests:
+                    self._disown(request.rid)
 
     def _turns(
         self, session: SessionParams | Sequence[SessionParams | None] | None, count: int
@@ -240,19 +300,36 @@ class LLM:
 
         A reader that stops early (closes the iterator, or drops it) aborts the request.
         """
-        request = self.request(self.add(prompt, params, session))
+        owned: list[int] = []
         shown = 0
         try:
-            while request.phase is not Phase.DONE:
-                self.step()
+            with self._inside():
+                owned.append(self.add(prompt, params, session))
+                self._owned.update(owned)
+                request = self.request(owned[0])
+            while True:
                 end = len(request.text) if request.finish else settled(request.text, request.params.stop)
                 if end > shown:
                     yield request.text[shown:end]
                     shown = end
-        except GeneratorExit:
-            self.loop.abandon(request.rid)
-            raise
-        self.loop.forget(request.rid)
+                elif request.phase is Phase.DONE:
+                    return
+                else:
+                    self.step()
+        finally:
+            for rid in owned:
+                self._soon(self._disown, rid)
+
+    def _disown(self, rid: int) -> None:
+        """The call that owns a request ends: whatever is left of the request goes."""
+        self._owned.discard(rid)
+        if rid in self.loop.scheduler.requests:
+            self.loop.abandon(rid)
+
+    @property
+    def health(self) -> str:
+        """"ok", or why the engine serves no more calls."""
+        return "ok" if self.loop.broken is None else f"broken: {self.loop.broken}"
 
     @property
     def drafter_error(self) -> str | None:
@@ -277,6 +354,10 @@ class LLM:
         With CUDA graphs `graphs` is how many there are, `graph_widths` how many by the nodes of their rounds, and
         `graph_bytes` what they hold. `drafter_error` is there only if the drafter is in quarantine.
         """
+        with self._inside(serves=False):
+            return self._readback()
+
+    def _readback(self) -> dict[str, Any]:
         scheduler, executor = self.loop.scheduler, self.loop.executor
         drafter, steps = executor.drafter, scheduler.steps
         adapts = {

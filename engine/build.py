@@ -83,6 +83,7 @@ def build(
         eos_ids=tokenizer.eos_ids,
         text_stream=lambda: Detokenizer(tokenizer),
         strict_memory=resolved.strict_memory,
+        isolates=ranks.size == 1,
     )
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import chain
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from engine.core.errors import KernelError
 from engine.core.plan import PlanRow, StepPlan, StepResult
 from engine.device.attention import StepAttention
 from engine.device.batch import StepBatch, count, tree_bias
@@ -69,10 +71,10 @@ class DeviceExecutor:
         self._inference = torch.inference_mode()  # one for all steps: as a decorator it would make one for each
 
     def launch(self, plan: StepPlan) -> InFlight:
-        """Start a step. Returns without waiting for the device."""
+        """Start a step. Returns without waiting for the device. KernelError if the device failed."""
         if self.witness is not None:
             self.witness.planned(plan)
-        with self._inference, self._waits:
+        with _device_errors(), self._inference, self._waits:
             self.table.extend(plan.rows)
             self._admit(plan.rows)
             if self.window is not None:
@@ -84,8 +86,9 @@ class DeviceExecutor:
             return InFlight(plan, self.staging.put(results))
 
     def collect(self, handle: InFlight) -> StepResult:
-        """Wait for a step and read it."""
-        values = {name: tensor.tolist() for name, tensor in self.staging.take(handle.staged).items()}
+        """Wait for a step and read it. KernelError if the device failed."""
+        with _device_errors():
+            values = {name: tensor.tolist() for name, tensor in self.staging.take(handle.staged).items()}
         size = len(handle.plan.rows)
         result = StepResult(
             values["tokens"],
@@ -100,6 +103,10 @@ class DeviceExecutor:
         if self.witness is not None:
             self.witness.read(result, values.get("drafts", []))
         return result
+
+    def drop(self) -> None:
+        """Forget the launched steps that were not collected."""
+        self.staging.drop()
 
     def _step(self, plan: StepPlan, batch: StepBatch) -> Results:
         """All that a step does behind its uploads."""
@@ -247,6 +254,15 @@ class DeviceExecutor:
             more, worse = self.window.stamp(batch, side, accounts, positions)
             checked, bad = checked + more, bad + worse
         return {"stamps": torch.stack((checked, bad))}
+
+
+@contextmanager
+def _device_errors() -> Iterator[None]:
+    """An error that the device reports says nothing about the step at hand, and no later one can be trusted."""
+    try:
+        yield
+    except torch.AcceleratorError as error:
+        raise KernelError(f"the device failed: {' '.join(str(error).split())}") from error
 
 
 def _padded(tokens: tuple[int, ...], width: int) -> list[int]:

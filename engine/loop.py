@@ -1,25 +1,37 @@
 """The step loop: plan, launch, resolve. `lag` is the number of launched steps that may wait unread.
 
 Spec v1 is lag 0, spec v2 is lag 1. There is no third difference.
+
+A launch is a transaction. What fails on the device because of one request ends that request alone: the step is taken
+back, its requests run again, each in steps of its own, and the one whose own step fails is finished with an error. An
+interrupt takes back every step in flight. A bug of the engine or the device breaks the loop for good.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable
 from typing import Generic
 
-from engine.core.errors import LedgerError
+from engine.core.errors import EngineBug, EngineError, LedgerError
 from engine.core.finish import StopRules
 from engine.core.plan import Executor, Handle, PlanRow, StepPlan, StepResult
 from engine.core.probes import Probes
 from engine.core.request import Finish, Phase, Request
 from engine.core.schedule import Scheduler
 from engine.core.transcript import TextStream, Transcript
+from engine.interrupts import Interrupts
+
+log = logging.getLogger("specmatrix.engine")
 
 
 class Loop(Generic[Handle]):
-    """Drives requests to their end. The only writer of Request.output, transcript and logprobs."""
+    """Drives requests to their end. The only writer of Request.output, transcript and logprobs.
+
+    isolates: whether a failed step may be taken back; ranks that share a target cannot, as the others go on.
+    broken: the first bug, after which nothing runs any more; None while there was none.
+    """
 
     def __init__(
         self,
@@ -31,6 +43,7 @@ class Loop(Generic[Handle]):
         eos_ids: frozenset[int],
         text_stream: Callable[[], TextStream],
         strict_memory: int = 0,
+        isolates: bool = True,
     ) -> None:
         self.scheduler = scheduler
         self.executor = executor
@@ -38,10 +51,14 @@ class Loop(Generic[Handle]):
         self.lag = lag
         self.eos_ids = eos_ids
         self.strict_memory = strict_memory
+        self.isolates = isolates
+        self.interrupts = Interrupts()
+        self.broken: str | None = None
         self.pending: deque[tuple[StepPlan, Handle]] = deque()
         self._text_stream = text_stream
         self._rules: dict[int, StopRules] = {}
         self._abandoned: set[int] = set()
+        self._undone = False  # an exit on its way out has left nothing in flight
 
     def add(self, request: Request) -> None:
         """Queue a request; RequestError if it can never run."""
@@ -56,9 +73,10 @@ class Loop(Generic[Handle]):
     def forget(self, rid: int) -> None:
         """Drop an ended request."""
         del self.scheduler.requests[rid], self._rules[rid]
+        self.scheduler.isolated.discard(rid)
 
     def abandon(self, rid: int) -> None:
-        """Abort a request that nobody waits for; it is forgotten once nothing of it is in flight."""
+        """Abort a request if it still runs, and forget it once none of its steps are in flight."""
         self.abort(rid)
         self._abandoned.add(rid)
         self._forget_abandoned()
@@ -76,24 +94,101 @@ class Loop(Generic[Handle]):
     def step(self) -> None:
         """One turn: launch what can run, then read results that are older than the lag allows.
 
-        LedgerError if requests wait of which none can ever run.
+        LedgerError if requests wait of which none can ever run; like any EngineBug it breaks the loop. EngineError if
+        that has happened. KeyboardInterrupt and other exits leave the loop as if no step were in flight.
         """
+        self.check()
+        try:
+            self._turn()
+        except BaseException as error:
+            # An exit that the device's part did not raise comes from another thread, in the middle of the books.
+            if isinstance(error, Exception) or not self._undone:
+                self._break(error)
+            self._undone = False
+            raise
+
+    def check(self) -> None:
+        """EngineError if the loop is broken."""
+        if self.broken is not None:
+            raise EngineError(f"the engine is broken and serves no more calls; its first error was {self.broken}")
+
+    def _turn(self) -> None:
         plan = self.scheduler.plan()
         if plan is not None:
             if self.pending:
                 self.probes.hit("overlap.in_flight")
-            self.pending.append((plan, self.executor.launch(plan)))
+            self._launch(plan)
         elif not self.pending and self.scheduler.has_work:
             raise LedgerError("no request can run and nothing is in flight")
         while len(self.pending) > (self.lag if plan is not None else 0):
-            self._resolve(*self.pending.popleft())
+            self._collect(*self.pending.popleft())
         if self._abandoned:
             self._forget_abandoned()
         if self.strict_memory:
             self.scheduler.check()
 
-    def _resolve(self, plan: StepPlan, handle: Handle) -> None:
-        result = self.executor.collect(handle)
+    def _launch(self, plan: StepPlan) -> None:
+        try:
+            with self.interrupts.window:
+                self.pending.append((plan, self.executor.launch(plan)))
+        except EngineBug:
+            raise
+        except Exception as error:
+            if not self.isolates:
+                raise
+            self.scheduler.cancel(plan)
+            self._isolate(plan, error)
+        except BaseException:
+            self._drop_in_flight()
+            raise
+
+    def _collect(self, plan: StepPlan, handle: Handle) -> None:
+        try:
+            with self.interrupts.window:
+                result = self.executor.collect(handle)
+        except EngineBug:
+            raise
+        except Exception as error:
+            if not self.isolates:
+                raise
+            # Whatever was launched behind it read what it left on the device.
+            self._drop_in_flight()
+            self._undone = False
+            self._isolate(plan, error)
+        except BaseException:
+            self._drop_in_flight()
+            raise
+        else:
+            self._resolve(plan, result)
+
+    def _drop_in_flight(self) -> None:
+        """Forget every launched step; its requests run again."""
+        self.pending.clear()
+        self.executor.drop()
+        self.scheduler.rollback()
+        self._undone = True
+
+    def _isolate(self, plan: StepPlan, error: Exception) -> None:
+        """End the request that made its own step fail; those of a shared step get steps of their own from now on."""
+        if len(plan.rows) == 1:
+            self._fail(self.scheduler.requests[plan.rows[0].rid], error)
+        else:
+            log.warning("a step of %d requests failed; each runs again alone", len(plan.rows), exc_info=error)
+            self.scheduler.isolated.update(row.rid for row in plan.rows)
+
+    def _fail(self, request: Request, error: Exception) -> None:
+        """End a request that made the engine raise an error."""
+        log.warning("request %d failed and was stopped", request.rid, exc_info=error)
+        message = f"the request made the engine raise {described(error)}; it was stopped, its tokens so far are exact"
+        self.scheduler.end(request, Finish("error", message=message))
+
+    def _break(self, error: BaseException) -> None:
+        """Serve nothing more: live requests end with an error, and every later step names this first cause."""
+        self.broken = described(error)
+        self.pending.clear()
+        self.scheduler.end_all(Finish("error", message=f"the engine broke: {self.broken}"))
+
+    def _resolve(self, plan: StepPlan, result: StepResult) -> None:
         self.probes.hit("stamp.checked", result.stamps_checked)
         self.probes.hit("stamp.wrong", result.stamps_wrong)
         ledger = self.scheduler.ledger
@@ -113,7 +208,12 @@ class Loop(Generic[Handle]):
                 continue
             if not plan.prefill:
                 self._count_round(request, row, result, index)
-            self._deliver(request, result, index)
+            try:
+                self._deliver(request, result, index)
+            except EngineBug:
+                raise
+            except Exception as error:
+                self._fail(request, error)
             if plan.prefill and row.last_chunk and request.phase is Phase.RUNNING:
                 self.scheduler.publish(request)
         self.scheduler.release_drained(requests)
@@ -168,3 +268,8 @@ class Loop(Generic[Handle]):
         best = request.params.top_logprobs_num
         if best and result.top_logprobs is not None:
             request.top_logprobs.extend(column[:best] for column in result.top_logprobs[index][:taken])
+
+
+def described(error: BaseException) -> str:
+    """The kind and text of an error, on one line."""
+    return ": ".join(filter(None, (type(error).__name__, " ".join(str(error).split()))))

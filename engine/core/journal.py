@@ -34,6 +34,8 @@ def replay(journal: Iterable[Entry], num_pages: int, page_size: int) -> Ledger:
             ledger.launch(rid, numbers[0])
         elif verb == "settle":
             ledger.settle(rid, numbers[0])
+        elif verb == "cancel":
+            ledger.cancel(rid)
         elif verb == "donate":
             _same(index, verb, ledger.donate(rid, numbers[0]), numbers[1:])
         elif verb == "hold":

@@ -167,6 +167,14 @@ class Ledger:
         account.committed += accepted
         self._record("settle", rid, (accepted,))
 
+    def cancel(self, rid: int) -> None:
+        """The newest launched step of `rid` will never resolve: none of its positions are kept."""
+        account = self._account(rid)
+        if not account.in_flight:
+            raise LedgerError(f"cancel: request {rid} has nothing in flight")
+        width = account.in_flight.pop()
+        self._record("cancel", rid, (width,))
+
     def donate(self, rid: int, count: int) -> tuple[int, ...]:
         """Give the first `count` private pages to the cache; the row keeps using them, pinned."""
         account = self._used(rid)

@@ -180,11 +180,8 @@ class NgramIndex:
 
     def _show(self, gram: Gram, token: int) -> Gram:
         """The child of `gram` with this token, made if new; it is now the most recent."""
-        child = gram.children.pop(token, None)
-        if child is None:
-            child = Gram(gram, token)
-        else:
-            del self._by_age[child]
+        child = gram.children.pop(token, None) or Gram(gram, token)
+        self._by_age.pop(child, None)
         gram.children[token] = child
         self._by_age[child] = None
         child.count += 1
@@ -200,4 +197,4 @@ class NgramIndex:
             self._by_age[oldest] = None
         oldest.alive = False
         if oldest.parent is not None:
-            del oldest.parent.children[oldest.token]
+            oldest.parent.children.pop(oldest.token, None)

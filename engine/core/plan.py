@@ -70,8 +70,11 @@ Handle = TypeVar("Handle")
 
 
 class Executor(Protocol, Generic[Handle]):
-    """Runs plans. `launch` must not wait for the device; `collect` may."""
+    """Runs plans. `launch` must not wait for the device; `collect` may. Both may raise: EngineBug where the device or
+    the engine is at fault, anything else where the step's requests may be. `drop` forgets every uncollected step."""
 
     def launch(self, plan: StepPlan) -> Handle: ...
 
     def collect(self, handle: Handle) -> StepResult: ...
+
+    def drop(self) -> None: ...

@@ -53,6 +53,7 @@ class Scheduler:
         self.requests: dict[int, Request] = {}
         self.waiting: list[Request] = []  # by age
         self.active: list[Request] = []  # running or draining, by age
+        self.isolated: set[int] = set()  # requests that share no step with another, as a step of theirs failed
         self.held = HeldAccounts(ledger, probes)
         self.admission = Admission(
             ledger,
@@ -109,19 +110,50 @@ class Scheduler:
         request = self.requests.get(rid)
         if request is None or request.phase is Phase.DONE or (request.finish and not request.retracting):
             return False
+        self.probes.hit("abort.waiting" if request.phase is Phase.WAITING else "abort.running")
+        self.end(request, Finish("abort"))
+        return True
+
+    def end(self, request: Request, finish: Finish) -> None:
+        """Finish a request in whatever phase it is, unless it has ended."""
         if request.phase is Phase.WAITING:
-            self.probes.hit("abort.waiting")
             self.waiting.remove(request)
-            request.finish = Finish("abort")
+            request.finish = finish
             request.move(Phase.DONE)
         elif request.phase is Phase.RUNNING:
-            self.probes.hit("abort.running")
-            self.finish(request, Finish("abort"))
-        else:  # a retracted request still draining: it ends instead of being queued again
-            self.probes.hit("abort.running")
+            self.finish(request, finish)
+        elif request.retracting:  # it ends instead of being queued again
             request.retracting = False
-            request.finish = Finish("abort")
-        return True
+            request.finish = finish
+
+    def end_all(self, finish: Finish) -> None:
+        """End every live request and give nothing back: the books can no longer be trusted."""
+        for request in self.requests.values():
+            if request.phase is Phase.RUNNING:
+                request.move(Phase.DRAINING)
+            if request.phase is not Phase.DONE:
+                request.finish = request.finish or finish
+                request.move(Phase.DONE)
+        self.waiting.clear()
+        self.active.clear()
+
+    def cancel(self, plan: StepPlan) -> None:
+        """Take back the newest planned step, which was not launched: its requests are retracted."""
+        requests = [self.requests[row.rid] for row in plan.rows]
+        for row, request in zip(plan.rows, requests, strict=True):
+            self.ledger.cancel(row.account)
+            if request.phase is Phase.RUNNING:
+                self._retract(request)
+        self.release_drained(requests)
+
+    def rollback(self) -> None:
+        """Take back every planned step: what runs is retracted, what drains is released."""
+        for request in list(self.active):
+            while self._account(request).in_flight:
+                self.ledger.cancel(request.account)
+            if request.phase is Phase.RUNNING:
+                self._retract(request)
+        self.release_drained(list(self.active))
 
     def release_drained(self, requests: Iterable[Request]) -> None:
         """Release every draining request among `requests` that has nothing in flight."""
@@ -186,12 +218,16 @@ class Scheduler:
         budget = self.chunk if self.chunk is not None else self.context_length * self.max_running
         rows: list[PlanRow] = []
         for request in list(self.active):
+            if not self._joins(request, rows[0].rid if rows else None):
+                continue
             if budget and request.phase is Phase.RUNNING and not request.decoding:
                 take = min(budget, request.prefill_target - request.prefilled)
                 if self._make_room(request, take):
                     rows.append(self._chunk(request, take))
                     budget -= take
         while budget and self._free_rows and self.waiting and self.admission.fits(self.waiting[0]):
+            if not self._joins(self.waiting[0], rows[0].rid if rows else None):
+                break
             request = self._admit(self.waiting.pop(0))
             take = min(budget, request.prefill_target - request.prefilled)
             rows.append(self._chunk(request, take, admitted=True))
@@ -206,7 +242,7 @@ class Scheduler:
         crossed, uncovered = 0, ((), 0)
         windowed = self.ledger.window is not None
         for request in list(self.active):
-            if not request.decoding:
+            if not request.decoding or not self._joins(request, ready[0][0].rid if ready else None):
                 continue
             before = len(self._account(request).pages)
             added = self._reserve(request, self.width)
@@ -217,6 +253,10 @@ class Scheduler:
         self.probes.hit("page.crossed", crossed)
         width = self.steps.activate(len(ready)) if ready else 0
         return [self._round_row(*parts, width) for parts in ready]
+
+    def _joins(self, request: Request, first: int | None) -> bool:
+        """Whether a request may take part in a step whose first request is `first`."""
+        return first is None or not self.isolated or self.isolated.isdisjoint((first, request.rid))
 
     def _round_row(
         self, request: Request, before: int, added: tuple[int, ...], window: tuple[tuple[int, ...], int], width: int

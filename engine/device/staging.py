@@ -23,19 +23,23 @@ class StagingRing:
 
     def __init__(self, lag: int, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
-        self._free = list(range(lag, -1, -1))
+        self._slots = lag + 1
+        self.drop()
+
+    def drop(self) -> None:
+        """Forget the results that still wait to be read."""
+        self._free = list(range(self._slots))
 
     def put(self, tensors: dict[str, Tensor]) -> Staged:
         """Start copying tensors to the host. Does not wait; LedgerError if every slot still waits to be read."""
         if not self._free:
             raise LedgerError("every staging slot still waits to be read")
-        slot = self._free.pop()
         if not self._cuda:
-            return Staged(slot, tensors, None)
+            return Staged(self._free.pop(), tensors, None)
         host = {name: self._copy(tensor) for name, tensor in tensors.items()}
         event = torch.cuda.Event()
         event.record()
-        return Staged(slot, host, event)
+        return Staged(self._free.pop(), host, event)
 
     def take(self, staged: Staged) -> dict[str, Tensor]:
         """Wait for the copy and hand the slot back."""

@@ -69,6 +69,7 @@ class Audit:
             "slide": self._slide,
             "launch": self._launch,
             "settle": self._settle,
+            "cancel": self._cancel,
             "donate": self._donate,
             "hold": self._hold,
             "resume": self._resume,
@@ -139,6 +140,10 @@ class Audit:
         width = holding.flights.popleft()
         _law(0 <= accepted <= width, f"{accepted} positions of a step of {width} are kept")
         holding.committed += accepted
+
+    def _cancel(self, rid: int, numbers: tuple[int, ...]) -> None:
+        holding = self.holdings[rid]
+        _law(bool(holding.flights) and holding.flights.pop() == numbers[0], "the newest step is not the one cancelled")
 
     def _donate(self, rid: int, numbers: tuple[int, ...]) -> None:
         count, *given = numbers

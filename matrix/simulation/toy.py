@@ -99,6 +99,9 @@ class ToyExecutor:
         """What the step computed."""
         return handle
 
+    def drop(self) -> None:
+        """Nothing waits to be collected."""
+
     def _store(self, row: int, start: int, tokens: Sequence[int]) -> None:
         self.full.write(row, start, tokens)
         if self.window:

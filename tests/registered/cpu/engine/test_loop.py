@@ -10,6 +10,7 @@ from engine.core.errors import LedgerError, RequestError
 from engine.core.journal import replay
 from engine.core.request import Finish, Phase, SamplingParams
 from engine.core.window import Window, WindowBook
+from matrix.gates.audit import audit
 from matrix.simulation.toy import VOCAB, reference, request, toy_loop
 
 pytestmark = pytest.mark.register(est_seconds=15, tier="cpu", stage="pr")
@@ -85,6 +86,78 @@ def test_equals_plain_decoding_and_returns_every_page(
     assert len(ledger.free) + ledger.cached == ledger.num_pages
     assert window is None or len(ledger.window.free) == window.pages
     replay(ledger.journal, ledger.num_pages, page_size)
+
+
+class Failing:
+    """A toy executor whose calls fail as `plan` says: by number of the call, before or after the real one."""
+
+    def __init__(self, executor, failures):
+        self.executor, self.failures, self.calls = executor, dict(failures), 0
+
+    def _call(self, function, argument):
+        self.calls += 1
+        kind, late = self.failures.pop(self.calls, (None, False))
+        if kind is not None and not late:
+            raise kind()
+        result = function(argument)
+        if kind is not None:
+            raise kind()
+        return result
+
+    def launch(self, plan):
+        return self._call(self.executor.launch, plan)
+
+    def collect(self, handle):
+        return self._call(self.executor.collect, handle)
+
+    def drop(self):
+        self.executor.drop()
+
+
+@settings(max_examples=120, deadline=None, derandomize=True)
+@given(
+    jobs=st.lists(JOB, min_size=1, max_size=5),
+    lag=st.integers(0, 3),
+    page_size=st.sampled_from([1, 3]),
+    width=st.integers(1, 4),
+    extra=st.integers(0, 20),
+    chunk=st.sampled_from([None, 3]),
+    window=st.sampled_from([None, 4]),
+    failures=st.dictionaries(
+        st.integers(1, 60), st.tuples(st.sampled_from([RuntimeError, KeyboardInterrupt]), st.booleans()), max_size=6
+    ),
+)
+def test_failed_and_interrupted_steps_change_no_token(jobs, lag, page_size, width, extra, chunk, window, failures):
+    longest = max(len(p) + n for p, n, _, _ in jobs) + (lag + 1) * width
+    if window is not None:
+        flying = (lag + 1) * max(width, chunk or longest)
+        window = Window(window, WindowBook(Window(window, 1), page_size).peak(longest, flying))
+    pages = -(-longest // page_size) + extra
+    loop = toy_loop(lag=lag, page_size=page_size, pages=pages, width=width, rows=4, chunk=chunk, window=window)
+    loop.executor = Failing(loop.executor, failures)
+    requests = [
+        request(i, prompt, SamplingParams(max_new_tokens=n, stop=stop)) for i, (prompt, n, stop, _) in enumerate(jobs, 1)
+    ]
+    for r in requests:
+        loop.add(r)
+    for _ in range(20_000):
+        try:
+            if not loop.busy:
+                break
+            loop.step()
+        except KeyboardInterrupt:
+            assert not loop.pending and not any(a.in_flight for a in loop.scheduler.ledger.accounts.values())
+        loop.scheduler.check()
+    for r in requests:
+        out, text, finish = reference(r.prompt, r.params)
+        if r.finish.reason == "error":
+            assert RuntimeError in dict(failures.values()) and r.output == out[: len(r.output)]
+        else:
+            assert (r.output, r.text, r.finish) == (out, text, finish)
+    ledger = loop.scheduler.ledger
+    assert not ledger.accounts and len(ledger.free) + ledger.cached == ledger.num_pages
+    replay(ledger.journal, ledger.num_pages, page_size)
+    audit(ledger.journal, ledger.num_pages, page_size)
 
 
 def test_a_tight_pool_retracts_and_still_gives_the_same_tokens():
