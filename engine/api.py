@@ -328,7 +328,7 @@ class LLM:
 
     @property
     def health(self) -> str:
-        """"ok", or why the engine serves no more calls."""
+        """Why the engine serves no more calls; "ok" while it does."""
         return "ok" if self.loop.broken is None else f"broken: {self.loop.broken}"
 
     @property

@@ -141,7 +141,12 @@ class DeviceExecutor:
             self.relay.length[:1].zero_()
             return results
 
-        results = graphs.run(Shape(plan.greedy, plan.logprobs, len(rows), width, reach), whole_round)
+        try:
+            results = graphs.run(Shape(plan.greedy, plan.logprobs, len(rows), width, reach), whole_round)
+        except BaseException:
+            # What a capture that broke off published was recorded, but never computed.
+            self.relay.drop()
+            raise
         return {name: tensor if name == "stamps" else tensor[:size] for name, tensor in results.items()}
 
     def _admit(self, rows: tuple[PlanRow, ...]) -> None:

@@ -238,7 +238,7 @@ class Scheduler:
 
     def _decode_rows(self) -> list[PlanRow]:
         """Room for the widest round, so that a change of depth moves no reservation; then the width by batch size."""
-        ready = []
+        ready: list[tuple[Request, int, tuple[int, ...], tuple[tuple[int, ...], int]]] = []
         crossed, uncovered = 0, ((), 0)
         windowed = self.ledger.window is not None
         for request in list(self.active):

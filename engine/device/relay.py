@@ -59,6 +59,10 @@ class Relay:
             self._enter(*self._latest)
             self._latest = None
 
+    def drop(self) -> None:
+        """Forget what was published last: it was never computed."""
+        self._latest = None
+
     def lengths_and_roots(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """KV lengths [B] and bonus tokens [B, 1] of the batch."""
         if self._latest is not None:

@@ -1,4 +1,4 @@
-"""Whatever fails, stops or interferes in the middle of a step: the others say what they would have, every page is home."""
+"""Failures, interrupts and threads in the middle of a step: other requests keep their tokens, every page comes home."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def plant(monkeypatch, llm: LLM, place: str, error: BaseException, victim=None, 
     at = executor_module if owner is None else getattr(executor, owner) if owner else executor
     real = getattr(at, name)
 
-    def raising(*args, **kwargs):
+    def raising(*args: object, **kwargs: object):
         (plan,) = current
         rids = [row.rid for row in plan.rows]
         due = victim is None or (victim in rids and len(llm.request(victim).output) >= tokens)
@@ -207,6 +207,18 @@ def test_an_exit_in_the_middle_of_the_books_breaks_the_engine(monkeypatch):
     assert llm.health == "broken: SystemExit: 3" and llm.take(rid).finish.reason == "error"
 
 
+def test_an_interrupt_that_was_undone_excuses_no_later_exit(monkeypatch):
+    llm = launch()
+    llm.add(PROMPTS[0], PARAMS)
+    plant(monkeypatch, llm, "target", KeyboardInterrupt(), times=1)
+    with pytest.raises(KeyboardInterrupt):
+        llm.step()
+    monkeypatch.setattr(llm.loop.scheduler.ledger, "launch", lambda *_: (_ for _ in ()).throw(SystemExit(3)))
+    with pytest.raises(SystemExit):
+        llm.step()
+    assert llm.health == "broken: SystemExit: 3"
+
+
 def test_a_request_whose_text_cannot_be_made_ends_alone(monkeypatch, whole):
     llm = launch()
     rids = [llm.add(prompt, PARAMS) for prompt in PROMPTS]
@@ -233,7 +245,7 @@ def test_ranks_take_no_step_back(monkeypatch):
     llm.loop.isolates = False
     llm.add(PROMPTS[0], PARAMS)
     plant(monkeypatch, llm, "target", RuntimeError("this rank only"), times=1)
-    with pytest.raises(RuntimeError, match="^this rank only$"):
+    with pytest.raises(RuntimeError, match=r"^this rank only$"):
         llm.step()
     assert llm.health == "broken: RuntimeError: this rank only"
 
@@ -270,7 +282,7 @@ def test_ctrl_c_in_generate_leaves_an_idle_engine(monkeypatch, whole, version, m
     countdown = [moment]
 
     def ticking(function):
-        def wrapped(*args, **kwargs):
+        def wrapped(*args: object, **kwargs: object):
             countdown[0] -= 1
             if not countdown[0]:
                 signal.raise_signal(signal.SIGINT)
@@ -279,8 +291,16 @@ def test_ctrl_c_in_generate_leaves_an_idle_engine(monkeypatch, whole, version, m
         return wrapped
 
     executor, scheduler = llm.loop.executor, llm.loop.scheduler
-    for at, name in ((executor, "collect"), (executor.target, "forward"), (scheduler.ledger, "reserve"),
-                     (scheduler.ledger, "settle"), (scheduler, "finish"), (llm.loop, "add"), (llm, "_take")):  # fmt: skip
+    owners = {
+        "collect": executor,
+        "forward": executor.target,
+        "reserve": scheduler.ledger,
+        "settle": scheduler.ledger,
+        "finish": scheduler,
+        "add": llm.loop,
+        "_take": llm,
+    }
+    for name, at in owners.items():
         monkeypatch.setattr(at, name, ticking(getattr(at, name)))
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
@@ -337,7 +357,7 @@ def test_interrupts_wait_for_a_window_or_for_the_end_of_the_call():
 
 def test_a_second_interrupt_does_not_disturb_the_first():
     interrupts = Interrupts()
-    with pytest.raises(KeyboardInterrupt):  # noqa: SIM117, PT012 - the order of the contexts is the test
+    with pytest.raises(KeyboardInterrupt):  # noqa: SIM117 - the order of the contexts is the test
         with interrupts:
             try:
                 with interrupts.window:

@@ -91,7 +91,7 @@ def test_equals_plain_decoding_and_returns_every_page(
 class Failing:
     """A toy executor whose calls fail as `plan` says: by number of the call, before or after the real one."""
 
-    def __init__(self, executor, failures):
+    def __init__(self, executor, failures) -> None:
         self.executor, self.failures, self.calls = executor, dict(failures), 0
 
     def _call(self, function, argument):
@@ -136,7 +136,8 @@ def test_failed_and_interrupted_steps_change_no_token(jobs, lag, page_size, widt
     loop = toy_loop(lag=lag, page_size=page_size, pages=pages, width=width, rows=4, chunk=chunk, window=window)
     loop.executor = Failing(loop.executor, failures)
     requests = [
-        request(i, prompt, SamplingParams(max_new_tokens=n, stop=stop)) for i, (prompt, n, stop, _) in enumerate(jobs, 1)
+        request(i, prompt, SamplingParams(max_new_tokens=new, stop=stop))
+        for i, (prompt, new, stop, _) in enumerate(jobs, 1)
     ]
     for r in requests:
         loop.add(r)

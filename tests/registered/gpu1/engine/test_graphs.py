@@ -93,6 +93,31 @@ def test_a_change_of_depth_swaps_the_bundle(version):
     assert probes["graph.replayed"] > 0 == probes["graph.waited"]
 
 
+@pytest.mark.parametrize("version", ["v1", "v2"])
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_a_capture_that_breaks_off_changes_no_token(monkeypatch, error, version):
+    llm = engine("EAGLE3", 3, spec_version=version, strict_memory=2, **ASKED)
+    expected = answer(llm)
+    broken = []
+    absorb = llm.loop.executor.drafter.absorb
+
+    def breaking(*given: object):
+        state = absorb(*given)
+        if torch.cuda.is_current_stream_capturing() and not broken:
+            broken.append(llm.loop.executor.graphs.made)
+            raise error("in a capture")
+        return state
+
+    monkeypatch.setattr(llm.loop.executor.drafter, "absorb", breaking)
+    for _ in range(6):
+        try:
+            assert answer(llm) == expected
+        except KeyboardInterrupt:
+            assert error is KeyboardInterrupt
+    assert len(broken) == 1 and llm.health == "ok"
+    assert llm.loop.executor.graphs.made > 0 and llm.probes["graph.replayed"] > 0
+
+
 def test_what_a_graph_that_is_there_waits_for_is_counted():
     llm = engine("EAGLE3", 1, strict_memory=1, **ASKED)
     for _ in range(3):
