@@ -178,7 +178,9 @@ class Loop(Generic[Handle]):
 
     def _fail(self, request: Request, error: Exception) -> None:
         """End a request that made the engine raise an error."""
-        log.warning("request %d failed and was stopped", request.rid, exc_info=error)
+        # The traceback of an isolated request is that of the shared step before it.
+        shown = None if request.rid in self.scheduler.isolated else error
+        log.warning("request %d was stopped after %s", request.rid, described(error), exc_info=shown)
         message = f"the request made the engine raise {described(error)}; it was stopped, its tokens so far are exact"
         self.scheduler.end(request, Finish("error", message=message))
 

@@ -98,13 +98,14 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came back for one Ask. refusal: the engine's sentence where it refused the request, else ""."""
+    """What came back for one Ask. matched: the stop token or string, of an error its message. refusal: the engine's
+    sentence where it refused the request, else ""."""
 
     name: str
     prompt_ids: tuple[int, ...]
     output_ids: tuple[int, ...]
     text: str
-    finish: str  # "stop" | "length" | "abort" | "refused"
+    finish: str  # "stop" | "length" | "abort" | "error" | "refused"
     matched: int | str | None
     cached_tokens: int
     accept_lengths: tuple[int, ...]  # tokens of each verify round, bonus included

@@ -227,7 +227,7 @@ def answer(ask: Ask, prompt_ids: tuple[int, ...], output: Output) -> Answer:
         output_ids=output.output_ids,
         text=output.text,
         finish=output.finish.reason,
-        matched=output.finish.matched,
+        matched=output.finish.message if output.finish.reason == "error" else output.finish.matched,
         cached_tokens=output.cached_tokens,
         accept_lengths=output.accept_lengths,
         logprobs=output.logprobs,

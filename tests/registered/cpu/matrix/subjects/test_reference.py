@@ -36,6 +36,13 @@ def test_abort_after_some_tokens(algorithm: str):
     assert session.counters()["abort.running"] == 1
 
 
+def test_a_request_that_the_engine_stopped_answers_with_the_cause(monkeypatch):
+    session = ReferenceSubject().launch(asked(Cell.from_id("none")))
+    monkeypatch.setattr(session.llm.loop.executor, "_round", lambda *_: [][0])
+    (answer,) = session.generate([Ask("q", PROMPT, 8)])
+    assert answer.finish == "error" and "made the engine raise IndexError: list index out of range" in answer.matched
+
+
 def test_abort_while_queued():
     session = ReferenceSubject().launch(asked(Cell.from_id("none.m4")))
     answers = session.generate([Ask(f"q{i}", PROMPT, 8, abort_after=0 if i == 4 else None) for i in range(5)])
