@@ -30,6 +30,8 @@ Prompt = str | Sequence[int]
 class Output:
     """One finished generation.
 
+    `cached_tokens` is how many positions of the prompt the request did not compute when it was first admitted: fewer
+    than `prompt_tokens`, whatever is retracted later.
     Per verify round, `accept_lengths` holds the tokens, bonus included, and `round_widths` the nodes, root included.
     """
 

@@ -42,11 +42,17 @@ class Account:
     committed: int  # positions whose KV belongs to accepted tokens, by host knowledge
     in_flight: deque[int] = field(default_factory=deque)  # widths of launched, unresolved steps, oldest first
     held: bool = False  # no request uses it: it waits for a session's next turn
+    inherited: int = 0  # positions kept by the last hold, those that a request then computes again included
 
     @property
     def flying(self) -> int:
         """Positions that launched, unresolved steps may write."""
         return sum(self.in_flight) if self.in_flight else 0
+
+    @property
+    def computed(self) -> int:
+        """Positions with KV. What is computed again is overwritten with its own, so all that was inherited has some."""
+        return max(self.committed, self.inherited)
 
 
 class Ledger:
@@ -190,9 +196,9 @@ class Ledger:
         protected = account.shared * self.page_size
         if account.in_flight:
             raise LedgerError(f"hold: request {rid} still has {len(account.in_flight)} steps in flight")
-        if not max(1, protected) <= keep <= account.committed:
+        if not max(1, protected) <= keep <= account.computed:
             raise LedgerError(
-                f"hold: request {rid} cannot keep {keep} positions; it has {account.committed} committed, "
+                f"hold: request {rid} cannot keep {keep} positions; it has KV of {account.computed}, "
                 f"{protected} of them cached"
             )
         if not self.holdable(rid, keep):
@@ -205,6 +211,7 @@ class Ledger:
             self.free.append(page)
         if self.window is not None:
             self.window.trim(rid, keep)
+        account.inherited = keep
         account.committed = keep
         account.held = True
         self._record("hold", rid, (keep, *gone))

@@ -164,15 +164,15 @@ class Scheduler:
             return 0
         aborted = request.finish is not None and request.finish.reason == "abort"
         undone = aborted or request.retracting
-        committed = self._account(request).committed
-        keep = min(request.inherited if undone else request.num_tokens, committed)
+        computed = self._account(request).computed
+        keep = request.inherited if undone else min(request.num_tokens, computed)
         if not keep or not self.ledger.holdable(request.account, keep):
             return 0
         if undone:
             self.probes.hit("session.spared" if request.retracting else "session.rolled_back")
         else:
             self.probes.hit("session.held")
-            self.probes.hit("session.trimmed", committed - keep)
+            self.probes.hit("session.trimmed", computed - keep)
         return keep
 
     def publish(self, request: Request) -> None:

@@ -180,7 +180,7 @@ class World:
         assert isinstance(executor, ToyExecutor)
         shown = len(request.prompt) + len(request.output)
         aborted = request.finish.reason == "abort"
-        expected = min(request.inherited if aborted else shown, executor.computed[request.account])
+        expected = request.inherited if aborted else min(shown, executor.computed[request.account])
         account = self.ledger.accounts.get(request.account)
         kept = 0 if account is None or not account.held else account.committed
         if kept != expected and not (aborted and self.setup.window is not None and kept == 0):

@@ -177,9 +177,8 @@ CONTENTION_FAULTS: Final[tuple[Fault, ...]] = (
         klass=OFF_BY_ONE,
         origin="rule: an aborted turn rolls back to the last good one",
         file=SCHEDULE,
-        old="        keep = min(request.inherited if undone else request.num_tokens, committed)\n",
-        new="        keep = min(request.inherited and request.inherited + 2, committed) if undone "
-        "else min(request.num_tokens, committed)\n",
+        old="        keep = request.inherited if undone else min(request.num_tokens, computed)\n",
+        new="        keep = min(request.inherited and request.inherited + 2 if undone else request.num_tokens, computed)\n",
         expected=("session",),
         cells=("none.v1.p4.pair.stream.abort_running",),
         why="two positions of an aborted turn stay in the session, and the next one answers from them",

@@ -27,6 +27,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.rows: dict[int, list[int]] = {}
         self.shared: dict[int, int] = {}
         self.committed: dict[int, int] = {}
+        self.kept: dict[int, int] = {}
         self.flights: dict[int, list[int]] = {}
         self.held: set[int] = set()
         self.verbs = 0
@@ -44,6 +45,7 @@ class LedgerMachine(RuleBasedStateMachine):
         account = self.ledger.open(self.next, pages)
         self.rows[self.next], self.shared[self.next], self.flights[self.next] = list(pages), len(pages), []
         self.committed[self.next] = len(pages) * self.size
+        self.kept[self.next] = 0
         assert (account.rid, account.committed, account.flying) == (self.next, self.committed[self.next], 0)
         self.next += 1
         self.verbs += 1
@@ -110,14 +112,15 @@ class LedgerMachine(RuleBasedStateMachine):
         idle = [r for r, f in self.flights.items() if not f and self.committed[r] and r not in self.held]
         rid = data.draw(st.sampled_from(sorted(idle)))
         least = max(1, self.shared[rid] * self.size)
-        for wrong in (least - 1, self.committed[rid] + 1):
+        most = max(self.committed[rid], self.kept[rid])
+        for wrong in (least - 1, most + 1):
             with pytest.raises(LedgerError, match=f"hold: request {rid} cannot keep {wrong} positions"):
                 self.ledger.hold(rid, wrong)
-        keep = data.draw(st.integers(least, self.committed[rid]))
+        keep = data.draw(st.integers(least, most))
         stay = [page for i, page in enumerate(self.rows[rid]) if i * self.size < keep]
         assert list(self.ledger.hold(rid, keep)) == self.rows[rid][len(stay) :]
         self.free |= set(self.rows[rid][len(stay) :])
-        self.rows[rid], self.committed[rid] = stay, keep
+        self.rows[rid], self.committed[rid], self.kept[rid] = stay, keep, keep
         self.held.add(rid)
         self.verbs += 1
 
@@ -144,7 +147,7 @@ class LedgerMachine(RuleBasedStateMachine):
         rid = data.draw(st.sampled_from(sorted(r for r, f in self.flights.items() if not f)))
         self.ledger.close(rid)
         self.free |= set(self.rows[rid][self.shared[rid] :])
-        for table in (self.rows, self.shared, self.committed, self.flights):
+        for table in (self.rows, self.shared, self.committed, self.kept, self.flights):
             del table[rid]
         self.held.discard(rid)
         self.verbs += 1
@@ -248,8 +251,8 @@ def two_requests() -> Ledger:
         ("donate", (1, 1), "donate: request 1 has 3 positions committed, not 2 whole pages"),
         ("donate", (1, -1), "donate: request 1 has 3 positions committed, not 0 whole pages"),
         ("hold", (1, 3), "hold: request 1 still has 1 steps in flight"),
-        ("hold", (2, 1), "hold: request 2 cannot keep 1 positions; it has 2 committed, 2 of them cached"),
-        ("hold", (2, 3), "hold: request 2 cannot keep 3 positions; it has 2 committed, 2 of them cached"),
+        ("hold", (2, 1), "hold: request 2 cannot keep 1 positions; it has KV of 2, 2 of them cached"),
+        ("hold", (2, 3), "hold: request 2 cannot keep 3 positions; it has KV of 2, 2 of them cached"),
         ("hold", (7, 1), "request 7 has no account"),
         ("resume", (2,), "resume: account 2 is in use"),
         ("resume", (7,), "request 7 has no account"),

@@ -262,6 +262,19 @@ def test_a_cached_prefix_is_not_computed_again():
     assert scheduler.probes.counts["prefix.hit"] == 6
 
 
+def test_cached_tokens_are_those_of_the_first_admission_whatever_is_retracted():
+    scheduler = scheduler_of(cache=True)
+    (request,) = queue(scheduler, 7)
+    turn(scheduler)
+    scheduler.publish(request)
+    for _ in range(3):
+        turn(scheduler)
+    scheduler._retract(request)
+    (row,) = turn(scheduler).rows
+    # Its own pages serve it, but it had computed all of them itself.
+    assert row.start == 6 and (request.retractions, request.cached_tokens) == (1, 0)
+
+
 def test_abort_while_waiting_running_draining_retracting_and_done():
     scheduler = scheduler_of(rows=1)
     running, waiting = queue(scheduler, 3, 3)
