@@ -92,7 +92,7 @@ def _miscounted(moves: Mapping[int, Sequence[Move]], run: Run) -> str:
         answer = answers.get(one.id)
         if answer is not None and not answer.cached_tokens == found < one.prompt:
             return (
-                f"{one.name} reports {answer.cached_tokens} of {one.prompt} prompt tokens as cached, its first admission "
-                f"began behind {found}"
+                f"{one.name} reports {answer.cached_tokens} of {one.prompt} prompt tokens as cached, its first "
+                f"admission began behind {found}"
             )
     return ""

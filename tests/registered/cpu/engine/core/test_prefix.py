@@ -160,3 +160,17 @@ def test_a_match_is_the_longest_run_of_pages_whose_keys_were_seen(prompts, size,
             break
         longest += 1
     assert len(cache.match(last)) == longest
+
+
+def test_a_chain_of_thousands_of_pages_is_matched_evicted_and_dropped():
+    ledger = Ledger(5_000, 1)
+    cache = PrefixCache(ledger, 1)
+    tokens = [index % 7 for index in range(5_001)]
+    ledger.open(1)
+    ledger.reserve(1, 5_000)
+    ledger.launch(1, 5_000)
+    ledger.settle(1, 5_000)
+    assert cache.insert(1, tokens) == 5_000
+    ledger.close(1)
+    assert len(cache.match(tokens)) == 4_999 and cache.evict(4_000) == 4_000
+    assert len(cache.match(tokens)) == 1_000 and len(cache.nodes) == 1_000

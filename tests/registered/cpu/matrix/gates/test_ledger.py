@@ -42,7 +42,9 @@ def test_a_broken_journal_fails(measured):
 TURNS = "nextn.deepseek.s2.v2.p4.pair.stream"
 
 
-@pytest.mark.parametrize(("cell_id", "name"), [(TURNS, ".turn3"), (TURNS, ""), ("standalone.s3.v2.p4.m4.burst", ".again")])
+@pytest.mark.parametrize(
+    ("cell_id", "name"), [(TURNS, ".turn3"), (TURNS, ""), ("standalone.s3.v2.p4.m4.burst", ".again")]
+)
 def test_cached_tokens_are_what_the_first_admission_found(measured, altered, cell_id, name):
     cell, run, baseline = measured(cell_id)
     assert GATE.judge(cell, run, baseline).state is State.PASS
