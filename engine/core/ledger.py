@@ -15,7 +15,7 @@ Laws (`check`):
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -40,6 +40,9 @@ class Account:
     pages: list[int]  # shared (cached) pages first, then private ones; index i covers positions [i*P, (i+1)*P)
     shared: int  # how many leading pages are cached
     committed: int  # positions whose KV belongs to accepted tokens, by host knowledge
+    generation: int  # of the residence, that of the last request to use it
+    start: int  # first position that this residence computes
+    earlier: dict[int, int]  # first position -> generation that computed the KV from there on, before this residence
     in_flight: deque[int] = field(default_factory=deque)  # widths of launched, unresolved steps, oldest first
     held: bool = False  # no request uses it: it waits for a session's next turn
     inherited: int = 0  # positions kept by the last hold, those that a request then computes again included
@@ -53,6 +56,11 @@ class Account:
     def computed(self) -> int:
         """Positions with KV. What is computed again is overwritten with its own, so all that was inherited has some."""
         return max(self.committed, self.inherited)
+
+    @property
+    def writers(self) -> dict[int, int]:
+        """First position -> generation that computes the KV from there on, in this residence."""
+        return {**{first: by for first, by in self.earlier.items() if first < self.start}, self.start: self.generation}
 
 
 class Ledger:
@@ -70,6 +78,8 @@ class Ledger:
         self.owner: list[int] = [FREE] * (num_pages + 1)
         self.free: list[int] = list(range(num_pages, 0, -1))
         self.pins: dict[int, int] = {}  # cached page -> rows that use it
+        self.writer: dict[int, int] = {}  # cached page -> generation that computed it
+        self.generations = 0
         self.accounts: dict[int, Account] = {}
         self.journal: list[Entry] = []
         self.window: WindowBook | None = None
@@ -89,7 +99,9 @@ class Ledger:
             self.window.open(rid)
         for page in shared:
             self.pins[page] += 1
-        account = Account(rid, list(shared), len(shared), len(shared) * self.page_size)
+        begin = len(shared) * self.page_size
+        earlier = _spans((index * self.page_size, self.writer[page]) for index, page in enumerate(shared))
+        account = Account(rid, list(shared), len(shared), begin, self._generation(), begin, earlier)
         self.accounts[rid] = account
         self._record("open", rid, tuple(shared))
         return account
@@ -177,6 +189,8 @@ class Ledger:
         """Give the first `count` private pages to the cache; the row keeps using them, pinned."""
         account = self._used(rid)
         end = account.shared + count
+        if account.inherited:
+            raise LedgerError(f"donate: account {rid} was held, so a page of it may have several writers")
         if count < 0 or end * self.page_size > account.committed:
             raise LedgerError(
                 f"donate: request {rid} has {account.committed} positions committed, not {end} whole pages"
@@ -185,6 +199,7 @@ class Ledger:
         for page in given:
             self.owner[page] = CACHE
             self.pins[page] = 1
+            self.writer[page] = account.generation
         account.shared = end
         self._record("donate", rid, (count, *given))
         return given
@@ -211,6 +226,7 @@ class Ledger:
             self.free.append(page)
         if self.window is not None:
             self.window.trim(rid, keep)
+        account.earlier = _left(account, keep)
         account.inherited = keep
         account.committed = keep
         account.held = True
@@ -231,6 +247,7 @@ class Ledger:
             raise LedgerError(
                 f"resume: account {rid} cannot compute {again} of its {account.committed} positions again"
             )
+        account.generation, account.start = self._generation(), start
         account.committed = start
         account.held = False
         self._record("resume", rid, (again,))
@@ -256,7 +273,7 @@ class Ledger:
         self._demand_cached("evict", page)
         if self.pins[page]:
             raise LedgerError(f"evict: page {page} is used by {self.pins[page]} rows")
-        del self.pins[page]
+        del self.pins[page], self.writer[page]
         self.owner[page] = FREE
         self.free.append(page)
         self._record("evict", 0, (page,))
@@ -353,6 +370,11 @@ class Ledger:
         if self.owner[page] != CACHE:
             raise LedgerError(f"{verb}: page {page} is not in the cache")
 
+    def _generation(self) -> int:
+        """A number that no residence had before."""
+        self.generations += 1
+        return self.generations
+
     def _account(self, rid: int) -> Account:
         account = self.accounts.get(rid)
         if account is None:
@@ -369,3 +391,22 @@ class Ledger:
         self.journal.append((verb, rid, numbers))
         if self.strict:
             self.check()
+
+
+def _spans(writers: Iterable[tuple[int, int]]) -> dict[int, int]:
+    """First position -> generation, without those that go on as before."""
+    spans: dict[int, int] = {}
+    last = 0
+    for first, by in writers:
+        if by != last:
+            spans[first] = last = by
+    return spans
+
+
+def _left(account: Account, keep: int) -> dict[int, int]:
+    """Who computed the first `keep` positions: behind what this residence committed all is as it was inherited."""
+    writers = account.writers
+    for (first, by), end in zip(account.earlier.items(), [*list(account.earlier)[1:], keep], strict=False):
+        if end > account.committed:
+            writers[max(first, account.committed)] = by
+    return _spans((first, by) for first, by in writers.items() if first < keep)

@@ -222,20 +222,21 @@ class Scheduler:
         self, request: Request, before: int, added: tuple[int, ...], window: tuple[tuple[int, ...], int], width: int
     ) -> PlanRow:
         """Launch one row of a verify round; `before`: pages it had before those added."""
-        account = request.account
+        account = self._account(request)
         return PlanRow(
             request.rid,
-            account,
+            request.account,
             request.row,
             width,
-            self.ledger.launch(account, width),
+            self.ledger.launch(request.account, width),
             added,
-            (account,) * len(added),
             before,
+            account.generation,
             0,
             tuple(request.tokens) if self.tell else (),
             None,
             None,
+            (),
             *window,
         )
 
@@ -268,22 +269,20 @@ class Scheduler:
         following = tokens[end] if end < len(tokens) else None
         if following is not None:
             self.probes.hit("prefill.chunked")
-        pages = tuple(account.pages[before:])
-        cached = account.shared if admitted else 0
-        writers = (*map(self.cache.writer, pages[:cached]), *(request.account,) * (len(pages) - cached))
         return PlanRow(
             request.rid,
             request.account,
             request.row,
             take,
             end,
-            pages,
-            writers,
+            tuple(account.pages[before:]),
             before,
+            account.generation,
             start,
             tuple(tokens[start:end]),
             following,
             (request.params, request.seed) if admitted else None,
+            tuple(account.writers.items()) if admitted else (),
             window_pages,
             window_first,
         )

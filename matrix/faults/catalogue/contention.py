@@ -207,11 +207,6 @@ CONTENTION_FAULTS: Final[tuple[Fault, ...]] = (
                 "        for page in reversed(account.pages[account.shared :]):\n",
             ),
             Edit(HELD, "if n == self.ledger.pins[page] and", "if n == self.ledger.pins.get(page) and"),
-            Edit(
-                PREFIX,
-                "        return self.nodes[page].writer\n",
-                "        return self.nodes[page].writer if page in self.nodes else -1\n",
-            ),
             Edit(SCHEDULE, "        self.ledger.check()\n", ""),
         ),
         expected=("ledger",),

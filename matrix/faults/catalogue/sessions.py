@@ -57,6 +57,18 @@ SESSION_FAULTS: Final[tuple[Fault, ...]] = (
         why="each aborted turn takes the positions that it computed again from the session",
     ),
     Fault(
+        id="span-left-as-it-was",
+        klass=STALE,
+        origin="sglang#10846 between two turns: draft KV of a token that nobody said",
+        file="engine/device/batch.py",
+        old="        return slots.masked_fill(at >= (self.start + self.lengths)[:, None], 0)\n",
+        new="        first = (at == self.start[:, None]) & (at > 0)\n"
+        "        return slots.masked_fill((at >= (self.start + self.lengths)[:, None]) | first, 0)\n",
+        expected=("ledger",),
+        cells=("eagle3.s3.k1.n4.v1.nocache.pair.stream.length",),
+        why="a turn reads, at the position that it should have computed again, what the turn before it left there",
+    ),
+    Fault(
         id="aborted-turn-in-history",
         klass=STALE,
         origin="rule: ids roll back to the last good turn",

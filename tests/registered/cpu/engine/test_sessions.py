@@ -15,6 +15,7 @@ from engine.core.errors import RequestError
 from engine.core.journal import replay
 from engine.core.request import Finish, Phase, SamplingParams
 from engine.core.session import SessionParams
+from engine.device.batch import StepBatch
 
 pytestmark = pytest.mark.register(est_seconds=12, tier="cpu", stage="pr")
 
@@ -75,6 +76,23 @@ def at_rest(llm: LLM) -> None:
     assert not ledger.accounts and len(ledger.free) + ledger.cached == ledger.num_pages
     replay(llm.journal, ledger.num_pages, ledger.page_size)
     assert llm.probes["stamp.checked"] > 0 and llm.probes["stamp.wrong"] == 0
+
+
+def test_stale_kv_of_an_earlier_turn_carries_another_stamp(monkeypatch):
+    """A turn whose first position is not written reads there what the turn before wrote, for the same position."""
+    slots_at = StepBatch._slots_at
+
+    def astray(self, at):
+        return slots_at(self, at).masked_fill((at == self.start[:, None]) & (at > 0) & (self.lengths is not None), 0)
+
+    for planted in (False, True):
+        llm = launch(CHAIN, spec_version="v1", disable_radix_cache=True)
+        name = llm.open_session(1000, streaming=True)
+        talk(llm, name, TURNS[0], ENDS[0])
+        if planted:
+            monkeypatch.setattr(StepBatch, "_slots_at", astray)
+        talk(llm, name, TURNS[1], ENDS[2])
+        assert (llm.probes["stamp.wrong"] > 0) == planted
 
 
 def talk(llm: LLM, name: str, text: str, params: SamplingParams):

@@ -107,7 +107,7 @@ def test_the_next_turn_begins_on_the_kept_pages_in_a_row_of_its_own():
     row = plan.rows[1]
     assert (row.rid, row.account, row.row, row.start, row.tokens) == (3, 1, request.row, 7, (7, 50, 51))
     assert row.pages[: len(pages)] == tuple(pages) and row.first_page == 0
-    assert row.writers == (1,) * len(row.pages) and row.admit is not None
+    assert row.writers == ((0, 1), (7, 3)) and row.admit is not None
     assert (request.inherited, request.cached_tokens, request.prefilled) == (7, 7, 10)
     assert scheduler.probes.counts["session.inherited"] == 7
     scheduler.finish(request, Finish("length"))

@@ -37,7 +37,7 @@ def test_a_prefix_is_found_again():
     assert run(ledger, cache, 1, [1, 2, 3, 4, 5]) == ([], 2)
     pages, given = run(ledger, cache, 2, [1, 2, 3, 4, 6, 7])
     assert len(pages) == 2 and given == 1
-    assert [cache.writer(page) for page in pages] == [1, 1]
+    assert [ledger.writer[page] for page in pages] == [1, 1]
     assert len(cache.match([1, 2, 3, 4, 6, 7, 8])) == 3
     assert cache.match([9, 2, 3]) == []
 

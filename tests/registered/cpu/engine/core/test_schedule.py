@@ -95,7 +95,7 @@ def test_a_prefill_row_says_exactly_what_to_compute():
     (row,) = turn(scheduler).rows
     assert (row.start, row.width, row.bound, row.tokens, row.following) == (0, 5, 5, request.prompt, None)
     assert row.pages == tuple(scheduler.ledger.accounts[1].pages) and row.first_page == 0
-    assert row.writers == (1, 1, 1) and row.last_chunk and row.admit == (request.params, 1)
+    assert row.writers == ((0, 1),) and row.last_chunk and row.admit == (request.params, 1)
 
 
 def test_a_round_reserves_behind_everything_in_flight():
@@ -258,7 +258,7 @@ def test_a_cached_prefix_is_not_computed_again():
     scheduler.add(again)
     (row,) = turn(scheduler).rows
     assert (row.start, row.tokens, again.cached_tokens) == (6, again.prompt[6:], 6)
-    assert row.writers[:3] == (1, 1, 1) and set(row.writers[3:]) == {2} and row.first_page == 0
+    assert row.writers == ((0, 1), (6, 2)) and row.generation == 2 and row.first_page == 0
     assert scheduler.probes.counts["prefix.hit"] == 6
 
 
