@@ -1,4 +1,6 @@
-"""KV ownership as a pure ledger: few verbs, a journal, and laws that hold after every verb.
+"""KV ownership as a pure ledger: few verbs, a journal of them, and laws that hold after every verb.
+
+The journal is a stream: subscribers get every entry, and the ledger itself keeps the latest ones only.
 
 Pages are numbered 1..num_pages; page 0 is padding on the device and belongs to nobody. Counts are token positions.
 
@@ -15,13 +17,14 @@ Laws (`check`):
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from engine.core.errors import LedgerError
+from engine.core.errors import EngineError, LedgerError
 from engine.core.window import Window, WindowBook
 
+KEPT: Final = 4096  # entries of the journal, the latest ones
 FREE: Final = 0
 CACHE: Final = -1
 
@@ -81,11 +84,28 @@ class Ledger:
         self.writer: dict[int, int] = {}  # cached page -> generation that computed it
         self.generations = 0
         self.accounts: dict[int, Account] = {}
-        self.journal: list[Entry] = []
+        self._journal: deque[Entry] = deque(maxlen=KEPT)
+        self._entries = 0
+        self._subscribers: list[Callable[[Entry], None]] = []
         self.window: WindowBook | None = None
         if window is not None:
             self.window = WindowBook(window, page_size)
             self._record("window", 0, (window.tokens, window.pages, window.margin))
+
+    @property
+    def journal(self) -> list[Entry]:
+        """Every entry so far. EngineError once the first ones are gone, as the latest KEPT stay."""
+        if self._entries > KEPT:
+            raise EngineError(
+                f"the journal keeps the latest {KEPT} of {self._entries} entries; subscribe to it earlier"
+            )
+        return list(self._journal)
+
+    def subscribe(self, tell: Callable[[Entry], None]) -> None:
+        """Call `tell` with every entry, those so far at once. EngineError once the first ones are gone."""
+        for entry in self.journal:
+            tell(entry)
+        self._subscribers.append(tell)
 
     def open(self, rid: int, shared: Sequence[int] = ()) -> Account:
         """Open an account that starts on cached pages, all of them whole."""
@@ -388,7 +408,11 @@ class Ledger:
         return account
 
     def _record(self, verb: str, rid: int, numbers: tuple[int, ...]) -> None:
-        self.journal.append((verb, rid, numbers))
+        entry = (verb, rid, numbers)
+        self._journal.append(entry)
+        self._entries += 1
+        for tell in self._subscribers:
+            tell(entry)
         if self.strict:
             self.check()
 

@@ -9,9 +9,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from engine.core.errors import LedgerError
+from engine.core.errors import EngineError, LedgerError
 from engine.core.journal import replay
-from engine.core.ledger import CACHE, FREE, Ledger, OutOfPages
+from engine.core.ledger import CACHE, FREE, KEPT, Entry, Ledger, OutOfPages
 
 pytestmark = pytest.mark.register(est_seconds=12, tier="cpu", stage="pr")
 
@@ -456,3 +456,23 @@ def test_a_page_with_several_writers_is_never_cached():
     step(ledger, 1, 3)
     with pytest.raises(LedgerError, match=r"^donate: account 1 was held, so a page of it may have several writers$"):
         ledger.donate(1, 1)
+
+
+def test_a_subscriber_gets_every_entry_and_the_ledger_keeps_the_latest():
+    ledger = Ledger(2, 1)
+    ledger.open(1)
+    seen: list[Entry] = []
+    ledger.subscribe(seen.append)
+    for rid in range(2, KEPT // 2 + 1):
+        ledger.open(rid)
+        ledger.close(rid)
+    ledger.close(1)
+    assert ledger.journal == seen and len(seen) == KEPT
+    ledger.open(1)
+    assert len(seen) == KEPT + 1 and seen[-1] == ("open", 1, ())
+    assert replay(seen, 2, 1).accounts.keys() == {1}
+    sentence = f"^the journal keeps the latest {KEPT} of {KEPT + 1} entries; subscribe to it earlier$"
+    for late in (lambda: ledger.journal, lambda: ledger.subscribe(seen.append)):
+        with pytest.raises(EngineError, match=sentence):
+            late()
+    assert len(seen) == KEPT + 1
