@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import re
+from collections import Counter
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -93,6 +95,39 @@ def test_stale_kv_of_an_earlier_turn_carries_another_stamp(monkeypatch):
             monkeypatch.setattr(StepBatch, "_slots_at", astray)
         talk(llm, name, TURNS[1], ENDS[2])
         assert (llm.probes["stamp.wrong"] > 0) == planted
+
+
+def alive() -> Counter[str]:
+    """The engine's own objects, by class."""
+    gc.collect()
+    classes = (type(each) for each in gc.get_objects())
+    return Counter(kind.__name__ for kind in classes if kind.__module__.startswith("engine.core"))
+
+
+def test_at_rest_nothing_of_what_was_served_is_alive_but_the_tokens_of_open_sessions():
+    llm = launch(CHAIN, spec_version="v2", max_total_tokens=256, strict_memory=0, kv_stamps=False)
+    short = SamplingParams(max_new_tokens=2, ignore_eos=True)
+    line, tree = llm.open_session(10_000, streaming=True), llm.open_session(10_000)
+    counts = []
+    for number in range(12):
+        rids = [llm.add([5 + number, place, *range(40)], short) for place in range(6)]
+        rids += [llm.add([7, 8, 9], short, SessionParams(name)) for name in (line, tree, tree)]
+        llm.step()
+        for rid in (rids[0], rids[-1], *([rids[6]] if number % 2 else [])):
+            llm.abort(rid)
+        while llm.step():
+            pass
+        for rid in rids:
+            llm.take(rid)
+        counts.append(alive())
+    # A session remembers its requests; the prefix cache, and what the line holds, go where pages are needed.
+    assert [count.pop("Branch") for count in counts] == list(range(2, 26, 2))
+    assert all(count.pop("Node") <= 257 and count.pop("Account", 0) <= 1 for count in counts)
+    assert counts[-1] == counts[-5] == counts[2]
+    assert not {"Request", "Transcript", "StopRules", "SpecMetrics"} & counts[-1].keys()
+    for name in (line, tree):
+        llm.close_session(name)
+    assert "Branch" not in alive() and "Session" not in alive()
 
 
 def talk(llm: LLM, name: str, text: str, params: SamplingParams):
