@@ -17,10 +17,10 @@ Laws (`check`):
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from typing import Final
 
+from engine.core.account import Account, spans
 from engine.core.errors import EngineError, LedgerError
 from engine.core.window import Window, WindowBook
 
@@ -33,37 +33,6 @@ Entry = tuple[str, int, tuple[int, ...]]  # verb, request id (0 for none), argum
 
 class OutOfPages(Exception):
     """A reservation needs more free pages than there are. Nothing was changed."""
-
-
-@dataclass(eq=False, slots=True)
-class Account:
-    """What one request holds, or a session between two of its turns. Only the ledger writes it."""
-
-    rid: int
-    pages: list[int]  # shared (cached) pages first, then private ones; index i covers positions [i*P, (i+1)*P)
-    shared: int  # how many leading pages are cached
-    committed: int  # positions whose KV belongs to accepted tokens, by host knowledge
-    generation: int  # of the residence, that of the last request to use it
-    start: int  # first position that this residence computes
-    earlier: dict[int, int]  # first position -> generation that computed the KV from there on, before this residence
-    in_flight: deque[int] = field(default_factory=deque)  # widths of launched, unresolved steps, oldest first
-    held: bool = False  # no request uses it: it waits for a session's next turn
-    inherited: int = 0  # positions kept by the last hold, those that a request then computes again included
-
-    @property
-    def flying(self) -> int:
-        """Positions that launched, unresolved steps may write."""
-        return sum(self.in_flight) if self.in_flight else 0
-
-    @property
-    def computed(self) -> int:
-        """Positions with KV. What is computed again is overwritten with its own, so all that was inherited has some."""
-        return max(self.committed, self.inherited)
-
-    @property
-    def writers(self) -> dict[int, int]:
-        """First position -> generation that computes the KV from there on, in this residence."""
-        return {**{first: by for first, by in self.earlier.items() if first < self.start}, self.start: self.generation}
 
 
 class Ledger:
@@ -120,7 +89,7 @@ class Ledger:
         for page in shared:
             self.pins[page] += 1
         begin = len(shared) * self.page_size
-        earlier = _spans((index * self.page_size, self.writer[page]) for index, page in enumerate(shared))
+        earlier = spans((index * self.page_size, self.writer[page]) for index, page in enumerate(shared))
         account = Account(rid, list(shared), len(shared), begin, self._generation(), begin, earlier)
         self.accounts[rid] = account
         self._record("open", rid, tuple(shared))
@@ -246,7 +215,7 @@ class Ledger:
             self.free.append(page)
         if self.window is not None:
             self.window.trim(rid, keep)
-        account.earlier = _left(account, keep)
+        account.earlier = account.left(keep)
         account.inherited = keep
         account.committed = keep
         account.held = True
@@ -415,22 +384,3 @@ class Ledger:
             tell(entry)
         if self.strict:
             self.check()
-
-
-def _spans(writers: Iterable[tuple[int, int]]) -> dict[int, int]:
-    """First position -> generation, without those that go on as before."""
-    spans: dict[int, int] = {}
-    last = 0
-    for first, by in writers:
-        if by != last:
-            spans[first] = last = by
-    return spans
-
-
-def _left(account: Account, keep: int) -> dict[int, int]:
-    """Who computed the first `keep` positions: behind what this residence committed all is as it was inherited."""
-    writers = account.writers
-    for (first, by), end in zip(account.earlier.items(), [*list(account.earlier)[1:], keep], strict=False):
-        if end > account.committed:
-            writers[max(first, account.committed)] = by
-    return _spans((first, by) for first, by in writers.items() if first < keep)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from engine.core.account import Account
 from engine.core.adaptive import DraftSteps
 from engine.core.admission import Admission
 from engine.core.held import HeldAccounts
-from engine.core.ledger import Account, Ledger, OutOfPages
+from engine.core.ledger import Ledger, OutOfPages
 from engine.core.plan import PlanRow, StepPlan
 from engine.core.prefix import PrefixCache
 from engine.core.probes import Probes
