@@ -33,6 +33,8 @@ Prompt = str | Sequence[int]
 class Output:
     """One finished generation.
 
+    `cached_tokens` is how many positions of the prompt the request did not compute when it was first admitted: fewer
+    than `prompt_tokens`, whatever is retracted later.
     Per verify round, `accept_lengths` holds the tokens, bonus included, and `round_widths` the nodes, root included.
     """
 
@@ -344,8 +346,12 @@ class LLM:
 
     @property
     def journal(self) -> list[Entry]:
-        """Every verb of the ledger so far."""
-        return list(self.loop.scheduler.ledger.journal)
+        """Every verb of the ledger so far. EngineError once the first ones are gone: the latest few thousand stay."""
+        return self.loop.scheduler.ledger.journal
+
+    def subscribe_journal(self, tell: Callable[[Entry], None]) -> None:
+        """Call `tell` with every verb of the ledger, those so far at once. EngineError once the first ones are gone."""
+        self.loop.scheduler.ledger.subscribe(tell)
 
     def readback(self) -> dict[str, Any]:
         """What runs, read from the running parts and not from the resolved configuration.

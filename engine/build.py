@@ -73,7 +73,7 @@ def build(
         context_length=resolved.context_length,
         tell=drafter.traits.reads_host,
     )
-    witness = None if tell is None else Witness(ledger.journal, tell, probes)
+    witness = None if tell is None else Witness(ledger, tell, probes)
     executor = _executor(context, drafter, windows, windowed, scheduler, ranks, witness)
     return Loop(
         scheduler,

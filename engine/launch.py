@@ -131,12 +131,12 @@ class DeviceExecutor:
         """A round by its graph. Requests that only fill it up have row 0, which owns no page and stays empty."""
         graphs, table, size = self.graphs, self.table, len(plan.rows)
         assert graphs is not None
-        rows, accounts = graphs.give([row.row for row in plan.rows], [row.account for row in plan.rows])
+        rows, generations = graphs.give([row.row for row in plan.rows], [row.generation for row in plan.rows])
         width, reach = plan.rows[0].width, reach_of(max(row.bound for row in plan.rows), table.positions)
         self.relay.settle()
 
         def whole_round() -> Results:
-            results = self._step(plan, StepBatch.round(rows, accounts, width, reach, self.relay, table))
+            results = self._step(plan, StepBatch.round(rows, generations, width, reach, self.relay, table))
             self.relay.settle()
             self.relay.length[:1].zero_()
             return results
@@ -247,16 +247,16 @@ class DeviceExecutor:
 
     def _stamp(self, batch: StepBatch, side: WindowStep | None, write: Tensor, positions: Tensor) -> Results:
         """Stamp the slots about to be written, and compare the stamps of every position below `start`."""
-        accounts = batch.accounts
-        if self.pool.stamps is None or accounts is None:
+        generations = batch.generations
+        if self.pool.stamps is None or generations is None:
             return {}
         expected = self.table.expected(batch.rows, batch.reach)
         below = count(batch.reach, write.device) < batch.start[:, None]
         wrong = (self.pool.stamps[batch.slots] != expected) & below
-        self.pool.stamps[write.flatten()] = stamp(accounts[:, None], positions).flatten()
+        self.pool.stamps[write.flatten()] = stamp(generations[:, None], positions).flatten()
         checked, bad = below.sum(), wrong.sum()
         if self.window is not None and side is not None:
-            more, worse = self.window.stamp(batch, side, accounts, positions)
+            more, worse = self.window.stamp(batch, side, generations, positions)
             checked, bad = checked + more, bad + worse
         return {"stamps": torch.stack((checked, bad))}
 

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from hashlib import blake2b
 
-from engine.core.agreement import PLAN, RESULT, JournalDigest, Told, digest
+from engine.core.agreement import PLAN, RESULT, Told, digest
+from engine.core.ledger import Ledger
 from engine.core.plan import StepPlan, StepResult
 from engine.core.probes import Probes
 
 
 class Witness:
-    """Tells digests of every plan before its launch and of every result as it is read. journal: the ledger's."""
+    """Tells digests of the ledger's journal and of every plan before its launch, and of every result as it is read."""
 
-    def __init__(self, journal: Sequence[object], tell: Callable[[Told], None], probes: Probes) -> None:
-        self._journal, self._tell, self._probes = journal, tell, probes
-        self._entries = JournalDigest()
+    def __init__(self, ledger: Ledger, tell: Callable[[Told], None], probes: Probes) -> None:
+        self._tell, self._probes = tell, probes
+        self._journal = blake2b(digest_size=8)
+        ledger.subscribe(lambda entry: self._journal.update(repr(entry).encode()))
 
     def planned(self, plan: StepPlan) -> None:
         """Before the launch of a plan."""
         self._probes.hit("rank.step")
-        self._tell(Told(PLAN, (self._entries.of(self._journal), digest(plan))))
+        self._tell(Told(PLAN, (self._journal.hexdigest(), digest(plan))))
 
     def read(self, result: StepResult, drafts: Sequence[Sequence[int]]) -> None:
         """drafts: the tokens of each request's proposed tree, empty behind a prefill step."""

@@ -188,7 +188,7 @@ def served(answered: Iterable[tuple[Ask, Answer]]) -> Iterator[Served]:
         account = rid = int(answer.meta_info["id"])
         if ask.session is not None and ask.session.streaming:
             account = accounts.setdefault(ask.session.id, rid)
-            if ask.abort_after == 0 and not answer.output_ids:
+            if ask.abort_after == 0 and not answer.output_ids and not answer.cached_tokens:
                 continue
         tokens = (*answer.prompt_ids, *answer.output_ids)
         yield Served(answer.name, rid, account, tokens, len(answer.prompt_ids), answer.retractions)

@@ -90,16 +90,16 @@ class Admission:
         """Open the request's account on the longest cached prefix, or resume what its session holds; then make room."""
         if request.account in self.held:
             request.inherited = self.held.resume(request.account, self.cache.key_span)
-            request.cached_tokens = request.inherited
             self.probes.hit("session.inherited", request.inherited)
             self.probes.hit("session.restored", request.retractions > 0)
         else:
             shared = self.cache.match(request.tokens)
             self.ledger.open(request.account, shared)
             request.inherited = 0
-            request.cached_tokens = len(shared) * self.ledger.page_size
-            self.probes.hit("prefix.hit", request.cached_tokens)
+            self.probes.hit("prefix.hit", len(shared) * self.ledger.page_size)
         request.prefilled = self.ledger.accounts[request.account].committed
+        if not request.retractions:
+            request.cached_tokens = request.prefilled
         self.reclaim(request, request.num_tokens + self.width - request.prefilled)
         while self._window_excess(request) > 0 and self._drop(request):
             pass

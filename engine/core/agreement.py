@@ -7,7 +7,7 @@ rank tells its plan before it launches it, and what it read of a step as soon as
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Final, NamedTuple
@@ -88,18 +88,3 @@ class Comparison:
 def digest(values: object) -> str:
     """16 hex digits over plain values, the same in every process."""
     return blake2b(repr(values).encode(), digest_size=8).hexdigest()
-
-
-class JournalDigest:
-    """A digest of a list that only grows, which reads each entry once."""
-
-    def __init__(self) -> None:
-        self._read = 0
-        self._state = blake2b(digest_size=8)
-
-    def of(self, journal: Sequence[object]) -> str:
-        """16 hex digits over all entries so far."""
-        fresh: Iterable[object] = journal[self._read :]
-        self._read = len(journal)
-        self._state.update(repr(fresh).encode())
-        return self._state.hexdigest()

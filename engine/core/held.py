@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 
+from engine.core.account import Account
 from engine.core.errors import LedgerError
-from engine.core.ledger import Account, Ledger
+from engine.core.ledger import Ledger
 from engine.core.probes import Probes
 
 

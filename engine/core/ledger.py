@@ -1,4 +1,6 @@
-"""KV ownership as a pure ledger: few verbs, a journal, and laws that hold after every verb.
+"""KV ownership as a pure ledger: few verbs, a journal of them, and laws that hold after every verb.
+
+The journal is a stream: subscribers get every entry, and the ledger itself keeps the latest ones only.
 
 Pages are numbered 1..num_pages; page 0 is padding on the device and belongs to nobody. Counts are token positions.
 
@@ -15,13 +17,14 @@ Laws (`check`):
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from typing import Final
 
-from engine.core.errors import LedgerError
+from engine.core.account import Account, spans
+from engine.core.errors import EngineError, LedgerError
 from engine.core.window import Window, WindowBook
 
+KEPT: Final = 4096  # entries of the journal, the latest ones
 FREE: Final = 0
 CACHE: Final = -1
 
@@ -30,23 +33,6 @@ Entry = tuple[str, int, tuple[int, ...]]  # verb, request id (0 for none), argum
 
 class OutOfPages(Exception):
     """A reservation needs more free pages than there are. Nothing was changed."""
-
-
-@dataclass(eq=False, slots=True)
-class Account:
-    """What one request holds, or a session between two of its turns. Only the ledger writes it."""
-
-    rid: int
-    pages: list[int]  # shared (cached) pages first, then private ones; index i covers positions [i*P, (i+1)*P)
-    shared: int  # how many leading pages are cached
-    committed: int  # positions whose KV belongs to accepted tokens, by host knowledge
-    in_flight: deque[int] = field(default_factory=deque)  # widths of launched, unresolved steps, oldest first
-    held: bool = False  # no request uses it: it waits for a session's next turn
-
-    @property
-    def flying(self) -> int:
-        """Positions that launched, unresolved steps may write."""
-        return sum(self.in_flight) if self.in_flight else 0
 
 
 class Ledger:
@@ -64,12 +50,31 @@ class Ledger:
         self.owner: list[int] = [FREE] * (num_pages + 1)
         self.free: list[int] = list(range(num_pages, 0, -1))
         self.pins: dict[int, int] = {}  # cached page -> rows that use it
+        self.writer: dict[int, int] = {}  # cached page -> generation that computed it
+        self.generations = 0
         self.accounts: dict[int, Account] = {}
-        self.journal: list[Entry] = []
+        self._journal: deque[Entry] = deque(maxlen=KEPT)
+        self._entries = 0
+        self._subscribers: list[Callable[[Entry], None]] = []
         self.window: WindowBook | None = None
         if window is not None:
             self.window = WindowBook(window, page_size)
             self._record("window", 0, (window.tokens, window.pages, window.margin))
+
+    @property
+    def journal(self) -> list[Entry]:
+        """Every entry so far. EngineError once the first ones are gone, as the latest KEPT stay."""
+        if self._entries > KEPT:
+            raise EngineError(
+                f"the journal keeps the latest {KEPT} of {self._entries} entries; subscribe to it earlier"
+            )
+        return list(self._journal)
+
+    def subscribe(self, tell: Callable[[Entry], None]) -> None:
+        """Call `tell` with every entry, those so far at once. EngineError once the first ones are gone."""
+        for entry in self.journal:
+            tell(entry)
+        self._subscribers.append(tell)
 
     def open(self, rid: int, shared: Sequence[int] = ()) -> Account:
         """Open an account that starts on cached pages, all of them whole."""
@@ -83,7 +88,9 @@ class Ledger:
             self.window.open(rid)
         for page in shared:
             self.pins[page] += 1
-        account = Account(rid, list(shared), len(shared), len(shared) * self.page_size)
+        begin = len(shared) * self.page_size
+        earlier = spans((index * self.page_size, self.writer[page]) for index, page in enumerate(shared))
+        account = Account(rid, list(shared), len(shared), begin, self._generation(), begin, earlier)
         self.accounts[rid] = account
         self._record("open", rid, tuple(shared))
         return account
@@ -179,6 +186,8 @@ class Ledger:
         """Give the first `count` private pages to the cache; the row keeps using them, pinned."""
         account = self._used(rid)
         end = account.shared + count
+        if account.inherited:
+            raise LedgerError(f"donate: account {rid} was held, so a page of it may have several writers")
         if count < 0 or end * self.page_size > account.committed:
             raise LedgerError(
                 f"donate: request {rid} has {account.committed} positions committed, not {end} whole pages"
@@ -187,6 +196,7 @@ class Ledger:
         for page in given:
             self.owner[page] = CACHE
             self.pins[page] = 1
+            self.writer[page] = account.generation
         account.shared = end
         self._record("donate", rid, (count, *given))
         return given
@@ -198,9 +208,9 @@ class Ledger:
         protected = account.shared * self.page_size
         if account.in_flight:
             raise LedgerError(f"hold: request {rid} still has {len(account.in_flight)} steps in flight")
-        if not max(1, protected) <= keep <= account.committed:
+        if not max(1, protected) <= keep <= account.computed:
             raise LedgerError(
-                f"hold: request {rid} cannot keep {keep} positions; it has {account.committed} committed, "
+                f"hold: request {rid} cannot keep {keep} positions; it has KV of {account.computed}, "
                 f"{protected} of them cached"
             )
         if not self.holdable(rid, keep):
@@ -213,6 +223,8 @@ class Ledger:
             self.free.append(page)
         if self.window is not None:
             self.window.trim(rid, keep)
+        account.earlier = account.left(keep)
+        account.inherited = keep
         account.committed = keep
         account.held = True
         self._record("hold", rid, (keep, *gone))
@@ -232,6 +244,7 @@ class Ledger:
             raise LedgerError(
                 f"resume: account {rid} cannot compute {again} of its {account.committed} positions again"
             )
+        account.generation, account.start = self._generation(), start
         account.committed = start
         account.held = False
         self._record("resume", rid, (again,))
@@ -257,7 +270,7 @@ class Ledger:
         self._demand_cached("evict", page)
         if self.pins[page]:
             raise LedgerError(f"evict: page {page} is used by {self.pins[page]} rows")
-        del self.pins[page]
+        del self.pins[page], self.writer[page]
         self.owner[page] = FREE
         self.free.append(page)
         self._record("evict", 0, (page,))
@@ -354,6 +367,11 @@ class Ledger:
         if self.owner[page] != CACHE:
             raise LedgerError(f"{verb}: page {page} is not in the cache")
 
+    def _generation(self) -> int:
+        """A number that no residence had before."""
+        self.generations += 1
+        return self.generations
+
     def _account(self, rid: int) -> Account:
         account = self.accounts.get(rid)
         if account is None:
@@ -367,6 +385,10 @@ class Ledger:
         return account
 
     def _record(self, verb: str, rid: int, numbers: tuple[int, ...]) -> None:
-        self.journal.append((verb, rid, numbers))
+        entry = (verb, rid, numbers)
+        self._journal.append(entry)
+        self._entries += 1
+        for tell in self._subscribers:
+            tell(entry)
         if self.strict:
             self.check()

@@ -11,7 +11,7 @@ from engine.core.request import SamplingParams
 class PlanRow(NamedTuple):
     """One request in one step; a tuple, as every step makes one per request.
 
-    `account` is whose pages it uses, in the ledger and in stamps.
+    `account` is whose pages it uses; its present `generation` is the writer in the stamps of this step.
     `width` positions are written behind everything in flight. `bound` is the host's upper bound on the KV length
     after the step; the true length is in the relay. For a prefill chunk `start` is exact, `tokens` are its tokens and
     `following` is the prompt token behind it (None: the chunk is the last, the sampled token follows). For a verify
@@ -24,12 +24,13 @@ class PlanRow(NamedTuple):
     width: int
     bound: int
     pages: tuple[int, ...]  # pages added to the row's table since its last step
-    writers: tuple[int, ...]  # for each of pages, the account that computed or will compute its KV
     first_page: int  # index in the row's table of pages[0]
+    generation: int
     start: int = 0
     tokens: tuple[int, ...] = ()
     following: int | None = None
     admit: tuple[SamplingParams, int] | None = None  # parameters and seed, on the first step of a residence
+    writers: tuple[tuple[int, int], ...] = ()  # on that step: (position, generation that writes the KV from there on)
     window_pages: tuple[int, ...] = ()  # pages added to the row's window table since its last step
     window_first: int = 0  # index in the row's window table of window_pages[0]
 

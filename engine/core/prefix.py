@@ -17,10 +17,9 @@ from engine.core.ledger import Ledger
 
 @dataclass(eq=False, slots=True)
 class Node:
-    """One cached page. `writer` is the request that computed it."""
+    """One cached page."""
 
     page: int
-    writer: int
     parent: Node | None
     key: tuple[int, ...]
     used: int = 0
@@ -34,7 +33,7 @@ class PrefixCache:
         self.ledger = ledger
         self.key_span = key_span
         self.enabled = enabled
-        self.root = Node(0, 0, None, ())
+        self.root = Node(0, None, ())
         self.nodes: dict[int, Node] = {}  # by page
         self.twins = 0  # inserts that met another's page with the same tokens
         self._clock = 0
@@ -75,7 +74,7 @@ class PrefixCache:
                 break  # another request cached the same tokens first: this copy stays private
             fresh.append(key)
         for key, page in zip(fresh, self.ledger.donate(rid, len(fresh)) if fresh else (), strict=True):
-            child = Node(page, rid, node, key, self._clock)
+            child = Node(page, node, key, self._clock)
             node.children[key] = child
             self.nodes[page] = child
             node = child
@@ -98,10 +97,6 @@ class PrefixCache:
     def evictable(self) -> int:
         """Pages that eviction could free: a pinned page keeps its ancestors, which its row pins too."""
         return sum(1 for page in self.nodes if not self.ledger.pins[page])
-
-    def writer(self, page: int) -> int:
-        """The account that computed the KV of a cached page."""
-        return self.nodes[page].writer
 
     def _loose(self, node: Node) -> bool:
         return not node.children and not self.ledger.pins[node.page]

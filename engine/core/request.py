@@ -135,7 +135,7 @@ class Request:
     prefill_target: int = 0  # positions that prefill must cover before decode rounds start
     retracting: bool = False
     retractions: int = 0
-    cached_tokens: int = 0
+    cached_tokens: int = 0  # prompt positions that its first admission found with KV and did not compute again
     account: int = 0
     holds: bool = False  # its account outlives it: the turn of a streaming session
     inherited: int = 0  # positions of its account at the start of this residence

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from engine.core.account import Account
 from engine.core.adaptive import DraftSteps
 from engine.core.admission import Admission
 from engine.core.held import HeldAccounts
-from engine.core.ledger import Account, Ledger, OutOfPages
+from engine.core.ledger import Ledger, OutOfPages
 from engine.core.plan import PlanRow, StepPlan
 from engine.core.prefix import PrefixCache
 from engine.core.probes import Probes
@@ -196,15 +197,15 @@ class Scheduler:
             return 0
         aborted = request.finish is not None and request.finish.reason == "abort"
         undone = aborted or request.retracting
-        committed = self._account(request).committed
-        keep = min(request.inherited if undone else request.num_tokens, committed)
+        computed = self._account(request).computed
+        keep = request.inherited if undone else min(request.num_tokens, computed)
         if not keep or not self.ledger.holdable(request.account, keep):
             return 0
         if undone:
             self.probes.hit("session.spared" if request.retracting else "session.rolled_back")
         else:
             self.probes.hit("session.held")
-            self.probes.hit("session.trimmed", committed - keep)
+            self.probes.hit("session.trimmed", computed - keep)
         return keep
 
     def publish(self, request: Request) -> None:
@@ -262,20 +263,21 @@ class Scheduler:
         self, request: Request, before: int, added: tuple[int, ...], window: tuple[tuple[int, ...], int], width: int
     ) -> PlanRow:
         """Launch one row of a verify round; `before`: pages it had before those added."""
-        account = request.account
+        account = self._account(request)
         return PlanRow(
             request.rid,
-            account,
+            request.account,
             request.row,
             width,
-            self.ledger.launch(account, width),
+            self.ledger.launch(request.account, width),
             added,
-            (account,) * len(added),
             before,
+            account.generation,
             0,
             tuple(request.tokens) if self.tell else (),
             None,
             None,
+            (),
             *window,
         )
 
@@ -308,22 +310,20 @@ class Scheduler:
         following = tokens[end] if end < len(tokens) else None
         if following is not None:
             self.probes.hit("prefill.chunked")
-        pages = tuple(account.pages[before:])
-        cached = account.shared if admitted else 0
-        writers = (*map(self.cache.writer, pages[:cached]), *(request.account,) * (len(pages) - cached))
         return PlanRow(
             request.rid,
             request.account,
             request.row,
             take,
             end,
-            pages,
-            writers,
+            tuple(account.pages[before:]),
             before,
+            account.generation,
             start,
             tuple(tokens[start:end]),
             following,
             (request.params, request.seed) if admitted else None,
+            tuple(account.writers.items()) if admitted else (),
             window_pages,
             window_first,
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Final
 
 from engine.core.errors import RequestError
@@ -48,40 +49,99 @@ class SessionParams:
 
 
 @dataclass(eq=False, slots=True)
+class Branch:
+    """A request of an ordinary session: its text is the first `kept` tokens of its parent's and the tokens of its own.
+
+    request: None once it is released. prompt: tokens of its whole prompt.
+    """
+
+    request: Request | None
+    parent: int | None
+    kept: int
+    prompt: int
+    tokens: tuple[int, ...] = ()  # its own ones, once it is released
+    children: list[int] = field(default_factory=list)  # the requests that continue it
+
+    @property
+    def own(self) -> tuple[int, ...]:
+        return self.tokens if self.request is None else tuple(self.request.tokens[self.kept :])
+
+
+@dataclass(eq=False, slots=True)
 class Session:
-    """One open session. Only `Sessions` writes it."""
+    """One open session. Only `Sessions` writes it. Of a released request the tokens stay and nothing else."""
 
     id: str
     streaming: bool
     capacity: int
     timeout: float | None
     used: float
-    tree: dict[int, tuple[Request, int | None]] = field(default_factory=dict)  # ordinary: request and its parent, by id
-    turn: Request | None = None  # streaming: the latest turn
+    tree: dict[int, Branch] = field(default_factory=dict)  # ordinary: by the id of the request
+    turn: Request | None = None  # streaming: the latest turn, until it is released
     history: tuple[int, ...] = ()  # streaming: every token shown up to the last good turn
     account: int = 0  # streaming: whose pages hold the history's KV
     live: list[Request] = field(default_factory=list)
 
     def busy(self) -> bool:
-        """Whether a request of the session has not been released yet."""
+        """Whether a request of the session has not been released yet. Lets go of those that were."""
+        for request in self.live:
+            if request.phase is Phase.DONE:
+                if request is self.turn:
+                    self.history, self.turn = self.shown(), None
+                elif request.rid in self.tree:
+                    branch = self.tree[request.rid]
+                    branch.tokens, branch.request = branch.own, None
         self.live = [request for request in self.live if request.phase is not Phase.DONE]
         return bool(self.live)
 
-    def descendants(self, rid: int | None) -> list[int]:
-        """The requests that continue `rid`, directly or not; all of them for None."""
-        found = [r for r, (_, parent) in self.tree.items() if rid is None or parent == rid]
-        if rid is not None:
-            found += [deeper for r in found for deeper in self.descendants(r)]
+    def shown(self) -> tuple[int, ...]:
+        """Every token that the user saw in a streaming session: a turn that was aborted never happened."""
+        turn = self.turn
+        if turn is None or turn.finish is None or turn.finish == Finish("abort"):
+            return self.history
+        return tuple(turn.tokens)
+
+    def text(self, rid: int, end: int | None = None) -> tuple[int, ...]:
+        """The tokens of a request of an ordinary session, at most the first `end`."""
+        branch = self.tree[rid]
+        left = branch.kept + len(branch.own) if end is None else end
+        parts = [branch.own[: left - branch.kept]]
+        while branch.parent is not None:
+            left, branch = min(left, branch.kept), self.tree[branch.parent]
+            parts.append(branch.own[: max(0, left - branch.kept)])
+        return tuple(chain.from_iterable(reversed(parts)))
+
+    def enter(self, request: Request, parent: int | None, kept: int) -> None:
+        """A request that continues the first `kept` tokens of `parent`."""
+        if parent is not None:
+            branch = self.tree[parent]
+            branch.children.append(request.rid)
+            # Its text begins further up where it keeps none of the parent's own tokens.
+            while branch.parent is not None and branch.kept >= kept:
+                parent, branch = branch.parent, self.tree[branch.parent]
+        self.tree[request.rid] = Branch(request, parent, kept, len(request.prompt))
+
+    def cut(self, rid: int | None) -> list[int]:
+        """Forget the requests that continue `rid`, directly or not; all of them for None. Returns their ids."""
+        if rid is None:
+            found = list(self.tree)
+        else:
+            found, self.tree[rid].children = self.tree[rid].children, []
+            for child in found:  # grows meanwhile
+                found += self.tree[child].children
+        for child in found:
+            del self.tree[child]
         return found
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A judged request of a session: its whole prompt and where it belongs."""
+    """A judged request of a session: its whole prompt, the first `kept` tokens of which are history."""
 
     session: Session
     params: SessionParams
     prompt: tuple[int, ...]
+    kept: int
 
 
 class Sessions:
@@ -105,6 +165,7 @@ class Sessions:
         self.text_length = text_length
         self.sessions: dict[str, Session] = {}
         self._closing: list[Session] = []
+        self._busy: list[Session] = []  # open or not
         self._named = 0
 
     def open(self, capacity: int, session_id: str | None, streaming: bool, timeout: float | None, now: float) -> str:
@@ -135,10 +196,11 @@ class Sessions:
 
     def reap(self, now: float) -> None:
         """Close sessions that were idle for longer than their timeout, and free those closed with a turn in flight."""
+        self._busy = [session for session in self._busy if session.busy()]
         for session in list(self.sessions.values()):
             if session.timeout is None:
                 continue
-            if session.busy():
+            if session.live:
                 session.used = now
             elif now - session.used > session.timeout:
                 self.scheduler.probes.hit("session.timed_out")
@@ -167,24 +229,25 @@ class Sessions:
                 f"the history and new text of session {session.id!r} are {length} characters; allowed: at most its "
                 f"capacity_of_str_len, {session.capacity}"
             )
-        return Turn(session, params, prompt)
+        return Turn(session, params, prompt, len(history))
 
     def begin(self, turn: Turn, request: Request, now: float) -> None:
         """Enter a judged request, which is about to be queued, in its session."""
         session = turn.session
         session.used = now
+        if not session.busy():
+            self._busy.append(session)
         session.live.append(request)
         if session.streaming:
-            session.history = _shown(session)
+            session.history = session.shown()
             session.account = session.account or request.rid
             session.turn = request
             request.account, request.holds = session.account, True
             return
         if turn.params.replace:
-            for rid in session.descendants(turn.params.rid):
+            for rid in session.cut(turn.params.rid):
                 self.scheduler.abort(rid)
-                del session.tree[rid]
-        session.tree[request.rid] = (request, turn.params.rid)
+        session.enter(request, turn.params.rid, turn.kept)
 
     def _line(self, session: Session, params: SessionParams) -> tuple[int, ...]:
         for name, value, allowed in (
@@ -199,7 +262,7 @@ class Sessions:
                 f"session {session.id!r} has request {session.turn.rid} in flight; a streaming session runs one "
                 "request at a time"
             )
-        return _shown(session)
+        return session.shown()
 
     def _branch(self, session: Session, params: SessionParams) -> tuple[int, ...]:
         if params.rid is None:
@@ -213,10 +276,10 @@ class Sessions:
             raise RequestError(
                 f"session {session.id!r} has no request {params.rid}; allowed: {sorted(session.tree) or 'None'}"
             )
-        before = session.tree[params.rid][0]
-        if before.finish is None:
+        before = session.tree[params.rid]
+        if before.request is not None and before.request.finish is None:
             raise RequestError(f"request {params.rid} has not finished; a session continues finished requests only")
-        history = before.prompt if params.drop_previous_output else tuple(before.tokens)
+        history = session.text(params.rid, before.prompt if params.drop_previous_output else None)
         if not 0 <= params.offset <= len(history):
             raise RequestError(f"offset is {params.offset}; allowed: 0 to the history's {len(history)} tokens")
         return history[: params.offset] if params.offset else history
@@ -240,11 +303,3 @@ class Sessions:
             self._closing.remove(session)
             if session.account in self.scheduler.held:
                 self.scheduler.held.close(session.account)
-
-
-def _shown(session: Session) -> tuple[int, ...]:
-    """Every token the user saw in the session: a turn that was aborted never happened."""
-    turn = session.turn
-    if turn is None or turn.finish is None or turn.finish == Finish("abort"):
-        return session.history
-    return tuple(turn.tokens)

@@ -44,8 +44,8 @@ class StepBatch:
     drafter that reads tokens on the host, row by row.
     positions [B, W] start..start + W - 1, in a prefill step none past the last one of reach, and write [B, W] their
     slots, the padding slot 0 past a chunk's end.
-    relay: where the rows' values come from; None in a batch that was made by hand. accounts [B]: whose pages the rows
-    use, None where nothing is stamped.
+    relay: where the rows' values come from; None in a batch that was made by hand. generations [B]: the writers that
+    the rows' stamps name, None where nothing is stamped.
     """
 
     rows: Tensor
@@ -57,7 +57,7 @@ class StepBatch:
     lengths: Tensor | None
     known: tuple[Known, ...] = ()
     relay: Relay | None = None
-    accounts: Tensor | None = None
+    generations: Tensor | None = None
     positions: Tensor = field(init=False)
     write: Tensor = field(init=False)
     _causal: Causal | None = field(init=False, default=None)
@@ -82,14 +82,16 @@ class StepBatch:
             lengths = integers([r.width for r in plan.rows], device)
         width, reach = max([r.width for r in plan.rows]), table.reach(max([r.bound for r in plan.rows]))
         known = () if plan.prefill else tuple([Known(r.rid, r.tokens) for r in plan.rows if r.tokens])
-        accounts = None if table.writers is None else integers([r.account for r in plan.rows], device)
-        return cls(rows, start, root, width, reach, table.read(rows, reach), lengths, known, relay, accounts)
+        generations = None if table.writers is None else integers([r.generation for r in plan.rows], device)
+        return cls(rows, start, root, width, reach, table.read(rows, reach), lengths, known, relay, generations)
 
     @classmethod
-    def round(cls, rows: Tensor, accounts: Tensor, width: int, reach: int, relay: Relay, table: SlotTable) -> StepBatch:
-        """The batch of a verify round, of what is on the device alone: rows and accounts [B]."""
+    def round(
+        cls, rows: Tensor, generations: Tensor, width: int, reach: int, relay: Relay, table: SlotTable
+    ) -> StepBatch:
+        """The batch of a verify round, of what is on the device alone: rows and generations [B]."""
         start, root = relay.lengths_and_roots(rows)
-        return cls(rows, start, root, width, reach, table.read(rows, reach), None, (), relay, accounts)
+        return cls(rows, start, root, width, reach, table.read(rows, reach), None, (), relay, generations)
 
     @property
     def carried(self) -> DraftState:

@@ -39,7 +39,7 @@ class Captured(NamedTuple):
 class Graphs:
     """Captures and replays rounds of up to `max_batch` requests on one device.
 
-    rows and accounts int64 [max_batch]: what a round is given. bundles: the graphs, at most `kept` of a width and
+    A round is given rows and generations, int64 [max_batch]. bundles: the graphs, at most `kept` of a width and
     `most_bytes` of memory. made: graphs so far. On a CPU nothing is captured, and every round runs as it is,
     padding included.
     """
@@ -60,11 +60,11 @@ class Graphs:
         """How many graphs there are, and the bytes of their pools."""
         return self.bundles.memory
 
-    def give(self, rows: Sequence[int], accounts: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """The rows and accounts of a round, padded with row 0 and account 0."""
+    def give(self, rows: Sequence[int], generations: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """The rows and generations of a round, padded with row 0 and generation 0."""
         size = padded(len(rows))
         padding = (0,) * (size - len(rows))
-        given = (*rows, *padding, *accounts, *padding)
+        given = (*rows, *padding, *generations, *padding)
         if given != self._last:
             self._last = given
             sent = integers(given, self._given.device).view(2, size)

@@ -20,7 +20,7 @@ FEW: Final = 3
 class SlotTable:
     """slots [R, positions] int64; 0 (the padding page) where a row owns nothing.
 
-    With `stamps`, `writers` [R, positions] holds the account that must have written the position.
+    With `stamps`, `writers` [R, positions] holds the generation that must have written the position.
     """
 
     def __init__(self, rows: int, positions: int, page_size: int, device: torch.device, stamps: bool) -> None:
@@ -31,14 +31,18 @@ class SlotTable:
         self._prefixes: dict[int, Tensor] = {}
 
     def extend(self, rows: Sequence[PlanRow]) -> None:
-        """Enter the pages that the plan added."""
+        """Enter the pages that the plan added, and who writes the rows that begin a residence."""
         size, stride = self.page_size, self._stride
+        if self.writers is not None:
+            for row in rows:
+                for position, generation in row.writers:
+                    self.writers[row.row, position:] = generation
         added = [row for row in rows if row.pages]
         if sum([len(row.pages) for row in added]) <= FEW:
             for row in added:
                 first = row.row * stride + row.first_page * size
-                for number, (page, writer) in enumerate(zip(row.pages, row.writers, strict=True)):
-                    self._enter(first + number * size, page, writer)
+                for number, page in enumerate(row.pages):
+                    self._enter(first + number * size, page)
             return
         cells: list[int] = []
         slots: list[int] = []
@@ -50,19 +54,14 @@ class SlotTable:
             else:
                 for page in row.pages:
                     slots.extend(range(page * size, page * size + size))
-        writers = () if self.writers is None else (by for row in added for by in row.writers for _ in range(size))
         # In one upload: each costs the device a pause.
-        at, slot, *writer = integers(chain(cells, slots, writers), self._device).view(-1, len(cells))
+        at, slot = integers(chain(cells, slots), self._device).view(2, -1)
         self._cells.index_copy_(0, at, slot)
-        if self.writers is not None:
-            self.writers.view(-1).index_copy_(0, at, writer[0])
 
-    def _enter(self, cell: int, page: int, writer: int) -> None:
+    def _enter(self, cell: int, page: int) -> None:
         """One page, from `cell` of the flat table on."""
         size = self.page_size
         torch.arange(page * size, page * size + size, out=self._cells[cell : cell + size])
-        if self.writers is not None:
-            self.writers.view(-1)[cell : cell + size] = writer
 
     def reach(self, bound: int) -> int:
         """How many positions a step reads whose rows end below `bound`: rounded up, so that its shapes come back."""
@@ -83,5 +82,5 @@ class SlotTable:
 
 
 def stamp(writer: Tensor, position: Tensor) -> Tensor:
-    """One int64 for (account, position); broadcasts."""
+    """One int64 for (generation, position); broadcasts."""
     return (writer << 32) | position

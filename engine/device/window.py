@@ -63,16 +63,12 @@ class WindowMemory:
         self.routes = tuple(routes)
 
     def extend(self, rows: Sequence[PlanRow]) -> None:
-        """Enter the window pages that the plan added."""
+        """Enter the window pages that the plan added, and who writes the rows that begin a residence."""
         self.table.extend(
             [
-                row._replace(
-                    pages=row.window_pages,
-                    first_page=row.window_first,
-                    writers=(row.account,) * len(row.window_pages),
-                )
+                row._replace(pages=row.window_pages, first_page=row.window_first)
                 for row in rows
-                if row.window_pages
+                if row.window_pages or row.writers
             ]
         )
 
@@ -94,14 +90,16 @@ class WindowMemory:
         source, target = step.write.gather(1, taken), step.write[:, : taken.shape[1]]
         self.pool.move(source.flatten(), target.flatten())
 
-    def stamp(self, batch: StepBatch, step: WindowStep, accounts: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def stamp(
+        self, batch: StepBatch, step: WindowStep, generations: Tensor, positions: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Stamp the slots about to be written; how many stamps in sight were compared, and how many were wrong."""
         assert self.pool.stamps is not None
         keys = count(batch.reach, positions.device)
         start = batch.start[:, None]
         seen = (keys < start) & (keys > start - self.tokens)
         wrong = (self.pool.stamps[step.read] != self.table.expected(batch.rows, batch.reach)) & seen
-        self.pool.stamps[step.write.flatten()] = stamp(accounts[:, None], positions).flatten()
+        self.pool.stamps[step.write.flatten()] = stamp(generations[:, None], positions).flatten()
         return seen.sum(), wrong.sum()
 
 

@@ -17,7 +17,7 @@ from engine.device.relay import Relay
 from engine.device.sample import SamplingRows
 from engine.spec.drafter import Verdict
 
-BATCH: Final = ("rows", "start", "root", "slots", "lengths", "accounts", "positions", "write")
+BATCH: Final = ("rows", "start", "root", "slots", "lengths", "generations", "positions", "write")
 # Everything that is lent, by the name that a drafter's author knows.
 NAMES: Final = (
     *(f"batch.{name}" for name in BATCH),

@@ -28,23 +28,29 @@ class Holding:
     committed: int
     flights: deque[int] = field(default_factory=deque)
     held: bool = False  # by a session, between two of its turns
+    kept: int = 0  # positions, by the last hold
 
     @property
     def end(self) -> int:
         """Position behind everything in flight."""
         return self.committed + sum(self.flights)
 
+    @property
+    def computed(self) -> int:
+        """Positions with KV: a turn that stops while it computes the last ones of its session again takes none."""
+        return max(self.committed, self.kept)
+
 
 @dataclass(frozen=True, slots=True)
 class Move:
     """One change of who an account serves: "open", "hold", "resume", "close" (of a request) or "drop" (while held).
 
-    committed: positions with KV just before; keep: positions kept by a hold, or found by an open. Of a resume also
+    computed: positions with KV just before; keep: positions kept by a hold, or found by an open. Of a resume also
     `again`, the positions that are computed once more, and `room`, how many could be: private, and seen by the window.
     """
 
     verb: str
-    committed: int
+    computed: int
     keep: int = 0
     again: int = 0
     room: int = 0
@@ -164,8 +170,8 @@ class Audit:
         holding = self.holdings[rid]
         _law(not holding.flights, "steps are still in flight")
         _law(
-            holding.shared * self.size <= keep <= holding.committed and keep > 0,
-            f"{keep} of {holding.committed} positions are kept, {holding.shared * self.size} of them cached",
+            holding.shared * self.size <= keep <= holding.computed and keep > 0,
+            f"{keep} of {holding.computed} positions are kept, {holding.shared * self.size} of them cached",
         )
         whole = -(-keep // self.size)
         _law(gone == holding.pages[whole:], f"the pages freed are not those behind position {keep}")
@@ -174,7 +180,7 @@ class Audit:
             del self.owner[page]
         del holding.pages[whole:]
         self._move(rid, "hold", keep)
-        holding.committed = keep
+        holding.committed = holding.kept = keep
         holding.held = True
         if self.window is not None:
             self.window.reads(rid, keep)
@@ -195,7 +201,7 @@ class Audit:
         holding.held = False
 
     def _move(self, rid: int, verb: str, keep: int = 0, again: int = 0, room: int = 0) -> None:
-        self.moves.setdefault(rid, []).append(Move(verb, self.holdings[rid].committed, keep, again, room))
+        self.moves.setdefault(rid, []).append(Move(verb, self.holdings[rid].computed, keep, again, room))
 
     def _close(self, rid: int, numbers: tuple[int, ...]) -> None:
         self._move(rid, "drop" if self.holdings[rid].held else "close")

@@ -88,7 +88,11 @@ def _metrics(cell: Cell, resolved: Mapping[str, Any], answer: Answer) -> str:
     / (spec_verify_ct * (draft tokens - 1)), histogram over correct drafts per round. Where the depth adapts, each round
     counts its own draft tokens."""
     info, lengths = answer.meta_info, answer.accept_lengths
-    counts = {"prompt_tokens": len(answer.prompt_ids), "completion_tokens": len(answer.output_ids)}
+    counts = {
+        "prompt_tokens": len(answer.prompt_ids),
+        "completion_tokens": len(answer.output_ids),
+        "cached_tokens": answer.cached_tokens,
+    }
     widths = answer.round_widths if cell.adapts else (int(resolved["num_draft_tokens"]),) * len(lengths)
     if len(widths) != len(lengths):
         return f"reports {len(widths)} widths of {len(lengths)} rounds"

@@ -7,13 +7,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from matrix.cell import Cell
-from matrix.gates.audit import AuditError, audit
+from matrix.gates.audit import AuditError, Move, audit
 from matrix.gates.gate import Number, Outcome, State
 from matrix.gates.prefixes import span_of, strayed
 from matrix.gates.threshold import Threshold, values
 from matrix.subjects.protocol import Capability, Memory, Run
 
-Journal = tuple[Sequence[tuple[str, int, tuple[int, ...]]], int, int]
 THRESHOLDS: Final = {
     "leaked_pages": Threshold(0, "a page that nobody owns is memory lost until restart"),
     "wrong_stamps": Threshold(0, "a slot holds its own request's position or the answer is a coincidence"),
@@ -23,7 +22,7 @@ THRESHOLDS: Final = {
 @dataclass
 class LedgerGate:
     """Audits the journal against the laws, counts the pages at rest, holds each cached page's reader against its
-    writer, and reads the stamps of the KV slots.
+    writer and each request's `cached_tokens` against its first admission, and reads the stamps of the KV slots.
 
     The journal covers the session's life, so a law that an earlier cell of the launch broke is red here too.
     """
@@ -45,7 +44,7 @@ class LedgerGate:
         if run.journal is None or not run.journal[0]:
             return Outcome(self.name, State.NOT_MEASURED, numbers, message="the subject shows no journal")
         numbers["verbs"] = len(run.journal[0])
-        fault = _rest(memory, leaked) or _audited(run.journal, memory)
+        fault = _rest(memory, leaked) or _audited(run, memory)
         if not fault:
             entries, _, size = run.journal
             numbers["shared"], fault = strayed(entries, size, run.served, span_of(cell, run.resolved))
@@ -66,13 +65,34 @@ def _rest(memory: Memory, leaked: int) -> str:
     return ""
 
 
-def _audited(journal: Journal, memory: Memory) -> str:
+def _audited(run: Run, memory: Memory) -> str:
+    assert run.journal is not None
     try:
-        book = audit(*journal)
+        book = audit(*run.journal)
     except AuditError as error:
         return str(error)
     kept = (book.pages, book.free, book.cached, len(book.holdings))
     held = (memory.pages, memory.free, memory.cached, memory.accounts)
     if kept != held:
         return f"the journal ends with (pages, free, cached, accounts) = {kept}, the engine holds {held}"
+    return _miscounted(book.moves, run)
+
+
+def _miscounted(moves: Mapping[int, Sequence[Move]], run: Run) -> str:
+    """The first request of the run whose `cached_tokens` are not the positions that its first admission began behind.
+
+    An account serves requests in the order in which they were sent, each once more for every retraction.
+    """
+    stays = {account: [move for move in each if move.verb != "drop"] for account, each in moves.items()}
+    answers = {int(answer.meta_info["id"]): answer for answer in run.answers if not answer.refusal}
+    for one in run.served:
+        own = stays.get(one.account, [])
+        found = own[0].keep - own[0].again if own else 0
+        del own[: 2 * (one.retractions + 1)]
+        answer = answers.get(one.id)
+        if answer is not None and not answer.cached_tokens == found < one.prompt:
+            return (
+                f"{one.name} reports {answer.cached_tokens} of {one.prompt} prompt tokens as cached, its first "
+                f"admission began behind {found}"
+            )
     return ""

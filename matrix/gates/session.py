@@ -79,7 +79,7 @@ def lines(run: Run) -> list[list[tuple[Answer, bool]]]:
         served = ask.name in answers and not answers[ask.name].refusal
         if ask.session is not None and ask.session.streaming and served:
             turn = answers[ask.name]
-            queued = ask.abort_after == 0 and not turn.output_ids
+            queued = ask.abort_after == 0 and not turn.output_ids and not turn.cached_tokens
             by_id.setdefault(ask.session.id, []).append((turn, queued))
     return list(by_id.values())
 
@@ -120,8 +120,6 @@ class Walk:
                     yield from self._found(turn, begin, kept)
                 else:
                     self.lost += bool(kept)
-                if last and turn.cached_tokens != begin.keep:
-                    yield f"{turn.name} reports {turn.cached_tokens} inherited tokens, its account held {begin.keep}"
                 back = not last or turn.finish == "abort"
                 due = self._due(turn, begin, end, last)
                 left = end.keep if end.verb == "hold" else 0
@@ -150,6 +148,6 @@ class Walk:
     def _due(self, turn: Answer, begin: Move, end: Move, last: bool) -> int:
         """Positions that must be left: the shown ones that have KV, or what an aborted or retracted turn had found."""
         if last and turn.finish != "abort":
-            return min(len(turn.prompt_ids) + len(turn.output_ids), end.committed)
+            return min(len(turn.prompt_ids) + len(turn.output_ids), end.computed)
         self.rolled_back += last and begin.verb == "resume"
         return begin.keep if begin.verb == "resume" else 0

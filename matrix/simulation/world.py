@@ -12,6 +12,7 @@ from typing import Final
 from engine.core.adaptive_config import AdaptiveSlot
 from engine.core.errors import RequestError
 from engine.core.journal import replay
+from engine.core.ledger import Entry
 from engine.core.plan import StepResult
 from engine.core.request import Phase, Request, SamplingParams
 from engine.core.session import SessionParams, Sessions
@@ -56,6 +57,8 @@ class World:
         self.loop = _loop(setup)
         self.scheduler = self.loop.scheduler
         self.ledger = self.scheduler.ledger
+        self.journal: list[Entry] = []
+        self.ledger.subscribe(self.journal.append)
         self.eos = EOS if setup.eos else ()
         self.sessions = Sessions(self.scheduler, streaming=True, bos_id=BOS, text_length=len)
         self.lines: dict[int, Line] = {}
@@ -180,7 +183,7 @@ class World:
         assert isinstance(executor, ToyExecutor)
         shown = len(request.prompt) + len(request.output)
         aborted = request.finish.reason == "abort"
-        expected = min(request.inherited if aborted else shown, executor.computed[request.account])
+        expected = request.inherited if aborted else min(shown, executor.computed[request.account])
         account = self.ledger.accounts.get(request.account)
         kept = 0 if account is None or not account.held else account.committed
         if kept != expected and not (aborted and self.setup.window is not None and kept == 0):
@@ -243,10 +246,10 @@ class World:
 
     def audit(self) -> None:
         """Replay the journal, and read it with the second book."""
-        again = replay(self.ledger.journal, self.ledger.num_pages, self.ledger.page_size)
+        again = replay(self.journal, self.ledger.num_pages, self.ledger.page_size)
         if again.free != self.ledger.free or again.owner != self.ledger.owner:
             raise Violation("the journal replays to other free pages than the run's")
-        book = audit(self.ledger.journal, self.ledger.num_pages, self.ledger.page_size)
+        book = audit(self.journal, self.ledger.num_pages, self.ledger.page_size)
         if (book.free, book.cached, len(book.holdings)) != (len(self.ledger.free), self.ledger.cached, 0):
             raise Violation(f"the second book ends with {book.free} free and {book.cached} cached pages")
 

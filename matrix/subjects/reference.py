@@ -11,6 +11,7 @@ from engine.api import LLM, Output
 from engine.core.agreement import Agreement
 from engine.core.config import EngineConfig
 from engine.core.errors import RequestError
+from engine.core.ledger import Entry
 from engine.core.request import SamplingParams
 from engine.core.session import SessionParams
 from matrix.subjects.protocol import Answer, Ask, Capability, Continuation, Memory, Observation, Refusal, Trace
@@ -51,6 +52,8 @@ class ReferenceSession:
     def __init__(self, llm: LLM, clock: Clock) -> None:
         self.llm = llm
         self.clock = clock
+        self._journal: list[Entry] = []
+        llm.subscribe_journal(self._journal.append)
 
     @property
     def resolved(self) -> Mapping[str, Any]:
@@ -70,9 +73,9 @@ class ReferenceSession:
     def counters(self) -> Mapping[str, int]:
         return self.llm.probes
 
-    def journal(self) -> tuple[Sequence[tuple[str, int, tuple[int, ...]]], int, int]:
+    def journal(self) -> tuple[Sequence[Entry], int, int]:
         ledger = self.llm.loop.scheduler.ledger
-        return self.llm.journal, ledger.num_pages, ledger.page_size
+        return list(self._journal), ledger.num_pages, ledger.page_size
 
     def trace(self) -> Trace | None:
         seen = self.llm.readback().get("adaptive")

@@ -13,11 +13,8 @@ ALIGNMENT_FAULTS: Final[tuple[Fault, ...]] = (
         klass=ALIGNMENT,
         origin="sglang#20070",
         file="engine/core/schedule.py",
-        old="            (account,) * len(added),\n            before,\n",
-        new=(
-            "            (account,) * len(added),\n"
-            "            self._account(request).committed // self.ledger.page_size,\n"
-        ),
+        old="            added,\n            before,\n",
+        new="            added,\n            account.committed // self.ledger.page_size,\n",
         expected=("lossless", "ledger"),
         cells=("standalone.s3.v2.p64.c32.pair", "eagle3.s5.v2.p4.pair.stream"),
         why="new pages enter the row's table where its length ends, as if that were always the end of a page",

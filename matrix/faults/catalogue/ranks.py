@@ -88,7 +88,7 @@ RANK_FAULTS: Final[tuple[Fault, ...]] = (
         klass=FALLBACK,
         origin="sglang#32459 (K13: usage counters)",
         file=BUILD,
-        old="    witness = None if tell is None else Witness(ledger.journal, tell, probes)\n",
+        old="    witness = None if tell is None else Witness(ledger, tell, probes)\n",
         new="    witness = None\n",
         expected=("ranks", "effective"),
         cells=CELLS,

@@ -11,6 +11,8 @@ import pytest
 
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ["TRITON_INTERPRET"] = "1"
+# Runs where it is named: the nightly workflow does.
+collect_ignore = ["nightly"]
 
 
 @pytest.fixture

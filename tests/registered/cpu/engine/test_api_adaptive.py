@@ -141,8 +141,9 @@ def test_a_streaming_session_inherits_exactly_under_a_moving_depth(version):
         inherited = len(history)
         history += llm.tokenizer.encode(text)[1 if turn else 0 :]
         assert out.output_ids == fresh.generate([history], params(23))[0].output_ids
-        assert turn == 0 or inherited - 1 <= out.cached_tokens <= inherited
-        assert turn == 0 or version == "v1" or out.cached_tokens == inherited
+        # The last position that is inherited is computed again.
+        assert turn == 0 or inherited - 1 <= out.cached_tokens + 1 <= inherited
+        assert turn == 0 or version == "v1" or out.cached_tokens + 1 == inherited
         history += out.output_ids
     llm.close_session(name)
     assert len({record["width"] for record in llm.readback()["adaptive"]["trace"]}) > 2

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import re
+from collections import Counter
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -15,6 +17,7 @@ from engine.core.errors import RequestError
 from engine.core.journal import replay
 from engine.core.request import Finish, Phase, SamplingParams
 from engine.core.session import SessionParams
+from engine.device.batch import StepBatch
 
 pytestmark = pytest.mark.register(est_seconds=12, tier="cpu", stage="pr")
 
@@ -77,6 +80,56 @@ def at_rest(llm: LLM) -> None:
     assert llm.probes["stamp.checked"] > 0 and llm.probes["stamp.wrong"] == 0
 
 
+def test_stale_kv_of_an_earlier_turn_carries_another_stamp(monkeypatch):
+    """A turn whose first position is not written reads there what the turn before wrote, for the same position."""
+    slots_at = StepBatch._slots_at
+
+    def astray(self, at):
+        return slots_at(self, at).masked_fill((at == self.start[:, None]) & (at > 0) & (self.lengths is not None), 0)
+
+    for planted in (False, True):
+        llm = launch(CHAIN, spec_version="v1", disable_radix_cache=True)
+        name = llm.open_session(1000, streaming=True)
+        talk(llm, name, TURNS[0], ENDS[0])
+        if planted:
+            monkeypatch.setattr(StepBatch, "_slots_at", astray)
+        talk(llm, name, TURNS[1], ENDS[2])
+        assert (llm.probes["stamp.wrong"] > 0) == planted
+
+
+def alive() -> Counter[str]:
+    """The engine's own objects, by class."""
+    gc.collect()
+    classes = (type(each) for each in gc.get_objects())
+    return Counter(kind.__name__ for kind in classes if kind.__module__.startswith("engine.core"))
+
+
+def test_at_rest_nothing_of_what_was_served_is_alive_but_the_tokens_of_open_sessions():
+    llm = launch(CHAIN, spec_version="v2", max_total_tokens=256, strict_memory=0, kv_stamps=False)
+    short = SamplingParams(max_new_tokens=2, ignore_eos=True)
+    line, tree = llm.open_session(10_000, streaming=True), llm.open_session(10_000)
+    counts = []
+    for number in range(12):
+        rids = [llm.add([5 + number, place, *range(40)], short) for place in range(6)]
+        rids += [llm.add([7, 8, 9], short, SessionParams(name)) for name in (line, tree, tree)]
+        llm.step()
+        for rid in (rids[0], rids[-1], *([rids[6]] if number % 2 else [])):
+            llm.abort(rid)
+        while llm.step():
+            pass
+        for rid in rids:
+            llm.take(rid)
+        counts.append(alive())
+    # A session remembers its requests; the prefix cache, and what the line holds, go where pages are needed.
+    assert [count.pop("Branch") for count in counts] == list(range(2, 26, 2))
+    assert all(count.pop("Node") <= 257 and count.pop("Account", 0) <= 1 for count in counts)
+    assert counts[-1] == counts[-5] == counts[2]
+    assert not {"Request", "Transcript", "StopRules", "SpecMetrics"} & counts[-1].keys()
+    for name in (line, tree):
+        llm.close_session(name)
+    assert "Branch" not in alive() and "Session" not in alive()
+
+
 def talk(llm: LLM, name: str, text: str, params: SamplingParams):
     (out,) = llm.generate([text], params, SessionParams(name))
     return out
@@ -98,7 +151,10 @@ def test_a_turn_says_what_the_whole_history_would_and_inherits_exactly_what_was_
             assert out.prompt_tokens == shown + len(llm.tokenizer.encode(text)) - (turn > 0)
             if turn:
                 # v1 has not computed the last token unless it accepted one behind it; v2 always has.
-                assert out.cached_tokens == kept and shown - 1 <= kept <= shown
+                assert shown - 1 <= kept <= shown
+                # Draft KV of the last position waited for the turn's first token, unless a cached page holds it.
+                span = min(llm.loop.scheduler.cache.key_span, kept - held.shared * page_size)
+                assert out.cached_tokens == kept - span
                 assert version == "v1" or kept == shown
                 assert version == "v2" or shape != NONE or kept == shown - 1
             shown = out.prompt_tokens + len(out.output_ids)
@@ -150,7 +206,8 @@ def test_every_other_drafter_and_target_say_and_accept_the_same(target, algorith
         assert (out.output_ids, out.text, out.finish) == (again.output_ids, again.text, again.finish)
         # The n-gram index reads every text of the server, so whoever says it second drafts it better.
         assert algorithm == "NGRAM" or out.accept_lengths == again.accept_lengths
-        assert turn == 0 or shown - (version == "v1") <= out.cached_tokens <= shown
+        inherited = out.cached_tokens + llm.loop.scheduler.cache.key_span
+        assert turn == 0 or shown - (version == "v1") <= inherited <= shown
         history += out.output_ids
     assert (llm.probes["window.slid"] > 0) == (target == "qwen3-mini")
     llm.close_session(name)
@@ -192,7 +249,7 @@ def test_aborted_turns_leave_the_session_as_it_was(version):
         assert llm.take(rid).finish == Finish("abort")
         out = talk(llm, name, text, params)
         assert (out.output_ids, out.text, out.finish) == resent(ENDS)[turn]
-        assert turn == 0 or shown - 1 <= out.cached_tokens <= shown
+        assert turn == 0 or shown - 1 <= out.cached_tokens + 1 <= shown
         shown = out.prompt_tokens + len(out.output_ids)
     assert llm.probes["session.rolled_back"] == 2 and llm.probes["session.refused"] == 3
     llm.close_session(name)

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from engine.core.agreement import PLAN, RESULT, Comparison, JournalDigest, Told, digest
+from engine.core.agreement import PLAN, RESULT, Comparison, Told, digest
+from engine.core.ledger import Ledger
+from engine.core.plan import StepPlan
+from engine.core.probes import Probes
+from engine.witness import Witness
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 
@@ -54,10 +58,16 @@ def test_nothing_is_compared_before_all_have_told_it():
     assert found.divergence == "the ranks come to rest behind different steps: they told 3, 1 of them"
 
 
-def test_a_journal_is_read_once_and_in_order():
-    journal: list[object] = [("open", 1, ())]
-    first, second, mixed = JournalDigest(), JournalDigest(), JournalDigest()
-    assert first.of(journal) == second.of(journal)
-    journal.append(("close", 1, ()))
-    assert first.of(journal) == second.of(journal) != mixed.of(journal[::-1])
+def test_a_plan_is_told_with_a_digest_of_the_whole_journal_in_its_order():
+    told: list[list[Told]] = []
+    for rids in ((1, 2), (1, 2), (2, 1)):
+        ledger, mine = Ledger(4, 2), []
+        ledger.open(9)
+        witness = Witness(ledger, mine.append, Probes())
+        for rid in rids:
+            ledger.open(rid)
+            witness.planned(StepPlan(True, (), True, -1))
+        told.append(mine)
+    assert told[0] == told[1] and [record.parts for record in told[0]] == [PLAN, PLAN]
+    assert len({record.digests[0] for mine in told for record in mine}) == 4
     assert digest((1, "a")) == digest((1, "a")) != digest((1, "b"))

@@ -107,7 +107,7 @@ def test_the_next_turn_begins_on_the_kept_pages_in_a_row_of_its_own():
     row = plan.rows[1]
     assert (row.rid, row.account, row.row, row.start, row.tokens) == (3, 1, request.row, 7, (7, 50, 51))
     assert row.pages[: len(pages)] == tuple(pages) and row.first_page == 0
-    assert row.writers == (1,) * len(row.pages) and row.admit is not None
+    assert row.writers == ((0, 1), (7, 3)) and row.admit is not None
     assert (request.inherited, request.cached_tokens, request.prefilled) == (7, 7, 10)
     assert scheduler.probes.counts["session.inherited"] == 7
     scheduler.finish(request, Finish("length"))
@@ -123,7 +123,7 @@ def test_positions_whose_draft_kv_waits_for_the_next_tokens_are_computed_again(s
     request = turn(scheduler, 2, [*before.tokens, 50, 51], account=1)
     (row,) = step(scheduler).rows
     assert (row.start, row.tokens) == (start, request.prompt[start:])
-    assert (request.inherited, request.cached_tokens) == (7, 7)
+    assert (request.inherited, request.cached_tokens) == (7, start)
     assert scheduler.ledger.accounts[1].committed == 9
 
 
@@ -142,16 +142,31 @@ def test_what_the_cache_holds_and_what_the_window_slid_past_is_not_computed_agai
     assert step(scheduler).rows[0].start == 9
 
 
-def test_an_abort_in_the_middle_of_what_is_computed_again_keeps_what_is_there():
-    scheduler = scheduler_of(span=3, chunk=1)
+@pytest.mark.parametrize("how", ["abort", "retract", "error"])
+@pytest.mark.parametrize("window", [None, Window(4, 60, margin=9)], ids=["full", "windowed"])
+def test_a_turn_that_stops_in_the_middle_of_what_it_computes_again_loses_nothing_of_what_it_inherited(window, how):
+    scheduler = scheduler_of(span=3, chunk=1, window=window)
     before = turn(scheduler, 1, 5)
     for _ in range(6):
         step(scheduler)
     scheduler.finish(before, Finish("length"))
-    assert scheduler.ledger.accounts[1].committed == 7
-    turn(scheduler, 2, [*before.tokens, 50], account=1)
-    assert step(scheduler).rows[0].start == 4
-    assert scheduler.abort(2) and scheduler.ledger.accounts[1].committed == 5
+    account = scheduler.ledger.accounts[1]
+    pages = list(account.pages)
+    for rid, steps in enumerate((1, 2, 3, 1, 1), 2):
+        request = turn(scheduler, rid, [*before.tokens, 50, 51], account=1)
+        for number in range(steps):
+            # Draft KV of the last positions is that of other tokens, so every turn computes it again.
+            assert step(scheduler).rows[0].start == 4 + number and request.inherited == 7
+        if how == "retract":
+            scheduler._retract(request)
+            scheduler.check()
+            assert account.held and account.committed == 7
+        if how == "error":
+            scheduler.finish(request, Finish("error", message="a drafter's"))
+        else:
+            assert scheduler.abort(rid)
+        scheduler.check()
+        assert (account.committed, account.pages, account.held) == (7, pages, True)
 
 
 def test_the_next_turn_waits_until_the_turn_before_is_released():
@@ -212,7 +227,7 @@ def test_a_retracted_turn_gives_its_own_part_back_and_comes_back_to_what_it_had_
     account = scheduler.ledger.accounts[1]
     assert (account.committed, account.pages, account.held) == (7, pages, True) and request.phase is Phase.WAITING
     (row,) = step(scheduler).rows
-    assert (row.start, row.account, request.inherited, request.cached_tokens) == (6, 1, 7, 7)
+    assert (row.start, row.account, request.inherited, request.cached_tokens) == (6, 1, 7, 6)
     assert row.tokens == (*request.prompt, *[7] * (1 + 2 * rounds))[6:]
     counts = scheduler.probes.counts
     assert [counts[f"session.{name}"] for name in ("spared", "restored", "rolled_back")] == [1, 1, 0]

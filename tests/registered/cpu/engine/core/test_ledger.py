@@ -9,9 +9,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from engine.core.errors import LedgerError
+from engine.core.errors import EngineError, LedgerError
 from engine.core.journal import replay
-from engine.core.ledger import CACHE, FREE, Ledger, OutOfPages
+from engine.core.ledger import CACHE, FREE, KEPT, Entry, Ledger, OutOfPages
 
 pytestmark = pytest.mark.register(est_seconds=12, tier="cpu", stage="pr")
 
@@ -27,10 +27,26 @@ class LedgerMachine(RuleBasedStateMachine):
         self.rows: dict[int, list[int]] = {}
         self.shared: dict[int, int] = {}
         self.committed: dict[int, int] = {}
+        self.kept: dict[int, int] = {}
         self.flights: dict[int, list[int]] = {}
         self.held: set[int] = set()
         self.verbs = 0
         self.next = 1
+        self.wrote: dict[int, list[int]] = {}  # by row: the generation that computed the KV of each position
+        self.generation: dict[int, int] = {}
+        self.pages_wrote: dict[int, list[int]] = {}  # the same of cached pages
+
+    def began(self, rid):
+        """A residence whose number nobody had before."""
+        account = self.ledger.accounts[rid]
+        assert account.generation not in self.generation.values() and account.generation > 0
+        self.generation[rid] = account.generation
+        own = [account.generation] * 20
+        expected = [*self.wrote[rid][: account.committed], *own]
+        firsts = list(account.writers)
+        assert firsts[0] == 0 and firsts == sorted(firsts) and firsts[-1] == account.committed
+        for position, writer in enumerate(expected):
+            assert account.writers[max(first for first in firsts if first <= position)] == writer
 
     def some_row(self, data):
         return data.draw(st.sampled_from(sorted(set(self.rows) - self.held)))
@@ -44,6 +60,9 @@ class LedgerMachine(RuleBasedStateMachine):
         account = self.ledger.open(self.next, pages)
         self.rows[self.next], self.shared[self.next], self.flights[self.next] = list(pages), len(pages), []
         self.committed[self.next] = len(pages) * self.size
+        self.kept[self.next] = 0
+        self.wrote[self.next] = [by for page in pages for by in self.pages_wrote[page]]
+        self.began(self.next)
         assert (account.rid, account.committed, account.flying) == (self.next, self.committed[self.next], 0)
         self.next += 1
         self.verbs += 1
@@ -87,6 +106,7 @@ class LedgerMachine(RuleBasedStateMachine):
         accepted = data.draw(st.integers(0, self.flights[rid][0]))
         self.ledger.settle(rid, accepted)
         self.flights[rid].pop(0)
+        self.wrote[rid][self.committed[rid] : self.committed[rid] + accepted] = [self.generation[rid]] * accepted
         self.committed[rid] += accepted
         self.verbs += 1
 
@@ -94,11 +114,17 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def donate(self, data):
         rid = self.some_row(data)
+        if self.kept[rid]:
+            with pytest.raises(LedgerError, match=f"donate: account {rid} was held"):
+                self.ledger.donate(rid, 0)
+            return
         whole = self.committed[rid] // self.size - self.shared[rid]
         count = data.draw(st.integers(0, whole))
         given = self.ledger.donate(rid, count)
         assert list(given) == self.rows[rid][self.shared[rid] : self.shared[rid] + count]
         self.cached |= set(given)
+        for index, page in enumerate(given, self.shared[rid]):
+            self.pages_wrote[page] = self.wrote[rid][index * self.size : (index + 1) * self.size]
         self.shared[rid] += count
         self.verbs += 1
         with pytest.raises(LedgerError, match=r"not .* whole pages"):
@@ -110,14 +136,16 @@ class LedgerMachine(RuleBasedStateMachine):
         idle = [r for r, f in self.flights.items() if not f and self.committed[r] and r not in self.held]
         rid = data.draw(st.sampled_from(sorted(idle)))
         least = max(1, self.shared[rid] * self.size)
-        for wrong in (least - 1, self.committed[rid] + 1):
+        most = max(self.committed[rid], self.kept[rid])
+        for wrong in (least - 1, most + 1):
             with pytest.raises(LedgerError, match=f"hold: request {rid} cannot keep {wrong} positions"):
                 self.ledger.hold(rid, wrong)
-        keep = data.draw(st.integers(least, self.committed[rid]))
+        keep = data.draw(st.integers(least, most))
         stay = [page for i, page in enumerate(self.rows[rid]) if i * self.size < keep]
         assert list(self.ledger.hold(rid, keep)) == self.rows[rid][len(stay) :]
         self.free |= set(self.rows[rid][len(stay) :])
-        self.rows[rid], self.committed[rid] = stay, keep
+        self.rows[rid], self.committed[rid], self.kept[rid] = stay, keep, keep
+        del self.wrote[rid][keep:]
         self.held.add(rid)
         self.verbs += 1
 
@@ -135,6 +163,7 @@ class LedgerMachine(RuleBasedStateMachine):
         again = data.draw(st.integers(0, most))
         self.committed[rid] -= again
         assert self.ledger.resume(rid, again).committed == self.committed[rid]
+        self.began(rid)
         self.held.remove(rid)
         self.verbs += 1
 
@@ -144,7 +173,7 @@ class LedgerMachine(RuleBasedStateMachine):
         rid = data.draw(st.sampled_from(sorted(r for r, f in self.flights.items() if not f)))
         self.ledger.close(rid)
         self.free |= set(self.rows[rid][self.shared[rid] :])
-        for table in (self.rows, self.shared, self.committed, self.flights):
+        for table in (self.rows, self.shared, self.committed, self.kept, self.flights):
             del table[rid]
         self.held.discard(rid)
         self.verbs += 1
@@ -248,8 +277,8 @@ def two_requests() -> Ledger:
         ("donate", (1, 1), "donate: request 1 has 3 positions committed, not 2 whole pages"),
         ("donate", (1, -1), "donate: request 1 has 3 positions committed, not 0 whole pages"),
         ("hold", (1, 3), "hold: request 1 still has 1 steps in flight"),
-        ("hold", (2, 1), "hold: request 2 cannot keep 1 positions; it has 2 committed, 2 of them cached"),
-        ("hold", (2, 3), "hold: request 2 cannot keep 3 positions; it has 2 committed, 2 of them cached"),
+        ("hold", (2, 1), "hold: request 2 cannot keep 1 positions; it has KV of 2, 2 of them cached"),
+        ("hold", (2, 3), "hold: request 2 cannot keep 3 positions; it has KV of 2, 2 of them cached"),
         ("hold", (7, 1), "request 7 has no account"),
         ("resume", (2,), "resume: account 2 is in use"),
         ("resume", (7,), "request 7 has no account"),
@@ -387,3 +416,63 @@ def test_strict_checks_the_laws_after_every_verb():
     ledger.strict = False
     free_twice(ledger)
     ledger.settle(1, 1)
+
+
+def step(ledger, rid, width):
+    ledger.reserve(rid, width)
+    ledger.launch(rid, width)
+    ledger.settle(rid, width)
+
+
+def test_an_account_knows_which_residence_computed_each_position():
+    ledger = Ledger(9, 2, strict=True)
+    account = ledger.open(1)
+    step(ledger, 1, 6)
+    ledger.donate(1, 1)
+    assert account.writers == {0: 1}
+    ledger.open(2, account.pages[:1])
+    assert ledger.accounts[2].writers == {0: 1, 2: 2}
+    ledger.hold(1, 6)
+    ledger.resume(1, 3)
+    step(ledger, 1, 1)
+    assert account.writers == {0: 1, 3: 3}
+    ledger.hold(1, 6)  # one of the three positions was computed again
+    ledger.resume(1)
+    assert account.writers == {0: 1, 3: 3, 4: 1, 6: 4}
+    step(ledger, 1, 2)
+    ledger.hold(1, 8)
+    ledger.resume(1, 5)
+    assert account.writers == {0: 1, 3: 5}
+    ledger.hold(1, 8)  # nothing was computed
+    assert account.earlier == {0: 1, 3: 3, 4: 1, 6: 4}
+
+
+def test_a_page_with_several_writers_is_never_cached():
+    ledger = Ledger(9, 2)
+    ledger.open(1)
+    step(ledger, 1, 3)
+    ledger.hold(1, 3)
+    ledger.resume(1, 1)
+    step(ledger, 1, 3)
+    with pytest.raises(LedgerError, match=r"^donate: account 1 was held, so a page of it may have several writers$"):
+        ledger.donate(1, 1)
+
+
+def test_a_subscriber_gets_every_entry_and_the_ledger_keeps_the_latest():
+    ledger = Ledger(2, 1)
+    ledger.open(1)
+    seen: list[Entry] = []
+    ledger.subscribe(seen.append)
+    for rid in range(2, KEPT // 2 + 1):
+        ledger.open(rid)
+        ledger.close(rid)
+    ledger.close(1)
+    assert ledger.journal == seen and len(seen) == KEPT
+    ledger.open(1)
+    assert len(seen) == KEPT + 1 and seen[-1] == ("open", 1, ())
+    assert replay(seen, 2, 1).accounts.keys() == {1}
+    sentence = f"^the journal keeps the latest {KEPT} of {KEPT + 1} entries; subscribe to it earlier$"
+    for late in (lambda: ledger.journal, lambda: ledger.subscribe(seen.append)):
+        with pytest.raises(EngineError, match=sentence):
+            late()
+    assert len(seen) == KEPT + 1

@@ -37,7 +37,7 @@ def test_a_prefix_is_found_again():
     assert run(ledger, cache, 1, [1, 2, 3, 4, 5]) == ([], 2)
     pages, given = run(ledger, cache, 2, [1, 2, 3, 4, 6, 7])
     assert len(pages) == 2 and given == 1
-    assert [cache.writer(page) for page in pages] == [1, 1]
+    assert [ledger.writer[page] for page in pages] == [1, 1]
     assert len(cache.match([1, 2, 3, 4, 6, 7, 8])) == 3
     assert cache.match([9, 2, 3]) == []
 
@@ -160,3 +160,17 @@ def test_a_match_is_the_longest_run_of_pages_whose_keys_were_seen(prompts, size,
             break
         longest += 1
     assert len(cache.match(last)) == longest
+
+
+def test_a_chain_of_thousands_of_pages_is_matched_evicted_and_dropped():
+    ledger = Ledger(5_000, 1)
+    cache = PrefixCache(ledger, 1)
+    tokens = [index % 7 for index in range(5_001)]
+    ledger.open(1)
+    ledger.reserve(1, 5_000)
+    ledger.launch(1, 5_000)
+    ledger.settle(1, 5_000)
+    assert cache.insert(1, tokens) == 5_000
+    ledger.close(1)
+    assert len(cache.match(tokens)) == 5_000 and cache.evict(4_000) == 4_000
+    assert len(cache.match(tokens)) == 1_000 and len(cache.nodes) == 1_000

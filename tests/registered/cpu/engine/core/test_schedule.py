@@ -95,7 +95,7 @@ def test_a_prefill_row_says_exactly_what_to_compute():
     (row,) = turn(scheduler).rows
     assert (row.start, row.width, row.bound, row.tokens, row.following) == (0, 5, 5, request.prompt, None)
     assert row.pages == tuple(scheduler.ledger.accounts[1].pages) and row.first_page == 0
-    assert row.writers == (1, 1, 1) and row.last_chunk and row.admit == (request.params, 1)
+    assert row.writers == ((0, 1),) and row.last_chunk and row.admit == (request.params, 1)
 
 
 def test_a_round_reserves_behind_everything_in_flight():
@@ -258,8 +258,21 @@ def test_a_cached_prefix_is_not_computed_again():
     scheduler.add(again)
     (row,) = turn(scheduler).rows
     assert (row.start, row.tokens, again.cached_tokens) == (6, again.prompt[6:], 6)
-    assert row.writers[:3] == (1, 1, 1) and set(row.writers[3:]) == {2} and row.first_page == 0
+    assert row.writers == ((0, 1), (6, 2)) and row.generation == 2 and row.first_page == 0
     assert scheduler.probes.counts["prefix.hit"] == 6
+
+
+def test_cached_tokens_are_those_of_the_first_admission_whatever_is_retracted():
+    scheduler = scheduler_of(cache=True)
+    (request,) = queue(scheduler, 7)
+    turn(scheduler)
+    scheduler.publish(request)
+    for _ in range(3):
+        turn(scheduler)
+    scheduler._retract(request)
+    (row,) = turn(scheduler).rows
+    # Its own pages serve it, but it had computed all of them itself.
+    assert row.start == 6 and (request.retractions, request.cached_tokens) == (1, 0)
 
 
 def test_abort_while_waiting_running_draining_retracting_and_done():

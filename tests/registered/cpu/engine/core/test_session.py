@@ -20,6 +20,9 @@ pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 BOS = 9
 
 
+DEEP = 3_000
+
+
 class World:
     """Sessions over a scheduler without a device: the test decides what a request says and when it ends."""
 
@@ -313,3 +316,50 @@ def test_only_finished_requests_are_continued():
     empty = World()
     empty.open(streaming=False)
     empty.refused("session 's' has no request 1; allowed: None", rid=1)
+
+
+def chain(world, length) -> list[Request]:
+    """Requests that each continue the one before, from its first token on."""
+    world.open(streaming=False)
+    requests = [world.say([1], 2)]
+    for number in range(1, length):
+        requests.append(world.say([3, 4], 5, rid=requests[-1].rid, offset=1 + number % 2))
+        world.sessions.reap(0)
+    return requests
+
+
+def test_what_continues_a_request_is_cleared_however_deep_it_goes():
+    world = World()
+    first, second, *_ = chain(world, DEEP)
+    tree = world.sessions.sessions["s"].tree
+    world.say([6], rid=second.rid, replace=True)
+    assert sorted(tree) == [first.rid, second.rid, DEEP + 1] and tree[second.rid].children == [DEEP + 1]
+    world.say([7], replace=True)
+    assert list(tree) == [DEEP + 2]
+
+
+def test_an_ended_request_leaves_its_session_the_tokens_that_are_its_own():
+    world = World()
+    requests = chain(world, 40)
+    session = world.sessions.sessions["s"]
+    for request in requests:
+        branch = session.tree[request.rid]
+        assert branch.request is None and session.text(request.rid) == tuple(request.tokens)
+        assert session.text(request.rid, branch.prompt) == request.prompt
+    assert [branch.tokens for branch in session.tree.values()] == [(1, 2), *[(3, 4, 5)] * 39] and not session.live
+    world.open("line")
+    (first, second) = world.say([1, 2], 3, name="line"), world.say([4], 5, name="line")
+    world.sessions.reap(0)
+    line = world.sessions.sessions["line"]
+    assert second.prompt[: first.num_tokens] == tuple(first.tokens)
+    assert (line.turn, line.live, line.history) == (None, [], tuple(second.tokens))
+
+
+def test_a_request_that_still_drains_is_whole_and_may_be_continued():
+    world = World()
+    world.open(streaming=False)
+    root = world.run(world.add([1, 2]), 3, held_back=True)
+    world.sessions.reap(0)
+    assert world.sessions.sessions["s"].tree[root.rid].request is root
+    assert world.add([4], rid=root.rid).prompt == (1, 2, 3, 4)
+    world.drain()

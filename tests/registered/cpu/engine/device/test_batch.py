@@ -91,7 +91,12 @@ def test_the_tree_bias_of_a_chain_is_the_causal_bias():
 def world(page_size=3):
     """Rows 2 and 1 own scattered pages; the relay says other lengths than any plan."""
     table = SlotTable(4, 12, page_size, CPU, stamps=False)
-    table.extend([PlanRow(9, 9, 2, 1, 1, (5, 2, 7), (9, 9, 9), 0), PlanRow(8, 8, 1, 1, 1, (3, 6), (8, 8), 0)])
+    table.extend(
+        [
+            PlanRow(9, 9, 2, 1, 1, (5, 2, 7), 0, 9, writers=((0, 9),)),
+            PlanRow(8, 8, 1, 1, 1, (3, 6), 0, 8, writers=((0, 8),)),
+        ]
+    )
     relay = Relay(4, (), CPU)
     relay.publish(torch.tensor([2, 1]), torch.tensor([4, 2]), torch.tensor([[77], [66]]))
     return relay, table
@@ -103,7 +108,7 @@ def slot(pages, position, page_size=3):
 
 def test_a_round_reads_lengths_and_roots_from_the_relay():
     relay, table = world()
-    plan = StepPlan(False, (PlanRow(9, 9, 2, 3, 8, (), (), 3), PlanRow(8, 8, 1, 3, 5, (), (), 2)), True, -1)
+    plan = StepPlan(False, (PlanRow(9, 9, 2, 3, 8, (), 3, 9), PlanRow(8, 8, 1, 3, 5, (), 2, 8)), True, -1)
     batch = StepBatch.of(plan, relay, table)
     assert batch.rows.tolist() == [2, 1] and batch.start.tolist() == [4, 2]
     assert batch.root.tolist() == [[77], [66]]
@@ -120,17 +125,17 @@ def test_a_round_reads_lengths_and_roots_from_the_relay():
 
 def test_what_the_host_knows_comes_row_by_row_in_rounds_only():
     relay, table = world()
-    told = (PlanRow(9, 9, 2, 3, 8, (), (), 3, tokens=(1, 2)), PlanRow(8, 8, 1, 3, 5, (), (), 2, tokens=(3,)))
+    told = (PlanRow(9, 9, 2, 3, 8, (), 3, 9, tokens=(1, 2)), PlanRow(8, 8, 1, 3, 5, (), 2, 8, tokens=(3,)))
     assert StepBatch.of(StepPlan(False, told, True, -1), relay, table).known == (Known(9, (1, 2)), Known(8, (3,)))
-    untold = (PlanRow(9, 9, 2, 3, 8, (), (), 3), PlanRow(8, 8, 1, 3, 5, (), (), 2))
+    untold = (PlanRow(9, 9, 2, 3, 8, (), 3, 9), PlanRow(8, 8, 1, 3, 5, (), 2, 8))
     assert StepBatch.of(StepPlan(False, untold, True, -1), relay, table).known == ()
-    prefill = (PlanRow(9, 9, 2, 4, 7, (), (), 3, 3, (1, 2, 3, 4)),)
+    prefill = (PlanRow(9, 9, 2, 4, 7, (), 3, 9, 3, (1, 2, 3, 4)),)
     assert StepBatch.of(StepPlan(True, prefill, True, -1), relay, table).known == ()
 
 
 def test_a_prefill_reads_starts_from_the_plan_and_pads_into_slot_0():
     relay, table = world()
-    rows = (PlanRow(9, 9, 2, 4, 7, (), (), 3, 3, (1, 2, 3, 4)), PlanRow(8, 8, 1, 2, 3, (), (), 2, 1, (5, 6)))
+    rows = (PlanRow(9, 9, 2, 4, 7, (), 3, 9, 3, (1, 2, 3, 4)), PlanRow(8, 8, 1, 2, 3, (), 2, 8, 1, (5, 6)))
     batch = StepBatch.of(StepPlan(True, rows, True, -1), relay, table)
     assert batch.start.tolist() == [3, 1] and batch.lengths.tolist() == [4, 2]
     assert (batch.width, batch.reach) == (4, 12)
@@ -142,7 +147,7 @@ def test_a_prefill_reads_starts_from_the_plan_and_pads_into_slot_0():
 
 def test_padding_past_the_reach_goes_to_slot_0_too():
     relay, table = world()
-    rows = (PlanRow(9, 9, 2, 5, 5, (), (), 3, 0, (1, 2, 3, 4, 5)), PlanRow(8, 8, 1, 2, 5, (), (), 2, 3, (5, 6)))
+    rows = (PlanRow(9, 9, 2, 5, 5, (), 3, 9, 0, (1, 2, 3, 4, 5)), PlanRow(8, 8, 1, 2, 5, (), 2, 8, 3, (5, 6)))
     batch = StepBatch.of(StepPlan(True, rows, True, -1), relay, table)
     assert batch.write_slots(count(5, CPU))[1].tolist() == [slot((3, 6), 3), slot((3, 6), 4), 0, 0, 0]
 
@@ -150,7 +155,7 @@ def test_padding_past_the_reach_goes_to_slot_0_too():
 def test_padding_lies_at_no_position_past_the_reach():
     """A model knows no position there."""
     relay, table = world()
-    rows = (PlanRow(9, 9, 2, 9, 9, (), (), 3, 0, (1,) * 9), PlanRow(8, 8, 1, 2, 8, (), (), 2, 6, (5, 6)))
+    rows = (PlanRow(9, 9, 2, 9, 9, (), 3, 9, 0, (1,) * 9), PlanRow(8, 8, 1, 2, 8, (), 2, 8, 6, (5, 6)))
     batch = StepBatch.of(StepPlan(True, rows, True, -1), relay, table)
     assert batch.reach == 12
     assert batch.positions.tolist() == [[*range(9)], [6, 7, 8, 9, 10, 11, 11, 11, 11]]
@@ -158,7 +163,7 @@ def test_padding_lies_at_no_position_past_the_reach():
 
 def test_a_round_knows_its_positions_slots_and_mask_as_consecutive_tokens():
     relay, table = world()
-    plan = StepPlan(False, (PlanRow(9, 9, 2, 3, 8, (), (), 3), PlanRow(8, 8, 1, 3, 5, (), (), 2)), True, -1)
+    plan = StepPlan(False, (PlanRow(9, 9, 2, 3, 8, (), 3, 9), PlanRow(8, 8, 1, 3, 5, (), 2, 8)), True, -1)
     batch = StepBatch.of(plan, relay, table)
     for width in (3, 2):
         positions, write, bias = batch.causal(width, torch.float64)
@@ -171,7 +176,7 @@ def test_a_round_knows_its_positions_slots_and_mask_as_consecutive_tokens():
 
 def test_write_slots_takes_offsets_of_each_row():
     relay, table = world()
-    plan = StepPlan(False, (PlanRow(9, 9, 2, 3, 8, (), (), 3), PlanRow(8, 8, 1, 3, 5, (), (), 2)), True, -1)
+    plan = StepPlan(False, (PlanRow(9, 9, 2, 3, 8, (), 3, 9), PlanRow(8, 8, 1, 3, 5, (), 2, 8)), True, -1)
     offsets = torch.tensor([[0, 2], [1, 0]])
     assert StepBatch.of(plan, relay, table).write_slots(offsets).tolist() == [
         [slot((5, 2, 7), 4), slot((5, 2, 7), 6)],

@@ -35,8 +35,8 @@ def test_reach_comes_in_steps_of_which_at_most_a_fifth_is_waste():
 
 def test_what_a_round_is_given_is_padded_with_row_0():
     graphs = Graphs(6, CPU, Probes())
-    rows, accounts = graphs.give([3, 1, 2], [7, 8, 9])
-    assert (rows.tolist(), accounts.tolist()) == ([3, 1, 2, 0], [7, 8, 9, 0])
+    rows, generations = graphs.give([3, 1, 2], [7, 8, 9])
+    assert (rows.tolist(), generations.tolist()) == ([3, 1, 2, 0], [7, 8, 9, 0])
     again, _ = graphs.give([5], [4])
     assert (again.tolist(), again.data_ptr()) == ([5], rows.data_ptr())
     assert graphs.give([3, 1, 2], [7, 8, 9])[1].tolist() == [7, 8, 9, 0]

@@ -14,8 +14,8 @@ pytestmark = pytest.mark.register(est_seconds=2, tier="cpu", stage="pr")
 CPU = torch.device("cpu")
 
 
-def row(at, pages, first, writers=None):
-    return PlanRow(at + 50, at + 50, at, 1, 1, pages, writers or (at + 50,) * len(pages), first)
+def row(at, pages, first, writers=()):
+    return PlanRow(at + 50, at + 50, at, 1, 1, pages, first, at + 50, writers=writers)
 
 
 @pytest.mark.parametrize("few", [0, 1, 3, 9])
@@ -51,8 +51,14 @@ def test_a_row_of_a_new_request_is_overwritten():
 def test_expected_stamps_name_the_writer_and_the_position(few, monkeypatch):
     monkeypatch.setattr(engine.device.table, "FEW", few)
     table = SlotTable(3, 8, 2, CPU, stamps=True)
-    table.extend([row(1, (4, 3), 0, writers=(17, 51))])
-    assert table.expected(torch.tensor([1]), 3).tolist() == [[17 << 32, (17 << 32) + 1, (51 << 32) + 2]]
+    table.extend([row(1, (4, 3), 0, writers=((0, 17), (1, 18), (3, 51))), row(2, (5,), 0, writers=((0, 60),))])
+    table.extend([row(1, (6, 7), 2)])
+    stamps = [17 << 32, (18 << 32) + 1, (18 << 32) + 2, (51 << 32) + 3, (51 << 32) + 4]
+    assert table.expected(torch.tensor([1]), 5).tolist() == [stamps]
+    # The row's next residence is another one from its first position on.
+    table.extend([row(1, (8,), 0, writers=((0, 70),))])
+    assert table.expected(torch.tensor([1]), 8).tolist() == [[(70 << 32) + position for position in range(8)]]
+    assert not table.writers[0].any() and table.writers[2].unique().tolist() == [60]
 
 
 @pytest.mark.parametrize(("bound", "reach"), [(1, 16), (16, 16), (17, 32), (33, 40), (40, 40)])
@@ -65,7 +71,7 @@ def test_writers_are_kept_only_when_asked_for():
     assert SlotTable(2, 4, 2, CPU, stamps=False).writers is None
 
 
-def test_a_stamp_tells_requests_and_positions_apart():
+def test_a_stamp_tells_generations_and_positions_apart():
     writers, positions = torch.tensor([[1], [2], [3]]), torch.arange(4000)
     assert stamp(writers, positions).unique().numel() == 12000
     assert int(stamp(torch.tensor(1), torch.tensor(0))) != 0

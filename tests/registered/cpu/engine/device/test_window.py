@@ -41,8 +41,8 @@ def world(rows: tuple[PlanRow, ...], starts: dict[int, int], prefill: bool = Fal
 def round_rows():
     # Row 2 holds positions 0..5, its first window page (0, 1) is gone; row 1 holds 0..2.
     return (
-        PlanRow(9, 9, 2, 2, 8, (5, 2, 7, 1), (9,) * 4, 0, window_pages=(4, 6, 3), window_first=1),
-        PlanRow(8, 8, 1, 2, 5, (3, 6, 4), (8,) * 3, 0, window_pages=(1, 2, 5), window_first=0),
+        PlanRow(9, 9, 2, 2, 8, (5, 2, 7, 1), 0, 9, window_pages=(4, 6, 3), window_first=1, writers=((0, 9),)),
+        PlanRow(8, 8, 1, 2, 5, (3, 6, 4), 0, 8, window_pages=(1, 2, 5), window_first=0, writers=((0, 8),)),
     )
 
 
@@ -95,8 +95,8 @@ def test_slots_come_from_the_window_table():
 
 def test_padded_positions_write_to_the_padding_slot():
     rows = (
-        PlanRow(9, 9, 2, 4, 4, (5, 2), (9, 9), 0, 0, (1, 2, 3, 4), window_pages=(4, 6)),
-        PlanRow(8, 8, 1, 1, 1, (3,), (8,), 0, 0, (5,), window_pages=(1,)),
+        PlanRow(9, 9, 2, 4, 4, (5, 2), 0, 9, 0, (1, 2, 3, 4), window_pages=(4, 6), writers=((0, 9),)),
+        PlanRow(8, 8, 1, 1, 1, (3,), 0, 8, 0, (5,), window_pages=(1,), writers=((0, 8),)),
     )
     batch, side = world(rows, {}, prefill=True)
     assert side.step(batch).write.tolist() == [[8, 9, 12, 13], [2, 0, 0, 0]]
@@ -133,10 +133,10 @@ def test_stamps_in_the_window_are_compared_and_those_below_are_not():
     for b, (start, first) in enumerate([(6, 4), (3, 1)]):
         for p in range(first, start):
             side.pool.stamps[step.read[b, p]] = expected[b, p]
-    accounts = torch.tensor([9, 8])
-    assert [int(n) for n in side.stamp(batch, step, accounts, batch.positions)] == [2 + 2, 0]
+    generations = torch.tensor([9, 8])
+    assert [int(n) for n in side.stamp(batch, step, generations, batch.positions)] == [2 + 2, 0]
     side.pool.stamps[step.read[0, 5]] = 1
     side.pool.stamps[step.read[0, 3]] = 1  # position 3 is out of sight of a query at 6
-    assert [int(n) for n in side.stamp(batch, step, accounts, batch.positions)] == [4, 1]
+    assert [int(n) for n in side.stamp(batch, step, generations, batch.positions)] == [4, 1]
     written = side.pool.stamps[step.write]
-    assert torch.equal(written, (accounts[:, None] << 32) | batch.positions)
+    assert torch.equal(written, (generations[:, None] << 32) | batch.positions)

@@ -20,7 +20,7 @@ def batch_of(width: int) -> StepBatch:
     relay.publish(rows, torch.tensor([5, 6]), torch.tensor([[7], [8]]))
     start, root = relay.lengths_and_roots(rows)
     slots = torch.arange(40).view(2, 20)
-    return StepBatch(rows, start, root, width, 20, slots, torch.tensor([3, 3]), relay=relay, accounts=rows + 5)
+    return StepBatch(rows, start, root, width, 20, slots, torch.tensor([3, 3]), relay=relay, generations=rows + 5)
 
 
 def names(told: torch.Tensor) -> list[str]:

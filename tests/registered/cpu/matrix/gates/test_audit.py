@@ -191,9 +191,18 @@ OUTLIVING = [
 ]
 
 
+def test_a_turn_that_stops_before_it_has_computed_everything_again_leaves_what_it_found():
+    back = [*OUTLIVING[:5], ("resume", 1, (2,)), ("reserve", 1, (1,)), ("launch", 1, (1,)), ("settle", 1, (1,))]
+    book = audit([*back, ("hold", 1, (4,))], pages=3, size=2)
+    assert (book.moves[1][-1].computed, book.moves[1][-1].keep, book.holdings[1].committed) == (4, 4, 4)
+    replay([*back, ("hold", 1, (4,))], 3, 2)
+    with pytest.raises(AuditError, match="5 of 4 positions are kept"):
+        audit([*back, ("hold", 1, (5,))], pages=3, size=2)
+
+
 def test_moves_tell_what_each_request_found_and_left():
     book = audit(OUTLIVING, pages=3, size=2)
-    assert [(m.verb, m.committed, m.keep) for m in book.moves[1]] == [
+    assert [(m.verb, m.computed, m.keep) for m in book.moves[1]] == [
         ("open", 0, 0),
         ("hold", 5, 4),
         ("resume", 4, 4),  # one of the four is computed again, yet four were found

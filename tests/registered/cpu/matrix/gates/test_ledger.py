@@ -39,6 +39,25 @@ def test_a_broken_journal_fails(measured):
     assert outcome.state is State.FAIL and "journal entry 0" in outcome.message
 
 
+TURNS = "nextn.deepseek.s2.v2.p4.pair.stream"
+
+
+@pytest.mark.parametrize(
+    ("cell_id", "name"), [(TURNS, ".turn3"), (TURNS, ""), ("standalone.s3.v2.p4.m4.burst", ".again")]
+)
+def test_cached_tokens_are_what_the_first_admission_found(measured, altered, cell_id, name):
+    cell, run, baseline = measured(cell_id)
+    assert GATE.judge(cell, run, baseline).state is State.PASS
+    index = next(i for i, answer in enumerate(run.answers) if answer.name.endswith(name))
+    found, prompt = run.answers[index].cached_tokens, len(run.answers[index].prompt_ids)
+    assert (found > 0) == bool(name)
+    outcome = GATE.judge(cell, altered(run, index, cached_tokens=found + 1), baseline)
+    assert outcome.state is State.FAIL and outcome.message == (
+        f"{run.answers[index].name} reports {found + 1} of {prompt} prompt tokens as cached, its first admission began "
+        f"behind {found}"
+    )
+
+
 def test_one_wrong_stamp_fails(measured, witnessed):
     cell, run, baseline = measured(CELL)
     outcome = GATE.judge(cell, witnessed(run, {"stamp.wrong": 1}), baseline)

@@ -4,10 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from matrix.cell import Cell
+from engine.core.schedule import Scheduler
+from matrix.cell import Cell, asked
 from matrix.gates.gate import State
 from matrix.gates.session import SessionGate
 from matrix.gates.table import GATES
+from matrix.runner import drive
+from matrix.subjects.protocol import Run
+from matrix.subjects.reference import ReferenceSubject
+from matrix.workload import workload
 
 pytestmark = pytest.mark.register(est_seconds=6, tier="cpu", stage="pr")
 
@@ -119,13 +124,32 @@ def test_positions_whose_draft_kv_rests_on_other_tokens_are_computed_again(measu
     assert f"computes {due - 1} inherited positions again, the draft KV of {due} is stale" in outcome.message
 
 
-def test_a_reported_count_that_is_not_the_held_one_is_named(measured):
-    cell, run, baseline = measured(CELL)
-    index = next(i for i, answer in enumerate(run.answers) if answer.name.endswith(".turn3"))
-    answers = list(run.answers)
-    answers[index] = replace(answers[index], cached_tokens=answers[index].cached_tokens + 1)
-    outcome = SessionGate().judge(cell, replace(run, answers=tuple(answers)), baseline)
-    assert outcome.state is State.FAIL and "inherited tokens, its account held" in outcome.message
+def aborted_while_it_reads() -> tuple[Cell, Run]:
+    """A turn, four that are aborted behind their first step, of one token, and one more; two positions of what each
+    inherits have draft KV to be computed again."""
+    cell, subject = Cell.from_id("nextn.deepseek.s2.v1.c7.stream"), ReferenceSubject()
+    (first, *_) = workload(cell, 0)
+    asks = [replace(first, max_new_tokens=9, ignore_eos=True)]
+    for number in range(2, 7):
+        session = replace(first.session, follows=first.name)
+        turn = replace(asks[0], name=f"{first.name}.turn{number}", prompt=" Then?", after=(asks[-1].name,))
+        asks.append(replace(turn, session=session, abort_after=0 if number < 6 else None))
+    session = subject.launch(replace(asked(cell), chunked_prefill_size=1))
+    return cell, drive(session, asks, subject.capabilities)
+
+
+def test_turns_aborted_while_they_read_what_they_inherited_take_nothing_of_it(monkeypatch):
+    cell, run = aborted_while_it_reads()
+    outcome = SessionGate().judge(cell, run, run)
+    assert (outcome.state, outcome.message) == (State.PASS, "")
+    assert (outcome.numbers["rolled_back"], outcome.numbers["resumed"]) == (4, 5)
+    kept = Scheduler._kept
+    monkeypatch.setattr(
+        Scheduler, "_kept", lambda self, request: min(kept(self, request), self._account(request).committed)
+    )
+    cell, run = aborted_while_it_reads()
+    outcome = SessionGate().judge(cell, run, run)
+    assert outcome.state is State.FAIL and ".turn2 left " in outcome.message and outcome.numbers["wrong"] == 4
 
 
 def test_a_prompt_without_its_history_is_named(measured):

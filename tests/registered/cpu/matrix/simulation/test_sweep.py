@@ -97,6 +97,14 @@ def rolled_back_to_committed(monkeypatch):
     monkeypatch.setattr(Scheduler, "_kept", keep)
 
 
+def drifting(monkeypatch):
+    """A turn that is aborted while it computes the end of its session again takes the rest of it."""
+    kept = Scheduler._kept
+    monkeypatch.setattr(
+        Scheduler, "_kept", lambda self, request: min(kept(self, request), self._account(request).committed)
+    )
+
+
 def forgetful(monkeypatch):
     """A session's last token is not part of its next prompt."""
     line = Sessions._line
@@ -136,6 +144,7 @@ def said_after_its_abort(monkeypatch):
         (sessions_pinned, "no request can run and nothing is in flight", 2),
         (released_before_drained, "", 1),
         (rolled_back_to_committed, "its session keeps", 3),
+        (drifting, "its session keeps", 3),
         (forgetful, " remembers (", 2),
         (dropped_by_an_abort, "an abort changed what sessions hold from {", 3),
         (said_after_its_abort, " before its abort, not [", 2),
