@@ -101,7 +101,7 @@ def alive() -> Counter[str]:
     """The engine's own objects, by class."""
     gc.collect()
     classes = (type(each) for each in gc.get_objects())
-    return Counter(kind.__name__ for kind in classes if kind.__module__.startswith("engine.core"))
+    return Counter(kind.__name__ for kind in classes if str(kind.__module__).startswith("engine.core"))
 
 
 def test_at_rest_nothing_of_what_was_served_is_alive_but_the_tokens_of_open_sessions():
