@@ -196,6 +196,18 @@ class LLM:
         session: SessionParams | Sequence[SessionParams | None] | None = None,
     ) -> list[Output]:
         """Run prompts to their end and return their outputs in order. RequestError if one is bad; then none runs."""
+        rids = self.add_all(prompts, params, session)
+        while self.step():
+            pass
+        return [self.take(rid) for rid in rids]
+
+    def add_all(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        session: SessionParams | Sequence[SessionParams | None] | None = None,
+    ) -> list[int]:
+        """Queue prompts and return their ids in order. RequestError if one is bad; then none is queued."""
         if isinstance(prompts, str):
             raise RequestError("prompts is one text; allowed: a list of texts or of token lists")
         each = [params] * len(prompts) if params is None or isinstance(params, SamplingParams) else list(params)
@@ -207,10 +219,7 @@ class LLM:
             self._judge(self._next_rid + index, prompt, p, turn)
             for index, (prompt, p, turn) in enumerate(zip(prompts, each, turns, strict=True))
         ]
-        rids = [self._queue(*one) for one in judged]
-        while self.step():
-            pass
-        return [self.take(rid) for rid in rids]
+        return [self._queue(*one) for one in judged]
 
     def _turns(
         self, session: SessionParams | Sequence[SessionParams | None] | None, count: int
