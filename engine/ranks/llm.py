@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count, islice
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from engine.api import LLM, Output, Prompt, known_facts
 from engine.build import Locate
@@ -18,13 +18,16 @@ from engine.ranks.group import PATIENCE, RankGroup
 from engine.ranks.process import Rank
 from engine.ranks.spare import Lease
 
+# Steps of a generation between two answers of the ranks, which take 0.1 ms: an interrupt waits for as many.
+STEPS: Final = 8
+
 
 class RankedLLM:
     """`LLM` over config.tp_size processes of this machine, from its front door to its last collective.
 
     locate: as for LLM, and known by name to a fresh process. ConfigError as for LLM; RankLost, RanksDiverged and what
-    an interrupt does as in RankGroup.call, of which `generate` makes one for each step. `close`, or the end of a
-    `with`, keeps the processes for the next engine; without it they end when this is dropped.
+    an interrupt does as in RankGroup.call, of which `generate` makes one for every few steps. `close`, or the end of
+    a `with`, keeps the processes for the next engine; without it they end when this is dropped.
     """
 
     def __init__(self, config: EngineConfig, locate: Locate = Path, patience: float = PATIENCE) -> None:
@@ -157,11 +160,14 @@ def _next(rank: Rank, number: int) -> list[Any]:
 
 
 def _generation(llm: LLM, *arguments: Any) -> Iterator[list[Output]]:  # noqa: ANN401 - those of LLM.generate
-    """What LLM.generate returns, and before it an empty list behind each step; then an interrupt ends the requests."""
+    """What LLM.generate returns, and before it an empty list behind every few steps, where the caller may stop it."""
     rids = llm.add_all(*arguments)
     try:
-        while llm.step():
-            yield []
+        for number in count(1):
+            if not llm.step():
+                break
+            if number % STEPS == 0:
+                yield []
         yield [llm.take(rid) for rid in rids]
     finally:
         for rid in llm.loop.scheduler.requests.keys() & rids:
