@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from engine.device.bundles import Bundle, Bundles, Shape
 
-pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=3, tier="cpu", stage="pr")
 
 
 def shape(width: int, batch: int = 1) -> Shape:

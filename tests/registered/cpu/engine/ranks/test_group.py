@@ -19,7 +19,7 @@ from socket import SHUT_RDWR, socket
 
 import pytest
 
-from engine.api import LLM
+from engine.api import LLM, Output
 from engine.core.agreement import Told
 from engine.core.config import EngineConfig
 from engine.core.errors import ConfigError, EngineError, RequestError
@@ -32,8 +32,9 @@ from engine.ranks.process import Rank, serve
 from engine.ranks.spare import Lease, end_spare
 from matrix.zoo.registry import resolve_path
 
-pytestmark = pytest.mark.register(est_seconds=25, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=50, tier="cpu", stage="pr")
 
+AWAITED, RELEASED = threading.Event(), threading.Event()
 PROMPTS = ["Question: Ann has 3 pens and buys 4. How many pens has she?\nAnswer:", "Question: Tom has 12 apples."]
 PARAMS = SamplingParams(max_new_tokens=12)
 TWO = EngineConfig("llama-mini", "EAGLE3", "llama-mini-eagle3", tp_size=2, page_size=4)
@@ -185,11 +186,9 @@ def test_an_interrupted_call_is_awaited_and_the_group_goes_on(threads: RankGroup
         with pytest.raises(KeyboardInterrupt):
             threads.call(answer_by_rank, moment)
         assert [threads.call(echo, number) for number in (1, 2)] == [1, 2], "and no call has another one's answer"
-    monkeypatch.undo()
-    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
+    monkeypatch.setattr("engine.ranks.group.wait", wait)
     with pytest.raises(KeyboardInterrupt):
-        threads.call(nap, 0.8)
+        threads.call(press_ctrl_c)
     assert threads.call(echo, 3) == 3
     with pytest.raises(KeyboardInterrupt):
         monkeypatch.setattr("engine.ranks.group.wait", Interrupts(0))
@@ -214,14 +213,15 @@ def test_an_interrupt_that_cannot_be_awaited_ends_the_ranks(threads: RankGroup, 
 def test_one_call_at_a_time(threads: RankGroup):
     """A second thread's call and its close are refused, and the first call has its answer."""
     answers: list[object] = []
-    first = threading.Thread(target=lambda: answers.append(threads.call(nap, 1.0)))
+    AWAITED.clear(), RELEASED.clear()
+    first = threading.Thread(target=lambda: answers.append(threads.call(rest)))
     first.start()
-    while not threads._calling:
-        time.sleep(0.01)
+    assert AWAITED.wait(30)
     said = r"^another thread is within a call of this engine; make one call at a time$"
     for second in (lambda: threads.call(os_of), threads.close):
         with pytest.raises(EngineError, match=said):
             second()
+    RELEASED.set()
     first.join()
     assert answers == ["rested"] and threads.call(echo, 3) == 3
 
@@ -337,25 +337,27 @@ def test_an_interrupted_engine_drops_what_ran_and_goes_on(monkeypatch):
         assert llm.group.agreement.divergence is None
 
 
-def test_no_other_thread_comes_between_the_steps_of_an_answer():
+def test_no_other_thread_comes_between_the_calls_of_a_generation(monkeypatch):
     with RankedLLM(TWO, resolve_path) as llm:
-        expected = llm.generate(PROMPTS, PARAMS)
-        answers: list[object] = []
+        expected, call = llm.generate(PROMPTS, PARAMS), llm._call
+
+        def paused(*arguments: object) -> object:
+            AWAITED.set()
+            assert RELEASED.wait(30)
+            return call(*arguments)
+
+        AWAITED.clear(), RELEASED.clear()
+        monkeypatch.setattr(llm, "_call", paused)
+        answers: list[list[Output]] = []
         first = threading.Thread(target=lambda: answers.append(llm.generate(PROMPTS, PARAMS)))
         first.start()
-        refused = 0
-        while first.is_alive():
-            try:
-                assert len(llm.generate(PROMPTS, PARAMS)) == 2
-            except EngineError as error:
-                assert str(error).startswith("another thread is within a call of this engine")
-                refused += 1
-            if not answers and refused:
-                with pytest.raises(EngineError, match="another thread"):
-                    llm.close()
-                break
+        assert AWAITED.wait(30)
+        for second in (lambda: llm.generate(PROMPTS), lambda: call(left_on_ranks), llm.close):
+            with pytest.raises(EngineError, match=r"^another thread is within a call of this engine; make one call "):
+                second()
+        RELEASED.set()
         first.join()
-        assert refused and [o.output_ids for o in answers[0]] == [o.output_ids for o in expected]
+        assert [o.output_ids for o in answers[0]] == [o.output_ids for o in expected]
 
 
 def test_a_closed_engine_is_closed_once_and_for_good():
@@ -430,9 +432,19 @@ def echo(rank: Rank, value: object) -> object:
     return value
 
 
-def nap(rank: Rank, seconds: float) -> str:
-    time.sleep(seconds)
+def rest(rank: Rank) -> str:
+    """Of ranks that are threads."""
+    AWAITED.set()
+    assert RELEASED.wait(30)
     return "rested"
+
+
+def press_ctrl_c(rank: Rank) -> None:
+    """Once the caller waits, long before it hears of this rank."""
+    if rank.place.rank:
+        time.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.3)
 
 
 def answer_by_rank(rank: Rank, moment: int) -> str:
