@@ -159,7 +159,6 @@ class Bundles(Generic[Graph]):
             return False
         # The next graph takes its memory within the pool.
         bundle.forget(oldest)
-        bundle.refused.clear()
         return True
 
     def _rested_width(self) -> int | None:

@@ -109,6 +109,19 @@ def test_a_graph_that_has_rested_makes_room_in_its_bundle():
     assert [one.batch for one, graph in made.swap(4).graphs.items() if graph] == [2, 4]
 
 
+def test_what_was_refused_is_tried_again_once_another_bundle_has_made_room():
+    made = bundles(most_bytes=100, kept=6, rested=20)
+    for batch in range(1, 7):
+        ran(made, shape(2, batch), 10), ran(made, shape(2, batch), 10)
+    assert [ran(made, shape(4, batch), size) for batch, size in ((1, 20), (1, 20), (2, 35), (2, 35))][-1] == "captured"
+    assert [ran(made, shape(4, batch), size) for batch, size in ((1, 20), (2, 35))] == ["captured", "eager"]
+    for _ in range(14):
+        ran(made, shape(4, 1), 20)
+    assert counts(made) == {2: 6, 4: 1}
+    assert [ran(made, shape(8), 40) for _ in range(2)] == ["eager", "captured"] and counts(made) == {4: 1, 8: 1}
+    assert ran(made, shape(4, 2), 35) == "captured" and made.memory == (3, 95)
+
+
 def test_a_graph_that_alone_is_too_much_is_refused():
     made = bundles(most_bytes=100)
     assert [ran(made, shape(4), 101) for _ in range(4)] == ["eager", "captured", "eager", "eager"]

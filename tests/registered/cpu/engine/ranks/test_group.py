@@ -81,6 +81,21 @@ class RankThread(threading.Thread):
     def send_signal(self, number: int) -> None: ...
 
 
+class InterruptsOnce:
+    """KeyboardInterrupt within the first record that is heard, when the answers behind it have come."""
+
+    def __init__(self, tell: Callable[[int, Told], None]) -> None:
+        self.tell, self.done = tell, False
+
+    def __call__(self, rank: int, record: Told) -> None:
+        if self.done:
+            self.tell(rank, record)
+            return
+        self.done = True
+        time.sleep(0.3)
+        raise KeyboardInterrupt
+
+
 @pytest.fixture
 def threads(monkeypatch) -> RankGroup:
     """Two ranks that are threads."""
@@ -198,13 +213,13 @@ def test_an_interrupted_call_is_awaited_and_the_group_goes_on(threads: RankGroup
 
 @pytest.mark.parametrize("moment", ["in a message", "twice", "too long"])
 def test_an_interrupt_that_cannot_be_awaited_ends_the_ranks(threads: RankGroup, moment: str, monkeypatch):
-    monkeypatch.setattr("engine.ranks.group.DRAIN", 0.2)
+    monkeypatch.setattr("engine.ranks.group.DRAIN", 0.5)
     waits = {"in a message": Interrupts(), "twice": Interrupts(0, 1), "too long": Interrupts(0)}
     monkeypatch.setattr("engine.ranks.group.wait", waits[moment])
     if moment == "in a message":
-        monkeypatch.setattr(threads._comparison, "tell", interrupt)
+        monkeypatch.setattr(threads._comparison, "tell", InterruptsOnce(threads._comparison.tell))
     with pytest.raises(KeyboardInterrupt):
-        threads.call(hang)
+        threads.call(tell_and_answer if moment == "in a message" else hang)
     assert not threads.alive and {process.poll() for process in threads.processes} == {-9}
     with pytest.raises(RankLost, match=r"^the 2 ranks have ended: a call was interrupted by KeyboardInterrupt$"):
         threads.call(os_of)
@@ -383,10 +398,13 @@ def test_a_closed_engine_is_closed_once_and_for_good():
 
 
 def test_a_launch_that_fails_on_the_ranks_leaves_them_spare():
+    before = Lease(2, "cpu")
+    ranks = before.group
+    before.close()
     with pytest.raises(ConfigError, match=r"^refused on the ranks$"):
         RankedLLM(TWO, refuse_elsewhere)
     spare = Lease(2, "cpu")
-    assert spare.group.call(echo, 3) == 3
+    assert spare.group is ranks and ranks.call(echo, 3) == 3
     spare.close()
 
 
@@ -458,8 +476,9 @@ def left_on_ranks(rank: Rank) -> tuple[int, int]:
     return len(rank.held.running), len(rank.held.llm.loop.scheduler.requests)
 
 
-def interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
+def tell_and_answer(rank: Rank) -> str:
+    rank.tell(Told(("plan",), ("a",)))
+    return "the answer of another call"
 
 
 def refuse_elsewhere(name: str) -> Path:
