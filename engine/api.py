@@ -252,27 +252,44 @@ class LLM:
         session: SessionParams | Sequence[SessionParams | None] | None = None,
     ) -> list[Output]:
         """Run prompts to their end and return their outputs in order. RequestError if one is bad; then none runs."""
+        outputs: list[Output] = []
+        with self._inside():
+            for outputs in self.generation(prompts, params, session):  # noqa: B007 - the last ones count
+                pass
+        return outputs
+
+    def generation(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        session: SessionParams | Sequence[SessionParams | None] | None = None,
+    ) -> Iterator[list[Output]]:
+        """`generate` one step at a time: an empty list after each step, then the outputs. Closing it aborts them."""
         if isinstance(prompts, str):
             raise RequestError("prompts is one text; allowed: a list of texts or of token lists")
         each = [params] * len(prompts) if params is None or isinstance(params, SamplingParams) else list(params)
         if len(each) != len(prompts):
             raise RequestError(f"{len(each)} sampling parameters for {len(prompts)} prompts; allowed: one, or one each")
         turns = self._turns(session, len(prompts))
-        with self._inside():
-            self.sessions.reap(self.clock())
-            judged = [
-                self._judge(self._next_rid + index, prompt, p, turn)
-                for index, (prompt, p, turn) in enumerate(zip(prompts, each, turns, strict=True))
-            ]
-            requests = [request for request, _ in judged]
-            try:
+        requests: list[Request] = []
+        try:
+            with self._inside():
+                self.sessions.reap(self.clock())
+                judged = [
+                    self._judge(self._next_rid + index, prompt, p, turn)
+                    for index, (prompt, p, turn) in enumerate(zip(prompts, each, turns, strict=True))
+                ]
+                requests += [request for request, _ in judged]
                 self._owned.update(self._queue(*one) for one in judged)
-                while any(request.phase is not Phase.DONE for request in requests):
-                    self.step()
-                return [self._take(request) for request in requests]
-            finally:
-                for request in requests:
-                    self._disown(request.rid)
+            while any(request.phase is not Phase.DONE for request in requests):
+                self.step()
+                yield []
+            with self._inside(serves=False):
+                outputs = [self._take(request) for request in requests]
+            yield outputs
+        finally:
+            for request in requests:
+                self._soon(self._disown, request.rid)
 
     def _turns(
         self, session: SessionParams | Sequence[SessionParams | None] | None, count: int

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
+from pickle import dumps, loads
 from typing import Any, Final, Literal, TypeAlias
 
 import torch
@@ -23,8 +24,10 @@ from torch import distributed
 from engine.core.agreement import Told
 from engine.device.ranks import Ranks
 from engine.lifeline import end_with_starter
+from engine.ranks.failure import Failure
 
-# What a rank sends: a record of its steps, the value of a call (rank 0's only), or what the call raised.
+# What a rank sends: a record of its steps, the pickled value of a call (rank 0's only, a Failure where it does not
+# pickle), or the Failure that the call was.
 Sent: TypeAlias = tuple[Literal["told", "done", "raised"], Any]
 BACKENDS: Final = {"cpu": "gloo", "cuda": "nccl"}
 
@@ -55,25 +58,36 @@ class Rank:
 
 
 def main(descriptor: int) -> None:
-    """Serve calls until None comes, or until nobody is left to send any."""
+    """Join the others and serve calls, until the starter ends or sends an empty one."""
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)
     end_with_starter()
     connection: Connection[Sent, Any] = Connection(descriptor)
-    rank = _join(connection.recv(), connection)
-    connection.send(("done", None))
-    while (call := connection.recv()) is not None:
-        function, arguments, rank.now = call
-        try:
-            value = function(rank, *arguments)
-        except Exception as error:  # Who called decides what it means; this rank goes on if it is asked to.
-            traceback.print_exc()
-            connection.send(("raised", error))
-        else:
-            connection.send(("done", None if rank.place.rank else value))
+    serve(_join(connection.recv(), connection), connection)
     distributed.destroy_process_group()
     # What an interpreter tidies up at its end takes torch a second.
     os._exit(0)
+
+
+def serve(rank: Rank, connection: Connection[Sent, Any]) -> None:
+    """Say that this rank is there, then answer calls until an empty one comes."""
+    connection.send(("done", dumps(None)))
+    while call := connection.recv_bytes():
+        connection.send(_answer(rank, call))
+
+
+def _answer(rank: Rank, call: bytes) -> Sent:
+    """Run a pickled call: function, arguments, and the caller's clock."""
+    try:
+        function, arguments, rank.now = loads(call)
+        value = function(rank, *arguments)
+    except Exception as error:  # The caller decides what it means; this rank goes on if it is called again.
+        traceback.print_exc()
+        return "raised", Failure.of(error)
+    try:
+        return "done", dumps(None if rank.place.rank else value)
+    except Exception as error:  # The ranks agree all the same.
+        return "done", Failure.of(error)
 
 
 def _join(place: Place, connection: Connection[Sent, Any]) -> Rank:

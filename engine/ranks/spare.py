@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from engine.core.errors import EngineError
 from engine.ranks.group import PATIENCE, RankGroup
 from engine.ranks.process import Rank
 
@@ -11,29 +12,50 @@ from engine.ranks.process import Rank
 _SPARE: Final[dict[tuple[int, str], RankGroup]] = {}
 
 
-def lend(size: int, device: str, patience: float = PATIENCE) -> RankGroup:
-    """A group without an engine, a spare one where one lives. RankLost if a fresh one does not come up."""
-    group = _SPARE.pop((size, device), None)
-    if group is None or not group.alive:
-        group = RankGroup(size, device)
-    group.patience = patience
-    group.begin()
-    return group
+class Lease:
+    """`size` ranks on `device` for one engine, spare ones where they live; `close` makes them spare again.
 
+    patience: as for RankGroup. RankLost if fresh ranks do not come up.
+    """
 
-def give_back(group: RankGroup) -> None:
-    """Keep a group for the next engine, unless it has ended or one like it is kept already."""
-    if not group.alive:
-        return
-    if (group.size, group.device) in _SPARE:
-        group.close()
-        return
-    group.call(_let_go)
-    _SPARE[group.size, group.device] = group
+    def __init__(self, size: int, device: str, patience: float = PATIENCE) -> None:
+        group = _SPARE.pop((size, device), None)
+        if group is None or not group.alive:
+            group = RankGroup(size, device, patience)
+        group.patience = patience
+        group.begin()
+        self._group: RankGroup | None = group
+
+    @property
+    def group(self) -> RankGroup:
+        """The ranks. EngineError once they were given back, as they may serve another engine then."""
+        if self._group is None:
+            raise EngineError("this engine is closed; start another one")
+        return self._group
+
+    def close(self) -> None:
+        """Let the engine go. Its ranks are spare then, unless they have ended or others like them are spare already.
+
+        A second time does nothing; EngineError while another thread calls the ranks.
+        """
+        group = self._group
+        if group is None:
+            return
+        with group.exclusive():
+            if self._group is None:  # another thread was quicker
+                return
+            spare = group.alive and (group.size, group.device) not in _SPARE
+            if spare:
+                group.call(_let_go)
+            self._group = None
+            if spare:
+                _SPARE[group.size, group.device] = group
+            else:
+                group.close()
 
 
 def end_spare() -> None:
-    """End the groups that are kept."""
+    """End the ranks that are spare."""
     while _SPARE:
         _SPARE.popitem()[1].close()
 

@@ -130,10 +130,8 @@ def _launched(asked: EngineConfig) -> Iterator[LLM | RankedLLM]:
     if asked.tp_size == 1:
         yield LLM(asked, resolve_path)
         return
-    ranked = RankedLLM(asked, resolve_path)
-    yield ranked
-    # Not in the middle of a step, behind Ctrl-C: such ranks end with this process.
-    ranked.close()
+    with RankedLLM(asked, resolve_path) as ranked:
+        yield ranked
 
 
 def _shown(asked: EngineConfig, prompt: str, params: SamplingParams) -> tuple[Resolved, str | None]:

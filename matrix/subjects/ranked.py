@@ -10,9 +10,9 @@ from engine.api import LLM, known_facts
 from engine.core.agreement import Agreement
 from engine.core.config import EngineConfig
 from engine.core.resolve import resolve
-from engine.ranks.group import PATIENCE, RanksDiverged
+from engine.ranks.group import PATIENCE, RankGroup, RanksDiverged
 from engine.ranks.process import Rank
-from engine.ranks.spare import give_back, lend
+from engine.ranks.spare import Lease
 from matrix.subjects.protocol import Answer, Ask, Diverged, Memory, Session, Trace
 from matrix.subjects.reference import Clock, ReferenceSession, ReferenceSubject
 from matrix.zoo.registry import resolve_path
@@ -42,8 +42,17 @@ class RankedSession:
 
     def __init__(self, config: EngineConfig, locate: Callable[[str], Path], patience: float = PATIENCE) -> None:
         self._resolved = resolve(config, known_facts(config, locate))
-        self.group = lend(self._resolved.tp_size, self._resolved.device, patience)
-        self._call(_launch, config, locate)
+        self._lease = Lease(self._resolved.tp_size, self._resolved.device, patience)
+        try:
+            self._call(_launch, config, locate)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def group(self) -> RankGroup:
+        """The ranks. EngineError once this is closed."""
+        return self._lease.group
 
     @property
     def resolved(self) -> Mapping[str, Any]:
@@ -83,7 +92,7 @@ class RankedSession:
 
     def close(self) -> None:
         """Let the engine go; its processes wait for another one."""
-        give_back(self.group)
+        self._lease.close()
 
     def _call(self, function: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401 - as the function
         try:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.ranks.spare import give_back, lend
+from engine.ranks.spare import Lease
 from matrix.cli import main
 from matrix.commands.flags import flags_of
 from matrix.commands.generate import configuration
@@ -288,9 +288,10 @@ def test_generate_answers_over_ranks(capsys: pytest.CaptureFixture[str], monkeyp
     ranked = capsys.readouterr()
     assert ranked.out == alone and ranked.err.endswith("(same tokens)\n")
     # The ranks that answered are spare now, and one of them dies when the next answer begins.
-    spare = lend(2, "cpu")
-    give_back(spare)
-    monkeypatch.setattr(sys, "stdout", Deadly(spare.processes[1]))
+    spare = Lease(2, "cpu")
+    victim = spare.group.processes[1]
+    spare.close()
+    monkeypatch.setattr(sys, "stdout", Deadly(victim))
     assert main([*words, "--tp-size", "2"]) == 1
     assert capsys.readouterr().err.startswith("specmatrix: rank 1 of 2 died with exit code -9\nlog of rank 1:\n")
 

@@ -59,7 +59,21 @@ def test_graphs_beyond_the_limit_make_room():
     assert [len(bundle.graphs) for _, bundle in llm.loop.executor.graphs.bundles] == [2]
 
 
-def test_bundles_beyond_the_memory_are_dropped_and_what_never_fits_runs_without():
+def test_at_the_edge_of_the_memory_an_engine_that_repeats_itself_captures_nothing_any_more():
+    llm = engine("EAGLE3", 1, **ASKED)
+    *_, expected = [answer(llm) for _ in range(3)]
+    count, size = llm.loop.executor.graphs.memory
+    assert count > 1
+    tight = engine("EAGLE3", 1, **ASKED)
+    graphs = tight.loop.executor.graphs
+    graphs.bundles.most_bytes = size - 1
+    assert [answer(tight) for _ in range(count + 3)] == [expected] * (count + 3)
+    made = graphs.made
+    assert [answer(tight) for _ in range(3)] == [expected] * 3
+    assert graphs.made == made > 0 and graphs.memory[1] < size
+
+
+def test_graphs_beyond_the_memory_are_dropped_and_run_without():
     expected = answer(engine("EAGLE3", 1, disable_cuda_graph=True, **ASKED))
     llm = engine("EAGLE3", 1, **ASKED)
     graphs = llm.loop.executor.graphs

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from engine.core.config import EngineConfig
-from engine.core.errors import ConfigError
+from engine.core.errors import ConfigError, EngineError
 from engine.ranks.spare import end_spare
 from matrix.cell import Cell, asked
 from matrix.runner import Runner
@@ -33,12 +33,13 @@ class Signalled(RankedSubject):
     """Sends a signal to rank 1 of every engine of several ranks."""
 
     def __init__(self, number: int) -> None:
-        super().__init__(patience=3.0)
+        super().__init__()
         self.number = number
 
     def launch(self, config: EngineConfig) -> Session:
         session = super().launch(config)
         if isinstance(session, RankedSession):
+            session.group.patience = 3.0
             os.kill(session.group.processes[1].pid, self.number)
         return session
 
@@ -61,7 +62,15 @@ def test_a_session_shows_what_one_process_does():
     agreement = two.ranks()
     assert agreement is not None and agreement.divergence is None and agreement.planned == agreement.read >= 4
     assert two.resolved["tp_size"] == 2 and two.launch_hash != one.launch_hash
+    ranks = two.group
     two.close()
+    three = RankedSubject().launch(config)
+    assert isinstance(three, RankedSession) and three.group is ranks
+    two.close()
+    with pytest.raises(EngineError, match=r"^this engine is closed; start another one$"):
+        two.generate(asks)
+    assert [a.output_ids for a in three.generate(asks)] == [a.output_ids for a in first]
+    three.close()
 
 
 @pytest.mark.parametrize(
