@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from engine.api import LLM
 from engine.core.config import EngineConfig
@@ -19,7 +21,7 @@ from engine.core.journal import replay
 from engine.core.request import Finish, SamplingParams
 from engine.core.session import SessionParams
 
-pytestmark = pytest.mark.register(est_seconds=25, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=28, tier="cpu", stage="pr")
 
 ZOO = Path(__file__).parents[4] / "matrix" / "zoo" / "checkpoints"
 PROMPTS = (
@@ -265,7 +267,7 @@ def test_abort_before_the_first_token():
         ([5, 768], {}, "prompt token 768 is outside the vocabulary; allowed: [0, 768)"),
         ([5, -1], {}, "prompt token -1 is outside the vocabulary; allowed: [0, 768)"),
         ([5], {"top_p": 2.0}, "top_p is 2.0; allowed: above 0 and at most 1"),
-        ([5], {"stop_token_ids": (768,)}, "stop_token_ids is (768,); allowed: token ids in [0, 768)"),
+        ([5], {"stop_token_ids": (768,)}, "stop_token_ids is (768,); allowed: a list of token ids in [0, 768)"),
         (
             [5] * 200,
             {"max_new_tokens": 57},
@@ -290,6 +292,40 @@ def test_a_bad_request_is_refused_alone(prompt, params, sentence):
     while llm.step():
         pass
     assert said([llm.take(good), llm.take(other)]) == plain()[:2]
+    at_rest(llm)
+
+
+EXTREMES = (
+    *(sign * value for value in (0, 1, 2**31, 2**63 - 1, 2**63, 10**30, 10**400) for sign in (1, -1)),
+    *(0.0, -0.0, 5e-324, 1e-40, 2.0**-126, 3e-38, 1e-7, 0.5, 1 - 2.0**-53, 1.0, 2.0**126, 3.5e38, 1e300),
+    *(float("inf"), -float("inf"), float("nan"), True, None, "1", (), (1,), [2**63]),
+)
+NUMBERS = ("temperature", "top_k", "top_p", "seed", "max_new_tokens", "top_logprobs_num", "stop_token_ids")
+
+
+@cache
+def shared_engine() -> LLM:
+    return launch(DRAFTERS[3], spec_version="v2")
+
+
+@given(st.dictionaries(st.sampled_from(NUMBERS), st.sampled_from(EXTREMES), min_size=1, max_size=3), st.booleans())
+@settings(max_examples=60, deadline=None, derandomize=True)
+@example({"temperature": 3e-38}, True)
+@example({"temperature": 3e-38, "top_p": 5e-324, "top_k": 2**63 - 1}, False)
+def test_an_extreme_value_is_refused_or_answered_and_harms_no_neighbour(values, hot):
+    llm = shared_engine()
+    asked = SamplingParams(
+        **({"max_new_tokens": 3, "return_logprob": True} | ({"temperature": 1.0} if hot else {}) | values)
+    )
+    brief = SamplingParams(max_new_tokens=4)
+    try:
+        odd, beside = llm.generate([PROMPTS[1], PROMPTS[0]], [asked, brief])
+    except RequestError as error:
+        assert any(f"{name} is " in str(error) for name in values) or "max_new_tokens (" in str(error)
+        (beside,) = llm.generate(PROMPTS[:1], brief)
+    else:
+        assert odd.finish.reason in ("length", "stop") and not any(map(math.isnan, odd.logprobs))
+    assert beside.output_ids == plain()[0][0][:4]
     at_rest(llm)
 
 

@@ -88,7 +88,7 @@ WRONG = {
     ("generate", "Hi", "--page-size", "4", "--page-size=5"): "--page-size is given twice; give it once",
     ("generate", "Hi", "--page-size", "0"): "page_size",
     ("generate", "Hi", "--model-path", "/no/model"): "model '/no/model' is neither a folder nor in the zoo",
-    ("generate", "Hi", "--temperature", "-1"): "temperature is -1.0; allowed: a finite number of at least 0",
+    ("generate", "Hi", "--temperature", "-1"): "temperature is -1.0; allowed: 0, or a number from 2**-126 to 2**126",
     ("generate", "Hi", "--tp-size", "3"): "tp_size 3 cannot share a target with 4 attention heads, ",
     ("generate", "Hi", "--threads", "0"): "threads must be at least 1, got 0",
 }
