@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import gc
+import json
 import math
 import re
+import shutil
 import weakref
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -20,6 +23,7 @@ from engine.core.errors import ConfigError, RequestError
 from engine.core.journal import replay
 from engine.core.request import Finish, SamplingParams
 from engine.core.session import SessionParams
+from engine.models.causal import CausalLM
 
 pytestmark = pytest.mark.register(est_seconds=28, tier="cpu", stage="pr")
 
@@ -32,6 +36,7 @@ PROMPTS = (
 GREEDY = SamplingParams(max_new_tokens=40)
 NONE = ("NONE", 0, 0, 0)
 CHAIN, TREE = (5, 1, 6), (3, 3, 8)
+CHAIN_OF_140 = (140, 1, 141)
 DRAFTERS = [(name, *shape) for name in ("STANDALONE", "EAGLE3") for shape in (CHAIN, TREE)]
 
 
@@ -106,6 +111,33 @@ def test_sampled_tokens_are_those_of_plain_decoding_with_the_same_seeds(shape, v
     if shape != NONE:
         assert llm.probes["spec.rejected"] > 0
         assert (llm.probes["tree.compacted"] > 0) == (shape[2] > 1)
+
+
+@pytest.mark.parametrize(
+    ("shape", "version", "page_size"),
+    [(CHAIN_OF_140, "v2", 1), ((60, 2, 2), "v1", 1), ((60, 3, 170), "v2", 16), (None, "v1", 200)],
+    ids=str,
+)
+def test_rounds_reach_past_the_contexts_end_as_far_as_they_are_wide_or_deep(
+    shape, version, page_size, tmp_path, monkeypatch
+):
+    """Draft and target say one token only, so that whole chains are accepted behind the last position of a context of
+    64. A chunk that begins near it is padded."""
+    monkeypatch.setattr(CausalLM, "logits", lambda model, hidden: torch.eye(768)[5].expand(*hidden.shape[:-1], 768))
+    shutil.copytree(ZOO / "llama-mini", tmp_path, dirs_exist_ok=True)
+    config = json.loads((tmp_path / "config.json").read_text()) | {"max_position_embeddings": 64}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    drafts: dict[str, Any] = {}
+    if shape:
+        names = ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")
+        drafts = {"speculative_algorithm": "STANDALONE", "speculative_draft_model_path": str(tmp_path)}
+        drafts |= dict(zip(names, shape, strict=True))
+    sizes = {"max_total_tokens": 2000, "chunked_prefill_size": 58, "page_size": page_size, "spec_version": version}
+    llm = LLM(EngineConfig(str(tmp_path), **drafts, **sizes))
+    params = [SamplingParams(max_new_tokens=most, ignore_eos=True) for most in (3, 5, 14)]
+    outputs = llm.generate([[1] * 61, [1] * 59, [1] * 50], params)
+    assert [out.output_ids for out in outputs] == [(5,) * p.max_new_tokens for p in params]
+    assert shape != CHAIN_OF_140 or outputs[0].accept_lengths[0] == 141
 
 
 def test_a_seed_decides_and_the_engines_own_is_used_without_one():
