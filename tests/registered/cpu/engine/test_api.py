@@ -361,6 +361,33 @@ def test_an_extreme_value_is_refused_or_answered_and_harms_no_neighbour(values, 
     at_rest(llm)
 
 
+def widened(folder: Path) -> Path:
+    """A checkpoint whose tokenizer has a token that its model has no embedding for, and says that it ends a text."""
+    shutil.copytree(ZOO / "llama-mini", folder, dirs_exist_ok=True)
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    tokenizer["added_tokens"].append(tokenizer["added_tokens"][0] | {"id": 768, "content": "<|beyond|>"})
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"eos_token_id": [1, 768]}))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "sentence"),
+    [
+        ("Hi <|beyond|>", {}, "prompt token 768 is outside the vocabulary; allowed: [0, 768)"),
+        ([5, 10**5000], {}, "prompt token an integer of thousands of digits is outside the vocabulary"),
+        ([5], {"stop_token_ids": (768,)}, "stop_token_ids is (768,); allowed: a list of token ids in [0, 768)"),
+        ([5], {"top_logprobs_num": 769}, "top_logprobs_num is 769; allowed: an integer in [0, 768]"),
+    ],
+)
+def test_the_vocabulary_is_the_models_whatever_the_tokenizer_knows(prompt, params, sentence, tmp_path):
+    llm = LLM(EngineConfig(str(widened(tmp_path)), max_total_tokens=700))
+    with pytest.raises(RequestError, match=f"^{re.escape(sentence)}"):
+        llm.generate([PROMPTS[0], prompt], SamplingParams(**params))
+    assert said(llm.generate(PROMPTS, GREEDY)) == plain()
+
+
 def test_the_sentences_of_take_and_generate():
     llm = launch()
     rid = llm.add(PROMPTS[0], GREEDY)
