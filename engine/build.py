@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from engine.budget import afford
 from engine.core.adaptive import DraftSteps
 from engine.core.agreement import Told
 from engine.core.algorithm import algorithm, is_registered
@@ -44,10 +45,12 @@ def build(
     ranks: Ranks = ALONE,
     tell: Callable[[Told], None] | None = None,
 ) -> Loop[InFlight]:
-    """Load the models and wire ledger, scheduler, executor and loop. ConfigError on a bad checkpoint.
+    """Load the models and wire ledger, scheduler, executor and loop.
 
-    ranks: who shares the target. tell: who compares what the ranks do.
+    ranks: who shares the target. tell: who compares what the ranks do. ConfigError on a bad checkpoint, or if the
+    engine would not fit into memory.
     """
+    afford(resolved, locate, ranks.size)
     dtype = getattr(torch, resolved.dtype)
     target = load_target(
         locate(resolved.model_path),

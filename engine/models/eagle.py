@@ -40,8 +40,11 @@ class Eagle:
         self.embedding = shared_embedding(take, config, target)
         self.fuse = stored(take("fc.weight", hidden, 2 * hidden))
         self.fuse_bias = take("fc.bias", hidden) if "fc.bias" in take else None
-        fronts = [None] + ["input_layernorm"] * (config.num_layers - 1)
-        self.layers = [Layer(take, f"layers.{i}", config, norm, front=front) for i, front in enumerate(fronts)]
+        front = {0: None}  # Its first layer has none.
+        self.layers = [
+            Layer(take, f"layers.{i}", config, norm, front=front.get(i, "input_layernorm"))
+            for i in range(config.num_layers)
+        ]
         self.head = target.head
         take.drop("lm_head.weight")
         take.done()

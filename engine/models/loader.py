@@ -175,8 +175,13 @@ def load_nextn(
     Nothing else of the checkpoint is read. ConfigError as for a target, or if there are fewer or they do not fit.
     """
     config = _expect(path, TARGET_ARCHITECTURES, "a checkpoint with prediction layers")
-    under = tuple(f"model.layers.{config.num_layers + i}." for i in range(config.bundled_layers))
-    return prediction_layers(config, load_weights(path, torch.device(device), dtype, under), target, count)
+    weights = load_weights(path, torch.device(device), dtype, bundled_prefixes(config))
+    return prediction_layers(config, weights, target, count)
+
+
+def bundled_prefixes(config: ModelConfig) -> tuple[str, ...]:
+    """What the names of the prediction layers' tensors start with."""
+    return tuple(f"model.layers.{config.num_layers + i}." for i in range(config.bundled_layers))
 
 
 def load_dflash(

@@ -123,7 +123,7 @@ def _read_json(file: Path) -> dict[str, Any]:
         return {}
     try:
         raw = json.loads(file.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise ConfigError(f"{file} is not valid JSON ({error}); the file is truncated or damaged") from None
     if not isinstance(raw, dict):
         raise ConfigError(f"{file} must hold a JSON object, got {type(raw).__name__}")
