@@ -94,6 +94,8 @@ WRONG = {
     ("generate", "Hi", "--model-path", "/no/model"): "model '/no/model' is neither a folder nor in the zoo",
     ("generate", "Hi", "--temperature", "-1"): "temperature is -1.0; allowed: 0, or a number from 2**-126 to 2**126",
     ("generate", "Hi", "--tp-size", "3"): "tp_size 3 cannot share a target with 4 attention heads, ",
+    ("generate", "Hi", "--max-total-tokens", "1000000000000"): "max_total_tokens 1000000000000 takes 2,190,470.6 GiB ",
+    ("generate", "Hi", "--max-running-requests", "1000000000"): "max_running_requests 1000000000 of context_length ",
     ("generate", "Hi", "--threads", "0"): f"threads must be {SANE}, got 0",
     ("generate", "Hi", "--threads", "1000000000"): f"threads must be {SANE}, got 1000000000",
 }
