@@ -76,7 +76,7 @@ class Bench:
     def decoding(self, batch: int, asked: Asked = NOTHING) -> Iterator[Decoding]:
         """An engine in the middle of its requests."""
         with freed(self.engine(batch, asked)) as llm:
-            yield Decoding(llm, self.prompts(llm.tokenizer.vocab_size, batch))
+            yield Decoding(llm, self.prompts(llm.vocab_size, batch))
 
     def pair(self, ours: Asked, theirs: Asked, batch: int = 1, rounds: int | None = None) -> Pairs:
         """Rounds of two engines by turns, of `rounds` where it is given. Where only their timing differs, no token may
