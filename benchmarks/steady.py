@@ -17,6 +17,7 @@ from benchmarks.pairs import Pairs, interleave, seconds, told
 from engine.api import LLM
 from engine.core.config import EngineConfig
 from engine.core.request import SamplingParams
+from engine.models.target import Target
 
 # Rounds of a turn; all turns of an engine together stay below the next size of its graphs.
 ROUNDS: Final = 16
@@ -156,11 +157,17 @@ def free() -> None:
 def targets_kept(most: int = 1) -> Iterator[None]:
     """Engines made meanwhile load a target once, for as long as no other `most` targets were loaded."""
     load = engine.build.load_target
-    kept = lru_cache(maxsize=most)(load)
+    loaded = lru_cache(maxsize=most)(load)
+
+    def kept(*wanted: Any) -> Target:  # noqa: ANN401 - as load_target
+        # Rounds of any width find their positions in one target.
+        *others, positions = wanted
+        return loaded(*others, 1 << positions.bit_length())
+
     try:
         engine.build.load_target = kept
         yield
     finally:
         engine.build.load_target = load
-        kept.cache_clear()
+        loaded.cache_clear()
         free()
