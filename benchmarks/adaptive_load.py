@@ -47,7 +47,7 @@ def adaptive_load(bench: Bench) -> Iterator[Metric]:
 def _phase(llm: LLM, rate: torch.Tensor, bench: Bench, batch: int, tokens: int, accepted: float) -> float:
     """Seconds in which `batch` requests get `tokens` tokens each, prompts of an eighth of the bench's included."""
     rate.fill_(accepted)
-    prompts = [prompt[: bench.prompt // 8] for prompt in bench.prompts(llm.tokenizer.vocab_size, batch)]
+    prompts = [prompt[: bench.prompt // 8] for prompt in bench.prompts(llm.vocab_size, batch)]
     return seconds(lambda: llm.generate(prompts, SamplingParams(max_new_tokens=tokens, ignore_eos=True)))
 
 

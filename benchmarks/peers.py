@@ -112,7 +112,7 @@ def eager_rounds(model: PreTrainedModel, bench: Bench) -> Callable[[], None]:
 
 def generate(llm: LLM, bench: Bench, tokens: int) -> Callable[[], object]:
     """A call that reads the bench's prompt and decodes `tokens` more."""
-    prompts = bench.prompts(llm.tokenizer.vocab_size, 1)
+    prompts = bench.prompts(llm.vocab_size, 1)
     return lambda: llm.generate(prompts, SamplingParams(max_new_tokens=tokens, ignore_eos=True))
 
 

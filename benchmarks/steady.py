@@ -17,6 +17,7 @@ from benchmarks.pairs import Pairs, interleave, seconds, told
 from engine.api import LLM
 from engine.core.config import EngineConfig
 from engine.core.request import SamplingParams
+from engine.models.target import Target
 
 # Rounds of a turn; all turns of an engine together stay below the next size of its graphs.
 ROUNDS: Final = 16
@@ -78,7 +79,7 @@ class Bench:
     def decoding(self, batch: int, asked: Asked = NOTHING) -> Iterator[Decoding]:
         """An engine in the middle of its requests."""
         with freed(self.engine(batch, asked)) as llm:
-            yield Decoding(llm, self.prompts(llm.tokenizer.vocab_size, batch))
+            yield Decoding(llm, self.prompts(llm.vocab_size, batch))
 
     def pair(self, ours: Asked, theirs: Asked, batch: int = 1, rounds: int | None = None) -> Pairs:
         """Rounds of two engines by turns, of `rounds` where it is given. Where only their timing differs, no token may
@@ -158,11 +159,17 @@ def free() -> None:
 def targets_kept(most: int = 1) -> Iterator[None]:
     """Engines made meanwhile load a target once, for as long as no other `most` targets were loaded."""
     load = engine.build.load_target
-    kept = lru_cache(maxsize=most)(load)
+    loaded = lru_cache(maxsize=most)(load)
+
+    def kept(*wanted: Any) -> Target:  # noqa: ANN401 - as load_target
+        # Rounds of any width find their positions in one target.
+        *others, positions = wanted
+        return loaded(*others, 1 << positions.bit_length())
+
     try:
         engine.build.load_target = kept
         yield
     finally:
         engine.build.load_target = load
-        kept.cache_clear()
+        loaded.cache_clear()
         free()

@@ -18,7 +18,7 @@ from engine.core.config import EngineConfig, Facts
 from engine.core.errors import ConfigError, EngineError, RequestError
 from engine.core.finish import settled
 from engine.core.ledger import Entry
-from engine.core.request import Finish, Phase, Request, SamplingParams
+from engine.core.request import Finish, Phase, Request, SamplingParams, shown
 from engine.core.resolve import resolve
 from engine.core.session import SessionParams, Sessions, Turn
 from engine.device.bundles import GIB
@@ -87,6 +87,7 @@ class LLM:
             # Naming `self` here would keep a dropped engine, models and KV pools, until a full collection.
             text_length=lambda tokens: len(tokenizer.decode(tokens)),
         )
+        self.vocab_size = self.loop.executor.target.vocab_size
         self.clock = clock
         self._next_rid = 1
         self._owned: set[int] = set()  # requests whose results go to a generate or stream call
@@ -155,12 +156,12 @@ class LLM:
     ) -> tuple[Request, Turn | None]:
         """The request that would run. Changes nothing; RequestError if it cannot."""
         params = params or SamplingParams()
-        params.validate(self.tokenizer.vocab_size)
+        params.validate(self.vocab_size)
         tokens = tuple(self.tokenizer.encode(prompt)) if isinstance(prompt, str) else tuple(prompt)
-        bad = [t for t in tokens if type(t) is not int or not 0 <= t < self.tokenizer.vocab_size]
+        bad = [t for t in tokens if type(t) is not int or not 0 <= t < self.vocab_size]
         if bad:
             raise RequestError(
-                f"prompt token {bad[0]} is outside the vocabulary; allowed: [0, {self.tokenizer.vocab_size})"
+                f"prompt token {shown(bad[0])} is outside the vocabulary; allowed: [0, {self.vocab_size})"
             )
         seed = self.resolved.random_seed if params.seed is None else params.seed
         scheduler = self.loop.scheduler

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from engine.budget import afford
 from engine.core.adaptive import DraftSteps
 from engine.core.agreement import Told
 from engine.core.algorithm import algorithm, is_registered
@@ -44,14 +45,20 @@ def build(
     ranks: Ranks = ALONE,
     tell: Callable[[Told], None] | None = None,
 ) -> Loop[InFlight]:
-    """Load the models and wire ledger, scheduler, executor and loop. ConfigError on a bad checkpoint.
+    """Load the models and wire ledger, scheduler, executor and loop.
 
-    ranks: who shares the target. tell: who compares what the ranks do.
+    ranks: who shares the target. tell: who compares what the ranks do. ConfigError on a bad checkpoint, or if the
+    engine would not fit into memory.
     """
+    afford(resolved, locate, ranks.size)
     dtype = getattr(torch, resolved.dtype)
-    slack = (resolved.lag + 1) * resolved.max_draft_tokens
     target = load_target(
-        locate(resolved.model_path), resolved.device, dtype, resolved.enable_deterministic_inference, ranks
+        locate(resolved.model_path),
+        resolved.device,
+        dtype,
+        resolved.enable_deterministic_inference,
+        ranks,
+        resolved.positions,
     )
     context = BuildContext(algorithm(resolved.algorithm), resolved, facts, target, locate, tokenizer)
     windows = [target.window_of(layer) for layer in range(target.num_layers)]
@@ -59,7 +66,7 @@ def build(
     context.pools.append(context.memory(seeing_all, resolved.num_pages, resolved.kv_stamps))
     drafter = build_drafter(context)
     probes = Probes()
-    window = None if resolved.window is None else Window(resolved.window, resolved.window_pages, slack)
+    window = None if resolved.window is None else Window(resolved.window, resolved.window_pages, resolved.slack)
     ledger = Ledger(resolved.num_pages, resolved.page_size, strict=resolved.strict_memory == 2, window=window)
     cache = PrefixCache(ledger, drafter.key_span, resolved.radix_cache)
     scheduler = Scheduler(
@@ -68,7 +75,7 @@ def build(
         probes,
         max_running=resolved.max_running_requests,
         steps=_steps(resolved, drafter, probes),
-        slack=slack,
+        slack=resolved.slack,
         chunk=resolved.chunked_prefill_size,
         context_length=resolved.context_length,
         tell=drafter.traits.reads_host,
@@ -99,11 +106,9 @@ def _executor(
     """Every device buffer beside the pools of `context`. windows: by layer; windowed: the layout of those with one."""
     resolved, device = context.resolved, context.device
     rows = resolved.max_running_requests + 1
-    positions = resolved.context_length + (resolved.lag + 1) * resolved.max_draft_tokens
-    table_width = -(-positions // resolved.page_size) * resolved.page_size
 
     def table() -> SlotTable:
-        return SlotTable(rows, table_width, resolved.page_size, device, resolved.kv_stamps)
+        return SlotTable(rows, resolved.positions, resolved.page_size, device, resolved.kv_stamps)
 
     side = None
     if windowed.layers:

@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final
 
 import typer
 
+from engine.core.errors import ConfigError
 from engine.core.nearest import nearest
 
 # What an option takes, by the word that the command line library has for it.
 KINDS: Final = {"integer": "a whole number", "number": "a number", "float": "a number"}
+# More processes or threads than this for a core only wait for one another.
+PER_CORE: Final = 8
+
+
+def check_parallel(name: str, count: int) -> None:
+    """ConfigError on a number of workers or threads that this machine should not start."""
+    most = PER_CORE * (os.cpu_count() or 1)
+    if not 1 <= count <= most:
+        raise ConfigError(f"{name} must be 1 to {most}, {PER_CORE} for each CPU core of this machine, got {count}")
+
+
+def check_seed(seed: int) -> None:
+    """ConfigError on a seed from which no request's could be made: these are a little larger and have 63 bits."""
+    if not 0 <= seed < 2**31:
+        raise ConfigError(f"seed must be 0 to {2**31 - 1}, got {seed}")
 
 
 def misuse(error: typer.BadParameter, words: Sequence[str]) -> str:

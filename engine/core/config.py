@@ -308,6 +308,17 @@ class Resolved:
         """Nodes of the widest round that may run: what memory is laid out for."""
         return self.max_steps + 1 if self.adaptive_slots else self.num_draft_tokens
 
+    @property
+    def slack(self) -> int:
+        """Positions that the rounds in flight may reserve past a row's last token."""
+        return (self.lag + 1) * self.max_draft_tokens
+
+    @property
+    def positions(self) -> int:
+        """Positions that exist, in whole pages: the context, and what rounds behind its last token are wide or deep."""
+        deepest = self.lag * self.max_draft_tokens + max(self.max_draft_tokens, self.max_steps)
+        return -(-(self.context_length + deepest) // self.page_size) * self.page_size
+
     def as_dict(self) -> dict[str, Any]:
         """JSON-able values in the order of the fields."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}

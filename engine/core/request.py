@@ -5,9 +5,10 @@ The phase table is data: an illegal move raises, and tests are parametrised by i
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final
+from typing import Any, Final
 
 from engine.core.errors import LedgerError, RequestError
 from engine.core.metrics import SpecMetrics
@@ -31,17 +32,36 @@ MOVES: Final[dict[Phase, frozenset[Phase]]] = {
 }
 
 
-TYPES: Final = (
-    ("max_new_tokens", (int,), "an integer of at least 1"),
-    ("temperature", (int, float), "a finite number of at least 0"),
-    ("top_k", (int,), "-1 (off) or at least 1"),
-    ("top_p", (int, float), "above 0 and at most 1"),
-    ("seed", (int, type(None)), "an integer in [0, 2**63)"),
-    ("stop", (tuple, list), "a list of strings"),
-    ("stop_token_ids", (tuple, list), "a list of token ids"),
-    ("ignore_eos", (bool,), "true or false"),
-    ("return_logprob", (bool,), "true or false"),
-    ("top_logprobs_num", (int,), "an integer of at least 0"),
+def shown(value: object) -> str:
+    """A value for a message. Python writes no integer of more than some thousand digits."""
+    try:
+        return repr(value)
+    except ValueError:
+        return "an integer of thousands of digits"
+
+
+def _ids(tokens: Sequence[object], vocab: int) -> bool:
+    return all(type(token) is int and 0 <= token < vocab for token in tokens)
+
+
+# Each field's types, what else must hold of its value and a vocabulary of V tokens, and both in words. Whatever passes
+# fits an int64 or a float32 (temperatures are 0 or normal there), which is what the device computes with.
+ALLOWED: Final[tuple[tuple[str, tuple[type, ...], Callable[[Any, int], bool], str], ...]] = (
+    ("max_new_tokens", (int,), lambda n, _: n >= 1, "an integer of at least 1"),
+    (
+        "temperature",
+        (int, float),
+        lambda t, _: t == 0 or 2.0**-126 <= t <= 2.0**126,
+        "0, or a number from 2**-126 to 2**126",
+    ),
+    ("top_k", (int,), lambda k, _: k == -1 or 1 <= k < 2**63, "-1 (off), or an integer in [1, 2**63)"),
+    ("top_p", (int, float), lambda p, _: 0.0 < p <= 1.0, "above 0 and at most 1"),
+    ("seed", (int, type(None)), lambda s, _: s is None or 0 <= s < 2**63, "an integer in [0, 2**63)"),
+    ("stop", (tuple, list), lambda stop, _: all(type(s) is str and s for s in stop), "a list of strings, none empty"),
+    ("stop_token_ids", (tuple, list), _ids, "a list of token ids in [0, {V})"),
+    ("ignore_eos", (bool,), lambda *_: True, "true or false"),
+    ("return_logprob", (bool,), lambda *_: True, "true or false"),
+    ("top_logprobs_num", (int,), lambda n, vocab: 0 <= n <= vocab, "an integer in [0, {V}]"),
 )
 
 
@@ -49,8 +69,8 @@ TYPES: Final = (
 class SamplingParams:
     """What the user asked of one request. Names and meanings follow SGLang's sampling parameters.
 
-    temperature 0 is greedy. top_k -1 is off, top_p 1.0 is off. `seed` None means the engine's seed.
-    `top_logprobs_num` > 0 implies `return_logprob`.
+    temperature 0 is greedy, and the limit of small ones. top_k -1 is off, top_p 1.0 is off.
+    `seed` None means the engine's seed. `top_logprobs_num` > 0 implies `return_logprob`.
     """
 
     max_new_tokens: int = 128
@@ -65,34 +85,11 @@ class SamplingParams:
     top_logprobs_num: int = 0
 
     def validate(self, vocab_size: int) -> None:
-        """Raise RequestError on the first value of a wrong type or outside its range."""
-        for name, kinds, allowed in TYPES:
+        """Raise RequestError on the first value of a wrong type or outside its range. vocab_size: the model's."""
+        for name, kinds, good, allowed in ALLOWED:
             value = getattr(self, name)
-            if type(value) not in kinds:
-                raise RequestError(f"{name} is {value!r}; allowed: {allowed}")
-        checks = (
-            ("max_new_tokens", self.max_new_tokens, self.max_new_tokens >= 1, "an integer of at least 1"),
-            ("temperature", self.temperature, 0.0 <= self.temperature < float("inf"), "a finite number of at least 0"),
-            ("top_k", self.top_k, self.top_k == -1 or self.top_k >= 1, "-1 (off) or at least 1"),
-            ("top_p", self.top_p, 0.0 < self.top_p <= 1.0, "above 0 and at most 1"),
-            ("seed", self.seed, self.seed is None or 0 <= self.seed < 2**63, "an integer in [0, 2**63)"),
-            ("stop", self.stop, all(type(s) is str and s for s in self.stop), "strings that are not empty"),
-            (
-                "stop_token_ids",
-                self.stop_token_ids,
-                all(type(t) is int and 0 <= t < vocab_size for t in self.stop_token_ids),
-                f"token ids in [0, {vocab_size})",
-            ),
-            (
-                "top_logprobs_num",
-                self.top_logprobs_num,
-                0 <= self.top_logprobs_num <= vocab_size,
-                f"an integer in [0, {vocab_size}]",
-            ),
-        )
-        for name, value, good, allowed in checks:
-            if not good:
-                raise RequestError(f"{name} is {value!r}; allowed: {allowed}")
+            if type(value) not in kinds or not good(value, vocab_size):
+                raise RequestError(f"{name} is {shown(value)}; allowed: {allowed.format(V=vocab_size)}")
 
     @property
     def greedy(self) -> bool:

@@ -95,7 +95,7 @@ class StepBatch:
 
     @property
     def carried(self) -> DraftState:
-        """What the drafter carries for these rows; zeros in the first step of a request's residence."""
+        """What the drafter carries for these rows; nothing in the first step of a request's residence."""
         assert self.relay is not None
         return self.relay.state(self.rows)
 

@@ -16,11 +16,21 @@ from kernels.relay_rows import gather, scatter
 
 
 class Carry(NamedTuple):
-    """One tensor that a drafter takes from one round to the next: its name, its shape per request, its dtype."""
+    """One tensor that a drafter takes from one round to the next: its name, its shape per request, its dtype.
+
+    distinct: a row that carries nothing holds 0, 1, 2 ... along the last axis instead of zeros. Padding drafts from
+    it, and siblings of one token would all be accepted.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
+    distinct: bool = False
+
+    def nothing(self, device: torch.device) -> Tensor:
+        """What a row that carries nothing holds: [1, *shape]."""
+        empty = torch.zeros(1, *self.shape, dtype=self.dtype, device=device)
+        return empty + torch.arange(self.shape[-1], device=device) if self.distinct else empty
 
 
 # The carried tensors of a batch by name, each [B, *shape].
@@ -31,14 +41,15 @@ class Relay:
     """Device buffers indexed by request row.
 
     length [R]: tokens in the target's KV. last [R, 1]: the bonus token, known but not in KV. carried: a buffer
-    [R, *shape] for each Carry of the drafter, zeros when a request's residence begins. Sampling parameters are
+    [R, *shape] for each Carry of the drafter, nothing when a request's residence begins. Sampling parameters are
     uploaded once per residence. The latest `publish` is entered when other rows come: most rounds hold the same rows.
     """
 
     def __init__(self, rows: int, carries: tuple[Carry, ...], device: torch.device) -> None:
         self.length = torch.zeros(rows, dtype=torch.int64, device=device)
         self.last = torch.zeros(rows, 1, dtype=torch.int64, device=device)
-        self.carried = {c.name: torch.zeros(rows, *c.shape, dtype=c.dtype, device=device) for c in carries}
+        self._nothing = {c.name: c.nothing(device) for c in carries}
+        self.carried = {name: empty.repeat(rows, *[1] * (empty.dim() - 1)) for name, empty in self._nothing.items()}
         self.sampling = SamplingRows(
             torch.zeros(rows, dtype=torch.float32, device=device),
             torch.zeros(rows, dtype=torch.int64, device=device),
@@ -81,9 +92,9 @@ class Relay:
             scatter(buffer, rows, state[name])
 
     def forget(self, rows: Tensor) -> None:
-        """Zero what the rows carry: other requests left it there."""
-        for buffer in self.carried.values():
-            buffer.index_fill_(0, rows, 0)
+        """Let the rows carry nothing: other requests left something there."""
+        for name, buffer in self.carried.items():
+            buffer.index_copy_(0, rows, self._nothing[name].expand(len(rows), *buffer.shape[1:]))
 
     def state(self, rows: Tensor) -> DraftState:
         """The drafter's state of the batch."""

@@ -51,7 +51,9 @@ def top_logprobs(logits: Tensor, k: int, rows: SamplingRows | None = None) -> tu
 
 
 def _logprobs(logits: Tensor, rows: SamplingRows | None) -> Tensor:
-    if rows is None:
-        return torch.log_softmax(logits.float(), -1)
-    heat = rows.temperature.masked_fill(rows.temperature <= 0, 1.0)[:, None, None]
-    return torch.log_softmax(logits.float() / heat, -1)
+    logits = logits.float()
+    if rows is not None:
+        heat = rows.temperature.masked_fill(rows.temperature <= 0, 1.0)[:, None, None]
+        # Divided by a small temperature the peak would be infinite.
+        logits = (logits - logits.amax(-1, keepdim=True)).div_(heat)
+    return torch.log_softmax(logits, -1)

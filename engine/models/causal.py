@@ -17,17 +17,14 @@ from engine.models.rope import rotations
 from engine.models.shards import TakeShare, Vocabulary, share
 from engine.models.weights import Take
 
-# Nodes drafted past the end of the context still need a position; they are never committed.
-POSITION_MARGIN = 256
-
 
 class CausalLM(ABC):
     """A language model of the shape `config`, ready on `device`; an architecture says what its layers are.
 
     deterministic: a token's result does not depend, bit by bit, on how many tokens share the call (float32 on a
-    CPU; see the tests). It costs a lone token one spare row. context_length: positions to prepare beyond the
-    checkpoint's own, for a draft whose target reaches further. ranks: who shares it; `share` is the shape of
-    this rank's part, and `weights` may then lie on another device. `weights` is empty afterwards.
+    CPU; see the tests). It costs a lone token one spare row. positions: how many there are to prepare, by default the
+    checkpoint's context; drafts need some past its end. ranks: who shares it; `share` is the shape of this rank's
+    part, and `weights` may then lie on another device. `weights` is empty afterwards.
     """
 
     kv: KVLayout
@@ -39,7 +36,7 @@ class CausalLM(ABC):
         device: torch.device,
         dtype: torch.dtype,
         deterministic: bool = True,
-        context_length: int | None = None,
+        positions: int | None = None,
         ranks: Ranks = ALONE,
     ) -> None:
         self.config, self.share = config, share(config, ranks.size)
@@ -61,8 +58,8 @@ class CausalLM(ABC):
         for i in range(config.bundled_layers):
             take.leave(f"model.layers.{config.num_layers + i}.")
         take.done()
-        length = max(config.context_length, context_length or 0) + POSITION_MARGIN
-        self.rotations = rotations(config.rope, config.head_dim, length, device)
+        self.positions = config.context_length if positions is None else positions
+        self.rotations = rotations(config.rope, config.head_dim, self.positions, device)
         self.prepare()
 
     @property

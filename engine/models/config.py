@@ -11,7 +11,7 @@ from typing import Any, Final
 from engine.core.errors import ConfigError
 from engine.models.deepseek_config import ExpertsConfig, LatentConfig, read_experts, read_latent
 from engine.models.draft_config import DRAFT_ARCHITECTURES, DraftConfig, read_draft
-from engine.models.fields import Fields
+from engine.models.fields import MOST_LAYERS, Fields
 from engine.models.rope import RopeConfig
 from engine.models.windows import read_windows
 
@@ -54,6 +54,12 @@ class ModelConfig:
     bundled_layers: int = 0
     draft: DraftConfig | None = None
 
+    def kept_numbers(self, ranks: int = 1) -> int:
+        """Numbers that one layer keeps of a token on each rank: keys and values, or the latent and its rotated key."""
+        if self.latent is not None:
+            return self.latent.rank + self.latent.turned_dim
+        return 2 * max(1, self.num_kv_heads // ranks) * self.head_dim
+
 
 def load_model_config(path: str | Path) -> ModelConfig:
     """The checked config.json of the checkpoint folder `path`. ConfigError if missing, broken or unsupported."""
@@ -74,7 +80,7 @@ def read_raw(path: str | Path) -> dict[str, Any]:
         raw = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{file} is missing; a checkpoint folder needs it") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise ConfigError(f"{file} is not valid JSON ({error}); the file is truncated or damaged") from None
     if not isinstance(raw, dict):
         raise ConfigError(f"{file} must hold a JSON object, got {type(raw).__name__}")
@@ -108,7 +114,7 @@ class _Reader(Fields):
             vocab_size=self.size("vocab_size"),
             hidden_size=hidden,
             intermediate_size=self.size("intermediate_size"),
-            num_layers=self.size("num_hidden_layers"),
+            num_layers=self.size("num_hidden_layers", most=MOST_LAYERS),
             num_heads=heads,
             num_kv_heads=kv_heads,
             head_dim=head_dim,
@@ -120,7 +126,7 @@ class _Reader(Fields):
             windows=read_windows(architecture, self),
             latent=latent,
             experts=read_experts(architecture, self),
-            bundled_layers=0 if latent is None else self.count("num_nextn_predict_layers", 0),
+            bundled_layers=0 if latent is None else self.count("num_nextn_predict_layers", 0, MOST_LAYERS),
             draft=read_draft(architecture, self),
         )
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from engine.core.errors import ConfigError
 from engine.device.pool import KVLayout
-from engine.models.causal import POSITION_MARGIN, head_logits
+from engine.models.causal import head_logits
 from engine.models.config import ModelConfig
 from engine.models.layers import Attend, Layer, Norm, doubles, stored, twin_rows
 from engine.models.rope import pair_up, rotations
@@ -51,8 +51,7 @@ class DFlash:
         key_norms = torch.stack([pair_up(own[f"{prefix}k_norm.weight"][:, None], d)[:, 0] for prefix in attention])
         self.key_norm = self.head_norm.scale(key_norms.repeat_interleave(config.num_kv_heads, 0))
         self.embedding, self.head = target.embedding, target.head
-        length = max(config.context_length, target.config.context_length) + POSITION_MARGIN
-        self.rotations = rotations(config.rope, d, length, self.device)
+        self.rotations = rotations(config.rope, d, target.positions, self.device)
         self.workspaces = Workspaces(config, self.dtype, self.device, double_lone=self.doubles)
 
     def context(self, states: Tensor, positions: Tensor) -> Tensor:

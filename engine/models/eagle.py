@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from engine.device.pool import KVLayout
-from engine.models.causal import POSITION_MARGIN, head_logits
+from engine.models.causal import head_logits
 from engine.models.config import ModelConfig
 from engine.models.layers import Attend, Layer, Norm, doubles, stored, twin_rows
 from engine.models.rope import rotations
@@ -40,13 +40,15 @@ class Eagle:
         self.embedding = shared_embedding(take, config, target)
         self.fuse = stored(take("fc.weight", hidden, 2 * hidden))
         self.fuse_bias = take("fc.bias", hidden) if "fc.bias" in take else None
-        fronts = [None] + ["input_layernorm"] * (config.num_layers - 1)
-        self.layers = [Layer(take, f"layers.{i}", config, norm, front=front) for i, front in enumerate(fronts)]
+        front = {0: None}  # Its first layer has none.
+        self.layers = [
+            Layer(take, f"layers.{i}", config, norm, front=front.get(i, "input_layernorm"))
+            for i in range(config.num_layers)
+        ]
         self.head = target.head
         take.drop("lm_head.weight")
         take.done()
-        length = max(config.context_length, target.config.context_length) + POSITION_MARGIN
-        self.rotations = rotations(config.rope, config.head_dim, length, self.device)
+        self.rotations = rotations(config.rope, config.head_dim, target.positions, self.device)
         self.workspaces = Workspaces(config, self.dtype, self.device, double_lone=self.doubles)
 
     def forward(self, tokens: Tensor, positions: Tensor, hidden: Tensor, attend: Attend) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from engine.core.errors import ConfigError
 from engine.device.pool import KVLayout
-from engine.models.causal import POSITION_MARGIN, head_logits
+from engine.models.causal import head_logits
 from engine.models.config import ModelConfig
 from engine.models.layers import Attend, Layer, Norm, doubles, stored, twin_rows
 from engine.models.rope import rotations
@@ -58,8 +58,7 @@ class Eagle3:
         self.id_map = self._id_map(take, target.vocab_size)
         take.drop("t2d")
         take.done()
-        length = max(config.context_length, target.config.context_length) + POSITION_MARGIN
-        self.rotations = rotations(config.rope, config.head_dim, length, self.device)
+        self.rotations = rotations(config.rope, config.head_dim, target.positions, self.device)
         self.workspaces = Workspaces(config, self.dtype, self.device, double_lone=self.doubles)
 
     def forward(self, tokens: Tensor, positions: Tensor, hidden: Tensor, attend: Attend) -> Tensor:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from engine.core.errors import ConfigError
+
+# What a size may be at most, and a number of layers: far above any model, and what no loop over them or product of a
+# few runs away with.
+MOST: Final = 2**31 - 1
+MOST_LAYERS: Final = 4096
+LARGEST: Final = sys.float_info.max
 
 
 class Fields:
@@ -16,27 +23,32 @@ class Fields:
         self.raw = raw
         self.file = file
 
-    def size(self, name: str, default: int | None = None) -> int:
-        """A positive integer. ConfigError on anything else, or if it is absent and has no default."""
+    def size(self, name: str, default: int | None = None, most: int = MOST) -> int:
+        """A positive integer, at most `most`. ConfigError on anything else, or if it is absent and has no default."""
         value = self.raw.get(name)
         value = default if value is None else value
         if type(value) is not int or value < 1:
             raise ConfigError(f"{self.file}: {name} must be a positive integer, got {value!r}")
-        return value
+        return self._bounded(name, value, most)
 
-    def count(self, name: str, default: int | None = None) -> int:
-        """An integer of at least 0. ConfigError as for a size."""
+    def count(self, name: str, default: int | None = None, most: int = MOST) -> int:
+        """An integer from 0 to `most`. ConfigError as for a size."""
         value = self.raw.get(name)
         value = default if value is None else value
         if type(value) is not int or value < 0:
             raise ConfigError(f"{self.file}: {name} must be an integer of at least 0, got {value!r}")
+        return self._bounded(name, value, most)
+
+    def _bounded(self, name: str, value: int, most: int) -> int:
+        if value > most:
+            raise ConfigError(f"{self.file}: {name} must be at most {most}, got {value}")
         return value
 
     def number(self, name: str, default: float) -> float:
         """A positive number. ConfigError on anything else."""
         value = self.raw.get(name)
         value = default if value is None else value
-        if type(value) not in (int, float) or not value > 0:
+        if type(value) not in (int, float) or not 0 < value <= LARGEST:
             raise ConfigError(f"{self.file}: {name} must be a positive number, got {value!r}")
         return float(value)
 

@@ -208,11 +208,11 @@ class Layer:
         self.norm = norm
         self.linear, self.add_linear, _ = norm.products
         self.turned, self.head_dim = heads + kv_heads, d
-        self.head_norm = HeadNorm(take, f"{prefix}.self_attn", config) if config.head_norms else None
         width = 2 * hidden if paired else hidden
         q = pair_up(take(f"{prefix}.self_attn.q_proj.weight", heads * d, width), d)
         k = pair_up(take(f"{prefix}.self_attn.k_proj.weight", kv_heads * d, width), d)
         v = take(f"{prefix}.self_attn.v_proj.weight", kv_heads * d, width)
+        self.head_norm = HeadNorm(take, f"{prefix}.self_attn", config) if config.head_norms else None
         # Whether this layer's front norm begins in the layer before, and the weight of the one that begins here.
         self.begun = False
         self.behind: Tensor | None = None

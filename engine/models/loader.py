@@ -127,26 +127,30 @@ def _draft_facts(config: ModelConfig, target: ModelConfig, tokenizer: str | None
 
 
 def load_target(
-    path: str | Path, device: str, dtype: torch.dtype, deterministic: bool = True, ranks: Ranks = ALONE
+    path: str | Path,
+    device: str,
+    dtype: torch.dtype,
+    deterministic: bool = True,
+    ranks: Ranks = ALONE,
+    positions: int | None = None,
 ) -> Target:
-    """The target model, or a rank's share of it.
+    """The target model, or a rank's share of it. positions: how many it has, by default the checkpoint's context.
 
     ConfigError on a checkpoint that is missing, damaged or of another architecture.
     """
     config = _expect(path, TARGET_ARCHITECTURES, "a target model")
     place = torch.device(device)
-    return _language_model(path, config, place, dtype, deterministic, ranks=ranks)
+    return _language_model(path, config, place, dtype, deterministic, positions, ranks)
 
 
 def load_standalone(
     path: str | Path, target: Target, device: str, dtype: torch.dtype, deterministic: bool = True
 ) -> Standalone:
-    """A language model as a draft, for positions as far as the target's. ConfigError as for a target."""
+    """A language model as a draft, with as many positions as the target. ConfigError as for a target."""
     config = _expect(path, TARGET_ARCHITECTURES, "a STANDALONE draft")
     if config.windows:
         raise ConfigError(f"{path} has layers with a sliding window, a STANDALONE draft must see all tokens in each")
-    place, reach = torch.device(device), target.config.context_length
-    return Standalone(_language_model(path, config, place, dtype, deterministic, reach))
+    return Standalone(_language_model(path, config, torch.device(device), dtype, deterministic, target.positions))
 
 
 def load_eagle(path: str | Path, target: Target, device: str, dtype: torch.dtype, deterministic: bool = True) -> Eagle:
@@ -171,8 +175,13 @@ def load_nextn(
     Nothing else of the checkpoint is read. ConfigError as for a target, or if there are fewer or they do not fit.
     """
     config = _expect(path, TARGET_ARCHITECTURES, "a checkpoint with prediction layers")
-    under = tuple(f"model.layers.{config.num_layers + i}." for i in range(config.bundled_layers))
-    return prediction_layers(config, load_weights(path, torch.device(device), dtype, under), target, count)
+    weights = load_weights(path, torch.device(device), dtype, bundled_prefixes(config))
+    return prediction_layers(config, weights, target, count)
+
+
+def bundled_prefixes(config: ModelConfig) -> tuple[str, ...]:
+    """What the names of the prediction layers' tensors start with."""
+    return tuple(f"model.layers.{config.num_layers + i}." for i in range(config.bundled_layers))
 
 
 def load_dflash(
@@ -189,13 +198,13 @@ def _language_model(
     device: torch.device,
     dtype: torch.dtype,
     deterministic: bool,
-    context_length: int | None = None,
+    positions: int | None,
     ranks: Ranks = ALONE,
 ) -> Target:
     kind = TARGETS[config.architecture]
     # The whole model may not fit where a rank's share of it does.
     weights = load_weights(path, device if ranks.size == 1 else "cpu", dtype)
-    return kind(config, weights, device, dtype, deterministic, context_length, ranks)
+    return kind(config, weights, device, dtype, deterministic, positions, ranks)
 
 
 def _expect(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from engine.core.algorithm import FINAL
 from engine.core.errors import ConfigError
-from engine.models.causal import POSITION_MARGIN, head_logits
+from engine.models.causal import head_logits
 from engine.models.config import ModelConfig
 from engine.models.latent import LatentLayer, Shape, latent_layout
 from engine.models.layers import Attend, Norm, doubles, stored, twin_rows
@@ -88,8 +88,7 @@ def prediction_layers(
         )
     prefixes = [f"model.layers.{config.num_layers + i}" for i in range(config.bundled_layers)]
     take = Take(weights, config.architecture)
-    length = max(config.context_length, target.config.context_length) + POSITION_MARGIN
-    turns = rotations(config.rope, config.head_dim, length, target.device)
+    turns = rotations(config.rope, config.head_dim, target.positions, target.device)
     layers = [PredictionLayer(config, take, prefix, target, turns, i) for i, prefix in enumerate(prefixes[:count])]
     for prefix in prefixes[count:]:
         take.leave(f"{prefix}.")

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from engine.core.errors import ConfigError
+from engine.models.fields import LARGEST
 from kernels.backend import on_triton
 from kernels.rotary import rotary
 
@@ -52,7 +53,7 @@ class RopeConfig:
         for name in FIELDS[kind]:
             values[name] = row.get(name, OPTIONAL.get(name))
         for name, value in values.items():
-            if type(value) not in (int, float) or not value > 0:
+            if type(value) not in (int, float) or not 0 < value <= LARGEST:
                 raise ConfigError(f"{where}: {name} must be a positive number for rope_type {kind!r}, got {value!r}")
         return cls(
             theta=float(theta),
@@ -78,7 +79,7 @@ def _yarn_factors(row: Mapping[str, Any], values: Mapping[str, Any], where: str)
     """YaRN's own fields of a RopeConfig; mscale and mscale_all_dim are DeepSeek's, and may be absent or 0."""
     given = {name: row.get(name) or 0 for name in ("mscale", "mscale_all_dim", "attention_factor")}
     for name, value in given.items():
-        if type(value) not in (int, float) or value < 0:
+        if type(value) not in (int, float) or not 0 <= value <= LARGEST:
             raise ConfigError(f"{where}: {name} must be a number of at least 0 for rope_type 'yarn', got {value!r}")
     truncate = row.get("truncate", True)
     if type(truncate) is not bool:

@@ -16,7 +16,7 @@ class Target(Protocol):
     """A language model that reads and writes KV through `Attend` and can show what its layers see.
 
     embedding [V, H] and head [H, V] are what drafts share. kv: the shape of its pool. deterministic: a token's result
-    does not depend, bit by bit, on how many tokens share the call.
+    does not depend, bit by bit, on how many tokens share the call. positions: a token's is below it.
     """
 
     config: ModelConfig
@@ -24,6 +24,7 @@ class Target(Protocol):
     dtype: torch.dtype
     deterministic: bool
     num_layers: int
+    positions: int
     hidden_size: int
     vocab_size: int
     kv: KVLayout

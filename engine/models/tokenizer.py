@@ -18,7 +18,7 @@ WINDOW = 4
 
 
 class Tokenizer:
-    """A checkpoint's tokenizer.
+    """A checkpoint's tokenizer, whose ids may reach past the model's vocabulary.
 
     bos_id: put in front of every encoded text, None if the checkpoint has none or puts none there (Qwen's). eos_ids:
     ids that end a text. ConfigError on files that are missing or damaged.
@@ -27,7 +27,6 @@ class Tokenizer:
     def __init__(self, path: str | Path) -> None:
         folder = Path(path)
         self._tokenizer = _read(folder / "tokenizer.json")
-        self.vocab_size = max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
         begins, ends = _special_ids(folder)
         self.bos_id = begins[0] if begins and self._puts(begins[0], folder) else None
         self.eos_ids = frozenset(ends)
@@ -104,14 +103,17 @@ def _read(file: Path) -> tokenizers.Tokenizer:
 
 
 def _special_ids(folder: Path) -> tuple[list[int], list[int]]:
-    """bos and eos ids: generation_config.json goes before config.json, as in transformers."""
+    """bos and eos ids: generation_config.json goes before config.json, as in transformers. ConfigError if no ids."""
     found: tuple[list[int], list[int]] = ([], [])
     for name in ("generation_config.json", "config.json"):
         raw = _read_json(folder / name)
         for ids, key in zip(found, ("bos_token_id", "eos_token_id"), strict=True):
             value = raw.get(key)
-            if not ids and value is not None:
-                ids.extend(value if isinstance(value, list) else [value])
+            given = value if isinstance(value, list) else [] if value is None else [value]
+            if any(type(token) is not int or token < 0 for token in given):
+                raise ConfigError(f"{folder / name}: {key} must be a token id or a list of these, got {value!r}")
+            if not ids:
+                ids.extend(given)
     return found
 
 
@@ -121,7 +123,7 @@ def _read_json(file: Path) -> dict[str, Any]:
         return {}
     try:
         raw = json.loads(file.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise ConfigError(f"{file} is not valid JSON ({error}); the file is truncated or damaged") from None
     if not isinstance(raw, dict):
         raise ConfigError(f"{file} must hold a JSON object, got {type(raw).__name__}")

@@ -68,17 +68,18 @@ def tensor_names(path: str | Path) -> frozenset[str]:
     return frozenset(names)
 
 
-def count_numbers(path: str | Path) -> int:
+def count_numbers(path: str | Path, prefixes: tuple[str, ...] = ("",)) -> int:
     """Floating numbers in a checkpoint folder, by the headers of its files; no tensor is read.
 
-    ConfigError as for `load_weights`: a file that is missing or cut short shows here.
+    prefixes: only those of tensors whose name starts with one of them. ConfigError as for `load_weights`: a file that
+    is missing or cut short shows here.
     """
     folder, total = Path(path), 0
     for file, promised in _files(folder).items():
         with _opened(folder / file, "cpu") as tensors:
             names = set(tensors.keys())
             _promised(folder / file, promised, names)
-            for name in promised or names:
+            for name in (name for name in promised or names if name.startswith(prefixes)):
                 header = tensors.get_slice(name)
                 _plain(folder / file, name, header.get_dtype())
                 total += math.prod(header.get_shape()) if header.get_dtype() in FLOATS else 0

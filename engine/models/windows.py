@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from engine.core.errors import ConfigError
-from engine.models.fields import Fields
+from engine.models.fields import MOST_LAYERS, Fields
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 # What transformers assumes where a Mistral's config.json says nothing; null is no window.
@@ -29,11 +29,11 @@ def read_windows(architecture: str, fields: Fields) -> tuple[int | None, ...]:
 def _mistral(fields: Fields) -> tuple[int | None, ...]:
     if fields.raw.get("sliding_window", MISTRAL_WINDOW) is None:
         return ()
-    return (fields.size("sliding_window", MISTRAL_WINDOW),) * fields.size("num_hidden_layers")
+    return (fields.size("sliding_window", MISTRAL_WINDOW),) * fields.size("num_hidden_layers", most=MOST_LAYERS)
 
 
 def _qwen3(fields: Fields) -> tuple[int | None, ...]:
-    layers = fields.size("num_hidden_layers")
+    layers = fields.size("num_hidden_layers", most=MOST_LAYERS)
     used = fields.flag("use_sliding_window", False)
     kinds = fields.raw.get("layer_types")
     if kinds is None:

@@ -70,7 +70,7 @@ class AutoregressiveDrafter:
     def _carries(self, width: int) -> tuple[Carry, ...]:
         """ids [topk] proposals for depth 1, best first; probs [topk] theirs (a chain needs none); hidden [width] the
         stream behind them (none for a model that carries none)."""
-        found = [Carry("ids", (self.topk,), torch.int64)]
+        found = [Carry("ids", (self.topk,), torch.int64, distinct=True)]
         if self.topk > 1:
             found.append(Carry("probs", (self.topk,), torch.float32))
         if width:

@@ -187,7 +187,8 @@ def _ngram(context: BuildContext) -> Drafter:
         # A name without an ending is one that the store of models knows.
         path = Path(options.external_corpus_path)
         file = path if path.suffix else context.locate(options.external_corpus_path)
-        documents = read_corpus(file, context.tokenizer, options.external_corpus_max_tokens)
+        vocab_size = context.target.vocab_size
+        documents = read_corpus(file, context.tokenizer, vocab_size, options.external_corpus_max_tokens)
         corpus = SuffixAutomaton(documents)
     return NgramDrafter(
         context.traits,

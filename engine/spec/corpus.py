@@ -10,8 +10,8 @@ from engine.core.errors import ConfigError
 from engine.models.tokenizer import Tokenizer
 
 
-def read_corpus(path: Path, tokenizer: Tokenizer, max_tokens: int) -> list[list[int]]:
-    """The token ids of each document, without an id for the beginning of a text.
+def read_corpus(path: Path, tokenizer: Tokenizer, vocab_size: int, max_tokens: int) -> list[list[int]]:
+    """The token ids of each document, without an id for the beginning of a text. vocab_size: the model's.
 
     A line is a JSON string, an object with a string "text", or a list of token ids. ConfigError names the file and
     the line that is none of them, a token outside the vocabulary, or a corpus of more than `max_tokens` tokens.
@@ -20,6 +20,9 @@ def read_corpus(path: Path, tokenizer: Tokenizer, max_tokens: int) -> list[list[
     total = 0
     for where, line in _lines(path):
         document = _tokens(where, line, tokenizer)
+        wrong = [token for token in document if not 0 <= token < vocab_size]
+        if wrong:
+            raise ConfigError(f"{where}: token {wrong[0]} is outside the vocabulary of {vocab_size}")
         total += len(document)
         if total > max_tokens:
             raise ConfigError(
@@ -57,7 +60,4 @@ def _tokens(where: str, line: str, tokenizer: Tokenizer) -> list[int]:
         return ids[1:] if ids and ids[0] == tokenizer.bos_id else ids
     if not isinstance(value, list) or not all(type(token) is int for token in value):
         raise ConfigError(f'{where}: a document must be a string, an object with a string "text" or a list of ids')
-    wrong = [token for token in value if not 0 <= token < tokenizer.vocab_size]
-    if wrong:
-        raise ConfigError(f"{where}: token {wrong[0]} is outside the vocabulary of {tokenizer.vocab_size}")
     return value

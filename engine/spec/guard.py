@@ -203,7 +203,7 @@ class Guard:
         if not self._drafter.carries:
             return state
         kept: dict[str, Tensor] = dict(state or {})
-        for name, shape, dtype in self._drafter.carries:
+        for name, shape, dtype, _ in self._drafter.carries:
             tensor = kept.get(name)
             if not isinstance(tensor, Tensor):
                 self._quarantine(f"lost the tensor {name!r} that it carries")

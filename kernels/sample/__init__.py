@@ -31,9 +31,10 @@ def draw(
     """One token per row -> int64 [B, W].
 
     logits float [B, W, V], coins float64 [B, W]; temperature and top_p float32 [B], top_k int64 [B] (0 = all tokens).
+    temperature is 0, or from 2**-126 to 2**126, between which a division is exact to a few units in the last place.
     temperature 0: argmax, the first on ties. Else p = softmax(logits / temperature); keep the top_k likeliest (lower id
     first on ties), renormalise; keep the shortest prefix of the rest, likeliest first, that reaches top_p; the token is
-    the first in vocabulary order whose cumulative mass exceeds coin * total mass.
+    the first in vocabulary order whose cumulative mass exceeds coin * total mass. It is below V, even for NaN logits.
     truncate=False promises that every top_k is 0 and every top_p is 1, and skips their work.
     """
     if logits.dim() != 3 or coins.shape != logits.shape[:2]:

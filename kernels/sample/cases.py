@@ -54,6 +54,15 @@ def _least(g: Generator) -> tuple[Tensor, ...]:
     return torch.randn(3, 1, 9, generator=g), coins, torch.ones(3), some, torch.tensor([1e-9, 0.9999, 1e-9])
 
 
+def _extreme(g: Generator) -> tuple[Tensor, ...]:
+    """The coldest temperatures draw among the best tokens, the hottest ones among all that top-k and top-p leave."""
+    logits = 2000 - 3 * torch.rand(8, 3, 11, generator=g)
+    logits[:, :, 7] = logits[:, :, 4] = 2000
+    heat = torch.tensor([2.0**-126, 3e-38, 1e-20, 2.0**126]).repeat(2)
+    top_k, top_p = torch.tensor([0] * 4 + [2**63 - 1, 9, 1, 5]), torch.tensor([1.0] * 4 + [2.0**-126, 0.6, 0.5, 0.7])
+    return logits, torch.rand(8, 3, dtype=torch.float64, generator=g), heat, top_k, top_p
+
+
 def _both(g: Generator) -> tuple[Tensor, ...]:
     """Half of what top-k keeps is one token, half of everything would be two."""
     logits = torch.tensor([0.1, 0.4, 0.2, 0.3]).log().expand(1, 2, 4).contiguous()
@@ -77,5 +86,6 @@ DRAW_CASES = (
     Case("no top-p left", _least),
     Case("top-p of what top-k kept", _both),
     Case("edge coins", _edge_coins),
+    Case("extreme temperatures", _extreme),
     Case("ties", _ties),
 )

@@ -36,15 +36,17 @@ def uniform(seed: Tensor, position: Tensor) -> Tensor:
 def draw(logits: Tensor, coins: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, truncate: bool) -> Tensor:
     greedy = temperature <= 0
     heat = temperature.masked_fill(greedy, 1.0)[:, None, None]
-    mass = torch.softmax(logits.float() / heat, -1)
+    logits = logits.float()
+    # The peak goes first: divided by a small temperature it would be infinite, and all masses with it NaN.
+    mass = torch.softmax((logits - logits.amax(-1, keepdim=True)).div_(heat), -1)
     if truncate:
         mass = _truncated(mass, top_k, top_p)
     level = mass.cumsum(-1, dtype=torch.float64)
     total = level[..., -1:].contiguous()
     target = coins[..., None] * total
     token = torch.searchsorted(level, target, right=True)
-    # Rounding may lift the target to the total; the last token with mass takes it.
-    last = torch.searchsorted(level, total)
+    # Rounding may lift the target to the total; the last token with mass takes it. NaN lies behind every total.
+    last = torch.searchsorted(level, total).clamp_(max=logits.shape[-1] - 1)
     token = torch.minimum(token, last)[..., 0]
     return torch.where(greedy[:, None], logits.argmax(-1), token)
 

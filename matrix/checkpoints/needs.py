@@ -13,7 +13,7 @@ from engine.models.config import ModelConfig, read_model_config
 from engine.models.loader import facts_of
 from matrix.checkpoints.pairs import Pair
 from matrix.checkpoints.published import Published
-from matrix.checkpoints.size import bundled, held, row, stored
+from matrix.checkpoints.size import bundled, held, stored
 
 Configs: TypeAlias = Mapping[str, ModelConfig]
 GIB: Final = 2**30
@@ -65,12 +65,12 @@ def needs(pair: Pair, configs: Configs | None = None) -> Needs:
     launch = resolved(pair, configs)
     tokens = launch.max_total_tokens
     near = sum(window is not None for window in target.windows)
-    layer = BYTES * row(target)
+    layer = BYTES * target.kept_numbers()
     kept, drafted = 0, 0
     if draft is not None:
-        kept, drafted = held(draft, target), draft.num_layers * row(draft)
+        kept, drafted = held(draft, target), draft.num_layers * draft.kept_numbers()
     elif pair.algorithm == "NEXTN":
-        kept, drafted = bundled(target), target.bundled_layers * row(target)
+        kept, drafted = bundled(target), target.bundled_layers * target.kept_numbers()
     files = stored(target) + (0 if draft is None else stored(draft, target.num_layers))
     everywhere = (target.num_layers - near) * layer + BYTES * drafted
     return Needs(

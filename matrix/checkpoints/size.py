@@ -56,13 +56,6 @@ def bundled(config: ModelConfig) -> int:
     return c.bundled_layers * (_layer(c, sparse=True) + 3 * hidden + 2 * hidden * hidden + 2 * c.vocab_size * hidden)
 
 
-def row(config: ModelConfig) -> int:
-    """Numbers that one layer keeps of a token: keys and values, or the latent and its rotated key."""
-    if config.latent is not None:
-        return config.latent.rank + config.latent.turned_dim
-    return 2 * config.num_kv_heads * config.head_dim
-
-
 def _draft(c: ModelConfig, target_layers: int) -> int:
     assert c.draft is not None
     hidden = c.hidden_size

@@ -23,6 +23,7 @@ from engine.ranks.llm import RankedLLM
 from matrix.cell import DRAFTS, MODELS
 from matrix.commands.flags import flags_of
 from matrix.progress import waiting
+from matrix.usage import check_parallel
 from matrix.zoo.gsm_mini import prompt_of
 from matrix.zoo.registry import resolve_path, verify_models
 from matrix.zoo_facts import model_facts
@@ -46,8 +47,7 @@ def generate(words: list[str], params: SamplingParams, file: Path | None = None,
     """
     questions, flags = flags_of(words)
     question = _only(questions)
-    if threads < 1:
-        raise ConfigError(f"threads must be at least 1, got {threads}")
+    check_parallel("threads", threads)
     torch.set_num_threads(threads)
     if file is not None:
         names = [traits.name for traits in load_algorithms(file)]

@@ -19,6 +19,7 @@ from matrix.progress import counting
 from matrix.provenance import run_header
 from matrix.selection import of_gpus, select
 from matrix.stopping import Stopped
+from matrix.usage import check_parallel, check_seed
 from matrix.zoo.registry import verify_cells
 from reports.load import load
 from reports.render.files import write_run
@@ -36,10 +37,8 @@ def run(
 ) -> int:
     """Run, report, and return the exit status: 0 if nothing is red. ConfigError or ReportError on a wrong option."""
     chosen = chosen_cells(tier, stage, cells, limit)
-    if workers < 1:
-        raise ConfigError(f"workers must be at least 1, got {workers}")
-    if seed < 0:
-        raise ConfigError(f"seed must be at least 0, got {seed}")
+    check_parallel("workers", workers)
+    check_seed(seed)
     verify_cells(chosen)
     gpus = find_tier(tier).gpus
     work = plan(chosen, {}, [Host("local", gpus=visible_gpus(tier), workers=workers)], gpus)

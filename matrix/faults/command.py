@@ -21,6 +21,7 @@ from matrix.lockfile import stage_cells
 from matrix.output import Output
 from matrix.progress import counting
 from matrix.stopping import Stopped
+from matrix.usage import check_parallel, check_seed
 from reports.atomic import write_text
 from reports.text import count
 
@@ -45,14 +46,12 @@ def main_faults(
     on behind what was judged, with a sentence that says how much that is.
 
     1 if a fault survives or only crashes, or if the unfaulted run of the same cells is red. ConfigError on an unknown
-    stage or id, a number of workers below 1, and a fault that no longer applies.
+    stage or id, a number of workers that this machine should not start, and a fault that no longer applies.
     """
     visible_gpus(tier)
     faults = select(only, tier)
-    if workers < 1:
-        raise ConfigError(f"workers must be at least 1, got {workers}")
-    if seed < 0:
-        raise ConfigError(f"seed must be at least 0, got {seed}")
+    check_parallel("workers", workers)
+    check_seed(seed)
     so_far = Matrix((), (), tuple(fault.id for fault in faults))
 
     def keep(matrix: Matrix) -> None:

@@ -39,7 +39,7 @@ class Restless(Bench):
 
 def test_every_round_of_a_turn_decodes(bench):
     with steady.freed(bench.engine(2)) as llm:
-        decoding = steady.Decoding(llm, bench.prompts(llm.tokenizer.vocab_size, 2))
+        decoding = steady.Decoding(llm, bench.prompts(llm.vocab_size, 2))
         before = llm.probes["decode.round"]
         assert decoding.turn() > 0
         assert llm.probes["decode.round"] == before + steady.ROUNDS

@@ -55,7 +55,7 @@ class Puppet:
             seen.append(Proposal(start, tree.tokens[b].tolist(), parents, len(path) - 1))
             for node in range(1, len(parents)):
                 right = truth[start + int(tree.depths[b, node])]
-                tokens[b, node] = right if node in path else (right + 1) % self.llm.tokenizer.vocab_size
+                tokens[b, node] = right if node in path else (right + 1) % self.llm.vocab_size
         return tree._replace(tokens=tokens)
 
 

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import gc
+import json
 import math
 import re
+import shutil
 import weakref
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from engine.api import LLM
 from engine.core.config import EngineConfig
@@ -18,8 +23,9 @@ from engine.core.errors import ConfigError, RequestError
 from engine.core.journal import replay
 from engine.core.request import Finish, SamplingParams
 from engine.core.session import SessionParams
+from engine.models.causal import CausalLM
 
-pytestmark = pytest.mark.register(est_seconds=25, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=28, tier="cpu", stage="pr")
 
 ZOO = Path(__file__).parents[4] / "matrix" / "zoo" / "checkpoints"
 PROMPTS = (
@@ -30,6 +36,7 @@ PROMPTS = (
 GREEDY = SamplingParams(max_new_tokens=40)
 NONE = ("NONE", 0, 0, 0)
 CHAIN, TREE = (5, 1, 6), (3, 3, 8)
+CHAIN_OF_140 = (140, 1, 141)
 DRAFTERS = [(name, *shape) for name in ("STANDALONE", "EAGLE3") for shape in (CHAIN, TREE)]
 
 
@@ -104,6 +111,33 @@ def test_sampled_tokens_are_those_of_plain_decoding_with_the_same_seeds(shape, v
     if shape != NONE:
         assert llm.probes["spec.rejected"] > 0
         assert (llm.probes["tree.compacted"] > 0) == (shape[2] > 1)
+
+
+@pytest.mark.parametrize(
+    ("shape", "version", "page_size"),
+    [(CHAIN_OF_140, "v2", 1), ((60, 2, 2), "v1", 1), ((60, 3, 170), "v2", 16), (None, "v1", 200)],
+    ids=str,
+)
+def test_rounds_reach_past_the_contexts_end_as_far_as_they_are_wide_or_deep(
+    shape, version, page_size, tmp_path, monkeypatch
+):
+    """Draft and target say one token only, so that whole chains are accepted behind the last position of a context of
+    64. A chunk that begins near it is padded."""
+    monkeypatch.setattr(CausalLM, "logits", lambda model, hidden: torch.eye(768)[5].expand(*hidden.shape[:-1], 768))
+    shutil.copytree(ZOO / "llama-mini", tmp_path, dirs_exist_ok=True)
+    config = json.loads((tmp_path / "config.json").read_text()) | {"max_position_embeddings": 64}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    drafts: dict[str, Any] = {}
+    if shape:
+        names = ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")
+        drafts = {"speculative_algorithm": "STANDALONE", "speculative_draft_model_path": str(tmp_path)}
+        drafts |= dict(zip(names, shape, strict=True))
+    sizes = {"max_total_tokens": 2000, "chunked_prefill_size": 58, "page_size": page_size, "spec_version": version}
+    llm = LLM(EngineConfig(str(tmp_path), **drafts, **sizes))
+    params = [SamplingParams(max_new_tokens=most, ignore_eos=True) for most in (3, 5, 14)]
+    outputs = llm.generate([[1] * 61, [1] * 59, [1] * 50], params)
+    assert [out.output_ids for out in outputs] == [(5,) * p.max_new_tokens for p in params]
+    assert shape != CHAIN_OF_140 or outputs[0].accept_lengths[0] == 141
 
 
 def test_a_seed_decides_and_the_engines_own_is_used_without_one():
@@ -265,7 +299,7 @@ def test_abort_before_the_first_token():
         ([5, 768], {}, "prompt token 768 is outside the vocabulary; allowed: [0, 768)"),
         ([5, -1], {}, "prompt token -1 is outside the vocabulary; allowed: [0, 768)"),
         ([5], {"top_p": 2.0}, "top_p is 2.0; allowed: above 0 and at most 1"),
-        ([5], {"stop_token_ids": (768,)}, "stop_token_ids is (768,); allowed: token ids in [0, 768)"),
+        ([5], {"stop_token_ids": (768,)}, "stop_token_ids is (768,); allowed: a list of token ids in [0, 768)"),
         (
             [5] * 200,
             {"max_new_tokens": 57},
@@ -291,6 +325,67 @@ def test_a_bad_request_is_refused_alone(prompt, params, sentence):
         pass
     assert said([llm.take(good), llm.take(other)]) == plain()[:2]
     at_rest(llm)
+
+
+EXTREMES = (
+    *(sign * value for value in (0, 1, 2**31, 2**63 - 1, 2**63, 10**30, 10**400) for sign in (1, -1)),
+    *(0.0, -0.0, 5e-324, 1e-40, 2.0**-126, 3e-38, 1e-7, 0.5, 1 - 2.0**-53, 1.0, 2.0**126, 3.5e38, 1e300),
+    *(float("inf"), -float("inf"), float("nan"), True, None, "1", (), (1,), [2**63]),
+)
+NUMBERS = ("temperature", "top_k", "top_p", "seed", "max_new_tokens", "top_logprobs_num", "stop_token_ids")
+
+
+@cache
+def shared_engine() -> LLM:
+    return launch(DRAFTERS[3], spec_version="v2")
+
+
+@given(st.dictionaries(st.sampled_from(NUMBERS), st.sampled_from(EXTREMES), min_size=1, max_size=3), st.booleans())
+@settings(max_examples=60, deadline=None, derandomize=True)
+@example({"temperature": 3e-38}, True)
+@example({"temperature": 3e-38, "top_p": 5e-324, "top_k": 2**63 - 1}, False)
+def test_an_extreme_value_is_refused_or_answered_and_harms_no_neighbour(values, hot):
+    llm = shared_engine()
+    asked = SamplingParams(
+        **({"max_new_tokens": 3, "return_logprob": True} | ({"temperature": 1.0} if hot else {}) | values)
+    )
+    brief = SamplingParams(max_new_tokens=4)
+    try:
+        odd, beside = llm.generate([PROMPTS[1], PROMPTS[0]], [asked, brief])
+    except RequestError as error:
+        assert any(f"{name} is " in str(error) for name in values) or "max_new_tokens (" in str(error)
+        (beside,) = llm.generate(PROMPTS[:1], brief)
+    else:
+        assert odd.finish.reason in ("length", "stop") and not any(map(math.isnan, odd.logprobs))
+    assert beside.output_ids == plain()[0][0][:4]
+    at_rest(llm)
+
+
+def widened(folder: Path) -> Path:
+    """A checkpoint whose tokenizer has a token that its model has no embedding for, and says that it ends a text."""
+    shutil.copytree(ZOO / "llama-mini", folder, dirs_exist_ok=True)
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    tokenizer["added_tokens"].append(tokenizer["added_tokens"][0] | {"id": 768, "content": "<|beyond|>"})
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"eos_token_id": [1, 768]}))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "sentence"),
+    [
+        ("Hi <|beyond|>", {}, "prompt token 768 is outside the vocabulary; allowed: [0, 768)"),
+        ([5, 10**5000], {}, "prompt token an integer of thousands of digits is outside the vocabulary"),
+        ([5], {"stop_token_ids": (768,)}, "stop_token_ids is (768,); allowed: a list of token ids in [0, 768)"),
+        ([5], {"top_logprobs_num": 769}, "top_logprobs_num is 769; allowed: an integer in [0, 768]"),
+    ],
+)
+def test_the_vocabulary_is_the_models_whatever_the_tokenizer_knows(prompt, params, sentence, tmp_path):
+    llm = LLM(EngineConfig(str(widened(tmp_path)), max_total_tokens=700))
+    with pytest.raises(RequestError, match=f"^{re.escape(sentence)}"):
+        llm.generate([PROMPTS[0], prompt], SamplingParams(**params))
+    assert said(llm.generate(PROMPTS, GREEDY)) == plain()
 
 
 def test_the_sentences_of_take_and_generate():

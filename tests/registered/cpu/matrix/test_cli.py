@@ -21,6 +21,7 @@ from reports.schema import ReportError
 
 pytestmark = pytest.mark.register(est_seconds=25, tier="cpu", stage="pr")
 
+SANE = f"1 to {8 * (os.cpu_count() or 1)}, 8 for each CPU core of this machine"
 WRONG = {
     (): "Missing command; `specmatrix --help` lists what there is",
     ("--loud",): "No such option: --loud; `specmatrix --help` lists what there is",
@@ -36,8 +37,10 @@ WRONG = {
     ("run", "--limit"): "--limit needs a value; `specmatrix --help` lists what there is",
     ("run", "--json=3"): "Option '--json' does not take a value; `specmatrix --help` lists what there is",
     ("run", "--stage", "weekly"): "stage 'weekly' is unknown; it must be one of smoke, pr, nightly, product",
-    ("run", "--workers", "0"): "workers must be at least 1, got 0",
-    ("run", "--seed", "-1"): "seed must be at least 0, got -1",
+    ("run", "--workers", "0"): f"workers must be {SANE}, got 0",
+    ("run", "--seed", "1" + 30 * "0"): f"seed must be 0 to 2147483647, got 1{30 * '0'}",
+    ("run", "--workers", "1000000000"): f"workers must be {SANE}, got 1000000000",
+    ("run", "--seed", "-1"): "seed must be 0 to 2147483647, got -1",
     ("run", "--limit", "0"): "limit must be at least 1, got 0",
     ("run", "--cells", "topk=3"): "topk has no value '3'; it must be one of auto, 1, 2, 4",
     ("run", "--cells", "topk=2 and topk=4"): (
@@ -59,8 +62,9 @@ WRONG = {
         "none-such",
     ): "fault 'none-such' is unknown in tier cpu; `specmatrix faults --list` names all ",
     ("faults", "--stage", "product"): "stage 'product' is unknown; it must be one of smoke, pr, nightly",
-    ("faults", "--seed", "-1"): "seed must be at least 0, got -1",
-    ("faults", "--workers", "0"): "workers must be at least 1, got 0",
+    ("faults", "--seed", "-1"): "seed must be 0 to 2147483647, got -1",
+    ("faults", "--workers", "0"): f"workers must be {SANE}, got 0",
+    ("faults", "--workers", "1" + 30 * "0"): f"workers must be {SANE}, got 1{30 * '0'}",
     ("simulate", "--minutes", "0"): "minutes must be above 0, got 0.0",
     ("simulate", "--schedules", "0"): "schedules must be at least 1, got 0",
     ("simulate", "--seed", "-1"): "seed must be at least 0, got -1",
@@ -88,9 +92,12 @@ WRONG = {
     ("generate", "Hi", "--page-size", "4", "--page-size=5"): "--page-size is given twice; give it once",
     ("generate", "Hi", "--page-size", "0"): "page_size",
     ("generate", "Hi", "--model-path", "/no/model"): "model '/no/model' is neither a folder nor in the zoo",
-    ("generate", "Hi", "--temperature", "-1"): "temperature is -1.0; allowed: a finite number of at least 0",
+    ("generate", "Hi", "--temperature", "-1"): "temperature is -1.0; allowed: 0, or a number from 2**-126 to 2**126",
     ("generate", "Hi", "--tp-size", "3"): "tp_size 3 cannot share a target with 4 attention heads, ",
-    ("generate", "Hi", "--threads", "0"): "threads must be at least 1, got 0",
+    ("generate", "Hi", "--max-total-tokens", "1000000000000"): "max_total_tokens 1000000000000 takes 2,190,470.6 GiB ",
+    ("generate", "Hi", "--max-running-requests", "1000000000"): "max_running_requests 1000000000 of context_length ",
+    ("generate", "Hi", "--threads", "0"): f"threads must be {SANE}, got 0",
+    ("generate", "Hi", "--threads", "1000000000"): f"threads must be {SANE}, got 1000000000",
 }
 
 

@@ -20,6 +20,9 @@ LEGAL = {
     ("draining", "waiting"),
 }
 
+HEAT = "0, or a number from 2**-126 to 2**126"
+TOP_K = "-1 (off), or an integer in [1, 2**63)"
+
 
 def request(**values: object) -> Request:
     return Request(7, (1, 2, 3), SamplingParams(), 0, **values)
@@ -60,19 +63,23 @@ def test_decoding_needs_a_whole_prefill(phase, prefilled, decoding):
     ("name", "value", "allowed"),
     [
         ("max_new_tokens", 0, "an integer of at least 1"),
-        ("temperature", -0.1, "a finite number of at least 0"),
-        ("temperature", float("inf"), "a finite number of at least 0"),
-        ("temperature", float("nan"), "a finite number of at least 0"),
-        ("top_k", 0, "-1 (off) or at least 1"),
-        ("top_k", -2, "-1 (off) or at least 1"),
+        ("temperature", -0.1, HEAT),
+        ("temperature", 1e-40, HEAT),
+        ("temperature", 2.0**126 * 1.01, HEAT),
+        ("temperature", 10**400, HEAT),
+        ("temperature", float("inf"), HEAT),
+        ("temperature", float("nan"), HEAT),
+        ("top_k", 0, TOP_K),
+        ("top_k", -2, TOP_K),
+        ("top_k", 2**63, TOP_K),
         ("top_p", 0.0, "above 0 and at most 1"),
         ("top_p", 1.5, "above 0 and at most 1"),
         ("top_p", float("nan"), "above 0 and at most 1"),
         ("seed", -1, "an integer in [0, 2**63)"),
         ("seed", 2**63, "an integer in [0, 2**63)"),
-        ("stop", ("x", ""), "strings that are not empty"),
-        ("stop_token_ids", (3, 50), "token ids in [0, 50)"),
-        ("stop_token_ids", (-1,), "token ids in [0, 50)"),
+        ("stop", ("x", ""), "a list of strings, none empty"),
+        ("stop_token_ids", (3, 50), "a list of token ids in [0, 50)"),
+        ("stop_token_ids", (-1,), "a list of token ids in [0, 50)"),
         ("top_logprobs_num", -1, "an integer in [0, 50]"),
         ("top_logprobs_num", 51, "an integer in [0, 50]"),
     ],
@@ -90,12 +97,19 @@ def test_a_parameter_outside_its_range_is_named_with_what_is_allowed(name, value
         {"temperature": 3.5, "top_k": 1, "top_p": 0.01},
         {"seed": 0},
         {"seed": 2**63 - 1},
+        {"temperature": 2.0**-126, "top_k": 2**63 - 1},
+        {"temperature": 2**126, "top_p": 5e-324},
         {"stop": ("a",), "stop_token_ids": (0, 49)},
         {"top_logprobs_num": 50},
     ],
 )
 def test_the_edges_of_every_range_are_allowed(values):
     SamplingParams(**values).validate(50)
+
+
+def test_a_number_too_long_to_write_is_refused_too():
+    with pytest.raises(RequestError, match=r"^top_k is an integer of thousands of digits; allowed: -1"):
+        SamplingParams(top_k=10**5000).validate(50)
 
 
 def test_what_parameters_imply():
@@ -109,17 +123,19 @@ def test_what_parameters_imply():
     [
         ("max_new_tokens", 2.5, "an integer of at least 1"),
         ("max_new_tokens", True, "an integer of at least 1"),
-        ("temperature", "x", "a finite number of at least 0"),
-        ("top_k", 1.5, "-1 (off) or at least 1"),
+        ("temperature", "x", HEAT),
+        ("temperature", False, HEAT),
+        ("top_k", 1.5, TOP_K),
+        ("top_k", True, TOP_K),
         ("top_p", None, "above 0 and at most 1"),
         ("seed", 1.0, "an integer in [0, 2**63)"),
-        ("stop", "ab", "a list of strings"),
-        ("stop", (1,), "strings that are not empty"),
-        ("stop_token_ids", 3, "a list of token ids"),
-        ("stop_token_ids", (1.0,), "token ids in [0, 50)"),
+        ("stop", "ab", "a list of strings, none empty"),
+        ("stop", (1,), "a list of strings, none empty"),
+        ("stop_token_ids", 3, "a list of token ids in [0, 50)"),
+        ("stop_token_ids", (1.0,), "a list of token ids in [0, 50)"),
         ("ignore_eos", 1, "true or false"),
         ("return_logprob", "yes", "true or false"),
-        ("top_logprobs_num", None, "an integer of at least 0"),
+        ("top_logprobs_num", None, "an integer in [0, 50]"),
     ],
 )
 def test_a_value_of_the_wrong_type_is_refused(name, value, allowed):

@@ -73,6 +73,22 @@ def test_padding_changes_nothing(algorithm, topk):
     assert llm.probes["stamp.checked"] and not llm.probes["stamp.wrong"]
 
 
+@pytest.mark.parametrize("algorithm", [name for name, topk in RUNS if topk > 1 and name != "NGRAM"])
+def test_padding_accepts_one_path_where_the_target_says_nothing_but_token_0(algorithm):
+    """Padding begins with a root of token 0 and drafts that nobody has drafted; twins would all be accepted, which are
+    more here than a path has nodes."""
+    said = []
+    for padding in (False, True):
+        llm = engine(algorithm, 4, speculative_num_steps=2, enable_deterministic_inference=True)
+        executor = llm.loop.executor
+        likely = torch.zeros(executor.target.vocab_size).index_fill_(0, torch.tensor([0]), 1e4)
+        logits = executor.target.logits
+        executor.target.logits = lambda hidden, logits=logits, likely=likely: logits(hidden) + likely
+        executor.graphs = Graphs(4, CPU, llm.loop.probes) if padding else None
+        said.append(answer(llm))
+    assert said[0] == said[1]
+
+
 @pytest.mark.parametrize(("algorithm", "topk"), [run for run in RUNS if run[0] not in ("NONE", "NGRAM")])
 def test_drafts_of_the_largest_round_fit_the_spare_slots_that_a_gpu_has(algorithm, topk, monkeypatch):
     """Three requests, padded to four, whose drafts lie behind the pages as they do on a GPU."""

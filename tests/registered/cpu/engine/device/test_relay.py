@@ -28,6 +28,15 @@ def test_lengths_and_roots_come_back_in_the_order_asked():
     assert relay.length[[0, 4]].tolist() == [0, 0] and relay.last[[0, 4]].tolist() == [[0], [0]]
 
 
+def test_a_row_that_carries_nothing_holds_zeros_or_distinct_ids():
+    carries = (Carry("ids", (3,), torch.int64, distinct=True), Carry("age", (), torch.int64))
+    relay, rows = relay_of(carries), torch.tensor([2, 4])
+    relay.stash(rows, {"ids": torch.full((2, 3), 9), "age": torch.tensor([8, 9])})
+    assert relay.carried["ids"].tolist() == [[0, 1, 2], [0, 1, 2], [9, 9, 9], [0, 1, 2], [9, 9, 9]]
+    relay.forget(rows[1:])
+    assert relay.carried["ids"][[2, 4]].tolist() == [[9, 9, 9], [0, 1, 2]] and relay.carried["age"].tolist()[4] == 0
+
+
 def test_what_was_read_does_not_change_when_the_row_does():
     relay = relay_of()
     rows = torch.tensor([1])

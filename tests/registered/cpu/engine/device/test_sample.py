@@ -57,6 +57,24 @@ def test_pick_draws_the_target_distribution():
     assert chisquare(tokens.flatten().bincount(minlength=4).numpy(), p.numpy() * 20_000).pvalue > 0.01
 
 
+@pytest.mark.parametrize("heat", [2.0**-126, 1.0, 2.0**126])
+@pytest.mark.parametrize("odd", [float("nan"), float("inf"), -float("inf")])
+def test_a_drawn_token_is_in_the_vocabulary_whatever_the_logits(odd, heat):
+    """The token past the last would end the engine at the next step, for every request."""
+    logits = torch.randn(4, 3, 9, generator=torch.Generator().manual_seed(1))
+    logits[1, :, 2:4] = logits[2] = odd
+    tokens = pick(logits, torch.arange(12).view(4, 3), rows(*((heat, k, p, 3) for k, p in ((0, 1.0), (2, 0.5)) * 2)))
+    assert bool((tokens >= 0).all() and (tokens < 9).all())
+
+
+@pytest.mark.parametrize("heat", [2.0**-126, 3e-38, 1e-20])
+def test_small_temperatures_are_their_limit(heat):
+    logits = 100 * torch.randn(1, 50, 9, generator=torch.Generator().manual_seed(1))
+    best, cold = logits.argmax(-1), rows((heat, 0, 1.0, 3))
+    assert torch.equal(pick(logits, torch.arange(50)[None], cold), best)
+    assert chosen_logprobs(logits, best, cold).eq(0).all() and top_logprobs(logits, 2, cold)[0][0, 0].tolist()[0] == 0
+
+
 @pytest.mark.parametrize(
     ("row", "wanted"),
     [

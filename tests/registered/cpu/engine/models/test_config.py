@@ -148,6 +148,17 @@ def test_deepseek_fields(read):
         (LLAMA | {"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; allowed: 'silu'"),
         (LLAMA | {"vocab_size": 0}, "vocab_size must be a positive integer, got 0"),
         (LLAMA | {"vocab_size": True}, "vocab_size must be a positive integer, got True"),
+        (LLAMA | {"vocab_size": 2**31}, "vocab_size must be at most 2147483647, got 2147483648"),
+        (LLAMA | {"num_hidden_layers": 10**9}, "num_hidden_layers must be at most 4096, got 1000000000"),
+        (
+            LLAMA | {"architectures": ["MistralForCausalLM"], "num_hidden_layers": 10**18},
+            "num_hidden_layers must be at most 4096, got 1000000000000000000",
+        ),
+        (DEEPSEEK | {"num_nextn_predict_layers": 4097}, "num_nextn_predict_layers must be at most 4096, got 4097"),
+        (LLAMA | {"rms_norm_eps": 10**400}, "rms_norm_eps must be a positive number, got 10+$"),
+        (LLAMA | {"rms_norm_eps": float("inf")}, "rms_norm_eps must be a positive number, got inf"),
+        (LLAMA | {"rope_theta": 10**400}, "rope_theta must be a positive number for rope_type 'default', got 10+$"),
+        (f'{{"hidden_size": {"9" * 5000}}}', r"config.json is not valid JSON \(.*\); the file is truncated or damaged"),
         (LLAMA | {"hidden_size": None}, "hidden_size must be a positive integer, got None"),
         (LLAMA | {"num_key_value_heads": 3}, "num_attention_heads 4 must be a multiple of num_key_value_heads 3"),
         (

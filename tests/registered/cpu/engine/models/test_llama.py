@@ -10,7 +10,6 @@ from transformers import LlamaForCausalLM
 
 from engine.core.algorithm import FINAL
 from engine.core.errors import ConfigError
-from engine.models.causal import POSITION_MARGIN
 from engine.models.loader import load_target
 
 pytestmark = pytest.mark.register(est_seconds=2, tier="cpu", stage="pr")
@@ -149,9 +148,8 @@ def test_half_precision_stays_near_float32(llama_folder, paged, dtype):
 
 
 @torch.inference_mode()
-def test_positions_reach_past_the_context(pair, paged):
-    ours, _ = pair()
-    last = 256 + POSITION_MARGIN - 1
+def test_positions_reach_past_the_context_as_far_as_they_are_asked_to(llama_folder, paged):
+    ours, last = load_target(llama_folder(), "cpu", torch.float32, positions=700), 699
     attend = paged(ours, 1, 4).attend([0], [0], torch.ones(1, 1).bool())
     hidden, _ = ours.forward(TOKENS[:1, :1], torch.tensor([[last]]), attend)
     assert hidden.isfinite().all()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from hypothesis import given
@@ -59,7 +60,7 @@ def test_one_bos_only(tokenizer):
 
 
 def test_special_ids(folder, tokenizer, tmp_path):
-    assert (tokenizer.eos_ids, tokenizer.vocab_size) == ({1, 7}, 300)
+    assert tokenizer.eos_ids == {1, 7}
     (tmp_path / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
     bare = Tokenizer(tmp_path)
     assert (bare.bos_id, bare.eos_ids) == (None, frozenset())
@@ -68,6 +69,16 @@ def test_special_ids(folder, tokenizer, tmp_path):
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [5]}))
     both = Tokenizer(tmp_path)
     assert (both.bos_id, both.eos_ids) == (0, {5})
+
+
+@pytest.mark.parametrize("key", ["bos_token_id", "eos_token_id"])
+@pytest.mark.parametrize("value", ["</s>", -1, 1.0, True, [1, None], {"id": 1}])
+def test_a_special_id_that_is_none_is_refused(folder, tmp_path, key, value):
+    (tmp_path / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
+    (tmp_path / "config.json").write_text(json.dumps({key: value}))
+    sentence = f"{tmp_path / 'config.json'}: {key} must be a token id or a list of these, got {value!r}"
+    with pytest.raises(ConfigError, match=f"^{re.escape(sentence)}$"):
+        Tokenizer(tmp_path)
 
 
 @pytest.mark.parametrize("asked", [True, False, None])

@@ -26,7 +26,7 @@ def written(tmp_path, *lines: str):
 
 def test_a_document_is_a_text_an_object_or_token_ids(tmp_path, tokenizer):
     path = written(tmp_path, '"Ann has 3 pens."', '{"text": "Ann has 3 pens.", "id": 7}', "", "[5, 6, 7]")
-    first, second, third = read_corpus(path, tokenizer, 1000)
+    first, second, third = read_corpus(path, tokenizer, 768, 1000)
     assert tokenizer.bos_id not in first
     assert tokenizer.decode(first) == "Ann has 3 pens." and second == first and third == [5, 6, 7]
 
@@ -40,6 +40,7 @@ def test_a_document_is_a_text_an_object_or_token_ids(tmp_path, tokenizer):
         ('{"body": "x"}', '{path}:2: a document must be a string, an object with a string "text" or a list of ids'),
         ("[1, true]", '{path}:2: a document must be a string, an object with a string "text" or a list of ids'),
         ("[1, 99999]", "{path}:2: token 99999 is outside the vocabulary of {vocab}"),
+        ('"word <|beyond|>"', "{path}:2: token 768 is outside the vocabulary of {vocab}"),
         (
             json.dumps([1] * 20),
             "{path}:2: the corpus has more than 8 tokens; raise speculative_ngram_external_corpus_max_tokens or "
@@ -48,22 +49,23 @@ def test_a_document_is_a_text_an_object_or_token_ids(tmp_path, tokenizer):
     ],
 )
 def test_a_bad_line_is_named(tmp_path, tokenizer, line, sentence):
+    tokenizer._tokenizer.add_tokens(["<|beyond|>"])
     path = written(tmp_path, "[1, 2]", line)
     with pytest.raises(ConfigError) as caught:
-        read_corpus(path, tokenizer, 8)
-    assert str(caught.value) == sentence.format(path=path, vocab=tokenizer.vocab_size)
+        read_corpus(path, tokenizer, 768, 8)
+    assert str(caught.value) == sentence.format(path=path, vocab=768)
 
 
 def test_a_file_that_cannot_be_read_or_says_nothing(tmp_path, tokenizer):
     missing = tmp_path / "none.jsonl"
     with pytest.raises(ConfigError) as caught:
-        read_corpus(missing, tokenizer, 8)
+        read_corpus(missing, tokenizer, 768, 8)
     assert str(caught.value) == f"corpus {missing} cannot be read (No such file or directory); give a JSON Lines file"
     empty = written(tmp_path, "", "[]")
     with pytest.raises(ConfigError) as caught:
-        read_corpus(empty, tokenizer, 8)
+        read_corpus(empty, tokenizer, 768, 8)
     assert str(caught.value) == f"corpus {empty} is empty; it must hold at least one document"
     empty.write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError) as caught:
-        read_corpus(empty, tokenizer, 8)
+        read_corpus(empty, tokenizer, 768, 8)
     assert str(caught.value) == f"corpus {empty} is not UTF-8 text; give a JSON Lines file"

@@ -139,7 +139,7 @@ def test_every_proposal_is_a_tree_as_the_contract_says(zoo, shape, version):
         assert tree.tokens.shape == tree.parents.shape == tree.depths.shape == (len(batch.rows), nodes)
         assert tree.depth == drafter.depth
         assert torch.equal(tree.tokens[:, :1], batch.root)
-        assert bool(((tree.tokens >= 0) & (tree.tokens < llm.tokenizer.vocab_size)).all())
+        assert bool(((tree.tokens >= 0) & (tree.tokens < llm.vocab_size)).all())
         for b, parents in enumerate(tree.parents.tolist()):
             assert tree.depths[b].tolist() == depths(parents)  # raises unless parents precede their children
             assert max(depths(parents)) <= tree.depth

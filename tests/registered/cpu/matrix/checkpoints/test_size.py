@@ -16,7 +16,7 @@ from engine.models.weights import count_numbers
 from matrix.checkpoints.needs import config_of
 from matrix.checkpoints.pairs import PAIRS
 from matrix.checkpoints.published import MODELS
-from matrix.checkpoints.size import bundled, held, possible, row, stored
+from matrix.checkpoints.size import bundled, held, possible, stored
 from matrix.zoo.registry import CHECKPOINTS
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "engine"))
@@ -108,7 +108,7 @@ def test_what_a_target_holds(published, name):
     model = load_target(folder, "cpu", torch.float32)
     assert kept(model) == pytest.approx(held(model.config), rel=0.02)
     per_token = model.kv.layers * model.kv.planes * model.kv.kv_heads * model.kv.head_dim
-    assert per_token == model.num_layers * row(model.config)
+    assert per_token == model.num_layers * model.config.kept_numbers()
 
 
 @pytest.mark.parametrize("name", [name for name, pair in PAIRS.items() if pair.draft is not None])
@@ -118,7 +118,10 @@ def test_what_a_draft_holds(published, name):
     draft = LOADERS[pair.algorithm](published(pair.draft), target, "cpu", torch.float32)
     config = load_draft_config(published(pair.draft))
     assert kept(draft, target) == pytest.approx(held(config, target.config), rel=0.02)
-    assert draft.kv.layers * draft.kv.planes * draft.kv.kv_heads * draft.kv.head_dim == config.num_layers * row(config)
+    assert (
+        draft.kv.layers * draft.kv.planes * draft.kv.kv_heads * draft.kv.head_dim
+        == config.num_layers * config.kept_numbers()
+    )
 
 
 def test_what_an_eagle_head_and_prediction_layers_hold(published):
