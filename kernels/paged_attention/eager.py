@@ -2,15 +2,9 @@
 
 Query heads that share a key head stand in the rows of one product, [B * kv_heads, W * group, ...].
 
-With `deterministic`, in float32 and for head_dim up to 64, a query's result does not depend, bit by bit, on B, on W, or
-on how many masked keys lie between and behind those that it sees (tests hold this where torch's BLAS adds up a product
-key by key for every size, as MKL does with AVX-512). It takes four things:
-- at least two rows per product, as a lone one takes a matrix-vector routine with another order, and three of more than
-  PAIRABLE numbers, where two rows have a routine of their own;
-- at least MIN_READ keys, as tiny products take a routine of their own;
-- the factor of the scores on the queries, as inside the product it comes before or after the sum, by size;
-- the sum of a softmax as one more product, since torch.softmax adds up key positions in 8 or 16 lanes.
-Only the last costs time (three more calls), so it alone is left out otherwise.
+With `deterministic` a query's result does not depend, bit by bit, on B, on W, or on how many masked keys lie between
+and behind those that it sees, whatever the BLAS, its threads and the instruction set: every sum is one of whole numbers
+that float64 holds (`_exactly`), so no order of additions can show, and a masked key adds 0.
 """
 
 from __future__ import annotations
@@ -20,24 +14,24 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad, scaled_dot_product_attention
+from torch.nn.functional import scaled_dot_product_attention
 
-MIN_READ = 32
 # Keys come in multiples of this where a GPU reads them: rows of slots and masks so long begin where it reads fast.
 ALIGNED = 128
-PAIRABLE = 32
-# Columns of ones that a softmax is summed with; one column would be a matrix-vector product.
-ONES = 2
+# What the largest number of a key or value, the largest of a query and the sum of a query's weights become as whole
+# numbers. A sum of products must stay below 2^53: queries may have 1024 numbers, a step 2^24 keys.
+KEY, QUERY, WEIGHTS = 2.0**22, 2.0**21, 2.0**30
+MASS = 2.0**24
+# Stands for the largest number where all are 0.
+TINY = 1e-30
 
 
 class Reads(NamedTuple):
     """What the layers of one step share, a buffer among it: one layer reads at a time.
 
     query: shape of q [B, W, heads, head_dim]. where int64: rows of the cache in the order [planes, B, kv_heads, T].
-    buffer: what `where` reads; of it keys_t [B * kv_heads, head_dim, T] and values [B * kv_heads, T, value_dim].
-    scale: factor of the scores.
-    bias [B * kv_heads, rows, T], rows being W * group, as often as `repeats` says.
-    ones [B * kv_heads, T, ONES], None where sums need not be deterministic.
+    buffer: what `where` reads; read [planes, B * kv_heads, T, head_dim], a view of it. value_dim: as in plan_reads.
+    scale: factor of the scores. bias [B * kv_heads, W * group, T].
     """
 
     query: tuple[int, int, int, int]
@@ -45,10 +39,10 @@ class Reads(NamedTuple):
     scale: float
     where: Tensor
     buffer: Tensor
-    keys_t: Tensor
-    values: Tensor
+    read: Tensor
+    value_dim: int | None
     bias: Tensor
-    ones: Tensor | None
+    deterministic: bool
 
 
 def plan_reads(
@@ -64,33 +58,21 @@ def plan_reads(
     start: Tensor | None,
 ) -> Reads:
     """sparse and start: of no use here, where one gather reads all."""
-    if read_slots.shape[1] < MIN_READ:
-        missing = MIN_READ - read_slots.shape[1]
-        read_slots, bias = pad(read_slots, (0, missing)), pad(bias, (0, missing), value=float("-inf"))
     batch, length = read_slots.shape
     planes = 2 if value_dim is None else 1
     where = spread_slots(read_slots, kv_heads, planes)
     buffer = bias.new_empty(where.shape[0], head_dim)
-    keys_t, values = split_planes(buffer.view(planes, batch * kv_heads, length, head_dim), value_dim)
     return Reads(
         query=(batch, bias.shape[2], heads, head_dim),
         kv_heads=kv_heads,
         scale=head_dim**-0.5 if scale is None else scale,
         where=where,
         buffer=buffer,
-        keys_t=keys_t,
-        values=values,
-        bias=spread_bias(bias, heads, kv_heads, head_dim),
-        ones=bias.new_ones(batch * kv_heads, length, ONES) if deterministic else None,
+        read=buffer.view(planes, batch * kv_heads, length, head_dim),
+        value_dim=value_dim,
+        bias=spread_bias(bias, heads, kv_heads),
+        deterministic=deterministic,
     )
-
-
-def split_planes(read: Tensor, value_dim: int | None) -> tuple[Tensor, Tensor]:
-    """read [planes, B * kv_heads, T, head_dim] -> keys_t [B * kv_heads, head_dim, T], values [B * kv_heads, T, v].
-
-    value_dim: None for two planes; else values are the first value_dim columns of the keys. Both are views.
-    """
-    return read[0].transpose(1, 2), read[1] if value_dim is None else read[0, ..., :value_dim]
 
 
 def spread_slots(read_slots: Tensor, kv_heads: int, planes: int = 2) -> Tensor:
@@ -105,64 +87,74 @@ def _kinds(planes: int, kv_heads: int, device: torch.device) -> Tensor:
         return torch.arange(planes * kv_heads, device=device).view(planes, 1, kv_heads, 1)
 
 
-def repeats(rows: int, head_dim: int) -> int:
-    """How often the rows of a product stand in it, so that it takes the routine of larger ones."""
-    if rows == 1:
-        return 2 if head_dim <= PAIRABLE else 3
-    return 2 if rows == 2 and head_dim > PAIRABLE else 1
-
-
-def spread_bias(bias: Tensor, heads: int, kv_heads: int, head_dim: int) -> Tensor:
+def spread_bias(bias: Tensor, heads: int, kv_heads: int) -> Tensor:
     """[B, 1, W, T] -> [B * kv_heads, W * group, T], the rows of the products."""
     batch, _, width, length = bias.shape
     group = heads // kv_heads
-    again = repeats(width * group, head_dim)
-    wide = bias[:, None, :, :, None].expand(batch, kv_heads, again, width, group, length)
-    return wide.reshape(batch * kv_heads, again * width * group, length)
+    wide = bias[:, :, :, None].expand(batch, kv_heads, width, group, length)
+    return wide.reshape(batch * kv_heads, width * group, length)
 
 
 def attend(
-    q: Tensor, kv_heads: int, scale: float, keys_t: Tensor, values: Tensor, bias: Tensor, ones: Tensor | None
+    q: Tensor, kv_heads: int, scale: float, read: Tensor, value_dim: int | None, bias: Tensor, deterministic: bool
 ) -> Tensor:
-    """q [B, W, heads, d]; keys_t [B * kv_heads, d, T]; values [B * kv_heads, T, v]; bias [B * kv_heads, rows, T].
+    """q [B, W, heads, d]; read [planes, B * kv_heads, T, d]; bias [B * kv_heads, W * group, T] -> [B * W, heads * v].
 
-    ones: as in Reads. -> [B * W, heads * v].
+    read: keys, then values; of one plane the keys' first value_dim columns are the values.
     """
     batch, width, heads, head_dim = q.shape
-    group, value_dim = heads // kv_heads, values.shape[2]
-    rows = width * group
-    if q.dtype is torch.float32:
-        q = q * scale
+    group = heads // kv_heads
     if width == 1:
         folded = q.reshape(batch * kv_heads, group, head_dim)
     else:
         split = q.reshape(batch, width, kv_heads, group, head_dim)
-        folded = split.transpose(1, 2).reshape(batch * kv_heads, rows, head_dim)
-    again = repeats(rows, head_dim)
-    if again > 1:
-        folded = folded.repeat(1, again, 1)
-    mixed = _mix(folded, scale, keys_t, values, bias, ones)
-    if again > 1:
-        mixed = mixed[:, :rows]
+        folded = split.transpose(1, 2).reshape(batch * kv_heads, width * group, head_dim)
+    mixed = (_exactly if deterministic else _mix)(folded, scale, read, value_dim, bias)
+    wide = mixed.shape[2]
     if width == 1:
-        return mixed.reshape(batch, heads * value_dim)
-    split = mixed.view(batch, kv_heads, width, group, value_dim)
-    return split.transpose(1, 2).reshape(batch * width, heads * value_dim)
+        return mixed.reshape(batch, heads * wide)
+    split = mixed.view(batch, kv_heads, width, group, wide)
+    return split.transpose(1, 2).reshape(batch * width, heads * wide)
 
 
-def _mix(q: Tensor, scale: float, keys_t: Tensor, values: Tensor, bias: Tensor, ones: Tensor | None) -> Tensor:
+def _mix(q: Tensor, scale: float, read: Tensor, value_dim: int | None, bias: Tensor) -> Tensor:
+    keys, values = read[0], read[-1, ..., :value_dim]
     if q.dtype is torch.float32:
-        scores = torch.baddbmm(bias, q, keys_t)
-        if ones is None:
-            return torch.bmm(torch.softmax(scores, -1), values)
-        mass = scores.sub_(scores.amax(-1, True)).exp_()
-        return torch.bmm(mass, values).div_(torch.bmm(mass, ones)[:, :, :1])
+        scores = torch.baddbmm(bias, q * scale, keys.transpose(1, 2))
+        return torch.bmm(torch.softmax(scores, -1), values)
     # Half precision needs float32 sums and a float32 softmax, which the fused call keeps.
-    keys = keys_t.transpose(1, 2)
     q, keys, values, bias = (part[:, None] for part in (q, keys, values, bias))
     return scaled_dot_product_attention(q, keys, values, attn_mask=bias, scale=scale)[:, 0]
 
 
+def _exactly(q: Tensor, scale: float, read: Tensor, value_dim: int | None, bias: Tensor) -> Tensor:
+    """The same with sums that have no order: each factor is rounded to a whole number in a unit of its own row.
+
+    A query's and a key's unit is a part of the row's largest number; a weight is worth its key's value unit, and its
+    own unit is a part of the largest value in sight. Only operations on single numbers round.
+    """
+    dtype = q.dtype
+    q, bias = q.float(), bias.float()
+    read, size = _whole(read.float(), KEY)
+    queries, query_size = _whole(q, QUERY)
+    wide = read.double()
+    key_size, value_size = size[0].transpose(1, 2), size[-1].transpose(1, 2)
+    scores = torch.bmm(queries.double(), wide[0].transpose(1, 2)).float()
+    scores.mul_(key_size / KEY).mul_(query_size * (scale / QUERY)).add_(bias)
+    mass = scores.sub_(scores.amax(-1, True)).exp_()
+    total = (mass * MASS).round_().sum(-1, True, dtype=torch.float64).div_(MASS).float()
+    largest = (bias + value_size).amax(-1, True)
+    weights = mass.mul_(value_size).div_(total * largest).mul_(WEIGHTS).round_()
+    mixed = torch.bmm(weights.double(), wide[-1, ..., :value_dim])
+    return mixed.mul_(1 / (WEIGHTS * KEY)).to(torch.float32).mul_(largest).to(dtype)
+
+
+def _whole(x: Tensor, most: float) -> tuple[Tensor, Tensor]:
+    """Whole numbers up to `most` in proportion to each row of x, and the row's largest magnitude [..., 1]."""
+    size = x.abs().amax(-1, True).clamp_min_(TINY)
+    return (x * (most / size)).round_(), size
+
+
 def paged_attention(q: Tensor, cache: Tensor, reads: Reads) -> Tensor:
     torch.index_select(cache, 0, reads.where, out=reads.buffer)
-    return attend(q, reads.kv_heads, reads.scale, reads.keys_t, reads.values, reads.bias, reads.ones)
+    return attend(q, reads.kv_heads, reads.scale, reads.read, reads.value_dim, reads.bias, reads.deterministic)
