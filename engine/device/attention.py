@@ -162,7 +162,7 @@ class _Gathered:
         batch, beams = q.shape[:2]
         columns[:, first : first + beams] = kv.view(batch, beams, layout.planes, layout.kv_heads, layout.head_dim)
         # A draft's bits change no answer, only what is proposed.
-        return attend(q, layout.kv_heads, layout.factor, read, layout.value_dim, self._spread, deterministic=False)
+        return attend(q, layout.kv_heads, layout.factor, read, layout.value_dim, self._spread)
 
     def _gather(self, layer: int) -> tuple[Tensor, Tensor]:
         """Prefix and scratch of one layer, once as columns [B, T + capacity, planes, kv_heads, head_dim] to write to,

@@ -18,11 +18,12 @@ from torch.nn.functional import scaled_dot_product_attention
 
 # Keys come in multiples of this where a GPU reads them: rows of slots and masks so long begin where it reads fast.
 ALIGNED = 128
-# What the largest number of a key or value, the largest of a query and the sum of a query's weights become as whole
-# numbers. A sum of products must stay below 2^53: queries may have 1024 numbers, a step 2^24 keys.
-KEY, QUERY, WEIGHTS = 2.0**22, 2.0**21, 2.0**30
-MASS = 2.0**24
-# Stands for the largest number where all are 0.
+# A sum of products must stay below 2^53. What the largest number of a key, value or query becomes as a whole number, for
+# rows of up to WIDE numbers and for longer ones up to 4 * WIDE; what a query's weights add up to, and the largest of up
+# to 2^24 masses.
+NARROW, WIDE = 2.0**22, 512
+WEIGHTS, MASS = 2.0**30, 2.0**24
+# The unit of a row of zeros.
 TINY = 1e-30
 
 
@@ -30,8 +31,8 @@ class Reads(NamedTuple):
     """What the layers of one step share, a buffer among it: one layer reads at a time.
 
     query: shape of q [B, W, heads, head_dim]. where int64: rows of the cache in the order [planes, B, kv_heads, T].
-    buffer: what `where` reads; read [planes, B * kv_heads, T, head_dim], a view of it. value_dim: as in plan_reads.
-    scale: factor of the scores. bias [B * kv_heads, W * group, T].
+    buffer: what `where` reads and, where deterministic, the queries behind it. read [planes, B * kv_heads, T, head_dim],
+    a view of it. value_dim: as in plan_reads. scale: factor of the scores. bias [B * kv_heads, W * group, T].
     """
 
     query: tuple[int, int, int, int]
@@ -61,14 +62,15 @@ def plan_reads(
     batch, length = read_slots.shape
     planes = 2 if value_dim is None else 1
     where = spread_slots(read_slots, kv_heads, planes)
-    buffer = bias.new_empty(where.shape[0], head_dim)
+    queries = batch * bias.shape[2] * heads if deterministic else 0
+    buffer = bias.new_empty(len(where) + queries, head_dim)
     return Reads(
         query=(batch, bias.shape[2], heads, head_dim),
         kv_heads=kv_heads,
         scale=head_dim**-0.5 if scale is None else scale,
         where=where,
         buffer=buffer,
-        read=buffer.view(planes, batch * kv_heads, length, head_dim),
+        read=buffer[: len(where)].view(planes, batch * kv_heads, length, head_dim),
         value_dim=value_dim,
         bias=spread_bias(bias, heads, kv_heads),
         deterministic=deterministic,
@@ -95,66 +97,68 @@ def spread_bias(bias: Tensor, heads: int, kv_heads: int) -> Tensor:
     return wide.reshape(batch * kv_heads, width * group, length)
 
 
-def attend(
-    q: Tensor, kv_heads: int, scale: float, read: Tensor, value_dim: int | None, bias: Tensor, deterministic: bool
-) -> Tensor:
-    """q [B, W, heads, d]; read [planes, B * kv_heads, T, d]; bias [B * kv_heads, W * group, T] -> [B * W, heads * v].
+def attend(q: Tensor, kv_heads: int, scale: float, read: Tensor, value_dim: int | None, bias: Tensor) -> Tensor:
+    """Not deterministic. q [B, W, heads, d]; read [planes, B * kv_heads, T, d]; bias [B * kv_heads, W * group, T]
+    -> [B * W, heads * v].
 
     read: keys, then values; of one plane the keys' first value_dim columns are the values.
     """
-    batch, width, heads, head_dim = q.shape
-    group = heads // kv_heads
-    if width == 1:
-        folded = q.reshape(batch * kv_heads, group, head_dim)
+    folded, keys, values = _folded(q, kv_heads), read[0], read[-1, ..., :value_dim]
+    if q.dtype is torch.float32:
+        scores = torch.baddbmm(bias, folded * scale, keys.transpose(1, 2))
+        mixed = torch.bmm(torch.softmax(scores, -1), values)
     else:
-        split = q.reshape(batch, width, kv_heads, group, head_dim)
-        folded = split.transpose(1, 2).reshape(batch * kv_heads, width * group, head_dim)
-    mixed = (_exactly if deterministic else _mix)(folded, scale, read, value_dim, bias)
+        # Half precision needs float32 sums and a float32 softmax, which the fused call keeps.
+        folded, keys, values, bias = (part[:, None] for part in (folded, keys, values, bias))
+        mixed = scaled_dot_product_attention(folded, keys, values, attn_mask=bias, scale=scale)[:, 0]
+    return _unfolded(mixed, q)
+
+
+def _folded(q: Tensor, kv_heads: int) -> Tensor:
+    """[B, W, heads, d] -> [B * kv_heads, W * group, d]."""
+    batch, width, heads, head_dim = q.shape
+    rows = width * heads // kv_heads
+    if width > 1:
+        q = q.reshape(batch, width, kv_heads, heads // kv_heads, head_dim).transpose(1, 2)
+    return q.reshape(batch * kv_heads, rows, head_dim)
+
+
+def _unfolded(mixed: Tensor, q: Tensor) -> Tensor:
+    """[B * kv_heads, W * group, v] -> [B * W, heads * v]; q as it came."""
+    batch, width, heads, _ = q.shape
     wide = mixed.shape[2]
     if width == 1:
         return mixed.reshape(batch, heads * wide)
-    split = mixed.view(batch, kv_heads, width, group, wide)
+    split = mixed.view(batch, -1, width, mixed.shape[1] // width, wide)
     return split.transpose(1, 2).reshape(batch * width, heads * wide)
 
 
-def _mix(q: Tensor, scale: float, read: Tensor, value_dim: int | None, bias: Tensor) -> Tensor:
-    keys, values = read[0], read[-1, ..., :value_dim]
-    if q.dtype is torch.float32:
-        scores = torch.baddbmm(bias, q * scale, keys.transpose(1, 2))
-        return torch.bmm(torch.softmax(scores, -1), values)
-    # Half precision needs float32 sums and a float32 softmax, which the fused call keeps.
-    q, keys, values, bias = (part[:, None] for part in (q, keys, values, bias))
-    return scaled_dot_product_attention(q, keys, values, attn_mask=bias, scale=scale)[:, 0]
+def _exactly(q: Tensor, reads: Reads) -> Tensor:
+    """The same with sums that have no order: each factor is rounded to a whole number of a unit of its own row.
 
-
-def _exactly(q: Tensor, scale: float, read: Tensor, value_dim: int | None, bias: Tensor) -> Tensor:
-    """The same with sums that have no order: each factor is rounded to a whole number in a unit of its own row.
-
-    A query's and a key's unit is a part of the row's largest number; a weight is worth its key's value unit, and its
-    own unit is a part of the largest value in sight. Only operations on single numbers round.
+    A query's and a key's unit is a part of the row's largest number; a weight counts in its value's unit, and its own
+    unit is a part of the largest value in sight. Only operations on single numbers round.
     """
-    dtype = q.dtype
-    q, bias = q.float(), bias.float()
-    read, size = _whole(read.float(), KEY)
-    queries, query_size = _whole(q, QUERY)
-    wide = read.double()
-    key_size, value_size = size[0].transpose(1, 2), size[-1].transpose(1, 2)
-    scores = torch.bmm(queries.double(), wide[0].transpose(1, 2)).float()
-    scores.mul_(key_size / KEY).mul_(query_size * (scale / QUERY)).add_(bias)
-    mass = scores.sub_(scores.amax(-1, True)).exp_()
-    total = (mass * MASS).round_().sum(-1, True, dtype=torch.float64).div_(MASS).float()
-    largest = (bias + value_size).amax(-1, True)
-    weights = mass.mul_(value_size).div_(total * largest).mul_(WEIGHTS).round_()
-    mixed = torch.bmm(weights.double(), wide[-1, ..., :value_dim])
-    return mixed.mul_(1 / (WEIGHTS * KEY)).to(torch.float32).mul_(largest).to(dtype)
-
-
-def _whole(x: Tensor, most: float) -> tuple[Tensor, Tensor]:
-    """Whole numbers up to `most` in proportion to each row of x, and the row's largest magnitude [..., 1]."""
-    size = x.abs().amax(-1, True).clamp_min_(TINY)
-    return (x * (most / size)).round_(), size
+    folded, count = _folded(q, reads.kv_heads), len(reads.where)
+    reads.buffer[count:].view(folded.shape).copy_(folded)
+    rows = reads.buffer.float()
+    most = NARROW if q.shape[3] <= WIDE else NARROW / 2
+    unit = rows.abs().amax(-1, True).mul_(1 / most).clamp_min_(TINY)
+    whole = (rows / unit).round_().double()
+    keys, queries = whole[:count].view(reads.read.shape), whole[count:].view(folded.shape)
+    query_unit = unit[count:].view(*folded.shape[:2], 1).mul_(reads.scale)
+    unit = unit[:count].view(*reads.read.shape[:2], 1, reads.read.shape[2])
+    scores = torch.bmm(queries, keys[0].transpose(1, 2)).float().mul_(unit[0]).mul_(query_unit).add_(reads.bias)
+    mass = scores.sub_(scores.amax(-1, True)).exp_().mul_(MASS)
+    total = mass.round().sum(-1, True, dtype=torch.float64)
+    largest = (reads.bias + unit[-1]).amax(-1, True).mul_(1 / WEIGHTS)
+    weights = mass.mul_(unit[-1]).div_(total.mul_(largest).float()).round_().double()
+    mixed = torch.bmm(weights, keys[-1, ..., : reads.value_dim]).mul_(largest)
+    return _unfolded(mixed.to(q.dtype), q)
 
 
 def paged_attention(q: Tensor, cache: Tensor, reads: Reads) -> Tensor:
-    torch.index_select(cache, 0, reads.where, out=reads.buffer)
-    return attend(q, reads.kv_heads, reads.scale, reads.read, reads.value_dim, reads.bias, reads.deterministic)
+    torch.index_select(cache, 0, reads.where, out=reads.buffer[: len(reads.where)])
+    if reads.deterministic:
+        return _exactly(q, reads)
+    return attend(q, reads.kv_heads, reads.scale, reads.read, reads.value_dim, reads.bias)

@@ -157,7 +157,6 @@ def test_positions_reach_past_the_context(pair, paged):
     assert hidden.isfinite().all()
 
 
-@pytest.mark.usefixtures("kept_bits")
 class TestBatchInvariance:
     """With `deterministic`, a token's logits have the same bits however many tokens share its call."""
 
