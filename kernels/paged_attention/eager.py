@@ -18,10 +18,10 @@ from torch.nn.functional import scaled_dot_product_attention
 
 # Keys come in multiples of this where a GPU reads them: rows of slots and masks so long begin where it reads fast.
 ALIGNED = 128
-# A sum of products must stay below 2^53. What the largest number of a key, value or query becomes as a whole number, for
-# rows of up to WIDE numbers and for longer ones up to 4 * WIDE; what a query's weights add up to, and the largest of up
-# to 2^24 masses.
-NARROW, WIDE = 2.0**22, 512
+# A sum of products stays below 2^53 where the largest number of a key, value or query becomes LARGEST (half of it where
+# a row has more than WIDE numbers, at most 4 * WIDE), a query's weights add up to WEIGHTS, and the largest of up to 2^24
+# masses is MASS.
+LARGEST, WIDE = 2.0**22, 512
 WEIGHTS, MASS = 2.0**30, 2.0**24
 # The unit of a row of zeros.
 TINY = 1e-30
@@ -31,8 +31,8 @@ class Reads(NamedTuple):
     """What the layers of one step share, a buffer among it: one layer reads at a time.
 
     query: shape of q [B, W, heads, head_dim]. where int64: rows of the cache in the order [planes, B, kv_heads, T].
-    buffer: what `where` reads and, where deterministic, the queries behind it. read [planes, B * kv_heads, T, head_dim],
-    a view of it. value_dim: as in plan_reads. scale: factor of the scores. bias [B * kv_heads, W * group, T].
+    buffer: what `where` reads and, where deterministic, the queries behind it; read [planes, B * kv_heads, T, head_dim]
+    is a view of it. value_dim: as in plan_reads. scale: factor of the scores. bias [B * kv_heads, W * group, T].
     """
 
     query: tuple[int, int, int, int]
@@ -142,7 +142,7 @@ def _exactly(q: Tensor, reads: Reads) -> Tensor:
     folded, count = _folded(q, reads.kv_heads), len(reads.where)
     reads.buffer[count:].view(folded.shape).copy_(folded)
     rows = reads.buffer.float()
-    most = NARROW if q.shape[3] <= WIDE else NARROW / 2
+    most = LARGEST if q.shape[3] <= WIDE else LARGEST / 2
     unit = rows.abs().amax(-1, True).mul_(1 / most).clamp_min_(TINY)
     whole = (rows / unit).round_().double()
     keys, queries = whole[:count].view(reads.read.shape), whole[count:].view(folded.shape)

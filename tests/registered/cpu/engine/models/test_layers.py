@@ -55,7 +55,9 @@ def test_half_precision_norm_is_not_folded():
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize(("steady", "usual"), [(steady_silu, torch.nn.functional.silu), (steady_sigmoid, torch.sigmoid)])
+@pytest.mark.parametrize(
+    ("steady", "usual"), [(steady_silu, torch.nn.functional.silu), (steady_sigmoid, torch.sigmoid)]
+)
 def test_a_gates_bits_do_not_depend_on_where_a_number_lies(steady, usual, threads):
     x = torch.randn(101, 770, generator=torch.Generator().manual_seed(0))
     before = torch.get_num_threads()

@@ -9,7 +9,7 @@ from engine.api import LLM
 from engine.core.config import EngineConfig
 from engine.core.errors import ConfigError
 from engine.models import products as module
-from engine.models.products import FAST, FORMS, MOST, Form, Rows, holds, products
+from engine.models.products import FAST, FORMS, MOST, Rows, holds, products
 from matrix.zoo.registry import resolve_path
 
 pytestmark = pytest.mark.register(est_seconds=3, tier="cpu", stage="pr")
@@ -109,8 +109,8 @@ def test_a_machine_without_such_products_is_refused(monkeypatch):
     with pytest.raises(ConfigError) as refused:
         Rows().hold(torch.zeros(6, 4))
     assert str(refused.value) == (
-        "enable_deterministic_inference: this machine's products [rows, in] @ [6, 4] in float32 change a row's bits with "
-        "the rows beside it in every form (plain, padded to 8, padded to 24, padded to 64, one product per row); leave "
+        "enable_deterministic_inference: this machine's products [rows, in] @ [6, 4] in float32 change a row's bits "
+        "with the rows beside it in every form (plain, padded to 8, padded to 24, padded to 64, one product per row); leave "
         "the flag out, or set MKL_CBWR=COMPATIBLE where torch has MKL"
     )
 
@@ -132,10 +132,7 @@ def test_an_engine_shows_its_form(deterministic):
     assert shown in [form.name for form in FORMS] if deterministic else shown is None
 
 
-def test_the_law_can_fail():
-    class Odd(Form):
-        def __call__(self, x, weight):
-            return super().__call__(x, weight) * (1.0 if x.shape[-2] > 3 else 1.5)
-
+def test_the_law_can_fail(monkeypatch):
     assert holds(FORMS[-1], (6, 4), torch.float32, 1)
-    assert not holds(Odd("odd", 0), (6, 4), torch.float32, 1)
+    monkeypatch.setattr(torch, "matmul", uneven(()))
+    assert not holds(FORMS[1], (6, 4), torch.float32, 1)
