@@ -47,7 +47,7 @@ def steady_sigmoid(x: Tensor) -> Tensor:
 def steady_silu(x: Tensor) -> Tensor:
     """silu(x), likewise."""
     wide = x.float()
-    return wide.mul(steady_sigmoid(wide)).to(x.dtype)
+    return torch.div(wide, torch.neg(wide).exp_().add_(1.0)).to(x.dtype)
 
 
 class Norm:

@@ -22,22 +22,23 @@ from kernels.matmul import matmul
 # Rows of the longest product: longer ones are cut, so that none is outside of what the law has seen.
 MOST: Final = 192
 # Rows that the law tries, the first and others of a product of MOST rows.
-COUNTS: Final = (1, 2, 3, 4, 5, 6, 7, 9, 13, 16, 23, 33, 64, 100)
+COUNTS: Final = (*range(1, 18), 23, 33, 64, 100)
 
 
 class Form(NamedTuple):
-    """A way to multiply x [..., M, in] by weight [..., in, out]: in blocks of rows, with zeros in the last; 0 for one
-    product per row."""
+    """A way to multiply x [..., M, in] by weight [..., in, out]: with zeros behind x, so that it has `least` rows and
+    is made of blocks; block 0 for one product per row."""
 
     name: str
     block: int
+    least: int = 1
 
     def __call__(self, x: Tensor, weight: Tensor) -> Tensor:
         rows, most = x.shape[-2], MOST if self.block else 1
         if rows > most:
             return torch.cat([self(part, weight) for part in x.split(most, -2)], -2)
-        spare = -rows % self.block if self.block else 0
-        if not spare:
+        spare = max(-rows % self.block, self.least - rows) if self.block else 0
+        if spare <= 0:
             return torch.matmul(x, weight)
         filled = torch.cat((x, x.new_zeros(*x.shape[:-2], spare, x.shape[-1])), -2)
         return torch.matmul(filled, weight)[..., :rows, :]
@@ -45,6 +46,8 @@ class Form(NamedTuple):
 
 FORMS: Final = (
     Form("plain", 1),
+    Form("at least 2 rows", 1, 2),
+    Form("at least 4 rows", 1, 4),
     Form("padded to 8", 8),
     Form("padded to 24", 24),
     Form("padded to 64", 64),
@@ -104,6 +107,8 @@ class Rows:
     def linear(self, x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
         if on_triton(x):
             return matmul(x, weight, out)
+        if out is not None and self.form.block == 1 and self.form.least <= len(x) <= MOST:
+            return torch.mm(x, weight, out=out)
         found = self.form(x, weight)
         return found if out is None else out.copy_(found)
 

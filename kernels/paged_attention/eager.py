@@ -19,20 +19,40 @@ from torch.nn.functional import scaled_dot_product_attention
 # Keys come in multiples of this where a GPU reads them: rows of slots and masks so long begin where it reads fast.
 ALIGNED = 128
 # A sum of products stays below 2^53 where the largest number of a key, value or query becomes LARGEST (half of it where
-# a row has more than WIDE numbers, at most 4 * WIDE), a query's weights add up to WEIGHTS, and the largest of up to 2^24
-# masses is MASS.
+# a row has more than WIDE numbers, at most 4 * WIDE), a query's weights add up to WEIGHTS, and the largest of its masses,
+# of which there are up to 2^24, is MASS.
 LARGEST, WIDE = 2.0**22, 512
 WEIGHTS, MASS = 2.0**30, 2.0**24
 # The unit of a row of zeros.
 TINY = 1e-30
 
 
+class Room(NamedTuple):
+    """What `_exactly` writes to and reads, of the keys, values and queries of one layer at a time; R rows in all.
+
+    rows, size [R, d] of the step's dtype and float32; unit [R, 1] float32; whole [R, d] float64. The others are views:
+    query of rows, query_unit, key_unit and value_unit of unit, queries, keys_t and values of whole.
+    """
+
+    rows: Tensor
+    size: Tensor
+    unit: Tensor
+    whole: Tensor
+    query: Tensor
+    query_unit: Tensor
+    key_unit: Tensor
+    value_unit: Tensor
+    queries: Tensor
+    keys_t: Tensor
+    values: Tensor
+
+
 class Reads(NamedTuple):
     """What the layers of one step share, a buffer among it: one layer reads at a time.
 
     query: shape of q [B, W, heads, head_dim]. where int64: rows of the cache in the order [planes, B, kv_heads, T].
-    buffer: what `where` reads and, where deterministic, the queries behind it; read [planes, B * kv_heads, T, head_dim]
-    is a view of it. value_dim: as in plan_reads. scale: factor of the scores. bias [B * kv_heads, W * group, T].
+    buffer: what `where` reads; read [planes, B * kv_heads, T, head_dim] is a view of it. value_dim: as in plan_reads.
+    scale: factor of the scores. bias [B * kv_heads, W * group, T]. room: None where not deterministic.
     """
 
     query: tuple[int, int, int, int]
@@ -43,7 +63,7 @@ class Reads(NamedTuple):
     read: Tensor
     value_dim: int | None
     bias: Tensor
-    deterministic: bool
+    room: Room | None
 
 
 def plan_reads(
@@ -60,20 +80,44 @@ def plan_reads(
 ) -> Reads:
     """sparse and start: of no use here, where one gather reads all."""
     batch, length = read_slots.shape
-    planes = 2 if value_dim is None else 1
+    width, planes = bias.shape[2], 2 if value_dim is None else 1
     where = spread_slots(read_slots, kv_heads, planes)
-    queries = batch * bias.shape[2] * heads if deterministic else 0
-    buffer = bias.new_empty(len(where) + queries, head_dim)
+    rows = bias.new_empty(len(where) + (batch * width * heads if deterministic else 0), head_dim)
+    buffer = rows[: len(where)]
+    read = buffer.view(planes, batch * kv_heads, length, head_dim)
     return Reads(
-        query=(batch, bias.shape[2], heads, head_dim),
+        query=(batch, width, heads, head_dim),
         kv_heads=kv_heads,
         scale=head_dim**-0.5 if scale is None else scale,
         where=where,
         buffer=buffer,
-        read=buffer[: len(where)].view(planes, batch * kv_heads, length, head_dim),
+        read=read,
         value_dim=value_dim,
         bias=spread_bias(bias, heads, kv_heads),
-        deterministic=deterministic,
+        room=_room(rows, read, value_dim, width * heads // kv_heads) if deterministic else None,
+    )
+
+
+def _room(rows: Tensor, read: Tensor, value_dim: int | None, group: int) -> Room:
+    """rows [R, d], of which `read` [planes, B * kv_heads, T, d] is the first part. group: queries of a key head."""
+    planes, groups, length, head_dim = read.shape
+    count = planes * groups * length
+    each = (groups, group)
+    unit = torch.empty(len(rows), 1, device=rows.device)
+    whole = torch.empty(rows.shape, dtype=torch.float64, device=rows.device)
+    units, wholes = unit[:count].view(planes, groups, 1, length), whole[:count].view(read.shape)
+    return Room(
+        rows=rows,
+        size=torch.empty(rows.shape, device=rows.device),
+        unit=unit,
+        whole=whole,
+        query=rows[count:].view(*each, head_dim),
+        query_unit=unit[count:].view(*each, 1),
+        key_unit=units[0],
+        value_unit=units[-1],
+        queries=whole[count:].view(*each, head_dim),
+        keys_t=wholes[0].transpose(1, 2),
+        values=wholes[-1, ..., :value_dim],
     )
 
 
@@ -133,32 +177,32 @@ def _unfolded(mixed: Tensor, q: Tensor) -> Tensor:
     return split.transpose(1, 2).reshape(batch * width, heads * wide)
 
 
-def _exactly(q: Tensor, reads: Reads) -> Tensor:
+def _exactly(q: Tensor, reads: Reads, room: Room) -> Tensor:
     """The same with sums that have no order: each factor is rounded to a whole number of a unit of its own row.
 
     A query's and a key's unit is a part of the row's largest number; a weight counts in its value's unit, and its own
     unit is a part of the largest value in sight. Only operations on single numbers round.
     """
-    folded, count = _folded(q, reads.kv_heads), len(reads.where)
-    reads.buffer[count:].view(folded.shape).copy_(folded)
-    rows = reads.buffer.float()
+    room.query.copy_(_folded(q, reads.kv_heads))
+    rows = room.rows.float()
     most = LARGEST if q.shape[3] <= WIDE else LARGEST / 2
-    unit = rows.abs().amax(-1, True).mul_(1 / most).clamp_min_(TINY)
-    whole = (rows / unit).round_().double()
-    keys, queries = whole[:count].view(reads.read.shape), whole[count:].view(folded.shape)
-    query_unit = unit[count:].view(*folded.shape[:2], 1).mul_(reads.scale)
-    unit = unit[:count].view(*reads.read.shape[:2], 1, reads.read.shape[2])
-    scores = torch.bmm(queries, keys[0].transpose(1, 2)).float().mul_(unit[0]).mul_(query_unit).add_(reads.bias)
+    torch.abs(rows, out=room.size)
+    torch.amax(room.size, -1, True, out=room.unit)
+    room.unit.mul_(1 / most).clamp_min_(TINY)
+    room.whole.copy_(rows.div_(room.unit).round_())
+    room.query_unit.mul_(reads.scale)
+    scores = torch.bmm(room.queries, room.keys_t).float()
+    scores.mul_(room.key_unit).mul_(room.query_unit).add_(reads.bias)
     mass = scores.sub_(scores.amax(-1, True)).exp_().mul_(MASS)
     total = mass.round().sum(-1, True, dtype=torch.float64)
-    largest = (reads.bias + unit[-1]).amax(-1, True).mul_(1 / WEIGHTS)
-    weights = mass.mul_(unit[-1]).div_(total.mul_(largest).float()).round_().double()
-    mixed = torch.bmm(weights, keys[-1, ..., : reads.value_dim]).mul_(largest)
+    largest = (reads.bias + room.value_unit).amax(-1, True).mul_(1 / WEIGHTS)
+    weights = mass.mul_(room.value_unit).div_(total.mul_(largest).float()).round_()
+    mixed = torch.bmm(weights.double(), room.values).mul_(largest)
     return _unfolded(mixed.to(q.dtype), q)
 
 
 def paged_attention(q: Tensor, cache: Tensor, reads: Reads) -> Tensor:
-    torch.index_select(cache, 0, reads.where, out=reads.buffer[: len(reads.where)])
-    if reads.deterministic:
-        return _exactly(q, reads)
+    torch.index_select(cache, 0, reads.where, out=reads.buffer)
+    if reads.room is not None:
+        return _exactly(q, reads, reads.room)
     return attend(q, reads.kv_heads, reads.scale, reads.read, reads.value_dim, reads.bias)
