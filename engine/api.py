@@ -413,6 +413,7 @@ class LLM:
             "window": None if executor.window is None else executor.window.tokens,
             "window_pages": 0 if scheduler.ledger.window is None else scheduler.ledger.window.window.pages,
             "enable_deterministic_inference": executor.pool.deterministic,
+            "row_invariant_matmul": executor.target.row_form,
             "cuda_graph_max_bs": 0 if executor.graphs is None else executor.graphs.max_batch,
             "tp_size": executor.ranks.size,
         }

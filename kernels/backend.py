@@ -33,15 +33,23 @@ def _neighbour(eager: str) -> ModuleType:
     return import_module(eager.removesuffix("eager") + "triton")
 
 
+def check_interpreter() -> None:
+    """KernelError unless Triton's interpreter runs here: TRITON_INTERPRET=1 must be set before triton is first
+    imported, and a small kernel must come out right. A test module calls it, so that a broken interpreter is one error.
+    """
+    if os.environ.get(INTERPRETER) != "1":
+        raise KernelError(f"Triton's kernels run on a CPU with {INTERPRETER}=1 only, set before triton is imported")
+    import_module("kernels.interpreter").prepare()
+
+
 @contextmanager
 def interpreted() -> Iterator[None]:
     """Every operation takes its Triton form, also on a CPU, where Triton's interpreter runs it.
 
-    KernelError unless TRITON_INTERPRET=1, which must be set before triton is first imported.
+    KernelError as of `check_interpreter`.
     """
     global _everywhere
-    if os.environ.get(INTERPRETER) != "1":
-        raise KernelError(f"Triton's kernels run on a CPU with {INTERPRETER}=1 only, set before triton is imported")
+    check_interpreter()
     before, _everywhere = _everywhere, True
     try:
         yield

@@ -30,9 +30,12 @@ def scaling(arguments: Arguments, wanted: Sequence[Tensor]) -> tuple[Bound, ...]
     return tuple(8 * torch.finfo(arguments[0].dtype).eps * one.double().abs() for one in wanted)
 
 
-def attention(arguments: Arguments, wanted: Sequence[Tensor]) -> Bound:
+def attention(arguments: Arguments, wanted: Sequence[Tensor], by_row: bool = False) -> Bound:
     """Of the mixture of the values' magnitudes: 2 eps, as weights and results are rounded to the values' dtype, and
-    4 eps32 sqrt(T) times the largest score, which is a float32."""
+    4 eps32 sqrt(T) times the largest score, which is a float32.
+
+    by_row: and eps32 of the mixture of each value's largest number, in whose proportion its others are rounded.
+    """
     q, cache, read_slots, bias, kv_heads = arguments[:5]
     if not q.numel():
         return 0.0
@@ -44,7 +47,11 @@ def attention(arguments: Arguments, wanted: Sequence[Tensor]) -> Bound:
     weights = torch.where(bias == 0, scores, float("-inf")).softmax(3)
     sizes = torch.einsum("bhwt,bthd->bwhd", weights, values[..., :value_dim].abs()).reshape(wanted[0].shape)
     largest = max(1.0, float(q.double().abs().sum(-1).max() * keys.abs().max()) * factor)
-    return (2 * torch.finfo(q.dtype).eps + 4 * EPS32 * float(read_slots.shape[1]) ** 0.5 * largest) * sizes
+    off = (2 * torch.finfo(q.dtype).eps + 4 * EPS32 * float(read_slots.shape[1]) ** 0.5 * largest) * sizes
+    if by_row:
+        peaks = values[..., :value_dim].abs().amax(3, True).expand(*values.shape[:3], value_dim or values.shape[3])
+        off += EPS32 * torch.einsum("bhwt,bthd->bwhd", weights, peaks).reshape(off.shape)
+    return off
 
 
 def product(arguments: Arguments, wanted: Sequence[Tensor]) -> Bound:

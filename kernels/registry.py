@@ -140,7 +140,12 @@ KERNELS: Final = (
     Kernel("store_kv", partial(store_kv, checked=True), store_kv_reference.store_kv, store_kv_cases.CASES, writes=(0,)),
     Kernel("move_kv", partial(move_kv, checked=True), move_kv_reference.move_kv, move_kv_cases.CASES, writes=(0,)),
     _ATTENTION(name="paged_attention", fast=partial(_attend, deterministic=False)),
-    _ATTENTION(name="paged_attention deterministic", fast=partial(_attend, deterministic=True), parts=parts.of_queries),
+    _ATTENTION(
+        name="paged_attention deterministic",
+        fast=partial(_attend, deterministic=True),
+        parts=parts.of_queries,
+        bound=partial(bounds.attention, by_row=True),
+    ),
     Kernel(
         "tree_layout",
         partial(tree_layout, checked=True),

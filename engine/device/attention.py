@@ -10,12 +10,10 @@ from engine.core.errors import LedgerError
 from engine.device.pool import KVPool
 from kernels.paged_attention import (
     ALIGNED,
-    MIN_READ,
     Reads,
     attend,
     paged_attention,
     plan_reads,
-    split_planes,
     spread_bias,
     spread_slots,
 )
@@ -136,13 +134,12 @@ class _Gathered:
     def __init__(self, pool: KVPool, read_slots: Tensor, capacity: int) -> None:
         self._pool = pool
         self._prefix = read_slots.shape[1]
-        capacity = max(capacity, MIN_READ - self._prefix)
         self.length = self._prefix + capacity
         # Scratch columns read the padding slot: one gather then also allocates them, and all of it is finite.
         kv = pool.layout
         self._where = spread_slots(pad(read_slots, (0, capacity)), kv.kv_heads, kv.planes)
         self._shape = (kv.planes, read_slots.shape[0] * kv.kv_heads, self.length, kv.head_dim)
-        self._by_layer: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+        self._by_layer: dict[int, tuple[Tensor, Tensor]] = {}
         self._bias: Tensor | None = None
         self._spread: Tensor | None = None
         self._offset = 0
@@ -157,20 +154,21 @@ class _Gathered:
         assert kv is not None and self._bias is not None
         layout = self._pool.layout
         if self._spread is None:
-            self._spread = spread_bias(self._bias, q.shape[2], layout.kv_heads, layout.head_dim)
+            self._spread = spread_bias(self._bias, q.shape[2], layout.kv_heads)
         if layer not in self._by_layer:
             self._by_layer[layer] = self._gather(layer)
-        columns, keys_t, values = self._by_layer[layer]
+        columns, read = self._by_layer[layer]
         first = self._prefix + self._offset
         batch, beams = q.shape[:2]
         columns[:, first : first + beams] = kv.view(batch, beams, layout.planes, layout.kv_heads, layout.head_dim)
-        return attend(q, layout.kv_heads, layout.factor, keys_t, values, self._spread, None)
+        # A draft's bits change no answer, only what is proposed.
+        return attend(q, layout.kv_heads, layout.factor, read, layout.value_dim, self._spread)
 
-    def _gather(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
+    def _gather(self, layer: int) -> tuple[Tensor, Tensor]:
         """Prefix and scratch of one layer, once as columns [B, T + capacity, planes, kv_heads, head_dim] to write to,
-        and once as the keys and values that `attend` reads."""
+        and once as `attend` reads them."""
         pool = self._pool
         layout = pool.layout
         read = pool.heads[layer].index_select(0, self._where).view(self._shape)
         split = read.view(layout.planes, -1, layout.kv_heads, *self._shape[2:])
-        return split.permute(1, 3, 0, 2, 4), *split_planes(read, layout.value_dim)
+        return split.permute(1, 3, 0, 2, 4), read

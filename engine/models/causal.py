@@ -12,7 +12,8 @@ from engine.core.algorithm import FINAL
 from engine.device.pool import KVLayout
 from engine.device.ranks import ALONE, Ranks
 from engine.models.config import ModelConfig
-from engine.models.layers import Attend, Norm, doubles, products, twin_rows
+from engine.models.layers import Attend, Norm
+from engine.models.products import FAST, Products
 from engine.models.rope import rotations
 from engine.models.shards import TakeShare, Vocabulary, share
 from engine.models.weights import Take
@@ -21,10 +22,10 @@ from engine.models.weights import Take
 class CausalLM(ABC):
     """A language model of the shape `config`, ready on `device`; an architecture says what its layers are.
 
-    deterministic: a token's result does not depend, bit by bit, on how many tokens share the call (float32 on a
-    CPU; see the tests). It costs a lone token one spare row. positions: how many there are to prepare, by default the
-    checkpoint's context; drafts need some past its end. ranks: who shares it; `share` is the shape of this rank's
-    part, and `weights` may then lie on another device. `weights` is empty afterwards.
+    deterministic: a token's result does not depend, bit by bit, on how many tokens share the call; ConfigError where
+    this machine has no product that keeps it. positions: how many there are to prepare, by default the checkpoint's
+    context; drafts need some past its end. ranks: who shares it; `share` is the shape of this rank's part, and
+    `weights` may then lie on another device. `weights` is empty afterwards.
     """
 
     kv: KVLayout
@@ -41,7 +42,6 @@ class CausalLM(ABC):
     ) -> None:
         self.config, self.share = config, share(config, ranks.size)
         self.device, self.dtype, self.deterministic = device, dtype, deterministic
-        self.doubles = doubles(deterministic, device)
         self.num_layers = config.num_layers
         self.hidden_size, self.vocab_size = config.hidden_size, config.vocab_size
         take = TakeShare(weights, config.architecture, config, ranks, device)
@@ -55,6 +55,7 @@ class CausalLM(ABC):
         else:
             head = take("lm_head.weight", config.vocab_size, config.hidden_size)
         self.vocabulary = Vocabulary(embedding, head, ranks)
+        self.norm.own.hold(self.vocabulary.own_head)
         for i in range(config.bundled_layers):
             take.leave(f"model.layers.{config.num_layers + i}.")
         take.done()
@@ -71,6 +72,12 @@ class CausalLM(ABC):
     def head(self) -> Tensor:
         """The whole head [H, V], likewise."""
         return self.vocabulary.head
+
+    @property
+    def row_form(self) -> str | None:
+        """How products keep a row's bits on a CPU, by the name of their `Form`; None where they need not."""
+        rows = self.norm.own.rows
+        return None if rows is None or self.device.type != "cpu" else rows.form.name
 
     @abstractmethod
     def prepare(self) -> None:
@@ -98,14 +105,12 @@ class CausalLM(ABC):
         space = self.space(batch, width)
         x = self.vocabulary.words(tokens.reshape(rows))
         turn = self.rotations.index_select(0, positions.reshape(rows))[:, None]
-        if rows == 1 and self.doubles:
-            x = twin_rows(x)
         states = x.new_empty(batch, width, len(capture) * hidden) if capture else None
         for i, layer in enumerate(self.layers):
             if states is not None:
                 self._keep(x, i, capture, states)
             layer(x, turn, attend, i, space)
-        final = self.norm.whole(x[:rows], self.final_norm)
+        final = self.norm.whole(x, self.final_norm)
         if states is not None:
             self._keep(x, self.num_layers, capture, states)
             self._keep(final, FINAL, capture, states)
@@ -117,24 +122,21 @@ class CausalLM(ABC):
         for slot, wanted in enumerate(capture):
             if wanted == layer:
                 batch, width, _ = states.shape
-                states[..., slot * hidden : (slot + 1) * hidden] = x[: batch * width].view(batch, width, hidden)
+                states[..., slot * hidden : (slot + 1) * hidden] = x.view(batch, width, hidden)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [..., H] -> float32 [..., V]."""
-        return self.vocabulary.joined(head_logits(hidden, self.vocabulary.own_head, self.deterministic))
+        return self.vocabulary.joined(head_logits(hidden, self.vocabulary.own_head, self.norm.own))
 
     def window_of(self, layer: int) -> int | None:
         """How many tokens a layer may look back, the query's own included; None for all."""
         return self.config.windows[layer] if self.config.windows else None
 
 
-def head_logits(hidden: Tensor, head: Tensor, deterministic: bool) -> Tensor:
+def head_logits(hidden: Tensor, head: Tensor, products: Products) -> Tensor:
     """hidden [..., H] @ head [H, V] -> float32 [..., V]."""
     x = hidden.reshape(-1, head.shape[0])
-    if x.is_cuda and not deterministic and x.dtype is not torch.float32:
+    if x.is_cuda and products is FAST and x.dtype is not torch.float32:
         # Its sums are float32 already: rounding them first would cost a launch and bits.
         return torch.mm(x, head, out_dtype=torch.float32).view(*hidden.shape[:-1], head.shape[1])
-    linear = products(deterministic).linear
-    if x.shape[0] == 1 and doubles(deterministic, x.device):
-        return linear(twin_rows(x), head)[:1].float().view(*hidden.shape[:-1], head.shape[1])
-    return linear(x, head).float().view(*hidden.shape[:-1], head.shape[1])
+    return products.linear(x, head).float().view(*hidden.shape[:-1], head.shape[1])

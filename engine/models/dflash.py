@@ -11,7 +11,7 @@ from engine.core.errors import ConfigError
 from engine.device.pool import KVLayout
 from engine.models.causal import head_logits
 from engine.models.config import ModelConfig
-from engine.models.layers import Attend, Layer, Norm, doubles, stored, twin_rows
+from engine.models.layers import Attend, Layer, Norm
 from engine.models.rope import pair_up, rotations
 from engine.models.sharing import captured_states
 from engine.models.target import Target
@@ -30,7 +30,6 @@ class DFlash:
         self, config: ModelConfig, weights: Mapping[str, Tensor], target: Target, deterministic: bool = True
     ) -> None:
         self.config, self.device, self.dtype = config, target.device, target.dtype
-        self.deterministic, self.doubles = deterministic, doubles(deterministic, target.device)
         self.kv = KVLayout(config.num_layers, config.num_kv_heads, config.head_dim)
         self.aux_layers = captured_states(config, target)
         self.mask_token = _mask_token(config, target)
@@ -38,7 +37,7 @@ class DFlash:
         own = {key.removeprefix("model."): w for key, w in weights.items()}
         take = Take(dict(own), config.architecture)
         self.norm = Norm(hidden, config.norm_eps, self.dtype, self.device, deterministic)
-        self.fuse = stored(take("fc.weight", hidden, len(self.aux_layers) * target.hidden_size))
+        self.fuse = self.norm.stored(take("fc.weight", hidden, len(self.aux_layers) * target.hidden_size))
         self.context_norm = self.norm.scale(take("hidden_norm.weight", hidden))
         self.layers = [Layer(take, f"layers.{i}", config, self.norm) for i in range(config.num_layers)]
         self.final_norm = self.norm.scale(take("norm.weight", hidden))
@@ -46,13 +45,13 @@ class DFlash:
         # Of all layers: every key head, then every value head. Layers fold their front norm in, which is not here.
         attention = [f"layers.{i}.self_attn." for i in range(config.num_layers)]
         keys = [pair_up(own[f"{prefix}k_proj.weight"], d) for prefix in attention]
-        self.context_kv = stored(torch.cat((*keys, *(own[f"{prefix}v_proj.weight"] for prefix in attention))))
+        self.context_kv = self.norm.stored(torch.cat((*keys, *(own[f"{prefix}v_proj.weight"] for prefix in attention))))
         self.head_norm = Norm(d, config.norm_eps, self.dtype, self.device)
         key_norms = torch.stack([pair_up(own[f"{prefix}k_norm.weight"][:, None], d)[:, 0] for prefix in attention])
         self.key_norm = self.head_norm.scale(key_norms.repeat_interleave(config.num_kv_heads, 0))
-        self.embedding, self.head = target.embedding, target.head
+        self.embedding, self.head = target.embedding, self.norm.own.hold(target.head)
         self.rotations = rotations(config.rope, d, target.positions, self.device)
-        self.workspaces = Workspaces(config, self.dtype, self.device, double_lone=self.doubles)
+        self.workspaces = Workspaces(config, self.dtype, self.device)
 
     def context(self, states: Tensor, positions: Tensor) -> Tensor:
         """Target states [B, W, len(aux_layers) * Ht] at positions int64 [B, W] -> what the pool keeps of them:
@@ -60,10 +59,8 @@ class DFlash:
         c = self.config
         rows = positions.numel()
         x = states.reshape(rows, states.shape[2])
-        if rows == 1 and self.doubles:
-            x = twin_rows(x)
         linear = self.norm.products.linear
-        kv = linear(self.norm.whole(linear(x, self.fuse), self.context_norm), self.context_kv)[:rows]
+        kv = linear(self.norm.whole(linear(x, self.fuse), self.context_norm), self.context_kv)
         heads = c.num_layers * c.num_kv_heads
         keys = kv[:, : heads * c.head_dim].view(rows, heads, c.head_dim)
         self.head_norm.each(keys, self.key_norm)
@@ -77,17 +74,15 @@ class DFlash:
         batch, width = tokens.shape
         rows = batch * width
         x = self.embedding.index_select(0, tokens.reshape(rows))
-        if rows == 1 and self.doubles:
-            x = twin_rows(x)
         turn = self.rotations.index_select(0, positions.reshape(rows))[:, None]
         space = self.workspaces.of(batch, width)
         for i, layer in enumerate(self.layers):
             layer(x, turn, attend, i, space)
-        return self.norm.whole(x[:rows], self.final_norm).view(batch, width, -1)
+        return self.norm.whole(x, self.final_norm).view(batch, width, -1)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [..., H] -> float32 [..., V] of the token at the row's own position."""
-        return head_logits(hidden, self.head, self.deterministic)
+        return head_logits(hidden, self.head, self.norm.own)
 
 
 def _mask_token(config: ModelConfig, target: Target) -> int:

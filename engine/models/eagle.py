@@ -10,7 +10,7 @@ from torch import Tensor
 from engine.device.pool import KVLayout
 from engine.models.causal import head_logits
 from engine.models.config import ModelConfig
-from engine.models.layers import Attend, Layer, Norm, doubles, stored, twin_rows
+from engine.models.layers import Attend, Layer, Norm
 from engine.models.rope import rotations
 from engine.models.sharing import captured_states, shared_embedding
 from engine.models.target import Target
@@ -29,27 +29,25 @@ class Eagle:
         self, config: ModelConfig, weights: Mapping[str, Tensor], target: Target, deterministic: bool = True
     ) -> None:
         self.config, self.device, self.dtype = config, target.device, target.dtype
-        self.deterministic, self.doubles = deterministic, doubles(deterministic, target.device)
         self.kv = KVLayout(config.num_layers, config.num_kv_heads, config.head_dim)
         self.vocab_size = target.vocab_size
         self.carry_width = hidden = config.hidden_size
         self.aux_layers = captured_states(config, target)
         take = Take({key.removeprefix("model."): w for key, w in weights.items()}, config.architecture)
-        norm = Norm(hidden, config.norm_eps, self.dtype, self.device, deterministic)
-        self.linear = norm.products.linear
+        self.norm = norm = Norm(hidden, config.norm_eps, self.dtype, self.device, deterministic)
         self.embedding = shared_embedding(take, config, target)
-        self.fuse = stored(take("fc.weight", hidden, 2 * hidden))
+        self.fuse = norm.stored(take("fc.weight", hidden, 2 * hidden))
         self.fuse_bias = take("fc.bias", hidden) if "fc.bias" in take else None
         front = {0: None}  # Its first layer has none.
         self.layers = [
             Layer(take, f"layers.{i}", config, norm, front=front.get(i, "input_layernorm"))
             for i in range(config.num_layers)
         ]
-        self.head = target.head
+        self.head = norm.own.hold(target.head)
         take.drop("lm_head.weight")
         take.done()
         self.rotations = rotations(config.rope, config.head_dim, target.positions, self.device)
-        self.workspaces = Workspaces(config, self.dtype, self.device, double_lone=self.doubles)
+        self.workspaces = Workspaces(config, self.dtype, self.device)
 
     def forward(self, tokens: Tensor, positions: Tensor, hidden: Tensor, attend: Attend) -> Tensor:
         """tokens and positions int64 [B, W] -> the drafted states [B, W, H].
@@ -60,20 +58,18 @@ class Eagle:
         rows = batch * width
         word = self.embedding.index_select(0, tokens.reshape(rows))
         pair = torch.cat((word, hidden.reshape(rows, self.carry_width)), 1)
-        if rows == 1 and self.doubles:
-            pair = twin_rows(pair)
-        x = self.linear(pair, self.fuse)
+        x = self.norm.products.linear(pair, self.fuse)
         if self.fuse_bias is not None:
             x += self.fuse_bias
         turn = self.rotations.index_select(0, positions.reshape(rows))[:, None]
         space = self.workspaces.of(batch, width)
         for i, layer in enumerate(self.layers):
             layer(x, turn, attend, i, space)
-        return x[:rows].view(batch, width, self.carry_width)
+        return x.view(batch, width, self.carry_width)
 
     def logits(self, out: Tensor) -> Tensor:
         """out [..., H] as `forward` returned it -> float32 [..., V]."""
-        return head_logits(out, self.head, self.deterministic)
+        return head_logits(out, self.head, self.norm.own)
 
     def to_target(self, ids: Tensor) -> Tensor:
         """Draft ids as target ids: the vocabulary is the target's."""

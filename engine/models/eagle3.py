@@ -11,7 +11,7 @@ from engine.core.errors import ConfigError
 from engine.device.pool import KVLayout
 from engine.models.causal import head_logits
 from engine.models.config import ModelConfig
-from engine.models.layers import Attend, Layer, Norm, doubles, stored, twin_rows
+from engine.models.layers import Attend, Layer, Norm
 from engine.models.rope import rotations
 from engine.models.sharing import captured_states, shared_embedding, shared_head
 from engine.models.target import Target
@@ -32,7 +32,6 @@ class Eagle3:
         self, config: ModelConfig, weights: Mapping[str, Tensor], target: Target, deterministic: bool = True
     ) -> None:
         self.config, self.device, self.dtype = config, target.device, target.dtype
-        self.deterministic, self.doubles = deterministic, doubles(deterministic, target.device)
         self.kv = KVLayout(config.num_layers, config.num_kv_heads, config.head_dim)
         self.carry_width = hidden = config.hidden_size
         self.aux_layers = captured_states(config, target)
@@ -43,7 +42,7 @@ class Eagle3:
         self.vocab_size = config.draft.vocab_size
         self.fuse = None
         if self.state_width != hidden:
-            self.fuse = stored(take("fc.weight", hidden, self.state_width))
+            self.fuse = self.norm.stored(take("fc.weight", hidden, self.state_width))
         self.first = Layer(take, "midlayer", config, self.norm, "hidden_norm", paired=True)
         self.stream_norm = None
         if config.draft.normed and self.first.input_norm is not None:
@@ -51,7 +50,7 @@ class Eagle3:
         self.deeper = [Layer(take, f"layers.{i}", config, self.norm) for i in range(1, config.num_layers)]
         self.final_norm = take("norm.weight", hidden)
         head = shared_head(take, config, self.vocab_size, target)
-        self.head = stored(self.norm.fold(head, self.final_norm))
+        self.head = self.norm.stored(self.norm.fold(head, self.final_norm))
         # A token's normed embedding never changes, so the table holds it.
         embedding_norm = self.norm.scale(take("midlayer.input_layernorm.weight", hidden))
         self.embedding = self.norm.whole(shared_embedding(take, config, target), embedding_norm)
@@ -59,7 +58,7 @@ class Eagle3:
         take.drop("t2d")
         take.done()
         self.rotations = rotations(config.rope, config.head_dim, target.positions, self.device)
-        self.workspaces = Workspaces(config, self.dtype, self.device, double_lone=self.doubles)
+        self.workspaces = Workspaces(config, self.dtype, self.device)
 
     def forward(self, tokens: Tensor, positions: Tensor, hidden: Tensor, attend: Attend) -> Tensor:
         """tokens and positions int64 [B, W] (target ids) -> the residual stream before the final norm [B, W, Hd].
@@ -70,27 +69,24 @@ class Eagle3:
         batch, width = tokens.shape
         rows = batch * width
         state = hidden.reshape(rows, hidden.shape[2])
-        lone = rows == 1 and self.doubles
-        if lone:
-            state = twin_rows(state)
         fuse = self.fuse if state.shape[1] == self.state_width else None
         x = state.clone() if fuse is None else self.norm.products.linear(state, fuse)
         word = self.embedding.index_select(0, tokens.reshape(rows))
         normed = self.first.front(x)
         if self.stream_norm is not None:
             x = self.norm.whole(x, self.stream_norm)
-        pair = torch.cat((twin_rows(word) if lone else word, normed), 1)
+        pair = torch.cat((word, normed), 1)
         turn = self.rotations.index_select(0, positions.reshape(rows))[:, None]
         space = self.workspaces.of(batch, width)
         self.first.attention(x, pair, turn, attend, 0, space)
         self.first.feed_forward(x, space)
         for i, layer in enumerate(self.deeper, 1):
             layer(x, turn, attend, i, space)
-        return x[:rows].view(batch, width, self.carry_width)
+        return x.view(batch, width, self.carry_width)
 
     def logits(self, out: Tensor) -> Tensor:
         """out [..., Hd] as `forward` returned it -> float32 [..., draft vocabulary]."""
-        return head_logits(self.norm(out, self.final_norm), self.head, self.deterministic)
+        return head_logits(self.norm(out, self.final_norm), self.head, self.norm.own)
 
     def to_target(self, ids: Tensor) -> Tensor:
         """Draft ids as target ids, of any shape."""

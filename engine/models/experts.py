@@ -10,10 +10,10 @@ from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import silu
 
 from engine.models.config import ModelConfig
-from engine.models.layers import Norm, Products, stored
+from engine.models.layers import Norm
+from engine.models.products import Products
 from engine.models.weights import Take
 
 # Inner numbers of a product over several experts: as far as rows are known to keep their bits, see `linear`.
@@ -36,16 +36,17 @@ class Gated:
         front: Tensor,
         products: Products | None = None,
     ) -> None:
-        self.linear, self.add_linear, _ = products or norm.products
+        self.linear, self.add_linear, _, _ = products or norm.products
+        self.silu = norm.silu
         gate = take(f"{prefix}.gate_proj.weight", inner, hidden)
         up = take(f"{prefix}.up_proj.weight", inner, hidden)
-        self.gate_up = stored(norm.fold(torch.cat((gate, up)), front))
-        self.down = stored(take(f"{prefix}.down_proj.weight", hidden, inner))
+        self.gate_up = norm.stored(norm.fold(torch.cat((gate, up)), front))
+        self.down = norm.stored(take(f"{prefix}.down_proj.weight", hidden, inner))
 
     def __call__(self, x: Tensor, h: Tensor) -> None:
         """Adds to x [R, hidden], in place; h [R, hidden] is what projections behind the norm read."""
         gate, up = self.linear(h, self.gate_up).chunk(2, 1)
-        self.add_linear(x, silu(gate).mul_(up), self.down)
+        self.add_linear(x, self.silu(gate).mul_(up), self.down)
 
 
 class Block(NamedTuple):
@@ -64,16 +65,18 @@ class Experts:
         self.config = c = config.experts
         hidden = config.hidden_size
         self.ranks = norm.ranks
-        self.linear, self.add_linear, _ = norm.own
+        self.linear, self.add_linear, _, _ = norm.own
+        self.silu, self.sigmoid = norm.silu, norm.sigmoid
         self.shared = Gated(take, f"{prefix}.shared_experts", hidden, c.inner * c.shared, norm, front, norm.own)
         # Scores choose between neighbours: float32 whatever the model's precision. A spare column keeps rows apart, as
         # a sigmoid over contiguous rows takes its last few numbers by another routine than the rest.
         router = norm.fold(take(f"{prefix}.gate.weight", c.routed, hidden), front).float()
-        self.router = stored(torch.cat((router, torch.zeros_like(router[:1]))))
+        self.router = norm.stored(torch.cat((router, torch.zeros_like(router[:1]))))
         self.bias = take(f"{prefix}.gate.e_score_correction_bias", c.routed).float()
         experts = [Gated(take, f"{prefix}.experts.{i}", hidden, c.inner, norm, front) for i in range(c.routed)]
         size = max(1, WIDEST // c.inner)
-        self.blocks = [_block(experts, slice(at, min(at + size, c.routed))) for at in range(0, c.routed, size)]
+        parts = [slice(at, min(at + size, c.routed)) for at in range(0, c.routed, size)]
+        self.blocks = [_block(experts, part, norm.own) for part in parts]
 
     def __call__(self, x: Tensor, h: Tensor) -> None:
         """Adds to x [R, hidden], in place; h [R, hidden] is what projections behind the norm read."""
@@ -90,14 +93,14 @@ class Experts:
         self.shared(x, h)
         for experts, gate_up, down in self.blocks:
             gate, up = self.linear(h, gate_up).chunk(2, 1)
-            inner = silu(gate).mul_(up)
+            inner = self.silu(gate).mul_(up)
             inner.view(len(inner), -1, self.config.inner).mul_(weights[:, experts])
             self.add_linear(x, inner, down)
 
     def weights(self, h: Tensor) -> Tensor:
         """float32 [R, routed]: each row's weights, 0 for experts that it did not choose."""
         c = self.config
-        scores = self.linear(h.float(), self.router)[:, : c.routed].sigmoid()
+        scores = self.sigmoid(self.linear(h.float(), self.router)[:, : c.routed])
         wish = scores + self.bias
         if c.open_groups < c.groups:
             best_two = wish.view(-1, c.groups, c.routed // c.groups).topk(2)[0].sum(-1)
@@ -110,6 +113,7 @@ class Experts:
         return torch.zeros_like(scores).scatter_(1, chosen, taken * c.scale)
 
 
-def _block(experts: list[Gated], part: slice) -> Block:
+def _block(experts: list[Gated], part: slice, products: Products) -> Block:
     gates, ups = zip(*(expert.gate_up.chunk(2, 1) for expert in experts[part]), strict=True)
-    return Block(part, torch.cat((*gates, *ups), 1), torch.cat([expert.down for expert in experts[part]]))
+    down = torch.cat([expert.down for expert in experts[part]])
+    return Block(part, products.hold(torch.cat((*gates, *ups), 1)), products.hold(down))

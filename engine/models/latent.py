@@ -14,7 +14,7 @@ from torch import Tensor
 from engine.device.pool import KVLayout
 from engine.models.config import ModelConfig
 from engine.models.experts import Experts, Gated
-from engine.models.layers import Attend, Norm, stored, twin_rows
+from engine.models.layers import Attend, Norm
 from engine.models.rope import pair_up, turned
 from engine.models.weights import Take
 
@@ -49,7 +49,7 @@ class LatentLayer:
         c, hidden, at = config.latent, config.hidden_size, f"{prefix}.self_attn"
         dtype, device = norm.dtype, norm.device
         self.norm = norm
-        self.linear, self.add_linear, self.each_linear = norm.products
+        self.linear, self.add_linear, self.each_linear, _ = norm.products
         self.input_norm = take(f"{prefix}.input_layernorm.weight", hidden)
         self.post_norm = take(f"{prefix}.post_attention_layernorm.weight", hidden)
         shared = take(f"{at}.kv_a_proj_with_mqa.weight", c.rank + c.turned_dim, hidden)
@@ -57,12 +57,12 @@ class LatentLayer:
         self.latent_norm = Norm(c.rank, LATENT_EPS, dtype, device)
         self.latent_scale = self.latent_norm.scale(take(f"{at}.kv_a_layernorm.weight", c.rank))
         query = self._queries(take, at, hidden, norm)
-        self.down = stored(norm.fold(torch.cat((self._paired(key), query, latent)), self.input_norm))
+        self.down = norm.stored(norm.fold(torch.cat((self._paired(key), query, latent)), self.input_norm))
         made = take(f"{at}.kv_b_proj.weight", self.heads * (c.plain_dim + c.value_dim), c.rank)
         made = made.view(self.heads, c.plain_dim + c.value_dim, c.rank)
-        self.lift = made[:, : c.plain_dim].contiguous()
-        self.values = made[:, c.plain_dim :].transpose(1, 2).contiguous()
-        self.out = stored(take(f"{at}.o_proj.weight", hidden, self.heads * c.value_dim))
+        self.lift = norm.own.hold(made[:, : c.plain_dim].contiguous())
+        self.values = norm.own.hold(made[:, c.plain_dim :].transpose(1, 2).contiguous())
+        self.out = norm.stored(take(f"{at}.o_proj.weight", hidden, self.heads * c.value_dim))
         if sparse:
             self.feed_forward: Experts | Gated = Experts(take, f"{prefix}.mlp", config, norm, self.post_norm)
         else:
@@ -79,7 +79,7 @@ class LatentLayer:
         self.query_weight = take(f"{at}.q_a_layernorm.weight", c.query_rank)
         self.query_norm = Norm(c.query_rank, LATENT_EPS, norm.dtype, norm.device)
         up = self._turned_first(take(f"{at}.q_b_proj.weight", size, c.query_rank))
-        self.up = stored(self.query_norm.fold(up, self.query_weight))
+        self.up = norm.stored(self.query_norm.fold(up, self.query_weight))
         return take(f"{at}.q_a_proj.weight", c.query_rank, hidden)
 
     def _turned_first(self, weight: Tensor) -> Tensor:
@@ -102,7 +102,7 @@ class LatentLayer:
 
         turn: complex64 [B * W, 1, turned_dim / 2].
         """
-        c, heads, rows, tokens = self.config, self.heads, len(x), space.batch * space.width
+        c, heads, rows = self.config, self.heads, len(x)
         first = self.linear(self.norm(x, self.input_norm), self.down)
         key, query, latent = first.tensor_split((c.turned_dim, first.shape[1] - c.rank), 1)
         if self.up is not None:
@@ -111,8 +111,6 @@ class LatentLayer:
         lifted = self.each_linear(plain.reshape(rows, heads, c.plain_dim).transpose(0, 1), self.lift)
         whole = torch.cat((lifted.transpose(0, 1), turned(turning, c.turned_dim, turn)), 2)
         row = torch.cat((self.latent_norm.whole(latent, self.latent_scale), turned(key, c.turned_dim, turn)[:, 0]), 1)
-        mixed = attend(layer, whole[:tokens].view(*space, heads, -1), row[:tokens])
-        if tokens < rows:
-            mixed = twin_rows(mixed)
+        mixed = attend(layer, whole.view(*space, heads, -1), row)
         values = self.each_linear(mixed.view(rows, heads, c.rank).transpose(0, 1), self.values)
         self.add_linear(x, values.transpose(0, 1).reshape(rows, heads * c.value_dim), self.out)

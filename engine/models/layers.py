@@ -7,8 +7,7 @@ layout is up to twice as fast as F.linear on the [out, in] layout of checkpoints
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Final, NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -16,11 +15,11 @@ from torch.nn.functional import silu
 
 from engine.device.ranks import ALONE, Ranks
 from engine.models.config import ModelConfig
+from engine.models.products import products
 from engine.models.rope import pair_up, rotate
 from engine.models.weights import Take
 from engine.models.workspace import Workspace
 from kernels.backend import on_triton
-from kernels.matmul import matmul
 from kernels.projection import FEW, Around, Onward, projection
 from kernels.rms_norm import rms_norm
 from kernels.silu_mul import silu_mul
@@ -39,68 +38,16 @@ class Attend(Protocol):
     def sink(self, layer: int) -> tuple[Tensor, Tensor] | None: ...
 
 
-def linear(x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
-    """x [M, in] @ weight [in, out] -> [M, out] (into `out`); with the two below the ordered projections (`Products`).
-
-    On CUDA a row's bits do not depend on M. On a CPU they do not for M >= 2 where the BLAS is MKL on AVX-512, up to an
-    inner size of 384 (`twin_rows` lifts a lone row); MKL on AVX2 finishes the rows that fill no block of 6 in another
-    order.
-    """
-    return matmul(x, weight, out) if on_triton(x) else torch.mm(x, weight, out=out)
+def steady_sigmoid(x: Tensor) -> Tensor:
+    """sigmoid(x), a number's bits the same at every place; torch's own takes the last few of a run by another routine,
+    and where a run ends depends on the shape and on the threads."""
+    return torch.neg(x).exp_().add_(1.0).reciprocal_()
 
 
-def add_linear(out: Tensor, x: Tensor, weight: Tensor) -> None:
-    """out += x @ weight, in place; in float32 the same bits as `linear` and an addition."""
-    if on_triton(x):
-        matmul(x, weight, out, add=True)
-    else:
-        out.addmm_(x, weight)
-
-
-def each_linear(x: Tensor, weight: Tensor) -> Tensor:
-    """x [H, M, in] @ weight [H, in, out] -> [H, M, out], a projection for each head."""
-    return matmul(x, weight) if on_triton(x) else torch.bmm(x, weight)
-
-
-class Products(NamedTuple):
-    """The projections of a model, with the arguments of `linear`, `add_linear` and `each_linear`.
-
-    add: what goes back into the residual stream. Of a model that several ranks share it adds what all of them give.
-    """
-
-    linear: Callable[..., Tensor]
-    add: Callable[[Tensor, Tensor, Tensor], object]
-    each: Callable[[Tensor, Tensor], Tensor]
-
-    def over(self, ranks: Ranks) -> Products:
-        """The same where each rank holds a part of the layers."""
-        if ranks.size == 1:
-            return self
-        return self._replace(add=lambda out, x, weight: out.add_(ranks.total(self.linear(x, weight))))
-
-
-ORDERED: Final = Products(linear, add_linear, each_linear)
-# Whatever is fastest: on CUDA a row's bits depend on M.
-FAST: Final = Products(lambda x, weight, out=None: torch.mm(x, weight, out=out), Tensor.addmm_, torch.bmm)
-
-
-def products(deterministic: bool) -> Products:
-    """The projections of a model that is deterministic or not."""
-    return ORDERED if deterministic else FAST
-
-
-def doubles(deterministic: bool, device: torch.device) -> bool:
-    """Whether a lone row is doubled, see `twin_rows`; a GPU has no such routine."""
-    return deterministic and device.type == "cpu"
-
-
-def twin_rows(x: Tensor) -> Tensor:
-    """x [1, n] -> [2, n], both rows equal.
-
-    A product with one row is a matrix-vector routine, which adds up in another order than every larger product.
-    Two equal rows keep a lone token on the same path as a batch.
-    """
-    return torch.cat((x, x))
+def steady_silu(x: Tensor) -> Tensor:
+    """silu(x), likewise."""
+    wide = x.float()
+    return torch.div(wide, torch.neg(wide).exp_().add_(1.0)).to(x.dtype)
 
 
 class Norm:
@@ -109,7 +56,8 @@ class Norm:
     `folded` (float32 on a CPU, where calls cost more than arithmetic): x / sqrt(|x|^2 + width * eps) in three
     calls; the factor sqrt(width) and the norm's weight live in the projection behind it. Else the fused call, as
     folding would round half-precision weights anew.
-    ranks: who shares the layers behind the norm. own: their products, nothing summed over the ranks.
+    ranks: who shares the layers behind the norm. own: their products, nothing summed over the ranks. silu and sigmoid:
+    as the layers behind it take them.
     """
 
     def __init__(
@@ -124,6 +72,8 @@ class Norm:
         self.dtype, self.device, self.ranks = dtype, device, ranks
         self.own = products(deterministic)
         self.products = self.own.over(ranks)
+        steady = deterministic and device.type == "cpu"
+        self.silu, self.sigmoid = (steady_silu, steady_sigmoid) if steady else (silu, torch.sigmoid)
         self.folded = dtype is torch.float32 and device.type == "cpu"
         self.eps = eps
         self._joins = not deterministic and dtype is not torch.float32 and ranks.size == 1
@@ -141,6 +91,10 @@ class Norm:
     def fold(self, weights: Tensor, weight: Tensor) -> Tensor:
         """The projection [out, width] behind this norm, with what the norm leaves to it."""
         return weights * self.scale(weight) if self.folded else weights
+
+    def stored(self, weight: Tensor) -> Tensor:
+        """A projection of the layers behind this norm, as the engine keeps it (`stored`), and held to its law."""
+        return self.own.hold(stored(weight))
 
     def __call__(self, x: Tensor, weight: Tensor) -> Tensor:
         """What a folded projection expects."""
@@ -206,7 +160,7 @@ class Layer:
         heads, kv_heads, d = config.num_heads, config.num_kv_heads, config.head_dim
         hidden, inner = config.hidden_size, config.intermediate_size
         self.norm = norm
-        self.linear, self.add_linear, _ = norm.products
+        self.linear, self.add_linear = norm.products.linear, norm.products.add
         self.turned, self.head_dim = heads + kv_heads, d
         width = 2 * hidden if paired else hidden
         q = pair_up(take(f"{prefix}.self_attn.q_proj.weight", heads * d, width), d)
@@ -223,10 +177,10 @@ class Layer:
         qkv = torch.cat((q, k, v))
         if self.input_norm is not None:
             qkv = torch.cat((qkv[:, :-hidden], norm.fold(qkv[:, -hidden:], self.input_norm)), 1)
-        self.qkv = stored(qkv)
-        self.out = stored(take(f"{prefix}.self_attn.o_proj.weight", hidden, heads * d))
-        self.gate_up = stored(norm.fold(torch.cat((gate, up)), self.post_norm))
-        self.down = stored(take(f"{prefix}.mlp.down_proj.weight", hidden, inner))
+        self.qkv = norm.stored(qkv)
+        self.out = norm.stored(take(f"{prefix}.self_attn.o_proj.weight", hidden, heads * d))
+        self.gate_up = norm.stored(norm.fold(torch.cat((gate, up)), self.post_norm))
+        self.down = norm.stored(take(f"{prefix}.mlp.down_proj.weight", hidden, inner))
 
     def __call__(self, x: Tensor, turn: Tensor, attend: Attend, layer: int, space: Workspace) -> None:
         """Adds this layer's two parts to the residual stream x [R, hidden], in place."""
@@ -278,7 +232,7 @@ class Layer:
             begin = Onward(self.post_norm, space.scaled, space.squares)
             projection(mixed, self.out, x, Around(add=True, onward=begin))
         else:
-            self.add_linear(x, mixed if mixed.shape[0] == x.shape[0] else twin_rows(mixed), self.out)
+            self.add_linear(x, mixed, self.out)
 
     def feed_forward(self, x: Tensor, space: Workspace) -> None:
         """Adds the gated feed-forward part to x [R, hidden], in place."""
@@ -288,7 +242,7 @@ class Layer:
             projection(space.gate, self.down, x, Around(add=True, onward=begin))
             return
         self.linear(self.norm(x, self.post_norm), self.gate_up, space.gate_up)
-        inner = silu_mul(space.gate_up) if on_triton(x) else silu(space.gate).mul_(space.up)
+        inner = silu_mul(space.gate_up) if on_triton(x) else self.norm.silu(space.gate).mul_(space.up)
         self.add_linear(x, inner, self.down)
 
 

@@ -19,7 +19,7 @@ class Llama(CausalLM):
         self.kv = KVLayout(self.num_layers, self.share.num_kv_heads, self.config.head_dim)
         for one, behind in pairwise(layer for layer in self.layers if isinstance(layer, Layer)):
             one.lead(behind)
-        self.workspaces = Workspaces(self.share, self.dtype, self.device, double_lone=self.doubles)
+        self.workspaces = Workspaces(self.share, self.dtype, self.device)
 
     def layer(self, take: Take, prefix: str, index: int) -> Layer:
         return Layer(take, prefix, self.share, self.norm)

@@ -12,7 +12,7 @@ from engine.core.errors import ConfigError
 from engine.models.causal import head_logits
 from engine.models.config import ModelConfig
 from engine.models.latent import LatentLayer, Shape, latent_layout
-from engine.models.layers import Attend, Norm, doubles, stored, twin_rows
+from engine.models.layers import Attend, Norm
 from engine.models.rope import rotations
 from engine.models.target import Target
 from engine.models.weights import Take
@@ -28,8 +28,7 @@ class PredictionLayer:
     aux_layers = (FINAL,)
 
     def __init__(self, config: ModelConfig, take: Take, prefix: str, target: Target, turns: Tensor, index: int) -> None:
-        self.dtype, self.deterministic = target.dtype, target.deterministic
-        self.doubles = doubles(target.deterministic, target.device)
+        self.dtype = target.dtype
         self.index, self.rotations = index, turns
         self.kv = latent_layout(config, 1)
         self.carry_width = hidden = config.hidden_size
@@ -38,13 +37,13 @@ class PredictionLayer:
         self.norm = norm
         self.word_norm, self.state_norm = (take(f"{prefix}.{name}.weight", hidden) for name in ("enorm", "hnorm"))
         word, state = take(f"{prefix}.eh_proj.weight", hidden, 2 * hidden).chunk(2, 1)
-        self.join = stored(torch.cat((norm.fold(word, self.word_norm), norm.fold(state, self.state_norm)), 1))
+        self.join = norm.stored(torch.cat((norm.fold(word, self.word_norm), norm.fold(state, self.state_norm)), 1))
         self.decoder = LatentLayer(take, prefix, config, norm, sparse=True)
         self.final_norm = norm.scale(take(f"{prefix}.shared_head.norm.weight", hidden))
         own = f"{prefix}.embed_tokens.weight"
         self.embedding = take(own, config.vocab_size, hidden) if own in take else target.embedding
         own = f"{prefix}.shared_head.head.weight"
-        self.head = stored(take(own, config.vocab_size, hidden)) if own in take else target.head
+        self.head = norm.stored(take(own, config.vocab_size, hidden)) if own in take else norm.own.hold(target.head)
 
     def forward(self, tokens: Tensor, positions: Tensor, hidden: Tensor, attend: Attend) -> Tensor:
         """tokens and positions int64 [B, W], hidden [B, W, H] -> states [B, W, H]."""
@@ -53,16 +52,14 @@ class PredictionLayer:
         word = self.embedding.index_select(0, tokens.reshape(rows))
         state = hidden.reshape(rows, self.carry_width)
         pair = torch.cat((self.norm(word, self.word_norm), self.norm(state, self.state_norm)), 1)
-        if rows == 1 and self.doubles:
-            pair = twin_rows(pair)
         x = self.norm.products.linear(pair, self.join)
         turn = self.rotations.index_select(0, positions.reshape(rows))[:, None]
         self.decoder(x, turn, attend, self.index, Shape(batch, width))
-        return self.norm.whole(x[:rows], self.final_norm).view(batch, width, self.carry_width)
+        return self.norm.whole(x, self.final_norm).view(batch, width, self.carry_width)
 
     def logits(self, out: Tensor) -> Tensor:
         """out [..., H] as `forward` returned it -> float32 [..., V]."""
-        return head_logits(out, self.head, self.deterministic)
+        return head_logits(out, self.head, self.norm.own)
 
     def to_target(self, ids: Tensor) -> Tensor:
         """Draft ids as target ids: the vocabulary is the target's."""

@@ -16,7 +16,8 @@ class Target(Protocol):
     """A language model that reads and writes KV through `Attend` and can show what its layers see.
 
     embedding [V, H] and head [H, V] are what drafts share. kv: the shape of its pool. deterministic: a token's result
-    does not depend, bit by bit, on how many tokens share the call. positions: a token's is below it.
+    does not depend, bit by bit, on how many tokens share the call. row_form: how its products keep that on a CPU.
+    positions: a token's is below it.
     """
 
     config: ModelConfig
@@ -30,6 +31,9 @@ class Target(Protocol):
     kv: KVLayout
     embedding: Tensor
     head: Tensor
+
+    @property
+    def row_form(self) -> str | None: ...
 
     def forward(
         self, tokens: Tensor, positions: Tensor, attend: Attend, capture: tuple[int, ...] = ()

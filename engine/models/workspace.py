@@ -19,7 +19,7 @@ KEPT_ROWS = 256
 
 
 class Workspace(NamedTuple):
-    """For B requests of W tokens in R rows; R = B * W, or 2 where a lone token is doubled.
+    """For B requests of W tokens in R = B * W rows.
 
     qkv [R, (heads + 2 * kv_heads) * head_dim]; of it heads [R, heads + kv_heads, head_dim], which are rotated, the
     same as complex numbers turned [R, heads + kv_heads, head_dim / 2] (float32 only), q [B, W, heads, head_dim] and
@@ -44,9 +44,8 @@ class Workspace(NamedTuple):
 class Workspaces:
     """The workspaces of one model; a few small shapes are kept, larger ones made anew."""
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device, double_lone: bool) -> None:
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
         self._config, self._dtype, self._device = config, dtype, device
-        self._double_lone = double_lone
         self._kept: OrderedDict[tuple[int, int], Workspace] = OrderedDict()
 
     def of(self, batch: int, width: int) -> Workspace:
@@ -67,8 +66,7 @@ class Workspaces:
 
     def _make(self, batch: int, width: int) -> Workspace:
         c, d = self._config, self._config.head_dim
-        tokens = batch * width
-        rows = 2 if tokens == 1 and self._double_lone else tokens
+        rows = batch * width
         queries, keys = c.num_heads * d, c.num_kv_heads * d
         qkv = torch.empty(rows, queries + 2 * keys, dtype=self._dtype, device=self._device)
         gate_up = torch.empty(rows, 2 * c.intermediate_size, dtype=self._dtype, device=self._device)
@@ -82,8 +80,8 @@ class Workspaces:
             qkv=qkv,
             heads=heads,
             turned=turned,
-            q=qkv[:tokens, :queries].view(batch, width, c.num_heads, d),
-            kv=qkv[:tokens, queries:],
+            q=qkv[:, :queries].view(batch, width, c.num_heads, d),
+            kv=qkv[:, queries:],
             gate_up=gate_up,
             gate=gate_up[:, : c.intermediate_size],
             up=gate_up[:, c.intermediate_size :],

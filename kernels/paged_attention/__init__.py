@@ -9,16 +9,14 @@ from engine.core.errors import KernelError
 from kernels import contract
 from kernels.backend import chosen
 from kernels.paged_attention import eager
-from kernels.paged_attention.eager import ALIGNED, MIN_READ, Reads, attend, split_planes, spread_bias, spread_slots
+from kernels.paged_attention.eager import ALIGNED, Reads, attend, spread_bias, spread_slots
 
 __all__ = [
     "ALIGNED",
-    "MIN_READ",
     "Reads",
     "attend",
     "paged_attention",
     "plan_reads",
-    "split_planes",
     "spread_bias",
     "spread_slots",
 ]

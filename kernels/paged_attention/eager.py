@@ -2,15 +2,9 @@
 
 Query heads that share a key head stand in the rows of one product, [B * kv_heads, W * group, ...].
 
-With `deterministic`, in float32 and for head_dim up to 64, a query's result does not depend, bit by bit, on B, on W, or
-on how many masked keys lie between and behind those that it sees (tests hold this where torch's BLAS adds up a product
-key by key for every size, as MKL does with AVX-512). It takes four things:
-- at least two rows per product, as a lone one takes a matrix-vector routine with another order, and three of more than
-  PAIRABLE numbers, where two rows have a routine of their own;
-- at least MIN_READ keys, as tiny products take a routine of their own;
-- the factor of the scores on the queries, as inside the product it comes before or after the sum, by size;
-- the sum of a softmax as one more product, since torch.softmax adds up key positions in 8 or 16 lanes.
-Only the last costs time (three more calls), so it alone is left out otherwise.
+With `deterministic` a query's result does not depend, bit by bit, on B, on W, or on how many masked keys lie between
+and behind those that it sees, whatever the BLAS, its threads and the instruction set: every sum is one of whole numbers
+that float64 holds (`_exactly`), so no order of additions can show, and a masked key adds 0.
 """
 
 from __future__ import annotations
@@ -20,24 +14,45 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad, scaled_dot_product_attention
+from torch.nn.functional import scaled_dot_product_attention
 
-MIN_READ = 32
 # Keys come in multiples of this where a GPU reads them: rows of slots and masks so long begin where it reads fast.
 ALIGNED = 128
-PAIRABLE = 32
-# Columns of ones that a softmax is summed with; one column would be a matrix-vector product.
-ONES = 2
+# A sum of products stays below 2^53 where the largest number of a key, value or query becomes LARGEST (half of it where
+# a row has more than WIDE numbers, at most 4 * WIDE), a query's weights add up to WEIGHTS, and the largest of its
+# masses, of which there are up to 2^24, is MASS.
+LARGEST, WIDE = 2.0**22, 512
+WEIGHTS, MASS = 2.0**30, 2.0**24
+# The unit of a row of zeros.
+TINY = 1e-30
+
+
+class Room(NamedTuple):
+    """What `_exactly` writes to and reads, of the keys, values and queries of one layer at a time; R rows in all.
+
+    rows, size [R, d] of the step's dtype and float32; unit [R, 1] float32; whole [R, d] float64. The others are views:
+    query of rows, query_unit, key_unit and value_unit of unit, queries, keys_t and values of whole.
+    """
+
+    rows: Tensor
+    size: Tensor
+    unit: Tensor
+    whole: Tensor
+    query: Tensor
+    query_unit: Tensor
+    key_unit: Tensor
+    value_unit: Tensor
+    queries: Tensor
+    keys_t: Tensor
+    values: Tensor
 
 
 class Reads(NamedTuple):
     """What the layers of one step share, a buffer among it: one layer reads at a time.
 
     query: shape of q [B, W, heads, head_dim]. where int64: rows of the cache in the order [planes, B, kv_heads, T].
-    buffer: what `where` reads; of it keys_t [B * kv_heads, head_dim, T] and values [B * kv_heads, T, value_dim].
-    scale: factor of the scores.
-    bias [B * kv_heads, rows, T], rows being W * group, as often as `repeats` says.
-    ones [B * kv_heads, T, ONES], None where sums need not be deterministic.
+    buffer: what `where` reads; read [planes, B * kv_heads, T, head_dim] is a view of it. value_dim: as in plan_reads.
+    scale: factor of the scores. bias [B * kv_heads, W * group, T]. room: None where not deterministic.
     """
 
     query: tuple[int, int, int, int]
@@ -45,10 +60,10 @@ class Reads(NamedTuple):
     scale: float
     where: Tensor
     buffer: Tensor
-    keys_t: Tensor
-    values: Tensor
+    read: Tensor
+    value_dim: int | None
     bias: Tensor
-    ones: Tensor | None
+    room: Room | None
 
 
 def plan_reads(
@@ -64,33 +79,46 @@ def plan_reads(
     start: Tensor | None,
 ) -> Reads:
     """sparse and start: of no use here, where one gather reads all."""
-    if read_slots.shape[1] < MIN_READ:
-        missing = MIN_READ - read_slots.shape[1]
-        read_slots, bias = pad(read_slots, (0, missing)), pad(bias, (0, missing), value=float("-inf"))
     batch, length = read_slots.shape
-    planes = 2 if value_dim is None else 1
+    width, planes = bias.shape[2], 2 if value_dim is None else 1
     where = spread_slots(read_slots, kv_heads, planes)
-    buffer = bias.new_empty(where.shape[0], head_dim)
-    keys_t, values = split_planes(buffer.view(planes, batch * kv_heads, length, head_dim), value_dim)
+    rows = bias.new_empty(len(where) + (batch * width * heads if deterministic else 0), head_dim)
+    buffer = rows[: len(where)]
+    read = buffer.view(planes, batch * kv_heads, length, head_dim)
     return Reads(
-        query=(batch, bias.shape[2], heads, head_dim),
+        query=(batch, width, heads, head_dim),
         kv_heads=kv_heads,
         scale=head_dim**-0.5 if scale is None else scale,
         where=where,
         buffer=buffer,
-        keys_t=keys_t,
-        values=values,
-        bias=spread_bias(bias, heads, kv_heads, head_dim),
-        ones=bias.new_ones(batch * kv_heads, length, ONES) if deterministic else None,
+        read=read,
+        value_dim=value_dim,
+        bias=spread_bias(bias, heads, kv_heads),
+        room=_room(rows, read, value_dim, width * heads // kv_heads) if deterministic else None,
     )
 
 
-def split_planes(read: Tensor, value_dim: int | None) -> tuple[Tensor, Tensor]:
-    """read [planes, B * kv_heads, T, head_dim] -> keys_t [B * kv_heads, head_dim, T], values [B * kv_heads, T, v].
-
-    value_dim: None for two planes; else values are the first value_dim columns of the keys. Both are views.
-    """
-    return read[0].transpose(1, 2), read[1] if value_dim is None else read[0, ..., :value_dim]
+def _room(rows: Tensor, read: Tensor, value_dim: int | None, group: int) -> Room:
+    """rows [R, d], of which `read` [planes, B * kv_heads, T, d] is the first part. group: queries of a key head."""
+    planes, groups, length, head_dim = read.shape
+    count = planes * groups * length
+    each = (groups, group)
+    unit = torch.empty(len(rows), 1, device=rows.device)
+    whole = torch.empty(rows.shape, dtype=torch.float64, device=rows.device)
+    units, wholes = unit[:count].view(planes, groups, 1, length), whole[:count].view(read.shape)
+    return Room(
+        rows=rows,
+        size=torch.empty(rows.shape, device=rows.device),
+        unit=unit,
+        whole=whole,
+        query=rows[count:].view(*each, head_dim),
+        query_unit=unit[count:].view(*each, 1),
+        key_unit=units[0],
+        value_unit=units[-1],
+        queries=whole[count:].view(*each, head_dim),
+        keys_t=wholes[0].transpose(1, 2),
+        values=wholes[-1, ..., :value_dim],
+    )
 
 
 def spread_slots(read_slots: Tensor, kv_heads: int, planes: int = 2) -> Tensor:
@@ -105,64 +133,76 @@ def _kinds(planes: int, kv_heads: int, device: torch.device) -> Tensor:
         return torch.arange(planes * kv_heads, device=device).view(planes, 1, kv_heads, 1)
 
 
-def repeats(rows: int, head_dim: int) -> int:
-    """How often the rows of a product stand in it, so that it takes the routine of larger ones."""
-    if rows == 1:
-        return 2 if head_dim <= PAIRABLE else 3
-    return 2 if rows == 2 and head_dim > PAIRABLE else 1
-
-
-def spread_bias(bias: Tensor, heads: int, kv_heads: int, head_dim: int) -> Tensor:
+def spread_bias(bias: Tensor, heads: int, kv_heads: int) -> Tensor:
     """[B, 1, W, T] -> [B * kv_heads, W * group, T], the rows of the products."""
     batch, _, width, length = bias.shape
     group = heads // kv_heads
-    again = repeats(width * group, head_dim)
-    wide = bias[:, None, :, :, None].expand(batch, kv_heads, again, width, group, length)
-    return wide.reshape(batch * kv_heads, again * width * group, length)
+    wide = bias[:, :, :, None].expand(batch, kv_heads, width, group, length)
+    return wide.reshape(batch * kv_heads, width * group, length)
 
 
-def attend(
-    q: Tensor, kv_heads: int, scale: float, keys_t: Tensor, values: Tensor, bias: Tensor, ones: Tensor | None
-) -> Tensor:
-    """q [B, W, heads, d]; keys_t [B * kv_heads, d, T]; values [B * kv_heads, T, v]; bias [B * kv_heads, rows, T].
+def attend(q: Tensor, kv_heads: int, scale: float, read: Tensor, value_dim: int | None, bias: Tensor) -> Tensor:
+    """Not deterministic. q [B, W, heads, d]; read [planes, B * kv_heads, T, d]; bias [B * kv_heads, W * group, T]
+    -> [B * W, heads * v].
 
-    ones: as in Reads. -> [B * W, heads * v].
+    read: keys, then values; of one plane the keys' first value_dim columns are the values.
     """
-    batch, width, heads, head_dim = q.shape
-    group, value_dim = heads // kv_heads, values.shape[2]
-    rows = width * group
+    folded, keys, values = _folded(q, kv_heads), read[0], read[-1, ..., :value_dim]
     if q.dtype is torch.float32:
-        q = q * scale
-    if width == 1:
-        folded = q.reshape(batch * kv_heads, group, head_dim)
+        scores = torch.baddbmm(bias, folded * scale, keys.transpose(1, 2))
+        mixed = torch.bmm(torch.softmax(scores, -1), values)
     else:
-        split = q.reshape(batch, width, kv_heads, group, head_dim)
-        folded = split.transpose(1, 2).reshape(batch * kv_heads, rows, head_dim)
-    again = repeats(rows, head_dim)
-    if again > 1:
-        folded = folded.repeat(1, again, 1)
-    mixed = _mix(folded, scale, keys_t, values, bias, ones)
-    if again > 1:
-        mixed = mixed[:, :rows]
+        # Half precision needs float32 sums and a float32 softmax, which the fused call keeps.
+        folded, keys, values, bias = (part[:, None] for part in (folded, keys, values, bias))
+        mixed = scaled_dot_product_attention(folded, keys, values, attn_mask=bias, scale=scale)[:, 0]
+    return _unfolded(mixed, q)
+
+
+def _folded(q: Tensor, kv_heads: int) -> Tensor:
+    """[B, W, heads, d] -> [B * kv_heads, W * group, d]."""
+    batch, width, heads, head_dim = q.shape
+    rows = width * heads // kv_heads
+    if width > 1:
+        q = q.reshape(batch, width, kv_heads, heads // kv_heads, head_dim).transpose(1, 2)
+    return q.reshape(batch * kv_heads, rows, head_dim)
+
+
+def _unfolded(mixed: Tensor, q: Tensor) -> Tensor:
+    """[B * kv_heads, W * group, v] -> [B * W, heads * v]; q as it came."""
+    batch, width, heads, _ = q.shape
+    wide = mixed.shape[2]
     if width == 1:
-        return mixed.reshape(batch, heads * value_dim)
-    split = mixed.view(batch, kv_heads, width, group, value_dim)
-    return split.transpose(1, 2).reshape(batch * width, heads * value_dim)
+        return mixed.reshape(batch, heads * wide)
+    split = mixed.view(batch, -1, width, mixed.shape[1] // width, wide)
+    return split.transpose(1, 2).reshape(batch * width, heads * wide)
 
 
-def _mix(q: Tensor, scale: float, keys_t: Tensor, values: Tensor, bias: Tensor, ones: Tensor | None) -> Tensor:
-    if q.dtype is torch.float32:
-        scores = torch.baddbmm(bias, q, keys_t)
-        if ones is None:
-            return torch.bmm(torch.softmax(scores, -1), values)
-        mass = scores.sub_(scores.amax(-1, True)).exp_()
-        return torch.bmm(mass, values).div_(torch.bmm(mass, ones)[:, :, :1])
-    # Half precision needs float32 sums and a float32 softmax, which the fused call keeps.
-    keys = keys_t.transpose(1, 2)
-    q, keys, values, bias = (part[:, None] for part in (q, keys, values, bias))
-    return scaled_dot_product_attention(q, keys, values, attn_mask=bias, scale=scale)[:, 0]
+def _exactly(q: Tensor, reads: Reads, room: Room) -> Tensor:
+    """The same with sums that have no order: each factor is rounded to a whole number of a unit of its own row.
+
+    A query's and a key's unit is a part of the row's largest number; a weight counts in its value's unit, and its own
+    unit is a part of the largest value in sight. Only operations on single numbers round.
+    """
+    room.query.copy_(_folded(q, reads.kv_heads))
+    rows = room.rows.float()
+    most = LARGEST if q.shape[3] <= WIDE else LARGEST / 2
+    torch.abs(rows, out=room.size)
+    torch.amax(room.size, -1, True, out=room.unit)
+    room.unit.mul_(1 / most).clamp_min_(TINY)
+    room.whole.copy_(rows.div_(room.unit).round_())
+    room.query_unit.mul_(reads.scale)
+    scores = torch.bmm(room.queries, room.keys_t).float()
+    scores.mul_(room.key_unit).mul_(room.query_unit).add_(reads.bias)
+    mass = scores.sub_(scores.amax(-1, True)).exp_().mul_(MASS)
+    total = mass.round().sum(-1, True, dtype=torch.float64)
+    largest = (reads.bias + room.value_unit).amax(-1, True).mul_(1 / WEIGHTS)
+    weights = mass.mul_(room.value_unit).div_(total.mul_(largest).float()).round_()
+    mixed = torch.bmm(weights.double(), room.values).mul_(largest)
+    return _unfolded(mixed.to(q.dtype), q)
 
 
 def paged_attention(q: Tensor, cache: Tensor, reads: Reads) -> Tensor:
     torch.index_select(cache, 0, reads.where, out=reads.buffer)
-    return attend(q, reads.kv_heads, reads.scale, reads.keys_t, reads.values, reads.bias, reads.ones)
+    if reads.room is not None:
+        return _exactly(q, reads, reads.room)
+    return attend(q, reads.kv_heads, reads.scale, reads.read, reads.value_dim, reads.bias)

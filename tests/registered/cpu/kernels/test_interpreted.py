@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from importlib import import_module
 
+import numpy as np
 import pytest
 import torch
+from triton.runtime import interpreter as triton_interpreter
 
 from engine.core.errors import KernelError
-from kernels import backend, check
-from kernels.backend import interpreted
+from kernels import backend, check, interpreter
+from kernels.backend import check_interpreter, interpreted
+from kernels.interpreter import ordered_dot
 from kernels.registry import KERNELS
 from kernels.tree_layout import eager
 
+check_interpreter()
 pytestmark = pytest.mark.register(est_seconds=34, tier="cpu", stage="pr")
 
 # Triton's two forms of attention differ in the size of a split, which these cases are too small for.
@@ -58,6 +62,34 @@ def test_the_interpreter_needs_its_flag(monkeypatch):
     monkeypatch.delenv(backend.INTERPRETER)
     with pytest.raises(KernelError, match="run on a CPU with TRITON_INTERPRET=1 only"), interpreted():
         pass
+
+
+def test_a_broken_interpreter_says_why_it_does_not_run(monkeypatch):
+    """Once for a module: it is tried where the module is imported."""
+
+    def broken(a, b, into):
+        raise TypeError("only 0-dimensional arrays can be converted to Python scalars")
+
+    monkeypatch.setattr(triton_interpreter, "_patch_lang_tensor", triton_interpreter._patch_lang_tensor)
+    monkeypatch.setattr(interpreter, "ordered_dot", broken)
+    with pytest.raises(KernelError, match=r"^Triton \S+'s interpreter does not run with numpy \S+: .*0-dimensional"):
+        interpreter.prepare.__wrapped__()
+    monkeypatch.setattr(interpreter, "ordered_dot", lambda a, b, into: into)
+    with pytest.raises(KernelError, match=r"^Triton \S+'s interpreter gives wrong sums with numpy \S+$"):
+        interpreter.prepare.__wrapped__()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_a_tile_product_of_the_interpreter_has_one_order(dtype):
+    """Whatever numpy's BLAS does."""
+    rng = np.random.default_rng(0)
+    a, b = rng.standard_normal((2, 17, 64)).astype(dtype), rng.standard_normal((2, 64, 40)).astype(dtype)
+    into = rng.standard_normal((2, 17, 40)).astype(np.float32)
+    whole = ordered_dot(a, b, into)
+    np.testing.assert_allclose(whole, a.astype(np.float64) @ b.astype(np.float64) + into, rtol=1e-4, atol=1e-4)
+    for rows in range(1, 18):
+        assert np.array_equal(ordered_dot(a[:, :rows], b, into[:, :rows]), whole[:, :rows])
+        assert np.array_equal(ordered_dot(a, b[..., :rows], into[..., :rows]), whole[..., :rows])
 
 
 @pytest.mark.parametrize("op", ["matmul", "paged_attention deterministic"])

@@ -6,13 +6,14 @@ import pytest
 import torch
 
 from kernels import check
-from kernels.backend import interpreted
+from kernels.backend import check_interpreter, interpreted
 from kernels.early import ROOM
 from kernels.projection import cases
 from kernels.projection import triton as projection
 from kernels.projection.triton import tile
 from kernels.registry import KERNELS
 
+check_interpreter()
 pytestmark = pytest.mark.register(est_seconds=9, tier="cpu", stage="pr")
 
 

@@ -10,8 +10,9 @@ import torch
 from engine.core.errors import LedgerError
 from engine.device.attention import DraftAttention, StepAttention
 from engine.device.pool import KVLayout, KVPool
-from kernels.backend import interpreted
+from kernels.backend import check_interpreter, interpreted
 
+check_interpreter()
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 
 HEADS, KV_HEADS, DIM = 6, 2, 8

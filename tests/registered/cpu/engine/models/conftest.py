@@ -29,7 +29,6 @@ from engine.device.attention import StepAttention
 from engine.device.pool import KVPool
 from engine.device.window import SplitAttention, windowed_bias
 from engine.models.eagle3 import Eagle3
-from engine.models.layers import linear
 from engine.models.standalone import Standalone
 from engine.models.target import Target
 
@@ -100,25 +99,6 @@ EAGLE: dict[str, Any] = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
     "eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]},
 }
-
-
-@pytest.fixture(scope="session")
-def rows_keep_their_bits() -> bool:
-    """Whether this machine's BLAS gives a row of a float32 product the same bits for every number of rows from 2 up."""
-    generator = torch.Generator().manual_seed(0)
-    for inner in (32, 96, 128, 384):
-        x, weight = torch.randn(64, inner, generator=generator), torch.randn(inner, 128, generator=generator)
-        whole = linear(x, weight)
-        if not all(torch.equal(linear(x[:rows], weight), whole[:rows]) for rows in range(2, 64)):
-            return False
-    return True
-
-
-@pytest.fixture
-def kept_bits(rows_keep_their_bits: bool) -> None:
-    """For tests of what a deterministic model can only hold where rows keep their bits."""
-    if not rows_keep_their_bits:
-        pytest.skip("this BLAS adds up a row in an order that depends on the number of rows")
 
 
 @pytest.fixture(scope="session", autouse=True)

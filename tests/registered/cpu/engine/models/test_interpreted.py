@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from engine.models.loader import load_target
-from kernels.backend import interpreted
+from kernels.backend import check_interpreter, interpreted
 
+check_interpreter()
 pytestmark = pytest.mark.register(est_seconds=8, tier="cpu", stage="pr")
 
 TOKENS = torch.randint(0, 97, (2, 8), generator=torch.Generator().manual_seed(5))

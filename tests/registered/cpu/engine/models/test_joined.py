@@ -8,10 +8,11 @@ import torch
 from engine.device.ranks import Ranks
 from engine.models.layers import Norm
 from engine.models.loader import load_target
-from kernels.backend import interpreted
+from kernels.backend import check_interpreter, interpreted
 from kernels.projection import FEW
 from matrix.zoo.registry import resolve_path
 
+check_interpreter()
 pytestmark = pytest.mark.register(est_seconds=18, tier="cpu", stage="pr")
 
 

@@ -155,7 +155,6 @@ def test_positions_reach_past_the_context_as_far_as_they_are_asked_to(llama_fold
     assert hidden.isfinite().all()
 
 
-@pytest.mark.usefixtures("kept_bits")
 class TestBatchInvariance:
     """With `deterministic`, a token's logits have the same bits however many tokens share its call."""
 

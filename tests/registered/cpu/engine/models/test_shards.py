@@ -95,7 +95,6 @@ def test_ranks_compute_what_the_whole_model_does(target_folder, paged, architect
         assert torch.equal(joined, torch.cat(found[0][0], 1)), "ranks see different bits"
 
 
-@pytest.mark.usefixtures("kept_bits")
 @pytest.mark.parametrize(("name", "size"), [("llama-mini", 2), ("llama-mini", 8), ("deepseek-mini", 2)])
 def test_a_rows_bits_do_not_depend_on_the_others(paged, name, size):
     """With sums in the order of the ranks, on models of the zoo."""

@@ -159,7 +159,6 @@ def test_half_precision_stays_near_float32(target_folder, paged, kind, dtype):
     assert 0 < off[int(0.7 * len(off))] < 24 * torch.finfo(dtype).eps * whole.abs().max()
 
 
-@pytest.mark.usefixtures("kept_bits")
 class TestBatchInvariance:
     """With `deterministic`, a token's logits have the same bits however many tokens share its call."""
 

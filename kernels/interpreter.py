@@ -1,0 +1,67 @@
+"""Triton's interpreter as the laws need it: loops with bounds that a kernel computes, and products of one order.
+
+It multiplies by numpy, whose BLAS may add up a row by the shape of a tile and by what the machine is; a law about the
+order of a kernel's own sums (tiles, ranges, splits) must see that order alone.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from triton.runtime import interpreter
+
+from engine.core.errors import KernelError
+
+
+def ordered_dot(a: np.ndarray, b: np.ndarray, into: np.ndarray) -> np.ndarray:
+    """a [..., M, K] @ b [..., K, N] + into, key by key in into's dtype: a number's bits depend on its row and column
+    alone."""
+    a, b = a.astype(into.dtype), b.astype(into.dtype)
+    total, term = np.zeros_like(into), np.empty_like(into)
+    for k in range(a.shape[-1]):
+        np.multiply(a[..., k, None], b[..., k, None, :], out=term)
+        total += term
+    return total + into
+
+
+def _create_dot(builder: Any, a: Any, b: Any, d: Any, *_: object) -> Any:  # noqa: ANN401
+    return interpreter.TensorHandle(ordered_dot(a.data, b.data, d.data), d.dtype.scalar)
+
+
+@cache
+def prepare() -> None:
+    """Mend the interpreter of this process. KernelError with the reason where it cannot run."""
+    patch_tensor = interpreter._patch_lang_tensor
+
+    def mended(tensor: type, scope: Any) -> None:  # noqa: ANN401
+        patch_tensor(tensor, scope)
+        # Triton 3.6 takes int() of an array of one number, which numpy refuses since 2.4.
+        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+
+    interpreter._patch_lang_tensor = mended
+    interpreter.InterpreterBuilder.create_dot = _create_dot
+    x = torch.eye(16)
+    try:
+        _probe[(1,)](x, torch.tensor([3]))
+    except Exception as error:
+        raise KernelError(
+            f"Triton {triton.__version__}'s interpreter does not run with numpy {np.__version__}: {error}"
+        ) from error
+    if not torch.equal(x, 4.0 * torch.eye(16)):
+        raise KernelError(f"Triton {triton.__version__}'s interpreter gives wrong sums with numpy {np.__version__}")
+
+
+@triton.jit
+def _probe(x, count):
+    """Adds x @ x to x, `count` times."""
+    at = x + tl.arange(0, 16)[:, None] * 16 + tl.arange(0, 16)[None, :]
+    tile = tl.load(at)
+    total = tile
+    for _ in range(0, tl.load(count)):
+        total += tl.dot(tile, tile, input_precision="ieee")
+    tl.store(at, total)
