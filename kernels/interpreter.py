@@ -7,9 +7,9 @@ order of a kernel's own sums (tiles, ranges, splits) must see that order alone.
 from __future__ import annotations
 
 from functools import cache
+from importlib.metadata import version
 from typing import Any
 
-import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -18,14 +18,14 @@ from triton.runtime import interpreter
 from engine.core.errors import KernelError
 
 
-def ordered_dot(a: np.ndarray, b: np.ndarray, into: np.ndarray) -> np.ndarray:
-    """a [..., M, K] @ b [..., K, N] + into, key by key in into's dtype: a number's bits depend on its row and column
-    alone."""
+def ordered_dot(a: Any, b: Any, into: Any) -> Any:  # noqa: ANN401
+    """a [..., M, K] @ b [..., K, N] + into, arrays of numpy, key by key in into's dtype: a number's bits depend on its
+    row and column alone."""
     a, b = a.astype(into.dtype), b.astype(into.dtype)
-    total, term = np.zeros_like(into), np.empty_like(into)
+    total = into.copy()
+    total.fill(0)
     for k in range(a.shape[-1]):
-        np.multiply(a[..., k, None], b[..., k, None, :], out=term)
-        total += term
+        total += a[..., k, None] * b[..., k, None, :]
     return total + into
 
 
@@ -50,10 +50,10 @@ def prepare() -> None:
         _probe[(1,)](x, torch.tensor([3]))
     except Exception as error:
         raise KernelError(
-            f"Triton {triton.__version__}'s interpreter does not run with numpy {np.__version__}: {error}"
+            f"Triton {triton.__version__}'s interpreter does not run with numpy {version('numpy')}: {error}"
         ) from error
     if not torch.equal(x, 4.0 * torch.eye(16)):
-        raise KernelError(f"Triton {triton.__version__}'s interpreter gives wrong sums with numpy {np.__version__}")
+        raise KernelError(f"Triton {triton.__version__}'s interpreter gives wrong sums with numpy {version('numpy')}")
 
 
 @triton.jit

@@ -19,8 +19,8 @@ from torch.nn.functional import scaled_dot_product_attention
 # Keys come in multiples of this where a GPU reads them: rows of slots and masks so long begin where it reads fast.
 ALIGNED = 128
 # A sum of products stays below 2^53 where the largest number of a key, value or query becomes LARGEST (half of it where
-# a row has more than WIDE numbers, at most 4 * WIDE), a query's weights add up to WEIGHTS, and the largest of its
-# masses, of which there are up to 2^24, is MASS.
+# a row has more than WIDE numbers, at most 4 * WIDE), a query's weights add up to WEIGHTS, and its masses, at most 2^24
+# of them, end at MASS.
 LARGEST, WIDE = 2.0**22, 512
 WEIGHTS, MASS = 2.0**30, 2.0**24
 # The unit of a row of zeros.
