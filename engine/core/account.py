@@ -6,6 +6,8 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from engine.core.errors import LedgerError
+
 
 @dataclass(eq=False, slots=True)
 class Account:
@@ -47,6 +49,21 @@ class Account:
             if end > self.committed:
                 writers[max(first, self.committed)] = by
         return spans((first, by) for first, by in writers.items() if first < keep)
+
+    def check(self, page_size: int) -> None:
+        """Raise LedgerError where laws 3 or 7 do not hold."""
+        protected = self.shared * page_size
+        reserved = len(self.pages) * page_size
+        if not protected <= self.committed <= self.committed + self.flying <= reserved:
+            raise LedgerError(
+                f"law 3: request {self.rid} has protected {protected}, committed {self.committed}, "
+                f"in flight {self.flying}, reserved {reserved}"
+            )
+        if self.held and (self.in_flight or reserved - self.committed >= page_size):
+            raise LedgerError(
+                f"law 7: account {self.rid} is held with {self.committed} committed, in flight {self.flying}, "
+                f"reserved {reserved}"
+            )
 
 
 def spans(writers: Iterable[tuple[int, int]]) -> dict[int, int]:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import count
 from typing import Final
 
 from engine.core.account import Account, spans
@@ -51,7 +52,7 @@ class Ledger:
         self.free: list[int] = list(range(num_pages, 0, -1))
         self.pins: dict[int, int] = {}  # cached page -> rows that use it
         self.writer: dict[int, int] = {}  # cached page -> generation that computed it
-        self.generations = 0
+        self._generations = count(1)
         self.accounts: dict[int, Account] = {}
         self._journal: deque[Entry] = deque(maxlen=KEPT)
         self._entries = 0
@@ -65,9 +66,7 @@ class Ledger:
     def journal(self) -> list[Entry]:
         """Every entry so far. EngineError once the first ones are gone, as the latest KEPT stay."""
         if self._entries > KEPT:
-            raise EngineError(
-                f"the journal keeps the latest {KEPT} of {self._entries} entries; subscribe to it earlier"
-            )
+            raise EngineError(f"the journal keeps the latest {KEPT} of {self._entries} entries; subscribe earlier")
         return list(self._journal)
 
     def subscribe(self, tell: Callable[[Entry], None]) -> None:
@@ -90,7 +89,7 @@ class Ledger:
             self.pins[page] += 1
         begin = len(shared) * self.page_size
         earlier = spans((index * self.page_size, self.writer[page]) for index, page in enumerate(shared))
-        account = Account(rid, list(shared), len(shared), begin, self._generation(), begin, earlier)
+        account = Account(rid, list(shared), len(shared), begin, next(self._generations), begin, earlier)
         self.accounts[rid] = account
         self._record("open", rid, tuple(shared))
         return account
@@ -244,7 +243,7 @@ class Ledger:
             raise LedgerError(
                 f"resume: account {rid} cannot compute {again} of its {account.committed} positions again"
             )
-        account.generation, account.start = self._generation(), start
+        account.generation, account.start = next(self._generations), start
         account.committed = start
         account.held = False
         self._record("resume", rid, (again,))
@@ -348,29 +347,13 @@ class Ledger:
             if page in owned:
                 raise LedgerError(f"law 2: page {page} is in the rows of requests {owned[page]} and {account.rid}")
             owned[page] = account.rid
-        protected = account.shared * self.page_size
-        reserved = len(account.pages) * self.page_size
-        if not protected <= account.committed <= account.committed + account.flying <= reserved:
-            raise LedgerError(
-                f"law 3: request {account.rid} has protected {protected}, committed {account.committed}, "
-                f"in flight {account.flying}, reserved {reserved}"
-            )
-        if account.held and (account.in_flight or reserved - account.committed >= self.page_size):
-            raise LedgerError(
-                f"law 7: account {account.rid} is held with {account.committed} committed, in flight {account.flying}, "
-                f"reserved {reserved}"
-            )
+        account.check(self.page_size)
 
     def _demand_cached(self, verb: str, page: int) -> None:
         if not 1 <= page <= self.num_pages:
             raise LedgerError(f"{verb}: page {page} does not exist; pages are 1..{self.num_pages}")
         if self.owner[page] != CACHE:
             raise LedgerError(f"{verb}: page {page} is not in the cache")
-
-    def _generation(self) -> int:
-        """A number that no residence had before."""
-        self.generations += 1
-        return self.generations
 
     def _account(self, rid: int) -> Account:
         account = self.accounts.get(rid)

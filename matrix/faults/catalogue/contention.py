@@ -95,7 +95,7 @@ CONTENTION_FAULTS: Final[tuple[Fault, ...]] = (
         klass="race / missing stream order",
         origin="sglang#21875 (a close waits for the request in flight)",
         file=SESSION,
-        old="            if session.busy():\n                session.used = now\n            elif",
+        old="            if session.live:\n                session.used = now\n            elif",
         new="            if",
         expected=("session",),
         cells=("none.v1.p4.pair.stream",),

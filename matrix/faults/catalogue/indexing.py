@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from matrix.faults.fault import Edit, Fault
+from matrix.faults.fault import Fault
 
 KLASS: Final = "stride / indexing"
 TREE: Final = "eagle3.s3.k4.n8.v2.ragged"
@@ -105,13 +105,6 @@ INDEXING_FAULTS: Final[tuple[Fault, ...]] = (
             "standalone.s1.k1.v1.p4.c32.m4.burst",
         ),
         why="the pages of a prefix hit never reach the device's table, so the row reads its former owner's slots",
-        also=(
-            Edit(
-                "engine/core/schedule.py",
-                "        cached = account.shared if admitted else 0\n",
-                "        cached = 0\n",
-            ),
-        ),
     ),
     Fault(
         id="draft-table-without-branches",

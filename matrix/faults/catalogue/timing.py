@@ -27,9 +27,9 @@ TIMING_FAULTS: Final[tuple[Fault, ...]] = (
                 ":\n",
             ),
             Edit(
-                LEDGER,
-                "        if not protected <= account.committed <= account.committed + account.flying <= reserved:\n",
-                "        if not protected <= account.committed:\n",
+                "engine/core/account.py",
+                "        if not protected <= self.committed <= self.committed + self.flying <= reserved:\n",
+                "        if not protected <= self.committed:\n",
             ),
         ),
     ),

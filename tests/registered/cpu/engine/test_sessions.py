@@ -19,7 +19,7 @@ from engine.core.request import Finish, Phase, SamplingParams
 from engine.core.session import SessionParams
 from engine.device.batch import StepBatch
 
-pytestmark = pytest.mark.register(est_seconds=12, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=15, tier="cpu", stage="pr")
 
 ZOO = Path(__file__).parents[4] / "matrix" / "zoo" / "checkpoints"
 TURNS = (

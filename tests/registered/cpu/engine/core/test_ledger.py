@@ -471,7 +471,7 @@ def test_a_subscriber_gets_every_entry_and_the_ledger_keeps_the_latest():
     ledger.open(1)
     assert len(seen) == KEPT + 1 and seen[-1] == ("open", 1, ())
     assert replay(seen, 2, 1).accounts.keys() == {1}
-    sentence = f"^the journal keeps the latest {KEPT} of {KEPT + 1} entries; subscribe to it earlier$"
+    sentence = f"^the journal keeps the latest {KEPT} of {KEPT + 1} entries; subscribe earlier$"
     for late in (lambda: ledger.journal, lambda: ledger.subscribe(seen.append)):
         with pytest.raises(EngineError, match=sentence):
             late()

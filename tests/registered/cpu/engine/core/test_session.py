@@ -15,7 +15,7 @@ from engine.core.request import Finish, Phase, Request, SamplingParams
 from engine.core.schedule import Scheduler
 from engine.core.session import Session, SessionParams, Sessions
 
-pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=2, tier="cpu", stage="pr")
 
 BOS = 9
 

@@ -14,7 +14,7 @@ from matrix.subjects.protocol import Run
 from matrix.subjects.reference import ReferenceSubject
 from matrix.workload import workload
 
-pytestmark = pytest.mark.register(est_seconds=6, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=8, tier="cpu", stage="pr")
 
 CELL = "eagle3.s5.v2.p16.pair.stream.abort_running"
 
