@@ -75,9 +75,9 @@ class CausalLM(ABC):
 
     @property
     def row_form(self) -> str | None:
-        """How products keep a row's bits on a CPU, by the name of their `Form`; None where they need not."""
+        """How products keep a row's bits on a CPU, by the names of their forms; None where they need not."""
         rows = self.norm.own.rows
-        return None if rows is None or self.device.type != "cpu" else rows.form.name
+        return None if rows is None or self.device.type != "cpu" else rows.names
 
     @abstractmethod
     def prepare(self) -> None:

@@ -1,8 +1,8 @@
 """The projections of a model, and what keeps a row's bits apart from the rows beside it.
 
 A BLAS chooses by the shape of a product in which order it adds up a row: a lone row, few rows and the last ones of many
-often have routines of their own. On CUDA `kernels.matmul` has one order. On a CPU a deterministic model takes the first
-of FORMS that holds the law `holds` at every shape that the model multiplies with.
+often have routines of their own. On CUDA `kernels.matmul` has one order. On a CPU a deterministic model takes, for each
+shape of its weights, the first of FORMS for which the law `holds`, when it is loaded.
 """
 
 from __future__ import annotations
@@ -82,41 +82,54 @@ class Products(NamedTuple):
 
 
 class Rows:
-    """Products of a deterministic model. form: what it multiplies in on a CPU, settled when its last weight is held."""
+    """Products of a deterministic model. forms: how it multiplies on a CPU by each shape and dtype of a weight."""
 
     def __init__(self) -> None:
-        self.form = FORMS[0]
-        self._shapes: set[tuple[tuple[int, ...], torch.dtype]] = set()
+        self.forms: dict[tuple[torch.Size, torch.dtype], Form] = {}
+
+    @property
+    def names(self) -> str:
+        """The forms in use, the plainest first."""
+        return " and ".join(form.name for form in FORMS if form in self.forms.values())
 
     def hold(self, weight: Tensor) -> None:
-        if on_triton(weight):
-            return
-        self._shapes.add((tuple(weight.shape), weight.dtype))
-        threads = torch.get_num_threads()
-        for form in FORMS[FORMS.index(self.form) :]:
-            if all(holds(form, shape, dtype, threads) for shape, dtype in self._shapes):
-                self.form = form
-                return
-        tried = ", ".join(form.name for form in FORMS)
-        raise ConfigError(
-            f"enable_deterministic_inference: this machine's products [rows, in] @ {list(weight.shape)} in "
-            f"{str(weight.dtype).removeprefix('torch.')} change a row's bits with the rows beside it in every form "
-            f"({tried}); leave the flag out, or set MKL_CBWR=COMPATIBLE where torch has MKL"
-        )
+        if not on_triton(weight):
+            self._form(weight)
+
+    def _form(self, weight: Tensor) -> Form:
+        key = weight.shape, weight.dtype
+        if key not in self.forms:
+            threads = torch.get_num_threads()
+            held = (form for form in FORMS if holds(form, tuple(weight.shape), weight.dtype, threads))
+            found = next(held, None)
+            if found is None:
+                raise _no_form(weight)
+            self.forms[key] = found
+        return self.forms[key]
 
     def linear(self, x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
         if on_triton(x):
             return matmul(x, weight, out)
-        if out is not None and self.form.block == 1 and self.form.least <= len(x) <= MOST:
+        form = self._form(weight)
+        if out is not None and form.block == 1 and form.least <= len(x) <= MOST:
             return torch.mm(x, weight, out=out)
-        found = self.form(x, weight)
+        found = form(x, weight)
         return found if out is None else out.copy_(found)
 
     def add(self, out: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-        return matmul(x, weight, out, add=True) if on_triton(x) else out.add_(self.form(x, weight))
+        return matmul(x, weight, out, add=True) if on_triton(x) else out.add_(self._form(weight)(x, weight))
 
     def each(self, x: Tensor, weight: Tensor) -> Tensor:
-        return matmul(x, weight) if on_triton(x) else self.form(x, weight)
+        return matmul(x, weight) if on_triton(x) else self._form(weight)(x, weight)
+
+
+def _no_form(weight: Tensor) -> ConfigError:
+    tried = ", ".join(form.name for form in FORMS)
+    return ConfigError(
+        f"enable_deterministic_inference: this machine's products [rows, in] @ {list(weight.shape)} in "
+        f"{str(weight.dtype).removeprefix('torch.')} change a row's bits with the rows beside it in every form "
+        f"({tried}); leave the flag out, or set MKL_CBWR=COMPATIBLE where torch has MKL"
+    )
 
 
 @cache
