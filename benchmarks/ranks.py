@@ -94,7 +94,7 @@ def begin(rank: Rank, bench: Bench, batch: int, asked: Asked) -> None:
         llm = LLM(config, clock=lambda: rank.now, ranks=ranks, tell=rank.tell)
     # What loading took and gave back would be missing to the other groups on this GPU.
     free()
-    rank.held = Decoding(llm, bench.prompts(llm.tokenizer.vocab_size, batch))
+    rank.held = Decoding(llm, bench.prompts(llm.vocab_size, batch))
 
 
 def turn(rank: Rank) -> float:

@@ -5,6 +5,10 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
+
+# Python 3.12 keeps its immortal objects frozen, some hundred of them.
+IMMORTAL: Final = 5000
 
 
 @contextmanager
@@ -21,7 +25,7 @@ def paused() -> Iterator[None]:
     finally:
         if running:
             # Thawing would also free what the caller froze, so a caller that freezes pays one pass over the records.
-            if not gc.get_freeze_count():
+            if gc.get_freeze_count() < IMMORTAL:
                 gc.freeze()
                 gc.unfreeze()
             gc.enable()

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.register(est_seconds=6, tier="cpu", stage="pr")
 
 ROOT = Path(__file__).parents[4]
 PACKAGES = ("engine", "kernels", "matrix", "ci", "reports", "benchmarks")
-CODE_LINES = 300
+CODE_LINES = 400
 FUNCTION_LINES = 60
 
 CORE = {"engine.core"}

@@ -117,7 +117,7 @@ def test_a_capture_that_breaks_off_changes_no_token(monkeypatch, error, version)
 
     def breaking(*given: object):
         state = absorb(*given)
-        if torch.cuda.is_current_stream_capturing() and not broken:
+        if torch.cuda.is_current_stream_capturing() and len(given[0].rows) == 4 and not broken:
             broken.append(llm.loop.executor.graphs.made)
             raise error("in a capture")
         return state

@@ -84,13 +84,13 @@ def test_a_silent_downgrade_is_seen_by_the_effective_gate_alone():
 
 def test_a_crash_is_told_apart_from_a_verdict():
     crash = Fault(
-        "crash", "c", "o", "engine/launch.py", "    def collect(self, handle: InFlight) -> StepResult:\n",
-        "    def gather(self, handle: InFlight) -> StepResult:\n", ("ledger",), (PAIR.id,), "w",
+        "crash", "c", "o", "engine/core/schedule.py", "    def plan(self) -> StepPlan | None:\n",
+        "    def scheme(self) -> StepPlan | None:\n", ("ledger",), (PAIR.id,), "w",
     )  # fmt: skip
     (verdict,) = trial(crash, [PAIR]).verdicts
     assert verdict.gates == {}
     assert verdict.error is not None
-    assert "collect" in verdict.error
+    assert "'Scheduler' object has no attribute 'plan'" in verdict.error
 
 
 def test_a_tree_that_does_not_import_dies_with_its_last_words():
