@@ -56,7 +56,8 @@ class LLM:
 
     One thread at a time may be inside; a call from another one raises EngineError, except `abort`. Within a thread
     streams, `step` and `generate` may interleave. After a bug of the engine or the device live requests end with an
-    error, `health` tells the cause, and calls that would run something raise EngineError.
+    error, `health` tells the cause, and calls that would run something raise EngineError. Ctrl-C takes back the steps
+    in flight; a handler of another signal that raises is taken for a failure of the step that it interrupts.
 
     `locate` turns a model name into a directory; by default the name is a path. `clock` gives seconds, for the
     timeouts of sessions only. ranks: who shares the target, of whom this process is one; tell: what is told of its
@@ -92,34 +93,48 @@ class LLM:
         self._next_rid = 1
         self._owned: set[int] = set()  # requests whose results go to a generate or stream call
         self._lock = threading.RLock()
-        self._left: deque[tuple[Callable[[int], object], int]] = deque()  # calls of other threads, for the next call
+        self._editing = False  # a call is changing the books
+        self._deferred: deque[tuple[Callable[[int], object], int]] = deque()  # what came meanwhile
 
     @contextmanager
-    def _inside(self, serves: bool = True) -> Iterator[None]:
-        """Around whatever changes the engine. serves: it needs an engine that is not broken."""
+    def _inside(self, serves: bool = True, edits: bool = True) -> Iterator[None]:
+        """Around a call. serves: it needs an engine that is not broken. edits: it changes the books, so that a call
+        from within, by a signal's handler or while garbage is collected, would find them half changed."""
         with self.loop.interrupts:
             if not self._lock.acquire(blocking=False):
                 raise EngineError("another thread is in a call of this engine; allowed: one thread at a time, or abort")
+            outer = self._editing
             try:
-                while self._left:
-                    call, rid = self._left.popleft()
-                    call(rid)
+                if outer and edits:
+                    raise EngineError("a call of this engine is running in this thread; allowed within it: abort")
+                self._run_deferred()
                 if serves:
                     self.loop.check()
+                self._editing = outer or edits
                 yield
             finally:
+                self._editing = outer
+                self._run_deferred()
                 self._lock.release()
 
-    def _soon(self, call: Callable[[int], object], rid: int) -> None:
-        """Make a call now or, where another thread is inside, leave it to that thread's next step."""
+    def _run_or_defer(self, call: Callable[[int], object], rid: int) -> None:
+        """Make a call now or, while another call changes the books, as soon as that one has done so."""
         with self.loop.interrupts:
-            if not self._lock.acquire(blocking=False):
-                self._left.append((call, rid))
-                return
+            self._deferred.append((call, rid))
+            if self._lock.acquire(blocking=False):
+                try:
+                    self._run_deferred()
+                finally:
+                    self._lock.release()
+
+    def _run_deferred(self) -> None:
+        while self._deferred and not self._editing:
+            call, rid = self._deferred.popleft()
+            self._editing = True
             try:
                 call(rid)
             finally:
-                self._lock.release()
+                self._editing = False
 
     def open_session(
         self,
@@ -148,14 +163,23 @@ class LLM:
     def add(self, prompt: Prompt, params: SamplingParams | None = None, session: SessionParams | None = None) -> int:
         """Queue one request and return its id. RequestError on bad parameters; nothing else is disturbed."""
         with self._inside():
-            self.sessions.reap(self.clock())
-            return self._queue(*self._judge(self._next_rid, prompt, params, session))
+            return self._add(prompt, params, session).rid
+
+    def _add(self, prompt: Prompt, params: SamplingParams | None, session: SessionParams | None) -> Request:
+        self.sessions.reap(self.clock())
+        request, turn = self._judge(self._next_rid, prompt, params, session)
+        self._queue(request, turn)
+        return request
 
     def _judge(
         self, rid: int, prompt: Prompt, params: SamplingParams | None, session: SessionParams | None
     ) -> tuple[Request, Turn | None]:
         """The request that would run. Changes nothing; RequestError if it cannot."""
-        params = params or SamplingParams()
+        params = SamplingParams() if params is None else params
+        if not isinstance(params, SamplingParams):
+            raise RequestError(f"params is {shown(params)}; allowed: SamplingParams")
+        if not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray):
+            raise RequestError(f"the prompt is {shown(prompt)}; allowed: a text or a list of token ids")
         params.validate(self.vocab_size)
         tokens = tuple(self.tokenizer.encode(prompt)) if isinstance(prompt, str) else tuple(prompt)
         bad = [t for t in tokens if type(t) is not int or not 0 <= t < self.vocab_size]
@@ -188,10 +212,13 @@ class LLM:
         return request.rid
 
     def abort(self, rid: int) -> bool:
-        """Stop a request, from any thread; False if it had already ended. Another thread's step is not interrupted."""
+        """Stop a request, from any thread or signal handler; False if it had already ended.
+
+        A step that is running goes on, and a request that it ends has ended by itself.
+        """
         request = self.loop.scheduler.requests.get(rid)
         running = request is not None and request.finish is None
-        self._soon(self.loop.abort, rid)
+        self._run_or_defer(self.loop.abort, rid)
         return running
 
     def step(self) -> bool:
@@ -253,10 +280,8 @@ class LLM:
         session: SessionParams | Sequence[SessionParams | None] | None = None,
     ) -> list[Output]:
         """Run prompts to their end and return their outputs in order. RequestError if one is bad; then none runs."""
-        outputs: list[Output] = []
-        with self._inside():
-            for outputs in self.generation(prompts, params, session):  # noqa: B007 - the last ones count
-                pass
+        with self._inside(edits=False):
+            *_, outputs = self.generation(prompts, params, session)
         return outputs
 
     def generation(
@@ -268,6 +293,10 @@ class LLM:
         """`generate` one step at a time: an empty list after each step, then the outputs. Closing it aborts them."""
         if isinstance(prompts, str):
             raise RequestError("prompts is one text; allowed: a list of texts or of token lists")
+        if not isinstance(prompts, Sequence):
+            raise RequestError(f"prompts is {shown(prompts)}; allowed: a list of texts or of token lists")
+        if not isinstance(params, SamplingParams | Sequence | None):
+            raise RequestError(f"params is {shown(params)}; allowed: SamplingParams, or a list of one each")
         each = [params] * len(prompts) if params is None or isinstance(params, SamplingParams) else list(params)
         if len(each) != len(prompts):
             raise RequestError(f"{len(each)} sampling parameters for {len(prompts)} prompts; allowed: one, or one each")
@@ -290,7 +319,7 @@ class LLM:
             yield outputs
         finally:
             for request in requests:
-                self._soon(self._disown, request.rid)
+                self._run_or_defer(self._release_owned, request.rid)
 
     def _turns(
         self, session: SessionParams | Sequence[SessionParams | None] | None, count: int
@@ -318,29 +347,32 @@ class LLM:
     ) -> Iterator[str]:
         """Yield the new text of one request as it grows. What a stop string may still cut is held back.
 
-        A reader that stops early (closes the iterator, or drops it) aborts the request.
+        A reader that stops early (closes the iterator, or drops it) aborts the request. EngineError behind the last
+        text of a request that ended with an error.
         """
         owned: list[int] = []
         shown = 0
         try:
             with self._inside():
-                owned.append(self.add(prompt, params, session))
+                request = self._add(prompt, params, session)
+                owned.append(request.rid)
                 self._owned.update(owned)
-                request = self.request(owned[0])
             while True:
                 end = len(request.text) if request.finish else settled(request.text, request.params.stop)
                 if end > shown:
                     yield request.text[shown:end]
                     shown = end
                 elif request.phase is Phase.DONE:
-                    return
+                    break
                 else:
                     self.step()
         finally:
             for rid in owned:
-                self._soon(self._disown, rid)
+                self._run_or_defer(self._release_owned, rid)
+        if request.finish is not None and request.finish.reason == "error":
+            raise EngineError(f"request {request.rid} ended with an error behind this text: {request.finish.message}")
 
-    def _disown(self, rid: int) -> None:
+    def _release_owned(self, rid: int) -> None:
         """The call that owns a request ends: whatever is left of the request goes."""
         self._owned.discard(rid)
         if rid in self.loop.scheduler.requests:

@@ -17,9 +17,9 @@ _set: Final[Callable[[int, Any], Any]] = importlib.import_module("_signal").sign
 class Interrupts:
     """Reroutes SIGINT for the length of a call, `with interrupts:`; calls may nest.
 
-    A signal reaches the caller's own handler at once within `with interrupts.window:`, else when the next window opens
-    or the outermost call ends. Does nothing outside the main thread, where Python delivers no signals, nor where SIGINT
-    has no Python handler.
+    Within `with interrupts.window:` a signal reaches the caller's own handler at once; elsewhere it waits until the
+    next window opens or the outermost call ends. Does nothing outside the main thread, where Python delivers no
+    signals, nor where SIGINT has no Python handler.
     """
 
     def __init__(self) -> None:
@@ -32,13 +32,14 @@ class Interrupts:
     def __enter__(self) -> None:
         if not _main_thread():
             return
-        self._calls += 1
-        if self._calls == 1:
+        if not self._calls:
+            # Raises what a signal that came before has in store; nothing has changed then.
             handler = _set(SIGINT, self._receive)
             if callable(handler):
                 self._handler = handler
             else:
                 _set(SIGINT, handler)
+        self._calls += 1
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if not _main_thread():
@@ -47,8 +48,8 @@ class Interrupts:
         if self._calls or self._handler is None:
             return
         handler, self._handler = self._handler, None
-        late, self._late = self._late, None
         _set(SIGINT, handler)
+        late, self._late = self._late, None
         if late is not None and kind is not KeyboardInterrupt:
             handler(*late)
 
@@ -63,7 +64,7 @@ class Interrupts:
 
 
 class _Window:
-    """See Interrupts."""
+    """Where a step can be undone, so that a signal may interrupt it."""
 
     def __init__(self, interrupts: Interrupts) -> None:
         self._interrupts = interrupts

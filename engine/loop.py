@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic
 
-from engine.core.errors import EngineBug, EngineError, LedgerError
+from engine.core.errors import EngineBug, EngineError, LedgerError, described
 from engine.core.finish import StopRules
 from engine.core.plan import Executor, Handle, PlanRow, StepPlan, StepResult
 from engine.core.probes import Probes
@@ -58,7 +58,8 @@ class Loop(Generic[Handle]):
         self._text_stream = text_stream
         self._rules: dict[int, StopRules] = {}
         self._abandoned: set[int] = set()
-        self._undone = False  # an exit on its way out has left nothing in flight
+        self._logged = ""  # the failure of a shared step that was logged last
+        self._rolled_back = False  # an exit on its way out has left nothing in flight
 
     def add(self, request: Request) -> None:
         """Queue a request; RequestError if it can never run."""
@@ -73,7 +74,7 @@ class Loop(Generic[Handle]):
     def forget(self, rid: int) -> None:
         """Drop an ended request."""
         del self.scheduler.requests[rid], self._rules[rid]
-        self.scheduler.isolated.discard(rid)
+        self.scheduler.isolated.pop(rid, None)
 
     def abandon(self, rid: int) -> None:
         """Abort a request if it still runs, and forget it once none of its steps are in flight."""
@@ -101,10 +102,10 @@ class Loop(Generic[Handle]):
         try:
             self._turn()
         except BaseException as error:
-            # An exit that the device's part did not raise comes from another thread, in the middle of the books.
-            if isinstance(error, Exception) or not self._undone:
+            # Any other exit comes from a signal's handler or another thread, in the middle of the books.
+            if isinstance(error, Exception) or not self._rolled_back:
                 self._break(error)
-            self._undone = False
+            self._rolled_back = False
             raise
 
     def check(self) -> None:
@@ -136,8 +137,8 @@ class Loop(Generic[Handle]):
         except Exception as error:
             if not self.isolates:
                 raise
-            self.scheduler.cancel(plan)
             self._isolate(plan, error)
+            self.scheduler.cancel(plan)
         except BaseException:
             self._drop_in_flight()
             raise
@@ -151,10 +152,10 @@ class Loop(Generic[Handle]):
         except Exception as error:
             if not self.isolates:
                 raise
+            self._isolate(plan, error)
             # Whatever was launched behind it read what it left on the device.
             self._drop_in_flight()
-            self._undone = False
-            self._isolate(plan, error)
+            self._rolled_back = False
         except BaseException:
             self._drop_in_flight()
             raise
@@ -166,21 +167,22 @@ class Loop(Generic[Handle]):
         self.pending.clear()
         self.executor.drop()
         self.scheduler.rollback()
-        self._undone = True
+        self._rolled_back = True
 
     def _isolate(self, plan: StepPlan, error: Exception) -> None:
-        """End the request that made its own step fail; those of a shared step get steps of their own from now on."""
+        """End the request that made its own step fail; those of a shared step run alone until they are past it."""
         if len(plan.rows) == 1:
             self._fail(self.scheduler.requests[plan.rows[0].rid], error)
         else:
+            self._logged = described(error)
             log.warning("a step of %d requests failed; each runs again alone", len(plan.rows), exc_info=error)
-            self.scheduler.isolated.update(row.rid for row in plan.rows)
+            self.scheduler.isolate(plan)
 
     def _fail(self, request: Request, error: Exception) -> None:
         """End a request that made the engine raise an error."""
-        # The traceback of an isolated request is that of the shared step before it.
-        shown = None if request.rid in self.scheduler.isolated else error
-        log.warning("request %d was stopped after %s", request.rid, described(error), exc_info=shown)
+        # The shared step before it has shown the same traceback.
+        known = request.rid in self.scheduler.isolated and described(error) == self._logged
+        log.warning("request %d was stopped after %s", request.rid, described(error), exc_info=None if known else error)
         message = f"the request made the engine raise {described(error)}; it was stopped, its tokens so far are exact"
         self.scheduler.end(request, Finish("error", message=message))
 
@@ -216,6 +218,8 @@ class Loop(Generic[Handle]):
                 raise
             except Exception as error:
                 self._fail(request, error)
+            if self.scheduler.isolated:
+                self.scheduler.passed(plan, request)
             if plan.prefill and row.last_chunk and request.phase is Phase.RUNNING:
                 self.scheduler.publish(request)
         self.scheduler.release_drained(requests)
@@ -270,8 +274,3 @@ class Loop(Generic[Handle]):
         best = request.params.top_logprobs_num
         if best and result.top_logprobs is not None:
             request.top_logprobs.extend(column[:best] for column in result.top_logprobs[index][:taken])
-
-
-def described(error: BaseException) -> str:
-    """The kind and text of an error, on one line."""
-    return ": ".join(filter(None, (type(error).__name__, " ".join(str(error).split()))))

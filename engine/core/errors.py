@@ -10,6 +10,19 @@ Exception
 """
 
 
+def text_of(error: BaseException) -> str:
+    """The text of any exception on one line, whatever its own code does."""
+    try:
+        return " ".join(str(error).split())
+    except Exception:
+        return "its text cannot be made"
+
+
+def described(error: BaseException) -> str:
+    """The type and text of any exception, on one line."""
+    return ": ".join(filter(None, (type(error).__name__, text_of(error))))
+
+
 class EngineError(Exception):
     """A mistake in what was asked; the text is one sentence that a user can act on."""
 

@@ -35,9 +35,10 @@ MOVES: Final[dict[Phase, frozenset[Phase]]] = {
 def shown(value: object) -> str:
     """A value for a message. Python writes no integer of more than some thousand digits."""
     try:
-        return repr(value)
+        text = repr(value)
     except ValueError:
         return "an integer of thousands of digits"
+    return text if len(text) <= 200 else f"{text[:200]}..."
 
 
 def _ids(tokens: Sequence[object], vocab: int) -> bool:
@@ -47,7 +48,7 @@ def _ids(tokens: Sequence[object], vocab: int) -> bool:
 # Each field's types, what else must hold of its value and a vocabulary of V tokens, and both in words. Whatever passes
 # fits an int64 or a float32 (temperatures are 0 or normal there), which is what the device computes with.
 ALLOWED: Final[tuple[tuple[str, tuple[type, ...], Callable[[Any, int], bool], str], ...]] = (
-    ("max_new_tokens", (int,), lambda n, _: n >= 1, "an integer of at least 1"),
+    ("max_new_tokens", (int,), lambda n, _: 1 <= n < 2**63, "an integer in [1, 2**63)"),
     (
         "temperature",
         (int, float),

@@ -54,7 +54,8 @@ class Scheduler:
         self.requests: dict[int, Request] = {}
         self.waiting: list[Request] = []  # by age
         self.active: list[Request] = []  # running or draining, by age
-        self.isolated: set[int] = set()  # requests that share no step with another, as a step of theirs failed
+        # Requests that share no step with another, as one of theirs failed: its kind, and how many tokens each had.
+        self.isolated: dict[int, tuple[bool, int]] = {}
         self.held = HeldAccounts(ledger, probes)
         self.admission = Admission(
             ledger,
@@ -137,6 +138,17 @@ class Scheduler:
                 request.move(Phase.DONE)
         self.waiting.clear()
         self.active.clear()
+
+    def isolate(self, plan: StepPlan) -> None:
+        """Give the requests of a failed step steps of their own, until one of the same kind takes them past it."""
+        for row in plan.rows:
+            self.isolated[row.rid] = plan.prefill, self.requests[row.rid].num_tokens
+
+    def passed(self, plan: StepPlan, request: Request) -> None:
+        """A step of this kind has resolved."""
+        prefill, tokens = self.isolated.get(request.rid, (not plan.prefill, 0))
+        if prefill is plan.prefill and request.num_tokens > tokens:
+            del self.isolated[request.rid]
 
     def cancel(self, plan: StepPlan) -> None:
         """Take back the newest planned step, which was not launched: its requests are retracted."""
@@ -257,7 +269,7 @@ class Scheduler:
 
     def _joins(self, request: Request, first: int | None) -> bool:
         """Whether a request may take part in a step whose first request is `first`."""
-        return first is None or not self.isolated or self.isolated.isdisjoint((first, request.rid))
+        return first is None or not self.isolated or self.isolated.keys().isdisjoint((first, request.rid))
 
     def _round_row(
         self, request: Request, before: int, added: tuple[int, ...], window: tuple[tuple[int, ...], int], width: int

@@ -82,10 +82,11 @@ class Products(NamedTuple):
 
 
 class Rows:
-    """Products of a deterministic model. forms: how it multiplies on a CPU by each shape and dtype of a weight."""
+    """Products of a deterministic model. forms: how it multiplies on a CPU, by shape and dtype of the weight
+    and by threads."""
 
     def __init__(self) -> None:
-        self.forms: dict[tuple[torch.Size, torch.dtype], Form] = {}
+        self.forms: dict[tuple[torch.Size, torch.dtype, int], Form] = {}
 
     @property
     def names(self) -> str:
@@ -97,9 +98,9 @@ class Rows:
             self._form(weight)
 
     def _form(self, weight: Tensor) -> Form:
-        key = weight.shape, weight.dtype
+        threads = torch.get_num_threads()  # which may change after loading
+        key = weight.shape, weight.dtype, threads
         if key not in self.forms:
-            threads = torch.get_num_threads()
             held = (form for form in FORMS if holds(form, tuple(weight.shape), weight.dtype, threads))
             found = next(held, None)
             if found is None:

@@ -54,10 +54,9 @@ class RankedLLM:
         session: SessionParams | Sequence[SessionParams | None] | None = None,
     ) -> list[Output]:
         """As LLM.generate."""
-        outputs: list[Output] = []
+        outputs: list[Output]
         with self.group.exclusive():
-            for outputs in self._run(_generation, prompts, params, session):  # noqa: B007 - the last ones count
-                pass
+            *_, outputs = self._run(_generation, prompts, params, session)
         return outputs
 
     def stream(

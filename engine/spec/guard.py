@@ -22,7 +22,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from engine.core.errors import EngineBug
+from engine.core.errors import EngineBug, text_of
 from engine.device.batch import StepBatch, count
 from engine.device.relay import DraftState, Relay
 from engine.spec.drafter import Drafter, DraftTree, Verdict, chain
@@ -134,7 +134,7 @@ class Guard:
         except Exception as error:
             if not self._catches:
                 raise
-            self._quarantine(f"raised {type(error).__name__} in {hook} ({' '.join(str(error).split())})")
+            self._quarantine(f"raised {type(error).__name__} in {hook} ({text_of(error)})")
         if watch.seen is not None:
             self._quarantine(f"read a tensor on the host ({watch.seen}) without the trait reads_host")
         return answer

@@ -267,6 +267,11 @@ WRITERS = {
 }
 
 
+class Wordless(RuntimeError):
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
 def raiser(hook, error):
     def raises(self, *given: object) -> None:
         # An exception that is raised again holds the engines of all earlier times by its traceback.
@@ -315,6 +320,7 @@ BATCH_LIES = {
     raiser("prime", KeyError("score")): "raised KeyError in prime ('score')",
     raiser("propose", ZeroDivisionError("division\nby zero")): "raised ZeroDivisionError in propose (division by zero)",
     raiser("absorb", ConfigError("no such table")): "raised ConfigError in absorb (no such table)",
+    raiser("absorb", Wordless()): "raised Wordless in absorb (its text cannot be made)",
     WideState: "carried 'score' of shape (3, 5) and torch.float32, not of (3, 3) and torch.float32",
     ReadsInAbsorb: "read a tensor on the host (Tensor.tolist) without the trait reads_host",
     ReadsInPrime: "read a tensor on the host (Tensor.tolist) without the trait reads_host",

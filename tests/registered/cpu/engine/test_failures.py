@@ -12,12 +12,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from engine import interrupts as interrupts_module
 from engine import launch as executor_module
 from engine.api import LLM
 from engine.core.config import EngineConfig
 from engine.core.errors import EngineError, KernelError, LedgerError, RequestError
 from engine.core.journal import replay
 from engine.core.request import Finish, Phase, SamplingParams
+from engine.core.session import SessionParams
 from engine.device.graphs import Graphs
 from engine.interrupts import Interrupts
 
@@ -263,15 +265,18 @@ def test_isolated_requests_share_no_step_and_newcomers_do(monkeypatch, whole, ve
 
     def launch_(plan):
         together = {row.rid for row in plan.rows}
-        assert len(together) == 1 or together.isdisjoint(rids)
+        assert len(together) == 1 or together.isdisjoint(llm.loop.scheduler.isolated)
         shared[len(together)] += 1
         return launched(plan)
 
     monkeypatch.setattr(llm.loop.executor, "launch", launch_)
+    while llm.loop.scheduler.isolated:
+        llm.step()
+    monkeypatch.undo()
     while llm.step():
         pass
     assert [llm.take(rid).text for rid in (*rids, *others)] == [*whole[:2], *whole]
-    assert shared[3] > 0 and not llm.loop.scheduler.isolated
+    assert shared[1] > 0 and shared[3] > 0
     at_rest(llm)
 
 
@@ -311,6 +316,162 @@ def test_ctrl_c_in_generate_leaves_an_idle_engine(monkeypatch, whole, version, m
     assert llm.health == "ok"
     at_rest(llm)
     assert [out.text for out in llm.generate(PROMPTS, PARAMS)] == whole
+    at_rest(llm)
+
+
+class Wordless(RuntimeError):
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+def test_an_exception_without_a_text_ends_its_request_alone(monkeypatch, whole):
+    llm = launch()
+    rids = [llm.add(prompt, PARAMS) for prompt in PROMPTS]
+    plant(monkeypatch, llm, "target", Wordless(), victim=rids[1], tokens=5)
+    while llm.step():
+        pass
+    first, victim, last = (llm.take(rid) for rid in rids)
+    assert [first.text, last.text] == [whole[0], whole[2]]
+    assert "raise Wordless: its text cannot be made" in victim.finish.message
+    at_rest(llm)
+
+
+def test_a_bug_without_a_text_breaks_the_engine(monkeypatch):
+    class Silent(Wordless, KernelError):
+        pass
+
+    llm = launch()
+    llm.add(PROMPTS[0], PARAMS)
+    plant(monkeypatch, llm, "target", Silent())
+    with pytest.raises(Silent):
+        llm.step()
+    assert llm.health == "broken: Silent: its text cannot be made"
+
+
+def test_a_signal_that_came_before_the_call_changes_nothing(monkeypatch, whole):
+    llm = launch()
+    rid = llm.add(PROMPTS[0], PARAMS)
+    real = interrupts_module._set
+
+    def pending(number: int, handler: object):
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(interrupts_module, "_set", pending)
+    with pytest.raises(KeyboardInterrupt):
+        llm.step()
+    assert interrupts_module._set is real
+    monkeypatch.setattr(llm.loop.scheduler.ledger, "reserve", signalling(llm.loop.scheduler.ledger.reserve))
+    with pytest.raises(KeyboardInterrupt):
+        llm.step()
+    monkeypatch.undo()
+    while llm.step():
+        pass
+    assert llm.take(rid).text == whole[0] and llm.health == "ok"
+    at_rest(llm)
+
+
+def signalling(function):
+    def wrapped(*args: object):
+        signal.raise_signal(signal.SIGINT)
+        return function(*args)
+
+    return wrapped
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_calls_from_within_a_step_wait_or_are_refused(monkeypatch, whole, version):
+    """As a signal's handler or the end of a generator that is collected makes them."""
+    llm = launch(version)
+    kept = llm.add(PROMPTS[0], PARAMS)
+    aborted = llm.add(PROMPTS[1], PARAMS)
+    streams = [llm.stream(PROMPTS[2], PARAMS)]
+    next(streams[0])
+    ledger, done = llm.loop.scheduler.ledger, []
+    real = ledger.launch
+
+    def within(*args: int):
+        if not done:
+            streams.pop()
+            done.append(llm.abort(aborted))
+            for call in (lambda: llm.add("x"), llm.step, lambda: llm.generate(["x"]), lambda: llm.take(kept)):
+                with pytest.raises(EngineError, match=r"^a call of this engine is running in this thread; allowed "):
+                    call()
+        return real(*args)
+
+    monkeypatch.setattr(ledger, "launch", within)
+    while llm.step():
+        pass
+    assert done == [True] and llm.take(aborted).finish == Finish("abort")
+    assert llm.take(kept).text == whole[0] and llm.health == "ok"
+    at_rest(llm)
+
+
+@pytest.mark.parametrize(
+    ("error", "raised", "said"),
+    [
+        (RuntimeError("bad"), None, "the request made the engine raise RuntimeError: bad"),
+        (KernelError("bad"), KernelError, "the engine broke: KernelError: bad"),
+    ],
+)
+def test_a_stream_tells_the_error_behind_its_text(monkeypatch, whole, error, raised, said):
+    llm = launch()
+    stream = llm.stream(PROMPTS[0], PARAMS)
+    text = [next(stream)]
+    plant(monkeypatch, llm, "target", error)
+    if raised is not None:
+        with pytest.raises(raised):
+            llm.step()
+    with pytest.raises(EngineError, match=f"^request 1 ended with an error behind this text: {said}"):
+        text.extend(stream)
+    assert whole[0].startswith("".join(text))
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("place", ["target", "collect"])
+def test_a_turn_that_failed_leaves_its_session_what_it_computed(monkeypatch, version, place):
+    llm = launch(version, enable_streaming_session=True)
+    session = SessionParams(llm.open_session(10_000, streaming=True))
+    first = llm.generate([PROMPTS[0]], PARAMS, session)[0]
+    rid = llm.add(PROMPTS[1], PARAMS, session)
+    plant(monkeypatch, llm, place, RuntimeError("bad"), victim=rid, tokens=9)
+    while llm.step():
+        pass
+    monkeypatch.undo()
+    failed = llm.take(rid)
+    assert failed.finish.reason == "error" and len(failed.output_ids) >= 9
+    again = llm.generate([PROMPTS[2]], PARAMS, session)[0]
+    tail = 1 + llm.loop.executor.drafter.key_span
+    assert again.cached_tokens >= failed.prompt_tokens + len(failed.output_ids) - tail > first.prompt_tokens
+    history = llm.tokenizer.encode(PROMPTS[2])[1:]
+    rest = launch(version).generate([again_prompt(failed, llm, history)], PARAMS)[0]
+    assert rest.output_ids == again.output_ids
+
+
+def again_prompt(failed, llm: LLM, new: list[int]) -> list[int]:
+    """What the turn behind a failed one reads, sent whole."""
+    (session,) = llm.sessions.sessions.values()
+    history = session.history[: failed.prompt_tokens + len(failed.output_ids)]
+    assert history[failed.prompt_tokens :] == failed.output_ids
+    return [*history, *new]
+
+
+def test_what_is_no_request_is_refused(whole):
+    llm = launch()
+    huge = "an integer of thousands of digits"
+    for call, sentence in (
+        (lambda: llm.add("a", SamplingParams(max_new_tokens=10**5000)), f"max_new_tokens is {huge}; allowed: an "),
+        (lambda: llm.add(None), "the prompt is None; allowed: a text or a list of token ids"),
+        (lambda: llm.add(b"ab"), "the prompt is b'ab'; allowed: a text or a list of token ids"),
+        (lambda: llm.add("a", {}), "params is {}; allowed: SamplingParams"),
+        (lambda: llm.generate(["a"], 5), "params is 5; allowed: SamplingParams, or a list of one each"),
+        (lambda: llm.generate(5), "prompts is 5; allowed: a list of texts or of token lists"),
+        (lambda: llm.generate([None]), "the prompt is None; allowed"),
+    ):
+        with pytest.raises(RequestError) as caught:
+            call()
+        assert str(caught.value).startswith(sentence)
+    assert llm.generate(PROMPTS[:1], PARAMS)[0].text == whole[0]
     at_rest(llm)
 
 
