@@ -516,6 +516,23 @@ def test_interrupts_wait_for_a_window_or_for_the_end_of_the_call():
     assert len(seen) == 3
 
 
+def test_a_signal_that_comes_as_a_call_ends_is_delivered_by_that_call(monkeypatch):
+    seen: list[int] = []
+    real = interrupts_module._set
+    own = signal.signal(signal.SIGINT, lambda number, _: seen.append(number))
+    try:
+        with Interrupts():
+
+            def late(number: int, handler: object):
+                signal.raise_signal(signal.SIGINT)
+                return real(number, handler)
+
+            monkeypatch.setattr(interrupts_module, "_set", late)
+        assert seen == [signal.SIGINT]
+    finally:
+        signal.signal(signal.SIGINT, own)
+
+
 def test_a_second_interrupt_does_not_disturb_the_first():
     interrupts = Interrupts()
     with pytest.raises(KeyboardInterrupt):  # noqa: SIM117 - the order of the contexts is the test
