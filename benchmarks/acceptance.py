@@ -12,10 +12,10 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-import engine.launch
-from engine.device.ranks import ALONE, Ranks
-from engine.device.sample import SamplingRows, uniform
-from engine.spec.drafter import DraftTree, Verdict
+import specmatrix.engine.launch
+from specmatrix.engine.device.ranks import ALONE, Ranks
+from specmatrix.engine.device.sample import SamplingRows, uniform
+from specmatrix.engine.spec.drafter import DraftTree, Verdict
 
 
 @contextmanager
@@ -24,7 +24,7 @@ def accepted_by_coins(rate: Tensor) -> Iterator[None]:
 
     The coins are the same for all requests of one length, so that those which begin together end together.
     """
-    judge = engine.launch.judge
+    judge = specmatrix.engine.launch.judge
 
     def tossed(
         logits: Tensor, tree: DraftTree, start: Tensor, rows: SamplingRows | None, ranks: Ranks = ALONE
@@ -37,7 +37,7 @@ def accepted_by_coins(rate: Tensor) -> Iterator[None]:
         return verdict._replace(count=1 + (coins < rate).long().cumprod(1).sum(1))
 
     try:
-        engine.launch.judge = tossed
+        specmatrix.engine.launch.judge = tossed
         yield
     finally:
-        engine.launch.judge = judge
+        specmatrix.engine.launch.judge = judge

@@ -9,12 +9,12 @@ from typing import Final
 
 import torch
 
-from benchmarks.acceptance import accepted_by_coins
-from benchmarks.metric import Metric, of, spread_of
-from benchmarks.pairs import seconds
-from benchmarks.steady import PAIRS, Bench, freed
-from engine.api import LLM
-from engine.core.request import SamplingParams
+from specmatrix.benchmarks.acceptance import accepted_by_coins
+from specmatrix.benchmarks.metric import Metric, of, spread_of
+from specmatrix.benchmarks.pairs import seconds
+from specmatrix.benchmarks.steady import PAIRS, Bench, freed
+from specmatrix.engine.api import LLM
+from specmatrix.engine.core.request import SamplingParams
 
 DEPTHS: Final = (1, 3, 7)
 SLOTS: Final = {"1": {"candidate_steps": [1, 3, 7]}, "16": {"candidate_steps": [1, 3]}}

@@ -8,18 +8,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.metric import Metric, of, red
-from benchmarks.overhead import Clock
-from engine.core.config import EngineConfig
-from matrix.cell import Cell, order
-from matrix.gates.table import GATES
-from matrix.lockfile import stage_cells
-from matrix.provenance import run_header
-from matrix.runner import Runner
-from matrix.selection import of_gpus
-from matrix.subjects.protocol import Session, Subject
-from matrix.subjects.reference import ReferenceSubject
-from reports.writer import ReportWriter
+from specmatrix.benchmarks.metric import Metric, of, red
+from specmatrix.benchmarks.overhead import Clock
+from specmatrix.engine.core.config import EngineConfig
+from specmatrix.matrix.cell import Cell, order
+from specmatrix.matrix.gates.table import GATES
+from specmatrix.matrix.lockfile import stage_cells
+from specmatrix.matrix.provenance import run_header
+from specmatrix.matrix.runner import Runner
+from specmatrix.matrix.selection import of_gpus
+from specmatrix.matrix.subjects.protocol import Session, Subject
+from specmatrix.matrix.subjects.reference import ReferenceSubject
+from specmatrix.reports.writer import ReportWriter
 
 NAME: Final = "harness_overhead_per_cell"
 GOAL: Final = 0.05

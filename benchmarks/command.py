@@ -10,10 +10,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.metric import Metric
-from matrix.progress import waiting
-from matrix.zoo.registry import NAMES, verify_models
-from reports.atomic import write_text
+from specmatrix.benchmarks.metric import Metric
+from specmatrix.matrix.progress import waiting
+from specmatrix.matrix.zoo.registry import NAMES, verify_models
+from specmatrix.reports.atomic import write_text
 
 GROUPS: Final = ("decoding", "overhead", "speculation", "simulation", "harness")
 # Measured where it is named.
@@ -44,7 +44,7 @@ def _measure(group: str) -> Callable[[], list[Metric]]:
     """The measurement of a group; torch is imported here, with one compute thread."""
     import torch
 
-    from benchmarks import decoding, gpu, harness, overhead, simulation, speculation
+    from specmatrix.benchmarks import decoding, gpu, harness, overhead, simulation, speculation
 
     torch.set_num_threads(1)
     modules = {

@@ -1,6 +1,6 @@
 """A bare decode step (forward, logits, argmax) beside transformers' own model on the same weights.
 
-    python -m benchmarks.decode_step [CHECKPOINT] [--length 128] [--rounds 15]
+    python -m specmatrix.benchmarks.decode_step [CHECKPOINT] [--length 128] [--rounds 15]
 
 Without a checkpoint: random weights of llama-mini's shape. Prints medians of interleaved rounds in ms, one thread, how
 often faster than transformers each mode is, and what deterministic mode costs: its time over that of the fast mode.
@@ -18,10 +18,10 @@ import torch
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
-from engine.device.attention import StepAttention
-from engine.device.pool import KVPool
-from engine.models.loader import load_target
-from engine.models.target import Target
+from specmatrix.engine.device.attention import StepAttention
+from specmatrix.engine.device.pool import KVPool
+from specmatrix.engine.models.loader import load_target
+from specmatrix.engine.models.target import Target
 
 STEPS = 20
 

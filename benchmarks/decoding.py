@@ -8,9 +8,9 @@ from typing import Final
 import torch
 from transformers import PreTrainedModel
 
-from benchmarks.metric import Metric, red
-from benchmarks.pairs import interleave
-from benchmarks.subjects import NEW_TOKENS, difference, engine, fixed, prompts, transformers_model
+from specmatrix.benchmarks.metric import Metric, red
+from specmatrix.benchmarks.pairs import interleave
+from specmatrix.benchmarks.subjects import NEW_TOKENS, difference, engine, fixed, prompts, transformers_model
 
 GOALS: Final = {1: 2.5, 8: 1.5}
 PAIRS: Final = 12

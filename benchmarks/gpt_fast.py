@@ -14,9 +14,9 @@ from typing import Final
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from benchmarks.metric import Metric, unmeasured
-from benchmarks.pairs import interleave
-from benchmarks.steady import PAIRS, ROUNDS, Bench, free
+from specmatrix.benchmarks.metric import Metric, unmeasured
+from specmatrix.benchmarks.pairs import interleave
+from specmatrix.benchmarks.steady import PAIRS, ROUNDS, Bench, free
 
 # How many times as fast as the peer.
 GOAL: Final = 1.05

@@ -12,16 +12,16 @@ from typing import Final
 
 import torch
 
-from benchmarks.adaptive_load import adaptive_load
-from benchmarks.gpt_fast import gpt_fast
-from benchmarks.metric import Metric, of, spread_of
-from benchmarks.peers import peers
-from benchmarks.shapes import SHAPES, write_eagle3, write_target
-from benchmarks.steady import PAIRS, Bench, free, targets_kept
-from benchmarks.timings import timings
-from benchmarks.trace import trace
-from benchmarks.verification import verification
-from engine.core.errors import ConfigError
+from specmatrix.benchmarks.adaptive_load import adaptive_load
+from specmatrix.benchmarks.gpt_fast import gpt_fast
+from specmatrix.benchmarks.metric import Metric, of, spread_of
+from specmatrix.benchmarks.peers import peers
+from specmatrix.benchmarks.shapes import SHAPES, write_eagle3, write_target
+from specmatrix.benchmarks.steady import PAIRS, Bench, free, targets_kept
+from specmatrix.benchmarks.timings import timings
+from specmatrix.benchmarks.trace import trace
+from specmatrix.benchmarks.verification import verification
+from specmatrix.engine.core.errors import ConfigError
 
 # Bytes of a tensor that is summed, how many such tensors there are, and how often each is summed.
 READ_BYTES: Final = 2 << 30

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from benchmarks import cell_overhead, report_compare
-from benchmarks.metric import Metric, of, red, spread_of, unmeasured
-from benchmarks.pairs import seconds
+from specmatrix.benchmarks import cell_overhead, report_compare
+from specmatrix.benchmarks.metric import Metric, of, red, spread_of, unmeasured
+from specmatrix.benchmarks.pairs import seconds
 
 CELLS: Final = 100_000
 RUNS: Final = 10
@@ -23,8 +23,8 @@ MATRIX: Final = ROOT / "tests" / "registered" / "cpu" / "test_matrix.py"
 ENUMERATE: Final = f"""
 import json, sys
 from itertools import islice
-from matrix.cover import enumerate_cells
-from matrix.selector import parse_selector
+from specmatrix.matrix.cover import enumerate_cells
+from specmatrix.matrix.selector import parse_selector
 wanted = parse_selector("sampling != greedy and not (memory = tight and batch = pair)")
 cells = list(islice(enumerate_cells(), {CELLS}))
 names = [cell.id for cell in cells if wanted(cell)]
@@ -33,9 +33,9 @@ print(json.dumps([len(cells), len(names), len(set(names)), "torch" in sys.module
 # Launches whose settings are the default half of the time, so that refusals and whole resolutions both weigh in.
 RESOLVE: Final = f"""
 import json, random, sys, time
-from engine.core.errors import ConfigError
-from engine.core.resolve import resolve
-from matrix.policy.knobs import KNOBS, launch
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.engine.core.resolve import resolve
+from specmatrix.matrix.policy.knobs import KNOBS, launch
 chance = random.Random(0)
 sizes = [len(knob.settings) for knob in KNOBS]
 launches = [launch(KNOBS, [chance.choice((0, chance.randrange(n))) for n in sizes]) for _ in range({CELLS})]
@@ -48,7 +48,7 @@ for config, facts in launches:
     ran += 1
 print(json.dumps([ran, time.perf_counter() - start, "torch" in sys.modules]))
 """
-CHECK: Final = "import sys; from matrix.lock import check; r = check(); print(r.text()); sys.exit(not r.ok)"
+CHECK: Final = "import sys; from specmatrix.matrix.lock import check; r = check(); print(r.text()); sys.exit(not r.ok)"
 # 1,260 cells of 180 launches: five drafters, four page sizes, three sizes of chunks, each timing. Every request runs to
 # its limit, 37 tokens or more, greedy and sampled.
 LOSSLESS: Final = (

@@ -1,6 +1,6 @@
 """Times of the GPU kernels at Llama-3.1-8B's shapes, beside their floors and beside cuBLAS.
 
-Run as python -m benchmarks.kernels.
+Run as python -m specmatrix.benchmarks.kernels.
 Launches are captured in CUDA graphs over several sets of random inputs that together do not fit into the cache; two
 forms are compared in turns, in one run. A floor is the bytes that must be read over the rate at which this GPU read
 memory in the same run.
@@ -16,8 +16,8 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
-from kernels.matmul import matmul
-from kernels.paged_attention import Reads, paged_attention, plan_reads
+from specmatrix.kernels.matmul import matmul
+from specmatrix.kernels.paged_attention import Reads, paged_attention, plan_reads
 
 PAIRS: Final = 12
 # Bytes of inputs in rotation: several times the largest cache.

@@ -10,18 +10,18 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
-from ci.tiers import repro
-from engine.core.probes import PROBES
-from engine.core.resolve import resolve
-from matrix.axes import LAUNCH
-from matrix.cell import Cell, asked
-from matrix.constraints import expect
-from matrix.lockfile import stage_cells
-from matrix.selection import all_cells, of_gpus
-from matrix.unrun import unrun
-from matrix.zoo_facts import zoo_facts
-from reports.schema import CellResult, GateResult, Header, Json, Reason, Rewrite
-from reports.writer import ReportWriter
+from specmatrix.ci.tiers import repro
+from specmatrix.engine.core.probes import PROBES
+from specmatrix.engine.core.resolve import resolve
+from specmatrix.matrix.axes import LAUNCH
+from specmatrix.matrix.cell import Cell, asked
+from specmatrix.matrix.constraints import expect
+from specmatrix.matrix.lockfile import stage_cells
+from specmatrix.matrix.selection import all_cells, of_gpus
+from specmatrix.matrix.unrun import unrun
+from specmatrix.matrix.zoo_facts import zoo_facts
+from specmatrix.reports.schema import CellResult, GateResult, Header, Json, Reason, Rewrite
+from specmatrix.reports.writer import ReportWriter
 
 # About a third of the probes are hit in a cell.
 HIT: Final = 3

@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable
 from typing import Any, Final, ParamSpec, TypeVar
 
-from benchmarks.metric import Metric, of, spread_of, unmeasured
-from benchmarks.speculation import STEPS, speculative
-from benchmarks.subjects import engine, fixed, prompts
-from engine.api import LLM
+from specmatrix.benchmarks.metric import Metric, of, spread_of, unmeasured
+from specmatrix.benchmarks.speculation import STEPS, speculative
+from specmatrix.benchmarks.subjects import engine, fixed, prompts
+from specmatrix.engine.api import LLM
 
 BATCH: Final = 8
 GOAL: Final = 0.25

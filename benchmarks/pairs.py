@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.metric import Metric, of, red, spread_of
+from specmatrix.benchmarks.metric import Metric, of, red, spread_of
 
 
 @dataclass(frozen=True, slots=True)

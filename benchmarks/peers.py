@@ -9,11 +9,11 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 from transformers.utils import logging
 
-from benchmarks.metric import Metric
-from benchmarks.pairs import interleave
-from benchmarks.steady import PAIRS, Bench, free, freed
-from engine.api import LLM
-from engine.core.request import SamplingParams
+from specmatrix.benchmarks.metric import Metric
+from specmatrix.benchmarks.pairs import interleave
+from specmatrix.benchmarks.steady import PAIRS, Bench, free, freed
+from specmatrix.engine.api import LLM
+from specmatrix.engine.core.request import SamplingParams
 
 # New tokens, and how many times as fast as the peer.
 EAGER: Final = (128, 5.0)

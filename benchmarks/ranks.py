@@ -1,6 +1,6 @@
 """Decode steps and EAGLE3 rounds of one model on 1, 2, 4 and 8 ranks, which take turns within one run.
 
-    python -m benchmarks.ranks [RANKS ...] [--cpu] [--json] [--out FOLDER]
+    python -m specmatrix.benchmarks.ranks [RANKS ...] [--cpu] [--json] [--out FOLDER]
 
 Random weights at Llama-3.1-8B's shape, bf16, prompts of 1024 tokens. Every rank draws its share of the target on its
 own GPU, so no checkpoint of the target is written or read; the draft, which no rank shares, is read by each. Drafts of
@@ -26,16 +26,16 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
-import engine.models.causal
-from benchmarks.command import machine
-from benchmarks.shapes import SHAPES, Llama, write_eagle3, write_frame
-from benchmarks.steady import ROUNDS, Asked, Bench, Decoding, free
-from engine.api import LLM
-from engine.core.errors import ConfigError
-from engine.models.shards import TakeShare
-from engine.ranks.group import RankGroup
-from engine.ranks.process import Rank
-from reports.atomic import write_text
+import specmatrix.engine.models.causal
+from specmatrix.benchmarks.command import machine
+from specmatrix.benchmarks.shapes import SHAPES, Llama, write_eagle3, write_frame
+from specmatrix.benchmarks.steady import ROUNDS, Asked, Bench, Decoding, free
+from specmatrix.engine.api import LLM
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.engine.models.shards import TakeShare
+from specmatrix.engine.ranks.group import RankGroup
+from specmatrix.engine.ranks.process import Rank
+from specmatrix.reports.atomic import write_text
 
 SIZES: Final = (1, 2, 4, 8)
 DEPTH: Final = 5
@@ -77,11 +77,11 @@ class DrawnShare(TakeShare):
 @contextmanager
 def drawn_weights() -> Iterator[None]:
     """Targets loaded meanwhile have random weights, whatever their checkpoint holds."""
-    engine.models.causal.TakeShare = DrawnShare  # type: ignore[misc]
+    specmatrix.engine.models.causal.TakeShare = DrawnShare  # type: ignore[misc]
     try:
         yield
     finally:
-        engine.models.causal.TakeShare = TakeShare  # type: ignore[misc]
+        specmatrix.engine.models.causal.TakeShare = TakeShare  # type: ignore[misc]
 
 
 def begin(rank: Rank, bench: Bench, batch: int, asked: Asked) -> None:
@@ -247,4 +247,4 @@ def main(words: Sequence[str] | None = None) -> None:
 
 if __name__ == "__main__":
     # Ranks find what they call by the name of its module, which __main__ is not.
-    importlib.import_module("benchmarks.ranks").main()
+    importlib.import_module("specmatrix.benchmarks.ranks").main()

@@ -1,4 +1,4 @@
-"""How long two large reports take to load and compare: `python -m benchmarks.report_compare`.
+"""How long two large reports take to load and compare: `python -m specmatrix.benchmarks.report_compare`.
 
 Writes pairs of reports to a temporary directory, then times load + load + compare in
 fresh processes, so that no cache of one run helps the next.
@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
-from benchmarks.large_report import Change, write
+from specmatrix.benchmarks.large_report import Change, write
 
 CELLS: Final = 100_000
 GOAL_SECONDS: Final = 2.0
@@ -30,8 +30,8 @@ CASES: Final = {
 TIMER: Final = """
 import gc, sys, time
 start = time.perf_counter()
-from reports.compare import compare
-from reports.load import load
+from specmatrix.reports.compare import compare
+from specmatrix.reports.load import load
 result = compare(load(sys.argv[1]), load(sys.argv[2]))
 print(time.perf_counter() - start, sum(result.counts.values()))
 """

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from matrix.zoo.registry import resolve_path
+from specmatrix.matrix.zoo.registry import resolve_path
 
 SHARD_LAYERS: Final = 8
 # What transformers asks of a file.

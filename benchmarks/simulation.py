@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import Final
 
-from benchmarks.metric import Metric, of, red, spread_of
-from matrix.simulation.sweep import sweep
+from specmatrix.benchmarks.metric import Metric, of, red, spread_of
+from specmatrix.matrix.simulation.sweep import sweep
 
 NAME: Final = "simulated_schedules_per_minute"
 GOAL: Final = 20_000.0

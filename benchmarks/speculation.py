@@ -7,14 +7,14 @@ from typing import Any, Final
 
 from transformers import PreTrainedModel
 
-from benchmarks.decoding import generate
-from benchmarks.metric import Metric, red
-from benchmarks.pairs import interleave
-from benchmarks.subjects import difference, engine, fixed, prompts, questions, transformers_model
-from engine.api import LLM
-from engine.core.ngram import NgramIndex
-from engine.core.request import SamplingParams
-from engine.spec.ngram import NgramDrafter
+from specmatrix.benchmarks.decoding import generate
+from specmatrix.benchmarks.metric import Metric, red
+from specmatrix.benchmarks.pairs import interleave
+from specmatrix.benchmarks.subjects import difference, engine, fixed, prompts, questions, transformers_model
+from specmatrix.engine.api import LLM
+from specmatrix.engine.core.ngram import NgramIndex
+from specmatrix.engine.core.request import SamplingParams
+from specmatrix.engine.spec.ngram import NgramDrafter
 
 STEPS: Final = 3
 GOAL: Final = 3.0

@@ -12,12 +12,12 @@ from typing import Any, Final, TypeAlias
 
 import torch
 
-import engine.build
-from benchmarks.pairs import Pairs, interleave, seconds, told
-from engine.api import LLM
-from engine.core.config import EngineConfig
-from engine.core.request import SamplingParams
-from engine.models.target import Target
+import specmatrix.engine.build
+from specmatrix.benchmarks.pairs import Pairs, interleave, seconds, told
+from specmatrix.engine.api import LLM
+from specmatrix.engine.core.config import EngineConfig
+from specmatrix.engine.core.request import SamplingParams
+from specmatrix.engine.models.target import Target
 
 # Rounds of a turn; all turns of an engine together stay below the next size of its graphs.
 ROUNDS: Final = 16
@@ -158,7 +158,7 @@ def free() -> None:
 @contextmanager
 def targets_kept(most: int = 1) -> Iterator[None]:
     """Engines made meanwhile load a target once, for as long as no other `most` targets were loaded."""
-    load = engine.build.load_target
+    load = specmatrix.engine.build.load_target
     loaded = lru_cache(maxsize=most)(load)
 
     def kept(*wanted: Any) -> Target:  # noqa: ANN401 - as load_target
@@ -167,9 +167,9 @@ def targets_kept(most: int = 1) -> Iterator[None]:
         return loaded(*others, 1 << positions.bit_length())
 
     try:
-        engine.build.load_target = kept
+        specmatrix.engine.build.load_target = kept
         yield
     finally:
-        engine.build.load_target = load
+        specmatrix.engine.build.load_target = load
         loaded.cache_clear()
         free()

@@ -11,17 +11,17 @@ from typing import Final
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
-import matrix.zoo
-from engine.api import LLM, Output
-from engine.core.config import EngineConfig
-from engine.core.request import SamplingParams
-from matrix.subjects.reference import checkpoint
+import specmatrix.matrix.zoo
+from specmatrix.engine.api import LLM, Output
+from specmatrix.engine.core.config import EngineConfig
+from specmatrix.engine.core.request import SamplingParams
+from specmatrix.matrix.subjects.reference import checkpoint
 
 NEW_TOKENS: Final = 128
 PROMPT_TOKENS: Final = 32
 # Two implementations in float32 may order tokens whose logits are closer than this (in nat) differently.
 TIE: Final = 1e-3
-QUESTIONS: Final = Path(matrix.zoo.__file__).parent / "data" / "test.jsonl"
+QUESTIONS: Final = Path(specmatrix.matrix.zoo.__file__).parent / "data" / "test.jsonl"
 
 
 def engine(algorithm: str = "NONE", draft: str | None = None, **rest: int) -> LLM:

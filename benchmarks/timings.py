@@ -13,9 +13,9 @@ from typing import Any, Final
 
 import torch
 
-from benchmarks.acceptance import accepted_by_coins
-from benchmarks.metric import Metric, red
-from benchmarks.steady import Bench
+from specmatrix.benchmarks.acceptance import accepted_by_coins
+from specmatrix.benchmarks.metric import Metric, red
+from specmatrix.benchmarks.steady import Bench
 
 GOAL: Final = 0.98
 BATCHES: Final = (1, 8, 32)

@@ -8,8 +8,8 @@ from typing import Final, NamedTuple
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.metric import Metric, of
-from benchmarks.steady import Bench
+from specmatrix.benchmarks.metric import Metric, of
+from specmatrix.benchmarks.steady import Bench
 
 ROUNDS: Final = 16
 LEAD: Final = 2

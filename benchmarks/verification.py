@@ -8,13 +8,13 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from benchmarks.metric import Metric, of, spread_of
-from benchmarks.pairs import interleave
-from benchmarks.steady import PAIRS, Bench, freed
-from engine.device.attention import StepAttention
-from engine.device.batch import causal_bias
-from engine.device.pool import KVPool
-from engine.models.target import Target
+from specmatrix.benchmarks.metric import Metric, of, spread_of
+from specmatrix.benchmarks.pairs import interleave
+from specmatrix.benchmarks.steady import PAIRS, Bench, freed
+from specmatrix.engine.device.attention import StepAttention
+from specmatrix.engine.device.batch import causal_bias
+from specmatrix.engine.device.pool import KVPool
+from specmatrix.engine.models.target import Target
 
 # Requests, tokens that each verifies, and the most that it may cost in decode steps.
 GOALS: Final = ((1, 8, 1.05), (8, 6, 1.15))

@@ -17,10 +17,10 @@ from threading import Thread
 from time import monotonic
 from typing import Final
 
-from ci.planner import Plan
-from matrix.cell import Cell
-from matrix.unrun import unrun
-from reports.schema import CellResult
+from specmatrix.ci.planner import Plan
+from specmatrix.matrix.cell import Cell
+from specmatrix.matrix.unrun import unrun
+from specmatrix.reports.schema import CellResult
 
 # A cell takes seconds; a silence of this length means that its engine hangs.
 LIMIT_SECONDS: Final = 180.0
@@ -153,7 +153,7 @@ def work(cells: tuple[Cell, ...], job: Job, gpus: tuple[int, ...], connection: C
     os.environ[VISIBLE] = visible(gpus, os.environ.get(VISIBLE))
     import torch
 
-    from matrix.runner import reference_runner
+    from specmatrix.matrix.runner import reference_runner
 
     torch.set_num_threads(1)
     runner = reference_runner(job.seed, job.tier, job.stage)

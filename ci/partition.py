@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ci.registry import Registration
-from ci.tiers import tier as find_tier
-from engine.core.errors import ConfigError
-from matrix.lockfile import STAGES
+from specmatrix.ci.registry import Registration
+from specmatrix.ci.tiers import tier as find_tier
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.matrix.lockfile import STAGES
 
 WHOLE: Final = "1/1"
 

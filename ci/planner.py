@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from math import ceil
 from typing import Any, Final
 
-from engine.core.errors import ConfigError
-from matrix.cell import Cell
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.matrix.cell import Cell
 
 SPLIT: Final = 1.3
 START_SECONDS: Final = 0.5

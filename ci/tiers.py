@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-from engine.core.errors import ConfigError
+from specmatrix.engine.core.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)

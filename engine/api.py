@@ -11,20 +11,20 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from engine.build import Locate, build
-from engine.core.adaptive_config import inline
-from engine.core.agreement import Told
-from engine.core.config import EngineConfig, Facts
-from engine.core.errors import ConfigError, EngineError, RequestError
-from engine.core.finish import settled
-from engine.core.ledger import Entry
-from engine.core.request import Finish, Phase, Request, SamplingParams, shown
-from engine.core.resolve import resolve
-from engine.core.session import SessionParams, Sessions, Turn
-from engine.device.bundles import GIB
-from engine.device.ranks import ALONE, Ranks
-from engine.models.loader import facts
-from engine.models.tokenizer import Tokenizer
+from specmatrix.engine.build import Locate, build
+from specmatrix.engine.core.adaptive_config import inline
+from specmatrix.engine.core.agreement import Told
+from specmatrix.engine.core.config import EngineConfig, Facts
+from specmatrix.engine.core.errors import ConfigError, EngineError, RequestError
+from specmatrix.engine.core.finish import settled
+from specmatrix.engine.core.ledger import Entry
+from specmatrix.engine.core.request import Finish, Phase, Request, SamplingParams, shown
+from specmatrix.engine.core.resolve import resolve
+from specmatrix.engine.core.session import SessionParams, Sessions, Turn
+from specmatrix.engine.device.bundles import GIB
+from specmatrix.engine.device.ranks import ALONE, Ranks
+from specmatrix.engine.models.loader import facts
+from specmatrix.engine.models.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
 
@@ -77,7 +77,7 @@ class LLM:
         if self.resolved.tp_size != ranks.size:
             raise ConfigError(
                 f"tp_size {self.resolved.tp_size} needs as many processes and LLM runs in one; use RankedLLM of "
-                "engine.ranks.llm"
+                "specmatrix.engine.ranks.llm"
             )
         self.tokenizer = tokenizer = Tokenizer(locate(config.model_path))
         self.loop = build(self.resolved, known, tokenizer, locate, ranks, tell)

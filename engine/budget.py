@@ -9,16 +9,16 @@ from typing import Final, NamedTuple
 
 import torch
 
-from engine.core.algorithm import algorithm
-from engine.core.config import Resolved
-from engine.core.errors import ConfigError
-from engine.device.bundles import GIB
-from engine.device.graphs import padded
-from engine.models.config import ModelConfig, load_model_config
-from engine.models.disguised import load_draft_config
-from engine.models.loader import bundled_prefixes
-from engine.models.weights import count_numbers, tensor_names
-from engine.spec.catalogue import Locate
+from specmatrix.engine.core.algorithm import algorithm
+from specmatrix.engine.core.config import Resolved
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.engine.device.bundles import GIB
+from specmatrix.engine.device.graphs import padded
+from specmatrix.engine.models.config import ModelConfig, load_model_config
+from specmatrix.engine.models.disguised import load_draft_config
+from specmatrix.engine.models.loader import bundled_prefixes
+from specmatrix.engine.models.weights import count_numbers, tensor_names
+from specmatrix.engine.spec.catalogue import Locate
 
 # Bytes of the host's own lists by page and by row, and of what it needs to make one rotation.
 PAGE: Final = 48

@@ -6,33 +6,33 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from engine.budget import afford
-from engine.core.adaptive import DraftSteps
-from engine.core.agreement import Told
-from engine.core.algorithm import algorithm, is_registered
-from engine.core.config import Facts, Resolved
-from engine.core.ledger import Ledger
-from engine.core.prefix import PrefixCache
-from engine.core.probes import Probes
-from engine.core.schedule import Scheduler
-from engine.core.window import Window
-from engine.device.bundles import GIB
-from engine.device.graphs import Graphs
-from engine.device.pool import KVLayout
-from engine.device.ranks import ALONE, Ranks
-from engine.device.staging import StagingRing
-from engine.device.table import SlotTable
-from engine.device.waits import Waits
-from engine.device.window import WindowMemory, split
-from engine.launch import DeviceExecutor, InFlight
-from engine.loop import Loop
-from engine.models.loader import load_target
-from engine.models.target import Target
-from engine.models.tokenizer import Detokenizer, Tokenizer
-from engine.spec.catalogue import BuildContext, Locate, build_drafter, build_relay
-from engine.spec.drafter import Drafter
-from engine.spec.guard import Guard
-from engine.witness import Witness
+from specmatrix.engine.budget import afford
+from specmatrix.engine.core.adaptive import DraftSteps
+from specmatrix.engine.core.agreement import Told
+from specmatrix.engine.core.algorithm import algorithm, is_registered
+from specmatrix.engine.core.config import Facts, Resolved
+from specmatrix.engine.core.ledger import Ledger
+from specmatrix.engine.core.prefix import PrefixCache
+from specmatrix.engine.core.probes import Probes
+from specmatrix.engine.core.schedule import Scheduler
+from specmatrix.engine.core.window import Window
+from specmatrix.engine.device.bundles import GIB
+from specmatrix.engine.device.graphs import Graphs
+from specmatrix.engine.device.pool import KVLayout
+from specmatrix.engine.device.ranks import ALONE, Ranks
+from specmatrix.engine.device.staging import StagingRing
+from specmatrix.engine.device.table import SlotTable
+from specmatrix.engine.device.waits import Waits
+from specmatrix.engine.device.window import WindowMemory, split
+from specmatrix.engine.launch import DeviceExecutor, InFlight
+from specmatrix.engine.loop import Loop
+from specmatrix.engine.models.loader import load_target
+from specmatrix.engine.models.target import Target
+from specmatrix.engine.models.tokenizer import Detokenizer, Tokenizer
+from specmatrix.engine.spec.catalogue import BuildContext, Locate, build_drafter, build_relay
+from specmatrix.engine.spec.drafter import Drafter
+from specmatrix.engine.spec.guard import Guard
+from specmatrix.engine.witness import Witness
 
 __all__ = ["Locate", "build"]
 

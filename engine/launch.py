@@ -10,24 +10,24 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from engine.core.errors import KernelError
-from engine.core.plan import PlanRow, StepPlan, StepResult
-from engine.device.attention import StepAttention
-from engine.device.batch import StepBatch, count, tree_bias
-from engine.device.graphs import Graphs, Results, Shape, reach_of
-from engine.device.pool import KVPool
-from engine.device.ranks import ALONE, Ranks
-from engine.device.relay import DraftState, Relay
-from engine.device.sample import SamplingRows, chosen_logprobs, pick, top_logprobs
-from engine.device.staging import Staged, StagingRing
-from engine.device.table import SlotTable, stamp
-from engine.device.upload import floats, integers
-from engine.device.window import SplitAttention, WindowMemory, WindowStep
-from engine.models.target import Target
-from engine.spec.drafter import Drafter, agreed_tree
-from engine.spec.guard import Guard
-from engine.spec.verify import judge
-from engine.witness import Witness
+from specmatrix.engine.core.errors import KernelError
+from specmatrix.engine.core.plan import PlanRow, StepPlan, StepResult
+from specmatrix.engine.device.attention import StepAttention
+from specmatrix.engine.device.batch import StepBatch, count, tree_bias
+from specmatrix.engine.device.graphs import Graphs, Results, Shape, reach_of
+from specmatrix.engine.device.pool import KVPool
+from specmatrix.engine.device.ranks import ALONE, Ranks
+from specmatrix.engine.device.relay import DraftState, Relay
+from specmatrix.engine.device.sample import SamplingRows, chosen_logprobs, pick, top_logprobs
+from specmatrix.engine.device.staging import Staged, StagingRing
+from specmatrix.engine.device.table import SlotTable, stamp
+from specmatrix.engine.device.upload import floats, integers
+from specmatrix.engine.device.window import SplitAttention, WindowMemory, WindowStep
+from specmatrix.engine.models.target import Target
+from specmatrix.engine.spec.drafter import Drafter, agreed_tree
+from specmatrix.engine.spec.guard import Guard
+from specmatrix.engine.spec.verify import judge
+from specmatrix.engine.witness import Witness
 
 
 class InFlight(NamedTuple):

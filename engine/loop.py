@@ -14,14 +14,14 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic
 
-from engine.core.errors import EngineBug, EngineError, LedgerError, described
-from engine.core.finish import StopRules
-from engine.core.plan import Executor, Handle, PlanRow, StepPlan, StepResult
-from engine.core.probes import Probes
-from engine.core.request import Finish, Phase, Request
-from engine.core.schedule import Scheduler
-from engine.core.transcript import TextStream, Transcript
-from engine.interrupts import Interrupts
+from specmatrix.engine.core.errors import EngineBug, EngineError, LedgerError, described
+from specmatrix.engine.core.finish import StopRules
+from specmatrix.engine.core.plan import Executor, Handle, PlanRow, StepPlan, StepResult
+from specmatrix.engine.core.probes import Probes
+from specmatrix.engine.core.request import Finish, Phase, Request
+from specmatrix.engine.core.schedule import Scheduler
+from specmatrix.engine.core.transcript import TextStream, Transcript
+from specmatrix.engine.interrupts import Interrupts
 
 log = logging.getLogger("specmatrix.engine")
 

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final, get_type_hints
 
-from engine.core.algorithm import Check, Topology, Traits, forget_traits, register_traits
-from engine.core.errors import ConfigError
-from engine.spec.catalogue import BUILDERS, RELAYS, Build, BuildContext, RelayOf
+from specmatrix.engine.core.algorithm import Check, Topology, Traits, forget_traits, register_traits
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.engine.spec.catalogue import BUILDERS, RELAYS, Build, BuildContext, RelayOf
 
 __all__ = ["BuildContext", "Topology", "Traits", "forget_algorithm", "register_algorithm"]
 

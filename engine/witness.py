@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 
-from engine.core.agreement import PLAN, RESULT, Told, digest
-from engine.core.ledger import Ledger
-from engine.core.plan import StepPlan, StepResult
-from engine.core.probes import Probes
+from specmatrix.engine.core.agreement import PLAN, RESULT, Told, digest
+from specmatrix.engine.core.ledger import Ledger
+from specmatrix.engine.core.plan import StepPlan, StepResult
+from specmatrix.engine.core.probes import Probes
 
 
 class Witness:

@@ -31,14 +31,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engine.api import LLM
-from engine.core.config import EngineConfig, Facts
-from engine.core.errors import ConfigError
-from engine.core.request import SamplingParams
-from engine.device.batch import StepBatch
-from engine.device.relay import Carry, DraftState, Relay
-from engine.register import BuildContext, Topology, Traits, register_algorithm
-from engine.spec.drafter import DraftTree, Verdict, chain
+from specmatrix.engine.api import LLM
+from specmatrix.engine.core.config import EngineConfig, Facts
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.engine.core.request import SamplingParams
+from specmatrix.engine.device.batch import StepBatch
+from specmatrix.engine.device.relay import Carry, DraftState, Relay
+from specmatrix.engine.register import BuildContext, Topology, Traits, register_algorithm
+from specmatrix.engine.spec.drafter import DraftTree, Verdict, chain
 
 COPY = Traits(
     name="COPY",
@@ -109,7 +109,7 @@ register_algorithm(COPY, CopyDrafter, check=check)
 
 
 def main() -> None:
-    from matrix.zoo.registry import resolve_path
+    from specmatrix.matrix.zoo.registry import resolve_path
 
     params = SamplingParams(max_new_tokens=64)
     plain = LLM(EngineConfig("llama-mini"), resolve_path).generate(QUESTIONS, params)

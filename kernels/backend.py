@@ -11,7 +11,7 @@ from types import ModuleType
 
 from torch import Tensor
 
-from engine.core.errors import KernelError
+from specmatrix.engine.core.errors import KernelError
 
 INTERPRETER = "TRITON_INTERPRET"
 _everywhere = False
@@ -39,7 +39,7 @@ def check_interpreter() -> None:
     """
     if os.environ.get(INTERPRETER) != "1":
         raise KernelError(f"Triton's kernels run on a CPU with {INTERPRETER}=1 only, set before triton is imported")
-    import_module("kernels.interpreter").prepare()
+    import_module("specmatrix.kernels.interpreter").prepare()
 
 
 @contextmanager

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from kernels.case import Arguments, Bound
-from kernels.matmul.reference import wide_product
-from kernels.projection import PART
+from specmatrix.kernels.case import Arguments, Bound
+from specmatrix.kernels.matmul.reference import wide_product
+from specmatrix.kernels.projection import PART
 
 EPS32 = torch.finfo(torch.float32).eps
 

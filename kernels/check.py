@@ -9,8 +9,8 @@ from inspect import signature
 import torch
 from torch import Tensor
 
-from engine.core.errors import KernelError
-from kernels.case import Arguments, Case, Kernel
+from specmatrix.engine.core.errors import KernelError
+from specmatrix.kernels.case import Arguments, Case, Kernel
 
 GUARD = 64  # elements in front of and behind an argument
 # Cycles that a GPU idles in front of an operation: half a millisecond, in which the host launches all of it, unless it

@@ -11,7 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from kernels.case import Arguments
+from specmatrix.kernels.case import Arguments
 
 # Masked key positions, more than a split of paged_attention has.
 FAR = 300

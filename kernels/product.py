@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.backend import INTERPRETER
+from specmatrix.kernels.backend import INTERPRETER
 
 
 def wide(operand: Tensor) -> bool:

@@ -7,53 +7,53 @@ from typing import Final
 
 from torch import Tensor
 
-from kernels import bounds, contract, parts
-from kernels.accept_path import accept_path
-from kernels.accept_path import cases as accept_path_cases
-from kernels.accept_path import reference as accept_path_reference
-from kernels.best_token import best_token
-from kernels.best_token import cases as best_token_cases
-from kernels.best_token import reference as best_token_reference
-from kernels.case import Kernel
-from kernels.expand_topk import cases as expand_topk_cases
-from kernels.expand_topk import expand_topk
-from kernels.expand_topk import reference as expand_topk_reference
-from kernels.matmul import cases as matmul_cases
-from kernels.matmul import matmul
-from kernels.matmul import reference as matmul_reference
-from kernels.move_kv import cases as move_kv_cases
-from kernels.move_kv import move_kv
-from kernels.move_kv import reference as move_kv_reference
-from kernels.paged_attention import cases as paged_attention_cases
-from kernels.paged_attention import paged_attention, plan_reads
-from kernels.paged_attention import reference as paged_attention_reference
-from kernels.projection import Around, Onward, projection
-from kernels.projection import cases as projection_cases
-from kernels.projection import reference as projection_reference
-from kernels.relay_rows import cases as relay_cases
-from kernels.relay_rows import gather, scatter
-from kernels.relay_rows import reference as relay_reference
-from kernels.rms_norm import cases as rms_norm_cases
-from kernels.rms_norm import reference as rms_norm_reference
-from kernels.rms_norm import rms_norm
-from kernels.rotary import cases as rotary_cases
-from kernels.rotary import reference as rotary_reference
-from kernels.rotary import rotary
-from kernels.sample import cases as sample_cases
-from kernels.sample import draw, uniform
-from kernels.sample import reference as sample_reference
-from kernels.select_tree import cases as select_tree_cases
-from kernels.select_tree import reference as select_tree_reference
-from kernels.select_tree import select_tree
-from kernels.silu_mul import cases as silu_mul_cases
-from kernels.silu_mul import reference as silu_mul_reference
-from kernels.silu_mul import silu_mul
-from kernels.store_kv import cases as store_kv_cases
-from kernels.store_kv import reference as store_kv_reference
-from kernels.store_kv import store_kv
-from kernels.tree_layout import cases as tree_layout_cases
-from kernels.tree_layout import reference as tree_layout_reference
-from kernels.tree_layout import tree_layout
+from specmatrix.kernels import bounds, contract, parts
+from specmatrix.kernels.accept_path import accept_path
+from specmatrix.kernels.accept_path import cases as accept_path_cases
+from specmatrix.kernels.accept_path import reference as accept_path_reference
+from specmatrix.kernels.best_token import best_token
+from specmatrix.kernels.best_token import cases as best_token_cases
+from specmatrix.kernels.best_token import reference as best_token_reference
+from specmatrix.kernels.case import Kernel
+from specmatrix.kernels.expand_topk import cases as expand_topk_cases
+from specmatrix.kernels.expand_topk import expand_topk
+from specmatrix.kernels.expand_topk import reference as expand_topk_reference
+from specmatrix.kernels.matmul import cases as matmul_cases
+from specmatrix.kernels.matmul import matmul
+from specmatrix.kernels.matmul import reference as matmul_reference
+from specmatrix.kernels.move_kv import cases as move_kv_cases
+from specmatrix.kernels.move_kv import move_kv
+from specmatrix.kernels.move_kv import reference as move_kv_reference
+from specmatrix.kernels.paged_attention import cases as paged_attention_cases
+from specmatrix.kernels.paged_attention import paged_attention, plan_reads
+from specmatrix.kernels.paged_attention import reference as paged_attention_reference
+from specmatrix.kernels.projection import Around, Onward, projection
+from specmatrix.kernels.projection import cases as projection_cases
+from specmatrix.kernels.projection import reference as projection_reference
+from specmatrix.kernels.relay_rows import cases as relay_cases
+from specmatrix.kernels.relay_rows import gather, scatter
+from specmatrix.kernels.relay_rows import reference as relay_reference
+from specmatrix.kernels.rms_norm import cases as rms_norm_cases
+from specmatrix.kernels.rms_norm import reference as rms_norm_reference
+from specmatrix.kernels.rms_norm import rms_norm
+from specmatrix.kernels.rotary import cases as rotary_cases
+from specmatrix.kernels.rotary import reference as rotary_reference
+from specmatrix.kernels.rotary import rotary
+from specmatrix.kernels.sample import cases as sample_cases
+from specmatrix.kernels.sample import draw, uniform
+from specmatrix.kernels.sample import reference as sample_reference
+from specmatrix.kernels.select_tree import cases as select_tree_cases
+from specmatrix.kernels.select_tree import reference as select_tree_reference
+from specmatrix.kernels.select_tree import select_tree
+from specmatrix.kernels.silu_mul import cases as silu_mul_cases
+from specmatrix.kernels.silu_mul import reference as silu_mul_reference
+from specmatrix.kernels.silu_mul import silu_mul
+from specmatrix.kernels.store_kv import cases as store_kv_cases
+from specmatrix.kernels.store_kv import reference as store_kv_reference
+from specmatrix.kernels.store_kv import store_kv
+from specmatrix.kernels.tree_layout import cases as tree_layout_cases
+from specmatrix.kernels.tree_layout import reference as tree_layout_reference
+from specmatrix.kernels.tree_layout import tree_layout
 
 
 def _attend(

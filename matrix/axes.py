@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, Literal
 
-from engine.core.errors import ConfigError
-from engine.core.nearest import nearest
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.engine.core.nearest import nearest
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from matrix.subjects.protocol import Ask, Refusal
+from specmatrix.matrix.subjects.protocol import Ask, Refusal
 
 
 class Told(NamedTuple):

@@ -5,12 +5,12 @@ from dataclasses import replace
 from operator import getitem
 from typing import Any, Final, NamedTuple
 
-from engine.core.config import AUTO, Auto, EngineConfig
-from engine.core.errors import ConfigError
-from engine.core.nearest import nearest
-from matrix.adaptive_slots import TEXTS as SLOTS
-from matrix.axes import AXES, INDEX, LAUNCH, NAMES, Axis, axis
-from matrix.snug import snug
+from specmatrix.engine.core.config import AUTO, Auto, EngineConfig
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.engine.core.nearest import nearest
+from specmatrix.matrix.adaptive_slots import TEXTS as SLOTS
+from specmatrix.matrix.axes import AXES, INDEX, LAUNCH, NAMES, Axis, axis
+from specmatrix.matrix.snug import snug
 
 # Zoo names: the target of each value of `model`, and the drafts that were trained for it.
 MODELS: Final = {"llama": "llama-mini", "qwen3": "qwen3-mini", "deepseek": "deepseek-mini"}

@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from ci.local import Job, lost_cell
-from matrix.cell import Cell
-from matrix.gates.table import GATES
-from matrix.plugin import CPU, RECORD, CollectionErrors
-from matrix.provenance import run_header
-from matrix.selection import is_id
-from reports.codec import decode_cell
-from reports.load import load
-from reports.probes import ProbeVerdict
-from reports.render.files import write_run
-from reports.schema import ReportError
-from reports.writer import ReportWriter
+from specmatrix.ci.local import Job, lost_cell
+from specmatrix.matrix.cell import Cell
+from specmatrix.matrix.gates.table import GATES
+from specmatrix.matrix.plugin import CPU, RECORD, CollectionErrors
+from specmatrix.matrix.provenance import run_header
+from specmatrix.matrix.selection import is_id
+from specmatrix.reports.codec import decode_cell
+from specmatrix.reports.load import load
+from specmatrix.reports.probes import ProbeVerdict
+from specmatrix.reports.render.files import write_run
+from specmatrix.reports.schema import ReportError
+from specmatrix.reports.writer import ReportWriter
 
 
 class CellReports:

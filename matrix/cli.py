@@ -17,11 +17,11 @@ from typing import Annotated, Final, cast
 
 import typer
 
-from engine.core.errors import ConfigError, EngineError
-from matrix.commands.flags import EPILOG
-from matrix.stopping import Stopped, stoppable
-from matrix.usage import misuse
-from reports.schema import ReportError
+from specmatrix.engine.core.errors import ConfigError, EngineError
+from specmatrix.matrix.commands.flags import EPILOG
+from specmatrix.matrix.stopping import Stopped, stoppable
+from specmatrix.matrix.usage import misuse
+from specmatrix.reports.schema import ReportError
 
 # The command line library's error for a wrong option; typer exports only the classes below it.
 UsageError = cast(type[typer.BadParameter], typer.BadParameter.__mro__[1])
@@ -81,7 +81,7 @@ def run(
     json_: Json = False,
 ) -> int:
     """Run cells and write their report."""
-    from matrix.commands.run import run as run_matrix
+    from specmatrix.matrix.commands.run import run as run_matrix
 
     return run_matrix(tier, stage, out, cells, workers, seed, limit, json_)
 
@@ -95,7 +95,7 @@ def compare(
     json_: Json = False,
 ) -> int:
     """Compare two runs and what they exercised."""
-    from matrix.commands.compare import compare_reports
+    from specmatrix.matrix.commands.compare import compare_reports
 
     return compare_reports(base, head, acknowledge, out, json_)
 
@@ -105,7 +105,7 @@ def explain(
     cell: Annotated[list[str], typer.Argument(help="a cell's id, or axis=value ...")],
 ) -> int:
     """Say what a cell comes to, and why."""
-    from matrix.constraints import explain_text
+    from specmatrix.matrix.constraints import explain_text
 
     print(explain_text(" ".join(cell)))
     return 0
@@ -118,7 +118,7 @@ def lock(
     full: Annotated[bool, typer.Option("--full", help="prove the triples of the nightly stage as well")] = False,
 ) -> int:
     """Prove or extend the lock file, the list of cells that run."""
-    from matrix.commands.lock import lock as lock_cells
+    from specmatrix.matrix.commands.lock import lock as lock_cells
 
     return lock_cells(check, extend, full)
 
@@ -135,8 +135,8 @@ def generate(
     ] = None,
 ) -> int:
     """Answer a question and time the drafter."""
-    from engine.core.request import SamplingParams
-    from matrix.commands.generate import generate as answer
+    from specmatrix.engine.core.request import SamplingParams
+    from specmatrix.matrix.commands.generate import generate as answer
 
     params = SamplingParams(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
     return answer(question or [], params, speculative_algorithm_file, threads)
@@ -150,7 +150,7 @@ def contract(
     json_: Json = False,
 ) -> int:
     """Hold an algorithm of yours to the contract of all."""
-    from matrix.commands.contract import contract as hold
+    from specmatrix.matrix.commands.contract import contract as hold
 
     return hold(algorithm or [], json_)
 
@@ -169,7 +169,7 @@ def faults(
     list_: Annotated[bool, typer.Option("--list", help="only print what there is to plant")] = False,
 ) -> int:
     """Plant faults and see which gate kills each."""
-    from matrix.faults.command import list_faults, main_faults
+    from specmatrix.matrix.faults.command import list_faults, main_faults
 
     chosen = [*(names or ()), *(only or ())]
     if list_:
@@ -196,7 +196,7 @@ def accuracy(
     json_: Json = False,
 ) -> int:
     """Measure task accuracy with and without drafts."""
-    from matrix.accuracy.command import main_accuracy
+    from specmatrix.matrix.accuracy.command import main_accuracy
 
     return main_accuracy(
         task,
@@ -221,7 +221,7 @@ def bench(
     json_: Json = False,
 ) -> int:
     """Measure every figure that has a goal."""
-    from benchmarks.command import GPU, GROUPS, main_bench
+    from specmatrix.benchmarks.command import GPU, GROUPS, main_bench
 
     if gpu:
         if groups:
@@ -242,7 +242,7 @@ def tests(
     json_: Json = False,
 ) -> int:
     """List the registered tests of a tier and their seconds."""
-    from matrix.commands.tests import list_tests
+    from specmatrix.matrix.commands.tests import list_tests
 
     return list_tests(tier, stage, part, paths, json_)
 
@@ -256,7 +256,7 @@ def simulate(
     json_: Json = False,
 ) -> int:
     """Run random schedules on a toy device: arrivals, aborts, sessions, shortage, every law and token checked."""
-    from matrix.commands.simulate import simulate as run_simulation
+    from specmatrix.matrix.commands.simulate import simulate as run_simulation
 
     return run_simulation(minutes, seed, schedules, replay, json_)
 
@@ -264,7 +264,7 @@ def simulate(
 @zoo.command("list")
 def zoo_list(json_: Json = False) -> int:
     """Print what is known of every model."""
-    from matrix.commands.zoo import list_models
+    from specmatrix.matrix.commands.zoo import list_models
 
     return list_models(json_)
 
@@ -272,7 +272,7 @@ def zoo_list(json_: Json = False) -> int:
 @zoo.command("verify")
 def zoo_verify() -> int:
     """Load every model and compare it with its card."""
-    from matrix.commands.zoo import verify_models
+    from specmatrix.matrix.commands.zoo import verify_models
 
     return verify_models()
 
@@ -287,7 +287,7 @@ def zoo_acceptance(
     json_: Json = False,
 ) -> int:
     """Measure tokens per round of every draft in many shapes, beside drafts of random weights."""
-    from matrix.commands.lengths import acceptance
+    from specmatrix.matrix.commands.lengths import acceptance
 
     return acceptance(targets or [], algorithm or [], data, prompts, tokens, json_)
 
@@ -301,7 +301,7 @@ def zoo_train(
     quick: Annotated[bool, typer.Option("--quick", help="a few steps only, to see that it works")] = False,
 ) -> int:
     """Train models from their recipes."""
-    from matrix.commands.zoo import train_models
+    from specmatrix.matrix.commands.zoo import train_models
 
     return train_models(names or [], device, out, minutes, quick)
 
@@ -309,7 +309,7 @@ def zoo_train(
 @checkpoints.command("list")
 def checkpoints_list(json_: Json = False) -> int:
     """List targets and drafts with what they need."""
-    from matrix.commands.checkpoints import list_pairs
+    from specmatrix.matrix.commands.checkpoints import list_pairs
 
     return list_pairs(json_)
 
@@ -320,7 +320,7 @@ def checkpoints_show(
     json_: Json = False,
 ) -> int:
     """Print where one comes from, what is not verified, its memory and its GSM8K command."""
-    from matrix.commands.checkpoints import show
+    from specmatrix.matrix.commands.checkpoints import show
 
     return show(name, json_)
 
@@ -332,7 +332,7 @@ def checkpoints_check(
     json_: Json = False,
 ) -> int:
     """Say what this machine lacks to run them: a GPU, its memory, a checkpoint or a part of one."""
-    from matrix.commands.checkpoints import check
+    from specmatrix.matrix.commands.checkpoints import check
 
     return check(names or [], models, json_)
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from matrix.contention import contended_line
-from matrix.conversation import REPLIES, line, scored
-from matrix.snug import Snug
-from matrix.subjects.protocol import Ask
+from specmatrix.matrix.contention import contended_line
+from specmatrix.matrix.conversation import REPLIES, line, scored
+from specmatrix.matrix.snug import Snug
+from specmatrix.matrix.subjects.protocol import Ask
 
 # What is said after the second turn is short.
 LAST_LIMITS: Final = (8, 1)

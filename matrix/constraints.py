@@ -13,14 +13,14 @@ from functools import cache, cached_property
 from itertools import product
 from typing import Final, Literal
 
-from engine.core.errors import ConfigError
-from engine.core.resolve import resolve
-from engine.core.rules import RULES
-from engine.core.situation import Rule, Situation
-from engine.core.tree import tree_pool
-from matrix.axes import AXES, INDEX, axis, describe
-from matrix.cell import DRAFTS, Cell, asked, parse_assignment
-from matrix.zoo_facts import zoo_facts
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.engine.core.resolve import resolve
+from specmatrix.engine.core.rules import RULES
+from specmatrix.engine.core.situation import Rule, Situation
+from specmatrix.engine.core.tree import tree_pool
+from specmatrix.matrix.axes import AXES, INDEX, axis, describe
+from specmatrix.matrix.cell import DRAFTS, Cell, asked, parse_assignment
+from specmatrix.matrix.zoo_facts import zoo_facts
 
 Kind = Literal["impossible", "redundant", "refused", "rewritten"]
 Expect = Literal["runs", "rewritten", "refused"]

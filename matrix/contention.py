@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from matrix.subjects.protocol import Ask, Continuation, Refusal
+from specmatrix.matrix.subjects.protocol import Ask, Continuation, Refusal
 
 # Seconds that the first session may be idle, and a step of the clock beyond them.
 TIMEOUT: Final = 60.0

@@ -13,11 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any, Final, NamedTuple
 
-from engine.api import LLM, Output
-from engine.build import Locate
-from engine.core.algorithm import Topology, Traits
-from engine.core.config import EngineConfig
-from engine.core.request import SamplingParams
+from specmatrix.engine.api import LLM, Output
+from specmatrix.engine.build import Locate
+from specmatrix.engine.core.algorithm import Topology, Traits
+from specmatrix.engine.core.config import EngineConfig
+from specmatrix.engine.core.request import SamplingParams
 
 PROMPTS: Final = (
     "Question: A garden is 19 feet long and 5 feet wide. What is its area in square feet?\nAnswer:",

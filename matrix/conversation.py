@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from matrix.contention import contended_line, contended_tree
-from matrix.subjects.protocol import Ask, Continuation
+from specmatrix.matrix.contention import contended_line, contended_tree
+from specmatrix.matrix.subjects.protocol import Ask, Continuation
 
 # Requests that run together, wave by wave.
 WAVES: Final = (1, 8, 32, 8, 1)

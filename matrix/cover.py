@@ -6,10 +6,10 @@ from itertools import combinations, product
 from math import prod
 from typing import Any, Final
 
-from matrix.axes import AXES, LAUNCH, NAMES
-from matrix.cell import Cell, order
-from matrix.constraints import CONSTRAINTS, Constraint, explain
-from matrix.growth import launches
+from specmatrix.matrix.axes import AXES, LAUNCH, NAMES
+from specmatrix.matrix.cell import Cell, order
+from specmatrix.matrix.constraints import CONSTRAINTS, Constraint, explain
+from specmatrix.matrix.growth import launches
 
 # Another salt gives another cover of about the same size; this one is as good as any.
 SALT: Final = "specmatrix"

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeAlias
 
-from matrix.axes import AXES, LAUNCH
-from matrix.constraints import Constraint
+from specmatrix.matrix.axes import AXES, LAUNCH
+from specmatrix.matrix.constraints import Constraint
 
 # The values of the first axes.
 Prefix: TypeAlias = tuple[str, ...]

@@ -7,10 +7,10 @@ from pathlib import Path
 from time import perf_counter
 from typing import Final
 
-from matrix.axes import describe
-from matrix.cell import Cell
-from matrix.constraints import explain, tables_hash
-from matrix.cover import (
+from specmatrix.matrix.axes import describe
+from specmatrix.matrix.cell import Cell
+from specmatrix.matrix.constraints import explain, tables_hash
+from specmatrix.matrix.cover import (
     NEGATIVES,
     STRENGTHS,
     SWEEPS,
@@ -19,9 +19,9 @@ from matrix.cover import (
     negatives,
     sweep,
 )
-from matrix.lockfile import LOCK_FILE, STAGES, Lock, read, write
-from matrix.presets import PRESETS
-from matrix.verifier import covered, feasible, uncovered, uncovered_sweep
+from specmatrix.matrix.lockfile import LOCK_FILE, STAGES, Lock, read, write
+from specmatrix.matrix.presets import PRESETS
+from specmatrix.matrix.verifier import covered, feasible, uncovered, uncovered_sweep
 
 SHOWN: Final = 5
 

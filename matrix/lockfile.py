@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from engine.core.errors import ConfigError
-from matrix.cell import Cell
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.matrix.cell import Cell
 
 LOCK_FILE: Final = Path(__file__).with_name("cells.lock")
 STAGES: Final = ("smoke", "pr", "nightly")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from engine.core.algorithm import ALGORITHMS, Traits
-from matrix.axes import axis
+from specmatrix.engine.core.algorithm import ALGORITHMS, Traits
+from specmatrix.matrix.axes import axis
 
 HEAD: Final = ("mode", "asked with", "what it does", "algorithms", "shape", "timings", "in cells", "gates")
 

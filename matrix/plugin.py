@@ -17,21 +17,21 @@ from typing import TYPE_CHECKING, Final
 import pluggy
 import pytest
 
-from ci.tiers import TIERS, visible_gpus
-from ci.tiers import tier as find_tier
-from engine.core.errors import ConfigError, EngineError
-from matrix.cell import Cell, order
-from matrix.lockfile import STAGES
-from matrix.selection import PRODUCT, of_gpus, select
-from matrix.zoo.registry import verify_cells
-from reports.calling import as_called
-from reports.codec import encode_cell
-from reports.collector import paused
-from reports.schema import CellResult
-from reports.text import failure
+from specmatrix.ci.tiers import TIERS, visible_gpus
+from specmatrix.ci.tiers import tier as find_tier
+from specmatrix.engine.core.errors import ConfigError, EngineError
+from specmatrix.matrix.cell import Cell, order
+from specmatrix.matrix.lockfile import STAGES
+from specmatrix.matrix.selection import PRODUCT, of_gpus, select
+from specmatrix.matrix.zoo.registry import verify_cells
+from specmatrix.reports.calling import as_called
+from specmatrix.reports.codec import encode_cell
+from specmatrix.reports.collector import paused
+from specmatrix.reports.schema import CellResult
+from specmatrix.reports.text import failure
 
 if TYPE_CHECKING:
-    from matrix.runner import Runner
+    from specmatrix.matrix.runner import Runner
 
 # Name under which a cell's record travels with its test report, from an xdist worker to the process that writes.
 RECORD: Final = "specmatrix"
@@ -124,14 +124,14 @@ def _runner(config: pytest.Config, tier: str) -> Runner:
     """The runner of this process for a tier, made for its first item."""
     runners = config.stash.setdefault(_RUNNERS, {})
     if tier not in runners:
-        from ci.local import VISIBLE
+        from specmatrix.ci.local import VISIBLE
 
         if tier == CPU:
             # A GPU of this machine is no part of the CPU tier.
             os.environ[VISIBLE] = ""
         import torch
 
-        from matrix.runner import reference_runner
+        from specmatrix.matrix.runner import reference_runner
 
         torch.set_num_threads(1)
         runners[tier] = reference_runner(config.getoption("--matrix-seed"), tier, config.getoption("--stage"))
@@ -160,7 +160,7 @@ def pytest_configure(config: pytest.Config) -> None:
     errors = CollectionErrors()
     config.pluginmanager.register(errors, "specmatrix-collection")
     if config.getoption("--report"):
-        from matrix.cell_reports import CellReports
+        from specmatrix.matrix.cell_reports import CellReports
 
         config.pluginmanager.register(CellReports(config, errors), "specmatrix-reports")
 

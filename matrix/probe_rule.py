@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from engine.core.probes import GPU, PROBES, RANKS, ZERO
-from matrix.lockfile import stage_cells
-from matrix.selection import of_gpus
-from reports.schema import ProbeDemand
+from specmatrix.engine.core.probes import GPU, PROBES, RANKS, ZERO
+from specmatrix.matrix.lockfile import stage_cells
+from specmatrix.matrix.selection import of_gpus
+from specmatrix.reports.schema import ProbeDemand
 
 # A smaller stage leaves modes out for their price.
 STAGE: Final = "nightly"

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from typing import Final, NamedTuple, TypeAlias
 
-from matrix.axes import axis
-from matrix.cell import Cell
+from specmatrix.matrix.axes import axis
+from specmatrix.matrix.cell import Cell
 
 EVERY: Final = "every launch"
 Values: TypeAlias = tuple[str, ...]

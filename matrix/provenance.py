@@ -12,13 +12,13 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
-from ci.tiers import tier as find_tier
-from matrix.gates.gate import Gate
-from matrix.lockfile import LOCK_FILE
-from matrix.probe_rule import demanded
-from matrix.waivers import WAIVERS
-from matrix.zoo.registry import TARGETS, TEST, oracle_file, zoo_hash
-from reports.schema import Header
+from specmatrix.ci.tiers import tier as find_tier
+from specmatrix.matrix.gates.gate import Gate
+from specmatrix.matrix.lockfile import LOCK_FILE
+from specmatrix.matrix.probe_rule import demanded
+from specmatrix.matrix.waivers import WAIVERS
+from specmatrix.matrix.zoo.registry import TARGETS, TEST, oracle_file, zoo_hash
+from specmatrix.reports.schema import Header
 
 ROOT: Final = Path(__file__).parents[1]
 UNKNOWN: Final = "unknown"

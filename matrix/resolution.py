@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from itertools import product
 from typing import Any, Final, TypeAlias
 
-from engine.core.config import EngineConfig
-from engine.core.errors import ConfigError
-from engine.core.resolve import resolve
-from matrix.axes import axis
-from matrix.cell import Cell
-from matrix.products import Values, products
-from matrix.zoo_facts import zoo_facts
+from specmatrix.engine.core.config import EngineConfig
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.engine.core.resolve import resolve
+from specmatrix.matrix.axes import axis
+from specmatrix.matrix.cell import Cell
+from specmatrix.matrix.products import Values, products
+from specmatrix.matrix.zoo_facts import zoo_facts
 
 REFUSED: Final = "refused"
 AS_ASKED: Final = "as asked"

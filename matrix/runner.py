@@ -12,19 +12,19 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Final
 
-from ci.tiers import tier as find_tier
-from engine.core.agreement import Agreement
-from engine.core.errors import ConfigError, EngineBug
-from matrix.cell import Cell, asked
-from matrix.gates.config import ConfigGate
-from matrix.gates.gate import Gate, Outcome, State
-from matrix.gates.ranks import RanksGate
-from matrix.gates.table import GATES
-from matrix.gates.turns import twinned
-from matrix.subjects.protocol import Answer, Ask, Capability, Diverged, Run, Served, Session, Subject
-from matrix.unrun import unrun
-from matrix.workload import workload
-from reports.schema import CellResult, CellState, GateResult, Reason, Rewrite
+from specmatrix.ci.tiers import tier as find_tier
+from specmatrix.engine.core.agreement import Agreement
+from specmatrix.engine.core.errors import ConfigError, EngineBug
+from specmatrix.matrix.cell import Cell, asked
+from specmatrix.matrix.gates.config import ConfigGate
+from specmatrix.matrix.gates.gate import Gate, Outcome, State
+from specmatrix.matrix.gates.ranks import RanksGate
+from specmatrix.matrix.gates.table import GATES
+from specmatrix.matrix.gates.turns import twinned
+from specmatrix.matrix.subjects.protocol import Answer, Ask, Capability, Diverged, Run, Served, Session, Subject
+from specmatrix.matrix.unrun import unrun
+from specmatrix.matrix.workload import workload
+from specmatrix.reports.schema import CellResult, CellState, GateResult, Reason, Rewrite
 
 LAST_FRAMES: Final = 3
 
@@ -140,7 +140,7 @@ class Runner:
 def reference_runner(seed: int, tier: str = "cpu", stage: str = "pr") -> Runner:
     """The reference engine, in this process or in one for each rank, judged by every gate."""
     # It imports torch, which who only plans or collects cells need not wait for.
-    from matrix.subjects.ranked import RankedSubject
+    from specmatrix.matrix.subjects.ranked import RankedSubject
 
     return Runner(RankedSubject(), seed, tier=tier, stage=stage)
 

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Final
 
-from engine.core.errors import ConfigError
-from matrix.cell import MEANINGS, Cell
-from matrix.constraints import CONSTRAINTS, expect
-from matrix.growth import Prefix, launches
-from matrix.lockfile import STAGES, stage_cells
-from matrix.selector import Selector, parse_selector
-from reports.text import count
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.matrix.cell import MEANINGS, Cell
+from specmatrix.matrix.constraints import CONSTRAINTS, expect
+from specmatrix.matrix.growth import Prefix, launches
+from specmatrix.matrix.lockfile import STAGES, stage_cells
+from specmatrix.matrix.selector import Selector, parse_selector
+from specmatrix.reports.text import count
 
 PRODUCT: Final = "product"
 

@@ -5,10 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from engine.core.errors import ConfigError
-from engine.core.nearest import nearest
-from matrix.axes import INDEX, NAMES, axis
-from matrix.cell import MEANINGS, Cell
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.engine.core.nearest import nearest
+from specmatrix.matrix.axes import INDEX, NAMES, axis
+from specmatrix.matrix.cell import MEANINGS, Cell
 
 Predicate: TypeAlias = Callable[[tuple[str, ...]], bool]
 LEXEME: Final = re.compile(r"\s*(?:(!=|==?|[(),])|([\w.-]+))")

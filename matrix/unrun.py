@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from ci.tiers import repro
-from ci.tiers import tier as find_tier
-from matrix.cell import Cell, asked
-from matrix.constraints import expect
-from matrix.waivers import waiver_for
-from reports.schema import CellResult
+from specmatrix.ci.tiers import repro
+from specmatrix.ci.tiers import tier as find_tier
+from specmatrix.matrix.cell import Cell, asked
+from specmatrix.matrix.constraints import expect
+from specmatrix.matrix.waivers import waiver_for
+from specmatrix.reports.schema import CellResult
 
 
 def unrun(cell: Cell, tier: str, stage: str, seed: int) -> CellResult:

@@ -9,8 +9,8 @@ from typing import Final
 
 import typer
 
-from engine.core.errors import ConfigError
-from engine.core.nearest import nearest
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.engine.core.nearest import nearest
 
 # What an option takes, by the word that the command line library has for it.
 KINDS: Final = {"integer": "a whole number", "number": "a number", "float": "a number"}

@@ -10,9 +10,9 @@ from functools import cache
 from itertools import combinations, product
 from typing import Final, TypeAlias
 
-from matrix.axes import AXES, NAMES
-from matrix.cell import Cell
-from matrix.constraints import CONSTRAINTS, explain
+from specmatrix.matrix.axes import AXES, NAMES
+from specmatrix.matrix.cell import Cell
+from specmatrix.matrix.constraints import CONSTRAINTS, explain
 
 Combination: TypeAlias = tuple[tuple[str, str], ...]
 

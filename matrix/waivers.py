@@ -2,9 +2,9 @@
 
 from typing import Final
 
-from matrix.cell import Cell
-from matrix.selector import parse_selector
-from reports.schema import Waiver, WaiverRule
+from specmatrix.matrix.cell import Cell
+from specmatrix.matrix.selector import parse_selector
+from specmatrix.reports.schema import Waiver, WaiverRule
 
 WAIVERS: Final[tuple[WaiverRule, ...]] = ()
 

@@ -16,14 +16,14 @@ from typing import Final
 
 import tokenizers
 
-from engine.core.errors import ConfigError
-from matrix.brim import to_the_brim
-from matrix.cell import SHORT_CONTEXT, TIGHT_TOKENS, Cell
-from matrix.collision import collisions
-from matrix.conversation import TIGHT_LATER, WAVES, conversations, in_waves
-from matrix.snug import snug
-from matrix.subjects.protocol import Ask
-from matrix.zoo.gsm_mini import prompt_of
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.matrix.brim import to_the_brim
+from specmatrix.matrix.cell import SHORT_CONTEXT, TIGHT_TOKENS, Cell
+from specmatrix.matrix.collision import collisions
+from specmatrix.matrix.conversation import TIGHT_LATER, WAVES, conversations, in_waves
+from specmatrix.matrix.snug import snug
+from specmatrix.matrix.subjects.protocol import Ask
+from specmatrix.matrix.zoo.gsm_mini import prompt_of
 
 DATA: Final = Path(__file__).parent / "zoo" / "data"
 # The first questions of the test split, for which the oracle holds continuations.

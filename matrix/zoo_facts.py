@@ -2,11 +2,11 @@
 
 from functools import cache
 
-from engine.core.algorithm import FINAL
-from engine.core.config import DraftFacts, Facts
-from matrix.cell import Cell
-from matrix.zoo.layouts import architecture_of
-from matrix.zoo.recipes import RECIPES, LatentShape, Recipe, Shape
+from specmatrix.engine.core.algorithm import FINAL
+from specmatrix.engine.core.config import DraftFacts, Facts
+from specmatrix.matrix.cell import Cell
+from specmatrix.matrix.zoo.layouts import architecture_of
+from specmatrix.matrix.zoo.recipes import RECIPES, LatentShape, Recipe, Shape
 
 
 def zoo_facts(cell: Cell) -> Facts:

@@ -6,7 +6,7 @@ import contextlib
 import os
 from pathlib import Path
 
-from reports.schema import ReportError
+from specmatrix.reports.schema import ReportError
 
 
 def write_text(path: Path, text: str) -> None:

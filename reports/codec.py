@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 from types import NoneType
 from typing import Final, NamedTuple
 
-from reports.schema import (
+from specmatrix.reports.schema import (
     CELL_KEYS,
     CELL_STATES,
     EXPECTATIONS,
@@ -28,7 +28,7 @@ from reports.schema import (
     Waiver,
     WaiverRule,
 )
-from reports.shape import ANY, NUMBER, Shape
+from specmatrix.reports.shape import ANY, NUMBER, Shape
 
 _HEADER: Final = Shape(
     {

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from reports.effective import Value, effective, word
-from reports.load import Report
-from reports.schema import Json
+from specmatrix.reports.effective import Value, effective, word
+from specmatrix.reports.load import Report
+from specmatrix.reports.schema import Json
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, TypeAlias
 
-from reports.schema import Json
+from specmatrix.reports.schema import Json
 
 Value: TypeAlias = tuple[str, str]
 Pair: TypeAlias = tuple[Value, Value]

@@ -11,8 +11,8 @@ from threading import Lock
 from typing import Final, NamedTuple
 from zlib import crc32
 
-from reports.lines import Line, Text, front, parse_cell, place, same_but_for_time, without_time
-from reports.schema import CellResult, CellState, Json, ReportError
+from specmatrix.reports.lines import Line, Text, front, parse_cell, place, same_but_for_time, without_time
+from specmatrix.reports.schema import CellResult, CellState, Json, ReportError
 
 _LETTERS: Final[dict[CellState, str]] = {"PASS": "P", "FAIL": "F", "NOT MEASURED": "N", "INFRA": "I"}
 _STATES: Final = {letter: state for state, letter in _LETTERS.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from reports.schema import GateResult, Number
+from specmatrix.reports.schema import GateResult, Number
 
 
 def length_interval(gate: GateResult) -> tuple[float, float] | None:

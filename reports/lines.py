@@ -14,8 +14,8 @@ from mmap import mmap
 from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
 
-from reports.codec import Launch, Own, decode_cell, decode_gate, decode_launch, decode_own, joined
-from reports.schema import CELL_STATES, CellResult, CellState, GateResult, Json, ReportError
+from specmatrix.reports.codec import Launch, Own, decode_cell, decode_gate, decode_launch, decode_own, joined
+from specmatrix.reports.schema import CELL_STATES, CellResult, CellState, GateResult, Json, ReportError
 
 _FRONT: Final = re.compile(
     rb'\{\s*"kind"\s*:\s*"cell"\s*,\s*"id"\s*:\s*"([^"\\]+)"\s*,\s*'

@@ -10,11 +10,11 @@ from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Final
 
-from reports.codec import decode_header
-from reports.collector import paused
-from reports.effective import Words
-from reports.index import CHANGED, Index, found, told
-from reports.lines import (
+from specmatrix.reports.codec import decode_header
+from specmatrix.reports.collector import paused
+from specmatrix.reports.effective import Words
+from specmatrix.reports.index import CHANGED, Index, found, told
+from specmatrix.reports.lines import (
     Launches,
     Line,
     Parts,
@@ -29,8 +29,8 @@ from reports.lines import (
     part,
     plain_entries,
 )
-from reports.schema import REPORT_FILE, CellResult, CellState, Header, Json, ReportError
-from reports.writer import PARTIAL_FILE
+from specmatrix.reports.schema import REPORT_FILE, CellResult, CellState, Header, Json, ReportError
+from specmatrix.reports.writer import PARTIAL_FILE
 
 # Below this size every line is parsed at load (about 0.5 s per 32 MB); above it a line is parsed when it is first used.
 EAGER_BYTES: Final = 32_000_000

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-from reports.schema import Json, ProbeDemand
-from reports.text import count
+from specmatrix.reports.schema import Json, ProbeDemand
+from specmatrix.reports.text import count
 
 
 @dataclass(frozen=True, slots=True)

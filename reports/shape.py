@@ -8,7 +8,7 @@ from operator import itemgetter
 from types import NoneType
 from typing import Final
 
-from reports.schema import Json, ReportError
+from specmatrix.reports.schema import Json, ReportError
 
 ANY: Final = (dict, list, str, int, float, bool, NoneType)
 NUMBER: Final = (int, float)

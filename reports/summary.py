@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from reports.atomic import write_text
-from reports.covered import Coverage, covered
-from reports.load import Report
-from reports.probes import ProbeVerdict, judge_probes
-from reports.schema import SCHEMA, SUMMARY_FILE, CellResult, CellState, GateState, Header, Json, is_waived
+from specmatrix.reports.atomic import write_text
+from specmatrix.reports.covered import Coverage, covered
+from specmatrix.reports.load import Report
+from specmatrix.reports.probes import ProbeVerdict, judge_probes
+from specmatrix.reports.schema import SCHEMA, SUMMARY_FILE, CellResult, CellState, GateState, Header, Json, is_waived
 
 # Keys of summary.json for the states; part of its stable form.
 STATE_KEYS: Final[dict[CellState, str]] = {

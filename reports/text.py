@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from reports.schema import CellResult, Header
+from specmatrix.reports.schema import CellResult, Header
 
 
 def count(number: int, noun: str) -> str:

@@ -10,10 +10,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from reports.atomic import publish, write_all
-from reports.codec import encode_cell, encode_end, encode_header
-from reports.index import IndexWriter
-from reports.schema import MARKDOWN_FILE, PAGE_FILE, REPORT_FILE, SUMMARY_FILE, CellResult, Header, ReportError
+from specmatrix.reports.atomic import publish, write_all
+from specmatrix.reports.codec import encode_cell, encode_end, encode_header
+from specmatrix.reports.index import IndexWriter
+from specmatrix.reports.schema import (
+    MARKDOWN_FILE,
+    PAGE_FILE,
+    REPORT_FILE,
+    SUMMARY_FILE,
+    CellResult,
+    Header,
+    ReportError,
+)
 
 PARTIAL_FILE: Final = REPORT_FILE + ".partial"
 

@@ -2,9 +2,9 @@
 
 from typing import Final
 
-from engine.core.adaptive_config import SOURCE, dump, union
-from engine.core.config import AUTO
-from engine.core.situation import Rule, Situation
+from specmatrix.engine.core.adaptive_config import SOURCE, dump, union
+from specmatrix.engine.core.config import AUTO
+from specmatrix.engine.core.situation import Rule, Situation
 
 
 def _listed(s: Situation) -> tuple[int, ...]:

@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from engine.core.adaptive_config import AdaptiveSlot, middle, union
-from engine.core.probes import Probes
+from specmatrix.engine.core.adaptive_config import AdaptiveSlot, middle, union
+from specmatrix.engine.core.probes import Probes
 
 TRACE_LENGTH: Final = 4096  # rounds and records kept, the latest ones
 

@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any, Final
 
-from engine.core.errors import ConfigError
-from engine.core.nearest import nearest
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.engine.core.nearest import nearest
 
 # Also the deepest static draft.
 MAX_STEPS: Final = 255

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.core.errors import RequestError
-from engine.core.held import HeldAccounts
-from engine.core.ledger import Ledger
-from engine.core.prefix import PrefixCache
-from engine.core.probes import Probes
-from engine.core.request import Phase, Request
+from specmatrix.engine.core.errors import RequestError
+from specmatrix.engine.core.held import HeldAccounts
+from specmatrix.engine.core.ledger import Ledger
+from specmatrix.engine.core.prefix import PrefixCache
+from specmatrix.engine.core.probes import Probes
+from specmatrix.engine.core.request import Phase, Request
 
 
 class Admission:

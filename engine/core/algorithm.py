@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
-from engine.core.errors import ConfigError
+from specmatrix.engine.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from engine.core.config import EngineConfig, Facts
+    from specmatrix.engine.core.config import EngineConfig, Facts
 
 # Among captured states: the target's hidden state behind its final norm, which no layer's input is.
 FINAL: Final = -1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from engine.core.algorithm import Traits
+from specmatrix.engine.core.algorithm import Traits
 
 HEAD: Final = ("algorithm", "drafts with", "shape", "weights", "draft KV", "timings", "adaptive steps")
 WEIGHTS: Final = {"none": "none", "checkpoint": "its own checkpoint", "bundled": "in the target's checkpoint"}

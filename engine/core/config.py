@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, Final, Literal, TypeAlias
 
-from engine.core.adaptive_config import AdaptiveSlot
-from engine.core.errors import ConfigError
-from engine.core.nearest import nearest
-from engine.core.ngram import NgramOptions
+from specmatrix.engine.core.adaptive_config import AdaptiveSlot
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.engine.core.nearest import nearest
+from specmatrix.engine.core.ngram import NgramOptions
 
 AUTO: Final = "auto"
 Auto: TypeAlias = Literal["auto"]

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from engine.core.algorithm import Topology
-from engine.core.config import AUTO, Reason
-from engine.core.graphing import MOST, graphless, largest_batch, on_gpu
-from engine.core.layering import prediction_layers
-from engine.core.situation import Situation, Value, gram_width
-from engine.core.tree import tree_pool
+from specmatrix.engine.core.algorithm import Topology
+from specmatrix.engine.core.config import AUTO, Reason
+from specmatrix.engine.core.graphing import MOST, graphless, largest_batch, on_gpu
+from specmatrix.engine.core.layering import prediction_layers
+from specmatrix.engine.core.situation import Situation, Value, gram_width
+from specmatrix.engine.core.tree import tree_pool
 
 SPEED_GATES: Final = ("lossless", "acceptance")
 TIMING_GATES: Final = ("lossless", "ledger", "effective")

@@ -2,11 +2,11 @@
 
 from typing import Final
 
-from engine.core.adaptive_config import MAX_STEPS
-from engine.core.algorithm import Topology
-from engine.core.config import AUTO
-from engine.core.situation import Rule, Situation, bounded
-from engine.core.tree import tree_pool
+from specmatrix.engine.core.adaptive_config import MAX_STEPS
+from specmatrix.engine.core.algorithm import Topology
+from specmatrix.engine.core.config import AUTO
+from specmatrix.engine.core.situation import Rule, Situation, bounded
+from specmatrix.engine.core.tree import tree_pool
 
 MAX_TOPK: Final = 64
 MAX_DRAFT_TOKENS: Final = 256

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.core.request import Finish, SamplingParams
-from engine.core.transcript import Transcript
+from specmatrix.engine.core.request import Finish, SamplingParams
+from specmatrix.engine.core.transcript import Transcript
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,9 @@
 
 from typing import Final
 
-from engine.core.algorithm import is_registered
-from engine.core.config import AUTO
-from engine.core.situation import Rule, Situation, bounded
+from specmatrix.engine.core.algorithm import is_registered
+from specmatrix.engine.core.config import AUTO
+from specmatrix.engine.core.situation import Rule, Situation, bounded
 
 FIELD: Final = "cuda_graph_max_bs"
 # Requests of the largest batch that has graphs unless asked otherwise, and of any.

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 
-from engine.core.account import Account
-from engine.core.errors import LedgerError
-from engine.core.ledger import Ledger
-from engine.core.probes import Probes
+from specmatrix.engine.core.account import Account
+from specmatrix.engine.core.errors import LedgerError
+from specmatrix.engine.core.ledger import Ledger
+from specmatrix.engine.core.probes import Probes
 
 
 class HeldAccounts:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from engine.core.errors import LedgerError
-from engine.core.ledger import Entry, Ledger
-from engine.core.window import Window
+from specmatrix.engine.core.errors import LedgerError
+from specmatrix.engine.core.ledger import Entry, Ledger
+from specmatrix.engine.core.window import Window
 
 CHECK_EVERY: Final = 64
 

@@ -2,9 +2,9 @@
 
 from typing import Final
 
-from engine.core.algorithm import ALGORITHMS
-from engine.core.config import AUTO, Reason
-from engine.core.situation import Rule, Situation
+from specmatrix.engine.core.algorithm import ALGORITHMS
+from specmatrix.engine.core.config import AUTO, Reason
+from specmatrix.engine.core.situation import Rule, Situation
 
 FIELD: Final = "enable_multi_layer_eagle"
 

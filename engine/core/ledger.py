@@ -21,9 +21,9 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Final
 
-from engine.core.account import Account, spans
-from engine.core.errors import EngineError, LedgerError
-from engine.core.window import Window, WindowBook
+from specmatrix.engine.core.account import Account, spans
+from specmatrix.engine.core.errors import EngineError, LedgerError
+from specmatrix.engine.core.window import Window, WindowBook
 
 KEPT: Final = 4096  # entries of the journal, the latest ones
 FREE: Final = 0

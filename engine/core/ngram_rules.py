@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import Any, Final
 
-from engine.core.config import AUTO, UNASKED, EngineConfig, Reason
-from engine.core.ngram import NgramOptions
-from engine.core.situation import BREADTH, Rule, Situation, bounded, gram_room, gram_width
+from specmatrix.engine.core.config import AUTO, UNASKED, EngineConfig, Reason
+from specmatrix.engine.core.ngram import NgramOptions
+from specmatrix.engine.core.situation import BREADTH, Rule, Situation, bounded, gram_room, gram_width
 
 PREFIX: Final = "speculative_ngram_"
 FLAGS: Final = tuple(name for name in UNASKED if name.startswith(PREFIX))

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Final
 
-from engine.core.algorithm import FINAL
-from engine.core.situation import Rule, Situation
+from specmatrix.engine.core.algorithm import FINAL
+from specmatrix.engine.core.situation import Rule, Situation
 
 FIX: Final = "use a draft made for this target"
 

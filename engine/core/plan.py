@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from engine.core.request import SamplingParams
+from specmatrix.engine.core.request import SamplingParams
 
 
 class PlanRow(NamedTuple):

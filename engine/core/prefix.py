@@ -11,8 +11,8 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from engine.core.errors import LedgerError
-from engine.core.ledger import Ledger
+from specmatrix.engine.core.errors import LedgerError
+from specmatrix.engine.core.ledger import Ledger
 
 
 @dataclass(eq=False, slots=True)

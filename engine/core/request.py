@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final
 
-from engine.core.errors import LedgerError, RequestError
-from engine.core.metrics import SpecMetrics
-from engine.core.transcript import Transcript
+from specmatrix.engine.core.errors import LedgerError, RequestError
+from specmatrix.engine.core.metrics import SpecMetrics
+from specmatrix.engine.core.transcript import Transcript
 
 
 class Phase(Enum):

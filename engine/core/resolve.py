@@ -2,16 +2,16 @@
 
 from typing import Any, Final
 
-from engine.core.adaptive_config import dump
-from engine.core.algorithm import own_check
-from engine.core.config import AUTO, EngineConfig, Facts, Reason, Resolved, Rewrite
-from engine.core.defaults import DEFAULTS, default_for
-from engine.core.errors import ConfigError
-from engine.core.layering import layer_per_step, layer_reasons
-from engine.core.ngram_rules import ngram_flags, ngram_options
-from engine.core.rules import CAPACITY, RULES
-from engine.core.situation import Situation
-from engine.core.window import pool_pages
+from specmatrix.engine.core.adaptive_config import dump
+from specmatrix.engine.core.algorithm import own_check
+from specmatrix.engine.core.config import AUTO, EngineConfig, Facts, Reason, Resolved, Rewrite
+from specmatrix.engine.core.defaults import DEFAULTS, default_for
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.engine.core.layering import layer_per_step, layer_reasons
+from specmatrix.engine.core.ngram_rules import ngram_flags, ngram_options
+from specmatrix.engine.core.rules import CAPACITY, RULES
+from specmatrix.engine.core.situation import Situation
+from specmatrix.engine.core.window import pool_pages
 
 # In the order of the table: a field is chosen after everything that its rows read.
 ORDER: Final = tuple(dict.fromkeys(row.field for row in DEFAULTS))

@@ -6,14 +6,14 @@ cell that the matrix predicts refused is refused by the engine with the same sen
 
 from typing import Final
 
-from engine.core.adapting import ADAPTING
-from engine.core.drafting import DRAFTING, SHAPES
-from engine.core.graphing import GRAPHING
-from engine.core.layering import LAYERING
-from engine.core.ngram_rules import NGRAM_RULES, TOPK_IS_BREADTH
-from engine.core.pairing import PAIRING
-from engine.core.situation import Rule, Situation, bounded, outside
-from engine.core.splitting import SPLITTING
+from specmatrix.engine.core.adapting import ADAPTING
+from specmatrix.engine.core.drafting import DRAFTING, SHAPES
+from specmatrix.engine.core.graphing import GRAPHING
+from specmatrix.engine.core.layering import LAYERING
+from specmatrix.engine.core.ngram_rules import NGRAM_RULES, TOPK_IS_BREADTH
+from specmatrix.engine.core.pairing import PAIRING
+from specmatrix.engine.core.situation import Rule, Situation, bounded, outside
+from specmatrix.engine.core.splitting import SPLITTING
 
 MAX_PAGE: Final = 256
 MAX_SEED: Final = 2**63 - 1

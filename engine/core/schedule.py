@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from engine.core.account import Account
-from engine.core.adaptive import DraftSteps
-from engine.core.admission import Admission
-from engine.core.held import HeldAccounts
-from engine.core.ledger import Ledger, OutOfPages
-from engine.core.plan import PlanRow, StepPlan
-from engine.core.prefix import PrefixCache
-from engine.core.probes import Probes
-from engine.core.request import Finish, Phase, Request
+from specmatrix.engine.core.account import Account
+from specmatrix.engine.core.adaptive import DraftSteps
+from specmatrix.engine.core.admission import Admission
+from specmatrix.engine.core.held import HeldAccounts
+from specmatrix.engine.core.ledger import Ledger, OutOfPages
+from specmatrix.engine.core.plan import PlanRow, StepPlan
+from specmatrix.engine.core.prefix import PrefixCache
+from specmatrix.engine.core.probes import Probes
+from specmatrix.engine.core.request import Finish, Phase, Request
 
 
 class Scheduler:

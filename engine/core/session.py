@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Final
 
-from engine.core.errors import RequestError
-from engine.core.request import Finish, Phase, Request
-from engine.core.schedule import Scheduler
+from specmatrix.engine.core.errors import RequestError
+from specmatrix.engine.core.request import Finish, Phase, Request
+from specmatrix.engine.core.schedule import Scheduler
 
 KINDS: Final = (
     ("id", (str,), "a text"),

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from engine.core.adaptive_config import DEFAULT_SLOTS, AdaptiveConfig, dump, inline, middle, read, union
-from engine.core.algorithm import Topology, Traits, algorithm
-from engine.core.config import AUTO, DraftFacts, EngineConfig, Facts
+from specmatrix.engine.core.adaptive_config import DEFAULT_SLOTS, AdaptiveConfig, dump, inline, middle, read, union
+from specmatrix.engine.core.algorithm import Topology, Traits, algorithm
+from specmatrix.engine.core.config import AUTO, DraftFacts, EngineConfig, Facts
 
 Value = str | int | float | bool | None
 # Children of an n-gram tree's node at most, unless asked otherwise.

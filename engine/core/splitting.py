@@ -2,9 +2,9 @@
 
 from typing import Final
 
-from engine.core.algorithm import is_registered
-from engine.core.graphing import on_gpu
-from engine.core.situation import Rule, Situation, bounded
+from specmatrix.engine.core.algorithm import is_registered
+from specmatrix.engine.core.graphing import on_gpu
+from specmatrix.engine.core.situation import Rule, Situation, bounded
 
 FIELD: Final = "tp_size"
 MOST: Final = 64

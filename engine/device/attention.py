@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from engine.core.errors import LedgerError
-from engine.device.pool import KVPool
-from kernels.paged_attention import (
+from specmatrix.engine.core.errors import LedgerError
+from specmatrix.engine.device.pool import KVPool
+from specmatrix.kernels.paged_attention import (
     ALIGNED,
     Reads,
     attend,
@@ -17,7 +17,7 @@ from kernels.paged_attention import (
     spread_bias,
     spread_slots,
 )
-from kernels.store_kv import store_kv
+from specmatrix.kernels.store_kv import store_kv
 
 
 class StepAttention:

@@ -15,9 +15,9 @@ from typing import Final, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from engine.core.probes import Probes
-from engine.device.bundles import KEPT, MOST_BYTES, Bundle, Bundles, Shape
-from engine.device.upload import integers
+from specmatrix.engine.core.probes import Probes
+from specmatrix.engine.device.bundles import KEPT, MOST_BYTES, Bundle, Bundles, Shape
+from specmatrix.engine.device.upload import integers
 
 __all__ = ["Captured", "Graphs", "Results", "Shape", "padded", "reach_of"]
 

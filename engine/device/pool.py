@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.move_kv import move_kv
-from kernels.store_kv import store_kv
+from specmatrix.kernels.move_kv import move_kv
+from specmatrix.kernels.store_kv import store_kv
 
 
 @dataclass(frozen=True, slots=True)

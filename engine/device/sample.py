@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kernels.best_token import best_token
-from kernels.sample import draw, uniform
+from specmatrix.kernels.best_token import best_token
+from specmatrix.kernels.sample import draw, uniform
 
 __all__ = ["SamplingRows", "chosen_logprobs", "pick", "top_logprobs", "uniform"]
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from engine.core.errors import LedgerError
+from specmatrix.engine.core.errors import LedgerError
 
 
 class Staged(NamedTuple):

@@ -9,8 +9,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from engine.core.plan import PlanRow
-from engine.device.upload import integers
+from specmatrix.engine.core.plan import PlanRow
+from specmatrix.engine.device.upload import integers
 
 READ_STEP: Final = 16
 # Pages that are entered one by one, each by an operation that needs no upload.

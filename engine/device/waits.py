@@ -11,7 +11,7 @@ from typing import Final
 
 import torch
 
-from engine.device.graphs import Graphs
+from specmatrix.engine.device.graphs import Graphs
 
 # torch's words for an operation that waits, and for its listening to them.
 WAITED: Final = "called a synchronizing CUDA operation"

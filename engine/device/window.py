@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from engine.core.plan import PlanRow
-from engine.device.attention import StepAttention
-from engine.device.batch import StepBatch, count
-from engine.device.pool import KVLayout, KVPool
-from engine.device.table import SlotTable, stamp
+from specmatrix.engine.core.plan import PlanRow
+from specmatrix.engine.device.attention import StepAttention
+from specmatrix.engine.device.batch import StepBatch, count
+from specmatrix.engine.device.pool import KVLayout, KVPool
+from specmatrix.engine.device.table import SlotTable, stamp
 
 
 @dataclass(frozen=True, eq=False, slots=True)

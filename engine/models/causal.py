@@ -8,15 +8,15 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from engine.core.algorithm import FINAL
-from engine.device.pool import KVLayout
-from engine.device.ranks import ALONE, Ranks
-from engine.models.config import ModelConfig
-from engine.models.layers import Attend, Norm
-from engine.models.products import FAST, Products
-from engine.models.rope import rotations
-from engine.models.shards import TakeShare, Vocabulary, share
-from engine.models.weights import Take
+from specmatrix.engine.core.algorithm import FINAL
+from specmatrix.engine.device.pool import KVLayout
+from specmatrix.engine.device.ranks import ALONE, Ranks
+from specmatrix.engine.models.config import ModelConfig
+from specmatrix.engine.models.layers import Attend, Norm
+from specmatrix.engine.models.products import FAST, Products
+from specmatrix.engine.models.rope import rotations
+from specmatrix.engine.models.shards import TakeShare, Vocabulary, share
+from specmatrix.engine.models.weights import Take
 
 
 class CausalLM(ABC):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from engine.models.causal import CausalLM
-from engine.models.latent import LatentLayer, Shape, latent_layout
-from engine.models.weights import Take
+from specmatrix.engine.models.causal import CausalLM
+from specmatrix.engine.models.latent import LatentLayer, Shape, latent_layout
+from specmatrix.engine.models.weights import Take
 
 
 class Deepseek(CausalLM):

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from engine.core.errors import ConfigError
-from engine.models.fields import Fields
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.engine.models.fields import Fields
 
 DEEPSEEK_ARCHITECTURES: Final = ("DeepseekV3ForCausalLM",)
 # Fields that may stand in a checkpoint with one value only; the last field of each row.

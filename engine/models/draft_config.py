@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from engine.core.algorithm import FINAL
-from engine.core.errors import ConfigError
-from engine.models.fields import Fields
+from specmatrix.engine.core.algorithm import FINAL
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.engine.models.fields import Fields
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,16 +7,16 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from engine.core.errors import ConfigError
-from engine.device.pool import KVLayout
-from engine.models.causal import head_logits
-from engine.models.config import ModelConfig
-from engine.models.layers import Attend, Layer, Norm
-from engine.models.rope import rotations
-from engine.models.sharing import captured_states, shared_embedding, shared_head
-from engine.models.target import Target
-from engine.models.weights import Take
-from engine.models.workspace import Workspaces
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.engine.device.pool import KVLayout
+from specmatrix.engine.models.causal import head_logits
+from specmatrix.engine.models.config import ModelConfig
+from specmatrix.engine.models.layers import Attend, Layer, Norm
+from specmatrix.engine.models.rope import rotations
+from specmatrix.engine.models.sharing import captured_states, shared_embedding, shared_head
+from specmatrix.engine.models.target import Target
+from specmatrix.engine.models.weights import Take
+from specmatrix.engine.models.workspace import Workspaces
 
 
 class Eagle3:

@@ -11,10 +11,10 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
-from engine.models.config import ModelConfig
-from engine.models.layers import Norm
-from engine.models.products import Products
-from engine.models.weights import Take
+from specmatrix.engine.models.config import ModelConfig
+from specmatrix.engine.models.layers import Norm
+from specmatrix.engine.models.products import Products
+from specmatrix.engine.models.weights import Take
 
 # Inner numbers of a product over several experts: as far as rows are known to keep their bits, see `linear`.
 WIDEST: Final = 384

@@ -11,12 +11,12 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
-from engine.device.pool import KVLayout
-from engine.models.config import ModelConfig
-from engine.models.experts import Experts, Gated
-from engine.models.layers import Attend, Norm
-from engine.models.rope import pair_up, turned
-from engine.models.weights import Take
+from specmatrix.engine.device.pool import KVLayout
+from specmatrix.engine.models.config import ModelConfig
+from specmatrix.engine.models.experts import Experts, Gated
+from specmatrix.engine.models.layers import Attend, Norm
+from specmatrix.engine.models.rope import pair_up, turned
+from specmatrix.engine.models.weights import Take
 
 # The norms of the two latents keep this epsilon, whatever the checkpoint's is.
 LATENT_EPS: Final = 1e-6

@@ -13,16 +13,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from engine.device.ranks import ALONE, Ranks
-from engine.models.config import ModelConfig
-from engine.models.products import products
-from engine.models.rope import pair_up, rotate
-from engine.models.weights import Take
-from engine.models.workspace import Workspace
-from kernels.backend import on_triton
-from kernels.projection import FEW, Around, Onward, projection
-from kernels.rms_norm import rms_norm
-from kernels.silu_mul import silu_mul
+from specmatrix.engine.device.ranks import ALONE, Ranks
+from specmatrix.engine.models.config import ModelConfig
+from specmatrix.engine.models.products import products
+from specmatrix.engine.models.rope import pair_up, rotate
+from specmatrix.engine.models.weights import Take
+from specmatrix.engine.models.workspace import Workspace
+from specmatrix.kernels.backend import on_triton
+from specmatrix.kernels.projection import FEW, Around, Onward, projection
+from specmatrix.kernels.rms_norm import rms_norm
+from specmatrix.kernels.silu_mul import silu_mul
 
 
 class Attend(Protocol):

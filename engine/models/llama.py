@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from engine.device.pool import KVLayout
-from engine.models.causal import CausalLM
-from engine.models.layers import Layer
-from engine.models.weights import Take
-from engine.models.workspace import Workspace, Workspaces
+from specmatrix.engine.device.pool import KVLayout
+from specmatrix.engine.models.causal import CausalLM
+from specmatrix.engine.models.layers import Layer
+from specmatrix.engine.models.weights import Take
+from specmatrix.engine.models.workspace import Workspace, Workspaces
 
 
 class Llama(CausalLM):

@@ -9,24 +9,24 @@ from typing import Final, Literal
 
 import torch
 
-from engine.core.algorithm import FINAL
-from engine.core.config import AUTO, DraftFacts, Facts
-from engine.core.errors import ConfigError
-from engine.device.ranks import ALONE, Ranks
-from engine.models.causal import CausalLM
-from engine.models.config import TARGET_ARCHITECTURES, ModelConfig, load_model_config
-from engine.models.deepseek import Deepseek
-from engine.models.dflash import DFlash
-from engine.models.disguised import load_draft_config
-from engine.models.draft_config import DFLASH_ARCHITECTURES, EAGLE3_ARCHITECTURES, EAGLE_ARCHITECTURES
-from engine.models.eagle import Eagle
-from engine.models.eagle3 import Eagle3
-from engine.models.llama import Llama
-from engine.models.nextn import PredictionLayer, prediction_layers
-from engine.models.standalone import Standalone
-from engine.models.target import Target
-from engine.models.tokenizer import tokenizer_hash
-from engine.models.weights import load_weights
+from specmatrix.engine.core.algorithm import FINAL
+from specmatrix.engine.core.config import AUTO, DraftFacts, Facts
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.engine.device.ranks import ALONE, Ranks
+from specmatrix.engine.models.causal import CausalLM
+from specmatrix.engine.models.config import TARGET_ARCHITECTURES, ModelConfig, load_model_config
+from specmatrix.engine.models.deepseek import Deepseek
+from specmatrix.engine.models.dflash import DFlash
+from specmatrix.engine.models.disguised import load_draft_config
+from specmatrix.engine.models.draft_config import DFLASH_ARCHITECTURES, EAGLE3_ARCHITECTURES, EAGLE_ARCHITECTURES
+from specmatrix.engine.models.eagle import Eagle
+from specmatrix.engine.models.eagle3 import Eagle3
+from specmatrix.engine.models.llama import Llama
+from specmatrix.engine.models.nextn import PredictionLayer, prediction_layers
+from specmatrix.engine.models.standalone import Standalone
+from specmatrix.engine.models.target import Target
+from specmatrix.engine.models.tokenizer import tokenizer_hash
+from specmatrix.engine.models.weights import load_weights
 
 __all__ = [
     "facts",

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from engine.core.algorithm import FINAL
-from engine.core.errors import ConfigError
-from engine.models.causal import head_logits
-from engine.models.config import ModelConfig
-from engine.models.latent import LatentLayer, Shape, latent_layout
-from engine.models.layers import Attend, Norm
-from engine.models.rope import rotations
-from engine.models.target import Target
-from engine.models.weights import Take
+from specmatrix.engine.core.algorithm import FINAL
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.engine.models.causal import head_logits
+from specmatrix.engine.models.config import ModelConfig
+from specmatrix.engine.models.latent import LatentLayer, Shape, latent_layout
+from specmatrix.engine.models.layers import Attend, Norm
+from specmatrix.engine.models.rope import rotations
+from specmatrix.engine.models.target import Target
+from specmatrix.engine.models.weights import Take
 
 
 class PredictionLayer:

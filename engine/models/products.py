@@ -14,10 +14,10 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
-from engine.core.errors import ConfigError
-from engine.device.ranks import Ranks
-from kernels.backend import on_triton
-from kernels.matmul import matmul
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.engine.device.ranks import Ranks
+from specmatrix.kernels.backend import on_triton
+from specmatrix.kernels.matmul import matmul
 
 # Rows of the longest product: longer ones are cut, so that none is outside of what the law has seen.
 MOST: Final = 192

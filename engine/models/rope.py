@@ -10,10 +10,10 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from engine.core.errors import ConfigError
-from engine.models.fields import LARGEST
-from kernels.backend import on_triton
-from kernels.rotary import rotary
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.engine.models.fields import LARGEST
+from specmatrix.kernels.backend import on_triton
+from specmatrix.kernels.rotary import rotary
 
 KINDS: Final = ("default", "linear", "llama3", "yarn")
 

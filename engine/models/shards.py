@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from engine.device.ranks import Ranks
-from engine.models.config import ModelConfig
-from engine.models.layers import stored
-from engine.models.weights import Take
+from specmatrix.engine.device.ranks import Ranks
+from specmatrix.engine.models.config import ModelConfig
+from specmatrix.engine.models.layers import stored
+from specmatrix.engine.models.weights import Take
 
 Unit = Literal["heads", "kv_heads", "numbers"]
 # Last parts of a tensor's name: the dimension that is split, and what must stay whole.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from engine.core.algorithm import FINAL
-from engine.core.errors import ConfigError
-from engine.models.config import ModelConfig
-from engine.models.target import Target
-from engine.models.weights import Take
+from specmatrix.engine.core.algorithm import FINAL
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.engine.models.config import ModelConfig
+from specmatrix.engine.models.target import Target
+from specmatrix.engine.models.weights import Take
 
 
 def shared_embedding(take: Take, config: ModelConfig, target: Target) -> Tensor:

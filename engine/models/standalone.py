@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from engine.models.layers import Attend
-from engine.models.target import Target
+from specmatrix.engine.models.layers import Attend
+from specmatrix.engine.models.target import Target
 
 
 class Standalone:

@@ -7,9 +7,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from engine.device.pool import KVLayout
-from engine.models.config import ModelConfig
-from engine.models.layers import Attend
+from specmatrix.engine.device.pool import KVLayout
+from specmatrix.engine.models.config import ModelConfig
+from specmatrix.engine.models.layers import Attend
 
 
 class Target(Protocol):

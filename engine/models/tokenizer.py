@@ -10,7 +10,7 @@ from typing import Any
 
 import tokenizers
 
-from engine.core.errors import ConfigError
+from specmatrix.engine.core.errors import ConfigError
 
 # What a decoder writes for bytes that do not form a character yet.
 INCOMPLETE = "\ufffd"

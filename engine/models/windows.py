@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from engine.core.errors import ConfigError
-from engine.models.fields import MOST_LAYERS, Fields
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.engine.models.fields import MOST_LAYERS, Fields
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 # What transformers assumes where a Mistral's config.json says nothing; null is no window.

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from engine.models.config import ModelConfig
-from kernels.projection import PART
+from specmatrix.engine.models.config import ModelConfig
+from specmatrix.kernels.projection import PART
 
 KEPT_SHAPES = 32
 KEPT_ROWS = 256

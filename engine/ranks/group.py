@@ -22,11 +22,11 @@ from typing import Any, Final
 
 import torch
 
-from engine.core.agreement import Agreement, Comparison
-from engine.core.errors import EngineError
-from engine.ranks.failure import Failure
-from engine.ranks.process import Place, Sent
-from engine.scratch import Scratch
+from specmatrix.engine.core.agreement import Agreement, Comparison
+from specmatrix.engine.core.errors import EngineError
+from specmatrix.engine.ranks.failure import Failure
+from specmatrix.engine.ranks.process import Place, Sent
+from specmatrix.engine.scratch import Scratch
 
 # Seconds without a sign of life from any rank: the first steps of a GPU compile their kernels.
 PATIENCE: Final = 100.0
@@ -145,7 +145,7 @@ class RankGroup:
         path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
         with self._logs[place.rank].open("wb") as log:
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "engine.ranks.process", str(theirs.fileno())],
+                [sys.executable, "-P", "-m", "specmatrix.engine.ranks.process", str(theirs.fileno())],
                 stdin=subprocess.PIPE,  # it ends with this process
                 stdout=log,
                 stderr=log,

@@ -8,15 +8,15 @@ from itertools import count, islice
 from pathlib import Path
 from typing import Any, Final, Self
 
-from engine.api import LLM, Output, Prompt, known_facts
-from engine.build import Locate
-from engine.core.config import EngineConfig
-from engine.core.request import SamplingParams
-from engine.core.resolve import resolve
-from engine.core.session import SessionParams
-from engine.ranks.group import PATIENCE, RankGroup
-from engine.ranks.process import Rank
-from engine.ranks.spare import Lease
+from specmatrix.engine.api import LLM, Output, Prompt, known_facts
+from specmatrix.engine.build import Locate
+from specmatrix.engine.core.config import EngineConfig
+from specmatrix.engine.core.request import SamplingParams
+from specmatrix.engine.core.resolve import resolve
+from specmatrix.engine.core.session import SessionParams
+from specmatrix.engine.ranks.group import PATIENCE, RankGroup
+from specmatrix.engine.ranks.process import Rank
+from specmatrix.engine.ranks.spare import Lease
 
 # Steps of a generation between two answers of the ranks, which take 0.1 ms: an interrupt waits for as many.
 STEPS: Final = 8

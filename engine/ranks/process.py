@@ -1,4 +1,4 @@
-"""The life of one rank: `python -P -m engine.ranks.process FD`, FD being its end of a pipe to who started it.
+"""The life of one rank: `python -P -m specmatrix.engine.ranks.process FD`, FD being its end of a pipe.
 
 It joins the others, then does what it is sent, one call after another: a function of this rank and what comes with it.
 What it prints is its log. SIGUSR1 makes it log where it is.
@@ -21,10 +21,10 @@ from typing import Any, Final, Literal, TypeAlias
 import torch
 from torch import distributed
 
-from engine.core.agreement import Told
-from engine.device.ranks import Ranks
-from engine.lifeline import end_with_starter
-from engine.ranks.failure import Failure
+from specmatrix.engine.core.agreement import Told
+from specmatrix.engine.device.ranks import Ranks
+from specmatrix.engine.lifeline import end_with_starter
+from specmatrix.engine.ranks.failure import Failure
 
 # What a rank sends: a record of its steps, the pickled value of a call (rank 0's only, a Failure where it does not
 # pickle), or the Failure that the call was.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from engine.core.errors import EngineError
-from engine.ranks.group import PATIENCE, RankGroup
-from engine.ranks.process import Rank
+from specmatrix.engine.core.errors import EngineError
+from specmatrix.engine.ranks.group import PATIENCE, RankGroup
+from specmatrix.engine.ranks.process import Rank
 
 # By size and device, those that hold no engine. They end with this process.
 _SPARE: Final[dict[tuple[int, str], RankGroup]] = {}

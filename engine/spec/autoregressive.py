@@ -11,17 +11,17 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from engine.core.algorithm import Traits
-from engine.core.tree import max_depth
-from engine.device.attention import DraftAttention, StepAttention
-from engine.device.batch import StepBatch, prefix_bias
-from engine.device.pool import KVPool
-from engine.device.relay import Carry, DraftState, Relay
-from engine.spec.drafter import DraftTree, Verdict, one_further, shared_chain
-from kernels.best_token import best_token
-from kernels.expand_topk import expand_topk
-from kernels.select_tree import select_tree
-from kernels.tree_layout import tree_layout
+from specmatrix.engine.core.algorithm import Traits
+from specmatrix.engine.core.tree import max_depth
+from specmatrix.engine.device.attention import DraftAttention, StepAttention
+from specmatrix.engine.device.batch import StepBatch, prefix_bias
+from specmatrix.engine.device.pool import KVPool
+from specmatrix.engine.device.relay import Carry, DraftState, Relay
+from specmatrix.engine.spec.drafter import DraftTree, Verdict, one_further, shared_chain
+from specmatrix.kernels.best_token import best_token
+from specmatrix.kernels.expand_topk import expand_topk
+from specmatrix.kernels.select_tree import select_tree
+from specmatrix.kernels.tree_layout import tree_layout
 
 
 class DraftModel(Protocol):

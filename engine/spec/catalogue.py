@@ -12,25 +12,25 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 import torch
 
-from engine.core.algorithm import Traits, is_registered
-from engine.core.automaton import SuffixAutomaton
-from engine.core.config import Facts, Resolved
-from engine.core.errors import ConfigError, EngineError
-from engine.device.graphs import padded
-from engine.device.pool import KVLayout, KVPool
-from engine.device.relay import Relay
-from engine.models.eagle import Eagle
-from engine.models.eagle3 import Eagle3
-from engine.models.loader import load_dflash, load_eagle, load_eagle3, load_nextn, load_standalone
-from engine.models.target import Target
-from engine.models.tokenizer import Tokenizer
-from engine.spec.autoregressive import AutoregressiveDrafter, DraftModel
-from engine.spec.corpus import read_corpus
-from engine.spec.dflash import BlockDrafter
-from engine.spec.drafter import Drafter
-from engine.spec.multilayer import MultiLayerDrafter
-from engine.spec.ngram import NgramDrafter
-from engine.spec.plain import PlainDrafter
+from specmatrix.engine.core.algorithm import Traits, is_registered
+from specmatrix.engine.core.automaton import SuffixAutomaton
+from specmatrix.engine.core.config import Facts, Resolved
+from specmatrix.engine.core.errors import ConfigError, EngineError
+from specmatrix.engine.device.graphs import padded
+from specmatrix.engine.device.pool import KVLayout, KVPool
+from specmatrix.engine.device.relay import Relay
+from specmatrix.engine.models.eagle import Eagle
+from specmatrix.engine.models.eagle3 import Eagle3
+from specmatrix.engine.models.loader import load_dflash, load_eagle, load_eagle3, load_nextn, load_standalone
+from specmatrix.engine.models.target import Target
+from specmatrix.engine.models.tokenizer import Tokenizer
+from specmatrix.engine.spec.autoregressive import AutoregressiveDrafter, DraftModel
+from specmatrix.engine.spec.corpus import read_corpus
+from specmatrix.engine.spec.dflash import BlockDrafter
+from specmatrix.engine.spec.drafter import Drafter
+from specmatrix.engine.spec.multilayer import MultiLayerDrafter
+from specmatrix.engine.spec.ngram import NgramDrafter
+from specmatrix.engine.spec.plain import PlainDrafter
 
 Locate: TypeAlias = Callable[[str], Path]
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engine.core.algorithm import Traits
-from engine.device.attention import DraftAttention
-from engine.device.batch import StepBatch, prefix_bias
-from engine.device.pool import KVPool
-from engine.device.relay import Carry, Relay
-from engine.models.dflash import DFlash
-from engine.spec.drafter import DraftTree, Verdict, shared_chain
+from specmatrix.engine.core.algorithm import Traits
+from specmatrix.engine.device.attention import DraftAttention
+from specmatrix.engine.device.batch import StepBatch, prefix_bias
+from specmatrix.engine.device.pool import KVPool
+from specmatrix.engine.device.relay import Carry, Relay
+from specmatrix.engine.models.dflash import DFlash
+from specmatrix.engine.spec.drafter import DraftTree, Verdict, shared_chain
 
 
 class BlockDrafter:

@@ -11,10 +11,10 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from engine.core.algorithm import Traits
-from engine.device.batch import StepBatch, count
-from engine.device.ranks import Ranks
-from engine.device.relay import Carry, DraftState, Relay
+from specmatrix.engine.core.algorithm import Traits
+from specmatrix.engine.device.batch import StepBatch, count
+from specmatrix.engine.device.ranks import Ranks
+from specmatrix.engine.device.relay import Carry, DraftState, Relay
 
 
 class DraftTree(NamedTuple):

@@ -22,12 +22,12 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from engine.core.errors import EngineBug, text_of
-from engine.device.batch import StepBatch, count
-from engine.device.relay import DraftState, Relay
-from engine.spec.drafter import Drafter, DraftTree, Verdict, chain
-from engine.spec.host_watch import HostWatch
-from engine.spec.lending import NAMES, Lending
+from specmatrix.engine.core.errors import EngineBug, text_of
+from specmatrix.engine.device.batch import StepBatch, count
+from specmatrix.engine.device.relay import DraftState, Relay
+from specmatrix.engine.spec.drafter import Drafter, DraftTree, Verdict, chain
+from specmatrix.engine.spec.host_watch import HostWatch
+from specmatrix.engine.spec.lending import NAMES, Lending
 
 # Bit i of a row's code. The bits behind are lending.NAMES, the same in every row.
 LIES: Final = (

@@ -12,10 +12,10 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
-from engine.device.batch import StepBatch
-from engine.device.relay import Relay
-from engine.device.sample import SamplingRows
-from engine.spec.drafter import Verdict
+from specmatrix.engine.device.batch import StepBatch
+from specmatrix.engine.device.relay import Relay
+from specmatrix.engine.device.sample import SamplingRows
+from specmatrix.engine.spec.drafter import Verdict
 
 BATCH: Final = ("rows", "start", "root", "slots", "lengths", "generations", "positions", "write")
 # Everything that is lent, by the name that a drafter's author knows.

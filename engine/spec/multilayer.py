@@ -14,13 +14,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from engine.core.algorithm import Traits
-from engine.device.attention import StepAttention
-from engine.device.batch import StepBatch, causal_bias, count
-from engine.device.pool import KVPool
-from engine.device.relay import Carry, DraftState, Relay
-from engine.models.layers import Attend
-from engine.spec.drafter import DraftTree, Verdict, one_further, shared_chain
+from specmatrix.engine.core.algorithm import Traits
+from specmatrix.engine.device.attention import StepAttention
+from specmatrix.engine.device.batch import StepBatch, causal_bias, count
+from specmatrix.engine.device.pool import KVPool
+from specmatrix.engine.device.relay import Carry, DraftState, Relay
+from specmatrix.engine.models.layers import Attend
+from specmatrix.engine.spec.drafter import DraftTree, Verdict, one_further, shared_chain
 
 
 class ChainLayer(Protocol):

@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from engine.core.algorithm import Traits
-from engine.core.automaton import SuffixAutomaton
-from engine.core.ngram import Cursor, Draft, NgramIndex, NgramOptions
-from engine.core.tree import max_depth
-from engine.device.batch import Known, StepBatch
-from engine.device.relay import Carry, Relay
-from engine.device.upload import integers
-from engine.spec.drafter import DraftTree, Verdict, shared_chain
-from kernels.tree_layout import tree_layout
+from specmatrix.engine.core.algorithm import Traits
+from specmatrix.engine.core.automaton import SuffixAutomaton
+from specmatrix.engine.core.ngram import Cursor, Draft, NgramIndex, NgramOptions
+from specmatrix.engine.core.tree import max_depth
+from specmatrix.engine.device.batch import Known, StepBatch
+from specmatrix.engine.device.relay import Carry, Relay
+from specmatrix.engine.device.upload import integers
+from specmatrix.engine.spec.drafter import DraftTree, Verdict, shared_chain
+from specmatrix.kernels.tree_layout import tree_layout
 
 
 @dataclass(slots=True)

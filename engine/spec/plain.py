@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from engine.core.algorithm import NONE
-from engine.device.batch import StepBatch
-from engine.device.relay import Carry, Relay
-from engine.spec.drafter import DraftTree, Verdict, shared_chain
+from specmatrix.engine.core.algorithm import NONE
+from specmatrix.engine.device.batch import StepBatch
+from specmatrix.engine.device.relay import Carry, Relay
+from specmatrix.engine.spec.drafter import DraftTree, Verdict, shared_chain
 
 
 class PlainDrafter:

@@ -14,10 +14,10 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from engine.device.ranks import ALONE, Ranks
-from engine.device.sample import SamplingRows, pick
-from engine.spec.drafter import DraftTree, Verdict
-from kernels.accept_path import accept_path
+from specmatrix.engine.device.ranks import ALONE, Ranks
+from specmatrix.engine.device.sample import SamplingRows, pick
+from specmatrix.engine.spec.drafter import DraftTree, Verdict
+from specmatrix.kernels.accept_path import accept_path
 
 
 def judge(logits: Tensor, tree: DraftTree, start: Tensor, rows: SamplingRows | None, ranks: Ranks = ALONE) -> Verdict:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engine.core.errors import KernelError
-from kernels import contract
-from kernels.accept_path import eager
-from kernels.backend import chosen
-from kernels.tree_layout import tree_layout
+from specmatrix.engine.core.errors import KernelError
+from specmatrix.kernels import contract
+from specmatrix.kernels.accept_path import eager
+from specmatrix.kernels.backend import chosen
+from specmatrix.kernels.tree_layout import tree_layout
 
 
 def accept_path(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Generator
 
-from kernels.case import Arguments, Case
-from kernels.tree_layout.cases import SELECTED, random_parents
-from kernels.tree_layout.reference import tree_layout
+from specmatrix.kernels.case import Arguments, Case
+from specmatrix.kernels.tree_layout.cases import SELECTED, random_parents
+from specmatrix.kernels.tree_layout.reference import tree_layout
 
 
 def _trees(batch: int, nodes: int, agree: float) -> Case:

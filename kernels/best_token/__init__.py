@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from kernels import contract
-from kernels.backend import chosen
-from kernels.best_token import eager
+from specmatrix.kernels import contract
+from specmatrix.kernels.backend import chosen
+from specmatrix.kernels.best_token import eager
 
 
 def best_token(logits: Tensor) -> Tensor:

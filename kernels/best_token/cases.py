@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Generator, Tensor
 
-from kernels.case import Case
+from specmatrix.kernels.case import Case
 
 
 def _rows(batch: int, width: int, vocab: int, dtype: torch.dtype = torch.float32, ties: int = 0) -> Case:

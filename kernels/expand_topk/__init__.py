@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels import contract
-from kernels.backend import chosen
-from kernels.expand_topk import eager
+from specmatrix.kernels import contract
+from specmatrix.kernels.backend import chosen
+from specmatrix.kernels.expand_topk import eager
 
 
 def expand_topk(scores: Tensor, probs: Tensor, checked: bool = False) -> tuple[Tensor, Tensor, Tensor]:

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels import contract
+from specmatrix.kernels import contract
 
 STEP = 32
 

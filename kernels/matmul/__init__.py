@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engine.core.errors import KernelError
-from kernels import contract
-from kernels.backend import chosen
-from kernels.matmul import eager
+from specmatrix.engine.core.errors import KernelError
+from specmatrix.kernels import contract
+from specmatrix.kernels.backend import chosen
+from specmatrix.kernels.matmul import eager
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Generator
 
-from kernels.case import Arguments, Case
+from specmatrix.kernels.case import Arguments, Case
 
 
 def _product(

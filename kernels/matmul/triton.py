@@ -13,9 +13,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.core.errors import KernelError
-from kernels import contract
-from kernels.product import product, wide
+from specmatrix.engine.core.errors import KernelError
+from specmatrix.kernels import contract
+from specmatrix.kernels.product import product, wide
 
 # Programs that fill a GPU, and that occupy most of one.
 FULL, SOME = 264, 96

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels import contract
-from kernels.backend import chosen
-from kernels.move_kv import eager
+from specmatrix.kernels import contract
+from specmatrix.kernels.backend import chosen
+from specmatrix.kernels.move_kv import eager
 
 
 def move_kv(data: Tensor, source: Tensor, target: Tensor, checked: bool = False) -> None:

@@ -3,7 +3,7 @@
 import torch
 from torch import Generator, Tensor
 
-from kernels.case import Case
+from specmatrix.kernels.case import Case
 
 
 def _move(layers: int, slots: int, source: list[int], target: list[int], dtype: torch.dtype = torch.float32) -> Case:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engine.core.errors import KernelError
-from kernels import contract
-from kernels.backend import chosen
-from kernels.paged_attention import eager
-from kernels.paged_attention.eager import ALIGNED, Reads, attend, spread_bias, spread_slots
+from specmatrix.engine.core.errors import KernelError
+from specmatrix.kernels import contract
+from specmatrix.kernels.backend import chosen
+from specmatrix.kernels.paged_attention import eager
+from specmatrix.kernels.paged_attention.eager import ALIGNED, Reads, attend, spread_bias, spread_slots
 
 __all__ = [
     "ALIGNED",

@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Generator, Tensor
 
-from kernels.case import Arguments, Case
+from specmatrix.kernels.case import Arguments, Case
 
 NONE = float("-inf")
 

@@ -18,10 +18,10 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn.functional import pad
 
-from kernels import contract
-from kernels.early import begin, launch
-from kernels.paged_attention.eager import ALIGNED
-from kernels.product import product, wide
+from specmatrix.kernels import contract
+from specmatrix.kernels.early import begin, launch
+from specmatrix.kernels.paged_attention.eager import ALIGNED
+from specmatrix.kernels.product import product, wide
 
 SPLIT = 256
 # Splits whose results are on their way while one is merged.

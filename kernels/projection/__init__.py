@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from engine.core.errors import KernelError
-from kernels import contract
-from kernels.backend import chosen
-from kernels.projection import eager
-from kernels.projection.eager import FEW, NOTHING, PART, Around, Onward
+from specmatrix.engine.core.errors import KernelError
+from specmatrix.kernels import contract
+from specmatrix.kernels.backend import chosen
+from specmatrix.kernels.projection import eager
+from specmatrix.kernels.projection.eager import FEW, NOTHING, PART, Around, Onward
 
 __all__ = ["FEW", "PART", "Around", "Onward", "projection"]
 

@@ -8,8 +8,8 @@ from typing import Literal
 import torch
 from torch import Generator
 
-from kernels.case import Arguments, Case
-from kernels.projection.eager import PART
+from specmatrix.kernels.case import Arguments, Case
+from specmatrix.kernels.projection.eager import PART
 
 
 def _case(

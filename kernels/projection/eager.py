@@ -7,8 +7,8 @@ from typing import Final, NamedTuple
 from torch import Tensor
 from torch.nn.functional import pad
 
-from kernels.rotary import eager as turns
-from kernels.silu_mul import eager as gates
+from specmatrix.kernels.rotary import eager as turns
+from specmatrix.kernels.silu_mul import eager as gates
 
 # Rows up to which one launch is quicker than a product and what stands around it; columns that share a sum of squares.
 FEW: Final = 64

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.matmul.reference import wide_product
-from kernels.projection.eager import PART
-from kernels.rotary.reference import rotary
-from kernels.silu_mul.reference import silu_mul
+from specmatrix.kernels.matmul.reference import wide_product
+from specmatrix.kernels.projection.eager import PART
+from specmatrix.kernels.rotary.reference import rotary
+from specmatrix.kernels.silu_mul.reference import silu_mul
 
 
 def projection(

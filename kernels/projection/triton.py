@@ -18,10 +18,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels import contract
-from kernels.early import fetch, launch, signal, starts_early, wait
-from kernels.product import product, wide
-from kernels.projection.eager import PART, Around
+from specmatrix.kernels import contract
+from specmatrix.kernels.early import fetch, launch, signal, starts_early, wait
+from specmatrix.kernels.product import product, wide
+from specmatrix.kernels.projection.eager import PART, Around
 
 # Programs that a projection is cut into at least, and the numbers of K that one takes at least.
 PROGRAMS, SHORTEST = 96, 512

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels import contract
-from kernels.backend import chosen
-from kernels.relay_rows import eager
+from specmatrix.kernels import contract
+from specmatrix.kernels.backend import chosen
+from specmatrix.kernels.relay_rows import eager
 
 __all__ = ["gather", "scatter"]
 

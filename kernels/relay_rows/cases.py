@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Generator, Tensor
 
-from kernels.case import Case
+from specmatrix.kernels.case import Case
 
 KINDS = ((torch.int64, ()), (torch.int64, (1,)), (torch.float32, (3, 7)), (torch.bfloat16, (1030,)))
 

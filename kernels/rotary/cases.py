@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Generator
 
-from kernels.case import Arguments, Case
+from specmatrix.kernels.case import Arguments, Case
 
 
 def _turns(rows: int, heads: int, pairs: int, spare: int = 0, dtype: torch.dtype = torch.float32) -> Case:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels import contract
-from kernels.backend import chosen
-from kernels.sample import eager
+from specmatrix.kernels import contract
+from specmatrix.kernels.backend import chosen
+from specmatrix.kernels.sample import eager
 
 __all__ = ["draw", "uniform"]
 

@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels import contract
-from kernels.sample.eager import FIRST, GOLDEN, SECOND
+from specmatrix.kernels import contract
+from specmatrix.kernels.sample.eager import FIRST, GOLDEN, SECOND
 
 BLOCK = 2048
 # A mass is a float32 up to 1.0, the likeliest token's: as many bits, and that one's.

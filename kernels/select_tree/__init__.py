@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engine.core.errors import KernelError
-from kernels import contract
-from kernels.backend import chosen
-from kernels.select_tree import eager
+from specmatrix.engine.core.errors import KernelError
+from specmatrix.kernels import contract
+from specmatrix.kernels.backend import chosen
+from specmatrix.kernels.select_tree import eager
 
 
 def select_tree(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Generator
 
-from kernels.case import Arguments, Case
-from kernels.expand_topk.reference import expand_topk
+from specmatrix.kernels.case import Arguments, Case
+from specmatrix.kernels.expand_topk.reference import expand_topk
 
 
 def _grown(batch: int, steps: int, topk: int, nodes: int, ties: bool = False) -> Case:

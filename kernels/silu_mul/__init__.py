@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from kernels import contract
-from kernels.backend import chosen
-from kernels.silu_mul import eager
+from specmatrix.kernels import contract
+from specmatrix.kernels.backend import chosen
+from specmatrix.kernels.silu_mul import eager
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:

@@ -6,8 +6,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels import contract
-from kernels.early import begin, launch
+from specmatrix.kernels import contract
+from specmatrix.kernels.early import begin, launch
 
 BLOCK = 1024
 

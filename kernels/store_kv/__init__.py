@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels import contract
-from kernels.backend import chosen
-from kernels.store_kv import eager
+from specmatrix.kernels import contract
+from specmatrix.kernels.backend import chosen
+from specmatrix.kernels.store_kv import eager
 
 
 def store_kv(rows: Tensor, slots: Tensor, kv: Tensor, checked: bool = False) -> None:

@@ -3,7 +3,7 @@
 import torch
 from torch import Generator, Tensor
 
-from kernels.case import Case
+from specmatrix.kernels.case import Case
 
 
 def _store(slots: int, width: int, tokens: int, dtype: torch.dtype = torch.float32) -> Case:

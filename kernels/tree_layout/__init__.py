@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engine.core.errors import KernelError
-from kernels import contract
-from kernels.backend import chosen
-from kernels.tree_layout import eager
+from specmatrix.engine.core.errors import KernelError
+from specmatrix.kernels import contract
+from specmatrix.kernels.backend import chosen
+from specmatrix.kernels.tree_layout import eager
 
 
 def tree_layout(parents: Tensor, checked: bool = False) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Generator, Tensor
 
-from kernels.case import Case
+from specmatrix.kernels.case import Case
 
 
 def random_parents(batch: int, nodes: int, g: Generator) -> Tensor:

@@ -11,15 +11,15 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from engine.core.errors import ConfigError
-from matrix.accuracy.compared import Compared, Launch, of_cell, of_pair
-from matrix.accuracy.data import Split, split
-from matrix.accuracy.record import SCHEMA, markdown, write_record
-from matrix.checkpoints.pairs import pair_of
-from matrix.gates.gate import State
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.matrix.accuracy.compared import Compared, Launch, of_cell, of_pair
+from specmatrix.matrix.accuracy.data import Split, split
+from specmatrix.matrix.accuracy.record import SCHEMA, markdown, write_record
+from specmatrix.matrix.checkpoints.pairs import pair_of
+from specmatrix.matrix.gates.gate import State
 
 if TYPE_CHECKING:  # importing it for real would import torch
-    from matrix.accuracy.task import Sample
+    from specmatrix.matrix.accuracy.task import Sample
 
 DEFAULT_CELL: Final = "eagle3.s3.k1.n4.v2"
 MOST_EXAMPLES: Final = 5
@@ -75,7 +75,7 @@ def published(name: str, models: Path | None) -> Compared:
     """A pair of published checkpoints on this machine. ConfigError if it is unknown or cannot run here."""
     pair = pair_of(name)
     # What follows imports torch.
-    from matrix.checkpoints.machine import gpus, locate
+    from specmatrix.matrix.checkpoints.machine import gpus, locate
 
     return of_pair(pair, locate(pair, gpus(), models))
 
@@ -85,8 +85,8 @@ def measure(task: str, questions: Split, compared: Compared, max_new_tokens: int
     # What follows imports torch, which a refused command line need not wait for.
     import torch
 
-    from matrix.accuracy.task import definition
-    from matrix.accuracy.verdict import counts, overall, pair, unproven
+    from specmatrix.matrix.accuracy.task import definition
+    from specmatrix.matrix.accuracy.verdict import counts, overall, pair, unproven
 
     definition(task)
     torch.set_num_threads(1)
@@ -130,7 +130,7 @@ def _run(
     tick: Callable[[int], None],
 ) -> tuple[Sequence[Sample], dict[str, Any]]:
     """The answers of one engine, and what it says of itself; the engine is gone afterwards."""
-    from matrix.accuracy.task import evaluate
+    from specmatrix.matrix.accuracy.task import evaluate
 
     start = time.perf_counter()
     samples, model = evaluate(task, questions, launch.config, compared.locate, max_new_tokens=max_new_tokens, tick=tick)
@@ -145,7 +145,7 @@ def _run(
 
 def _answers(baseline: Sequence[Sample], cell: Sequence[Sample]) -> dict[str, Any]:
     """Question by question, the baseline's value before the cell's."""
-    from matrix.accuracy.task import EXTRACTORS
+    from specmatrix.matrix.accuracy.task import EXTRACTORS
 
     both = list(zip(baseline, cell, strict=True))
     return {

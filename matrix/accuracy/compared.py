@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from engine.core.config import AUTO, EngineConfig
-from engine.core.errors import ConfigError
-from matrix.axes import AXES, describe
-from matrix.cell import Cell
-from matrix.checkpoints.pairs import Pair
-from matrix.zoo.registry import resolve_path, verify_cells
+from specmatrix.engine.core.config import AUTO, EngineConfig
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.matrix.axes import AXES, describe
+from specmatrix.matrix.cell import Cell
+from specmatrix.matrix.checkpoints.pairs import Pair
+from specmatrix.matrix.zoo.registry import resolve_path, verify_cells
 
 # The task brings its own questions, sampling and stop strings.
 FIXED: Final = ("sampling", "finish", "abort")

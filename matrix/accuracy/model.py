@@ -9,11 +9,11 @@ from pathlib import Path
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 
-from engine.api import LLM, Output
-from engine.core.config import AUTO, EngineConfig
-from engine.core.errors import RequestError
-from engine.core.request import SamplingParams
-from matrix.accuracy.generation import parameters
+from specmatrix.engine.api import LLM, Output
+from specmatrix.engine.core.config import AUTO, EngineConfig
+from specmatrix.engine.core.errors import RequestError
+from specmatrix.engine.core.request import SamplingParams
+from specmatrix.matrix.accuracy.generation import parameters
 
 Tick = Callable[[int], None]
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from reports.atomic import write_text
+from specmatrix.reports.atomic import write_text
 
 SCHEMA: Final = 1
 

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
-from engine.core.config import EngineConfig
-from engine.core.errors import ConfigError
-from engine.scratch import Scratch
-from matrix.accuracy.data import Question, Split
+from specmatrix.engine.core.config import EngineConfig
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.engine.scratch import Scratch
+from specmatrix.matrix.accuracy.data import Question, Split
 
 if TYPE_CHECKING:
-    from matrix.accuracy.model import EngineModel
+    from specmatrix.matrix.accuracy.model import EngineModel
 
 # Task name to its definition inside the installed lm-eval.
 TASKS: Final = {"gsm8k": "gsm8k/gsm8k.yaml"}
@@ -85,7 +85,7 @@ def evaluate(
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
 
-    from matrix.accuracy.model import EngineModel
+    from specmatrix.matrix.accuracy.model import EngineModel
 
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     model = EngineModel(config, locate, tick)

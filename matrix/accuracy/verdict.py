@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from engine.core.errors import EngineError
-from matrix.accuracy.task import EXTRACTORS, Sample
-from matrix.gates.gate import State
-from reports.stats.paired import detectable_drop, mcnemar, paired_difference
-from reports.stats.proportions import wilson
+from specmatrix.engine.core.errors import EngineError
+from specmatrix.matrix.accuracy.task import EXTRACTORS, Sample
+from specmatrix.matrix.gates.gate import State
+from specmatrix.reports.stats.paired import detectable_drop, mcnemar, paired_difference
+from specmatrix.reports.stats.proportions import wilson
 
 # One-sided, per test; exact McNemar never exceeds it, and paired greedy runs differ on few questions or none.
 ALPHA: Final = 0.01

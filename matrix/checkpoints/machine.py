@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 
-from engine.core.errors import ConfigError
-from engine.models.config import ModelConfig
-from engine.models.disguised import load_draft_config
-from engine.models.weights import count_numbers
-from matrix.checkpoints.needs import GIB, Configs, config_of, needs
-from matrix.checkpoints.pairs import Pair
-from matrix.checkpoints.published import MODELS, Published
-from matrix.checkpoints.size import possible, stored
-from matrix.checkpoints.store import find
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.engine.models.config import ModelConfig
+from specmatrix.engine.models.disguised import load_draft_config
+from specmatrix.engine.models.weights import count_numbers
+from specmatrix.matrix.checkpoints.needs import GIB, Configs, config_of, needs
+from specmatrix.matrix.checkpoints.pairs import Pair
+from specmatrix.matrix.checkpoints.published import MODELS, Published
+from specmatrix.matrix.checkpoints.size import possible, stored
+from specmatrix.matrix.checkpoints.store import find
 
 
 def gpus() -> tuple[int, ...]:

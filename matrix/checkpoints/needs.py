@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from engine.core.config import Resolved
-from engine.core.resolve import resolve
-from engine.models.config import ModelConfig, read_model_config
-from engine.models.loader import facts_of
-from matrix.checkpoints.pairs import Pair
-from matrix.checkpoints.published import Published
-from matrix.checkpoints.size import bundled, held, stored
+from specmatrix.engine.core.config import Resolved
+from specmatrix.engine.core.resolve import resolve
+from specmatrix.engine.models.config import ModelConfig, read_model_config
+from specmatrix.engine.models.loader import facts_of
+from specmatrix.matrix.checkpoints.pairs import Pair
+from specmatrix.matrix.checkpoints.published import Published
+from specmatrix.matrix.checkpoints.size import bundled, held, stored
 
 Configs: TypeAlias = Mapping[str, ModelConfig]
 GIB: Final = 2**30

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from engine.core.config import EngineConfig
-from engine.core.errors import ConfigError
-from engine.core.nearest import nearest
-from matrix.checkpoints.published import MODELS, Published
+from specmatrix.engine.core.config import EngineConfig
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.engine.core.nearest import nearest
+from specmatrix.matrix.checkpoints.published import MODELS, Published
 
 # Where GSM8K's questions and examples lie in its own repository.
 QUESTIONS: Final = "grade_school_math/data/test.jsonl"

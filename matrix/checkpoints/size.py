@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from engine.models.config import ModelConfig
-from engine.models.draft_config import DFLASH_ARCHITECTURES, EAGLE3_ARCHITECTURES, EAGLE_ARCHITECTURES
+from specmatrix.engine.models.config import ModelConfig
+from specmatrix.engine.models.draft_config import DFLASH_ARCHITECTURES, EAGLE3_ARCHITECTURES, EAGLE_ARCHITECTURES
 
 
 def stored(config: ModelConfig, target_layers: int = 0) -> int:

@@ -6,8 +6,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from engine.core.errors import ConfigError
-from matrix.checkpoints.published import TIP, Published
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.matrix.checkpoints.published import TIP, Published
 
 
 def hub(environment: Mapping[str, str] = os.environ) -> Path:

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from matrix.checkpoints.machine import gpus, missing
-from matrix.checkpoints.needs import GIB, SPARE, Needs, needs
-from matrix.checkpoints.pairs import PAIRS, Pair, pair_of
-from matrix.checkpoints.published import MODELS, Published
-from matrix.checkpoints.store import fetch
+from specmatrix.matrix.checkpoints.machine import gpus, missing
+from specmatrix.matrix.checkpoints.needs import GIB, SPARE, Needs, needs
+from specmatrix.matrix.checkpoints.pairs import PAIRS, Pair, pair_of
+from specmatrix.matrix.checkpoints.published import MODELS, Published
+from specmatrix.matrix.checkpoints.store import fetch
 
 HEAD: Final = ("checkpoint", "tier", "target", "drafts with", "download", "KV of a token", "GPU memory")
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from matrix.output import Output
-from matrix.progress import waiting
-from reports.compare import compare, comparison_json, read_acknowledgements
-from reports.load import load
-from reports.render.files import write_comparison
-from reports.render.terminal import print_comparison
+from specmatrix.matrix.output import Output
+from specmatrix.matrix.progress import waiting
+from specmatrix.reports.compare import compare, comparison_json, read_acknowledgements
+from specmatrix.reports.load import load
+from specmatrix.reports.render.files import write_comparison
+from specmatrix.reports.render.terminal import print_comparison
 
 
 def compare_reports(base: Path, head: Path, acknowledged: Path | None, out: Path | None, json_: bool) -> int:

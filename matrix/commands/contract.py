@@ -7,17 +7,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from engine.algorithm_file import load_algorithms
-from engine.core.algorithm import Traits, algorithm, known_algorithms
-from engine.core.errors import ConfigError
-from matrix.cell import DRAFTS, MODELS
-from matrix.commands.flags import flags_of
-from matrix.contract import Held, hold
-from matrix.output import Output
-from matrix.progress import waiting
-from matrix.zoo.registry import resolve_path, verify_models
-from matrix.zoo_facts import model_facts
-from reports.text import count
+from specmatrix.engine.algorithm_file import load_algorithms
+from specmatrix.engine.core.algorithm import Traits, algorithm, known_algorithms
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.matrix.cell import DRAFTS, MODELS
+from specmatrix.matrix.commands.flags import flags_of
+from specmatrix.matrix.contract import Held, hold
+from specmatrix.matrix.output import Output
+from specmatrix.matrix.progress import waiting
+from specmatrix.matrix.zoo.registry import resolve_path, verify_models
+from specmatrix.matrix.zoo_facts import model_facts
+from specmatrix.reports.text import count
 
 SUFFIX: Final = ".py"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from textwrap import fill
 from typing import Final
 
-from engine.core.config import KINDS, field_of
-from engine.core.errors import ConfigError
+from specmatrix.engine.core.config import KINDS, field_of
+from specmatrix.engine.core.errors import ConfigError
 
 FLAGS: Final = tuple(f"--{name.replace('_', '-')}" for name in KINDS)
 TRUTHS: Final = ("true", "false")

@@ -13,20 +13,20 @@ from typing import Any, Final
 
 import torch
 
-from engine.algorithm_file import load_algorithms
-from engine.api import LLM, Output
-from engine.core.config import EngineConfig, Resolved
-from engine.core.errors import ConfigError
-from engine.core.request import SamplingParams
-from engine.ranks.group import RankLost, RanksDiverged
-from engine.ranks.llm import RankedLLM
-from matrix.cell import DRAFTS, MODELS
-from matrix.commands.flags import flags_of
-from matrix.progress import waiting
-from matrix.usage import check_parallel
-from matrix.zoo.gsm_mini import prompt_of
-from matrix.zoo.registry import resolve_path, verify_models
-from matrix.zoo_facts import model_facts
+from specmatrix.engine.algorithm_file import load_algorithms
+from specmatrix.engine.api import LLM, Output
+from specmatrix.engine.core.config import EngineConfig, Resolved
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.engine.core.request import SamplingParams
+from specmatrix.engine.ranks.group import RankLost, RanksDiverged
+from specmatrix.engine.ranks.llm import RankedLLM
+from specmatrix.matrix.cell import DRAFTS, MODELS
+from specmatrix.matrix.commands.flags import flags_of
+from specmatrix.matrix.progress import waiting
+from specmatrix.matrix.usage import check_parallel
+from specmatrix.matrix.zoo.gsm_mini import prompt_of
+from specmatrix.matrix.zoo.registry import resolve_path, verify_models
+from specmatrix.matrix.zoo_facts import model_facts
 
 # So many new engines answer; the fastest counts.
 TIMED: Final = 3

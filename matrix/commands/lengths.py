@@ -8,14 +8,14 @@ from pathlib import Path
 
 import torch
 
-from engine.core.errors import ConfigError
-from engine.scratch import Scratch
-from matrix.accuracy.data import read_questions
-from matrix.progress import counting
-from matrix.zoo.gsm_mini import prompt_of
-from matrix.zoo.lengths import Length, plans, table
-from matrix.zoo.oracle_drafts import DRAFTS
-from matrix.zoo.registry import TEST, verify_models
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.engine.scratch import Scratch
+from specmatrix.matrix.accuracy.data import read_questions
+from specmatrix.matrix.progress import counting
+from specmatrix.matrix.zoo.gsm_mini import prompt_of
+from specmatrix.matrix.zoo.lengths import Length, plans, table
+from specmatrix.matrix.zoo.oracle_drafts import DRAFTS
+from specmatrix.matrix.zoo.registry import TEST, verify_models
 
 
 def acceptance(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from engine.core.errors import ConfigError
-from matrix.lock import check, extend
-from matrix.progress import waiting
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.matrix.lock import check, extend
+from specmatrix.matrix.progress import waiting
 
 
 def lock(check_only: bool, extend_it: bool, full: bool) -> int:

@@ -7,26 +7,26 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from ci.local import Job, run_plan
-from ci.planner import Host, Plan, plan
-from ci.tiers import tier as find_tier
-from ci.tiers import visible_gpus
-from engine.core.errors import ConfigError
-from matrix.cell import Cell
-from matrix.gates.table import GATES
-from matrix.output import Output
-from matrix.progress import counting
-from matrix.provenance import run_header
-from matrix.selection import of_gpus, select
-from matrix.stopping import Stopped
-from matrix.usage import check_parallel, check_seed
-from matrix.zoo.registry import verify_cells
-from reports.load import load
-from reports.render.files import write_run
-from reports.render.terminal import print_run
-from reports.schema import PAGE_FILE, REPORT_FILE, CellResult, Header
-from reports.text import count, shorten
-from reports.writer import PARTIAL_FILE, ReportWriter
+from specmatrix.ci.local import Job, run_plan
+from specmatrix.ci.planner import Host, Plan, plan
+from specmatrix.ci.tiers import tier as find_tier
+from specmatrix.ci.tiers import visible_gpus
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.matrix.cell import Cell
+from specmatrix.matrix.gates.table import GATES
+from specmatrix.matrix.output import Output
+from specmatrix.matrix.progress import counting
+from specmatrix.matrix.provenance import run_header
+from specmatrix.matrix.selection import of_gpus, select
+from specmatrix.matrix.stopping import Stopped
+from specmatrix.matrix.usage import check_parallel, check_seed
+from specmatrix.matrix.zoo.registry import verify_cells
+from specmatrix.reports.load import load
+from specmatrix.reports.render.files import write_run
+from specmatrix.reports.render.terminal import print_run
+from specmatrix.reports.schema import PAGE_FILE, REPORT_FILE, CellResult, Header
+from specmatrix.reports.text import count, shorten
+from specmatrix.reports.writer import PARTIAL_FILE, ReportWriter
 
 # Characters of an id in the bar, where every worker has one.
 SHOWN: Final = 32

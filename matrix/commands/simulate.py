@@ -10,10 +10,10 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
-from engine.core.errors import ConfigError
-from matrix.simulation.scenario import draw
-from matrix.simulation.sweep import Failure, Sweep, attempt, reduce, sweep
-from reports.text import count
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.matrix.simulation.scenario import draw
+from specmatrix.matrix.simulation.sweep import Failure, Sweep, attempt, reduce, sweep
+from specmatrix.reports.text import count
 
 SHOWN = (
     "retract.done",

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from ci.partition import of_stage, part_of
-from ci.registry import read_registry
-from engine.core.errors import ConfigError
-from matrix.provenance import ROOT
+from specmatrix.ci.partition import of_stage, part_of
+from specmatrix.ci.registry import read_registry
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.matrix.provenance import ROOT
 
 
 def list_tests(tier: str, stage: str, part: str, paths: bool, json_: bool, root: Path = ROOT) -> int:

@@ -6,11 +6,11 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from engine.core.errors import ConfigError
-from matrix.progress import waiting
-from matrix.zoo import card
-from matrix.zoo.recipes import RECIPES
-from matrix.zoo.registry import CHECKPOINTS, verify
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.matrix.progress import waiting
+from specmatrix.matrix.zoo import card
+from specmatrix.matrix.zoo.recipes import RECIPES
+from specmatrix.matrix.zoo.registry import CHECKPOINTS, verify
 
 
 def list_models(json_: bool = False, folder: Path = CHECKPOINTS) -> int:
@@ -44,7 +44,7 @@ def train_models(names: list[str], device: str, out: Path, minutes: float, quick
     import torch
     from safetensors import SafetensorError
 
-    from matrix.zoo.train import plan_of, train
+    from specmatrix.matrix.zoo.train import plan_of, train
 
     for name in names:
         if name not in RECIPES:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.core.errors import ConfigError
-from matrix.cell import Cell
-from matrix.faults.selection import pick
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.matrix.cell import Cell
+from specmatrix.matrix.faults.selection import pick
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,14 +7,14 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from ci.tiers import tier as find_tier
-from matrix.cell import Cell, order
-from matrix.faults.fault import Fault
-from matrix.faults.laws import JUDGE as KERNELS
-from matrix.faults.plant import SECONDS, CellVerdict, Trial, trial
-from matrix.faults.processes import Processes
-from matrix.zoo.registry import verify_cells
-from reports.schema import GATES
+from specmatrix.ci.tiers import tier as find_tier
+from specmatrix.matrix.cell import Cell, order
+from specmatrix.matrix.faults.fault import Fault
+from specmatrix.matrix.faults.laws import JUDGE as KERNELS
+from specmatrix.matrix.faults.plant import SECONDS, CellVerdict, Trial, trial
+from specmatrix.matrix.faults.processes import Processes
+from specmatrix.matrix.zoo.registry import verify_cells
+from specmatrix.reports.schema import GATES
 
 RED: Final = ("FAIL", "NOT MEASURED")
 # Who can see a fault: the gates of cells, and the laws of kernels.

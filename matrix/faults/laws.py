@@ -12,8 +12,8 @@ from importlib.util import find_spec
 from time import perf_counter
 from typing import Any, Final
 
-from ci.tiers import tier as find_tier
-from engine.core.errors import ConfigError, KernelError
+from specmatrix.ci.tiers import tier as find_tier
+from specmatrix.engine.core.errors import ConfigError, KernelError
 
 JUDGE: Final = "kernels"
 PREFIX: Final = "kernel:"
@@ -47,9 +47,9 @@ def _judged(name: str, gpu: bool) -> dict[str, Any]:
 
 
 def _keeps_the_laws(name: str, gpu: bool) -> None:
-    from kernels import check
-    from kernels.backend import interpreted
-    from kernels.registry import KERNELS
+    from specmatrix.kernels import check
+    from specmatrix.kernels.backend import interpreted
+    from specmatrix.kernels.registry import KERNELS
 
     found = [kernel for kernel in KERNELS if kernel.name == name]
     if not found:

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from ci.local import VISIBLE
-from ci.tiers import tier as find_tier
-from engine.core.errors import ConfigError
-from engine.scratch import Scratch
-from matrix.cell import Cell
-from matrix.faults.fault import Fault
-from matrix.faults.laws import PREFIX
-from matrix.faults.processes import Processes
+from specmatrix.ci.local import VISIBLE
+from specmatrix.ci.tiers import tier as find_tier
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.engine.scratch import Scratch
+from specmatrix.matrix.cell import Cell
+from specmatrix.matrix.faults.fault import Fault
+from specmatrix.matrix.faults.laws import PREFIX
+from specmatrix.matrix.faults.processes import Processes
 
 ROOT: Final = Path(__file__).parents[2]
 PACKAGES: Final = ("engine", "kernels", "matrix", "ci", "reports")
@@ -79,7 +79,7 @@ def trial(
         raise ConfigError("a trial needs at least one cell or operation")
     with planted(fault) as tree:
         file = tree / "verdicts.jsonl"
-        command = [sys.executable, "-m", "matrix.faults.trial", str(tree), tier, str(seed), str(file)]
+        command = [sys.executable, "-m", "specmatrix.matrix.faults.trial", str(tree), tier, str(seed), str(file)]
         environment = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
         if not find_tier(tier).gpus:
             environment |= {VISIBLE: "", INTERPRETER: "1"}

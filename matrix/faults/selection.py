@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from engine.core.errors import ConfigError
-from matrix.cell import Cell
-from matrix.constraints import expect
-from matrix.selector import parse_selector
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.matrix.cell import Cell
+from specmatrix.matrix.constraints import expect
+from specmatrix.matrix.selector import parse_selector
 
 PER_SELECTOR: Final = 2
 

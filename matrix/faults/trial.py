@@ -1,8 +1,8 @@
 """One trial in a process of its own: the cells and operations of one fault, judged in the tree that holds the fault.
 
-`python -m matrix.faults.trial TREE TIER SEED FILE CELL...`, with TREE first on the import path; an operation is named
-`kernel:NAME`. A line of JSON for each is appended to FILE as soon as it is judged, so a process that hangs still tells
-what came before.
+`python -m specmatrix.matrix.faults.trial TREE TIER SEED FILE CELL...`, with TREE first on the import path; an
+operation is named `kernel:NAME`. A line of JSON for each is appended to FILE as soon as it is judged, so a process that
+hangs still tells what came before.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import engine
-from engine.core.errors import ConfigError
-from engine.lifeline import end_with_starter
-from matrix.cell import Cell, order
-from matrix.faults.laws import PREFIX, judged
+import specmatrix.engine
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.engine.lifeline import end_with_starter
+from specmatrix.matrix.cell import Cell, order
+from specmatrix.matrix.faults.laws import PREFIX, judged
 
 
 def main(arguments: list[str]) -> None:
     """Judge the cells. ConfigError if the engine on the import path is not the one in TREE."""
     tree, tier, seed, file, *ids = arguments
-    imported = Path(str(engine.__file__)).resolve()
+    imported = Path(str(specmatrix.engine.__file__)).resolve()
     if not imported.is_relative_to(Path(tree).resolve()):
         raise ConfigError(f"the engine under trial is {imported}, not the one in {tree}; clear the import path")
     operations = [text for text in ids if text.startswith(PREFIX)]
@@ -38,7 +38,7 @@ def main(arguments: list[str]) -> None:
 def _cells(cells: Sequence[Cell], tier: str, seed: int) -> Iterator[dict[str, Any]]:
     import torch
 
-    from matrix.runner import reference_runner
+    from specmatrix.matrix.runner import reference_runner
 
     torch.set_num_threads(1)
     runner = reference_runner(seed, tier)

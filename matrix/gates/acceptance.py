@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
-from matrix.cell import Cell
-from matrix.gates.gate import Number, Outcome, State
-from matrix.gates.oracle import Combination, Oracle, oracle_index, oracle_of
-from matrix.gates.reach import first_apart, first_left, oracle_rounds
-from matrix.gates.replay import Replay, ReplayError, Round
-from matrix.gates.threshold import Threshold, values
-from matrix.gates.turns import turns_left, twinned
-from matrix.subjects.protocol import Answer, Capability, Run
-from reports.stats import ratio_change
+from specmatrix.matrix.cell import Cell
+from specmatrix.matrix.gates.gate import Number, Outcome, State
+from specmatrix.matrix.gates.oracle import Combination, Oracle, oracle_index, oracle_of
+from specmatrix.matrix.gates.reach import first_apart, first_left, oracle_rounds
+from specmatrix.matrix.gates.replay import Replay, ReplayError, Round
+from specmatrix.matrix.gates.threshold import Threshold, values
+from specmatrix.matrix.gates.turns import turns_left, twinned
+from specmatrix.matrix.subjects.protocol import Answer, Capability, Run
+from specmatrix.reports.stats import ratio_change
 
 THRESHOLDS: Final = {
     "low": Threshold(0.97, "a paired bootstrap over prompts sees a loss of 3 % at 32 prompts; sglang#34145 lost 20 %"),

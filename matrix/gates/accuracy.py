@@ -10,13 +10,13 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from matrix.cell import Cell
-from matrix.gates.derive import CHECKPOINTS
-from matrix.gates.gate import Number, Outcome, State
-from matrix.gates.pairs import Pair, pairs, unpaired
-from matrix.gates.threshold import Threshold, values
-from matrix.subjects.protocol import Capability, Run
-from reports.stats import mcnemar, wilson
+from specmatrix.matrix.cell import Cell
+from specmatrix.matrix.gates.derive import CHECKPOINTS
+from specmatrix.matrix.gates.gate import Number, Outcome, State
+from specmatrix.matrix.gates.pairs import Pair, pairs, unpaired
+from specmatrix.matrix.gates.threshold import Threshold, values
+from specmatrix.matrix.subjects.protocol import Capability, Run
+from specmatrix.reports.stats import mcnemar, wilson
 
 THRESHOLDS: Final = {
     "alpha": Threshold(0.01, "one-sided exact McNemar per extractor: seven questions lost without one won are red"),

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from matrix.cell import Cell
-from matrix.conversation import WAVES
-from matrix.gates.adaptive_replay import Mismatch, Replay, widest
-from matrix.gates.gate import Number, Outcome, State
-from matrix.gates.launches import parting
-from matrix.gates.threshold import Threshold, values
-from matrix.subjects.protocol import Capability, Run, Trace
+from specmatrix.matrix.cell import Cell
+from specmatrix.matrix.conversation import WAVES
+from specmatrix.matrix.gates.adaptive_replay import Mismatch, Replay, widest
+from specmatrix.matrix.gates.gate import Number, Outcome, State
+from specmatrix.matrix.gates.launches import parting
+from specmatrix.matrix.gates.threshold import Threshold, values
+from specmatrix.matrix.subjects.protocol import Capability, Run, Trace
 
 THRESHOLDS: Final = {
     "average": Threshold(1e-9, "float64 rounding of a few products; the smallest wrong count moves it by 1e-3"),

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from matrix.adaptive_slots import TEXTS
-from matrix.cell import Cell
-from matrix.subjects.protocol import Observation, Trace
+from specmatrix.matrix.adaptive_slots import TEXTS
+from specmatrix.matrix.cell import Cell
+from specmatrix.matrix.subjects.protocol import Observation, Trace
 
 # What a slot means where its entry is silent.
 SILENT: Final[dict[str, Any]] = {

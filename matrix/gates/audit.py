@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from matrix.gates.audit_window import WindowAudit
+from specmatrix.matrix.gates.audit_window import WindowAudit
 
 CACHE: Final = -1
 

@@ -7,17 +7,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from engine.core.config import AUTO, EngineConfig
-from engine.core.errors import ConfigError
-from engine.core.resolve import resolve
-from matrix.cell import Cell, asked
-from matrix.constraints import expect, explain
-from matrix.gates.gate import Number, Outcome, State
-from matrix.gates.golden import GOLDEN_FILE, Golden, expected, golden_table, launch_id
-from matrix.gates.threshold import Threshold, values
-from matrix.resolution import DEPENDS, REFUSED, outcomes, ran
-from matrix.subjects.protocol import Capability, Run
-from matrix.zoo_facts import zoo_facts
+from specmatrix.engine.core.config import AUTO, EngineConfig
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.engine.core.resolve import resolve
+from specmatrix.matrix.cell import Cell, asked
+from specmatrix.matrix.constraints import expect, explain
+from specmatrix.matrix.gates.gate import Number, Outcome, State
+from specmatrix.matrix.gates.golden import GOLDEN_FILE, Golden, expected, golden_table, launch_id
+from specmatrix.matrix.gates.threshold import Threshold, values
+from specmatrix.matrix.resolution import DEPENDS, REFUSED, outcomes, ran
+from specmatrix.matrix.subjects.protocol import Capability, Run
+from specmatrix.matrix.zoo_facts import zoo_facts
 
 THRESHOLDS: Final = {
     "differences": Threshold(0, "a configuration changes by a reviewed diff of matrix/golden/resolved.yaml only"),

@@ -7,8 +7,8 @@ from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from matrix.subjects.protocol import Ask
-from matrix.workload import tokenizer
+from specmatrix.matrix.subjects.protocol import Ask
+from specmatrix.matrix.workload import tokenizer
 
 CHECKPOINTS: Final = Path(__file__).parents[1] / "zoo" / "checkpoints"
 # What the tokenizer writes for bytes that form no character yet; such bytes are not shown.

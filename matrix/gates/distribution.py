@@ -10,13 +10,13 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from matrix.cell import Cell
-from matrix.gates.gate import Number, Outcome, State
-from matrix.gates.pairs import Pair, pairs, unpaired
-from matrix.gates.threshold import Threshold, values
-from matrix.subjects.protocol import Ask, Capability, Run
-from matrix.workload import draws_apply, tokenizer
-from reports.stats import ks_uniform, randomised_pit
+from specmatrix.matrix.cell import Cell
+from specmatrix.matrix.gates.gate import Number, Outcome, State
+from specmatrix.matrix.gates.pairs import Pair, pairs, unpaired
+from specmatrix.matrix.gates.threshold import Threshold, values
+from specmatrix.matrix.subjects.protocol import Ask, Capability, Run
+from specmatrix.matrix.workload import draws_apply, tokenizer
+from specmatrix.reports.stats import ks_uniform, randomised_pit
 
 THRESHOLDS: Final = {
     "alpha": Threshold(1e-4, "Kolmogorov-Smirnov over some 600 draws: one false alarm in 10,000 cells"),

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from matrix.cell import Cell
-from matrix.gates.gate import Number, Outcome, State
-from matrix.gates.threshold import Threshold, values
-from matrix.gates.witnesses import GPU_WITNESSES, WITNESSES, Witness
-from matrix.subjects.protocol import Capability, Run
+from specmatrix.matrix.cell import Cell
+from specmatrix.matrix.gates.gate import Number, Outcome, State
+from specmatrix.matrix.gates.threshold import Threshold, values
+from specmatrix.matrix.gates.witnesses import GPU_WITNESSES, WITNESSES, Witness
+from specmatrix.matrix.subjects.protocol import Capability, Run
 
 THRESHOLDS: Final = {
     "differences": Threshold(0, "a running part that differs from the resolved configuration is another configuration"),

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from math import isclose
 from typing import Any, Final
 
-from matrix.cell import Cell
-from matrix.gates.derive import ending
-from matrix.gates.gate import Number, Outcome, State
-from matrix.gates.threshold import Threshold, values
-from matrix.subjects.protocol import Answer, Ask, Capability, Run
+from specmatrix.matrix.cell import Cell
+from specmatrix.matrix.gates.derive import ending
+from specmatrix.matrix.gates.gate import Number, Outcome, State
+from specmatrix.matrix.gates.threshold import Threshold, values
+from specmatrix.matrix.subjects.protocol import Answer, Ask, Capability, Run
 
 THRESHOLDS: Final = {
     "faults": Threshold(0, "how a request ends follows from its tokens; there is nothing to tolerate"),

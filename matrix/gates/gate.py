@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-from matrix.cell import Cell
-from matrix.subjects.protocol import Capability, Run
+from specmatrix.matrix.cell import Cell
+from specmatrix.matrix.subjects.protocol import Capability, Run
 
 Number = float | int | str | bool | list[float] | None
 

@@ -7,10 +7,10 @@ from functools import cache
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from matrix.axes import AXES
-from matrix.cell import Cell
-from matrix.products import where_of
-from matrix.resolution import AS_ASKED, REFUSED, Groups
+from specmatrix.matrix.axes import AXES
+from specmatrix.matrix.cell import Cell
+from specmatrix.matrix.products import where_of
+from specmatrix.matrix.resolution import AS_ASKED, REFUSED, Groups
 
 GOLDEN_FILE: Final = Path(__file__).parents[1] / "golden" / "resolved.yaml"
 REQUEST_DEFAULTS: Final = {axis.name: axis.default for axis in AXES if axis.scope == "request"}

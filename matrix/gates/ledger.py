@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from matrix.cell import Cell
-from matrix.gates.audit import AuditError, Move, audit
-from matrix.gates.gate import Number, Outcome, State
-from matrix.gates.prefixes import span_of, strayed
-from matrix.gates.threshold import Threshold, values
-from matrix.subjects.protocol import Capability, Memory, Run
+from specmatrix.matrix.cell import Cell
+from specmatrix.matrix.gates.audit import AuditError, Move, audit
+from specmatrix.matrix.gates.gate import Number, Outcome, State
+from specmatrix.matrix.gates.prefixes import span_of, strayed
+from specmatrix.matrix.gates.threshold import Threshold, values
+from specmatrix.matrix.subjects.protocol import Capability, Memory, Run
 
 THRESHOLDS: Final = {
     "leaked_pages": Threshold(0, "a page that nobody owns is memory lost until restart"),

@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from matrix.cell import Cell
-from matrix.gates.gate import Number, Outcome, State
-from matrix.gates.oracle import Oracle, oracle_index, oracle_of
-from matrix.gates.pairs import TIE_NATS, Pair, first_difference, is_tie, pairs, unpaired
-from matrix.gates.scores import apart
-from matrix.gates.threshold import Threshold, values
-from matrix.subjects.protocol import Capability, Run
+from specmatrix.matrix.cell import Cell
+from specmatrix.matrix.gates.gate import Number, Outcome, State
+from specmatrix.matrix.gates.oracle import Oracle, oracle_index, oracle_of
+from specmatrix.matrix.gates.pairs import TIE_NATS, Pair, first_difference, is_tie, pairs, unpaired
+from specmatrix.matrix.gates.scores import apart
+from specmatrix.matrix.gates.threshold import Threshold, values
+from specmatrix.matrix.subjects.protocol import Capability, Run
 
 THRESHOLDS: Final = {
     "tie_nats": Threshold(TIE_NATS, "above float32 rounding of a logit, below any gap that the zoo's models decide by"),

@@ -10,10 +10,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from matrix.subjects.protocol import Ask
-from matrix.workload import ORACLE_PROMPTS, questions
-from matrix.zoo.gsm_mini import prompt_of
-from matrix.zoo.registry import oracle_file
+from specmatrix.matrix.subjects.protocol import Ask
+from specmatrix.matrix.workload import ORACLE_PROMPTS, questions
+from specmatrix.matrix.zoo.gsm_mini import prompt_of
+from specmatrix.matrix.zoo.registry import oracle_file
 
 _NAME: Final = re.compile(r"q(\d+)(\.again)?")
 _WAVE: Final = re.compile(r"w\d+\.\d+")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from matrix.gates.gate import Outcome, State
-from matrix.subjects.protocol import Answer, Ask, Run
+from specmatrix.matrix.gates.gate import Outcome, State
+from specmatrix.matrix.subjects.protocol import Answer, Ask, Run
 
 TIE_NATS = 1e-3
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from matrix.cell import Cell
-from matrix.subjects.protocol import Served
+from specmatrix.matrix.cell import Cell
+from specmatrix.matrix.subjects.protocol import Served
 
 # Draft KV at a position is of the token behind it, too (sglang#10846).
 SHIFTED: Final = ("standalone", "eagle", "eagle3", "nextn")

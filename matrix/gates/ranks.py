@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from engine.core.agreement import Agreement
-from matrix.cell import Cell
-from matrix.gates.gate import Number, Outcome, State
-from matrix.gates.threshold import Threshold, values
-from matrix.subjects.protocol import Capability, Run
+from specmatrix.engine.core.agreement import Agreement
+from specmatrix.matrix.cell import Cell
+from specmatrix.matrix.gates.gate import Number, Outcome, State
+from specmatrix.matrix.gates.threshold import Threshold, values
+from specmatrix.matrix.subjects.protocol import Capability, Run
 
 THRESHOLDS: Final = {
     "divergent": Threshold(0, "rank 0 decides what is sampled and drafted, all else follows from that on every rank"),

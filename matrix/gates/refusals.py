@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from matrix.subjects.protocol import Refusal, Run
+from specmatrix.matrix.subjects.protocol import Refusal, Run
 
 # The sentence names what was wrong, its value and what is allowed. {id}: the session's.
 SENTENCES: Final[dict[Refusal, str]] = {

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from matrix.cell import CORPUS
-from matrix.gates.grams import Grams
-from matrix.subjects.protocol import Served
-from matrix.workload import tokenizer
-from matrix.zoo.registry import CORPUS_FILE
+from specmatrix.matrix.cell import CORPUS
+from specmatrix.matrix.gates.grams import Grams
+from specmatrix.matrix.subjects.protocol import Served
+from specmatrix.matrix.workload import tokenizer
+from specmatrix.matrix.zoo.registry import CORPUS_FILE
 
 
 class ReplayError(Exception):

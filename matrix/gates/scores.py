@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from matrix.gates.pairs import Pair, first_difference
+from specmatrix.matrix.gates.pairs import Pair, first_difference
 
 
 def apart(pair: Pair) -> tuple[int, float]:

@@ -9,13 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from matrix.cell import Cell
-from matrix.gates.audit import AuditError, Move, audit
-from matrix.gates.gate import Number, Outcome, State
-from matrix.gates.prefixes import span_of
-from matrix.gates.refusals import refusal_fault
-from matrix.gates.threshold import Threshold, values
-from matrix.subjects.protocol import Answer, Capability, Run
+from specmatrix.matrix.cell import Cell
+from specmatrix.matrix.gates.audit import AuditError, Move, audit
+from specmatrix.matrix.gates.gate import Number, Outcome, State
+from specmatrix.matrix.gates.prefixes import span_of
+from specmatrix.matrix.gates.refusals import refusal_fault
+from specmatrix.matrix.gates.threshold import Threshold, values
+from specmatrix.matrix.subjects.protocol import Answer, Capability, Run
 
 THRESHOLDS: Final = {
     "wrong": Threshold(0, "one position too few costs a prefill, one too many answers from tokens that nobody said"),

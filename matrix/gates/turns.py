@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from matrix.cell import Cell
-from matrix.gates.gate import Number
-from matrix.gates.oracle import oracle_index
-from matrix.gates.reach import first_left
-from matrix.subjects.protocol import Run
+from specmatrix.matrix.cell import Cell
+from specmatrix.matrix.gates.gate import Number
+from specmatrix.matrix.gates.oracle import oracle_index
+from specmatrix.matrix.gates.reach import first_left
+from specmatrix.matrix.subjects.protocol import Run
 
 # Drafters with KV of their own, which a turn inherits; the others have none that could be stale.
 KEEPS_KV: Final = ("eagle", "eagle3", "nextn", "standalone", "dflash")

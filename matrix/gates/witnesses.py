@@ -9,10 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from matrix.cell import Cell
-from matrix.snug import spares
-from matrix.subjects.protocol import Run
-from matrix.workload import aborted_late
+from specmatrix.matrix.cell import Cell
+from specmatrix.matrix.snug import spares
+from specmatrix.matrix.subjects.protocol import Run
+from specmatrix.matrix.workload import aborted_late
 
 LEAST_ROUNDS: Final = 60
 # So many rounds have fewer shapes.

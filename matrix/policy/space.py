@@ -15,10 +15,10 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from engine.core.algorithm import algorithm
-from engine.core.config import UNASKED, Facts
-from engine.core.situation import Situation
-from matrix.policy.knobs import Knob, owners
+from specmatrix.engine.core.algorithm import algorithm
+from specmatrix.engine.core.config import UNASKED, Facts
+from specmatrix.engine.core.situation import Situation
+from specmatrix.matrix.policy.knobs import Knob, owners
 
 Indices = npt.NDArray[np.int32]
 Variable = int | str  # index of a knob, or a field that an earlier function chose

@@ -13,16 +13,16 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from engine.core.config import AUTO, Reason
-from engine.core.defaults import DEFAULTS, Default
-from engine.core.errors import ConfigError
-from engine.core.layering import layer_reasons
-from engine.core.ngram_rules import ngram_options
-from engine.core.resolve import path_reasons, resolve
-from engine.core.rules import CAPACITY, RULES
-from engine.core.situation import Rule, Situation, Value
-from matrix.policy.knobs import KNOBS, Knob, describe, launch
-from matrix.policy.space import Space, Table
+from specmatrix.engine.core.config import AUTO, Reason
+from specmatrix.engine.core.defaults import DEFAULTS, Default
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.engine.core.layering import layer_reasons
+from specmatrix.engine.core.ngram_rules import ngram_options
+from specmatrix.engine.core.resolve import path_reasons, resolve
+from specmatrix.engine.core.rules import CAPACITY, RULES
+from specmatrix.engine.core.situation import Rule, Situation, Value
+from specmatrix.matrix.policy.knobs import KNOBS, Knob, describe, launch
+from specmatrix.matrix.policy.space import Space, Table
 
 MOST_VALUES: Final = 12  # of one row, spelt out
 # Choices that are made beside the table of defaults.

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 from typing import Final
 
-from matrix.simulation.toy import VOCAB
+from specmatrix.matrix.simulation.toy import VOCAB
 
 BOS: Final = 3
 SHARED: Final = (3, 1, 4, 1, 5, 9, 2, 6)

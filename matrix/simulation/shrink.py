@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Final
 
-from matrix.simulation.scenario import Abort, Ask, Event, Scenario, Setup
+from specmatrix.matrix.simulation.scenario import Abort, Ask, Event, Scenario, Setup
 
 # Plainer values to try, field by field; a larger pool is plainer than a tight one.
 PLAINER: Final[dict[str, tuple[int | bool | None, ...]]] = {

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from matrix.simulation.scenario import Scenario, draw
-from matrix.simulation.shrink import shrink
-from matrix.simulation.world import run
+from specmatrix.matrix.simulation.scenario import Scenario, draw
+from specmatrix.matrix.simulation.shrink import shrink
+from specmatrix.matrix.simulation.world import run
 
 STRIDE = 1_000_000_000  # schedules of one sweep; the next sweep's seeds begin behind them
 AUDIT_EVERY = 16  # schedules between two whose journal is replayed too; the laws are checked in all

@@ -9,18 +9,18 @@ from __future__ import annotations
 import zlib
 from collections.abc import Collection, Sequence
 
-from engine.core.adaptive import DraftSteps
-from engine.core.adaptive_config import AdaptiveSlot
-from engine.core.finish import StopRules
-from engine.core.ledger import Ledger
-from engine.core.plan import PlanRow, StepPlan, StepResult
-from engine.core.prefix import PrefixCache
-from engine.core.probes import Probes
-from engine.core.request import Finish, Request, SamplingParams
-from engine.core.schedule import Scheduler
-from engine.core.transcript import Transcript
-from engine.core.window import Window
-from engine.loop import Loop
+from specmatrix.engine.core.adaptive import DraftSteps
+from specmatrix.engine.core.adaptive_config import AdaptiveSlot
+from specmatrix.engine.core.finish import StopRules
+from specmatrix.engine.core.ledger import Ledger
+from specmatrix.engine.core.plan import PlanRow, StepPlan, StepResult
+from specmatrix.engine.core.prefix import PrefixCache
+from specmatrix.engine.core.probes import Probes
+from specmatrix.engine.core.request import Finish, Request, SamplingParams
+from specmatrix.engine.core.schedule import Scheduler
+from specmatrix.engine.core.transcript import Transcript
+from specmatrix.engine.core.window import Window
+from specmatrix.engine.loop import Loop
 
 VOCAB = 11
 

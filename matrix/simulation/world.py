@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
-from engine.core.adaptive_config import AdaptiveSlot
-from engine.core.errors import RequestError
-from engine.core.journal import replay
-from engine.core.ledger import Entry
-from engine.core.plan import StepResult
-from engine.core.request import Phase, Request, SamplingParams
-from engine.core.session import SessionParams, Sessions
-from engine.core.window import Window, WindowBook
-from engine.loop import Loop
-from matrix.gates.audit import audit
-from matrix.simulation.scenario import BOS, Abort, Ask, Event, Scenario, Setup
-from matrix.simulation.toy import ToyExecutor, reference, toy_loop
+from specmatrix.engine.core.adaptive_config import AdaptiveSlot
+from specmatrix.engine.core.errors import RequestError
+from specmatrix.engine.core.journal import replay
+from specmatrix.engine.core.ledger import Entry
+from specmatrix.engine.core.plan import StepResult
+from specmatrix.engine.core.request import Phase, Request, SamplingParams
+from specmatrix.engine.core.session import SessionParams, Sessions
+from specmatrix.engine.core.window import Window, WindowBook
+from specmatrix.engine.loop import Loop
+from specmatrix.matrix.gates.audit import audit
+from specmatrix.matrix.simulation.scenario import BOS, Abort, Ask, Event, Scenario, Setup
+from specmatrix.matrix.simulation.toy import ToyExecutor, reference, toy_loop
 
 LIMIT: Final = 3_000  # steps; a schedule of a few requests that takes more goes round in circles
 EOS: Final = (2,)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
-from engine.core.agreement import Agreement
-from engine.core.config import EngineConfig
+from specmatrix.engine.core.agreement import Agreement
+from specmatrix.engine.core.config import EngineConfig
 
 
 class Capability(StrEnum):

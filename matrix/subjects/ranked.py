@@ -6,16 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from engine.api import LLM, known_facts
-from engine.core.agreement import Agreement
-from engine.core.config import EngineConfig
-from engine.core.resolve import resolve
-from engine.ranks.group import PATIENCE, RankGroup, RanksDiverged
-from engine.ranks.process import Rank
-from engine.ranks.spare import Lease
-from matrix.subjects.protocol import Answer, Ask, Diverged, Memory, Session, Trace
-from matrix.subjects.reference import Clock, ReferenceSession, ReferenceSubject
-from matrix.zoo.registry import resolve_path
+from specmatrix.engine.api import LLM, known_facts
+from specmatrix.engine.core.agreement import Agreement
+from specmatrix.engine.core.config import EngineConfig
+from specmatrix.engine.core.resolve import resolve
+from specmatrix.engine.ranks.group import PATIENCE, RankGroup, RanksDiverged
+from specmatrix.engine.ranks.process import Rank
+from specmatrix.engine.ranks.spare import Lease
+from specmatrix.matrix.subjects.protocol import Answer, Ask, Diverged, Memory, Session, Trace
+from specmatrix.matrix.subjects.reference import Clock, ReferenceSession, ReferenceSubject
+from specmatrix.matrix.zoo.registry import resolve_path
 
 Entry = tuple[str, int, tuple[int, ...]]
 

@@ -7,15 +7,24 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from engine.api import LLM, Output
-from engine.core.agreement import Agreement
-from engine.core.config import EngineConfig
-from engine.core.errors import RequestError
-from engine.core.ledger import Entry
-from engine.core.request import SamplingParams
-from engine.core.session import SessionParams
-from matrix.subjects.protocol import Answer, Ask, Capability, Continuation, Memory, Observation, Refusal, Trace
-from matrix.zoo.registry import resolve_path
+from specmatrix.engine.api import LLM, Output
+from specmatrix.engine.core.agreement import Agreement
+from specmatrix.engine.core.config import EngineConfig
+from specmatrix.engine.core.errors import RequestError
+from specmatrix.engine.core.ledger import Entry
+from specmatrix.engine.core.request import SamplingParams
+from specmatrix.engine.core.session import SessionParams
+from specmatrix.matrix.subjects.protocol import (
+    Answer,
+    Ask,
+    Capability,
+    Continuation,
+    Memory,
+    Observation,
+    Refusal,
+    Trace,
+)
+from specmatrix.matrix.zoo.registry import resolve_path
 
 # How the model names of a cell become folders.
 checkpoint = resolve_path

@@ -7,10 +7,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from matrix.zoo.corpus import Batch, Buckets, Sequences
-from matrix.zoo.dflash_net import DflashNet
-from matrix.zoo.heads import Head, unroll
-from matrix.zoo.net import CausalNet
+from specmatrix.matrix.zoo.corpus import Batch, Buckets, Sequences
+from specmatrix.matrix.zoo.dflash_net import DflashNet
+from specmatrix.matrix.zoo.heads import Head, unroll
+from specmatrix.matrix.zoo.net import CausalNet
 
 LONGEST = 7
 LENGTHS = (1, 2, 3, 5, 7)

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from reports.stats.proportions import wilson
+from specmatrix.reports.stats.proportions import wilson
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,14 +8,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from matrix.zoo.deepseek_net import DeepseekNet
-from matrix.zoo.dflash_net import DflashNet
-from matrix.zoo.eagle_net import EagleNet, FeatureNet, Shared
-from matrix.zoo.layouts import config_of
-from matrix.zoo.net import CausalNet, DenseNet
-from matrix.zoo.recipes import LatentShape, Recipe, Shape
-from matrix.zoo.tokenizer import BOS_ID, EOS_ID
-from matrix.zoo.tokenizer import save as save_tokenizer
+from specmatrix.matrix.zoo.deepseek_net import DeepseekNet
+from specmatrix.matrix.zoo.dflash_net import DflashNet
+from specmatrix.matrix.zoo.eagle_net import EagleNet, FeatureNet, Shared
+from specmatrix.matrix.zoo.layouts import config_of
+from specmatrix.matrix.zoo.net import CausalNet, DenseNet
+from specmatrix.matrix.zoo.recipes import LatentShape, Recipe, Shape
+from specmatrix.matrix.zoo.tokenizer import BOS_ID, EOS_ID
+from specmatrix.matrix.zoo.tokenizer import save as save_tokenizer
 
 STORED: Final = torch.float16
 # What a router adds to its scores decides between neighbours; it keeps its precision, as in DeepSeek's checkpoints.

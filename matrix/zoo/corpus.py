@@ -11,9 +11,9 @@ import numpy.typing as npt
 import torch
 from tokenizers import Tokenizer
 
-from matrix.zoo.gsm_mini import problem, prompt_of
-from matrix.zoo.recipes import Data
-from matrix.zoo.tokenizer import EOS_ID
+from specmatrix.matrix.zoo.gsm_mini import problem, prompt_of
+from specmatrix.matrix.zoo.recipes import Data
+from specmatrix.matrix.zoo.tokenizer import EOS_ID
 
 CHUNK = 4096
 WIDTH = 32

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from matrix.zoo.net import Cache, CausalNet
-from matrix.zoo.tokenizer import EOS_ID
+from specmatrix.matrix.zoo.net import Cache, CausalNet
+from specmatrix.matrix.zoo.tokenizer import EOS_ID
 
 
 @torch.inference_mode()

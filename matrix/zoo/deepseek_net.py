@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from matrix.zoo.heads import Attend
-from matrix.zoo.net import MLP, Body, CausalNet, Layer, Projections, RMSNorm, Table, initialise
-from matrix.zoo.recipes import LatentShape
+from specmatrix.matrix.zoo.heads import Attend
+from specmatrix.matrix.zoo.net import MLP, Body, CausalNet, Layer, Projections, RMSNorm, Table, initialise
+from specmatrix.matrix.zoo.recipes import LatentShape
 
 # The inner norms of latent attention keep their own epsilon, whatever the model's is.
 LATENT_EPS: Final = 1e-6

@@ -5,9 +5,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from matrix.zoo.eagle_net import Shared
-from matrix.zoo.net import MLP, Attention, Layer, RMSNorm, Table, initialise, rope_table, rotate, widened
-from matrix.zoo.recipes import Shape
+from specmatrix.matrix.zoo.eagle_net import Shared
+from specmatrix.matrix.zoo.net import MLP, Attention, Layer, RMSNorm, Table, initialise, rope_table, rotate, widened
+from specmatrix.matrix.zoo.recipes import Shape
 
 
 class DflashNet(nn.Module):

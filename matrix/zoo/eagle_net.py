@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor, nn
 
-from matrix.zoo.heads import Attend, unroll
-from matrix.zoo.net import MLP, Attention, Layer, RMSNorm, Table, initialise
-from matrix.zoo.recipes import Shape
+from specmatrix.matrix.zoo.heads import Attend, unroll
+from specmatrix.matrix.zoo.net import MLP, Attention, Layer, RMSNorm, Table, initialise
+from specmatrix.matrix.zoo.recipes import Shape
 
 
 class Shared:

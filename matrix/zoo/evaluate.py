@@ -1,7 +1,7 @@
 """What the stored checkpoints can do: greedy accuracy of a target, accept lengths of a draft.
 
-`python -m matrix.zoo.evaluate` measures the committed checkpoints anew and rewrites their cards, the checksums and
-the data files.
+`python -m specmatrix.matrix.zoo.evaluate` measures the committed checkpoints anew and rewrites their cards, the
+checksums and the data files.
 """
 
 import argparse
@@ -15,18 +15,18 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
-from matrix.zoo import card, checkpoint
-from matrix.zoo.acceptance import Acceptance, block_runs, head_runs, measure, standalone_runs
-from matrix.zoo.card import Score
-from matrix.zoo.corpus import Sequences
-from matrix.zoo.decode import greedy
-from matrix.zoo.deepseek_net import DeepseekNet
-from matrix.zoo.dflash_net import DflashNet
-from matrix.zoo.gsm_mini import Problem, problems, prompt_of, write_corpus, write_jsonl
-from matrix.zoo.net import FINAL, CausalNet
-from matrix.zoo.ranges import LEVELS
-from matrix.zoo.recipes import DATA, RECIPES, Data, Recipe
-from matrix.zoo.registry import record
+from specmatrix.matrix.zoo import card, checkpoint
+from specmatrix.matrix.zoo.acceptance import Acceptance, block_runs, head_runs, measure, standalone_runs
+from specmatrix.matrix.zoo.card import Score
+from specmatrix.matrix.zoo.corpus import Sequences
+from specmatrix.matrix.zoo.decode import greedy
+from specmatrix.matrix.zoo.deepseek_net import DeepseekNet
+from specmatrix.matrix.zoo.dflash_net import DflashNet
+from specmatrix.matrix.zoo.gsm_mini import Problem, problems, prompt_of, write_corpus, write_jsonl
+from specmatrix.matrix.zoo.net import FINAL, CausalNet
+from specmatrix.matrix.zoo.ranges import LEVELS
+from specmatrix.matrix.zoo.recipes import DATA, RECIPES, Data, Recipe
+from specmatrix.matrix.zoo.registry import record
 
 CORPUS_PROBLEMS = 64
 HERE = Path(__file__).parent

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from matrix.zoo.corpus import Batch
-from matrix.zoo.recipes import Fit
+from specmatrix.matrix.zoo.corpus import Batch
+from specmatrix.matrix.zoo.recipes import Fit
 
 
 @dataclass(frozen=True, slots=True)

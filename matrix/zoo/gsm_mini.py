@@ -14,8 +14,8 @@ from functools import cache
 from pathlib import Path
 from types import CodeType
 
-from matrix.zoo.ranges import LEVELS, MEN, PERCENT, RANGES, THINGS, WOMEN
-from matrix.zoo.templates import HELDOUT, TRAINED, Template
+from specmatrix.matrix.zoo.ranges import LEVELS, MEN, PERCENT, RANGES, THINGS, WOMEN
+from specmatrix.matrix.zoo.templates import HELDOUT, TRAINED, Template
 
 SPLITS = ("train", "test", "heldout")
 TEST_SHARE = 16

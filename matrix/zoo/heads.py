@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from matrix.zoo.net import Table, Turned, attended, rope_table, widened
+from specmatrix.matrix.zoo.net import Table, Turned, attended, rope_table, widened
 
 # layer of the draft, q [B, H, T, D], k [B, Hkv, T, D], v [B, Hkv, T, Dv] -> [B, H, T, Dv]
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]

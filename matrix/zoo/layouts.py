@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from matrix.zoo.recipes import LatentShape, Recipe, Shape
-from matrix.zoo.tokenizer import BOS_ID, EOS_ID
+from specmatrix.matrix.zoo.recipes import LatentShape, Recipe, Shape
+from specmatrix.matrix.zoo.tokenizer import BOS_ID, EOS_ID
 
 ARCHITECTURES = {
     ("llama", "target"): "LlamaForCausalLM",

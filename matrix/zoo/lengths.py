@@ -15,14 +15,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from engine.api import LLM
-from engine.core.config import EngineConfig
-from engine.core.ngram_rules import PREFIX
-from engine.core.request import SamplingParams
-from matrix.cell import CORPUS
-from matrix.zoo.oracle_drafts import DRAFTS, SINGLE
-from matrix.zoo.recipes import RECIPES, LatentShape
-from matrix.zoo.registry import resolve_path
+from specmatrix.engine.api import LLM
+from specmatrix.engine.core.config import EngineConfig
+from specmatrix.engine.core.ngram_rules import PREFIX
+from specmatrix.engine.core.request import SamplingParams
+from specmatrix.matrix.cell import CORPUS
+from specmatrix.matrix.zoo.oracle_drafts import DRAFTS, SINGLE
+from specmatrix.matrix.zoo.recipes import RECIPES, LatentShape
+from specmatrix.matrix.zoo.registry import resolve_path
 
 
 @dataclass(frozen=True, slots=True)

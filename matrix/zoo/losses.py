@@ -6,11 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from matrix.zoo.corpus import Batch
-from matrix.zoo.deepseek_net import DeepseekNet
-from matrix.zoo.dflash_net import DflashNet
-from matrix.zoo.heads import Head, rotated, unroll
-from matrix.zoo.net import FINAL, CausalNet
+from specmatrix.matrix.zoo.corpus import Batch
+from specmatrix.matrix.zoo.deepseek_net import DeepseekNet
+from specmatrix.matrix.zoo.dflash_net import DflashNet
+from specmatrix.matrix.zoo.heads import Head, rotated, unroll
+from specmatrix.matrix.zoo.net import FINAL, CausalNet
 
 STEP_DECAY: Final = 0.9
 # Share of the loss of bundled layers while the target itself is trained (DeepSeek-V3, section 4.2).

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from matrix.zoo.recipes import Shape
+from specmatrix.matrix.zoo.recipes import Shape
 
 # The index of the target's state behind its final norm, among the layers whose outputs are captured.
 FINAL: Final = -1

@@ -2,7 +2,7 @@
 
 The target is transformers' own; drafts run without KV cache, pages, masks or batching of requests, from the whole
 sequence each time. Nothing that computes is shared with the engine.
-`python -m matrix.zoo.oracle` writes a file for each target.
+`python -m specmatrix.matrix.zoo.oracle` writes a file for each target.
 """
 
 import json
@@ -14,14 +14,14 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from engine.core.config import EngineConfig
-from engine.core.errors import ConfigError
-from engine.core.resolve import resolve
-from matrix.zoo.gsm_mini import prompt_of
-from matrix.zoo.oracle_drafts import DRAFTS, SINGLE, Draft, Drafts, Shape, TokenPath, is_layered, key_of
-from matrix.zoo.registry import CHECKPOINTS, TEST, oracle_file
-from matrix.zoo.tokenizer import EOS_ID
-from matrix.zoo_facts import model_facts
+from specmatrix.engine.core.config import EngineConfig
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.engine.core.resolve import resolve
+from specmatrix.matrix.zoo.gsm_mini import prompt_of
+from specmatrix.matrix.zoo.oracle_drafts import DRAFTS, SINGLE, Draft, Drafts, Shape, TokenPath, is_layered, key_of
+from specmatrix.matrix.zoo.registry import CHECKPOINTS, TEST, oracle_file
+from specmatrix.matrix.zoo.tokenizer import EOS_ID
+from specmatrix.matrix.zoo_facts import model_facts
 
 PROMPTS: Final = 32
 LIMIT: Final = 96

@@ -11,14 +11,14 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from matrix.zoo import checkpoint
-from matrix.zoo.deepseek_net import DeepseekNet
-from matrix.zoo.dflash_net import DflashNet
-from matrix.zoo.evaluate import captured_layers
-from matrix.zoo.heads import Head, whole
-from matrix.zoo.net import CausalNet, rope_table
-from matrix.zoo.recipes import RECIPES
-from matrix.zoo.registry import CHECKPOINTS
+from specmatrix.matrix.zoo import checkpoint
+from specmatrix.matrix.zoo.deepseek_net import DeepseekNet
+from specmatrix.matrix.zoo.dflash_net import DflashNet
+from specmatrix.matrix.zoo.evaluate import captured_layers
+from specmatrix.matrix.zoo.heads import Head, whole
+from specmatrix.matrix.zoo.net import CausalNet, rope_table
+from specmatrix.matrix.zoo.recipes import RECIPES
+from specmatrix.matrix.zoo.registry import CHECKPOINTS
 
 TokenPath = tuple[int, ...]
 Shape = tuple[int, int, int]  # steps, topk, draft tokens

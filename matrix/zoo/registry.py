@@ -5,9 +5,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from engine.core.errors import ConfigError
-from matrix.cell import CORPUS, Cell
-from matrix.zoo.recipes import RECIPES
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.matrix.cell import CORPUS, Cell
+from specmatrix.matrix.zoo.recipes import RECIPES
 
 HERE: Final = Path(__file__).parent
 CHECKPOINTS: Final = HERE / "checkpoints"

@@ -10,13 +10,13 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from matrix.zoo import checkpoint, losses
-from matrix.zoo.card import Card
-from matrix.zoo.corpus import Batch, Buckets, Sequences, training_sequences
-from matrix.zoo.decode import greedy
-from matrix.zoo.deepseek_net import DeepseekNet
-from matrix.zoo.dflash_net import DflashNet
-from matrix.zoo.evaluate import (
+from specmatrix.matrix.zoo import checkpoint, losses
+from specmatrix.matrix.zoo.card import Card
+from specmatrix.matrix.zoo.corpus import Batch, Buckets, Sequences, training_sequences
+from specmatrix.matrix.zoo.decode import greedy
+from specmatrix.matrix.zoo.deepseek_net import DeepseekNet
+from specmatrix.matrix.zoo.dflash_net import DflashNet
+from specmatrix.matrix.zoo.evaluate import (
     captured_layers,
     data_hash,
     draft_acceptance,
@@ -26,11 +26,11 @@ from matrix.zoo.evaluate import (
     split_rows,
     target_accuracy,
 )
-from matrix.zoo.fit import Trained, optimise
-from matrix.zoo.net import CausalNet
-from matrix.zoo.recipes import DATA, RECIPES, SMOKE_DATA, Data, Fit, Recipe, smoke
-from matrix.zoo.registry import CHECKPOINTS
-from matrix.zoo.tokenizer import BOS_ID, EOS_ID
+from specmatrix.matrix.zoo.fit import Trained, optimise
+from specmatrix.matrix.zoo.net import CausalNet
+from specmatrix.matrix.zoo.recipes import DATA, RECIPES, SMOKE_DATA, Data, Fit, Recipe, smoke
+from specmatrix.matrix.zoo.registry import CHECKPOINTS
+from specmatrix.matrix.zoo.tokenizer import BOS_ID, EOS_ID
 
 HERE = Path(__file__).parent
 

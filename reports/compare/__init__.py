@@ -1,9 +1,9 @@
 """compare(base, head) and the records of a comparison; `states` defines what each state means."""
 
-from reports.compare.acknowledge import Acknowledgement, read_acknowledgements
-from reports.compare.comparison import compare, comparison_json
-from reports.compare.factors import common_factors
-from reports.compare.states import CellChange, Comparison, State
+from specmatrix.reports.compare.acknowledge import Acknowledgement, read_acknowledgements
+from specmatrix.reports.compare.comparison import compare, comparison_json
+from specmatrix.reports.compare.factors import common_factors
+from specmatrix.reports.compare.states import CellChange, Comparison, State
 
 __all__ = [
     "Acknowledgement",

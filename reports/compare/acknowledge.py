@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final
 
-from reports.schema import ReportError
+from specmatrix.reports.schema import ReportError
 
 KINDS: Final = ("rewrite", "lost")
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator, KeysView, Mapping
 from itertools import combinations, compress
 from typing import Final
 
-from reports.covered import holders
-from reports.effective import Pair, Value
+from specmatrix.reports.covered import holders
+from specmatrix.reports.effective import Pair, Value
 
 _SWITCHES: Final = bytes.maketrans(b"01", b"\0\1")
 

@@ -6,8 +6,8 @@ import json
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from reports.compare.states import Mismatch, RuleChange
-from reports.schema import Header, Json
+from specmatrix.reports.compare.states import Mismatch, RuleChange
+from specmatrix.reports.schema import Header, Json
 
 NUMERIC: Final = ("acceptance", "accuracy")
 # Gates whose result depends on the prompts and the weights; the others state facts about the engine alone.

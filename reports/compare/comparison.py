@@ -6,20 +6,29 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Final
 
-from reports.collector import paused
-from reports.compare.acknowledge import Acknowledged, Acknowledgement
-from reports.compare.cells import Context, compare_cell, lost_cell, new_cell
-from reports.compare.comparability import incomparable_gates, mismatches, threshold_changes, waiver_changes
-from reports.compare.coverage import coverage_change
-from reports.compare.drift import drifts
-from reports.compare.evidence import effects, judge
-from reports.compare.factors import common_factors
-from reports.compare.ledger import choice_changes, rewrite_changes
-from reports.compare.states import CellChange, Comparison, Effect, Factor, Mismatch, RewriteChange, Side, State
-from reports.load import Report
-from reports.probes import compare_probes
-from reports.schema import SCHEMA, CellResult, Json
-from reports.text import count
+from specmatrix.reports.collector import paused
+from specmatrix.reports.compare.acknowledge import Acknowledged, Acknowledgement
+from specmatrix.reports.compare.cells import Context, compare_cell, lost_cell, new_cell
+from specmatrix.reports.compare.comparability import incomparable_gates, mismatches, threshold_changes, waiver_changes
+from specmatrix.reports.compare.coverage import coverage_change
+from specmatrix.reports.compare.drift import drifts
+from specmatrix.reports.compare.evidence import effects, judge
+from specmatrix.reports.compare.factors import common_factors
+from specmatrix.reports.compare.ledger import choice_changes, rewrite_changes
+from specmatrix.reports.compare.states import (
+    CellChange,
+    Comparison,
+    Effect,
+    Factor,
+    Mismatch,
+    RewriteChange,
+    Side,
+    State,
+)
+from specmatrix.reports.load import Report
+from specmatrix.reports.probes import compare_probes
+from specmatrix.reports.schema import SCHEMA, CellResult, Json
+from specmatrix.reports.text import count
 
 _RANK: Final = {
     state: rank

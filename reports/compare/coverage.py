@@ -6,14 +6,14 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
-from reports.compare.carried import CarriedPairs
-from reports.compare.paths import explanation
-from reports.compare.states import CoverageChange, LostPairs
-from reports.effective import RESOLVED_FIELD, Pair, Value, Words, word
-from reports.lines import entry
-from reports.load import Report
-from reports.schema import CellResult, Json
-from reports.text import count
+from specmatrix.reports.compare.carried import CarriedPairs
+from specmatrix.reports.compare.paths import explanation
+from specmatrix.reports.compare.states import CoverageChange, LostPairs
+from specmatrix.reports.effective import RESOLVED_FIELD, Pair, Value, Words, word
+from specmatrix.reports.lines import entry
+from specmatrix.reports.load import Report
+from specmatrix.reports.schema import CellResult, Json
+from specmatrix.reports.text import count
 
 _Records: TypeAlias = Mapping[str, tuple[CellResult | None, CellResult | None]]
 SAMPLE: Final = 50

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from statistics import median
 from typing import Final
 
-from reports.compare.states import FALSE_DISCOVERY_RATE, Drift, Effect
-from reports.stats import benjamini_hochberg, fisher_exact, sign_test
+from specmatrix.reports.compare.states import FALSE_DISCOVERY_RATE, Drift, Effect
+from specmatrix.reports.stats import benjamini_hochberg, fisher_exact, sign_test
 
 LEAST_CELLS: Final = 8
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 from statistics import NormalDist
 from typing import Final
 
-from reports.compare.states import FALSE_DISCOVERY_RATE, LEAST_EFFECT, TOLERANCE, Effect
-from reports.lengths import length_interval
-from reports.schema import CellResult, GateResult, Number, ReportError
-from reports.stats import (
+from specmatrix.reports.compare.states import FALSE_DISCOVERY_RATE, LEAST_EFFECT, TOLERANCE, Effect
+from specmatrix.reports.lengths import length_interval
+from specmatrix.reports.schema import CellResult, GateResult, Number, ReportError
+from specmatrix.reports.stats import (
     benjamini_hochberg,
     difference_interval,
     mcnemar,

@@ -12,8 +12,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-from reports.compare.states import FALSE_DISCOVERY_RATE, Factor
-from reports.stats import benjamini_hochberg, fisher_log
+from specmatrix.reports.compare.states import FALSE_DISCOVERY_RATE, Factor
+from specmatrix.reports.stats import benjamini_hochberg, fisher_log
 
 MOST_CONDITIONS: Final = 4
 MOST_FACTORS: Final = 4

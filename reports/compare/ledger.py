@@ -6,11 +6,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
-from reports.compare.acknowledge import Acknowledged
-from reports.compare.paths import PathChanges
-from reports.compare.states import ChoiceChange, RewriteChange
-from reports.effective import ASKED_FIELDS, word
-from reports.schema import CellResult, Reason, Rewrite
+from specmatrix.reports.compare.acknowledge import Acknowledged
+from specmatrix.reports.compare.paths import PathChanges
+from specmatrix.reports.compare.states import ChoiceChange, RewriteChange
+from specmatrix.reports.effective import ASKED_FIELDS, word
+from specmatrix.reports.schema import CellResult, Reason, Rewrite
 
 CellPairs = Iterable[tuple[CellResult | None, CellResult | None]]
 _RESOLVED_NAME: Final = {

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from reports.compare.states import PathChange
-from reports.effective import DERIVED, explaining_fields, word
-from reports.schema import CellResult, Json
+from specmatrix.reports.compare.states import PathChange
+from specmatrix.reports.effective import DERIVED, explaining_fields, word
+from specmatrix.reports.schema import CellResult, Json
 
 # Where files lie and which seed drew the samples says nothing about the path.
 _UNASKED: Final = frozenset({"model_path", "speculative_draft_model_path", "random_seed"})

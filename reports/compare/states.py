@@ -26,9 +26,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from reports.effective import Pair
-from reports.probes import ProbeChange
-from reports.schema import GateState, Header
+from specmatrix.reports.effective import Pair
+from specmatrix.reports.probes import ProbeChange
+from specmatrix.reports.schema import GateState, Header
 
 FALSE_DISCOVERY_RATE: Final = 0.05
 # Relative for acceptance length, in fractions of the questions for accuracy.

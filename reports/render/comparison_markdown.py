@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from reports.compare.cells import effect_text
-from reports.compare.states import CellChange, Comparison, Drift, LostPairs, State
-from reports.effective import pair_text
-from reports.render.markdown import Document, code, escape
-from reports.text import build, count
+from specmatrix.reports.compare.cells import effect_text
+from specmatrix.reports.compare.states import CellChange, Comparison, Drift, LostPairs, State
+from specmatrix.reports.effective import pair_text
+from specmatrix.reports.render.markdown import Document, code, escape
+from specmatrix.reports.text import build, count
 
 MOST_PAIRS = 12
 

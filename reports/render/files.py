@@ -6,17 +6,17 @@ import json
 from pathlib import Path
 from typing import Final
 
-from reports.atomic import write_text
-from reports.compare.comparison import comparison_record
-from reports.compare.states import Comparison
-from reports.load import Report
-from reports.render.comparison_markdown import comparison_markdown
-from reports.render.comparison_page import comparison_page
-from reports.render.run_markdown import run_markdown
-from reports.render.run_page import run_page
-from reports.render.view import RunView, view
-from reports.schema import MARKDOWN_FILE, PAGE_FILE
-from reports.summary import write_summary
+from specmatrix.reports.atomic import write_text
+from specmatrix.reports.compare.comparison import comparison_record
+from specmatrix.reports.compare.states import Comparison
+from specmatrix.reports.load import Report
+from specmatrix.reports.render.comparison_markdown import comparison_markdown
+from specmatrix.reports.render.comparison_page import comparison_page
+from specmatrix.reports.render.run_markdown import run_markdown
+from specmatrix.reports.render.run_page import run_page
+from specmatrix.reports.render.view import RunView, view
+from specmatrix.reports.schema import MARKDOWN_FILE, PAGE_FILE
+from specmatrix.reports.summary import write_summary
 
 COMPARISON_NAME: Final = "comparison"
 

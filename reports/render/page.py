@@ -8,8 +8,8 @@ from html import escape
 from pathlib import Path
 from typing import Final
 
-from reports.schema import CellResult, Header, Json
-from reports.text import build, failure, machine
+from specmatrix.reports.schema import CellResult, Header, Json
+from specmatrix.reports.text import build, failure, machine
 
 _HERE: Final = Path(__file__).parent
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from reports.render.markdown import Document, code, escape
-from reports.render.view import RunView
-from reports.schema import GATE_STATES
-from reports.summary import STATE_KEYS
-from reports.text import build, count, duration, failure, first_divergence, machine
+from specmatrix.reports.render.markdown import Document, code, escape
+from specmatrix.reports.render.view import RunView
+from specmatrix.reports.schema import GATE_STATES
+from specmatrix.reports.summary import STATE_KEYS
+from specmatrix.reports.text import build, count, duration, failure, first_divergence, machine
 
 
 def run_markdown(run: RunView) -> str:

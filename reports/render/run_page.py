@@ -6,14 +6,25 @@ from collections.abc import Sequence
 from html import escape
 from typing import Final
 
-from reports.lengths import positive
-from reports.render.page import badge, banner, command, identity, origin, page, reasons, section, table, tiles
-from reports.render.run_plots import acceptance_plot, accuracy_plot, position_plot
-from reports.render.run_table import cells_table, row_details
-from reports.render.view import RunView
-from reports.schema import GATE_STATES, CellResult
-from reports.summary import STATE_KEYS
-from reports.text import count, duration, failure, first_divergence
+from specmatrix.reports.lengths import positive
+from specmatrix.reports.render.page import (
+    badge,
+    banner,
+    command,
+    identity,
+    origin,
+    page,
+    reasons,
+    section,
+    table,
+    tiles,
+)
+from specmatrix.reports.render.run_plots import acceptance_plot, accuracy_plot, position_plot
+from specmatrix.reports.render.run_table import cells_table, row_details
+from specmatrix.reports.render.view import RunView
+from specmatrix.reports.schema import GATE_STATES, CellResult
+from specmatrix.reports.summary import STATE_KEYS
+from specmatrix.reports.text import count, duration, failure, first_divergence
 
 # A page with more rows opens too slowly; red cells are never left out before green ones.
 MOST_ROWS: Final = 4000

@@ -6,12 +6,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Final
 
-from reports.effective import effective
-from reports.lengths import length_interval, positive
-from reports.render.plots import Point, Row, curve_plot, strip_plot
-from reports.schema import CellResult, GateResult, Number
-from reports.stats import paired_difference
-from reports.text import count
+from specmatrix.reports.effective import effective
+from specmatrix.reports.lengths import length_interval, positive
+from specmatrix.reports.render.plots import Point, Row, curve_plot, strip_plot
+from specmatrix.reports.schema import CellResult, GateResult, Number
+from specmatrix.reports.stats import paired_difference
+from specmatrix.reports.text import count
 
 _SIZES: Final = (("steps", "s"), ("topk", "k"), ("draft_tokens", "n"))
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 
-from reports.compare.factors import common_factors
-from reports.compare.ledger import signature
-from reports.compare.states import Factor
-from reports.effective import effective
-from reports.load import Report
-from reports.schema import CellResult, Header
-from reports.summary import Summary, is_red, summarise
+from specmatrix.reports.compare.factors import common_factors
+from specmatrix.reports.compare.ledger import signature
+from specmatrix.reports.compare.states import Factor
+from specmatrix.reports.effective import effective
+from specmatrix.reports.load import Report
+from specmatrix.reports.schema import CellResult, Header
+from specmatrix.reports.summary import Summary, is_red, summarise
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,11 @@
 - `association`: over-representation, signs, and many tests at once
 """
 
-from reports.stats.association import benjamini_hochberg, fisher_exact, fisher_log, sign_test
-from reports.stats.bootstrap import RatioChange, ratio_change
-from reports.stats.distribution import FitResult, ks_uniform, randomised_pit
-from reports.stats.paired import detectable_drop, mcnemar, paired_difference
-from reports.stats.proportions import (
+from specmatrix.reports.stats.association import benjamini_hochberg, fisher_exact, fisher_log, sign_test
+from specmatrix.reports.stats.bootstrap import RatioChange, ratio_change
+from specmatrix.reports.stats.distribution import FitResult, ks_uniform, randomised_pit
+from specmatrix.reports.stats.paired import detectable_drop, mcnemar, paired_difference
+from specmatrix.reports.stats.proportions import (
     difference_interval,
     normal_quantile,
     two_rate_test,

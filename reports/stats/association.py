@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from reports.stats.check import check_confidence, check_count
-from reports.stats.paired import binomial_tail
+from specmatrix.reports.stats.check import check_confidence, check_count
+from specmatrix.reports.stats.paired import binomial_tail
 
 
 def fisher_exact(hits: int, failing: int, matching: int, total: int) -> float:

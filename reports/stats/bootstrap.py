@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from reports.stats.check import check_confidence, check_count, check_same_length
+from specmatrix.reports.stats.check import check_confidence, check_count, check_same_length
 
 # numpy takes longer to import than most comparisons take, so it is imported where prompts are resampled.
 if TYPE_CHECKING:

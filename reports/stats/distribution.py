@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from reports.stats.check import check_count, check_same_length
+from specmatrix.reports.stats.check import check_count, check_same_length
 
 # numpy takes longer to import than most comparisons take, so it is imported where samples are judged.
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from reports.stats.check import check_confidence, check_count
-from reports.stats.proportions import normal_quantile, zero_count_bound
+from specmatrix.reports.stats.check import check_confidence, check_count
+from specmatrix.reports.stats.proportions import normal_quantile, zero_count_bound
 
 Alternative = Literal["loss", "gain", "two-sided"]
 

@@ -7,7 +7,7 @@ from functools import lru_cache
 from statistics import NormalDist
 from typing import Final
 
-from reports.stats.check import check_confidence, check_count
+from specmatrix.reports.stats.check import check_confidence, check_count
 
 _NORMAL: Final = NormalDist()
 

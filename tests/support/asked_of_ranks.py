@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from engine.api import LLM
-from engine.ranks.process import Rank
+from specmatrix.engine.api import LLM
+from specmatrix.engine.ranks.process import Rank
 
 # Launches that a rank still takes part in before it leaves the others in the middle of a collective.
 LAUNCHES = 4

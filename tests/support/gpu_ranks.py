@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator
 import pytest
 from asked_of_ranks import LAST_WORDS, at_home, dies_in_a_round, hangs_in_a_round, raises_in_a_round
 
-from engine.api import LLM
-from engine.core.config import EngineConfig
-from engine.core.request import SamplingParams
-from engine.ranks.group import RankGroup, RankLost
-from engine.ranks.llm import RankedLLM
-from engine.ranks.spare import end_spare
-from matrix.zoo.registry import resolve_path
+from specmatrix.engine.api import LLM
+from specmatrix.engine.core.config import EngineConfig
+from specmatrix.engine.core.request import SamplingParams
+from specmatrix.engine.ranks.group import RankGroup, RankLost
+from specmatrix.engine.ranks.llm import RankedLLM
+from specmatrix.engine.ranks.spare import end_spare
+from specmatrix.matrix.zoo.registry import resolve_path
 
 PROMPTS = ["Question: Ann has 3 pens and buys 4. How many pens has she?\nAnswer:", "Question: Tom has 12 apples."]
 PARAMS = SamplingParams(max_new_tokens=24, ignore_eos=True)

@@ -2,31 +2,31 @@
 
 from typing import Final
 
-from matrix.faults.catalogue.acceptance import ACCEPTANCE_FAULTS
-from matrix.faults.catalogue.accuracy import ACCURACY_FAULTS
-from matrix.faults.catalogue.adaptive import ADAPTIVE_FAULTS
-from matrix.faults.catalogue.alignment import ALIGNMENT_FAULTS
-from matrix.faults.catalogue.blocks import BLOCK_FAULTS
-from matrix.faults.catalogue.configuration import CONFIGURATION_FAULTS
-from matrix.faults.catalogue.contention import CONTENTION_FAULTS
-from matrix.faults.catalogue.endings import ENDING_FAULTS
-from matrix.faults.catalogue.experts import EXPERT_FAULTS
-from matrix.faults.catalogue.graphs import GRAPH_FAULTS
-from matrix.faults.catalogue.heads import HEAD_FAULTS
-from matrix.faults.catalogue.indexing import INDEXING_FAULTS
-from matrix.faults.catalogue.kernels import KERNEL_FAULTS
-from matrix.faults.catalogue.layers import LAYER_FAULTS
-from matrix.faults.catalogue.memory import MEMORY_FAULTS
-from matrix.faults.catalogue.ngrams import NGRAM_FAULTS
-from matrix.faults.catalogue.ranks import RANK_FAULTS
-from matrix.faults.catalogue.returns import RETURN_FAULTS
-from matrix.faults.catalogue.sampling import SAMPLING_FAULTS
-from matrix.faults.catalogue.sessions import SESSION_FAULTS
-from matrix.faults.catalogue.sizes import SIZE_FAULTS
-from matrix.faults.catalogue.spares import SPARE_FAULTS
-from matrix.faults.catalogue.timing import TIMING_FAULTS
-from matrix.faults.catalogue.windows import WINDOW_FAULTS
-from matrix.faults.fault import Fault
+from specmatrix.matrix.faults.catalogue.acceptance import ACCEPTANCE_FAULTS
+from specmatrix.matrix.faults.catalogue.accuracy import ACCURACY_FAULTS
+from specmatrix.matrix.faults.catalogue.adaptive import ADAPTIVE_FAULTS
+from specmatrix.matrix.faults.catalogue.alignment import ALIGNMENT_FAULTS
+from specmatrix.matrix.faults.catalogue.blocks import BLOCK_FAULTS
+from specmatrix.matrix.faults.catalogue.configuration import CONFIGURATION_FAULTS
+from specmatrix.matrix.faults.catalogue.contention import CONTENTION_FAULTS
+from specmatrix.matrix.faults.catalogue.endings import ENDING_FAULTS
+from specmatrix.matrix.faults.catalogue.experts import EXPERT_FAULTS
+from specmatrix.matrix.faults.catalogue.graphs import GRAPH_FAULTS
+from specmatrix.matrix.faults.catalogue.heads import HEAD_FAULTS
+from specmatrix.matrix.faults.catalogue.indexing import INDEXING_FAULTS
+from specmatrix.matrix.faults.catalogue.kernels import KERNEL_FAULTS
+from specmatrix.matrix.faults.catalogue.layers import LAYER_FAULTS
+from specmatrix.matrix.faults.catalogue.memory import MEMORY_FAULTS
+from specmatrix.matrix.faults.catalogue.ngrams import NGRAM_FAULTS
+from specmatrix.matrix.faults.catalogue.ranks import RANK_FAULTS
+from specmatrix.matrix.faults.catalogue.returns import RETURN_FAULTS
+from specmatrix.matrix.faults.catalogue.sampling import SAMPLING_FAULTS
+from specmatrix.matrix.faults.catalogue.sessions import SESSION_FAULTS
+from specmatrix.matrix.faults.catalogue.sizes import SIZE_FAULTS
+from specmatrix.matrix.faults.catalogue.spares import SPARE_FAULTS
+from specmatrix.matrix.faults.catalogue.timing import TIMING_FAULTS
+from specmatrix.matrix.faults.catalogue.windows import WINDOW_FAULTS
+from specmatrix.matrix.faults.fault import Fault
 
 CATALOGUE: Final[tuple[Fault, ...]] = (
     *INDEXING_FAULTS,

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from matrix.faults.fault import Edit, Fault
+from specmatrix.matrix.faults.fault import Edit, Fault
 
 CONTROLLER: Final = "engine/core/adaptive.py"
 LOOP: Final = "engine/loop.py"

@@ -2,8 +2,8 @@
 
 from typing import Final
 
-from matrix.faults.catalogue.memory import UNCHECKED
-from matrix.faults.fault import Fault
+from specmatrix.matrix.faults.catalogue.memory import UNCHECKED
+from specmatrix.matrix.faults.fault import Fault
 
 ALIGNMENT: Final = "page alignment"
 

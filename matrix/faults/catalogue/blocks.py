@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from matrix.faults.fault import Fault
+from specmatrix.matrix.faults.fault import Fault
 
 OFF_BY_ONE: Final = "off-by-one length or KV position"
 DRAFTER: Final = "engine/spec/dflash.py"

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from matrix.faults.fault import Edit, Fault
+from specmatrix.matrix.faults.fault import Edit, Fault
 
 DEFAULT: Final = "wrong or flipped default"
 SILENT: Final = "silent fallback / ignored parameter"

@@ -2,8 +2,8 @@
 
 from typing import Final
 
-from matrix.faults.catalogue.sessions import IGNORED, OFF_BY_ONE, SCHEDULE, SESSION, STALE
-from matrix.faults.fault import Edit, Fault
+from specmatrix.matrix.faults.catalogue.sessions import IGNORED, OFF_BY_ONE, SCHEDULE, SESSION, STALE
+from specmatrix.matrix.faults.fault import Edit, Fault
 
 ADMISSION: Final = "engine/core/admission.py"
 API: Final = "engine/api.py"

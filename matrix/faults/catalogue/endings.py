@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from matrix.faults.fault import Fault
+from specmatrix.matrix.faults.fault import Fault
 
 KLASS: Final = "stop / EOS / length-cap handling"
 METRIC: Final = "metric misreport"

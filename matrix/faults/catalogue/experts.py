@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from matrix.faults.fault import Fault
+from specmatrix.matrix.faults.fault import Fault
 
 MIXED_UP: Final = "config parsing, weights, draft/target mix-up"
 IGNORED: Final = "silent fallback / ignored parameter"

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from matrix.faults.fault import Edit, Fault
+from specmatrix.matrix.faults.fault import Edit, Fault
 
 GRAPHS: Final = "CUDA-graph capture, padding, buffer size"
 RACE: Final = "race / missing stream order"

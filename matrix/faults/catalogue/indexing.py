@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from matrix.faults.fault import Fault
+from specmatrix.matrix.faults.fault import Fault
 
 KLASS: Final = "stride / indexing"
 TREE: Final = "eagle3.s3.k4.n8.v2.ragged"

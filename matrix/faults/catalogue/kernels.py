@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from matrix.faults.fault import Edit, Fault
+from specmatrix.matrix.faults.fault import Edit, Fault
 
 INDEXING: Final = "stride / indexing"
 GPU: Final = ("gpu1",)

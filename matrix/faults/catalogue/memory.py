@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from matrix.faults.fault import Edit, Fault
+from specmatrix.matrix.faults.fault import Edit, Fault
 
 LEAK: Final = "KV leak / over-allocation"
 PREFIX: Final = "prefix-cache semantics under EAGLE"

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from matrix.faults.fault import Edit, Fault
+from specmatrix.matrix.faults.fault import Edit, Fault
 
 STALE: Final = "stale or un-restored state"
 SILENT: Final = "silent fallback / ignored parameter"

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from matrix.faults.fault import Edit, Fault
+from specmatrix.matrix.faults.fault import Edit, Fault
 
 DIVERGENCE: Final = "TP/DP rank divergence or idle-rank asymmetry"
 FALLBACK: Final = "silent fallback / ignored parameter"

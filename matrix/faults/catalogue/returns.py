@@ -2,8 +2,8 @@
 
 from typing import Final
 
-from matrix.faults.catalogue.sessions import OFF_BY_ONE, SCHEDULE, STALE
-from matrix.faults.fault import Fault
+from specmatrix.matrix.faults.catalogue.sessions import OFF_BY_ONE, SCHEDULE, STALE
+from specmatrix.matrix.faults.fault import Fault
 
 CHAIN: Final = "eagle3.s3.k1.n4.v1.p64.snug.pair.stream.length"
 TREE: Final = "eagle3.s3.k4.n8.v2.p16.snug.pair.stream.length"

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from matrix.faults.fault import Edit, Fault
+from specmatrix.matrix.faults.fault import Edit, Fault
 
 SILENT: Final = "silent fallback / ignored parameter"
 STRIDE: Final = "stride / indexing"

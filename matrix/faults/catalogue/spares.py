@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from matrix.faults.fault import Edit, Fault
+from specmatrix.matrix.faults.fault import Edit, Fault
 
 GPU: Final = ("gpu1",)
 ATTENTION: Final = "engine/device/attention.py"

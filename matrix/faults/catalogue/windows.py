@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from matrix.faults.fault import Edit, Fault
+from specmatrix.matrix.faults.fault import Edit, Fault
 
 POOL: Final = "sliding-window pool / eviction"
 INDEX: Final = "off-by-one length or KV position"

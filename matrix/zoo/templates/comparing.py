@@ -1,7 +1,7 @@
 """Problems of more, fewer, times as many, and ages."""
 # ruff: noqa: E501 - a phrasing is one sentence and reads best on one line
 
-from matrix.zoo.templates.form import template
+from specmatrix.matrix.zoo.templates.form import template
 
 COMPARING = (
     template(

@@ -1,7 +1,7 @@
 """Templates that no model of the zoo is ever trained on."""
 # ruff: noqa: E501 - a phrasing is one sentence and reads best on one line
 
-from matrix.zoo.templates.form import template
+from specmatrix.matrix.zoo.templates.form import template
 
 HELDOUT = (
     template(

@@ -1,7 +1,7 @@
 """Longer problems of four to six steps."""
 # ruff: noqa: E501 - a phrasing is one sentence and reads best on one line
 
-from matrix.zoo.templates.form import template
+from specmatrix.matrix.zoo.templates.form import template
 
 JOURNEYS = (
     template(

@@ -1,7 +1,7 @@
 """Problems of prices, wages, savings and change."""
 # ruff: noqa: E501 - a phrasing is one sentence and reads best on one line
 
-from matrix.zoo.templates.form import template
+from specmatrix.matrix.zoo.templates.form import template
 
 MONEY = (
     template(

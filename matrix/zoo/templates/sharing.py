@@ -1,7 +1,7 @@
 """Problems of dividing into equal parts and grouping."""
 # ruff: noqa: E501 - a phrasing is one sentence and reads best on one line
 
-from matrix.zoo.templates.form import template
+from specmatrix.matrix.zoo.templates.form import template
 
 SHARING = (
     template(

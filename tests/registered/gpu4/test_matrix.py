@@ -2,7 +2,7 @@
 
 import pytest
 
-from matrix.plugin import MatrixCells
+from specmatrix.matrix.plugin import MatrixCells
 
 pytestmark = pytest.mark.register(est_seconds=30, tier="gpu4", stage="pr")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.shapes import Llama, write_eagle3, write_target
-from benchmarks.steady import Bench
+from specmatrix.benchmarks.shapes import Llama, write_eagle3, write_target
+from specmatrix.benchmarks.steady import Bench
 
 SMALL = Llama(hidden=32, inner=56, layers=6, heads=4, kv_heads=2, head_dim=8, vocab=768, tied=True)
 

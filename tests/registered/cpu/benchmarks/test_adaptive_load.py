@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-import engine.launch
-from benchmarks import adaptive_load, steady
-from benchmarks.acceptance import accepted_by_coins
-from engine.core.request import SamplingParams
+import specmatrix.engine.launch
+from specmatrix.benchmarks import adaptive_load, steady
+from specmatrix.benchmarks.acceptance import accepted_by_coins
+from specmatrix.engine.core.request import SamplingParams
 
 sys.path.insert(0, str(Path(__file__).parent))
 from small_bench import small_bench
@@ -26,11 +26,11 @@ def bench(tmp_path_factory):
 
 @pytest.mark.parametrize(("share", "least", "most"), [(0.0, 1.0, 1.0), (0.5, 1.3, 2.5), (1.0, 4.0, 4.0)])
 def test_coins_decide_what_is_accepted(bench, share, least, most):
-    judge = engine.launch.judge
+    judge = specmatrix.engine.launch.judge
     rate = torch.full((), share, dtype=torch.float64)
     with accepted_by_coins(rate), steady.freed(bench.engine(2, bench.chain(3))) as llm:
         outputs = llm.generate(bench.prompts(768, 2), SamplingParams(max_new_tokens=61, ignore_eos=True))
-    assert engine.launch.judge is judge
+    assert specmatrix.engine.launch.judge is judge
     first, second = (output.accept_lengths for output in outputs)
     assert first == second
     assert least <= sum(first[:-1]) / len(first[:-1]) <= most

@@ -4,13 +4,13 @@ import time
 
 import pytest
 
-from benchmarks import cell_overhead
-from benchmarks.cell_overhead import GOAL, NAME, TimedSubject, share
-from matrix.cell import asked
-from matrix.gates.table import GATES
-from matrix.lockfile import stage_cells
-from matrix.subjects.protocol import Ask
-from matrix.subjects.reference import ReferenceSubject
+from specmatrix.benchmarks import cell_overhead
+from specmatrix.benchmarks.cell_overhead import GOAL, NAME, TimedSubject, share
+from specmatrix.matrix.cell import asked
+from specmatrix.matrix.gates.table import GATES
+from specmatrix.matrix.lockfile import stage_cells
+from specmatrix.matrix.subjects.protocol import Ask
+from specmatrix.matrix.subjects.reference import ReferenceSubject
 
 pytestmark = pytest.mark.register(est_seconds=6, tier="cpu", stage="pr")
 

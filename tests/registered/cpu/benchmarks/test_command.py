@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from benchmarks.command import main_bench, markdown
-from benchmarks.metric import of, red
+from specmatrix.benchmarks.command import main_bench, markdown
+from specmatrix.benchmarks.metric import of, red
 
 pytestmark = pytest.mark.register(est_seconds=3, tier="cpu", stage="pr")
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import gpt_fast
-from benchmarks.pairs import seconds
-from benchmarks.steady import ROUNDS
+from specmatrix.benchmarks import gpt_fast
+from specmatrix.benchmarks.pairs import seconds
+from specmatrix.benchmarks.steady import ROUNDS
 
 sys.path.insert(0, str(Path(__file__).parent))
 from small_bench import small_bench

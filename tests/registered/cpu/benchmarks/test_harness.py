@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks import harness
+from specmatrix.benchmarks import harness
 
 pytestmark = pytest.mark.register(est_seconds=3, tier="cpu", stage="pr")
 
@@ -55,8 +55,8 @@ def test_lossless_cells_are_counted_against_the_whole_session_and_only_if_all_ar
 
 
 def test_the_lossless_cells_are_many_and_long_enough():
-    from matrix.selection import select
-    from matrix.workload import workload
+    from specmatrix.matrix.selection import select
+    from specmatrix.matrix.workload import workload
 
     cells = select("product", harness.LOSSLESS)
     assert len(cells) >= harness.LOSSLESS_LEAST

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks import kernels
+from specmatrix.benchmarks import kernels
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

@@ -5,12 +5,12 @@ from collections import Counter
 
 import pytest
 
-from benchmarks.large_report import Change, launches, write
-from matrix.axes import LAUNCH
-from matrix.lockfile import stage_cells
-from reports.compare import compare
-from reports.compare.states import State
-from reports.load import load
+from specmatrix.benchmarks.large_report import Change, launches, write
+from specmatrix.matrix.axes import LAUNCH
+from specmatrix.matrix.lockfile import stage_cells
+from specmatrix.reports.compare import compare
+from specmatrix.reports.compare.states import State
+from specmatrix.reports.load import load
 
 pytestmark = pytest.mark.register(est_seconds=6, tier="cpu", stage="pr")
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.metric import MOST_SPREAD, Metric, of, red, spread_of, unmeasured
+from specmatrix.benchmarks.metric import MOST_SPREAD, Metric, of, red, spread_of, unmeasured
 
 pytestmark = pytest.mark.register(est_seconds=0.2, tier="cpu", stage="pr")
 

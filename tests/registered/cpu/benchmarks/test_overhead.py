@@ -2,8 +2,8 @@
 
 import pytest
 
-from benchmarks.overhead import GOAL, Clock, share
-from benchmarks.subjects import engine
+from specmatrix.benchmarks.overhead import GOAL, Clock, share
+from specmatrix.benchmarks.subjects import engine
 
 pytestmark = pytest.mark.register(est_seconds=3, tier="cpu", stage="pr")
 

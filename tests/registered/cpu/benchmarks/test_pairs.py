@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.pairs import Pairs, interleave, told
+from specmatrix.benchmarks.pairs import Pairs, interleave, told
 
 pytestmark = pytest.mark.register(est_seconds=0.2, tier="cpu", stage="pr")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import peers
+from specmatrix.benchmarks import peers
 
 sys.path.insert(0, str(Path(__file__).parent))
 from small_bench import small_bench

@@ -10,18 +10,18 @@ import sys
 import pytest
 import torch
 
-from benchmarks.ranks import ON_CPU, DrawnShare, by_size, drawn_weights, markdown, sizes_of
-from benchmarks.shapes import write_frame
-from engine.core.errors import ConfigError
-from engine.device.ranks import Ranks
-from engine.models.config import load_model_config
-from engine.models.loader import load_target
+from specmatrix.benchmarks.ranks import ON_CPU, DrawnShare, by_size, drawn_weights, markdown, sizes_of
+from specmatrix.benchmarks.shapes import write_frame
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.engine.device.ranks import Ranks
+from specmatrix.engine.models.config import load_model_config
+from specmatrix.engine.models.loader import load_target
 
 pytestmark = pytest.mark.register(est_seconds=20, tier="cpu", stage="pr")
 
 
 def test_the_benchmark_runs_over_gloo_from_its_command_line(tmp_path):
-    command = [sys.executable, "-m", "benchmarks.ranks", "--cpu", "--json", "--out", str(tmp_path)]
+    command = [sys.executable, "-m", "specmatrix.benchmarks.ranks", "--cpu", "--json", "--out", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
     record = json.loads(done.stdout)

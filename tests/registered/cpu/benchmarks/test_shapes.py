@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 from safetensors import safe_open
 
-from benchmarks.shapes import SHAPES, Llama, write_eagle3, write_target
-from engine.api import LLM
-from engine.core.config import EngineConfig
-from engine.core.request import SamplingParams
+from specmatrix.benchmarks.shapes import SHAPES, Llama, write_eagle3, write_target
+from specmatrix.engine.api import LLM
+from specmatrix.engine.core.config import EngineConfig
+from specmatrix.engine.core.request import SamplingParams
 
 pytestmark = pytest.mark.register(est_seconds=2, tier="cpu", stage="pr")
 

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from benchmarks.simulation import GOAL, NAME, SEEDS, schedules_per_minute
-from engine.core.held import HeldAccounts
+from specmatrix.benchmarks.simulation import GOAL, NAME, SEEDS, schedules_per_minute
+from specmatrix.engine.core.held import HeldAccounts
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from benchmarks import speculation
-from benchmarks.speculation import pays
+from specmatrix.benchmarks import speculation
+from specmatrix.benchmarks.speculation import pays
 
 pytestmark = pytest.mark.register(est_seconds=8, tier="cpu", stage="pr")
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-import engine.build
-from benchmarks import steady, timings, verification
-from benchmarks.metric import of, red
-from benchmarks.pairs import Pairs
-from benchmarks.steady import Bench
+import specmatrix.engine.build
+from specmatrix.benchmarks import steady, timings, verification
+from specmatrix.benchmarks.metric import of, red
+from specmatrix.benchmarks.pairs import Pairs
+from specmatrix.benchmarks.steady import Bench
 
 sys.path.insert(0, str(Path(__file__).parent))
 from small_bench import small_bench
@@ -72,13 +72,13 @@ def test_a_chain_is_what_was_asked(bench):
 
 
 def test_a_target_is_loaded_once_and_only_meanwhile(bench):
-    load = engine.build.load_target
+    load = specmatrix.engine.build.load_target
     with steady.targets_kept():
         one, two = bench.engine(1), bench.engine(1, {"spec_version": "v1"})
         assert one.loop.executor.target is two.loop.executor.target
         exact = bench.engine(1, {"enable_deterministic_inference": True})
         assert exact.loop.executor.target.deterministic
-    assert engine.build.load_target is load
+    assert specmatrix.engine.build.load_target is load
     assert bench.engine(1).loop.executor.target is not one.loop.executor.target
 
 

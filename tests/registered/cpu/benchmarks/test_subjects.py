@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.subjects import PROMPT_TOKENS, TIE, difference, engine, fixed, prompts
+from specmatrix.benchmarks.subjects import PROMPT_TOKENS, TIE, difference, engine, fixed, prompts
 
 pytestmark = pytest.mark.register(est_seconds=3, tier="cpu", stage="pr")
 

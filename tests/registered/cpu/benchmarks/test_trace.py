@@ -2,8 +2,8 @@
 
 import pytest
 
-from benchmarks import trace
-from benchmarks.trace import idle_share
+from specmatrix.benchmarks import trace
+from specmatrix.benchmarks.trace import idle_share
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

@@ -7,11 +7,11 @@ from multiprocessing import active_children
 
 import pytest
 
-from ci.local import Job, lost_cell, run_plan, visible
-from ci.planner import Host, plan
-from matrix.cell import Cell
-from matrix.unrun import unrun
-from reports.schema import CellResult
+from specmatrix.ci.local import Job, lost_cell, run_plan, visible
+from specmatrix.ci.planner import Host, plan
+from specmatrix.matrix.cell import Cell
+from specmatrix.matrix.unrun import unrun
+from specmatrix.reports.schema import CellResult
 
 pytestmark = pytest.mark.register(est_seconds=25, tier="cpu", stage="pr")
 

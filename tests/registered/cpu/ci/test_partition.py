@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from ci.partition import of_stage, part_of, partition
-from ci.registry import Registration
-from engine.core.errors import ConfigError
-from matrix.lockfile import STAGES
+from specmatrix.ci.partition import of_stage, part_of, partition
+from specmatrix.ci.registry import Registration
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.matrix.lockfile import STAGES
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

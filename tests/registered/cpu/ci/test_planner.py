@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ci.planner import SPLIT, Host, plan
-from engine.core.errors import ConfigError
-from matrix.cell import GPUS, Cell
-from matrix.lockfile import stage_cells
-from matrix.selection import of_gpus
+from specmatrix.ci.planner import SPLIT, Host, plan
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.matrix.cell import GPUS, Cell
+from specmatrix.matrix.lockfile import stage_cells
+from specmatrix.matrix.selection import of_gpus
 
 pytestmark = pytest.mark.register(est_seconds=3, tier="cpu", stage="pr")
 

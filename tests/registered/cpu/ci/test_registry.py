@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from ci.registry import EXAMPLE, read_registry
-from engine.core.errors import ConfigError
+from specmatrix.ci.registry import EXAMPLE, read_registry
+from specmatrix.engine.core.errors import ConfigError
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

@@ -1,7 +1,7 @@
 import pytest
 
-from ci.tiers import TIERS, repro, tier, visible_gpus
-from engine.core.errors import ConfigError
+from specmatrix.ci.tiers import TIERS, repro, tier, visible_gpus
+from specmatrix.engine.core.errors import ConfigError
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

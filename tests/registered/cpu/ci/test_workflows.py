@@ -11,9 +11,9 @@ import pytest
 import yaml
 from typer.main import get_command
 
-from ci.tiers import TIERS
-from matrix.cli import app
-from matrix.faults.catalogue import CATALOGUE
+from specmatrix.ci.tiers import TIERS
+from specmatrix.matrix.cli import app
+from specmatrix.matrix.faults.catalogue import CATALOGUE
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from engine.core.config import DraftFacts, EngineConfig, Facts
-from engine.core.errors import ConfigError
-from engine.core.resolve import resolve
-from engine.core.rules import RULES
-from engine.core.situation import Situation
+from specmatrix.engine.core.config import DraftFacts, EngineConfig, Facts
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.engine.core.resolve import resolve
+from specmatrix.engine.core.rules import RULES
+from specmatrix.engine.core.situation import Situation
 
 HEAD = DraftFacts(
     "LlamaForCausalLMEagle3",

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import torch
 
-from engine.api import LLM
-from engine.core.algorithm import ALGORITHMS, Topology
-from engine.core.config import EngineConfig
-from engine.core.plan import StepPlan
-from engine.core.request import SamplingParams
+from specmatrix.engine.api import LLM
+from specmatrix.engine.core.algorithm import ALGORITHMS, Topology
+from specmatrix.engine.core.config import EngineConfig
+from specmatrix.engine.core.plan import StepPlan
+from specmatrix.engine.core.request import SamplingParams
 
 CHECKPOINTS = Path(__file__).parents[4] / "matrix" / "zoo" / "checkpoints"
 TARGETS = {"NEXTN": "deepseek-mini"}

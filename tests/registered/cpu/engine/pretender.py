@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from engine.core.algorithm import Topology, Traits
-from engine.core.errors import ConfigError
-from engine.device.relay import Carry
-from engine.register import BuildContext
-from engine.spec.drafter import DraftTree
-from kernels.tree_layout import tree_layout
+from specmatrix.engine.core.algorithm import Topology, Traits
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.engine.device.relay import Carry
+from specmatrix.engine.register import BuildContext
+from specmatrix.engine.spec.drafter import DraftTree
+from specmatrix.kernels.tree_layout import tree_layout
 
 TRAITS = Traits("PRETENDER", "three guesses near the last token", Topology.TREE)
 SHAPE = {"speculative_num_steps": 2, "speculative_eagle_topk": 2, "speculative_num_draft_tokens": 4}

@@ -18,8 +18,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from matrix.checkpoints.published import MODELS
-from matrix.zoo.registry import resolve_path
+from specmatrix.matrix.checkpoints.published import MODELS
+from specmatrix.matrix.zoo.registry import resolve_path
 
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 SMALL: dict[str, Any] = {

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from engine.api import LLM
-from engine.core.request import SamplingParams
-from engine.device.batch import StepBatch
-from engine.device.relay import Relay
-from engine.spec.drafter import DraftTree
+from specmatrix.engine.api import LLM
+from specmatrix.engine.core.request import SamplingParams
+from specmatrix.engine.device.batch import StepBatch
+from specmatrix.engine.device.relay import Relay
+from specmatrix.engine.spec.drafter import DraftTree
 
 
 class Proposal(NamedTuple):

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from engine.algorithm_file import load_algorithms
-from engine.core.algorithm import known_algorithms
-from engine.core.errors import ConfigError
-from engine.register import forget_algorithm
+from specmatrix.engine.algorithm_file import load_algorithms
+from specmatrix.engine.core.algorithm import known_algorithms
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.engine.register import forget_algorithm
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 
 GOOD = """
 from dataclasses import dataclass
-from engine.register import Topology, Traits, register_algorithm
+from specmatrix.engine.register import Topology, Traits, register_algorithm
 
 @dataclass
 class Whole:

@@ -17,13 +17,13 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from engine.api import LLM
-from engine.core.config import EngineConfig
-from engine.core.errors import ConfigError, RequestError
-from engine.core.journal import replay
-from engine.core.request import Finish, SamplingParams
-from engine.core.session import SessionParams
-from engine.models.causal import CausalLM
+from specmatrix.engine.api import LLM
+from specmatrix.engine.core.config import EngineConfig
+from specmatrix.engine.core.errors import ConfigError, RequestError
+from specmatrix.engine.core.journal import replay
+from specmatrix.engine.core.request import Finish, SamplingParams
+from specmatrix.engine.core.session import SessionParams
+from specmatrix.engine.models.causal import CausalLM
 
 pytestmark = pytest.mark.register(est_seconds=28, tier="cpu", stage="pr")
 

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import torch
 
-from engine.api import LLM
-from engine.core.config import EngineConfig
-from engine.core.errors import ConfigError
-from engine.core.journal import replay
-from engine.core.request import Finish, SamplingParams
-from engine.core.session import SessionParams
-from engine.device.graphs import Graphs, padded
+from specmatrix.engine.api import LLM
+from specmatrix.engine.core.config import EngineConfig
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.engine.core.journal import replay
+from specmatrix.engine.core.request import Finish, SamplingParams
+from specmatrix.engine.core.session import SessionParams
+from specmatrix.engine.device.graphs import Graphs, padded
 
 pytestmark = pytest.mark.register(est_seconds=9, tier="cpu", stage="pr")
 

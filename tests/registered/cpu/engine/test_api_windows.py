@@ -10,10 +10,10 @@ import pytest
 import torch
 from transformers import MistralForCausalLM
 
-from engine.api import LLM
-from engine.core.config import EngineConfig
-from engine.core.journal import replay
-from engine.core.request import SamplingParams
+from specmatrix.engine.api import LLM
+from specmatrix.engine.core.config import EngineConfig
+from specmatrix.engine.core.journal import replay
+from specmatrix.engine.core.request import SamplingParams
 
 pytestmark = pytest.mark.register(est_seconds=5, tier="cpu", stage="pr")
 

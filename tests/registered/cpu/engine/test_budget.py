@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from engine import budget
-from engine.api import LLM
-from engine.budget import Need, fits, models_of, needs
-from engine.core.config import EngineConfig
-from engine.core.errors import ConfigError
-from engine.device.bundles import GIB
+from specmatrix.engine import budget
+from specmatrix.engine.api import LLM
+from specmatrix.engine.budget import Need, fits, models_of, needs
+from specmatrix.engine.core.config import EngineConfig
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.engine.device.bundles import GIB
 
 sys.path.insert(0, str(Path(__file__).parent))
 from launches import CHECKPOINTS, RUNS, engine
@@ -89,7 +89,7 @@ HUGE = {
 @pytest.mark.parametrize("field", HUGE)
 @pytest.mark.parametrize("scale", [1, 10**18])
 def test_a_number_that_does_not_fit_is_named_before_anything_is_loaded(field, scale, monkeypatch):
-    monkeypatch.setattr("engine.build.load_target", None)
+    monkeypatch.setattr("specmatrix.engine.build.load_target", None)
     value, sentence = HUGE[field]
     if scale > 1:
         sentence = f"{field} {value * scale} "

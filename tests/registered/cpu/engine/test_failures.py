@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine import interrupts as interrupts_module
-from engine import launch as executor_module
-from engine.api import LLM
-from engine.core.config import EngineConfig
-from engine.core.errors import EngineError, KernelError, LedgerError, RequestError
-from engine.core.journal import replay
-from engine.core.request import Finish, Phase, SamplingParams
-from engine.core.session import SessionParams
-from engine.device.graphs import Graphs
-from engine.interrupts import Interrupts
+from specmatrix.engine import interrupts as interrupts_module
+from specmatrix.engine import launch as executor_module
+from specmatrix.engine.api import LLM
+from specmatrix.engine.core.config import EngineConfig
+from specmatrix.engine.core.errors import EngineError, KernelError, LedgerError, RequestError
+from specmatrix.engine.core.journal import replay
+from specmatrix.engine.core.request import Finish, Phase, SamplingParams
+from specmatrix.engine.core.session import SessionParams
+from specmatrix.engine.device.graphs import Graphs
+from specmatrix.engine.interrupts import Interrupts
 
 pytestmark = pytest.mark.register(est_seconds=25, tier="cpu", stage="pr")
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from engine.api import LLM
-from engine.core.config import EngineConfig
-from engine.core.request import SamplingParams
+from specmatrix.engine.api import LLM
+from specmatrix.engine.core.config import EngineConfig
+from specmatrix.engine.core.request import SamplingParams
 
 pytestmark = pytest.mark.register(est_seconds=5, tier="cpu", stage="pr")
 

@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from engine.api import LLM
-from engine.device import batch as batches
-from engine.spec.host_watch import HostWatch
+from specmatrix.engine.api import LLM
+from specmatrix.engine.device import batch as batches
+from specmatrix.engine.spec.host_watch import HostWatch
 
 sys.path.insert(0, str(Path(__file__).parent))
 from launches import RUNS, answer, engine

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 
 CHILD = """
 import sys
-from engine.lifeline import end_with_starter
+from specmatrix.engine.lifeline import end_with_starter
 end_with_starter()
 with open(sys.argv[1], "w") as told:
     print("up", file=told, flush=True)

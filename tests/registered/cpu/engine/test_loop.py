@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.core.errors import LedgerError, RequestError
-from engine.core.journal import replay
-from engine.core.request import Finish, Phase, SamplingParams
-from engine.core.window import Window, WindowBook
-from matrix.gates.audit import audit
-from matrix.simulation.toy import VOCAB, reference, request, toy_loop
+from specmatrix.engine.core.errors import LedgerError, RequestError
+from specmatrix.engine.core.journal import replay
+from specmatrix.engine.core.request import Finish, Phase, SamplingParams
+from specmatrix.engine.core.window import Window, WindowBook
+from specmatrix.matrix.gates.audit import audit
+from specmatrix.matrix.simulation.toy import VOCAB, reference, request, toy_loop
 
 pytestmark = pytest.mark.register(est_seconds=15, tier="cpu", stage="pr")
 

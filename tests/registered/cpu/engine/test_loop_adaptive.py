@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.core.adaptive_config import AdaptiveSlot
-from engine.core.errors import RequestError
-from engine.core.journal import replay
-from engine.core.request import Finish, Phase, SamplingParams
-from matrix.simulation.toy import VOCAB, reference, request, toy_loop
+from specmatrix.engine.core.adaptive_config import AdaptiveSlot
+from specmatrix.engine.core.errors import RequestError
+from specmatrix.engine.core.journal import replay
+from specmatrix.engine.core.request import Finish, Phase, SamplingParams
+from specmatrix.matrix.simulation.toy import VOCAB, reference, request, toy_loop
 
 pytestmark = pytest.mark.register(est_seconds=8, tier="cpu", stage="pr")
 

@@ -7,10 +7,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from engine.core.request import SamplingParams
-from matrix.simulation.scenario import Abort, Ask, Close, Scenario, Setup
-from matrix.simulation.toy import VOCAB, reference
-from matrix.simulation.world import World, run
+from specmatrix.engine.core.request import SamplingParams
+from specmatrix.matrix.simulation.scenario import Abort, Ask, Close, Scenario, Setup
+from specmatrix.matrix.simulation.toy import VOCAB, reference
+from specmatrix.matrix.simulation.world import World, run
 
 pytestmark = pytest.mark.register(est_seconds=5, tier="cpu", stage="pr")
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from engine.core.algorithm import ALGORITHMS, Topology, Traits, algorithm, known_algorithms
-from engine.core.errors import ConfigError
-from engine.register import forget_algorithm, register_algorithm
-from engine.spec.catalogue import BUILDERS, RELAYS
+from specmatrix.engine.core.algorithm import ALGORITHMS, Topology, Traits, algorithm, known_algorithms
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.engine.register import forget_algorithm, register_algorithm
+from specmatrix.engine.spec.catalogue import BUILDERS, RELAYS
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

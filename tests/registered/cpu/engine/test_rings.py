@@ -58,16 +58,16 @@ def tree(path: str) -> ast.Module:
 
 
 def imports(path: str) -> set[str]:
-    """Every module that the file names in an import, wherever it stands."""
+    """Every module that the file names in an import, wherever it stands; ours without the package in front."""
     found: set[str] = set()
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}:{node.lineno} imports relatively"
-            # `from engine import loop` names a module, `from engine.loop import Loop` does not.
+            # `from specmatrix.engine import loop` names a module, `from specmatrix.engine.loop import Loop` does not.
             found |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return found
+    return {module.removeprefix("specmatrix.") for module in found}
 
 
 def ring(path: str) -> set[str]:

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from engine.scratch import LOCK, Scratch
+from specmatrix.engine.scratch import LOCK, Scratch
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 
 OTHER = """
 import sys
-from engine.scratch import Scratch
+from specmatrix.engine.scratch import Scratch
 scratch = Scratch("test")
 (scratch.path / "deep").mkdir()
 (scratch.path / "deep" / "file").touch()

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from engine.api import LLM
-from engine.core.config import EngineConfig
-from engine.core.errors import RequestError
-from engine.core.journal import replay
-from engine.core.request import Finish, Phase, SamplingParams
-from engine.core.session import SessionParams
-from engine.device.batch import StepBatch
+from specmatrix.engine.api import LLM
+from specmatrix.engine.core.config import EngineConfig
+from specmatrix.engine.core.errors import RequestError
+from specmatrix.engine.core.journal import replay
+from specmatrix.engine.core.request import Finish, Phase, SamplingParams
+from specmatrix.engine.core.session import SessionParams
+from specmatrix.engine.device.batch import StepBatch
 
 pytestmark = pytest.mark.register(est_seconds=15, tier="cpu", stage="pr")
 
@@ -101,7 +101,7 @@ def alive() -> Counter[str]:
     """The engine's own objects, by class."""
     gc.collect()
     classes = (type(each) for each in gc.get_objects())
-    return Counter(kind.__name__ for kind in classes if str(kind.__module__).startswith("engine.core"))
+    return Counter(kind.__name__ for kind in classes if str(kind.__module__).startswith("specmatrix.engine.core"))
 
 
 def test_at_rest_nothing_of_what_was_served_is_alive_but_the_tokens_of_open_sessions():

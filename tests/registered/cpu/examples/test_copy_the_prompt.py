@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.api import LLM
-from engine.core.config import EngineConfig
-from engine.core.errors import ConfigError
-from engine.core.request import SamplingParams
-from engine.register import forget_algorithm
-from matrix.zoo.registry import resolve_path
+from specmatrix.engine.api import LLM
+from specmatrix.engine.core.config import EngineConfig
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.engine.core.request import SamplingParams
+from specmatrix.engine.register import forget_algorithm
+from specmatrix.matrix.zoo.registry import resolve_path
 
 pytestmark = pytest.mark.register(est_seconds=2, tier="cpu", stage="pr")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.core.errors import KernelError
-from kernels import check, contract, parts
-from kernels.case import Case, Kernel
+from specmatrix.engine.core.errors import KernelError
+from specmatrix.kernels import check, contract, parts
+from specmatrix.kernels.case import Case, Kernel
 
 pytestmark = pytest.mark.register(est_seconds=2, tier="cpu", stage="pr")
 

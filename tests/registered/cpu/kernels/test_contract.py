@@ -7,22 +7,22 @@ from functools import partial
 import pytest
 import torch
 
-from engine.core.errors import KernelError
-from kernels.accept_path import accept_path
-from kernels.best_token import best_token
-from kernels.expand_topk import expand_topk
-from kernels.matmul import matmul
-from kernels.move_kv import move_kv
-from kernels.paged_attention import paged_attention, plan_reads
-from kernels.projection import FEW, Around, Onward, projection
-from kernels.relay_rows import gather, scatter
-from kernels.rms_norm import rms_norm
-from kernels.rotary import rotary
-from kernels.sample import draw, uniform
-from kernels.select_tree import select_tree
-from kernels.silu_mul import silu_mul
-from kernels.store_kv import store_kv
-from kernels.tree_layout import tree_layout
+from specmatrix.engine.core.errors import KernelError
+from specmatrix.kernels.accept_path import accept_path
+from specmatrix.kernels.best_token import best_token
+from specmatrix.kernels.expand_topk import expand_topk
+from specmatrix.kernels.matmul import matmul
+from specmatrix.kernels.move_kv import move_kv
+from specmatrix.kernels.paged_attention import paged_attention, plan_reads
+from specmatrix.kernels.projection import FEW, Around, Onward, projection
+from specmatrix.kernels.relay_rows import gather, scatter
+from specmatrix.kernels.rms_norm import rms_norm
+from specmatrix.kernels.rotary import rotary
+from specmatrix.kernels.sample import draw, uniform
+from specmatrix.kernels.select_tree import select_tree
+from specmatrix.kernels.silu_mul import silu_mul
+from specmatrix.kernels.store_kv import store_kv
+from specmatrix.kernels.tree_layout import tree_layout
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import kernels
-from kernels.early import ROOM, launch, starts_early
+import specmatrix.kernels
+from specmatrix.kernels.early import ROOM, launch, starts_early
 
 pytestmark = pytest.mark.register(est_seconds=3, tier="cpu", stage="pr")
 
@@ -44,7 +44,9 @@ def test_a_cpu_launches_as_usual():
 TOUCHES = {"load", "store", "atomic_add", "atomic_cas", "atomic_max"}
 
 
-@pytest.mark.parametrize("file", sorted(Path(kernels.__file__).parent.glob("*/triton.py")), ids=lambda f: f.parent.name)
+@pytest.mark.parametrize(
+    "file", sorted(Path(specmatrix.kernels.__file__).parent.glob("*/triton.py")), ids=lambda f: f.parent.name
+)
 def test_what_begins_early_waits_before_it_touches_memory(file):
     """In the order of the source; what a kernel calls of its own may touch memory too."""
     tree = ast.parse(file.read_text(encoding="utf-8"))

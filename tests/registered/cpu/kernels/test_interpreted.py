@@ -9,12 +9,12 @@ import pytest
 import torch
 from triton.runtime import interpreter as triton_interpreter
 
-from engine.core.errors import KernelError
-from kernels import backend, check, interpreter
-from kernels.backend import check_interpreter, interpreted
-from kernels.interpreter import ordered_dot
-from kernels.registry import KERNELS
-from kernels.tree_layout import eager
+from specmatrix.engine.core.errors import KernelError
+from specmatrix.kernels import backend, check, interpreter
+from specmatrix.kernels.backend import check_interpreter, interpreted
+from specmatrix.kernels.interpreter import ordered_dot
+from specmatrix.kernels.registry import KERNELS
+from specmatrix.kernels.tree_layout import eager
 
 check_interpreter()
 pytestmark = pytest.mark.register(est_seconds=34, tier="cpu", stage="pr")
@@ -55,7 +55,7 @@ def test_rows_keep_their_bits(kernel, case):
 
 
 def test_triton_is_chosen_while_interpreted():
-    assert backend.chosen(eager, torch.zeros(1)).__name__ == "kernels.tree_layout.triton"
+    assert backend.chosen(eager, torch.zeros(1)).__name__ == "specmatrix.kernels.tree_layout.triton"
 
 
 def test_the_interpreter_needs_its_flag(monkeypatch):
@@ -95,7 +95,7 @@ def test_a_tile_product_of_the_interpreter_has_one_order(dtype):
 @pytest.mark.parametrize("op", ["matmul", "paged_attention deterministic"])
 def test_programs_by_part_and_one_program_for_all_parts_give_the_same_bits(op, monkeypatch):
     (kernel,) = [k for k in KERNELS if k.name == op]
-    module = import_module(f"kernels.{op.split()[0]}.triton")
+    module = import_module(f"specmatrix.kernels.{op.split()[0]}.triton")
     for case in kernel.cases:
         if case.size == "small" and ("two splits" in case.name or "1100" in case.name):
             split = kernel.fast(*case.arguments())

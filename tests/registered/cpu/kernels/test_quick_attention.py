@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kernels.paged_attention import triton as attention
+from specmatrix.kernels.paged_attention import triton as attention
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-import kernels
-from kernels import check
-from kernels.registry import KERNELS
+import specmatrix.kernels
+from specmatrix.kernels import check
+from specmatrix.kernels.registry import KERNELS
 
 pytestmark = pytest.mark.register(est_seconds=32, tier="cpu", stage="pr")
 
@@ -43,11 +43,11 @@ def test_two_runs_are_bitwise_equal(kernel, case):
 
 
 def test_every_folder_has_its_five_files_and_a_row():
-    folders = {p.parent.name for p in Path(kernels.__file__).parent.glob("*/__init__.py")}
-    modules = {k.reference.__module__.split(".")[1] for k in KERNELS}
+    folders = {p.parent.name for p in Path(specmatrix.kernels.__file__).parent.glob("*/__init__.py")}
+    modules = {k.reference.__module__.split(".")[-2] for k in KERNELS}
     assert folders == modules
     for folder in folders:
-        files = {p.name for p in (Path(kernels.__file__).parent / folder).glob("*.py")}
+        files = {p.name for p in (Path(specmatrix.kernels.__file__).parent / folder).glob("*.py")}
         assert files == {"__init__.py", "reference.py", "eager.py", "triton.py", "cases.py"}, folder
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels import check
-from kernels.backend import check_interpreter, interpreted
-from kernels.early import ROOM
-from kernels.projection import cases
-from kernels.projection import triton as projection
-from kernels.projection.triton import tile
-from kernels.registry import KERNELS
+from specmatrix.kernels import check
+from specmatrix.kernels.backend import check_interpreter, interpreted
+from specmatrix.kernels.early import ROOM
+from specmatrix.kernels.projection import cases
+from specmatrix.kernels.projection import triton as projection
+from specmatrix.kernels.projection.triton import tile
+from specmatrix.kernels.registry import KERNELS
 
 check_interpreter()
 pytestmark = pytest.mark.register(est_seconds=9, tier="cpu", stage="pr")

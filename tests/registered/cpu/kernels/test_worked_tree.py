@@ -9,10 +9,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.accept_path import accept_path
-from kernels.expand_topk import expand_topk
-from kernels.select_tree import select_tree
-from kernels.tree_layout import tree_layout
+from specmatrix.kernels.accept_path import accept_path
+from specmatrix.kernels.expand_topk import expand_topk
+from specmatrix.kernels.select_tree import select_tree
+from specmatrix.kernels.tree_layout import tree_layout
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

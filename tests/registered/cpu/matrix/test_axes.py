@@ -1,7 +1,7 @@
 import pytest
 
-from engine.core.errors import ConfigError
-from matrix.axes import AXES, LAUNCH, NAMES, axis, describe
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.matrix.axes import AXES, LAUNCH, NAMES, axis, describe
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

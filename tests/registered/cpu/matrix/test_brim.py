@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from matrix.brim import to_the_brim
-from matrix.cell import SHORT_CONTEXT, Cell, asked
-from matrix.runner import drive
-from matrix.subjects.protocol import Ask, Continuation, Refusal
-from matrix.subjects.reference import ReferenceSubject
-from matrix.workload import tokenizer, workload
+from specmatrix.matrix.brim import to_the_brim
+from specmatrix.matrix.cell import SHORT_CONTEXT, Cell, asked
+from specmatrix.matrix.runner import drive
+from specmatrix.matrix.subjects.protocol import Ask, Continuation, Refusal
+from specmatrix.matrix.subjects.reference import ReferenceSubject
+from specmatrix.matrix.workload import tokenizer, workload
 
 pytestmark = pytest.mark.register(est_seconds=4, tier="cpu", stage="pr")
 

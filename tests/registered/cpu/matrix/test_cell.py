@@ -2,11 +2,11 @@ import random
 
 import pytest
 
-from engine.core.config import EngineConfig
-from engine.core.errors import ConfigError
-from matrix.adaptive_slots import TEXTS
-from matrix.axes import AXES, LAUNCH, NAMES
-from matrix.cell import AMPLE_TOKENS, CORPUS, TIGHT_TOKENS, Cell, order, parse_assignment
+from specmatrix.engine.core.config import EngineConfig
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.matrix.adaptive_slots import TEXTS
+from specmatrix.matrix.axes import AXES, LAUNCH, NAMES
+from specmatrix.matrix.cell import AMPLE_TOKENS, CORPUS, TIGHT_TOKENS, Cell, order, parse_assignment
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

@@ -2,12 +2,12 @@
 
 import pytest
 
-from matrix.cell import MODELS, Cell
-from matrix.collision import EARLIER, MORE
-from matrix.conversation import REPLIES
-from matrix.snug import snug, spares
-from matrix.subjects.protocol import Refusal
-from matrix.workload import SLACK, tokenizer, workload
+from specmatrix.matrix.cell import MODELS, Cell
+from specmatrix.matrix.collision import EARLIER, MORE
+from specmatrix.matrix.conversation import REPLIES
+from specmatrix.matrix.snug import snug, spares
+from specmatrix.matrix.subjects.protocol import Refusal
+from specmatrix.matrix.workload import SLACK, tokenizer, workload
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

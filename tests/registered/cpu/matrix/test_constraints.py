@@ -3,14 +3,14 @@ from itertools import product
 
 import pytest
 
-from engine.core.defaults import DEFAULTS
-from engine.core.errors import ConfigError
-from engine.core.resolve import resolve
-from engine.core.rules import RULES
-from matrix import constraints
-from matrix.axes import AXES, LAUNCH, axis
-from matrix.cell import Cell
-from matrix.constraints import (
+from specmatrix.engine.core.defaults import DEFAULTS
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.engine.core.resolve import resolve
+from specmatrix.engine.core.rules import RULES
+from specmatrix.matrix import constraints
+from specmatrix.matrix.axes import AXES, LAUNCH, axis
+from specmatrix.matrix.cell import Cell
+from specmatrix.matrix.constraints import (
     CONSTRAINTS,
     Constraint,
     expect,
@@ -20,8 +20,8 @@ from matrix.constraints import (
     situation,
     tables_hash,
 )
-from matrix.gates.table import GATES
-from matrix.zoo_facts import zoo_facts
+from specmatrix.matrix.gates.table import GATES
+from specmatrix.matrix.zoo_facts import zoo_facts
 
 pytestmark = pytest.mark.register(est_seconds=3, tier="cpu", stage="pr")
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from matrix.cell import Cell
-from matrix.contention import CAPACITY, LATER, PAST_CAPACITY, PAST_CONTEXT, TIMEOUT
-from matrix.subjects.protocol import Refusal
-from matrix.workload import tokenizer, workload
+from specmatrix.matrix.cell import Cell
+from specmatrix.matrix.contention import CAPACITY, LATER, PAST_CAPACITY, PAST_CONTEXT, TIMEOUT
+from specmatrix.matrix.subjects.protocol import Refusal
+from specmatrix.matrix.workload import tokenizer, workload
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

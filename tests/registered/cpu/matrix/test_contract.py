@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.core.algorithm import ALGORITHMS, known_algorithms
-from engine.register import forget_algorithm
-from matrix.cli import main
+from specmatrix.engine.core.algorithm import ALGORITHMS, known_algorithms
+from specmatrix.engine.register import forget_algorithm
+from specmatrix.matrix.cli import main
 
 pytestmark = pytest.mark.register(est_seconds=12, tier="cpu", stage="pr")
 

@@ -5,10 +5,10 @@ from math import prod
 
 import pytest
 
-from matrix.axes import axis
-from matrix.cell import Cell
-from matrix.constraints import CONSTRAINTS, expect, explain
-from matrix.cover import (
+from specmatrix.matrix.axes import axis
+from specmatrix.matrix.cell import Cell
+from specmatrix.matrix.constraints import CONSTRAINTS, expect, explain
+from specmatrix.matrix.cover import (
     SWEEPS,
     cover,
     enumerate_cells,
@@ -16,9 +16,9 @@ from matrix.cover import (
     negatives,
     sweep,
 )
-from matrix.growth import launches
-from matrix.presets import NIGHTLY, PR, SMOKE
-from matrix.verifier import PIVOT, allowed, components, uncovered, uncovered_sweep
+from specmatrix.matrix.growth import launches
+from specmatrix.matrix.presets import NIGHTLY, PR, SMOKE
+from specmatrix.matrix.verifier import PIVOT, allowed, components, uncovered, uncovered_sweep
 
 pytestmark = pytest.mark.register(est_seconds=36, tier="cpu", stage="pr")
 
@@ -28,8 +28,8 @@ INCIDENTS = ("sglang#21062", "sglang#26866", "sglang#24055", "sglang#24999", "sg
 NAMED = """
 import sys
 from itertools import islice
-import matrix.axes, matrix.cell, matrix.constraints, matrix.cover, matrix.lock, matrix.verifier
-ids = [cell.id for cell in islice(matrix.cover.enumerate_cells(), 100_000)]
+from specmatrix.matrix import axes, cell, constraints, cover, lock, verifier
+ids = [cell.id for cell in islice(cover.enumerate_cells(), 100_000)]
 print(len(set(ids)), "torch" in sys.modules)
 """
 

@@ -2,13 +2,13 @@ import sys
 
 import pytest
 
-from matrix import lock as lock_module
-from matrix.axes import AXES
-from matrix.cell import Cell
-from matrix.constraints import expect, explain
-from matrix.lock import check, extend
-from matrix.lockfile import LOCK_FILE, STAGES, Lock, read, stage_cells, write
-from matrix.presets import PRESETS
+from specmatrix.matrix import lock as lock_module
+from specmatrix.matrix.axes import AXES
+from specmatrix.matrix.cell import Cell
+from specmatrix.matrix.constraints import expect, explain
+from specmatrix.matrix.lock import check, extend
+from specmatrix.matrix.lockfile import LOCK_FILE, STAGES, Lock, read, stage_cells, write
+from specmatrix.matrix.presets import PRESETS
 
 pytestmark = pytest.mark.register(est_seconds=10, tier="cpu", stage="pr")
 

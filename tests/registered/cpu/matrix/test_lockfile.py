@@ -1,8 +1,8 @@
 import pytest
 
-from engine.core.errors import ConfigError
-from matrix.cell import Cell
-from matrix.lockfile import Lock, read, stage_cells, write
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.matrix.cell import Cell
+from specmatrix.matrix.lockfile import Lock, read, stage_cells, write
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from engine.core.algorithm import ALGORITHMS
-from matrix.axes import axis
-from matrix.gates.table import GATES
-from matrix.modes import HEAD, MODES, mode_table
+from specmatrix.engine.core.algorithm import ALGORITHMS
+from specmatrix.matrix.axes import axis
+from specmatrix.matrix.gates.table import GATES
+from specmatrix.matrix.modes import HEAD, MODES, mode_table
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 
@@ -18,7 +18,7 @@ README = Path(__file__).parents[4] / "README.md"
 
 def test_the_readme_holds_the_table_of_modes():
     text = README.read_text(encoding="utf-8")
-    assert f"\n{mode_table()}\n\n" in text, "write matrix.modes.mode_table() into the README"
+    assert f"\n{mode_table()}\n\n" in text, "write specmatrix.matrix.modes.mode_table() into the README"
 
 
 def test_the_readme_says_what_each_gate_proves():

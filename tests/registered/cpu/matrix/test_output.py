@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from matrix.output import Output
+from specmatrix.matrix.output import Output
 
 pytestmark = pytest.mark.register(est_seconds=4, tier="cpu", stage="pr")
 
-COMMAND = [sys.executable, "-c", "import sys; from matrix.cli import main; sys.exit(main())"]
+COMMAND = [sys.executable, "-c", "import sys; from specmatrix.matrix.cli import main; sys.exit(main())"]
 
 
 def test_a_reader_that_went_away_is_an_error_and_no_exit():

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from matrix.cell import Cell
-from matrix.plugin import CellFailed
-from matrix.runner import reference_runner
-from reports.load import load
+from specmatrix.matrix.cell import Cell
+from specmatrix.matrix.plugin import CellFailed
+from specmatrix.matrix.runner import reference_runner
+from specmatrix.reports.load import load
 
 pytestmark = pytest.mark.register(est_seconds=20, tier="cpu", stage="pr")
 
@@ -63,7 +63,7 @@ def test_cells_that_cannot_be_collected_end_two_workers_with_status_2(tmp_path: 
     assert not (tmp_path / "report.jsonl").exists()
 
 
-@pytest.mark.parametrize("module", ["torch", "numpy", "matrix.runner"])
+@pytest.mark.parametrize("module", ["torch", "numpy", "specmatrix.matrix.runner"])
 def test_collection_does_not_import(module: str):
     collect = f"pytest.main([{FILE!r}, '--collect-only', '-q'])"
     code = f"import sys, pytest; sys.exit({collect} or {module!r} in sys.modules)"
@@ -101,7 +101,7 @@ def test_a_cell_has_the_hooks_of_its_own_folder(tmp_path: Path):
         (tmp_path / folder).mkdir()
         hook = f"def pytest_itemcollected(item):\n    print('{folder} saw', item.nodeid)\n"
         (tmp_path / folder / "conftest.py").write_text(hook)
-        cells = "from matrix.plugin import MatrixCells\ncells = MatrixCells()\n"
+        cells = "from specmatrix.matrix.plugin import MatrixCells\ncells = MatrixCells()\n"
         (tmp_path / folder / f"test_{folder}.py").write_text(cells)
     words = ["--collect-only", "-q", "-s", "-p", "no:cacheprovider", "--cells", "eagle3.p16.pair.length", str(tmp_path)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from engine.core.probes import GPU, PROBES, RANKS, ZERO
-from matrix.faults.plant import planted
-from matrix.lockfile import stage_cells
-from matrix.probe_rule import demanded
+from specmatrix.engine.core.probes import GPU, PROBES, RANKS, ZERO
+from specmatrix.matrix.faults.plant import planted
+from specmatrix.matrix.lockfile import stage_cells
+from specmatrix.matrix.probe_rule import demanded
 
 pytestmark = pytest.mark.register(est_seconds=20, tier="cpu", stage="pr")
 
-MAIN = "import sys; from matrix.cli import main; sys.exit(main())"
+MAIN = "import sys; from specmatrix.matrix.cli import main; sys.exit(main())"
 RUN = ("-c", MAIN, "run", "--stage", "nightly", "--workers", "1")
 
 ROOT = Path(__file__).parents[4]

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from matrix.axes import axis
-from matrix.cell import Cell
-from matrix.products import EVERY, products, where_of
+from specmatrix.matrix.axes import axis
+from specmatrix.matrix.cell import Cell
+from specmatrix.matrix.products import EVERY, products, where_of
 
 pytestmark = pytest.mark.register(est_seconds=2, tier="cpu", stage="pr")
 

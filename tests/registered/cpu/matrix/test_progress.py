@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from matrix.progress import counting, waiting
+from specmatrix.matrix.progress import counting, waiting
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

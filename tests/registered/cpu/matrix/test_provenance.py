@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from matrix.gates.table import GATES
-from matrix.provenance import files_hash, run_header
-from reports.codec import decode_header, encode_header
+from specmatrix.matrix.gates.table import GATES
+from specmatrix.matrix.provenance import files_hash, run_header
+from specmatrix.reports.codec import decode_header, encode_header
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from matrix.cli import app
-from matrix.commands.flags import FLAGS
+from specmatrix.matrix.cli import app
+from specmatrix.matrix.commands.flags import FLAGS
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

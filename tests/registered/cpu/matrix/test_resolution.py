@@ -7,16 +7,16 @@ from dataclasses import fields, replace
 import pytest
 import yaml
 
-import engine.core.defaults
-import engine.core.resolve
-from engine.core.config import Resolved
-from engine.core.defaults import DEFAULTS
-from engine.core.rules import RULES
-from matrix.axes import LAUNCH, axis
-from matrix.cell import Cell
-from matrix.gates.golden import GOLDEN_FILE, compiled, expected
-from matrix.lockfile import stage_cells
-from matrix.resolution import DEPENDS, DERIVED, LEFT_OUT, REFUSED, RENAMED, launch_outcomes, resolution
+import specmatrix.engine.core.defaults
+import specmatrix.engine.core.resolve
+from specmatrix.engine.core.config import Resolved
+from specmatrix.engine.core.defaults import DEFAULTS
+from specmatrix.engine.core.rules import RULES
+from specmatrix.matrix.axes import LAUNCH, axis
+from specmatrix.matrix.cell import Cell
+from specmatrix.matrix.gates.golden import GOLDEN_FILE, compiled, expected
+from specmatrix.matrix.lockfile import stage_cells
+from specmatrix.matrix.resolution import DEPENDS, DERIVED, LEFT_OUT, REFUSED, RENAMED, launch_outcomes, resolution
 
 pytestmark = pytest.mark.register(est_seconds=20, tier="cpu", stage="pr")
 
@@ -71,7 +71,7 @@ def otherwise(field, value):
 
 @pytest.mark.parametrize(("field", "value", "most"), [("speculative_num_steps", 4, 6), ("spec_version", "v1", 6)])
 def test_a_changed_default_moves_a_few_lines(groups, monkeypatch, field, value, most):
-    monkeypatch.setattr(engine.core.defaults, "DEFAULTS", otherwise(field, value))
+    monkeypatch.setattr(specmatrix.engine.core.defaults, "DEFAULTS", otherwise(field, value))
     lines = moved(groups)
     assert 2 <= len(lines) <= most
     assert any(str(value) in line for line in lines)
@@ -79,5 +79,5 @@ def test_a_changed_default_moves_a_few_lines(groups, monkeypatch, field, value, 
 
 @pytest.mark.parametrize(("name", "most"), [("window-uncached", 6), ("no-step-in-flight", 6)])
 def test_a_dropped_rule_moves_a_few_lines(groups, monkeypatch, name, most):
-    monkeypatch.setattr(engine.core.resolve, "RULES", tuple(rule for rule in RULES if rule.name != name))
+    monkeypatch.setattr(specmatrix.engine.core.resolve, "RULES", tuple(rule for rule in RULES if rule.name != name))
     assert 2 <= len(moved(groups)) <= most

@@ -6,17 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from engine.core.config import EngineConfig
-from engine.core.errors import LedgerError
-from matrix.cell import Cell, asked
-from matrix.gates.gate import Gate, Outcome, State
-from matrix.gates.ledger import LedgerGate
-from matrix.gates.lossless import LosslessGate
-from matrix.gates.oracle import Oracle
-from matrix.runner import Runner, drive, reference_runner
-from matrix.subjects.protocol import Answer, Ask, Capability, Run
-from matrix.subjects.reference import ReferenceSession, ReferenceSubject
-from reports.codec import decode_cell, encode_cell
+from specmatrix.engine.core.config import EngineConfig
+from specmatrix.engine.core.errors import LedgerError
+from specmatrix.matrix.cell import Cell, asked
+from specmatrix.matrix.gates.gate import Gate, Outcome, State
+from specmatrix.matrix.gates.ledger import LedgerGate
+from specmatrix.matrix.gates.lossless import LosslessGate
+from specmatrix.matrix.gates.oracle import Oracle
+from specmatrix.matrix.runner import Runner, drive, reference_runner
+from specmatrix.matrix.subjects.protocol import Answer, Ask, Capability, Run
+from specmatrix.matrix.subjects.reference import ReferenceSession, ReferenceSubject
+from specmatrix.reports.codec import decode_cell, encode_cell
 
 pytestmark = pytest.mark.register(est_seconds=8, tier="cpu", stage="pr")
 

@@ -4,14 +4,14 @@ from itertools import islice
 
 import pytest
 
-from engine.core.errors import ConfigError
-from matrix.axes import LAUNCH
-from matrix.cell import Cell
-from matrix.constraints import explain
-from matrix.growth import Prefix
-from matrix.lockfile import stage_cells
-from matrix.selection import all_cells, is_id, select
-from matrix.selector import parse_selector
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.matrix.axes import LAUNCH
+from specmatrix.matrix.cell import Cell
+from specmatrix.matrix.constraints import explain
+from specmatrix.matrix.growth import Prefix
+from specmatrix.matrix.lockfile import stage_cells
+from specmatrix.matrix.selection import all_cells, is_id, select
+from specmatrix.matrix.selector import parse_selector
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

@@ -1,9 +1,9 @@
 import pytest
 
-from engine.core.errors import ConfigError
-from matrix.axes import LAUNCH, NAMES
-from matrix.cell import Cell
-from matrix.selector import HELP, parse_selector
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.matrix.axes import LAUNCH, NAMES
+from specmatrix.matrix.cell import Cell
+from specmatrix.matrix.selector import HELP, parse_selector
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

@@ -6,7 +6,7 @@ from threading import Thread
 
 import pytest
 
-from matrix.stopping import SENTENCE, Stopped, stoppable
+from specmatrix.matrix.stopping import SENTENCE, Stopped, stoppable
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-import matrix.unrun
-from ci.local import Job, lost_cell
-from matrix.cell import Cell, asked
-from matrix.unrun import unrun
-from matrix.waivers import waiver_for
-from reports.schema import Waiver, WaiverRule
+import specmatrix.matrix.unrun
+from specmatrix.ci.local import Job, lost_cell
+from specmatrix.matrix.cell import Cell, asked
+from specmatrix.matrix.unrun import unrun
+from specmatrix.matrix.waivers import waiver_for
+from specmatrix.reports.schema import Waiver, WaiverRule
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 
@@ -27,7 +27,7 @@ def test_a_gpu_tier_asks_for_the_same_on_a_gpu_in_the_precision_of_a_cpu():
 @pytest.mark.parametrize(("text", "waived"), [("none.length", True), ("eagle3.k4", False)])
 def test_a_cell_carries_its_waiver_whether_it_ran_or_was_lost(monkeypatch, text, waived):
     rule = WaiverRule("algorithm=none", "the machines of June are slow", "2026-06-30")
-    monkeypatch.setattr(matrix.unrun, "waiver_for", lambda cell: waiver_for(cell, (rule,)))
+    monkeypatch.setattr(specmatrix.matrix.unrun, "waiver_for", lambda cell: waiver_for(cell, (rule,)))
     cell = Cell.from_id(text)
     for record in (unrun(cell, "cpu", "pr", 0), lost_cell(cell, Job(0, "cpu", "pr"), "the power went")):
         assert record.waived == (Waiver(rule.reason, rule.expiry) if waived else None)

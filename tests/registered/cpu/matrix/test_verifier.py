@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from matrix import verifier
-from matrix.axes import AXES, NAMES, axis
-from matrix.cell import Cell
-from matrix.constraints import CONSTRAINTS, explain
-from matrix.growth import launches
-from matrix.verifier import PIVOT, allowed, components, covered, feasible, uncovered
+from specmatrix.matrix import verifier
+from specmatrix.matrix.axes import AXES, NAMES, axis
+from specmatrix.matrix.cell import Cell
+from specmatrix.matrix.constraints import CONSTRAINTS, explain
+from specmatrix.matrix.growth import launches
+from specmatrix.matrix.verifier import PIVOT, allowed, components, covered, feasible, uncovered
 
 pytestmark = pytest.mark.register(est_seconds=4, tier="cpu", stage="pr")
 
@@ -31,9 +31,9 @@ def test_it_shares_no_code_with_the_generator():
         "functools",
         "itertools",
         "typing",
-        "matrix.axes",
-        "matrix.cell",
-        "matrix.constraints",
+        "specmatrix.matrix.axes",
+        "specmatrix.matrix.cell",
+        "specmatrix.matrix.constraints",
     }
 
 

@@ -4,11 +4,11 @@ from datetime import date
 
 import pytest
 
-from engine.core.errors import ConfigError
-from matrix.cell import Cell
-from matrix.selector import parse_selector
-from matrix.waivers import WAIVERS, waiver_for
-from reports.schema import Waiver, WaiverRule
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.matrix.cell import Cell
+from specmatrix.matrix.selector import parse_selector
+from specmatrix.matrix.waivers import WAIVERS, waiver_for
+from specmatrix.reports.schema import Waiver, WaiverRule
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

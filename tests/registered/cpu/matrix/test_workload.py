@@ -1,12 +1,21 @@
 import pytest
 
-from engine.core.errors import ConfigError
-from matrix.axes import AXES
-from matrix.cell import Cell
-from matrix.constraints import expect
-from matrix.conversation import WAVES
-from matrix.lockfile import stage_cells
-from matrix.workload import DRAWS, EXAM_QUESTIONS, SLACK, draws_apply, questions, token_id, tokenizer, workload
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.matrix.axes import AXES
+from specmatrix.matrix.cell import Cell
+from specmatrix.matrix.constraints import expect
+from specmatrix.matrix.conversation import WAVES
+from specmatrix.matrix.lockfile import stage_cells
+from specmatrix.matrix.workload import (
+    DRAWS,
+    EXAM_QUESTIONS,
+    SLACK,
+    draws_apply,
+    questions,
+    token_id,
+    tokenizer,
+    workload,
+)
 
 pytestmark = pytest.mark.register(est_seconds=3, tier="cpu", stage="pr")
 

@@ -3,11 +3,11 @@ import sys
 
 import pytest
 
-from matrix.axes import axis
-from matrix.cell import DRAFTS, MODELS, Cell
-from matrix.zoo.recipes import RECIPES
-from matrix.zoo.registry import TARGETS
-from matrix.zoo_facts import zoo_facts
+from specmatrix.matrix.axes import axis
+from specmatrix.matrix.cell import DRAFTS, MODELS, Cell
+from specmatrix.matrix.zoo.recipes import RECIPES
+from specmatrix.matrix.zoo.registry import TARGETS
+from specmatrix.matrix.zoo_facts import zoo_facts
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 
@@ -57,6 +57,6 @@ def test_widths_differ_so_that_a_mistaken_one_shows():
 
 
 def test_reading_them_imports_no_torch():
-    code = "import sys; from matrix.cell import Cell; from matrix.zoo_facts import zoo_facts\n"
+    code = "import sys; from specmatrix.matrix.cell import Cell; from specmatrix.matrix.zoo_facts import zoo_facts\n"
     code += "zoo_facts(Cell('eagle3')); print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"

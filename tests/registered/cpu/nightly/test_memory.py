@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from engine.api import LLM
-from engine.core.config import EngineConfig
-from engine.core.request import SamplingParams
-from engine.core.session import SessionParams
-from matrix.zoo.registry import resolve_path
+from specmatrix.engine.api import LLM
+from specmatrix.engine.core.config import EngineConfig
+from specmatrix.engine.core.request import SamplingParams
+from specmatrix.engine.core.session import SessionParams
+from specmatrix.matrix.zoo.registry import resolve_path
 
 pytestmark = [
     pytest.mark.register(est_seconds=60, tier="cpu", stage="nightly"),

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from reports.schema import CellResult, GateResult, Header, Reason, Rewrite, WaiverRule
-from reports.writer import ReportWriter
+from specmatrix.reports.schema import CellResult, GateResult, Header, Reason, Rewrite, WaiverRule
+from specmatrix.reports.writer import ReportWriter
 
 TOPK_ON_V1 = "trees run on v1 until the tree gates are green on v2"
 DEFAULT_V2 = "the overlap schedule is on"

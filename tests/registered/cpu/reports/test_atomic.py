@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from reports.atomic import write_all, write_text
-from reports.schema import ReportError
+from specmatrix.reports.atomic import write_all, write_text
+from specmatrix.reports.schema import ReportError
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

@@ -5,8 +5,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reports.codec import decode_cell, decode_header, encode_cell, encode_end, encode_header
-from reports.schema import CELL_KEYS, CellResult, GateResult, ProbeDemand, Reason, ReportError, Rewrite, Waiver
+from specmatrix.reports.codec import decode_cell, decode_header, encode_cell, encode_end, encode_header
+from specmatrix.reports.schema import (
+    CELL_KEYS,
+    CellResult,
+    GateResult,
+    ProbeDemand,
+    Reason,
+    ReportError,
+    Rewrite,
+    Waiver,
+)
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

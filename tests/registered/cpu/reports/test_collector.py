@@ -2,7 +2,7 @@ import gc
 
 import pytest
 
-from reports.collector import paused
+from specmatrix.reports.collector import paused
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

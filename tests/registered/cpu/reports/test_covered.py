@@ -5,8 +5,8 @@ from itertools import combinations
 
 import pytest
 
-from reports.covered import Coverage, covered, holders
-from reports.load import load
+from specmatrix.reports.covered import Coverage, covered, holders
+from specmatrix.reports.load import load
 
 pytestmark = pytest.mark.register(est_seconds=0.5, tier="cpu", stage="pr")
 

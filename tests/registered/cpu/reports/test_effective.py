@@ -1,6 +1,6 @@
 import pytest
 
-from reports.effective import effective, explaining_fields, pair_text, word
+from specmatrix.reports.effective import effective, explaining_fields, pair_text, word
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-import reports.load
-from reports.compare import compare
-from reports.index import told
-from reports.load import load
-from reports.schema import ReportError
+import specmatrix.reports.load
+from specmatrix.reports.compare import compare
+from specmatrix.reports.index import told
+from specmatrix.reports.load import load
+from specmatrix.reports.schema import ReportError
 
 pytestmark = pytest.mark.register(est_seconds=2, tier="cpu", stage="pr")
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.register(est_seconds=2, tier="cpu", stage="pr")
 @pytest.fixture
 def large(monkeypatch):
     """Every report counts as a large one, of which the end line is believed."""
-    monkeypatch.setattr(reports.load, "EAGER_BYTES", 100)
+    monkeypatch.setattr(specmatrix.reports.load, "EAGER_BYTES", 100)
 
 
 @pytest.fixture

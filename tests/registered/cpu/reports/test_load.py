@@ -3,12 +3,12 @@ from dataclasses import replace
 
 import pytest
 
-import reports.lines
-import reports.load
-from reports.codec import decode_cell, encode_cell
-from reports.lines import Line, entry, plain_entries, same_but_for_time
-from reports.load import load
-from reports.schema import GateResult, ReportError
+import specmatrix.reports.lines
+import specmatrix.reports.load
+from specmatrix.reports.codec import decode_cell, encode_cell
+from specmatrix.reports.lines import Line, entry, plain_entries, same_but_for_time
+from specmatrix.reports.load import load
+from specmatrix.reports.schema import GateResult, ReportError
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 
@@ -84,10 +84,10 @@ def test_a_report_up_to_the_limit_is_checked_whole(three, monkeypatch):
     rows = lines(three)
     put(three, [*rows[:2], rows[2].replace('"repro":', '"rep":'), *rows[3:]])
     size = (three / "report.jsonl").stat().st_size
-    monkeypatch.setattr(reports.load, "EAGER_BYTES", size)
+    monkeypatch.setattr(specmatrix.reports.load, "EAGER_BYTES", size)
     with pytest.raises(ReportError, match="line 3"):
         load(three)
-    monkeypatch.setattr(reports.load, "EAGER_BYTES", size - 1)
+    monkeypatch.setattr(specmatrix.reports.load, "EAGER_BYTES", size - 1)
     assert len(load(three)) == 3
 
 
@@ -142,7 +142,7 @@ def test_a_line_that_is_no_text_is_named(three):
 def test_a_large_report_names_its_broken_line_when_it_is_used(three, monkeypatch):
     rows = lines(three)
     put(three, [*rows[:2], rows[2].replace('"repro":', '"rep":'), *rows[3:]])
-    monkeypatch.setattr(reports.load, "EAGER_BYTES", 100)
+    monkeypatch.setattr(specmatrix.reports.load, "EAGER_BYTES", 100)
     report = load(three)
     assert report["a"].id == "a"
     with pytest.raises(ReportError, match=r"line 3: cell 'b' has no 'repro'"):
@@ -156,7 +156,7 @@ def test_keys_in_any_order_and_with_spaces_read_the_same(three, monkeypatch):
         three,
         [json.dumps(rows[0]), *(json.dumps(dict(reversed(row.items()))) for row in rows[1:-1]), json.dumps(rows[-1])],
     )
-    monkeypatch.setattr(reports.load, "EAGER_BYTES", 100)
+    monkeypatch.setattr(specmatrix.reports.load, "EAGER_BYTES", 100)
     other = load(three)
     for cell in whole.ids():
         assert other[cell] == whole[cell]
@@ -168,7 +168,7 @@ def test_keys_in_any_order_and_with_spaces_read_the_same(three, monkeypatch):
 def test_fronts_of_lines_tell_what_the_whole_line_tells(tmp_path, specimen, write_report, monkeypatch):
     directory = write_report(tmp_path, specimen(stride=True).cells())
     whole = load(directory)
-    monkeypatch.setattr(reports.load, "EAGER_BYTES", 100)
+    monkeypatch.setattr(specmatrix.reports.load, "EAGER_BYTES", 100)
     front = load(directory)
     for cell in whole.ids():
         assert front.state(cell) == whole[cell].state
@@ -180,7 +180,7 @@ def test_fronts_of_lines_tell_what_the_whole_line_tells(tmp_path, specimen, writ
 
 def test_an_axis_named_like_a_key_does_not_mislead(tmp_path, make_cell, write_report, monkeypatch):
     odd = make_cell("odd", axes={"resolved": "yes", "expect": "no"}, resolved={"expect": "x", "topk": 4})
-    monkeypatch.setattr(reports.load, "EAGER_BYTES", 100)
+    monkeypatch.setattr(specmatrix.reports.load, "EAGER_BYTES", 100)
     report = load(write_report(tmp_path, [odd]))
     assert report.axes("odd") == odd.axes
     assert report.launch("odd")[1] == odd.resolved
@@ -189,7 +189,7 @@ def test_an_axis_named_like_a_key_does_not_mislead(tmp_path, make_cell, write_re
 def test_cells_put_together_from_shared_parts_are_those_of_whole_lines(tmp_path, specimen, write_report, monkeypatch):
     report = load(write_report(tmp_path, specimen(stride=True).cells()))
     whole = []
-    monkeypatch.setattr(reports.lines, "_whole", lambda text: whole.append(text))
+    monkeypatch.setattr(specmatrix.reports.lines, "_whole", lambda text: whole.append(text))
     for cell in report.ids():
         line = report._index.line(cell)
         assert report[cell] == report._parse(line)
@@ -234,7 +234,7 @@ def test_effective_values_are_those_of_green_cells_that_ran(tmp_path, make_cell,
 
 def test_launches_are_told_apart_line_by_line(tmp_path, make_cell, write_report, monkeypatch):
     """Neighbours with one launch, another, no launch, and one that only begins like the one before it."""
-    monkeypatch.setattr(reports.load, "EAGER_BYTES", 100)
+    monkeypatch.setattr(specmatrix.reports.load, "EAGER_BYTES", 100)
     shapes = [{"topk": 4}, {"topk": 4}, {"topk": 1}, None, {"topk": 1}, {"topk": 1, "page_size": 16}, {"topk": 1}]
     cells = [make_cell(f"c{index}", resolved=resolved) for index, resolved in enumerate(shapes)]
     report = load(write_report(tmp_path, cells))
@@ -251,7 +251,7 @@ def test_only_green_cells_run(tmp_path, make_cell, write_report):
 
 
 def test_cells_that_are_not_green_are_told_without_their_lines(tmp_path, make_cell, write_report, monkeypatch):
-    monkeypatch.setattr(reports.load, "EAGER_BYTES", 100)
+    monkeypatch.setattr(specmatrix.reports.load, "EAGER_BYTES", 100)
     cells = [make_cell("a"), make_cell("b", state="INFRA"), make_cell("c", state="NOT MEASURED"), make_cell("d")]
     file = write_report(tmp_path, cells) / "report.jsonl"
     # A line in another order of keys tells nothing at its front.
@@ -323,7 +323,7 @@ def test_entries_are_read_off_axes_only_where_the_writer_s_form_is_certain(text,
 
 
 def test_a_large_report_is_mapped_and_outlives_the_next_one_in_its_place(three, monkeypatch, make_cell, write_report):
-    monkeypatch.setattr(reports.load, "EAGER_BYTES", 100)
+    monkeypatch.setattr(specmatrix.reports.load, "EAGER_BYTES", 100)
     before = lines(three)
     report = load(three)
     write_report(three, [make_cell("z")])

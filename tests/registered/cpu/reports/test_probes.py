@@ -6,14 +6,14 @@ import json
 import pytest
 from rich.console import Console
 
-from reports.compare.comparison import compare
-from reports.load import load
-from reports.probes import ProbeChange, compare_probes, judge_probes
-from reports.render.comparison_markdown import comparison_markdown
-from reports.render.comparison_page import comparison_page
-from reports.render.files import write_run
-from reports.render.terminal import print_comparison, print_run
-from reports.schema import ProbeDemand
+from specmatrix.reports.compare.comparison import compare
+from specmatrix.reports.load import load
+from specmatrix.reports.probes import ProbeChange, compare_probes, judge_probes
+from specmatrix.reports.render.comparison_markdown import comparison_markdown
+from specmatrix.reports.render.comparison_page import comparison_page
+from specmatrix.reports.render.files import write_run
+from specmatrix.reports.render.terminal import print_comparison, print_run
+from specmatrix.reports.schema import ProbeDemand
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from reports.schema import GateResult, Waiver, is_waived
+from specmatrix.reports.schema import GateResult, Waiver, is_waived
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 
@@ -27,7 +27,8 @@ def test_a_cell_without_waiver_is_not_waived(make_cell):
 def test_reports_import_no_torch():
     """Rendering and comparing happen in jobs without the engine's dependencies."""
     code = (
-        "import sys, reports.schema, reports.writer, reports.load, reports.compare, reports.render.files\n"
+        "import sys, specmatrix.reports.render.files\n"
+        "from specmatrix.reports import compare, load, schema, writer\n"
         "bad = {'torch', 'transformers', 'pandas', 'scipy'} & set(sys.modules)\n"
         "sys.exit(f'imported {sorted(bad)}' if bad else 0)"
     )

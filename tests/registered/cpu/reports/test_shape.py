@@ -1,7 +1,7 @@
 import pytest
 
-from reports.schema import ReportError
-from reports.shape import ANY, NUMBER, Shape
+from specmatrix.reports.schema import ReportError
+from specmatrix.reports.shape import ANY, NUMBER, Shape
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 SHAPE = Shape({"name": str, "seconds": NUMBER, "error": (str, type(None)), "value": ANY})

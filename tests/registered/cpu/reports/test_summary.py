@@ -2,9 +2,9 @@ import json
 
 import pytest
 
-from reports.load import load
-from reports.schema import GateResult, Waiver
-from reports.summary import is_red, summarise, write_summary
+from specmatrix.reports.load import load
+from specmatrix.reports.schema import GateResult, Waiver
+from specmatrix.reports.summary import is_red, summarise, write_summary
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

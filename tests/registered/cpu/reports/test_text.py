@@ -1,7 +1,7 @@
 import pytest
 
-from reports.schema import GateResult
-from reports.text import build, count, duration, failure, first_divergence, machine, shorten, shorten_rewrite
+from specmatrix.reports.schema import GateResult
+from specmatrix.reports.text import build, count, duration, failure, first_divergence, machine, shorten, shorten_rewrite
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from reports.load import load
-from reports.schema import ReportError
-from reports.writer import ReportWriter
+from specmatrix.reports.load import load
+from specmatrix.reports.schema import ReportError
+from specmatrix.reports.writer import ReportWriter
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 
@@ -20,8 +20,8 @@ from pathlib import Path
 spec = importlib.util.spec_from_file_location("made_up", {str(CONFTEST)!r})
 made_up = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(made_up)
-from reports.schema import ReportError
-from reports.writer import ReportWriter
+from specmatrix.reports.schema import ReportError
+from specmatrix.reports.writer import ReportWriter
 if len(sys.argv) > 2:
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), int(sys.argv[2])))
 try:

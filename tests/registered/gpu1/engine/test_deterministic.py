@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.api import LLM
-from engine.core.config import EngineConfig
-from engine.core.request import SamplingParams
+from specmatrix.engine.api import LLM
+from specmatrix.engine.core.config import EngineConfig
+from specmatrix.engine.core.request import SamplingParams
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "cpu" / "engine"))
 from launches import CHECKPOINTS, PROMPT, RUNS, TARGETS, engine

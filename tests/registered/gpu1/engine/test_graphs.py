@@ -12,7 +12,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[2] / "cpu" / "engine"))
 from launches import RUNS, answer, engine, waits_for_nothing
 
-from engine.device.graphs import padded
+from specmatrix.engine.device.graphs import padded
 
 pytestmark = [
     pytest.mark.register(est_seconds=20, tier="gpu1", stage="pr"),

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from engine.api import LLM
-from engine.core.config import EngineConfig
-from engine.core.journal import replay
-from engine.core.request import SamplingParams
-from engine.core.session import SessionParams
+from specmatrix.engine.api import LLM
+from specmatrix.engine.core.config import EngineConfig
+from specmatrix.engine.core.journal import replay
+from specmatrix.engine.core.request import SamplingParams
+from specmatrix.engine.core.session import SessionParams
 
 pytestmark = pytest.mark.register(est_seconds=40, tier="gpu1", stage="pr")
 

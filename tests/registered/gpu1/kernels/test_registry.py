@@ -8,9 +8,9 @@ from importlib import import_module
 import pytest
 import torch
 
-from kernels import check
-from kernels.backend import INTERPRETER
-from kernels.registry import KERNELS
+from specmatrix.kernels import check
+from specmatrix.kernels.backend import INTERPRETER
+from specmatrix.kernels.registry import KERNELS
 
 pytestmark = pytest.mark.register(est_seconds=300, tier="gpu1", stage="pr")
 
@@ -50,7 +50,7 @@ def test_rows_keep_their_bits(kernel, case):
 @pytest.mark.parametrize("op", ["matmul", "matmul of several", "paged_attention deterministic"])
 def test_programs_by_part_and_one_program_for_all_parts_give_the_same_bits(op, monkeypatch):
     (kernel,) = [k for k in KERNELS if k.name == op]
-    module = import_module(f"kernels.{op.split()[0]}.triton")
+    module = import_module(f"specmatrix.kernels.{op.split()[0]}.triton")
     for case in kernel.cases:
         if case.size != "large":
             one = kernel.fast(*case.arguments("cuda"))

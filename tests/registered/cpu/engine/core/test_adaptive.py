@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.core.adaptive import TRACE_LENGTH, DraftSteps, Record, Slot
-from engine.core.adaptive_config import DEFAULT_SLOTS, AdaptiveSlot
-from engine.core.probes import Probes
+from specmatrix.engine.core.adaptive import TRACE_LENGTH, DraftSteps, Record, Slot
+from specmatrix.engine.core.adaptive_config import DEFAULT_SLOTS, AdaptiveSlot
+from specmatrix.engine.core.probes import Probes
 
 pytestmark = pytest.mark.register(est_seconds=3, tier="cpu", stage="pr")
 

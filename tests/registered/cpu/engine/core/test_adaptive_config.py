@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.core.adaptive_config import DEFAULT_SLOTS, MAX_STEPS, AdaptiveSlot, dump, parse, union
-from engine.core.errors import ConfigError
+from specmatrix.engine.core.adaptive_config import DEFAULT_SLOTS, MAX_STEPS, AdaptiveSlot, dump, parse, union
+from specmatrix.engine.core.errors import ConfigError
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from engine.core.agreement import PLAN, RESULT, Comparison, Told, digest
-from engine.core.ledger import Ledger
-from engine.core.plan import StepPlan
-from engine.core.probes import Probes
-from engine.witness import Witness
+from specmatrix.engine.core.agreement import PLAN, RESULT, Comparison, Told, digest
+from specmatrix.engine.core.ledger import Ledger
+from specmatrix.engine.core.plan import StepPlan
+from specmatrix.engine.core.probes import Probes
+from specmatrix.engine.witness import Witness
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

@@ -1,7 +1,18 @@
 import pytest
 
-from engine.core.algorithm import ALGORITHMS, DFLASH, EAGLE, EAGLE3, NEXTN, NGRAM, NONE, STANDALONE, Topology, algorithm
-from engine.core.errors import ConfigError
+from specmatrix.engine.core.algorithm import (
+    ALGORITHMS,
+    DFLASH,
+    EAGLE,
+    EAGLE3,
+    NEXTN,
+    NGRAM,
+    NONE,
+    STANDALONE,
+    Topology,
+    algorithm,
+)
+from specmatrix.engine.core.errors import ConfigError
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

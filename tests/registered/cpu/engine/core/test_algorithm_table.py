@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.core.algorithm import ALGORITHMS, DFLASH, NEXTN, NGRAM, NONE
-from engine.core.algorithm_table import algorithm_table
+from specmatrix.engine.core.algorithm import ALGORITHMS, DFLASH, NEXTN, NGRAM, NONE
+from specmatrix.engine.core.algorithm_table import algorithm_table
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 
@@ -16,7 +16,7 @@ README = Path(__file__).parents[5] / "README.md"
 
 def test_the_readme_holds_the_table_of_the_traits():
     assert f"\n{algorithm_table(ALGORITHMS)}\n\n" in README.read_text(encoding="utf-8"), (
-        "write engine.core.algorithm_table.algorithm_table(ALGORITHMS) into the README"
+        "write specmatrix.engine.core.algorithm_table.algorithm_table(ALGORITHMS) into the README"
     )
 
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from engine.core.automaton import SuffixAutomaton
+from specmatrix.engine.core.automaton import SuffixAutomaton
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

@@ -3,9 +3,9 @@ from dataclasses import replace
 
 import pytest
 
-from engine.core.config import KINDS, EngineConfig, Facts
-from engine.core.errors import ConfigError
-from engine.core.resolve import resolve
+from specmatrix.engine.core.config import KINDS, EngineConfig, Facts
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.engine.core.resolve import resolve
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

@@ -2,9 +2,9 @@ from dataclasses import replace
 
 import pytest
 
-from engine.core.config import AUTO, DraftFacts, EngineConfig, Facts
-from engine.core.defaults import DEFAULTS
-from engine.core.resolve import ORDER, explicit, resolve
+from specmatrix.engine.core.config import AUTO, DraftFacts, EngineConfig, Facts
+from specmatrix.engine.core.defaults import DEFAULTS
+from specmatrix.engine.core.resolve import ORDER, explicit, resolve
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

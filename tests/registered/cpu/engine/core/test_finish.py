@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.core.finish import StopRules, settled
-from engine.core.request import Finish, SamplingParams
-from engine.core.transcript import Transcript
+from specmatrix.engine.core.finish import StopRules, settled
+from specmatrix.engine.core.request import Finish, SamplingParams
+from specmatrix.engine.core.transcript import Transcript
 
 pytestmark = pytest.mark.register(est_seconds=3, tier="cpu", stage="pr")
 

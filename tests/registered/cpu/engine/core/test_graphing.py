@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from engine.core.algorithm import Topology, Traits, forget_traits, register_traits
-from engine.core.config import EngineConfig, Facts
-from engine.core.resolve import resolve
+from specmatrix.engine.core.algorithm import Topology, Traits, forget_traits, register_traits
+from specmatrix.engine.core.config import EngineConfig, Facts
+from specmatrix.engine.core.resolve import resolve
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

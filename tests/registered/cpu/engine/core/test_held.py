@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from engine.core.adaptive import DraftSteps
-from engine.core.errors import LedgerError
-from engine.core.held import HeldAccounts
-from engine.core.ledger import Ledger
-from engine.core.prefix import PrefixCache
-from engine.core.probes import Probes
-from engine.core.request import Finish, Phase, Request, SamplingParams
-from engine.core.schedule import Scheduler
-from engine.core.window import Window
+from specmatrix.engine.core.adaptive import DraftSteps
+from specmatrix.engine.core.errors import LedgerError
+from specmatrix.engine.core.held import HeldAccounts
+from specmatrix.engine.core.ledger import Ledger
+from specmatrix.engine.core.prefix import PrefixCache
+from specmatrix.engine.core.probes import Probes
+from specmatrix.engine.core.request import Finish, Phase, Request, SamplingParams
+from specmatrix.engine.core.schedule import Scheduler
+from specmatrix.engine.core.window import Window
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

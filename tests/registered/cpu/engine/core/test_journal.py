@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from engine.core.errors import LedgerError
-from engine.core.journal import replay
-from engine.core.ledger import Ledger, OutOfPages
+from specmatrix.engine.core.errors import LedgerError
+from specmatrix.engine.core.journal import replay
+from specmatrix.engine.core.ledger import Ledger, OutOfPages
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

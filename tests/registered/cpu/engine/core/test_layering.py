@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from engine.core.config import AUTO, DraftFacts, EngineConfig, Facts
-from engine.core.errors import ConfigError
-from engine.core.resolve import explicit, resolve
+from specmatrix.engine.core.config import AUTO, DraftFacts, EngineConfig, Facts
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.engine.core.resolve import explicit, resolve
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

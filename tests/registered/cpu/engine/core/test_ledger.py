@@ -9,9 +9,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from engine.core.errors import EngineError, LedgerError
-from engine.core.journal import replay
-from engine.core.ledger import CACHE, FREE, KEPT, Entry, Ledger, OutOfPages
+from specmatrix.engine.core.errors import EngineError, LedgerError
+from specmatrix.engine.core.journal import replay
+from specmatrix.engine.core.ledger import CACHE, FREE, KEPT, Entry, Ledger, OutOfPages
 
 pytestmark = pytest.mark.register(est_seconds=12, tier="cpu", stage="pr")
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.core.metrics import SpecMetrics
+from specmatrix.engine.core.metrics import SpecMetrics
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

@@ -1,6 +1,6 @@
 import pytest
 
-from engine.core.nearest import nearest
+from specmatrix.engine.core.nearest import nearest
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

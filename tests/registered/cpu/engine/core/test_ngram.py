@@ -7,8 +7,8 @@ from collections import Counter
 
 import pytest
 
-from engine.core.ngram import Cursor, Draft, NgramIndex, NgramOptions
-from engine.core.tree import depths
+from specmatrix.engine.core.ngram import Cursor, Draft, NgramIndex, NgramOptions
+from specmatrix.engine.core.tree import depths
 
 pytestmark = pytest.mark.register(est_seconds=2, tier="cpu", stage="pr")
 

@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.core.config import EngineConfig
-from engine.core.ngram_rules import NGRAM_RULES, TOPK_IS_BREADTH
-from engine.core.resolve import resolve
+from specmatrix.engine.core.config import EngineConfig
+from specmatrix.engine.core.ngram_rules import NGRAM_RULES, TOPK_IS_BREADTH
+from specmatrix.engine.core.resolve import resolve
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from launch_asks import broken, eagle3, facts, refusal

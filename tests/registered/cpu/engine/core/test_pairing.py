@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from engine.core.algorithm import FINAL
-from engine.core.config import DraftFacts, EngineConfig, Facts
-from engine.core.errors import ConfigError
-from engine.core.pairing import PAIRING
-from engine.core.resolve import resolve
+from specmatrix.engine.core.algorithm import FINAL
+from specmatrix.engine.core.config import DraftFacts, EngineConfig, Facts
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.engine.core.pairing import PAIRING
+from specmatrix.engine.core.resolve import resolve
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from launch_asks import HEAD, MODEL, eagle3, facts, refusal, standalone

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.core.errors import LedgerError
-from engine.core.ledger import Ledger
-from engine.core.prefix import PrefixCache
+from specmatrix.engine.core.errors import LedgerError
+from specmatrix.engine.core.ledger import Ledger
+from specmatrix.engine.core.prefix import PrefixCache
 
 pytestmark = pytest.mark.register(est_seconds=3, tier="cpu", stage="pr")
 

@@ -2,8 +2,8 @@ import re
 
 import pytest
 
-from engine.core.errors import LedgerError
-from engine.core.probes import PROBES, Probes
+from specmatrix.engine.core.errors import LedgerError
+from specmatrix.engine.core.probes import PROBES, Probes
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

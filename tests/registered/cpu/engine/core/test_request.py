@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from engine.core.errors import LedgerError, RequestError
-from engine.core.request import MOVES, Phase, Request, SamplingParams, shown
+from specmatrix.engine.core.errors import LedgerError, RequestError
+from specmatrix.engine.core.request import MOVES, Phase, Request, SamplingParams, shown
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

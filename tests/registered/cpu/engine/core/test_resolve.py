@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.core.adaptive_config import DEFAULT_SLOTS, AdaptiveSlot
-from engine.core.config import AUTO, DraftFacts, EngineConfig, Facts
-from engine.core.errors import ConfigError
-from engine.core.resolve import explicit, resolve
-from engine.core.tree import tree_pool
+from specmatrix.engine.core.adaptive_config import DEFAULT_SLOTS, AdaptiveSlot
+from specmatrix.engine.core.config import AUTO, DraftFacts, EngineConfig, Facts
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.engine.core.resolve import explicit, resolve
+from specmatrix.engine.core.tree import tree_pool
 
 pytestmark = pytest.mark.register(est_seconds=6, tier="cpu", stage="pr")
 

@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from engine.core.algorithm import Topology, Traits
-from engine.core.config import DraftFacts, EngineConfig
-from engine.core.errors import ConfigError
-from engine.core.ngram_rules import NGRAM_RULES, TOPK_IS_BREADTH
-from engine.core.pairing import PAIRING
-from engine.core.resolve import resolve
-from engine.core.rules import CAPACITY, RULES
-from engine.core.situation import Situation
-from engine.core.splitting import SPLITTING
+from specmatrix.engine.core.algorithm import Topology, Traits
+from specmatrix.engine.core.config import DraftFacts, EngineConfig
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.engine.core.ngram_rules import NGRAM_RULES, TOPK_IS_BREADTH
+from specmatrix.engine.core.pairing import PAIRING
+from specmatrix.engine.core.resolve import resolve
+from specmatrix.engine.core.rules import CAPACITY, RULES
+from specmatrix.engine.core.situation import Situation
+from specmatrix.engine.core.splitting import SPLITTING
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from launch_asks import HEAD, MODEL, eagle3, facts, refusal, standalone

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from engine.core.adaptive import DraftSteps
-from engine.core.errors import RequestError
-from engine.core.ledger import Ledger
-from engine.core.prefix import PrefixCache
-from engine.core.probes import Probes
-from engine.core.request import Finish, Phase, Request, SamplingParams
-from engine.core.schedule import Scheduler
+from specmatrix.engine.core.adaptive import DraftSteps
+from specmatrix.engine.core.errors import RequestError
+from specmatrix.engine.core.ledger import Ledger
+from specmatrix.engine.core.prefix import PrefixCache
+from specmatrix.engine.core.probes import Probes
+from specmatrix.engine.core.request import Finish, Phase, Request, SamplingParams
+from specmatrix.engine.core.schedule import Scheduler
 
 pytestmark = pytest.mark.register(est_seconds=2, tier="cpu", stage="pr")
 

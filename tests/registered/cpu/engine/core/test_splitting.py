@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from engine.core.algorithm import Topology, Traits, forget_traits, register_traits
-from engine.core.config import EngineConfig, Facts
-from engine.core.errors import ConfigError
-from engine.core.resolve import explicit, resolve
-from engine.core.splitting import SPLITTING
+from specmatrix.engine.core.algorithm import Topology, Traits, forget_traits, register_traits
+from specmatrix.engine.core.config import EngineConfig, Facts
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.engine.core.resolve import explicit, resolve
+from specmatrix.engine.core.splitting import SPLITTING
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from launch_asks import refusal

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.core.transcript import Transcript
+from specmatrix.engine.core.transcript import Transcript
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.core.tree import depths, max_depth, tree_pool
+from specmatrix.engine.core.tree import depths, max_depth, tree_pool
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

@@ -5,10 +5,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from engine.core.errors import LedgerError
-from engine.core.journal import replay
-from engine.core.ledger import Ledger
-from engine.core.window import Window, WindowBook, pool_pages
+from specmatrix.engine.core.errors import LedgerError
+from specmatrix.engine.core.journal import replay
+from specmatrix.engine.core.ledger import Ledger
+from specmatrix.engine.core.window import Window, WindowBook, pool_pages
 
 pytestmark = pytest.mark.register(est_seconds=3.0, tier="cpu", stage="pr")
 

@@ -7,10 +7,10 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from engine.core.errors import LedgerError
-from engine.device.attention import DraftAttention, StepAttention
-from engine.device.pool import KVLayout, KVPool
-from kernels.backend import check_interpreter, interpreted
+from specmatrix.engine.core.errors import LedgerError
+from specmatrix.engine.device.attention import DraftAttention, StepAttention
+from specmatrix.engine.device.pool import KVLayout, KVPool
+from specmatrix.kernels.backend import check_interpreter, interpreted
 
 check_interpreter()
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")

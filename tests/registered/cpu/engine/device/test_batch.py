@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.core.plan import PlanRow, StepPlan
-from engine.device.batch import (
+from specmatrix.engine.core.plan import PlanRow, StepPlan
+from specmatrix.engine.device.batch import (
     LONGEST_TRIANGLE,
     Known,
     StepBatch,
@@ -16,10 +16,10 @@ from engine.device.batch import (
     round_bias,
     tree_bias,
 )
-from engine.device.relay import Relay
-from engine.device.table import SlotTable
-from kernels.tree_layout.cases import random_parents
-from kernels.tree_layout.reference import tree_layout
+from specmatrix.engine.device.relay import Relay
+from specmatrix.engine.device.table import SlotTable
+from specmatrix.kernels.tree_layout.cases import random_parents
+from specmatrix.kernels.tree_layout.reference import tree_layout
 
 pytestmark = pytest.mark.register(est_seconds=4, tier="cpu", stage="pr")
 

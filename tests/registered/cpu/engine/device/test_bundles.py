@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.device.bundles import Bundle, Bundles, Shape
+from specmatrix.engine.device.bundles import Bundle, Bundles, Shape
 
 pytestmark = pytest.mark.register(est_seconds=3, tier="cpu", stage="pr")
 

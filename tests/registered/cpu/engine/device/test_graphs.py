@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.build import graphs_for
-from engine.core.probes import Probes
-from engine.device.graphs import Graphs, Shape, padded, reach_of
-from engine.spec.catalogue import BuildContext
+from specmatrix.engine.build import graphs_for
+from specmatrix.engine.core.probes import Probes
+from specmatrix.engine.device.graphs import Graphs, Shape, padded, reach_of
+from specmatrix.engine.spec.catalogue import BuildContext
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from launches import RUNS, answer, engine

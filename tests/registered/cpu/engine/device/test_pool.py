@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.device.pool import KVLayout, KVPool
+from specmatrix.engine.device.pool import KVLayout, KVPool
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

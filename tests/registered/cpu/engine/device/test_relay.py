@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.device.relay import Carry, Relay
+from specmatrix.engine.device.relay import Carry, Relay
 
 pytestmark = pytest.mark.register(est_seconds=2, tier="cpu", stage="pr")
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from scipy.stats import chisquare, kstest
 
-from engine.device.sample import SamplingRows, chosen_logprobs, pick, top_logprobs, uniform
-from kernels.sample.eager import _mix
+from specmatrix.engine.device.sample import SamplingRows, chosen_logprobs, pick, top_logprobs, uniform
+from specmatrix.kernels.sample.eager import _mix
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

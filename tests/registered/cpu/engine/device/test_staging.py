@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.core.errors import LedgerError
-from engine.device.staging import StagingRing
+from specmatrix.engine.core.errors import LedgerError
+from specmatrix.engine.device.staging import StagingRing
 
 pytestmark = pytest.mark.register(est_seconds=2, tier="cpu", stage="pr")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-import engine.device.table
-from engine.core.plan import PlanRow
-from engine.device.table import SlotTable, stamp
+import specmatrix.engine.device.table
+from specmatrix.engine.core.plan import PlanRow
+from specmatrix.engine.device.table import SlotTable, stamp
 
 pytestmark = pytest.mark.register(est_seconds=2, tier="cpu", stage="pr")
 
@@ -21,7 +21,7 @@ def row(at, pages, first, writers=()):
 @pytest.mark.parametrize("few", [0, 1, 3, 9])
 @pytest.mark.parametrize("page_size", [1, 3, 4])
 def test_pages_become_slots_where_they_belong(page_size, few, monkeypatch):
-    monkeypatch.setattr(engine.device.table, "FEW", few)
+    monkeypatch.setattr(specmatrix.engine.device.table, "FEW", few)
     table = SlotTable(4, 12 * page_size, page_size, CPU, stamps=False)
     pages = {1: [5, 2], 3: [7]}
     table.extend([row(1, (5, 2), 0), row(3, (7,), 0)])
@@ -49,7 +49,7 @@ def test_a_row_of_a_new_request_is_overwritten():
 
 @pytest.mark.parametrize("few", [0, 3])
 def test_expected_stamps_name_the_writer_and_the_position(few, monkeypatch):
-    monkeypatch.setattr(engine.device.table, "FEW", few)
+    monkeypatch.setattr(specmatrix.engine.device.table, "FEW", few)
     table = SlotTable(3, 8, 2, CPU, stamps=True)
     table.extend([row(1, (4, 3), 0, writers=((0, 17), (1, 18), (3, 51))), row(2, (5,), 0, writers=((0, 60),))])
     table.extend([row(1, (6, 7), 2)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.device.upload import floats, integers
+from specmatrix.engine.device.upload import floats, integers
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

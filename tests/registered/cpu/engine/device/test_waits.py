@@ -10,9 +10,9 @@ import warnings
 import pytest
 import torch
 
-from engine.core.probes import Probes
-from engine.device.graphs import Graphs
-from engine.device.waits import WAITED, Waits
+from specmatrix.engine.core.probes import Probes
+from specmatrix.engine.device.graphs import Graphs
+from specmatrix.engine.device.waits import WAITED, Waits
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

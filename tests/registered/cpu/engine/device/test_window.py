@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.core.plan import PlanRow, StepPlan
-from engine.device.attention import StepAttention
-from engine.device.batch import StepBatch, causal_bias, tree_bias
-from engine.device.pool import KVLayout, KVPool
-from engine.device.relay import Relay
-from engine.device.table import SlotTable
-from engine.device.window import WindowMemory, key_positions, split, windowed_bias
-from kernels.tree_layout.cases import random_parents
-from kernels.tree_layout.reference import tree_layout
+from specmatrix.engine.core.plan import PlanRow, StepPlan
+from specmatrix.engine.device.attention import StepAttention
+from specmatrix.engine.device.batch import StepBatch, causal_bias, tree_bias
+from specmatrix.engine.device.pool import KVLayout, KVPool
+from specmatrix.engine.device.relay import Relay
+from specmatrix.engine.device.table import SlotTable
+from specmatrix.engine.device.window import WindowMemory, key_positions, split, windowed_bias
+from specmatrix.kernels.tree_layout.cases import random_parents
+from specmatrix.kernels.tree_layout.reference import tree_layout
 
 pytestmark = pytest.mark.register(est_seconds=4, tier="cpu", stage="pr")
 

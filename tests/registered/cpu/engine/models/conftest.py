@@ -25,12 +25,12 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from engine.device.attention import StepAttention
-from engine.device.pool import KVPool
-from engine.device.window import SplitAttention, windowed_bias
-from engine.models.eagle3 import Eagle3
-from engine.models.standalone import Standalone
-from engine.models.target import Target
+from specmatrix.engine.device.attention import StepAttention
+from specmatrix.engine.device.pool import KVPool
+from specmatrix.engine.device.window import SplitAttention, windowed_bias
+from specmatrix.engine.models.eagle3 import Eagle3
+from specmatrix.engine.models.standalone import Standalone
+from specmatrix.engine.models.target import Target
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 97,

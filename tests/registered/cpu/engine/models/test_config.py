@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from engine.core.algorithm import FINAL
-from engine.core.errors import ConfigError
-from engine.models.config import load_model_config
-from engine.models.deepseek_config import ExpertsConfig, LatentConfig
-from engine.models.draft_config import DraftConfig
+from specmatrix.engine.core.algorithm import FINAL
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.engine.models.config import load_model_config
+from specmatrix.engine.models.deepseek_config import ExpertsConfig, LatentConfig
+from specmatrix.engine.models.draft_config import DraftConfig
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.core.config import DraftFacts
-from engine.core.errors import ConfigError
-from engine.device.attention import DraftAttention
-from engine.models.loader import facts, load_dflash, load_target
+from specmatrix.engine.core.config import DraftFacts
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.engine.device.attention import DraftAttention
+from specmatrix.engine.models.loader import facts, load_dflash, load_target
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from random_drafts import dflash_shapes, random_weights, save

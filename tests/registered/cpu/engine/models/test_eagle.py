@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from engine.core.algorithm import FINAL
-from engine.core.errors import ConfigError
-from engine.models.loader import facts, load_eagle, load_eagle3, load_target
+from specmatrix.engine.core.algorithm import FINAL
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.engine.models.loader import facts, load_eagle, load_eagle3, load_target
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from random_drafts import eagle_shapes, layer_shapes, random_weights, save

@@ -7,13 +7,13 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from engine.core.errors import ConfigError
-from engine.device.attention import DraftAttention
-from engine.models.config import load_model_config
-from engine.models.loader import load_eagle3, load_target
-from engine.models.weights import load_weights
-from matrix.zoo.eagle_net import EagleNet
-from matrix.zoo.recipes import Shape
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.engine.device.attention import DraftAttention
+from specmatrix.engine.models.config import load_model_config
+from specmatrix.engine.models.loader import load_eagle3, load_target
+from specmatrix.engine.models.weights import load_weights
+from specmatrix.matrix.zoo.eagle_net import EagleNet
+from specmatrix.matrix.zoo.recipes import Shape
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

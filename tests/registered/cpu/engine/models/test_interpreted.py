@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.models.loader import load_target
-from kernels.backend import check_interpreter, interpreted
+from specmatrix.engine.models.loader import load_target
+from specmatrix.kernels.backend import check_interpreter, interpreted
 
 check_interpreter()
 pytestmark = pytest.mark.register(est_seconds=8, tier="cpu", stage="pr")

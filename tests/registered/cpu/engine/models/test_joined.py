@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.device.ranks import Ranks
-from engine.models.layers import Norm
-from engine.models.loader import load_target
-from kernels.backend import check_interpreter, interpreted
-from kernels.projection import FEW
-from matrix.zoo.registry import resolve_path
+from specmatrix.engine.device.ranks import Ranks
+from specmatrix.engine.models.layers import Norm
+from specmatrix.engine.models.loader import load_target
+from specmatrix.kernels.backend import check_interpreter, interpreted
+from specmatrix.kernels.projection import FEW
+from specmatrix.matrix.zoo.registry import resolve_path
 
 check_interpreter()
 pytestmark = pytest.mark.register(est_seconds=18, tier="cpu", stage="pr")

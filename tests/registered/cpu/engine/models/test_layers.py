@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.models.config import ModelConfig
-from engine.models.layers import Norm, steady_sigmoid, steady_silu, stored
-from engine.models.rope import RopeConfig
-from engine.models.workspace import KEPT_ROWS, KEPT_SHAPES, Workspaces
+from specmatrix.engine.models.config import ModelConfig
+from specmatrix.engine.models.layers import Norm, steady_sigmoid, steady_silu, stored
+from specmatrix.engine.models.rope import RopeConfig
+from specmatrix.engine.models.workspace import KEPT_ROWS, KEPT_SHAPES, Workspaces
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

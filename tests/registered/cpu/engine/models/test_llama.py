@@ -8,9 +8,9 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from engine.core.algorithm import FINAL
-from engine.core.errors import ConfigError
-from engine.models.loader import load_target
+from specmatrix.engine.core.algorithm import FINAL
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.engine.models.loader import load_target
 
 pytestmark = pytest.mark.register(est_seconds=2, tier="cpu", stage="pr")
 

@@ -9,11 +9,11 @@ import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from engine.core.algorithm import FINAL
-from engine.core.config import DraftFacts, Facts
-from engine.core.errors import ConfigError
-from engine.models.loader import facts, load_eagle3, load_standalone, load_target
-from engine.models.tokenizer import tokenizer_hash
+from specmatrix.engine.core.algorithm import FINAL
+from specmatrix.engine.core.config import DraftFacts, Facts
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.engine.models.loader import facts, load_eagle3, load_standalone, load_target
+from specmatrix.engine.models.tokenizer import tokenizer_hash
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

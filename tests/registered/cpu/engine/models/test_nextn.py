@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.core.algorithm import FINAL
-from engine.core.config import DraftFacts
-from engine.core.errors import ConfigError
-from engine.models.loader import facts, load_nextn, load_target
+from specmatrix.engine.core.algorithm import FINAL
+from specmatrix.engine.core.config import DraftFacts
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.engine.models.loader import facts, load_nextn, load_target
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from random_drafts import deepseek_shapes, random_weights, save

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.api import LLM
-from engine.core.config import EngineConfig
-from engine.core.errors import ConfigError
-from engine.models import products as module
-from engine.models.products import FAST, FORMS, MOST, Rows, holds, products
-from matrix.zoo.registry import resolve_path
+from specmatrix.engine.api import LLM
+from specmatrix.engine.core.config import EngineConfig
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.engine.models import products as module
+from specmatrix.engine.models.products import FAST, FORMS, MOST, Rows, holds, products
+from specmatrix.matrix.zoo.registry import resolve_path
 
 pytestmark = pytest.mark.register(est_seconds=3, tier="cpu", stage="pr")
 

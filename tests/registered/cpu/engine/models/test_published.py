@@ -14,19 +14,19 @@ from safetensors import safe_open
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
-from engine.api import LLM
-from engine.core.config import EngineConfig
-from engine.core.errors import ConfigError
-from engine.core.request import SamplingParams
-from engine.device.attention import DraftAttention
-from engine.models.loader import load_dflash, load_eagle3, load_target
+from specmatrix.engine.api import LLM
+from specmatrix.engine.core.config import EngineConfig
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.engine.core.request import SamplingParams
+from specmatrix.engine.device.attention import DraftAttention
+from specmatrix.engine.models.loader import load_dflash, load_eagle3, load_target
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from published_layouts import TARGETS, shard, small_config, write, writer
 from whole import WholeDFlash, WholeEagle3
 
-from matrix.checkpoints.pairs import PAIRS
-from matrix.checkpoints.published import MODELS
+from specmatrix.matrix.checkpoints.pairs import PAIRS
+from specmatrix.matrix.checkpoints.published import MODELS
 
 pytestmark = pytest.mark.register(est_seconds=5, tier="cpu", stage="pr")
 

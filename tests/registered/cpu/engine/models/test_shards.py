@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.core.algorithm import FINAL
-from engine.core.errors import ConfigError
-from engine.device.ranks import Ranks
-from engine.models.config import load_model_config
-from engine.models.loader import load_target
-from engine.models.shards import share
-from matrix.zoo.registry import resolve_path
+from specmatrix.engine.core.algorithm import FINAL
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.engine.device.ranks import Ranks
+from specmatrix.engine.models.config import load_model_config
+from specmatrix.engine.models.loader import load_target
+from specmatrix.engine.models.shards import share
+from specmatrix.matrix.zoo.registry import resolve_path
 
 pytestmark = pytest.mark.register(est_seconds=4, tier="cpu", stage="pr")
 

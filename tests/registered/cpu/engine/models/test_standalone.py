@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.models.loader import load_standalone, load_target
+from specmatrix.engine.models.loader import load_standalone, load_target
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from engine.core.algorithm import FINAL
-from engine.models.latent import LatentLayer
-from engine.models.loader import load_target
-from engine.models.weights import Take, load_weights
+from specmatrix.engine.core.algorithm import FINAL
+from specmatrix.engine.models.latent import LatentLayer
+from specmatrix.engine.models.loader import load_target
+from specmatrix.engine.models.weights import Take, load_weights
 
 pytestmark = pytest.mark.register(est_seconds=5, tier="cpu", stage="pr")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.ranks.process import Rank
+from specmatrix.engine.ranks.process import Rank
 
 
 def last_hands_out_other_pages(rank: Rank) -> None:

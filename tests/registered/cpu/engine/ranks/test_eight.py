@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from engine.api import LLM
-from engine.core.config import EngineConfig
-from engine.core.request import SamplingParams
-from engine.ranks.llm import RankedLLM
-from engine.ranks.spare import end_spare
-from matrix.cell import Cell
-from matrix.lockfile import stage_cells
-from matrix.runner import reference_runner
+from specmatrix.engine.api import LLM
+from specmatrix.engine.core.config import EngineConfig
+from specmatrix.engine.core.request import SamplingParams
+from specmatrix.engine.ranks.llm import RankedLLM
+from specmatrix.engine.ranks.spare import end_spare
+from specmatrix.matrix.cell import Cell
+from specmatrix.matrix.lockfile import stage_cells
+from specmatrix.matrix.runner import reference_runner
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))

@@ -19,18 +19,18 @@ from socket import SHUT_RDWR, socket
 
 import pytest
 
-from engine.api import LLM, Output
-from engine.core.agreement import Told
-from engine.core.config import EngineConfig
-from engine.core.errors import ConfigError, EngineError, RequestError
-from engine.core.request import SamplingParams
-from engine.core.session import SessionParams
-from engine.ranks.failure import RankFailed
-from engine.ranks.group import RankGroup, RankLost, RanksDiverged
-from engine.ranks.llm import RankedLLM
-from engine.ranks.process import Rank, serve
-from engine.ranks.spare import Lease, end_spare
-from matrix.zoo.registry import resolve_path
+from specmatrix.engine.api import LLM, Output
+from specmatrix.engine.core.agreement import Told
+from specmatrix.engine.core.config import EngineConfig
+from specmatrix.engine.core.errors import ConfigError, EngineError, RequestError
+from specmatrix.engine.core.request import SamplingParams
+from specmatrix.engine.core.session import SessionParams
+from specmatrix.engine.ranks.failure import RankFailed
+from specmatrix.engine.ranks.group import RankGroup, RankLost, RanksDiverged
+from specmatrix.engine.ranks.llm import RankedLLM
+from specmatrix.engine.ranks.process import Rank, serve
+from specmatrix.engine.ranks.spare import Lease, end_spare
+from specmatrix.matrix.zoo.registry import resolve_path
 
 pytestmark = pytest.mark.register(est_seconds=50, tier="cpu", stage="pr")
 
@@ -99,7 +99,7 @@ class InterruptsOnce:
 @pytest.fixture
 def threads(monkeypatch) -> RankGroup:
     """Two ranks that are threads."""
-    monkeypatch.setattr("engine.ranks.group.subprocess.Popen", RankThread)
+    monkeypatch.setattr("specmatrix.engine.ranks.group.subprocess.Popen", RankThread)
     return RankGroup(2, "cpu")
 
 
@@ -173,11 +173,14 @@ def test_a_value_that_cannot_be_sent_is_an_error_of_its_call(threads: RankGroup)
     assert not threads.alive, "arguments that do not unpickle are an error on the ranks"
 
 
+ALONE = f"{RequestError.__module__}.RequestError: rank 1 alone"
+
+
 @pytest.mark.parametrize(
     ("seconds", "said"),
     [
-        (0, "the ranks differ: rank 0 raised nothing, rank 1 raised engine.core.errors.RequestError: rank 1 alone"),
-        (60, "the ranks differ: rank 1 raised engine.core.errors.RequestError: rank 1 alone, rank 0 raised nothing in"),
+        (0, f"the ranks differ: rank 0 raised nothing, rank 1 raised {ALONE}"),
+        (60, f"the ranks differ: rank 1 raised {ALONE}, rank 0 raised nothing in"),
     ],
 )
 def test_a_refusal_of_one_rank_alone_is_a_difference(threads: RankGroup, seconds: float, said: str):
@@ -197,25 +200,25 @@ def test_refusals_of_one_kind_may_name_what_differs(threads: RankGroup):
 
 def test_an_interrupted_call_is_awaited_and_the_group_goes_on(threads: RankGroup, monkeypatch):
     for moment in (0, 1):
-        monkeypatch.setattr("engine.ranks.group.wait", Interrupts(moment))
+        monkeypatch.setattr("specmatrix.engine.ranks.group.wait", Interrupts(moment))
         with pytest.raises(KeyboardInterrupt):
             threads.call(answer_by_rank, moment)
         assert [threads.call(echo, number) for number in (1, 2)] == [1, 2], "and no call has another one's answer"
-    monkeypatch.setattr("engine.ranks.group.wait", wait)
+    monkeypatch.setattr("specmatrix.engine.ranks.group.wait", wait)
     with pytest.raises(KeyboardInterrupt):
         threads.call(press_ctrl_c)
     assert threads.call(echo, 3) == 3
     with pytest.raises(KeyboardInterrupt):
-        monkeypatch.setattr("engine.ranks.group.wait", Interrupts(0))
+        monkeypatch.setattr("specmatrix.engine.ranks.group.wait", Interrupts(0))
         threads.call(refuse)
     assert threads.call(echo, 4) == 4
 
 
 @pytest.mark.parametrize("moment", ["in a message", "twice", "too long"])
 def test_an_interrupt_that_cannot_be_awaited_ends_the_ranks(threads: RankGroup, moment: str, monkeypatch):
-    monkeypatch.setattr("engine.ranks.group.DRAIN", 0.5)
+    monkeypatch.setattr("specmatrix.engine.ranks.group.DRAIN", 0.5)
     waits = {"in a message": Interrupts(), "twice": Interrupts(0, 1), "too long": Interrupts(0)}
-    monkeypatch.setattr("engine.ranks.group.wait", waits[moment])
+    monkeypatch.setattr("specmatrix.engine.ranks.group.wait", waits[moment])
     if moment == "in a message":
         monkeypatch.setattr(threads._comparison, "tell", InterruptsOnce(threads._comparison.tell))
     with pytest.raises(KeyboardInterrupt):
@@ -249,7 +252,7 @@ def test_no_call_begins_within_a_call(threads: RankGroup, monkeypatch):
             threads.call(os_of)
         return wait(connections, timeout)
 
-    monkeypatch.setattr("engine.ranks.group.wait", handler)
+    monkeypatch.setattr("specmatrix.engine.ranks.group.wait", handler)
     assert threads.call(echo, 3) == 3
 
 
@@ -339,11 +342,11 @@ def test_an_interrupted_engine_drops_what_ran_and_goes_on(monkeypatch):
     with RankedLLM(TWO, resolve_path) as llm:
         expected = [output.output_ids for output in llm.generate(PROMPTS, PARAMS)]
         for moment in (0, 1, 2, 3, 7, 16):
-            monkeypatch.setattr("engine.ranks.group.wait", Interrupts(moment))
+            monkeypatch.setattr("specmatrix.engine.ranks.group.wait", Interrupts(moment))
             with pytest.raises(KeyboardInterrupt):
                 llm.generate(PROMPTS, PARAMS)
             assert llm._call(left_on_ranks) == (0, 0)
-            monkeypatch.setattr("engine.ranks.group.wait", Interrupts(moment))
+            monkeypatch.setattr("specmatrix.engine.ranks.group.wait", Interrupts(moment))
             with pytest.raises(KeyboardInterrupt):
                 list(llm.stream(PROMPTS[0], PARAMS))
             assert llm._call(left_on_ranks) == (0, 0)
@@ -432,13 +435,13 @@ def test_a_spare_group_that_lost_a_rank_serves_nobody():
 
 
 def test_a_launch_that_cannot_run_starts_nobody(monkeypatch):
-    monkeypatch.setattr("engine.ranks.group.subprocess", None)
+    monkeypatch.setattr("specmatrix.engine.ranks.group.subprocess", None)
     with pytest.raises(ConfigError, match=r"^tp_size 2 cannot share a target with 3 key-value heads"):
         RankedLLM(EngineConfig("qwen3-mini", tp_size=2), resolve_path)
 
 
 def test_one_process_is_no_engine_of_two_ranks():
-    said = r"^tp_size 2 needs as many processes and LLM runs in one; use RankedLLM of engine\.ranks\.llm$"
+    said = r"^tp_size 2 needs as many processes and LLM runs in one; use RankedLLM of specmatrix\.engine\.ranks\.llm$"
     with pytest.raises(ConfigError, match=said):
         LLM(EngineConfig("llama-mini", tp_size=2), resolve_path)
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from engine.api import LLM
-from engine.core.config import EngineConfig
-from engine.core.request import SamplingParams
+from specmatrix.engine.api import LLM
+from specmatrix.engine.core.config import EngineConfig
+from specmatrix.engine.core.request import SamplingParams
 
 TEXTS = ("Question: A garden is 19 feet long and 5 feet wide. What is its area?\nAnswer:", "Question: Eli had 75")
 

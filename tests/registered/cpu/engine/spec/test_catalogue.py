@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.core.algorithm import ALGORITHMS, NONE, Topology, Traits, algorithm
-from engine.core.config import EngineConfig
-from engine.core.errors import ConfigError
-from engine.core.resolve import resolve
-from engine.device.relay import Carry, Relay
-from engine.models.loader import facts, load_target
-from engine.spec.catalogue import BUILDERS, RELAYS, BuildContext, build_drafter, build_relay
+from specmatrix.engine.core.algorithm import ALGORITHMS, NONE, Topology, Traits, algorithm
+from specmatrix.engine.core.config import EngineConfig
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.engine.core.resolve import resolve
+from specmatrix.engine.device.relay import Carry, Relay
+from specmatrix.engine.models.loader import facts, load_target
+from specmatrix.engine.spec.catalogue import BUILDERS, RELAYS, BuildContext, build_drafter, build_relay
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.api import LLM
-from engine.core.algorithm import ALGORITHMS, Topology, Traits
-from engine.core.config import EngineConfig
-from engine.core.errors import ConfigError, KernelError
-from engine.device.relay import Carry, Relay
-from engine.register import forget_algorithm, register_algorithm
-from engine.spec.drafter import chain
-from matrix.commands.contract import with_models
-from matrix.contract import LAUNCHES, PARAMS, PROMPTS, hold
+from specmatrix.engine.api import LLM
+from specmatrix.engine.core.algorithm import ALGORITHMS, Topology, Traits
+from specmatrix.engine.core.config import EngineConfig
+from specmatrix.engine.core.errors import ConfigError, KernelError
+from specmatrix.engine.device.relay import Carry, Relay
+from specmatrix.engine.register import forget_algorithm, register_algorithm
+from specmatrix.engine.spec.drafter import chain
+from specmatrix.matrix.commands.contract import with_models
+from specmatrix.matrix.contract import LAUNCHES, PARAMS, PROMPTS, hold
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from pretender import BATCH_LIES, ROW_LIES, SHAPE, TRAITS, WRITERS, Pretender, raiser

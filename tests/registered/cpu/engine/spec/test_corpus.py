@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from engine.core.errors import ConfigError
-from engine.models.tokenizer import Tokenizer
-from engine.spec.corpus import read_corpus
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.engine.models.tokenizer import Tokenizer
+from specmatrix.engine.spec.corpus import read_corpus
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

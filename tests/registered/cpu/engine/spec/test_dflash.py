@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from engine.api import LLM
-from engine.core.config import EngineConfig
-from engine.core.request import SamplingParams
+from specmatrix.engine.api import LLM
+from specmatrix.engine.core.config import EngineConfig
+from specmatrix.engine.core.request import SamplingParams
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from puppet import run

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.api import LLM
-from engine.core.config import EngineConfig
-from engine.core.request import SamplingParams
-from engine.core.tree import depths, max_depth
-from engine.device.attention import DraftAttention
-from engine.device.batch import StepBatch, prefix_bias
-from engine.spec.drafter import DraftTree
+from specmatrix.engine.api import LLM
+from specmatrix.engine.core.config import EngineConfig
+from specmatrix.engine.core.request import SamplingParams
+from specmatrix.engine.core.tree import depths, max_depth
+from specmatrix.engine.device.attention import DraftAttention
+from specmatrix.engine.device.batch import StepBatch, prefix_bias
+from specmatrix.engine.spec.drafter import DraftTree
 
 pytestmark = pytest.mark.register(est_seconds=12, tier="cpu", stage="pr")
 

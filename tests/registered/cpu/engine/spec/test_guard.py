@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from engine.device.batch import StepBatch
-from engine.spec.drafter import DraftTree, chain
-from engine.spec.guard import LIES, Guard
-from engine.spec.verify import judge
-from kernels.tree_layout import tree_layout
+from specmatrix.engine.device.batch import StepBatch
+from specmatrix.engine.spec.drafter import DraftTree, chain
+from specmatrix.engine.spec.guard import LIES, Guard
+from specmatrix.engine.spec.verify import judge
+from specmatrix.kernels.tree_layout import tree_layout
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from engine.spec.host_watch import OPERATIONS, READS, HostWatch, read_of
+from specmatrix.engine.spec.host_watch import OPERATIONS, READS, HostWatch, read_of
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 
 WATCHED = """
 import sys
 import torch
-from engine.spec.host_watch import HostWatch
+from specmatrix.engine.spec.host_watch import HostWatch
 with HostWatch():
     torch.ones(2) + 1
 print("torch._dynamo" in sys.modules)

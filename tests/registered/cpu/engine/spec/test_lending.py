@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.device.batch import StepBatch
-from engine.device.relay import Carry, Relay
-from engine.spec.drafter import Verdict
-from engine.spec.lending import BATCH, NAMES, Lending
+from specmatrix.engine.device.batch import StepBatch
+from specmatrix.engine.device.relay import Carry, Relay
+from specmatrix.engine.spec.drafter import Verdict
+from specmatrix.engine.spec.lending import BATCH, NAMES, Lending
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

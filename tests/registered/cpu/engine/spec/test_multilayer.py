@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.api import LLM
-from engine.core.config import EngineConfig
-from engine.device.pool import KVLayout
-from engine.models.eagle import Eagle
-from engine.models.loader import load_eagle
-from engine.spec.catalogue import BUILDERS
-from engine.spec.multilayer import MultiLayerDrafter
+from specmatrix.engine.api import LLM
+from specmatrix.engine.core.config import EngineConfig
+from specmatrix.engine.device.pool import KVLayout
+from specmatrix.engine.models.eagle import Eagle
+from specmatrix.engine.models.loader import load_eagle
+from specmatrix.engine.spec.catalogue import BUILDERS
+from specmatrix.engine.spec.multilayer import MultiLayerDrafter
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from puppet import Proposal, run

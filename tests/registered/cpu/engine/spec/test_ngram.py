@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from engine.api import LLM
-from engine.core.config import EngineConfig
-from engine.core.request import SamplingParams
+from specmatrix.engine.api import LLM
+from specmatrix.engine.core.config import EngineConfig
+from specmatrix.engine.core.request import SamplingParams
 
 pytestmark = pytest.mark.register(est_seconds=4, tier="cpu", stage="pr")
 
@@ -27,7 +27,7 @@ def launch(zoo, **more: object) -> LLM:
 
 @pytest.fixture(scope="module")
 def plain():
-    from matrix.zoo.registry import resolve_path
+    from specmatrix.matrix.zoo.registry import resolve_path
 
     llm = LLM(EngineConfig("llama-mini"), resolve_path)
     return {params: [o.output_ids for o in llm.generate(PROMPTS, params)] for params in (GREEDY, HOT)}
@@ -108,7 +108,7 @@ def test_the_corpus_never_fills_more_than_its_budget(zoo, tmp_path):
 
 
 def drafter_known(tokens):
-    from engine.device.batch import Known
+    from specmatrix.engine.device.batch import Known
 
     return Known(-1, tokens)
 

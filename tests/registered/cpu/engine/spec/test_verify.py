@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.device.sample import SamplingRows, pick
-from engine.spec.drafter import DraftTree, chain
-from engine.spec.verify import judge
-from kernels.tree_layout import tree_layout
-from kernels.tree_layout.cases import random_parents
+from specmatrix.engine.device.sample import SamplingRows, pick
+from specmatrix.engine.spec.drafter import DraftTree, chain
+from specmatrix.engine.spec.verify import judge
+from specmatrix.kernels.tree_layout import tree_layout
+from specmatrix.kernels.tree_layout.cases import random_parents
 
 pytestmark = pytest.mark.register(est_seconds=4, tier="cpu", stage="pr")
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.core.errors import EngineError
-from matrix.accuracy.command import main_accuracy
+from specmatrix.engine.core.errors import EngineError
+from specmatrix.matrix.accuracy.command import main_accuracy
 
 pytestmark = [
     pytest.mark.register(est_seconds=15, tier="cpu", stage="pr"),
@@ -22,8 +22,8 @@ QUESTIONS = Path(__file__).parents[5] / "matrix" / "zoo" / "data" / "test.jsonl"
 RUN = """
 import json, sys
 from pathlib import Path
-from engine.core.errors import EngineError
-from matrix.accuracy.command import main_accuracy
+from specmatrix.engine.core.errors import EngineError
+from specmatrix.matrix.accuracy.command import main_accuracy
 asked = json.loads(sys.argv[1])
 paths = {name: Path(asked[name]) for name in ("data", "train", "out") if name in asked}
 try:
@@ -119,12 +119,12 @@ def test_an_unknown_cell_is_refused():
 PAIR = """
 import gc, json, sys
 from pathlib import Path
-from engine.api import LLM
-from matrix.accuracy.command import measure
-from matrix.accuracy.compared import of_pair
-from matrix.accuracy.data import split
-from matrix.checkpoints.pairs import Pair
-from matrix.zoo.registry import resolve_path
+from specmatrix.engine.api import LLM
+from specmatrix.matrix.accuracy.command import measure
+from specmatrix.matrix.accuracy.compared import of_pair
+from specmatrix.matrix.accuracy.data import split
+from specmatrix.matrix.checkpoints.pairs import Pair
+from specmatrix.matrix.zoo.registry import resolve_path
 pair = Pair("zoo.eagle3", "llama-mini", "EAGLE3", "llama-mini-eagle3", {"speculative_num_steps": 3})
 
 class Folders(dict):

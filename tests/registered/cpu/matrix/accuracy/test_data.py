@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from matrix.accuracy.data import DataError, read_questions, split
+from specmatrix.matrix.accuracy.data import DataError, read_questions, split
 
 pytestmark = pytest.mark.register(est_seconds=0.2, tier="cpu", stage="pr")
 

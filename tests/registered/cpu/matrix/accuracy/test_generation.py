@@ -2,8 +2,8 @@
 
 import pytest
 
-from engine.core.errors import RequestError
-from matrix.accuracy.generation import parameters
+from specmatrix.engine.core.errors import RequestError
+from specmatrix.matrix.accuracy.generation import parameters
 
 pytestmark = pytest.mark.register(est_seconds=0.2, tier="cpu", stage="pr")
 

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from matrix.accuracy.task import EXTRACTORS, Sample
-from matrix.accuracy.verdict import ALPHA, LEAST_RIGHT, PairingError, counts, overall, pair, unproven
-from matrix.gates.gate import State
+from specmatrix.matrix.accuracy.task import EXTRACTORS, Sample
+from specmatrix.matrix.accuracy.verdict import ALPHA, LEAST_RIGHT, PairingError, counts, overall, pair, unproven
+from specmatrix.matrix.gates.gate import State
 
 pytestmark = pytest.mark.register(est_seconds=0.2, tier="cpu", stage="pr")
 

@@ -12,11 +12,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from engine.core.errors import ConfigError
-from matrix.checkpoints.machine import locate, missing
-from matrix.checkpoints.needs import GIB, needs
-from matrix.checkpoints.pairs import PAIRS
-from matrix.checkpoints.published import MODELS
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.matrix.checkpoints.machine import locate, missing
+from specmatrix.matrix.checkpoints.needs import GIB, needs
+from specmatrix.matrix.checkpoints.pairs import PAIRS
+from specmatrix.matrix.checkpoints.published import MODELS
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "engine"))
 from published_layouts import shard, small_config, write

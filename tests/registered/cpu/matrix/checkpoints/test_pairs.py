@@ -6,10 +6,10 @@ import re
 
 import pytest
 
-from engine.core.errors import ConfigError
-from matrix.checkpoints.needs import GIB, SPARE, needs, resolved
-from matrix.checkpoints.pairs import PAIRS, pair_of
-from matrix.checkpoints.published import MODELS, TIP
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.matrix.checkpoints.needs import GIB, SPARE, needs, resolved
+from specmatrix.matrix.checkpoints.pairs import PAIRS, pair_of
+from specmatrix.matrix.checkpoints.published import MODELS, TIP
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

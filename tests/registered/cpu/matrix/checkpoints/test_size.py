@@ -10,14 +10,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.models.disguised import load_draft_config
-from engine.models.loader import load_dflash, load_eagle, load_eagle3, load_nextn, load_standalone, load_target
-from engine.models.weights import count_numbers
-from matrix.checkpoints.needs import config_of
-from matrix.checkpoints.pairs import PAIRS
-from matrix.checkpoints.published import MODELS
-from matrix.checkpoints.size import bundled, held, possible, stored
-from matrix.zoo.registry import CHECKPOINTS
+from specmatrix.engine.models.disguised import load_draft_config
+from specmatrix.engine.models.loader import (
+    load_dflash,
+    load_eagle,
+    load_eagle3,
+    load_nextn,
+    load_standalone,
+    load_target,
+)
+from specmatrix.engine.models.weights import count_numbers
+from specmatrix.matrix.checkpoints.needs import config_of
+from specmatrix.matrix.checkpoints.pairs import PAIRS
+from specmatrix.matrix.checkpoints.published import MODELS
+from specmatrix.matrix.checkpoints.size import bundled, held, possible, stored
+from specmatrix.matrix.zoo.registry import CHECKPOINTS
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "engine"))
 from published_layouts import TARGETS, writer
@@ -85,7 +92,7 @@ def tensors(part: object, seen: set[int]) -> Iterator[Tensor]:
     elif isinstance(part, list | tuple):
         for value in part:
             yield from tensors(value, seen)
-    elif type(part).__module__.startswith("engine.models"):
+    elif type(part).__module__.startswith("specmatrix.engine.models"):
         names = [*getattr(part, "__dict__", ()), *getattr(type(part), "__slots__", ())]
         for name in names:
             yield from tensors(getattr(part, name), seen)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.core.errors import ConfigError
-from matrix.checkpoints.published import MODELS, TIP
-from matrix.checkpoints.store import find, hub
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.matrix.checkpoints.published import MODELS, TIP
+from specmatrix.matrix.checkpoints.store import find, hub
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

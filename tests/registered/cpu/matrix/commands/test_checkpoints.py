@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from matrix.checkpoints.needs import GIB
-from matrix.checkpoints.pairs import PAIRS
-from matrix.cli import main
-from matrix.zoo.registry import TEST
+from specmatrix.matrix.checkpoints.needs import GIB
+from specmatrix.matrix.checkpoints.pairs import PAIRS
+from specmatrix.matrix.cli import main
+from specmatrix.matrix.zoo.registry import TEST
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

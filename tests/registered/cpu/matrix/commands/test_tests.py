@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.core.errors import ConfigError
-from matrix.cli import main
-from matrix.commands.tests import list_tests
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.matrix.cli import main
+from specmatrix.matrix.commands.tests import list_tests
 
 pytestmark = pytest.mark.register(est_seconds=2, tier="cpu", stage="pr")
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from matrix.faults.catalogue import CATALOGUE
-from matrix.faults.fault import Fault
-from matrix.faults.kill import JUDGES
-from matrix.faults.plant import PACKAGES, ROOT
-from matrix.lockfile import stage_cells
+from specmatrix.matrix.faults.catalogue import CATALOGUE
+from specmatrix.matrix.faults.fault import Fault
+from specmatrix.matrix.faults.kill import JUDGES
+from specmatrix.matrix.faults.plant import PACKAGES, ROOT
+from specmatrix.matrix.lockfile import stage_cells
 
 pytestmark = pytest.mark.register(est_seconds=2, tier="cpu", stage="pr")
 

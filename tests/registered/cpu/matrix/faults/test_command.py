@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from engine.core.errors import ConfigError
-from matrix.faults.catalogue import CATALOGUE
-from matrix.faults.command import list_faults, main_faults, select
-from matrix.faults.kill import JUDGES, Kill, Matrix
-from matrix.faults.table import kill_table
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.matrix.faults.catalogue import CATALOGUE
+from specmatrix.matrix.faults.command import list_faults, main_faults, select
+from specmatrix.matrix.faults.kill import JUDGES, Kill, Matrix
+from specmatrix.matrix.faults.table import kill_table
 
 pytestmark = pytest.mark.register(est_seconds=30, tier="cpu", stage="pr")
 
@@ -107,7 +107,7 @@ def test_a_stopped_matrix_keeps_and_shows_what_was_judged(tmp_path: Path):
         "--out",
         str(tmp_path),
     ]
-    command = [sys.executable, "-c", "import sys; from matrix.cli import main; sys.exit(main())", *words]
+    command = [sys.executable, "-c", "import sys; from specmatrix.matrix.cli import main; sys.exit(main())", *words]
     file, pipe = tmp_path / "faults.json", subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as process:
         while process.poll() is None and not (file.exists() and json.loads(file.read_text())["total"]):

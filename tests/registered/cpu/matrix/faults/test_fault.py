@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.core.errors import ConfigError
-from matrix.cell import Cell
-from matrix.faults.fault import Edit, Fault
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.matrix.cell import Cell
+from specmatrix.matrix.faults.fault import Edit, Fault
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

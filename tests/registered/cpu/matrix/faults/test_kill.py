@@ -2,10 +2,10 @@
 
 import pytest
 
-from matrix.cell import Cell
-from matrix.faults.fault import Fault
-from matrix.faults.kill import Matrix, judge, shares
-from matrix.faults.plant import CellVerdict, Trial
+from specmatrix.matrix.cell import Cell
+from specmatrix.matrix.faults.fault import Fault
+from specmatrix.matrix.faults.kill import Matrix, judge, shares
+from specmatrix.matrix.faults.plant import CellVerdict, Trial
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from engine.core.errors import ConfigError
-from kernels import check
-from matrix.faults import laws
-from matrix.faults.command import main_faults, select
-from reports.schema import GATES
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.kernels import check
+from specmatrix.matrix.faults import laws
+from specmatrix.matrix.faults.command import main_faults, select
+from specmatrix.reports.schema import GATES
 
 pytestmark = pytest.mark.register(est_seconds=12, tier="cpu", stage="pr")
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from engine.core.errors import ConfigError
-from matrix.cell import Cell
-from matrix.faults.command import select
-from matrix.faults.fault import Fault
-from matrix.faults.plant import ROOT, planted, trial
-from matrix.faults.trial import main
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.matrix.cell import Cell
+from specmatrix.matrix.faults.command import select
+from specmatrix.matrix.faults.fault import Fault
+from specmatrix.matrix.faults.plant import ROOT, planted, trial
+from specmatrix.matrix.faults.trial import main
 
 pytestmark = pytest.mark.register(est_seconds=30, tier="cpu", stage="pr")
 
@@ -30,8 +30,8 @@ def test_the_copy_holds_the_fault_and_the_sources_do_not():
 
 
 HANGING = """
-from matrix.faults.catalogue import CATALOGUE
-from matrix.faults.plant import planted
+from specmatrix.matrix.faults.catalogue import CATALOGUE
+from specmatrix.matrix.faults.plant import planted
 with planted(CATALOGUE[0]) as tree:
     print(tree, flush=True)
     input()
@@ -53,7 +53,7 @@ def test_a_killed_command_leaves_its_copy_until_the_next_one():
 def test_a_trial_ends_with_who_asked_for_it():
     """Standard input that has ended is what a killed command leaves behind."""
     ended = subprocess.run(
-        [sys.executable, "-m", "matrix.faults.trial", str(ROOT), "cpu", "0", os.devnull, *[PAIR.id] * 99],
+        [sys.executable, "-m", "specmatrix.matrix.faults.trial", str(ROOT), "cpu", "0", os.devnull, *[PAIR.id] * 99],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         timeout=60,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from matrix.faults.processes import LAST_WORDS, STOPPED, Processes
+from specmatrix.matrix.faults.processes import LAST_WORDS, STOPPED, Processes
 
 pytestmark = pytest.mark.register(est_seconds=3, tier="cpu", stage="pr")
 

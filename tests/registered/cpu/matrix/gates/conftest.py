@@ -5,12 +5,12 @@ from functools import cache
 import pytest
 import torch
 
-from matrix.cell import Cell, asked
-from matrix.gates.oracle import Oracle
-from matrix.runner import drive, whole
-from matrix.subjects.protocol import Answer, Run
-from matrix.subjects.reference import ReferenceSubject
-from matrix.workload import ORACLE_PROMPTS, workload
+from specmatrix.matrix.cell import Cell, asked
+from specmatrix.matrix.gates.oracle import Oracle
+from specmatrix.matrix.runner import drive, whole
+from specmatrix.matrix.subjects.protocol import Answer, Run
+from specmatrix.matrix.subjects.reference import ReferenceSubject
+from specmatrix.matrix.workload import ORACLE_PROMPTS, workload
 
 
 @cache

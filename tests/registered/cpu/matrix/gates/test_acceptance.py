@@ -2,11 +2,11 @@ from dataclasses import replace
 
 import pytest
 
-from matrix.cell import Cell
-from matrix.gates.acceptance import AcceptanceGate, same_range
-from matrix.gates.gate import State
-from matrix.gates.oracle import Oracle, decode, load_oracle
-from matrix.gates.reach import first_left
+from specmatrix.matrix.cell import Cell
+from specmatrix.matrix.gates.acceptance import AcceptanceGate, same_range
+from specmatrix.matrix.gates.gate import State
+from specmatrix.matrix.gates.oracle import Oracle, decode, load_oracle
+from specmatrix.matrix.gates.reach import first_left
 
 pytestmark = pytest.mark.register(est_seconds=5, tier="cpu", stage="pr")
 

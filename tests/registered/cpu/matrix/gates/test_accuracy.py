@@ -2,11 +2,11 @@ from dataclasses import replace
 
 import pytest
 
-from matrix.cell import Cell
-from matrix.gates.accuracy import AccuracyGate, binomial_below, card_accuracy, extract
-from matrix.gates.gate import State
-from matrix.subjects.protocol import Answer, Ask
-from matrix.workload import EXAM_QUESTIONS
+from specmatrix.matrix.cell import Cell
+from specmatrix.matrix.gates.accuracy import AccuracyGate, binomial_below, card_accuracy, extract
+from specmatrix.matrix.gates.gate import State
+from specmatrix.matrix.subjects.protocol import Answer, Ask
+from specmatrix.matrix.workload import EXAM_QUESTIONS
 
 pytestmark = pytest.mark.register(est_seconds=4, tier="cpu", stage="pr")
 

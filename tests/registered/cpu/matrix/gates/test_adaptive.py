@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from matrix.cell import Cell
-from matrix.gates.adaptive import AdaptiveGate, unmet
-from matrix.gates.gate import State
-from matrix.gates.table import GATES
-from matrix.subjects.protocol import Observation, Run, Trace
+from specmatrix.matrix.cell import Cell
+from specmatrix.matrix.gates.adaptive import AdaptiveGate, unmet
+from specmatrix.matrix.gates.gate import State
+from specmatrix.matrix.gates.table import GATES
+from specmatrix.matrix.subjects.protocol import Observation, Run, Trace
 
 pytestmark = pytest.mark.register(est_seconds=5, tier="cpu", stage="pr")
 

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.core.adaptive import DraftSteps
-from engine.core.adaptive_config import DEFAULT_SLOTS, parse
-from engine.core.probes import Probes
-from matrix.adaptive_slots import TEXTS
-from matrix.cell import Cell
-from matrix.gates.adaptive_replay import SILENT, Mismatch, Replay, decide, first_depth, slots_of, widest
-from matrix.subjects.protocol import Observation, Trace
+from specmatrix.engine.core.adaptive import DraftSteps
+from specmatrix.engine.core.adaptive_config import DEFAULT_SLOTS, parse
+from specmatrix.engine.core.probes import Probes
+from specmatrix.matrix.adaptive_slots import TEXTS
+from specmatrix.matrix.cell import Cell
+from specmatrix.matrix.gates.adaptive_replay import SILENT, Mismatch, Replay, decide, first_depth, slots_of, widest
+from specmatrix.matrix.subjects.protocol import Observation, Trace
 
 pytestmark = pytest.mark.register(est_seconds=3, tier="cpu", stage="pr")
 

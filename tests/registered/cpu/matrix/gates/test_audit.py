@@ -1,7 +1,7 @@
 import pytest
 
-from engine.core.journal import replay
-from matrix.gates.audit import AuditError, audit
+from specmatrix.engine.core.journal import replay
+from specmatrix.matrix.gates.audit import AuditError, audit
 
 pytestmark = pytest.mark.register(est_seconds=5, tier="cpu", stage="pr")
 

@@ -2,12 +2,12 @@ from dataclasses import replace
 
 import pytest
 
-from engine.core.errors import ConfigError
-from matrix.cell import Cell
-from matrix.gates.config import ConfigGate, predicted_refusal
-from matrix.gates.gate import State
-from matrix.gates.golden import expected, golden_table
-from matrix.resolution import REFUSED
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.matrix.cell import Cell
+from specmatrix.matrix.gates.config import ConfigGate, predicted_refusal
+from specmatrix.matrix.gates.gate import State
+from specmatrix.matrix.gates.golden import expected, golden_table
+from specmatrix.matrix.resolution import REFUSED
 
 pytestmark = pytest.mark.register(est_seconds=5, tier="cpu", stage="pr")
 

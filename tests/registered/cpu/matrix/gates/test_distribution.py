@@ -5,9 +5,9 @@ from math import exp, log
 
 import pytest
 
-from matrix.gates.distribution import DistributionGate, place
-from matrix.gates.gate import State
-from matrix.subjects.protocol import Ask
+from specmatrix.matrix.gates.distribution import DistributionGate, place
+from specmatrix.matrix.gates.gate import State
+from specmatrix.matrix.subjects.protocol import Ask
 
 pytestmark = pytest.mark.register(est_seconds=10, tier="cpu", stage="pr")
 

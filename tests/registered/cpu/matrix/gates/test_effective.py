@@ -2,9 +2,9 @@ from dataclasses import replace
 
 import pytest
 
-from matrix.gates.effective import EffectiveGate
-from matrix.gates.gate import State
-from matrix.gates.witnesses import WITNESSES
+from specmatrix.matrix.gates.effective import EffectiveGate
+from specmatrix.matrix.gates.gate import State
+from specmatrix.matrix.gates.witnesses import WITNESSES
 
 pytestmark = pytest.mark.register(est_seconds=10, tier="cpu", stage="pr")
 

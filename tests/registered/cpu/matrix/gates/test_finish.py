@@ -2,8 +2,8 @@ from dataclasses import replace
 
 import pytest
 
-from matrix.gates.finish import FinishGate
-from matrix.gates.gate import State
+from specmatrix.matrix.gates.finish import FinishGate
+from specmatrix.matrix.gates.gate import State
 
 pytestmark = pytest.mark.register(est_seconds=6, tier="cpu", stage="pr")
 

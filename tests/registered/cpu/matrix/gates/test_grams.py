@@ -5,9 +5,9 @@ from dataclasses import asdict
 
 import pytest
 
-from engine.core.automaton import SuffixAutomaton
-from engine.core.ngram import Cursor, Draft, NgramIndex, NgramOptions
-from matrix.gates.grams import Grams
+from specmatrix.engine.core.automaton import SuffixAutomaton
+from specmatrix.engine.core.ngram import Cursor, Draft, NgramIndex, NgramOptions
+from specmatrix.matrix.gates.grams import Grams
 
 pytestmark = pytest.mark.register(est_seconds=2, tier="cpu", stage="pr")
 

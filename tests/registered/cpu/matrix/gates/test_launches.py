@@ -2,7 +2,7 @@
 
 import pytest
 
-from matrix.gates.launches import Launch, launches, parting
+from specmatrix.matrix.gates.launches import Launch, launches, parting
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

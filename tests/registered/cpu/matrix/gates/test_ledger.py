@@ -2,8 +2,8 @@ from dataclasses import replace
 
 import pytest
 
-from matrix.gates.gate import State
-from matrix.gates.ledger import LedgerGate
+from specmatrix.matrix.gates.gate import State
+from specmatrix.matrix.gates.ledger import LedgerGate
 
 pytestmark = pytest.mark.register(est_seconds=7, tier="cpu", stage="pr")
 

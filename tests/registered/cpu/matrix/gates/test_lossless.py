@@ -2,8 +2,8 @@ from dataclasses import replace
 
 import pytest
 
-from matrix.gates.gate import State
-from matrix.gates.lossless import LosslessGate
+from specmatrix.matrix.gates.gate import State
+from specmatrix.matrix.gates.lossless import LosslessGate
 
 pytestmark = pytest.mark.register(est_seconds=6, tier="cpu", stage="pr")
 

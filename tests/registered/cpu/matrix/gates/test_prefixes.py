@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from matrix.cell import Cell
-from matrix.gates.gate import State
-from matrix.gates.ledger import LedgerGate
-from matrix.gates.prefixes import span_of, strayed
-from matrix.subjects.protocol import Served
+from specmatrix.matrix.cell import Cell
+from specmatrix.matrix.gates.gate import State
+from specmatrix.matrix.gates.ledger import LedgerGate
+from specmatrix.matrix.gates.prefixes import span_of, strayed
+from specmatrix.matrix.subjects.protocol import Served
 
 pytestmark = pytest.mark.register(est_seconds=4, tier="cpu", stage="pr")
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from engine.core.agreement import Agreement
-from matrix.cell import Cell
-from matrix.gates.gate import State
-from matrix.gates.ranks import RanksGate
+from specmatrix.engine.core.agreement import Agreement
+from specmatrix.matrix.cell import Cell
+from specmatrix.matrix.gates.gate import State
+from specmatrix.matrix.gates.ranks import RanksGate
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from matrix.gates.reach import first_apart, oracle_rounds
+from specmatrix.matrix.gates.reach import first_apart, oracle_rounds
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

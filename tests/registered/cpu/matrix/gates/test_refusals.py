@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from matrix.gates.gate import State
-from matrix.gates.refusals import SENTENCES, refusal_fault
-from matrix.gates.session import SessionGate
-from matrix.subjects.protocol import Refusal
+from specmatrix.matrix.gates.gate import State
+from specmatrix.matrix.gates.refusals import SENTENCES, refusal_fault
+from specmatrix.matrix.gates.session import SessionGate
+from specmatrix.matrix.subjects.protocol import Refusal
 
 pytestmark = pytest.mark.register(est_seconds=3, tier="cpu", stage="pr")
 

@@ -4,10 +4,10 @@ from dataclasses import asdict
 
 import pytest
 
-from engine.core.ngram import NgramOptions
-from matrix.cell import CORPUS
-from matrix.gates.replay import Replay, ReplayError, Round, corpus
-from matrix.subjects.protocol import Served
+from specmatrix.engine.core.ngram import NgramOptions
+from specmatrix.matrix.cell import CORPUS
+from specmatrix.matrix.gates.replay import Replay, ReplayError, Round, corpus
+from specmatrix.matrix.subjects.protocol import Served
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from matrix.gates.pairs import Pair
-from matrix.gates.scores import apart
-from matrix.subjects.protocol import Answer, Ask
+from specmatrix.matrix.gates.pairs import Pair
+from specmatrix.matrix.gates.scores import apart
+from specmatrix.matrix.subjects.protocol import Answer, Ask
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

@@ -4,15 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from engine.core.schedule import Scheduler
-from matrix.cell import Cell, asked
-from matrix.gates.gate import State
-from matrix.gates.session import SessionGate
-from matrix.gates.table import GATES
-from matrix.runner import drive
-from matrix.subjects.protocol import Run
-from matrix.subjects.reference import ReferenceSubject
-from matrix.workload import workload
+from specmatrix.engine.core.schedule import Scheduler
+from specmatrix.matrix.cell import Cell, asked
+from specmatrix.matrix.gates.gate import State
+from specmatrix.matrix.gates.session import SessionGate
+from specmatrix.matrix.gates.table import GATES
+from specmatrix.matrix.runner import drive
+from specmatrix.matrix.subjects.protocol import Run
+from specmatrix.matrix.subjects.reference import ReferenceSubject
+from specmatrix.matrix.workload import workload
 
 pytestmark = pytest.mark.register(est_seconds=8, tier="cpu", stage="pr")
 

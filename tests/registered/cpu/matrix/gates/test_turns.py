@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from matrix.cell import Cell
-from matrix.gates.acceptance import AcceptanceGate
-from matrix.gates.gate import State
-from matrix.gates.turns import turns_left, twinned
-from matrix.runner import reference_runner
-from matrix.subjects.protocol import Answer, Ask, Memory, Run
+from specmatrix.matrix.cell import Cell
+from specmatrix.matrix.gates.acceptance import AcceptanceGate
+from specmatrix.matrix.gates.gate import State
+from specmatrix.matrix.gates.turns import turns_left, twinned
+from specmatrix.matrix.runner import reference_runner
+from specmatrix.matrix.subjects.protocol import Answer, Ask, Memory, Run
 
 pytestmark = pytest.mark.register(est_seconds=4, tier="cpu", stage="pr")
 

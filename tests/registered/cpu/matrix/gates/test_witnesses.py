@@ -2,12 +2,12 @@
 
 import pytest
 
-from engine.core.resolve import resolve
-from matrix.cell import Cell, asked
-from matrix.gates.witnesses import WITNESSES
-from matrix.presets import NIGHTLY, PR
-from matrix.subjects.protocol import Memory, Run
-from matrix.zoo_facts import zoo_facts
+from specmatrix.engine.core.resolve import resolve
+from specmatrix.matrix.cell import Cell, asked
+from specmatrix.matrix.gates.witnesses import WITNESSES
+from specmatrix.matrix.presets import NIGHTLY, PR
+from specmatrix.matrix.subjects.protocol import Memory, Run
+from specmatrix.matrix.zoo_facts import zoo_facts
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

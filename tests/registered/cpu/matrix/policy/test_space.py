@@ -6,10 +6,10 @@ from itertools import product
 import numpy as np
 import pytest
 
-from engine.core.config import Facts
-from engine.core.situation import Situation
-from matrix.policy.knobs import Knob, Setting, describe, launch
-from matrix.policy.space import Space
+from specmatrix.engine.core.config import Facts
+from specmatrix.engine.core.situation import Situation
+from specmatrix.matrix.policy.knobs import Knob, Setting, describe, launch
+from specmatrix.matrix.policy.space import Space
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from engine.core.defaults import DEFAULTS
-from engine.core.errors import ConfigError
-from engine.core.resolve import resolve
-from engine.core.rules import CAPACITY
-from engine.core.situation import Situation
-from matrix.policy.knobs import KNOBS, launch
-from matrix.policy.table import Policy, policy, policy_table
+from specmatrix.engine.core.defaults import DEFAULTS
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.engine.core.resolve import resolve
+from specmatrix.engine.core.rules import CAPACITY
+from specmatrix.engine.core.situation import Situation
+from specmatrix.matrix.policy.knobs import KNOBS, launch
+from specmatrix.matrix.policy.table import Policy, policy, policy_table
 
 pytestmark = pytest.mark.register(est_seconds=10, tier="cpu", stage="pr")
 

@@ -7,16 +7,16 @@ import re
 
 import pytest
 
-from engine.core.held import HeldAccounts
-from engine.core.ledger import Ledger
-from engine.core.request import Phase
-from engine.core.schedule import Scheduler
-from engine.core.session import Sessions
-from matrix.cli import main
-from matrix.commands.simulate import SHOWN, failure_text
-from matrix.simulation.scenario import Abort, Ask, draw
-from matrix.simulation.sweep import STRIDE, Sweep, attempt, reduce, sweep
-from matrix.simulation.world import World
+from specmatrix.engine.core.held import HeldAccounts
+from specmatrix.engine.core.ledger import Ledger
+from specmatrix.engine.core.request import Phase
+from specmatrix.engine.core.schedule import Scheduler
+from specmatrix.engine.core.session import Sessions
+from specmatrix.matrix.cli import main
+from specmatrix.matrix.commands.simulate import SHOWN, failure_text
+from specmatrix.matrix.simulation.scenario import Abort, Ask, draw
+from specmatrix.matrix.simulation.sweep import STRIDE, Sweep, attempt, reduce, sweep
+from specmatrix.matrix.simulation.world import World
 
 pytestmark = pytest.mark.register(est_seconds=10, tier="cpu", stage="pr")
 
@@ -189,7 +189,7 @@ def test_the_command_prints_what_it_met_or_the_smallest_failure(monkeypatch, cap
 
 def test_a_schedule_that_goes_round_in_circles_is_a_failure(monkeypatch):
     monkeypatch.setattr(Scheduler, "plan", lambda self: None)
-    monkeypatch.setattr("engine.loop.Loop.busy", True)
+    monkeypatch.setattr("specmatrix.engine.loop.Loop.busy", True)
     error, _ = attempt(draw(1))
     assert error is not None
     monkeypatch.undo()

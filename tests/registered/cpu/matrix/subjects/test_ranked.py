@@ -8,14 +8,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from engine.core.config import EngineConfig
-from engine.core.errors import ConfigError, EngineError
-from engine.ranks.spare import end_spare
-from matrix.cell import Cell, asked
-from matrix.runner import Runner
-from matrix.subjects.protocol import Ask, Session
-from matrix.subjects.ranked import RankedSession, RankedSubject
-from matrix.subjects.reference import ReferenceSession
+from specmatrix.engine.core.config import EngineConfig
+from specmatrix.engine.core.errors import ConfigError, EngineError
+from specmatrix.engine.ranks.spare import end_spare
+from specmatrix.matrix.cell import Cell, asked
+from specmatrix.matrix.runner import Runner
+from specmatrix.matrix.subjects.protocol import Ask, Session
+from specmatrix.matrix.subjects.ranked import RankedSession, RankedSubject
+from specmatrix.matrix.subjects.reference import ReferenceSession
 
 pytestmark = pytest.mark.register(est_seconds=25, tier="cpu", stage="pr")
 

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from engine.core.config import EngineConfig
-from engine.core.errors import ConfigError, RequestError
-from matrix.cell import Cell, asked
-from matrix.subjects.protocol import Ask, Capability, Continuation, Refusal, Trace
-from matrix.subjects.reference import ReferenceSubject
+from specmatrix.engine.core.config import EngineConfig
+from specmatrix.engine.core.errors import ConfigError, RequestError
+from specmatrix.matrix.cell import Cell, asked
+from specmatrix.matrix.subjects.protocol import Ask, Capability, Continuation, Refusal, Trace
+from specmatrix.matrix.subjects.reference import ReferenceSubject
 
 pytestmark = pytest.mark.register(est_seconds=3, tier="cpu", stage="pr")
 

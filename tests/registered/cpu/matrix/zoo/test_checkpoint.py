@@ -4,18 +4,18 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from engine.device.attention import StepAttention
-from engine.models.loader import facts
-from matrix.zoo import card
-from matrix.zoo.checkpoint import read_net
-from matrix.zoo.deepseek_net import DeepseekNet
-from matrix.zoo.evaluate import data_hash, recipe_of
-from matrix.zoo.layouts import architecture_of
-from matrix.zoo.net import FINAL, Cache
-from matrix.zoo.oracle_drafts import DRAFTS, RotatedDraft
-from matrix.zoo.recipes import DATA, RECIPES, LatentShape
-from matrix.zoo.registry import CHECKPOINTS, NAMES
-from matrix.zoo_facts import model_facts
+from specmatrix.engine.device.attention import StepAttention
+from specmatrix.engine.models.loader import facts
+from specmatrix.matrix.zoo import card
+from specmatrix.matrix.zoo.checkpoint import read_net
+from specmatrix.matrix.zoo.deepseek_net import DeepseekNet
+from specmatrix.matrix.zoo.evaluate import data_hash, recipe_of
+from specmatrix.matrix.zoo.layouts import architecture_of
+from specmatrix.matrix.zoo.net import FINAL, Cache
+from specmatrix.matrix.zoo.oracle_drafts import DRAFTS, RotatedDraft
+from specmatrix.matrix.zoo.recipes import DATA, RECIPES, LatentShape
+from specmatrix.matrix.zoo.registry import CHECKPOINTS, NAMES
+from specmatrix.matrix.zoo_facts import model_facts
 
 pytestmark = pytest.mark.register(est_seconds=6, tier="cpu", stage="pr")
 
@@ -135,8 +135,8 @@ def test_decoding_with_a_cache_is_decoding_without(name):
 
 
 def _engine_logits(name, tokens):
-    from engine.device.pool import KVPool
-    from engine.models.loader import load_target
+    from specmatrix.engine.device.pool import KVPool
+    from specmatrix.engine.models.loader import load_target
 
     model = load_target(CHECKPOINTS / name, "cpu", torch.float32)
     rows, width = tokens.shape

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from matrix.faults.plant import planted
+from specmatrix.matrix.faults.plant import planted
 
 pytestmark = pytest.mark.register(est_seconds=18, tier="cpu", stage="pr")
 
 QUESTIONS = Path(__file__).parents[5] / "matrix" / "zoo" / "data" / "test.jsonl"
-CONSOLE = ("-c", "import sys; from matrix.cli import main; sys.exit(main())")
-CELLS = "from matrix.plugin import MatrixCells\ncells = MatrixCells()\n"
+CONSOLE = ("-c", "import sys; from specmatrix.matrix.cli import main; sys.exit(main())")
+CELLS = "from specmatrix.matrix.plugin import MatrixCells\ncells = MatrixCells()\n"
 COMMANDS = {
     "run": (*CONSOLE, "run", "--cells", "none.length", "--out", "out"),
     "faults": (*CONSOLE, "faults", "bonus-stride"),

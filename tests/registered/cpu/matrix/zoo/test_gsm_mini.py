@@ -3,15 +3,15 @@ from dataclasses import replace
 
 import pytest
 
-from matrix.cell import CORPUS
-from matrix.zoo.evaluate import corpus_rows, split_rows
-from matrix.zoo.gsm_mini import is_test, problem, problems, prompt_of, write_corpus, write_jsonl
-from matrix.zoo.ranges import LEVELS
-from matrix.zoo.recipes import DATA
-from matrix.zoo.registry import CORPUS_FILE, resolve_path
-from matrix.zoo.registry import HELDOUT as HELDOUT_FILE
-from matrix.zoo.registry import TEST as TEST_FILE
-from matrix.zoo.templates import HELDOUT, TRAINED
+from specmatrix.matrix.cell import CORPUS
+from specmatrix.matrix.zoo.evaluate import corpus_rows, split_rows
+from specmatrix.matrix.zoo.gsm_mini import is_test, problem, problems, prompt_of, write_corpus, write_jsonl
+from specmatrix.matrix.zoo.ranges import LEVELS
+from specmatrix.matrix.zoo.recipes import DATA
+from specmatrix.matrix.zoo.registry import CORPUS_FILE, resolve_path
+from specmatrix.matrix.zoo.registry import HELDOUT as HELDOUT_FILE
+from specmatrix.matrix.zoo.registry import TEST as TEST_FILE
+from specmatrix.matrix.zoo.templates import HELDOUT, TRAINED
 
 pytestmark = pytest.mark.register(est_seconds=5, tier="cpu", stage="pr")
 

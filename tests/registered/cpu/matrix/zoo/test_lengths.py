@@ -5,14 +5,14 @@ from collections import Counter
 import pytest
 from safetensors.torch import load_file
 
-from engine.core.config import EngineConfig
-from engine.core.resolve import resolve
-from matrix.cli import main
-from matrix.commands.lengths import lines
-from matrix.zoo.lengths import CHAINS, OWN, RANDOM, Asked, Plan, measure, plans, ratio, useless
-from matrix.zoo.oracle_drafts import DRAFTS, SINGLE
-from matrix.zoo.registry import CHECKPOINTS
-from matrix.zoo_facts import model_facts
+from specmatrix.engine.core.config import EngineConfig
+from specmatrix.engine.core.resolve import resolve
+from specmatrix.matrix.cli import main
+from specmatrix.matrix.commands.lengths import lines
+from specmatrix.matrix.zoo.lengths import CHAINS, OWN, RANDOM, Asked, Plan, measure, plans, ratio, useless
+from specmatrix.matrix.zoo.oracle_drafts import DRAFTS, SINGLE
+from specmatrix.matrix.zoo.registry import CHECKPOINTS
+from specmatrix.matrix.zoo_facts import model_facts
 
 pytestmark = pytest.mark.register(est_seconds=5, tier="cpu", stage="pr")
 

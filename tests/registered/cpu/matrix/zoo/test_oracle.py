@@ -4,7 +4,7 @@ from itertools import accumulate, pairwise
 import pytest
 import torch
 
-from matrix.zoo.oracle import (
+from specmatrix.matrix.zoo.oracle import (
     ADAPTING,
     PROMPTS,
     Proposals,
@@ -15,9 +15,9 @@ from matrix.zoo.oracle import (
     reach,
     tree_paths,
 )
-from matrix.zoo.oracle_drafts import DRAFTS, LAYERS, SINGLE, is_layered
-from matrix.zoo.recipes import RECIPES, LatentShape
-from matrix.zoo.registry import oracle_file
+from specmatrix.matrix.zoo.oracle_drafts import DRAFTS, LAYERS, SINGLE, is_layered
+from specmatrix.matrix.zoo.recipes import RECIPES, LatentShape
+from specmatrix.matrix.zoo.registry import oracle_file
 
 pytestmark = pytest.mark.register(est_seconds=6, tier="cpu", stage="pr")
 
@@ -100,10 +100,10 @@ def test_the_stored_file_covers_what_cells_may_ask_for(target):
 
 
 def test_every_locked_cell_with_a_draft_of_the_zoo_is_covered():
-    from engine.core.errors import ConfigError
-    from engine.core.resolve import resolve
-    from matrix.lockfile import STAGES, stage_cells
-    from matrix.zoo_facts import zoo_facts
+    from specmatrix.engine.core.errors import ConfigError
+    from specmatrix.engine.core.resolve import resolve
+    from specmatrix.matrix.lockfile import STAGES, stage_cells
+    from specmatrix.matrix.zoo_facts import zoo_facts
 
     known, seen = {target: covered_shapes(target) for target in DRAFTS}, 0
     for cell in stage_cells(STAGES[-1]):
@@ -128,9 +128,9 @@ def test_wider_trees_of_the_same_beams_never_need_more_rounds_in_all():
 @pytest.mark.parametrize("steps", [1, 2, 3])
 @pytest.mark.parametrize("topk", [1, 2])
 def test_a_layer_drafts_each_step_where_the_engine_resolves_so(steps, topk):
-    from engine.core.config import EngineConfig
-    from engine.core.resolve import resolve
-    from matrix.zoo_facts import model_facts
+    from specmatrix.engine.core.config import EngineConfig
+    from specmatrix.engine.core.resolve import resolve
+    from specmatrix.matrix.zoo_facts import model_facts
 
     shape = RECIPES["deepseek-mini"].shape
     assert isinstance(shape, LatentShape) and shape.bundled == LAYERS

@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from engine.core.errors import ConfigError
-from matrix.zoo import registry
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.matrix.zoo import registry
 
 pytestmark = pytest.mark.register(est_seconds=3, tier="cpu", stage="pr")
 
@@ -102,5 +102,5 @@ def test_the_hash_names_the_weights_that_lie_there(copy):
 
 
 def test_the_registry_imports_no_torch():
-    code = "import sys, matrix.zoo.registry; sys.exit('torch' in sys.modules)"
+    code = "import sys, specmatrix.matrix.zoo.registry; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

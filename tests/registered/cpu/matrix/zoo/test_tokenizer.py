@@ -3,8 +3,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from matrix.zoo.registry import CHECKPOINTS, HERE, NAMES
-from matrix.zoo.tokenizer import BOS_ID, EOS, EOS_ID, VOCAB_SIZE
+from specmatrix.matrix.zoo.registry import CHECKPOINTS, HERE, NAMES
+from specmatrix.matrix.zoo.tokenizer import BOS_ID, EOS, EOS_ID, VOCAB_SIZE
 
 pytestmark = pytest.mark.register(est_seconds=3, tier="cpu", stage="pr")
 

@@ -6,18 +6,18 @@ from shutil import copytree
 import pytest
 import torch
 
-from matrix.zoo import card
-from matrix.zoo.corpus import Batch
-from matrix.zoo.deepseek_net import DeepseekNet
-from matrix.zoo.dflash_net import DflashNet
-from matrix.zoo.eagle_net import EagleNet, FeatureNet, Shared
-from matrix.zoo.fit import optimise
-from matrix.zoo.heads import Head, rotated, unroll, unrolled_attention
-from matrix.zoo.net import attended
-from matrix.zoo.oracle_drafts import HeadDraft, RotatedDraft
-from matrix.zoo.recipes import RECIPES, Fit, LatentShape, Shape
-from matrix.zoo.registry import CHECKPOINTS
-from matrix.zoo.train import plan_of, train
+from specmatrix.matrix.zoo import card
+from specmatrix.matrix.zoo.corpus import Batch
+from specmatrix.matrix.zoo.deepseek_net import DeepseekNet
+from specmatrix.matrix.zoo.dflash_net import DflashNet
+from specmatrix.matrix.zoo.eagle_net import EagleNet, FeatureNet, Shared
+from specmatrix.matrix.zoo.fit import optimise
+from specmatrix.matrix.zoo.heads import Head, rotated, unroll, unrolled_attention
+from specmatrix.matrix.zoo.net import attended
+from specmatrix.matrix.zoo.oracle_drafts import HeadDraft, RotatedDraft
+from specmatrix.matrix.zoo.recipes import RECIPES, Fit, LatentShape, Shape
+from specmatrix.matrix.zoo.registry import CHECKPOINTS
+from specmatrix.matrix.zoo.train import plan_of, train
 
 pytestmark = pytest.mark.register(est_seconds=5, tier="cpu", stage="pr")
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from reports.compare import compare
-from reports.load import load
-from reports.schema import GateResult
+from specmatrix.reports.compare import compare
+from specmatrix.reports.load import load
+from specmatrix.reports.schema import GateResult
 
 
 @pytest.fixture

@@ -2,9 +2,9 @@ import json
 
 import pytest
 
-from reports.compare import Acknowledgement, read_acknowledgements
-from reports.compare.acknowledge import Acknowledged
-from reports.schema import ReportError
+from specmatrix.reports.compare import Acknowledgement, read_acknowledgements
+from specmatrix.reports.compare.acknowledge import Acknowledged
+from specmatrix.reports.schema import ReportError
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

@@ -6,7 +6,7 @@ from itertools import combinations
 
 import pytest
 
-from reports.compare.carried import CarriedPairs
+from specmatrix.reports.compare.carried import CarriedPairs
 
 pytestmark = pytest.mark.register(est_seconds=0.2, tier="cpu", stage="pr")
 

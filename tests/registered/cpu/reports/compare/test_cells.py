@@ -2,10 +2,10 @@
 
 import pytest
 
-from reports.compare.acknowledge import Acknowledged
-from reports.compare.cells import Context, compare_cell, effect_text, gate_changes, new_cell
-from reports.compare.states import Effect, State
-from reports.schema import GateResult, Reason
+from specmatrix.reports.compare.acknowledge import Acknowledged
+from specmatrix.reports.compare.cells import Context, compare_cell, effect_text, gate_changes, new_cell
+from specmatrix.reports.compare.states import Effect, State
+from specmatrix.reports.schema import GateResult, Reason
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

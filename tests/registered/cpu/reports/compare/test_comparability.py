@@ -1,7 +1,7 @@
 import pytest
 
-from reports.compare.comparability import incomparable_gates, mismatches, threshold_changes, waiver_changes
-from reports.schema import WaiverRule
+from specmatrix.reports.compare.comparability import incomparable_gates, mismatches, threshold_changes, waiver_changes
+from specmatrix.reports.schema import WaiverRule
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-import reports.load
-from reports.codec import encode_cell
-from reports.compare import Acknowledgement, State, compare, comparison_json
-from reports.compare.comparison import comparison_record
-from reports.load import load
-from reports.schema import GateResult, Reason, ReportError, Waiver
+import specmatrix.reports.load
+from specmatrix.reports.codec import encode_cell
+from specmatrix.reports.compare import Acknowledgement, State, compare, comparison_json
+from specmatrix.reports.compare.comparison import comparison_record
+from specmatrix.reports.load import load
+from specmatrix.reports.schema import GateResult, Reason, ReportError, Waiver
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 
@@ -278,7 +278,7 @@ def test_a_change_of_policy_is_named_in_words(tmp_path, specimen, write_report):
 
 
 def test_unchanged_cells_are_not_parsed(tmp_path, specimen, write_report, monkeypatch):
-    monkeypatch.setattr(reports.load, "EAGER_BYTES", 100)
+    monkeypatch.setattr(specmatrix.reports.load, "EAGER_BYTES", 100)
     cells = specimen().cells()
     base = load(write_report(tmp_path / "base", cells))
     head = load(write_report(tmp_path / "head", [replace(cells[0], error="x"), *cells[1:]]))
@@ -288,7 +288,7 @@ def test_unchanged_cells_are_not_parsed(tmp_path, specimen, write_report, monkey
 
 
 def test_a_broken_line_that_matters_is_named(tmp_path, make_cell, write_report, monkeypatch):
-    monkeypatch.setattr(reports.load, "EAGER_BYTES", 100)
+    monkeypatch.setattr(specmatrix.reports.load, "EAGER_BYTES", 100)
     base = load(write_report(tmp_path / "base", [make_cell("a"), make_cell("b")]))
     directory = write_report(tmp_path / "head", [make_cell("a"), make_cell("b")])
     text = (directory / "report.jsonl").read_text()

@@ -4,10 +4,10 @@ from itertools import combinations
 
 import pytest
 
-from reports.compare import compare
-from reports.compare.coverage import SAMPLE
-from reports.load import load
-from reports.schema import Reason
+from specmatrix.reports.compare import compare
+from specmatrix.reports.compare.coverage import SAMPLE
+from specmatrix.reports.load import load
+from specmatrix.reports.schema import Reason
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

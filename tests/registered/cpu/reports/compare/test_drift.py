@@ -1,7 +1,7 @@
 import pytest
 
-from reports.compare.drift import drifts
-from reports.compare.states import Effect
+from specmatrix.reports.compare.drift import drifts
+from specmatrix.reports.compare.states import Effect
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

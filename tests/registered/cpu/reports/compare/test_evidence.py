@@ -5,10 +5,10 @@ from functools import partial
 
 import pytest
 
-from reports.compare import State
-from reports.compare.evidence import effects, is_bounded, judge
-from reports.compare.states import Effect
-from reports.schema import GateResult, ReportError
+from specmatrix.reports.compare import State
+from specmatrix.reports.compare.evidence import effects, is_bounded, judge
+from specmatrix.reports.compare.states import Effect
+from specmatrix.reports.schema import GateResult, ReportError
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

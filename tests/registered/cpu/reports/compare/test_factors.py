@@ -3,7 +3,7 @@ from itertools import product
 
 import pytest
 
-from reports.compare import common_factors
+from specmatrix.reports.compare import common_factors
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

@@ -2,10 +2,10 @@ from dataclasses import replace
 
 import pytest
 
-from reports.compare.acknowledge import Acknowledged, Acknowledgement
-from reports.compare.ledger import choice_changes, new_rewrites, rewrite_changes, signature
-from reports.compare.paths import PathChanges
-from reports.schema import Reason, Rewrite
+from specmatrix.reports.compare.acknowledge import Acknowledged, Acknowledgement
+from specmatrix.reports.compare.ledger import choice_changes, new_rewrites, rewrite_changes, signature
+from specmatrix.reports.compare.paths import PathChanges
+from specmatrix.reports.schema import Reason, Rewrite
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

@@ -2,9 +2,9 @@ from dataclasses import replace
 
 import pytest
 
-from reports.compare.paths import PathChanges, explanation, path_changes
-from reports.compare.states import PathChange
-from reports.schema import Reason
+from specmatrix.reports.compare.paths import PathChanges, explanation, path_changes
+from specmatrix.reports.compare.states import PathChange
+from specmatrix.reports.schema import Reason
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

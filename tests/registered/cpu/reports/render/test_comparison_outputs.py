@@ -8,15 +8,15 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from reports.calling import as_called
-from reports.compare import Acknowledgement, State, compare
-from reports.load import load
-from reports.render.comparison_markdown import comparison_markdown
-from reports.render.comparison_page import comparison_page
-from reports.render.files import write_comparison
-from reports.render.markdown import LIMIT
-from reports.render.terminal import print_comparison
-from reports.schema import GateResult, ReportError
+from specmatrix.reports.calling import as_called
+from specmatrix.reports.compare import Acknowledgement, State, compare
+from specmatrix.reports.load import load
+from specmatrix.reports.render.comparison_markdown import comparison_markdown
+from specmatrix.reports.render.comparison_page import comparison_page
+from specmatrix.reports.render.files import write_comparison
+from specmatrix.reports.render.markdown import LIMIT
+from specmatrix.reports.render.terminal import print_comparison
+from specmatrix.reports.schema import GateResult, ReportError
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

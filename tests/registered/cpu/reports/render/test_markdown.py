@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reports.render.markdown import LIMIT, Document, code, escape
+from specmatrix.reports.render.markdown import LIMIT, Document, code, escape
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

@@ -4,7 +4,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from reports.render.plots import MOST_POINTS, Point, Row, curve_plot, glyph, strip_plot
+from specmatrix.reports.render.plots import MOST_POINTS, Point, Row, curve_plot, glyph, strip_plot
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

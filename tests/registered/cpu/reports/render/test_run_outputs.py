@@ -9,13 +9,13 @@ from html.parser import HTMLParser
 import pytest
 from rich.console import Console
 
-from reports.calling import as_called
-from reports.load import load
-from reports.render.files import write_run
-from reports.render.markdown import LIMIT
-from reports.render.run_markdown import run_markdown
-from reports.render.run_page import MOST_ROWS, run_page
-from reports.render.run_plots import (
+from specmatrix.reports.calling import as_called
+from specmatrix.reports.load import load
+from specmatrix.reports.render.files import write_run
+from specmatrix.reports.render.markdown import LIMIT
+from specmatrix.reports.render.run_markdown import run_markdown
+from specmatrix.reports.render.run_page import MOST_ROWS, run_page
+from specmatrix.reports.render.run_plots import (
     acceptance_plot,
     acceptance_point,
     accuracy_point,
@@ -23,9 +23,9 @@ from reports.render.run_plots import (
     ratio_point,
     shape,
 )
-from reports.render.terminal import print_run
-from reports.render.view import view
-from reports.schema import GateResult, Reason, ReportError, Rewrite, Waiver
+from specmatrix.reports.render.terminal import print_run
+from specmatrix.reports.render.view import view
+from specmatrix.reports.schema import GateResult, Reason, ReportError, Rewrite, Waiver
 
 pytestmark = pytest.mark.register(est_seconds=2, tier="cpu", stage="pr")
 

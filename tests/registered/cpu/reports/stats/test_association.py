@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy.stats import binomtest, false_discovery_control
 from scipy.stats import fisher_exact as scipy_fisher
 
-from reports.stats import benjamini_hochberg, fisher_exact, fisher_log, sign_test
+from specmatrix.reports.stats import benjamini_hochberg, fisher_exact, fisher_log, sign_test
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from reports.stats import ratio_change
+from specmatrix.reports.stats import ratio_change
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

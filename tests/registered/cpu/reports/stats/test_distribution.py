@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from scipy.stats import kstest
 
-from reports.stats import ks_uniform, randomised_pit
+from specmatrix.reports.stats import ks_uniform, randomised_pit
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom, binomtest
 
-from reports.stats import detectable_drop, mcnemar, paired_difference, zero_count_bound
+from specmatrix.reports.stats import detectable_drop, mcnemar, paired_difference, zero_count_bound
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reports.stats import (
+from specmatrix.reports.stats import (
     difference_interval,
     two_rate_test,
     wilson,

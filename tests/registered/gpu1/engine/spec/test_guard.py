@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.api import LLM
-from engine.core.config import EngineConfig
-from engine.core.request import SamplingParams
-from engine.register import forget_algorithm, register_algorithm
+from specmatrix.engine.api import LLM
+from specmatrix.engine.core.config import EngineConfig
+from specmatrix.engine.core.request import SamplingParams
+from specmatrix.engine.register import forget_algorithm, register_algorithm
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "cpu" / "engine"))
 from pretender import BATCH_LIES, READERS, ROW_LIES, SHAPE, TRAITS, WRITERS, KeepsNumpy, Pretender, reader

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.api import LLM
-from engine.ranks.llm import RankedLLM
-from matrix.zoo.registry import resolve_path
+from specmatrix.engine.api import LLM
+from specmatrix.engine.ranks.llm import RankedLLM
+from specmatrix.matrix.zoo.registry import resolve_path
 
 sys.path.insert(0, str(Path(__file__).parents[4] / "support"))
 from gpu_ranks import (

@@ -1,0 +1,1 @@
+../../specmatrix/__init__.py

@@ -1,0 +1,1 @@
+../../specmatrix/__main__.py

@@ -1,0 +1,8 @@
+"""`python -m specmatrix` is the command `specmatrix`."""
+
+import sys
+
+from specmatrix.matrix.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())
