@@ -1,1 +1,42 @@
-"""The reference engine: speculative decoding with every accounting step in the open."""
+"""The reference engine: speculative decoding with every accounting step in the open.
+
+    from specmatrix.engine import LLM, EngineConfig, SamplingParams
+
+These names are imported when they are first used, as the engine's configuration and errors serve without torch too.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from specmatrix.engine.api import LLM as LLM
+    from specmatrix.engine.api import Output as Output
+    from specmatrix.engine.core.config import EngineConfig as EngineConfig
+    from specmatrix.engine.core.errors import ConfigError as ConfigError
+    from specmatrix.engine.core.errors import EngineBug as EngineBug
+    from specmatrix.engine.core.errors import EngineError as EngineError
+    from specmatrix.engine.core.errors import RequestError as RequestError
+    from specmatrix.engine.core.request import SamplingParams as SamplingParams
+    from specmatrix.engine.core.session import SessionParams as SessionParams
+    from specmatrix.engine.ranks.llm import RankedLLM as RankedLLM
+    from specmatrix.engine.register import register_algorithm as register_algorithm
+
+HOMES: Final = {
+    "LLM": "api",
+    "Output": "api",
+    "EngineConfig": "core.config",
+    "ConfigError": "core.errors",
+    "EngineBug": "core.errors",
+    "EngineError": "core.errors",
+    "RequestError": "core.errors",
+    "SamplingParams": "core.request",
+    "SessionParams": "core.session",
+    "RankedLLM": "ranks.llm",
+    "register_algorithm": "register",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{HOMES[name]}"), name)

@@ -11,12 +11,12 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Final, cast
 
 import typer
 
+from specmatrix import __version__
 from specmatrix.engine.core.errors import ConfigError, EngineError
 from specmatrix.matrix.commands.flags import EPILOG
 from specmatrix.matrix.stopping import Stopped, stoppable
@@ -50,7 +50,7 @@ Models = Annotated[
 
 def _say_version(asked: bool) -> None:
     if asked:
-        print(f"specmatrix {version('specmatrix')}")
+        print(f"specmatrix {__version__}")
         raise typer.Exit
 
 

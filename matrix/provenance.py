@@ -12,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
+from specmatrix import HOME, __version__
 from specmatrix.ci.tiers import tier as find_tier
 from specmatrix.matrix.gates.gate import Gate
 from specmatrix.matrix.lockfile import LOCK_FILE
@@ -20,9 +21,9 @@ from specmatrix.matrix.waivers import WAIVERS
 from specmatrix.matrix.zoo.registry import TARGETS, TEST, oracle_file, zoo_hash
 from specmatrix.reports.schema import Header
 
-ROOT: Final = Path(__file__).parents[1]
+ROOT: Final = HOME
 UNKNOWN: Final = "unknown"
-PACKAGES: Final = ("torch", "transformers", "specmatrix")
+PACKAGES: Final = ("torch", "transformers")
 
 
 def run_header(tier: str, stage: str, seed: int, gates: Iterable[Gate]) -> Header:
@@ -34,7 +35,11 @@ def run_header(tier: str, stage: str, seed: int, gates: Iterable[Gate]) -> Heade
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         commit=_git("rev-parse", "HEAD") or UNKNOWN,
         dirty=bool(_git("status", "--porcelain", "--untracked-files=no")),
-        versions={"python": platform.python_version()} | {name: _version(name) for name in PACKAGES},
+        versions={
+            "python": platform.python_version(),
+            **{name: _version(name) for name in PACKAGES},
+            "specmatrix": __version__,
+        },
         host={"cpu": _cpu(), "cores": os.cpu_count(), "gpus": []},
         lock_hash=files_hash([LOCK_FILE]),
         data_hash=files_hash([TEST, *map(oracle_file, TARGETS)]),
@@ -55,7 +60,12 @@ def files_hash(paths: Iterable[Path]) -> str:
 
 
 def _git(*words: str) -> str:
-    """What git says of this checkout; empty where there is no git or no checkout."""
+    """What git says of this checkout; empty where there is no git or no checkout.
+
+    An installation may lie below a checkout of something else.
+    """
+    if not (ROOT / "pyproject.toml").is_file():
+        return ""
     try:
         done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):

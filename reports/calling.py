@@ -16,7 +16,8 @@ def as_called(command: str) -> str:
     """A `specmatrix` command as a shell here runs it.
 
     The name alone where the shell finds this installation by it; else its path, from the working directory where it
-    lies below. A report itself holds the name alone, for it is read on other machines.
+    lies below; `python -m specmatrix` where it is not installed. A report itself holds the name alone, for it is read
+    on other machines.
     """
     name, space, rest = command.partition(" ")
     return f"{_console()}{space}{rest}" if name == CONSOLE else command
@@ -24,8 +25,10 @@ def as_called(command: str) -> str:
 
 def _console() -> str:
     beside = Path(sys.executable).with_name(CONSOLE)
+    if not beside.is_file():
+        return f"{shlex.quote(sys.executable)} -m {CONSOLE}"
     found = shutil.which(CONSOLE)
-    if not beside.is_file() or (found is not None and Path(found).samefile(beside)):
+    if found is not None and Path(found).samefile(beside):
         return CONSOLE
     here = Path.cwd()
     path = str(beside.relative_to(here)) if beside.is_relative_to(here) else str(beside)

@@ -31,7 +31,7 @@ def _judged(name: str, gpu: bool) -> dict[str, Any]:
     start = perf_counter()
     state, message = "PASS", ""
     if find_spec("triton") is None:
-        state, message = "NOT MEASURED", "the laws of kernels need triton; install the extra dev"
+        state, message = "NOT MEASURED", "the laws of kernels need triton; install specmatrix with its extra `kernels`"
     else:
         try:
             _keeps_the_laws(name, gpu)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import specmatrix
 from specmatrix.ci.local import VISIBLE
 from specmatrix.ci.tiers import tier as find_tier
 from specmatrix.engine.core.errors import ConfigError
@@ -22,7 +23,7 @@ from specmatrix.matrix.faults.fault import Fault
 from specmatrix.matrix.faults.laws import PREFIX
 from specmatrix.matrix.faults.processes import Processes
 
-ROOT: Final = Path(__file__).parents[2]
+ROOT: Final = specmatrix.HOME
 PACKAGES: Final = ("engine", "kernels", "matrix", "ci", "reports")
 # What lets Triton's kernels run without a GPU (`kernels.backend`, which needs torch).
 INTERPRETER: Final = "TRITON_INTERPRET"
@@ -50,10 +51,14 @@ class Trial:
 
 @contextmanager
 def planted(fault: Fault | None) -> Iterator[Path]:
-    """A copy of the packages with the fault in it (None: as they are). ConfigError if the fault does not apply."""
+    """A copy of the packages, laid out as in a checkout, with the fault in it (None: as they are). ConfigError if the
+    fault does not apply."""
     with Scratch("fault") as tree:
         for package in PACKAGES:
             shutil.copytree(ROOT / package, tree / package)
+        (tree / "specmatrix").mkdir()
+        for path in Path(specmatrix.__file__).parent.glob("*.py"):
+            shutil.copy(path, tree / "specmatrix")
         if fault is not None:
             fault.apply(tree)
             for edit in fault.edits:
@@ -80,7 +85,8 @@ def trial(
     with planted(fault) as tree:
         file = tree / "verdicts.jsonl"
         command = [sys.executable, "-m", "specmatrix.matrix.faults.trial", str(tree), tier, str(seed), str(file)]
-        environment = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+        path = os.pathsep.join([str(tree), *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
         if not find_tier(tier).gpus:
             environment |= {VISIBLE: "", INTERPRETER: "1"}
         words = [*command, *(cell.id for cell in cells), *(PREFIX + name for name in operations)]

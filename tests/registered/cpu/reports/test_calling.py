@@ -50,9 +50,9 @@ def test_another_installation_on_the_path_is_not_this_one(
     assert as_called(COMMAND).startswith(".venv/bin/specmatrix run ")
 
 
-def test_without_a_console_the_name_stays(installed: Path):
+def test_a_checkout_that_is_not_installed_is_run_as_a_module(installed: Path):
     installed.unlink()
-    assert as_called(COMMAND) == COMMAND
+    assert as_called(COMMAND) == f"'{installed.with_name('python')}' -m {COMMAND}"
 
 
 def test_another_command_stays_as_it_is(installed: Path):

@@ -29,7 +29,8 @@ def test_an_unknown_operation_lists_the_known_ones():
 
 def test_without_triton_nothing_was_measured(monkeypatch):
     monkeypatch.setattr(laws, "find_spec", lambda name: None)
-    assert verdict("store_kv") == ("NOT MEASURED", "the laws of kernels need triton; install the extra dev")
+    sentence = "the laws of kernels need triton; install specmatrix with its extra `kernels`"
+    assert verdict("store_kv") == ("NOT MEASURED", sentence)
 
 
 def test_reading_where_nothing_is_breaks_a_law_and_other_errors_are_crashes(monkeypatch):
