@@ -1,4 +1,4 @@
-"""The report of a pytest session over cells: `pytest --report DIR`."""
+"""The report of a pytest session over cells: `pytest --specmatrix-report DIR`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 
 from specmatrix.ci.local import Job, lost_cell
 from specmatrix.matrix.cell import Cell
+from specmatrix.matrix.cell_items import CPU, RECORD
 from specmatrix.matrix.gates.table import GATES
-from specmatrix.matrix.plugin import CPU, RECORD, CollectionErrors
 from specmatrix.matrix.provenance import run_header
 from specmatrix.matrix.selection import is_id
 from specmatrix.reports.codec import decode_cell
@@ -24,16 +24,20 @@ from specmatrix.reports.writer import ReportWriter
 class CellReports:
     """Writes the records of cells as they come in; the report becomes whole when the session ends."""
 
-    def __init__(self, config: pytest.Config, errors: CollectionErrors) -> None:
-        self.errors = errors
-        self.directory = Path(config.getoption("--report"))
-        self.job = Job(config.getoption("--matrix-seed"), CPU, config.getoption("--stage"))
+    def __init__(self, config: pytest.Config) -> None:
+        self.uncollected = False
+        self.directory = Path(config.option.specmatrix_report)
+        self.job = Job(config.option.specmatrix_seed, CPU, config.option.specmatrix_stage)
         self.probes: ProbeVerdict | None = None
         header = run_header(self.job.tier, self.job.stage, self.job.seed, GATES)
         try:
             self.writer = ReportWriter(self.directory, header)
         except ReportError as error:
             raise pytest.UsageError(str(error)) from None
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Note a collection that failed, here or in a worker."""
+        self.uncollected |= report.failed
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Write the record that came with the report; a worker that died at a cell sends none."""
@@ -47,7 +51,7 @@ class CellReports:
 
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         """Close the report, unless cells are missing because the session was cut short; unhit probes fail it."""
-        if exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED) and not self.errors.found:
+        if exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED) and not self.uncollected:
             self.writer.close()
             self.probes = write_run(load(self.directory)).summary.probes
             if self.probes.state == "FAIL":

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from specmatrix.matrix.cell import Cell
-from specmatrix.matrix.plugin import CellFailed
+from specmatrix.matrix.cell_items import CellFailed
 from specmatrix.matrix.runner import reference_runner
 from specmatrix.reports.load import load
 
@@ -46,7 +46,7 @@ def test_selector_and_limit():
     ("words", "sentence"),
     [
         (("--cells", "topk=3"), "topk has no value '3'; it must be one of auto, 1, 2, 4"),
-        (("--stage", "weekly"), "invalid choice: 'weekly'"),
+        (("--stage", "weekly"), "stage 'weekly' is unknown; it must be one of smoke, pr, nightly, product"),
         (("--report", "/dev/null/there"), "cannot write a report in /dev/null/there"),
     ],
 )
@@ -103,7 +103,16 @@ def test_a_cell_has_the_hooks_of_its_own_folder(tmp_path: Path):
         (tmp_path / folder / "conftest.py").write_text(hook)
         cells = "from specmatrix.matrix.plugin import MatrixCells\ncells = MatrixCells()\n"
         (tmp_path / folder / f"test_{folder}.py").write_text(cells)
-    words = ["--collect-only", "-q", "-s", "-p", "no:cacheprovider", "--cells", "eagle3.p16.pair.length", str(tmp_path)]
+    words = [
+        "--collect-only",
+        "-q",
+        "-s",
+        "-p",
+        "no:cacheprovider",
+        "--specmatrix-cells",
+        "eagle3.p16.pair.length",
+        str(tmp_path),
+    ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "pytest", *words]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)

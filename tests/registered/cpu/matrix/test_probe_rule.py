@@ -76,8 +76,8 @@ def test_a_selection_judges_no_probe(tree, tmp_path):
 
 
 def test_an_unhit_probe_fails_pytest(tree, tmp_path):
-    command = ("-m", "pytest", FILE, "-q", "-p", "no:cacheprovider", "--stage", "nightly")
-    done = inside(tree, *command, "-n", "2", "--report", str(tmp_path))
+    command = ("-m", "pytest", FILE, "-q", "-p", "no:cacheprovider", "--specmatrix-stage", "nightly")
+    done = inside(tree, *command, "-n", "2", "--specmatrix-report", str(tmp_path))
     assert "2 passed" in done.stdout, done.stdout + done.stderr
     assert done.returncode == 1
     assert "probes: prefill.chunked, decode.batched" in done.stdout

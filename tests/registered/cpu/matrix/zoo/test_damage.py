@@ -25,7 +25,7 @@ COMMANDS = {
     "pytest of two workers": ("-m", "pytest", "-p", "no:cacheprovider", "-q", "-n", "2", "test_cells.py"),
     "bench": (*CONSOLE, "bench", "harness", "--out", "out"),
     "zoo acceptance": (*CONSOLE, "zoo", "acceptance", "--prompts", "2"),
-    "pytest": ("-m", "pytest", "-p", "no:cacheprovider", "-q", "test_cells.py", "--cells", "none.length"),
+    "pytest": ("-m", "pytest", "-p", "no:cacheprovider", "-q", "test_cells.py", "--specmatrix-cells", "none.length"),
 }
 
 
