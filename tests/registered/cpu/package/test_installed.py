@@ -1,0 +1,163 @@
+"""The wheel, and a checkout that is not installed: what they hold, and that every kind of command runs from there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.register(est_seconds=75, tier="cpu", stage="pr")
+
+ROOT = Path(__file__).parents[4]
+TOP = ("engine", "kernels", "matrix", "ci", "reports", "benchmarks")
+# Records of the repository, which no command reads.
+RECORDS = ("reports/log/", "reports/baselines/")
+HOST = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+COMMANDS = {
+    ("run", "--stage", "smoke", "--cells", "tp=2 or model=deepseek", "--workers", "2"): "green: 0 cells red of 2",
+    ("generate", "Tom has 2 apples and buys 3 more. How many has he?"): "#### 5",
+    ("contract", "none"): "NONE keeps the contract in 3 launches",
+    ("faults", "--only", "bonus-stride"): "1 of 1 faults killed",
+    ("zoo", "verify"): "llama-mini-eagle3: whole",
+    ("explain", "eagle3.qwen3"): "",
+    ("lock", "--check"): "",
+}
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sources, without what a build or an installation left among them."""
+    copy = tmp_path_factory.mktemp("checkout")
+    for folder in (*TOP, "specmatrix"):
+        shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__", "log", "baselines"))
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, copy)
+    return copy
+
+
+@pytest.fixture(scope="module")
+def wheel(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    source = shutil.copytree(checkout, folder / "source")
+    pip("wheel", "--no-build-isolation", "--wheel-dir", str(folder), str(source))
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("installed")
+    pip("install", "--target", str(target), str(wheel))
+    return target
+
+
+def pip(command: str, *words: str) -> None:
+    line = [sys.executable, "-m", "pip", command, "--quiet", "--disable-pip-version-check", "--no-deps", "--no-index"]
+    subprocess.run([*line, *words], check=True)
+
+
+@pytest.fixture
+def python(tmp_path: Path) -> Run:
+    """Python beside the host's packages, in an empty folder; `path` alone holds ours. Without `site` no editable
+    installation is found."""
+
+    def run(path: Path, *words: str) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(path), *HOST]), "OMP_NUM_THREADS": "1"}
+        return subprocess.run(
+            [sys.executable, "-S", *words], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
+
+    return run
+
+
+def test_the_wheel_holds_every_file_and_one_name_at_the_top(wheel: Path, checkout: Path):
+    names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    found = (path.relative_to(checkout).as_posix() for path in checkout.rglob("*") if path.is_file())
+    tops = {name: name if name.startswith("specmatrix/") else f"specmatrix/{name}" for name in found if "/" in name}
+    assert names == set(tops.values())
+    assert all(any(f"specmatrix/{folder}/" in name for name in names) for folder in TOP)
+    assert wheel.stat().st_size < 16 << 20
+
+
+def test_an_installation_adds_no_name_but_its_own(installed: Path):
+    assert sorted(path.name.partition("-")[0] for path in installed.iterdir()) == ["bin", "specmatrix", "specmatrix"]
+    assert [path.name for path in (installed / "bin").iterdir()] == ["specmatrix"]
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=lambda words: " ".join(words[:2]))
+def test_a_command_runs_installed(words: tuple[str, ...], installed: Path, python: Run):
+    done = python(installed, "-m", "specmatrix", *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert COMMANDS[words] in done.stdout
+    assert str(ROOT) not in done.stdout
+
+
+def test_a_checkout_runs_by_its_path_alone(checkout: Path, python: Run, tmp_path: Path):
+    done = python(checkout, "-m", "specmatrix", "run", "--cells", "none.tp2.pair", "--workers", "1", "--out", "out")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "green: 0 cells red of 1" in done.stdout and (tmp_path / "out" / "report.html").is_file()
+    version = python(checkout, "-m", "specmatrix", "--version")
+    assert (version.returncode, version.stdout.split()[0]) == (0, "specmatrix")
+
+
+def test_nothing_says_a_commit_that_is_not_ours(installed: Path, python: Run, tmp_path: Path):
+    """An environment may lie in the checkout of another project."""
+    git = ("git", "-c", "user.name=n", "-c", "user.email=e", "-C", str(tmp_path))
+    for words in (("init", "-q"), ("commit", "-q", "--allow-empty", "-m", "theirs")):
+        subprocess.run([*git, *words], check=True)
+    shutil.copytree(installed, tmp_path / "site")
+    code = "from specmatrix.matrix.provenance import run_header; print(run_header('cpu', 'pr', 0, ()).commit)"
+    done = python(tmp_path / "site", "-c", code)
+    assert done.stdout == "unknown\n", done.stderr
+
+
+FOREIGN = {
+    "engine/__init__.py": "speed = 3\n",
+    "kernels.py": "count = 4\n",
+    "conftest.py": """
+import gc, sys
+def pytest_addoption(parser):
+    for name in ("stage", "report", "cells", "limit", "seed"):
+        parser.addoption(f"--{name}", default="theirs")
+def pytest_unconfigure(config):
+    ours = {"specmatrix", "specmatrix.matrix", "specmatrix.matrix.plugin"}
+    loaded = {name for name in sys.modules if name.split(".")[0] in ("specmatrix", "torch", "numpy", "transformers")}
+    assert config.pluginmanager.has_plugin("specmatrix") and loaded == ours, loaded
+    assert gc.isenabled() and not gc.get_freeze_count()
+    print("nothing else was loaded")
+""",
+    "test_engine.py": """
+import engine, kernels
+def test_speed(request):
+    assert (engine.speed, kernels.count, request.config.getoption("--stage")) == (3, 4, "mine")
+    assert request.config.getoption("--report") == "theirs"
+""",
+}
+
+
+def test_a_project_with_an_engine_and_options_of_its_own_sees_nothing_of_the_plugin(
+    installed: Path, python: Run, tmp_path: Path
+):
+    for name, text in FOREIGN.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    done = python(installed, "-m", "pytest", "-q", "-W", "error", "--strict-markers", "--stage", "mine")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed" in done.stdout and "nothing else was loaded" in done.stdout
+
+
+def test_a_project_that_holds_cells_runs_them(installed: Path, python: Run, tmp_path: Path):
+    (tmp_path / "test_cells.py").write_text(
+        "from specmatrix.matrix.plugin import MatrixCells\ncells = MatrixCells()\n", encoding="utf-8"
+    )
+    done = python(installed, "-m", "pytest", "-q", "--specmatrix-cells", "none.length", "--specmatrix-report", "out")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed" in done.stdout and (tmp_path / "out" / "report.html").is_file()
