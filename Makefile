@@ -33,7 +33,7 @@ setup: .venv/.ready
 	@$(PYTHON) -m venv .venv || { echo "$(PYTHON) cannot make a virtual environment; on Debian install python3-venv" >&2; exit 2; }
 	$(PIP) $(TORCH) 2>/dev/null || $(PIP) --extra-index-url $(TORCH_INDEX) $(TORCH)
 	$(PIP) --requirement requirements.txt
-	$(PIP) --no-deps --editable .
+	$(PIP) --no-deps --no-build-isolation --editable .
 	@touch $@
 
 clean:

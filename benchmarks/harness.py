@@ -8,9 +8,10 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
-from pathlib import Path
+from importlib.util import find_spec
 from typing import Final, NamedTuple
 
+from specmatrix import HOME
 from specmatrix.benchmarks import cell_overhead, report_compare
 from specmatrix.benchmarks.metric import Metric, of, red, spread_of, unmeasured
 from specmatrix.benchmarks.pairs import seconds
@@ -18,7 +19,7 @@ from specmatrix.benchmarks.pairs import seconds
 CELLS: Final = 100_000
 RUNS: Final = 10
 SLOW_RUNS: Final = 3
-ROOT: Final = Path(__file__).parents[1]
+ROOT: Final = HOME
 MATRIX: Final = ROOT / "tests" / "registered" / "cpu" / "test_matrix.py"
 ENUMERATE: Final = f"""
 import json, sys
@@ -57,6 +58,7 @@ LOSSLESS: Final = (
     "page_size in (1, 4, 16, 64) and prefix_cache=on and context=model and memory=ample and slots=auto and "
     "batch in (single, pair) and session=none and finish=length and abort=none"
 )
+LOSSLESS_RATE: Final = "lossless_cells_per_minute"
 LOSSLESS_LEAST: Final = 1000
 LOSSLESS_GOAL: Final = 1000.0
 LOSSLESS_RUNS: Final = 2
@@ -115,7 +117,9 @@ def lock_check() -> Metric:
 def collection() -> Metric:
     """Seconds of `pytest --collect-only` over CELLS cells."""
     name, goal = "collect_100k_cells_seconds", 5.0
-    options = ["--collect-only", "-q", "--stage", "product", "--limit", str(CELLS)]
+    if missing := _missing():
+        return unmeasured(name, goal, missing)
+    options = ["--collect-only", "-q", "--specmatrix-stage", "product", "--specmatrix-limit", str(CELLS)]
     done, times = _repeat(_pytest(*options), SLOW_RUNS)
     if done.returncode:
         return unmeasured(name, goal, _last(done.stdout + done.stderr))
@@ -151,12 +155,14 @@ def lossless_rate() -> Metric:
     Every cell compares its tokens with drafter none's, which each process decodes once for equal requests, and passes
     its other gates.
     """
+    if missing := _missing():
+        return unmeasured(LOSSLESS_RATE, LOSSLESS_GOAL, missing)
     return cells_per_minute([_session(LOSSLESS) for _ in range(LOSSLESS_RUNS)])
 
 
 def cells_per_minute(sessions: Sequence[Session]) -> Metric:
     """The rate of sessions of at least LOSSLESS_LEAST green cells each; red where one is not."""
-    name = "lossless_cells_per_minute"
+    name = LOSSLESS_RATE
     for session in sessions:
         if session.failed or session.passed < LOSSLESS_LEAST:
             return red(name, LOSSLESS_GOAL, session.last)
@@ -166,9 +172,17 @@ def cells_per_minute(sessions: Sequence[Session]) -> Metric:
 
 
 def _session(cells: str) -> Session:
-    done, times = _repeat(_pytest("-q", "-n", "2", "--stage", "product", "--cells", cells), 1)
+    done, times = _repeat(_pytest("-q", "-n", "2", "--specmatrix-stage", "product", "--specmatrix-cells", cells), 1)
     found = re.search(r"(\d+) passed", done.stdout)
     return Session(int(found[1]) if found else 0, bool(done.returncode), times[0], _last(done.stdout + done.stderr))
+
+
+def _missing() -> str:
+    """What measuring through pytest lacks here, "" if nothing."""
+    absent = [name for name in ("pytest", "xdist") if find_spec(name) is None]
+    if absent:
+        return f"{absent[0]} is not installed; install specmatrix with its extra `pytest`"
+    return "" if MATRIX.is_file() else f"{MATRIX} is missing; cells are collected from a checkout"
 
 
 def _pytest(*options: str) -> list[str]:

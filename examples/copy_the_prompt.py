@@ -31,10 +31,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specmatrix.engine.api import LLM
-from specmatrix.engine.core.config import EngineConfig, Facts
-from specmatrix.engine.core.errors import ConfigError
-from specmatrix.engine.core.request import SamplingParams
+from specmatrix.engine import LLM, ConfigError, EngineConfig, SamplingParams
+from specmatrix.engine.core.config import Facts
 from specmatrix.engine.device.batch import StepBatch
 from specmatrix.engine.device.relay import Carry, DraftState, Relay
 from specmatrix.engine.register import BuildContext, Topology, Traits, register_algorithm

@@ -11,7 +11,7 @@ from types import ModuleType
 
 from torch import Tensor
 
-from specmatrix.engine.core.errors import KernelError
+from specmatrix.engine.core.errors import ConfigError, KernelError
 
 INTERPRETER = "TRITON_INTERPRET"
 _everywhere = False
@@ -30,7 +30,14 @@ def on_triton(tensor: Tensor) -> bool:
 @lru_cache(maxsize=64)
 def _neighbour(eager: str) -> ModuleType:
     # Late, as triton is absent where no GPU is, and reads its interpreter's flag when it is first imported.
-    return import_module(eager.removesuffix("eager") + "triton")
+    try:
+        return import_module(eager.removesuffix("eager") + "triton")
+    except ModuleNotFoundError as error:
+        if error.name != "triton":
+            raise
+        raise ConfigError(
+            "triton is not installed and a GPU needs it; install specmatrix with its extra `kernels`"
+        ) from None
 
 
 def check_interpreter() -> None:

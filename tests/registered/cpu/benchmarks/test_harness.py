@@ -63,3 +63,13 @@ def test_the_lossless_cells_are_many_and_long_enough():
     assert len({cell.algorithm for cell in cells}) == 5
     asks = [ask for cell in cells for ask in workload(cell, 0)]
     assert all(ask.ignore_eos and ask.max_new_tokens >= 32 and not ask.abort_after for ask in asks)
+
+
+def test_what_pytest_measures_needs_it_and_a_checkout(monkeypatch, tmp_path):
+    monkeypatch.setattr(harness, "MATRIX", tmp_path / "test_matrix.py")
+    notes = {metric().note for metric in (harness.collection, harness.lossless_rate)}
+    assert notes == {f"{tmp_path / 'test_matrix.py'} is missing; cells are collected from a checkout"}
+    monkeypatch.setattr(harness, "find_spec", lambda name: None)
+    metric = harness.collection()
+    note = "pytest is not installed; install specmatrix with its extra `pytest`"
+    assert (metric.state, metric.note) == ("not measured", note)

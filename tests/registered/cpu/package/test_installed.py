@@ -6,11 +6,14 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 pytestmark = pytest.mark.register(est_seconds=75, tier="cpu", stage="pr")
 
@@ -69,8 +72,8 @@ def python(tmp_path: Path) -> Run:
     """Python beside the host's packages, in an empty folder; `path` alone holds ours. Without `site` no editable
     installation is found."""
 
-    def run(path: Path, *words: str) -> subprocess.CompletedProcess[str]:
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(path), *HOST]), "OMP_NUM_THREADS": "1"}
+    def run(path: Path, *words: str, host: Sequence[str] = HOST) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(path), *host]), "OMP_NUM_THREADS": "1"}
         return subprocess.run(
             [sys.executable, "-S", *words], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
         )
@@ -106,6 +109,69 @@ def test_a_checkout_runs_by_its_path_alone(checkout: Path, python: Run, tmp_path
     assert "green: 0 cells red of 1" in done.stdout and (tmp_path / "out" / "report.html").is_file()
     version = python(checkout, "-m", "specmatrix", "--version")
     assert (version.returncode, version.stdout.split()[0]) == (0, "specmatrix")
+
+
+@pytest.fixture(scope="module")
+def required(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that holds what the wheel requires, and none of its extras."""
+    folder = tmp_path_factory.mktemp("required")
+    wanted = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
+    seen: set[str] = set()
+    while wanted:
+        found = distribution(Requirement(wanted.pop()).name)
+        if found.name in seen:
+            continue
+        seen.add(found.name)
+        wanted += [text for text in found.requires or () if _always(Requirement(text))]
+        for name in {file.parts[0] for file in found.files or ()} - {"..", "__pycache__"}:
+            if not (folder / name).exists():
+                (folder / name).symlink_to(found.locate_file(name))
+    return folder
+
+
+def _always(wanted: Requirement) -> bool:
+    return wanted.marker is None or wanted.marker.evaluate({"extra": ""})
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "sentence"),
+    [
+        (("run", "--cells", "none.length", "--workers", "1"), 0, "green: 0 cells red of 1"),
+        (
+            ("accuracy", "--data", "none.jsonl"),
+            2,
+            "lm-eval is not installed; install specmatrix with its extra `accuracy`",
+        ),
+        (("tests",), 2, "has no registered tests; they are part of a checkout, not of an installed package"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else None,
+)
+def test_without_extras_a_command_runs_or_names_what_it_lacks(
+    words: tuple[str, ...], status: int, sentence: str, installed: Path, required: Path, python: Run, tmp_path: Path
+):
+    (tmp_path / "none.jsonl").write_text('{"question": "1 + 1?", "answer": "#### 2"}\n')
+    done = python(installed, "-m", "specmatrix", *words, host=[str(required)])
+    assert done.returncode == status, done.stdout + done.stderr
+    assert sentence in done.stdout + done.stderr and "Traceback" not in done.stderr
+
+
+WITHOUT_TRITON = """
+import torch
+from specmatrix.engine import ConfigError
+from specmatrix.kernels import backend, tree_layout
+backend.on_triton = lambda tensor: True
+try:
+    backend.chosen(tree_layout.eager, torch.zeros(1))
+except ConfigError as error:
+    print(error)
+"""
+
+
+def test_a_gpu_without_triton_names_the_extra(installed: Path, required: Path, python: Run):
+    if (required / "triton").exists():
+        pytest.skip("this build of torch brings triton")
+    done = python(installed, "-c", WITHOUT_TRITON, host=[str(required)])
+    assert done.stdout == "triton is not installed and a GPU needs it; install specmatrix with its extra `kernels`\n"
 
 
 def test_nothing_says_a_commit_that_is_not_ours(installed: Path, python: Run, tmp_path: Path):
