@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-pytestmark = pytest.mark.register(est_seconds=75, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=70, tier="cpu", stage="pr")
 
 ROOT = Path(__file__).parents[4]
 TOP = ("engine", "kernels", "matrix", "ci", "reports", "benchmarks")
@@ -41,6 +41,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     copy = tmp_path_factory.mktemp("checkout")
     for folder in (*TOP, "specmatrix"):
         shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__", "log", "baselines"))
+    shutil.copytree(ROOT / ".lint", copy / ".lint", symlinks=True)
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy)
     return copy
@@ -83,9 +84,9 @@ def python(tmp_path: Path) -> Run:
 
 def test_the_wheel_holds_every_file_and_one_name_at_the_top(wheel: Path, checkout: Path):
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
-    found = (path.relative_to(checkout).as_posix() for path in checkout.rglob("*") if path.is_file())
-    tops = {name: name if name.startswith("specmatrix/") else f"specmatrix/{name}" for name in found if "/" in name}
-    assert names == set(tops.values())
+    found = [path for folder in TOP for path in (checkout / folder).rglob("*") if path.is_file()]
+    own = {f"specmatrix/{path.name}" for path in (checkout / "specmatrix").iterdir()}
+    assert names == own | {f"specmatrix/{path.relative_to(checkout).as_posix()}" for path in found}
     assert all(any(f"specmatrix/{folder}/" in name for name in names) for folder in TOP)
     assert wheel.stat().st_size < 16 << 20
 
@@ -103,12 +104,22 @@ def test_a_command_runs_installed(words: tuple[str, ...], installed: Path, pytho
     assert str(ROOT) not in done.stdout
 
 
-def test_a_checkout_runs_by_its_path_alone(checkout: Path, python: Run, tmp_path: Path):
-    done = python(checkout, "-m", "specmatrix", "run", "--cells", "none.tp2.pair", "--workers", "1", "--out", "out")
+@pytest.mark.parametrize("folder", [".", ".lint"])
+def test_a_checkout_runs_by_its_path_alone(folder: str, checkout: Path, python: Run, tmp_path: Path):
+    run = ("run", "--cells", "none.tp2.pair", "--workers", "1", "--out", "out")
+    done = python(checkout / folder, "-m", "specmatrix", *run)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "green: 0 cells red of 1" in done.stdout and (tmp_path / "out" / "report.html").is_file()
-    version = python(checkout, "-m", "specmatrix", "--version")
+    version = python(checkout / folder, "-m", "specmatrix", "--version")
     assert (version.returncode, version.stdout.split()[0]) == (0, "specmatrix")
+
+
+def test_the_links_hide_no_package_of_the_host(checkout: Path, python: Run, tmp_path: Path):
+    """Hugging Face's `kernels`, which transformers imports, is one."""
+    (tmp_path / "kernels.py").write_text("theirs = True\n")
+    code = "import specmatrix.kernels, kernels; print(specmatrix.HOME, kernels.theirs)"
+    done = python(checkout / ".lint", "-c", code, host=[str(tmp_path)])
+    assert done.stdout.split() == [str(checkout), "True"], done.stderr
 
 
 @pytest.fixture(scope="module")
