@@ -59,7 +59,7 @@ SESSION_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="span-left-as-it-was",
         klass=STALE,
-        origin="sglang#10846 between two turns: draft KV of a token that nobody said",
+        origin="sglang#10846 between two turns: draft KV of a token that was never emitted",
         file="engine/device/batch.py",
         old="        return slots.masked_fill(at >= (self.start + self.lengths)[:, None], 0)\n",
         new="        first = (at == self.start[:, None]) & (at > 0)\n"
