@@ -92,7 +92,7 @@ def list_faults(only: Sequence[str], tier: str, json_: bool) -> int:
     find_tier(tier)
     chosen = select(only, tier)
     if json_:
-        facts = [{"id": f.id, "class": f.klass, "origin": f.origin, "file": f.file, "why": f.why} for f in chosen]
+        facts = [{"id": f.id, "class": f.klass, "origin": f.origin, "within": f.within, "why": f.why} for f in chosen]
         print(json.dumps(facts))
     else:
         for fault in chosen:

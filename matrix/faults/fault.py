@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ast
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,9 +14,13 @@ from specmatrix.matrix.faults.selection import pick
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """One replacement: `old` stands exactly once in `file` (relative to the root of the repository)."""
+    """One replacement in a definition: a function, a class, or a constant of a module or class.
 
-    file: str
+    within: the definition's qualified name without its module (`Ledger.settle`), so that moving a module changes no
+    fault. old: stands exactly once in all definitions of that name. new: what replaces it.
+    """
+
+    within: str
     old: str
     new: str
 
@@ -24,9 +29,9 @@ class Edit:
 class Fault:
     """One defect of the catalogue.
 
-    klass: class of defect. origin: the report that it repeats. file, old, new: the defect; also: further replacements
-    where one place alone would be caught by a guard. expected: gates that must fail, at least one of them.
-    cells: ids or selectors (up to two cells each) of the smallest cells that exercise it. why: what it does, in words.
+    klass: class of defect. origin: the report that it repeats. within, old, new: the defect (see `Edit`); also:
+    further replacements where one place alone would be caught by a guard. expected: gates that must fail, at least one
+    of them. cells: ids or selectors (up to two cells each) of the smallest cells that exercise it. why: its effect.
     tier: where the cells must run to exercise it; also_on: further tiers.
     operations: kernels whose laws it breaks (`matrix.faults.laws`). Cells of such a fault run on a GPU only, as other
     forms of the operations run on a CPU.
@@ -35,7 +40,7 @@ class Fault:
     id: str
     klass: str
     origin: str
-    file: str
+    within: str
     old: str
     new: str
     expected: tuple[str, ...]
@@ -53,22 +58,64 @@ class Fault:
     @property
     def edits(self) -> tuple[Edit, ...]:
         """Every replacement, the defect first."""
-        return (Edit(self.file, self.old, self.new), *self.also)
+        return (Edit(self.within, self.old, self.new), *self.also)
 
     def chosen(self, locked: Sequence[Cell]) -> list[Cell]:
         """The cells to run, from the explicit ids and the cells of a stage. ConfigError if a selector finds none."""
         return pick(self.cells, locked, self.id)
 
-    def apply(self, root: Path) -> None:
-        """Plant the fault in the tree at `root`. ConfigError if an old text does not stand there exactly once."""
+    def changes(self, root: Path) -> dict[Path, str]:
+        """New texts of the files under `root` that the fault changes. ConfigError if it does not apply."""
+        texts = {path: path.read_text(encoding="utf-8") for path in sorted(root.rglob("*.py"))}
+        changed: dict[Path, str] = {}
         for edit in self.edits:
-            path = root / edit.file
-            text = path.read_text(encoding="utf-8") if path.is_file() else ""
-            found = text.count(edit.old)
-            if found != 1:
+            found = [(path, at) for path, text in texts.items() for at in _places(text, edit)]
+            if len(found) != 1:
                 first = edit.old.strip().splitlines()[0]
                 raise ConfigError(
-                    f"fault {self.id} does not apply: {first!r} stands {found} times in {edit.file}, not once; "
-                    "move the fault along with the code"
+                    f"fault {self.id} does not apply: {first!r} occurs {len(found)} times in {edit.within}, not once; "
+                    "update the fault to match the code"
                 )
-            path.write_text(text.replace(edit.old, edit.new), encoding="utf-8")
+            [(path, at)] = found
+            text = texts[path]
+            changed[path] = texts[path] = text[:at] + edit.new + text[at + len(edit.old) :]
+        return changed
+
+    def apply(self, root: Path) -> list[Path]:
+        """Plant the fault in the tree at `root`; the files it changed. ConfigError if it does not apply."""
+        changed = self.changes(root)
+        for path, text in changed.items():
+            path.write_text(text, encoding="utf-8")
+        return list(changed)
+
+
+def _places(text: str, edit: Edit) -> set[int]:
+    """Offsets in a source text at which the replacement applies."""
+    if edit.old not in text or edit.within.rpartition(".")[2] not in text:
+        return set()
+    starts = [0]
+    for line in text.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+    places = set()
+    for name, first, last in _definitions(ast.parse(text)):
+        if name == edit.within:
+            at = text.find(edit.old, starts[first - 1], starts[last])
+            while at >= 0:
+                places.add(at)
+                at = text.find(edit.old, at + 1, starts[last])
+    return places
+
+
+def _definitions(node: ast.AST, prefix: str = "", local: bool = False) -> Iterator[tuple[str, int, int]]:
+    """Qualified name, first and last line of every function, class, and constant of a module or class."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            first = min([child.lineno, *(decorator.lineno for decorator in child.decorator_list)])
+            yield prefix + child.name, first, child.end_lineno or first
+            yield from _definitions(child, f"{prefix}{child.name}.", local or not isinstance(child, ast.ClassDef))
+        elif isinstance(child, ast.Assign | ast.AnnAssign):
+            target = child.targets[0] if isinstance(child, ast.Assign) else child.target
+            if isinstance(target, ast.Name) and not local:
+                yield prefix + target.id, child.lineno, child.end_lineno or child.lineno
+        else:
+            yield from _definitions(child, prefix, local)

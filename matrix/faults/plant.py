@@ -60,10 +60,9 @@ def planted(fault: Fault | None) -> Iterator[Path]:
         for path in Path(specmatrix.__file__).parent.glob("*.py"):
             shutil.copy(path, tree / "specmatrix")
         if fault is not None:
-            fault.apply(tree)
-            for edit in fault.edits:
+            for path in fault.apply(tree):
                 # Same size and same second would let the old byte code pass for the new source.
-                Path(importlib.util.cache_from_source(str(tree / edit.file))).unlink(missing_ok=True)
+                Path(importlib.util.cache_from_source(str(path))).unlink(missing_ok=True)
         yield tree
 
 

@@ -9,7 +9,7 @@ ACCURACY_FAULTS: Final[tuple[Fault, ...]] = (
         id="answers-unmatched",
         klass="the test itself",
         origin="vllm#6743: a test that tested nothing",
-        file="matrix/workload.py",
+        within="_ask",
         old="        answer=answer if cell.batch",
         new="        answer=questions()[index - 1][1] if cell.batch",
         expected=("accuracy",),
@@ -20,7 +20,7 @@ ACCURACY_FAULTS: Final[tuple[Fault, ...]] = (
         id="temperature-drifts",
         klass="sampling distribution",
         origin="rule: sampling state applied twice, sglang#33643",
-        file="engine/device/sample.py",
+        within="pick",
         old="    return draw(logits, coins, rows.temperature,",
         new=(
             "    spent = 1.0 + (emit_positions - 24).clamp(min=0)[..., None] / 8\n"

@@ -4,8 +4,6 @@ from typing import Final
 
 from specmatrix.matrix.faults.fault import Edit, Fault
 
-CONTROLLER: Final = "engine/core/adaptive.py"
-LOOP: Final = "engine/loop.py"
 STALE: Final = "stale or un-restored state"
 OFF_BY_ONE: Final = "off-by-one length or KV position"
 IGNORED: Final = "silent fallback / ignored parameter"
@@ -15,7 +13,7 @@ ADAPTIVE_FAULTS: Final[tuple[Fault, ...]] = (
         id="adaptive-present-width",
         klass="stride / indexing",
         origin="sglang#23336",
-        file=LOOP,
+        within="Loop._observe",
         old="            self.scheduler.steps.observe(len(requests), plan.rows[0].width, live)\n",
         new="            self.scheduler.steps.observe(len(requests), self.scheduler.steps.steps + 1, live)\n",
         expected=("adaptive",),
@@ -26,7 +24,7 @@ ADAPTIVE_FAULTS: Final[tuple[Fault, ...]] = (
         id="adaptive-present-batch",
         klass=STALE,
         origin="sglang#24055",
-        file=LOOP,
+        within="Loop._observe",
         old="            self.scheduler.steps.observe(len(requests), plan.rows[0].width, live)\n",
         new="            self.scheduler.steps.observe(len(self.scheduler.active), plan.rows[0].width, live)\n",
         expected=("adaptive",),
@@ -37,7 +35,7 @@ ADAPTIVE_FAULTS: Final[tuple[Fault, ...]] = (
         id="adaptive-dropped-observed",
         klass=STALE,
         origin="sglang#23456",
-        file=LOOP,
+        within="Loop._observe",
         old="            live = [count - 1 for count, request in pairs if request.phase is Phase.RUNNING]\n",
         new="            live = [count - 1 for count, request in pairs]\n",
         expected=("adaptive",),
@@ -48,7 +46,7 @@ ADAPTIVE_FAULTS: Final[tuple[Fault, ...]] = (
         id="adaptive-bonus-observed",
         klass="metric misreport",
         origin="sglang#21599",
-        file=LOOP,
+        within="Loop._observe",
         old="            live = [count - 1 for count, request in pairs if request.phase is Phase.RUNNING]\n",
         new="            live = [count for count, request in pairs if request.phase is Phase.RUNNING]\n",
         expected=("adaptive",),
@@ -59,7 +57,7 @@ ADAPTIVE_FAULTS: Final[tuple[Fault, ...]] = (
         id="adaptive-narrow-reserve",
         klass="KV leak / over-allocation",
         origin="sglang#26354",
-        file="engine/core/schedule.py",
+        within="Scheduler._decode_rows",
         old="            added = self._reserve(request, self.width)\n",
         new="            added = self._reserve(request, max(slot.steps for slot in self.steps.slots) + 1)\n",
         expected=("adaptive",),
@@ -70,7 +68,7 @@ ADAPTIVE_FAULTS: Final[tuple[Fault, ...]] = (
         id="adaptive-shared-average",
         klass=STALE,
         origin="sglang#24055",
-        file=CONTROLLER,
+        within="DraftSteps.observe",
         old="        decision = slot.observe(mean)\n",
         new=(
             "        decision = slot.observe(mean)\n"
@@ -85,7 +83,7 @@ ADAPTIVE_FAULTS: Final[tuple[Fault, ...]] = (
         id="adaptive-batch-one-short",
         klass=OFF_BY_ONE,
         origin="sglang#24055",
-        file=CONTROLLER,
+        within="DraftSteps._slot",
         old="        return self.slots[max(0, bisect_right(self._bounds, batch_size) - 1)]\n",
         new="        return self.slots[max(0, bisect_right(self._bounds, batch_size - 1) - 1)]\n",
         expected=("adaptive",),
@@ -96,7 +94,7 @@ ADAPTIVE_FAULTS: Final[tuple[Fault, ...]] = (
         id="adaptive-hysteresis-dropped",
         klass=IGNORED,
         origin="sglang#21599",
-        file=CONTROLLER,
+        within="Slot._target",
         old="                if self.ema <= target - 0.5 + rule.up_hysteresis:\n",
         new="                if self.ema <= target - 0.5:\n",
         expected=("adaptive",),
@@ -107,7 +105,7 @@ ADAPTIVE_FAULTS: Final[tuple[Fault, ...]] = (
         id="adaptive-warmup-ignored",
         klass=IGNORED,
         origin="sglang#21599",
-        file=CONTROLLER,
+        within="Slot.observe",
         old="        due = self.rounds - rule.warmup_batches\n",
         new="        due = self.rounds\n",
         expected=("adaptive",),
@@ -118,7 +116,7 @@ ADAPTIVE_FAULTS: Final[tuple[Fault, ...]] = (
         id="adaptive-interval-short",
         klass=OFF_BY_ONE,
         origin="sglang#21599",
-        file=CONTROLLER,
+        within="Slot.observe",
         old="        if due % rule.update_interval:\n",
         new="        if due % max(1, rule.update_interval - 1):\n",
         expected=("adaptive",),
@@ -129,12 +127,12 @@ ADAPTIVE_FAULTS: Final[tuple[Fault, ...]] = (
         id="adaptive-activation-late",
         klass=STALE,
         origin="sglang#24055",
-        file=CONTROLLER,
+        within="DraftSteps.activate",
         old="        self._active, self._steps = slot, slot.steps\n",
         new="        late, self._active, self._steps = self._steps, slot, slot.steps\n",
         also=(
             Edit(
-                CONTROLLER,
+                "DraftSteps.activate",
                 "        self.rounds.append(Activation(batch_size, self._steps + 1))\n        return self._steps + 1\n",
                 "        self.rounds.append(Activation(batch_size, late + 1))\n        return late + 1\n",
             ),
@@ -147,7 +145,7 @@ ADAPTIVE_FAULTS: Final[tuple[Fault, ...]] = (
         id="adaptive-flat-unread",
         klass="config parsing, weights, draft/target mix-up",
         origin="sglang#24055",
-        file="engine/core/adaptive_config.py",
+        within="parse",
         old='        return AdaptiveConfig((_slot("", 1, shared),), flat=True)\n',
         new="        return AdaptiveConfig(DEFAULT_SLOTS, flat=True)\n",
         expected=("adaptive", "config"),
@@ -158,7 +156,7 @@ ADAPTIVE_FAULTS: Final[tuple[Fault, ...]] = (
         id="adaptive-ceiling-ignored",
         klass=IGNORED,
         origin="sglang#21599",
-        file=CONTROLLER,
+        within="Slot._capped",
         old="        if not self.settings.ceiling_coeff or target > self.steps:\n",
         new="        if target:\n",
         expected=("adaptive", "effective"),
@@ -169,7 +167,7 @@ ADAPTIVE_FAULTS: Final[tuple[Fault, ...]] = (
         id="adaptive-ceiling-on-a-rise",
         klass="wrong or flipped default",
         origin="sglang#21599",
-        file=CONTROLLER,
+        within="Slot._capped",
         old="        if not self.settings.ceiling_coeff or target > self.steps:\n",
         new="        if not self.settings.ceiling_coeff:\n",
         expected=("adaptive", "effective"),
@@ -180,7 +178,7 @@ ADAPTIVE_FAULTS: Final[tuple[Fault, ...]] = (
         id="adaptive-configured-width",
         klass="metric misreport",
         origin="sglang#18483 (under adaptive steps N is the configured value)",
-        file=LOOP,
+        within="Loop._count_round",
         old="        request.metrics.count(count, row.width)\n",
         new="        request.metrics.count(count, self.scheduler.width)\n",
         expected=("adaptive", "finish"),
@@ -191,7 +189,7 @@ ADAPTIVE_FAULTS: Final[tuple[Fault, ...]] = (
         id="adaptive-stride-of-the-widest",
         klass="stride / indexing",
         origin="sglang#23331",
-        file="engine/spec/autoregressive.py",
+        within="AutoregressiveDrafter.absorb",
         old="        return self._extend(batch, verdict.tokens, aux, verdict.count)\n",
         new=(
             "        if aux is not None and aux.shape[1] < self.nodes:\n"
@@ -206,7 +204,7 @@ ADAPTIVE_FAULTS: Final[tuple[Fault, ...]] = (
         id="adaptive-batch-held-small",
         klass=IGNORED,
         origin="sglang#24055 (each range of batch sizes must be met)",
-        file="engine/core/schedule.py",
+        within="Scheduler._prefill_rows",
         old="        while budget and self._free_rows and self.waiting and self.admission.fits(self.waiting[0]):\n",
         new=(
             "        while budget and self._free_rows and self.waiting and self.admission.fits(self.waiting[0]):\n"

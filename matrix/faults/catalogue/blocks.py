@@ -5,7 +5,6 @@ from typing import Final
 from specmatrix.matrix.faults.fault import Fault
 
 OFF_BY_ONE: Final = "off-by-one length or KV position"
-DRAFTER: Final = "engine/spec/dflash.py"
 CELL: Final = "dflash.pair"
 
 BLOCK_FAULTS: Final[tuple[Fault, ...]] = (
@@ -13,7 +12,7 @@ BLOCK_FAULTS: Final[tuple[Fault, ...]] = (
         id="block-rows-shifted",
         klass=OFF_BY_ONE,
         origin="rule: position 0 of a block is the bonus token",
-        file=DRAFTER,
+        within="BlockDrafter.propose",
         old="        drafts = self.model.logits(out[:, 1:]).argmax(-1)\n",
         new="        drafts = self.model.logits(out[:, :-1]).argmax(-1)\n",
         expected=("acceptance",),
@@ -24,7 +23,7 @@ BLOCK_FAULTS: Final[tuple[Fault, ...]] = (
         id="block-context-late",
         klass=OFF_BY_ONE,
         origin="rule: draft slot p holds the state of position p, unshifted",
-        file=DRAFTER,
+        within="BlockDrafter._keep",
         old="        rows = self.model.context(aux, batch.positions[:, :width])\n",
         new="        rows = self.model.context(aux, batch.positions[:, :width] + 1)\n",
         expected=("acceptance",),
@@ -35,7 +34,7 @@ BLOCK_FAULTS: Final[tuple[Fault, ...]] = (
         id="block-context-unwritten",
         klass="prefix-cache semantics under EAGLE",
         origin="vllm#3951, sglang#19897",
-        file=DRAFTER,
+        within="BlockDrafter.absorb",
         old="overwrites before it is read.\n        self._keep(batch, aux)\n",
         new="overwrites before it is read.\n        return None\n",
         expected=("acceptance",),
@@ -46,7 +45,7 @@ BLOCK_FAULTS: Final[tuple[Fault, ...]] = (
         id="block-masks-wrong",
         klass="config parsing, weights, draft/target mix-up",
         origin="rule: positions 1..B-1 hold the checkpoint's mask token",
-        file="engine/models/dflash.py",
+        within="_mask_token",
         old="    mask = config.draft.mask_token\n",
         new="    mask = config.draft.mask_token + 1\n",
         expected=("acceptance",),
@@ -57,7 +56,7 @@ BLOCK_FAULTS: Final[tuple[Fault, ...]] = (
         id="block-causal",
         klass="silent fallback / ignored parameter",
         origin="rule: one non-causal forward",
-        file=DRAFTER,
+        within="BlockDrafter.propose",
         old="        attend.begin(0, everything)\n",
         new="        attend.begin(0, everything.tril())\n",
         expected=("acceptance",),
@@ -68,7 +67,7 @@ BLOCK_FAULTS: Final[tuple[Fault, ...]] = (
         id="block-prefix-one-short",
         klass=OFF_BY_ONE,
         origin="rule: the block attends to every committed position",
-        file=DRAFTER,
+        within="BlockDrafter.propose",
         old="        bias = prefix_bias(batch.start, reach, self.pool.data.dtype)\n",
         new="        bias = prefix_bias(batch.start - 1, reach, self.pool.data.dtype)\n",
         expected=("acceptance",),
@@ -79,7 +78,7 @@ BLOCK_FAULTS: Final[tuple[Fault, ...]] = (
         id="block-context-unprojected-keys",
         klass="config parsing, weights, draft/target mix-up",
         origin="vllm#14464",
-        file="engine/models/dflash.py",
+        within="DFlash.context",
         old="        self.head_norm.each(keys, self.key_norm)\n",
         new="",
         expected=("acceptance",),

@@ -2,14 +2,9 @@
 
 from typing import Final
 
-from specmatrix.matrix.faults.catalogue.sessions import IGNORED, OFF_BY_ONE, SCHEDULE, SESSION, STALE
+from specmatrix.matrix.faults.catalogue.sessions import IGNORED, OFF_BY_ONE, STALE
 from specmatrix.matrix.faults.fault import Edit, Fault
 
-ADMISSION: Final = "engine/core/admission.py"
-API: Final = "engine/api.py"
-LEDGER: Final = "engine/core/ledger.py"
-PREFIX: Final = "engine/core/prefix.py"
-HELD: Final = "engine/core/held.py"
 LEAK: Final = "KV leak / over-allocation"
 
 CONTENTION_FAULTS: Final[tuple[Fault, ...]] = (
@@ -17,7 +12,7 @@ CONTENTION_FAULTS: Final[tuple[Fault, ...]] = (
         id="streaming-offset-ignored",
         klass=IGNORED,
         origin="rule: a streaming session rejects an offset",
-        file=SESSION,
+        within="Sessions._line",
         old='            ("offset", params.offset, 0),\n',
         new="",
         expected=("session",),
@@ -28,7 +23,7 @@ CONTENTION_FAULTS: Final[tuple[Fault, ...]] = (
         id="streaming-drop-ignored",
         klass=IGNORED,
         origin="rule: a streaming session rejects drop_previous_output",
-        file=SESSION,
+        within="Sessions._line",
         old='            ("drop_previous_output", params.drop_previous_output, False),\n',
         new="",
         expected=("session",),
@@ -39,7 +34,7 @@ CONTENTION_FAULTS: Final[tuple[Fault, ...]] = (
         id="streaming-replace-ignored",
         klass=IGNORED,
         origin="rule: a streaming session rejects replace",
-        file=SESSION,
+        within="Sessions._line",
         old='            ("replace", params.replace, False),\n',
         new="",
         expected=("session",),
@@ -50,7 +45,7 @@ CONTENTION_FAULTS: Final[tuple[Fault, ...]] = (
         id="offset-past-the-end",
         klass=OFF_BY_ONE,
         origin="rule: offset truncates the history to this many tokens",
-        file=SESSION,
+        within="Sessions._branch",
         old="        if not 0 <= params.offset <= len(history):\n",
         new="        if params.offset < 0:\n",
         expected=("session",),
@@ -61,7 +56,7 @@ CONTENTION_FAULTS: Final[tuple[Fault, ...]] = (
         id="context-unbounded",
         klass=IGNORED,
         origin="rule: prompt and answer fit the context; sglang#22273 (an over-length turn)",
-        file=ADMISSION,
+        within="Admission.check",
         old="        if longest > self.context_length:\n",
         new="        if longest > 1000 * self.context_length:\n",
         expected=("session",),
@@ -72,7 +67,7 @@ CONTENTION_FAULTS: Final[tuple[Fault, ...]] = (
         id="context-overshot-by-a-draft",
         klass="off-by-one length or KV position",
         origin="rule: prompt and answer fit the context; sglang#22273 (an over-length turn)",
-        file=ADMISSION,
+        within="Admission.check",
         old="        if longest > self.context_length:\n",
         new="        if longest > self.context_length + self.width:\n",
         expected=("session",),
@@ -83,7 +78,7 @@ CONTENTION_FAULTS: Final[tuple[Fault, ...]] = (
         id="turn-in-flight-refused-late",
         klass=IGNORED,
         origin="rule: one request in flight, a second is rejected",
-        file=SESSION,
+        within="Sessions._line",
         old="        if session.turn is not None and session.turn.finish is None:\n",
         new="        if session.turn is not None and session.turn.row:\n",
         expected=("session",),
@@ -94,7 +89,7 @@ CONTENTION_FAULTS: Final[tuple[Fault, ...]] = (
         id="timeout-closes-a-busy-session",
         klass="race / missing stream order",
         origin="sglang#21875 (a close waits for the request in flight)",
-        file=SESSION,
+        within="Sessions.reap",
         old="            if session.live:\n                session.used = now\n            elif",
         new="            if",
         expected=("session",),
@@ -105,7 +100,7 @@ CONTENTION_FAULTS: Final[tuple[Fault, ...]] = (
         id="timeout-forgotten",
         klass=IGNORED,
         origin="rule: sessions idle for longer than their timeout are closed",
-        file=SESSION,
+        within="Sessions.reap",
         old="            elif now - session.used > session.timeout:\n",
         new="            elif now - session.used > 1000 * session.timeout:\n",
         expected=("session", "effective"),
@@ -116,7 +111,7 @@ CONTENTION_FAULTS: Final[tuple[Fault, ...]] = (
         id="refusal-costs-the-session",
         klass=STALE,
         origin="sglang#22273 (a rejected request does not disturb the slot)",
-        file=API,
+        within="LLM._judge",
         old='            scheduler.probes.hit("session.refused")\n            raise\n',
         new='            scheduler.probes.hit("session.refused")\n'
         "            left = self.sessions.sessions.get(session.id)\n"
@@ -131,7 +126,7 @@ CONTENTION_FAULTS: Final[tuple[Fault, ...]] = (
         id="close-in-flight-leaks",
         klass=LEAK,
         origin="sglang#21875: close during decode",
-        file=SESSION,
+        within="Sessions._sweep",
         old="            if session.streaming and session.busy():\n                continue\n",
         new="",
         expected=("ledger",),
@@ -142,7 +137,7 @@ CONTENTION_FAULTS: Final[tuple[Fault, ...]] = (
         id="capacity-unbounded",
         klass=IGNORED,
         origin="rule: capacity_of_str_len",
-        file=SESSION,
+        within="Sessions.judge",
         old="        if length > session.capacity:\n",
         new="        if length > 1000 * session.capacity:\n",
         expected=("session",),
@@ -153,7 +148,7 @@ CONTENTION_FAULTS: Final[tuple[Fault, ...]] = (
         id="closed-session-opens-itself",
         klass=IGNORED,
         origin="rule: an unknown session is refused",
-        file=SESSION,
+        within="Sessions._open",
         old="        if session_id not in self.sessions:\n            raise RequestError("
         'f"session {session_id!r} is not open; open it with open_session")\n',
         new="        if session_id not in self.sessions:\n            self.open(99_999, session_id, True, None, 0.0)\n",
@@ -165,7 +160,7 @@ CONTENTION_FAULTS: Final[tuple[Fault, ...]] = (
         id="branch-of-the-unfinished",
         klass=STALE,
         origin="rule: rid names a finished request",
-        file=SESSION,
+        within="Sessions._branch",
         old="        if before.request is not None and before.request.finish is None:\n",
         new="        if before.request is not None and before.request.finish is None and before.request.holds:\n",
         expected=("session",),
@@ -176,7 +171,7 @@ CONTENTION_FAULTS: Final[tuple[Fault, ...]] = (
         id="session-keeps-aborted-turn",
         klass=OFF_BY_ONE,
         origin="rule: an aborted turn rolls back to the last good one",
-        file=SCHEDULE,
+        within="Scheduler._kept",
         old="        keep = request.inherited if undone else min(request.num_tokens, computed)\n",
         new="        more = request.inherited and request.inherited + 2\n"
         "        keep = min(more if undone else request.num_tokens, computed)\n",
@@ -188,26 +183,28 @@ CONTENTION_FAULTS: Final[tuple[Fault, ...]] = (
         id="held-pages-evicted",
         klass="prefix-cache semantics under EAGLE",
         origin="rule: the first turn's lock on the tree stays with the session",
-        file=LEDGER,
+        within="Ledger.hold",
         old="        account.committed = keep\n        account.held = True\n",
         new="        account.committed = keep\n        account.held = True\n"
         "        for page in account.pages[: account.shared]:\n            self.pins[page] -= 1\n",
         also=(
             Edit(
-                LEDGER,
+                "Ledger.resume",
                 "        account.committed = start\n        account.held = False\n",
                 "        account.committed = start\n        account.held = False\n"
                 "        for page in account.pages[: account.shared]:\n"
                 "            self.pins[page] = self.pins.get(page, 0) + 1\n",
             ),
             Edit(
-                LEDGER,
+                "Ledger.close",
                 "            self.pins[page] -= 1\n        for page in reversed(account.pages[account.shared :]):\n",
                 "            self.pins[page] = self.pins.get(page, 1) - (not account.held)\n"
                 "        for page in reversed(account.pages[account.shared :]):\n",
             ),
-            Edit(HELD, "if n == self.ledger.pins[page] and", "if n == self.ledger.pins.get(page) and"),
-            Edit(SCHEDULE, "        self.ledger.check()\n", ""),
+            Edit(
+                "HeldAccounts.droppable", "if n == self.ledger.pins[page] and", "if n == self.ledger.pins.get(page) and"
+            ),
+            Edit("Scheduler.check", "        self.ledger.check()\n", ""),
         ),
         expected=("ledger",),
         cells=("none.v1.p16.c7.tight.burst.stream.topk_topp",),

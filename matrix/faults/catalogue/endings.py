@@ -6,15 +6,13 @@ from specmatrix.matrix.faults.fault import Fault
 
 KLASS: Final = "stop / EOS / length-cap handling"
 METRIC: Final = "metric misreport"
-FINISH: Final = "engine/core/finish.py"
-LOOP: Final = "engine/loop.py"
 
 ENDING_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="length-beats-stop",
         klass=KLASS,
         origin="sglang#33758",
-        file=LOOP,
+        within="Loop._deliver",
         old="            if finish is not None:\n",
         new=(
             "            if finish and len(request.output) - 1 - j + count >= rules.max_new_tokens:\n"
@@ -29,7 +27,7 @@ ENDING_FAULTS: Final[tuple[Fault, ...]] = (
         id="stop-overrun",
         klass=KLASS,
         origin="sglang#25980, sglang#31738",
-        file=LOOP,
+        within="Loop._deliver",
         old="                self.scheduler.finish(request, finish)\n",
         new=(
             "                request.output.extend(result.tokens[index][j + 1 : count])\n"
@@ -43,7 +41,7 @@ ENDING_FAULTS: Final[tuple[Fault, ...]] = (
         id="length-overrun",
         klass=KLASS,
         origin="sglang#22897",
-        file=FINISH,
+        within="StopRules.judge",
         old="        if count >= self.max_new_tokens:\n",
         new="        if count > self.max_new_tokens:\n",
         expected=("finish",),
@@ -54,7 +52,7 @@ ENDING_FAULTS: Final[tuple[Fault, ...]] = (
         id="context-ends-a-draft-early",
         klass="off-by-one length or KV position",
         origin="rule: a request may reach the last position of the context, whatever drafts are written past it",
-        file=LOOP,
+        within="Loop.add",
         old="        self._rules[request.rid] = StopRules.of(request.params, self.eos_ids)\n",
         new=(
             "        asked = StopRules.of(request.params, self.eos_ids)\n"
@@ -70,7 +68,7 @@ ENDING_FAULTS: Final[tuple[Fault, ...]] = (
         id="stop-string-left",
         klass=KLASS,
         origin="sglang#28802",
-        file=FINISH,
+        within="StopRules.judge",
         old="            transcript.cut(start)\n",
         new="",
         expected=("finish",),
@@ -81,7 +79,7 @@ ENDING_FAULTS: Final[tuple[Fault, ...]] = (
         id="stop-string-split-missed",
         klass=KLASS,
         origin="sglang#28802: stop strings over token borders",
-        file=FINISH,
+        within="StopRules._first_stop_string",
         old="            start = text.find(stop, max(0, len(before) - len(stop) + 1))\n",
         new="            start = text.find(stop, len(before))\n",
         expected=("finish",),
@@ -92,7 +90,7 @@ ENDING_FAULTS: Final[tuple[Fault, ...]] = (
         id="stop-token-shown",
         klass=KLASS,
         origin="vllm#47616",
-        file=FINISH,
+        within="StopRules.judge",
         old='            return Finish("stop", token)\n',
         new='            transcript.take(token)\n            return Finish("stop", token)\n',
         expected=("finish",),
@@ -103,7 +101,7 @@ ENDING_FAULTS: Final[tuple[Fault, ...]] = (
         id="matched-lost",
         klass=METRIC,
         origin="sglang#21723",
-        file=FINISH,
+        within="StopRules.judge",
         old='            return Finish("stop", token)\n',
         new='            return Finish("stop")\n',
         expected=("finish",),
@@ -114,7 +112,7 @@ ENDING_FAULTS: Final[tuple[Fault, ...]] = (
         id="detokenizer-swallows",
         klass="tokenizer",
         origin="transformers#46124",
-        file="engine/models/tokenizer.py",
+        within="Detokenizer.push",
         old="            self._shown = self._tokenizer.decode(self._ids[self._window :])\n",
         new="            self._shown = self._tokenizer.decode(self._ids)\n",
         expected=("finish",),
@@ -125,7 +123,7 @@ ENDING_FAULTS: Final[tuple[Fault, ...]] = (
         id="text-of-first-token",
         klass="tokenizer",
         origin="sglang#25980: the boundary of a run taken for that of a token",
-        file=LOOP,
+        within="Loop._deliver",
         old="            finish = rules.judge(token, len(output), transcript)\n",
         new=(
             "            inside = StopRules(rules.stop_ids, (), rules.max_new_tokens)\n"
@@ -139,7 +137,7 @@ ENDING_FAULTS: Final[tuple[Fault, ...]] = (
         id="rate-above-one",
         klass=METRIC,
         origin="sglang#11572",
-        file="engine/core/metrics.py",
+        within="SpecMetrics.count",
         old="        self.correct += drafts\n",
         new="        self.correct += accepted\n",
         expected=("finish",),
@@ -150,7 +148,7 @@ ENDING_FAULTS: Final[tuple[Fault, ...]] = (
         id="accept-length-excludes-bonus",
         klass=METRIC,
         origin="sglang#18483, vllm#42508",
-        file="engine/core/metrics.py",
+        within="SpecMetrics.meta_info",
         old='            "spec_accept_length": completion_tokens / self.verify_ct,\n',
         new='            "spec_accept_length": self.correct / self.verify_ct,\n',
         expected=("finish",),
@@ -161,7 +159,7 @@ ENDING_FAULTS: Final[tuple[Fault, ...]] = (
         id="logprobs-once-per-round",
         klass="logprob",
         origin="sglang#14046, sglang#10660",
-        file=LOOP,
+        within="Loop._note_logprobs",
         old="            request.logprobs.extend(result.logprobs[index][:taken])\n",
         new="            request.logprobs.extend(result.logprobs[index][:1])\n",
         expected=("finish",),
@@ -172,7 +170,7 @@ ENDING_FAULTS: Final[tuple[Fault, ...]] = (
         id="logprobs-of-the-rounds-end",
         klass="logprob",
         origin="sglang#17373",
-        file="engine/loop.py",
+        within="Loop._note_logprobs",
         old="            request.logprobs.extend(result.logprobs[index][:taken])\n",
         new="            request.logprobs.extend(result.logprobs[index][-taken:])\n",
         expected=("lossless",),

@@ -6,8 +6,6 @@ from specmatrix.matrix.faults.fault import Fault
 
 MIXED_UP: Final = "config parsing, weights, draft/target mix-up"
 IGNORED: Final = "silent fallback / ignored parameter"
-LATENT: Final = "engine/models/latent.py"
-EXPERTS: Final = "engine/models/experts.py"
 ATTENTION: Final = "arXiv 2405.04434, section 2.1"
 MIXTURE: Final = "arXiv 2412.19437, section 2.1.2"
 PLAIN: Final = "none.deepseek.v2.p4.c7.ragged.mixed"
@@ -17,7 +15,7 @@ EXPERT_FAULTS: Final[tuple[Fault, ...]] = (
         id="latent-unnormed",
         klass=MIXED_UP,
         origin=ATTENTION,
-        file=LATENT,
+        within="LatentLayer.attention",
         old="        row = torch.cat((self.latent_norm.whole(latent, self.latent_scale), ",
         new="        row = torch.cat((latent, ",
         expected=("lossless",),
@@ -28,7 +26,7 @@ EXPERT_FAULTS: Final[tuple[Fault, ...]] = (
         id="latent-scale-of-the-slot",
         klass=MIXED_UP,
         origin=ATTENTION,
-        file=LATENT,
+        within="latent_layout",
         old="    scale = (c.plain_dim + c.turned_dim) ** -0.5 * config.rope.score_factor\n",
         new="    scale = (c.rank + c.turned_dim) ** -0.5 * config.rope.score_factor\n",
         expected=("lossless",),
@@ -39,7 +37,7 @@ EXPERT_FAULTS: Final[tuple[Fault, ...]] = (
         id="latent-turned-half-by-half",
         klass=MIXED_UP,
         origin="arXiv 2405.04434, section 2.1.3",
-        file=LATENT,
+        within="LatentLayer._paired",
         old="        return weight if self.config.interleaved else pair_up(weight, self.config.turned_dim)\n",
         new="        return pair_up(weight, self.config.turned_dim)\n",
         expected=("lossless",),
@@ -50,7 +48,7 @@ EXPERT_FAULTS: Final[tuple[Fault, ...]] = (
         id="latent-heads-mixed-up",
         klass="stride / indexing",
         origin=ATTENTION,
-        file=LATENT,
+        within="LatentLayer.__init__",
         old="        made = made.view(self.heads, c.plain_dim + c.value_dim, c.rank)\n",
         new="        made = made.view(c.plain_dim + c.value_dim, self.heads, c.rank).transpose(0, 1)\n",
         expected=("lossless",),
@@ -61,7 +59,7 @@ EXPERT_FAULTS: Final[tuple[Fault, ...]] = (
         id="expert-groups-open",
         klass=IGNORED,
         origin=MIXTURE,
-        file=EXPERTS,
+        within="Experts.weights",
         old="        if c.open_groups < c.groups:\n",
         new="        if c.open_groups > c.groups:\n",
         expected=("lossless",),
@@ -72,7 +70,7 @@ EXPERT_FAULTS: Final[tuple[Fault, ...]] = (
         id="expert-bias-weighs",
         klass="stale or un-restored state",
         origin=MIXTURE,
-        file=EXPERTS,
+        within="Experts.weights",
         old="        taken = scores.gather(1, chosen)\n",
         new="        taken = (scores + self.bias).gather(1, chosen)\n",
         expected=("lossless",),
@@ -83,7 +81,7 @@ EXPERT_FAULTS: Final[tuple[Fault, ...]] = (
         id="expert-shared-dropped",
         klass=IGNORED,
         origin=MIXTURE,
-        file=EXPERTS,
+        within="Experts._add",
         old="        self.shared(x, h)\n",
         new="",
         expected=("lossless",),
@@ -94,7 +92,7 @@ EXPERT_FAULTS: Final[tuple[Fault, ...]] = (
         id="expert-scale-dropped",
         klass=IGNORED,
         origin=MIXTURE,
-        file=EXPERTS,
+        within="Experts.weights",
         old="        return torch.zeros_like(scores).scatter_(1, chosen, taken * c.scale)\n",
         new="        return torch.zeros_like(scores).scatter_(1, chosen, taken)\n",
         expected=("lossless",),

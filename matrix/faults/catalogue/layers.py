@@ -7,9 +7,6 @@ from specmatrix.matrix.faults.fault import Fault
 MIXED_UP: Final = "config parsing, weights, draft/target mix-up"
 STALE: Final = "stale or un-restored state"
 INDEX: Final = "off-by-one length or KV position"
-MODEL: Final = "engine/models/nextn.py"
-CHAIN: Final = "engine/spec/multilayer.py"
-BUILD: Final = "engine/spec/catalogue.py"
 PAIR: Final = "nextn.deepseek.s2.v2.ragged"
 TREE: Final = "nextn.deepseek.s3.k4.n8.v2.p16.ragged"
 
@@ -18,7 +15,7 @@ LAYER_FAULTS: Final[tuple[Fault, ...]] = (
         id="nextn-pair-swapped",
         klass=MIXED_UP,
         origin="rule: what a head reads is what it was trained on",
-        file=MODEL,
+        within="PredictionLayer.forward",
         old="        pair = torch.cat((self.norm(word, self.word_norm), self.norm(state, self.state_norm)), 1)\n",
         new="        pair = torch.cat((self.norm(state, self.state_norm), self.norm(word, self.word_norm)), 1)\n",
         expected=("acceptance",),
@@ -29,7 +26,7 @@ LAYER_FAULTS: Final[tuple[Fault, ...]] = (
         id="nextn-layers-reversed",
         klass=MIXED_UP,
         origin="rule: each layer of a draft reads one token further on than the layer before",
-        file=BUILD,
+        within="_nextn",
         old="    return MultiLayerDrafter(context.traits, layers, pool,",
         new="    return MultiLayerDrafter(context.traits, layers[::-1], pool,",
         expected=("acceptance",),
@@ -40,7 +37,7 @@ LAYER_FAULTS: Final[tuple[Fault, ...]] = (
         id="nextn-first-layer-for-all",
         klass=MIXED_UP,
         origin="rule: each layer of a draft reads one token further on than the layer before",
-        file=BUILD,
+        within="_nextn",
         old="    return MultiLayerDrafter(context.traits, layers, pool,",
         new="    return MultiLayerDrafter(context.traits, [first] * count, pool,",
         expected=("acceptance",),
@@ -51,7 +48,7 @@ LAYER_FAULTS: Final[tuple[Fault, ...]] = (
         id="nextn-ids-unrotated",
         klass=STALE,
         origin="rule: each layer of a draft reads one token further on than the layer before",
-        file=CHAIN,
+        within="MultiLayerDrafter._extend",
         old="            ids = ids.roll(-1, 1).scatter(1, last, best)\n",
         new="            ids = ids.scatter(1, last, best)\n",
         expected=("acceptance",),
@@ -62,7 +59,7 @@ LAYER_FAULTS: Final[tuple[Fault, ...]] = (
         id="nextn-draft-not-fed",
         klass=STALE,
         origin="rule: each layer of a draft reads one token further on than the layer before",
-        file=CHAIN,
+        within="MultiLayerDrafter._extend",
         old="            ids = ids.roll(-1, 1).scatter(1, last, best)\n",
         new="            ids = ids.roll(-1, 1)\n",
         expected=("acceptance",),
@@ -73,7 +70,7 @@ LAYER_FAULTS: Final[tuple[Fault, ...]] = (
         id="nextn-rebuilt-too-late",
         klass=INDEX,
         origin="rule: each layer of a draft reads one token further on than the layer before",
-        file=CHAIN,
+        within="MultiLayerDrafter._extend",
         old="        behind = kept[:, None] + count(back, tokens.device)\n",
         new="        behind = kept[:, None] + count(back, tokens.device) - 1\n",
         expected=("acceptance",),
@@ -84,7 +81,7 @@ LAYER_FAULTS: Final[tuple[Fault, ...]] = (
         id="nextn-drafted-slots-kept",
         klass=STALE,
         origin="vllm#14649",
-        file=CHAIN,
+        within="MultiLayerDrafter._extend",
         old='            "held": (carried["held"] + kept).clamp(max=back),\n',
         new='            "held": torch.zeros_like(kept),\n',
         expected=("acceptance",),
@@ -95,7 +92,7 @@ LAYER_FAULTS: Final[tuple[Fault, ...]] = (
         id="nextn-layer-per-step-dropped",
         klass="silent fallback / ignored parameter",
         origin="sglang#33199",
-        file=BUILD,
+        within="_nextn",
         old="    if not r.enable_multi_layer_eagle:\n",
         new="    if True:\n",
         expected=("effective",),

@@ -10,7 +10,7 @@ CLOSE: Final = "        self.ledger.close(request.account)\n"
 
 # The engine's own check would end the run before a gate can judge it.
 UNCHECKED: Final = Edit(
-    "engine/loop.py",
+    "Loop._turn",
     "        if self.strict_memory:\n            self.scheduler.check()\n",
     "",
 )
@@ -21,7 +21,7 @@ FREED: Final = (
 
 # The scheduler counts accounts itself under strict memory; without that the page is left to the gates.
 UNCOUNTED: Final = Edit(
-    "engine/core/held.py", "        if accounts != sorted(self.ledger.accounts):\n", "        if False:\n"
+    "HeldAccounts.check", "        if accounts != sorted(self.ledger.accounts):\n", "        if False:\n"
 )
 
 MEMORY_FAULTS: Final[tuple[Fault, ...]] = (
@@ -29,7 +29,7 @@ MEMORY_FAULTS: Final[tuple[Fault, ...]] = (
         id="abort-leaks-pages",
         klass=LEAK,
         origin="sglang#21875, incident sglang#22651",
-        file="engine/core/schedule.py",
+        within="Scheduler._give_back",
         old=CLOSE,
         new=(
             '        if request.finish is None or request.finish.reason != "abort":\n'
@@ -44,7 +44,7 @@ MEMORY_FAULTS: Final[tuple[Fault, ...]] = (
         id="retract-leaks-page",
         klass=LEAK,
         origin="sglang#31616, sglang#22862",
-        file="engine/core/schedule.py",
+        within="Scheduler._give_back",
         old=CLOSE,
         new=(
             CLOSE + "        if request.retracting:\n"
@@ -61,7 +61,7 @@ MEMORY_FAULTS: Final[tuple[Fault, ...]] = (
         id="finish-leaks-page",
         klass=LEAK,
         origin="sglang#31616: page above 1 and a chain",
-        file="engine/core/schedule.py",
+        within="Scheduler._give_back",
         old=CLOSE,
         new=(
             CLOSE + "        if self.ledger.page_size > 1 and request.finish:\n"
@@ -77,7 +77,7 @@ MEMORY_FAULTS: Final[tuple[Fault, ...]] = (
         id="evict-unjournalled",
         klass=LEAK,
         origin="sglang#34870: eviction and accounts disagree",
-        file="engine/core/ledger.py",
+        within="Ledger.evict",
         old='        self._record("evict", 0, (page,))\n',
         new="",
         expected=("ledger",),
@@ -88,7 +88,7 @@ MEMORY_FAULTS: Final[tuple[Fault, ...]] = (
         id="stamps-unchecked",
         klass="the test itself",
         origin="sglang#27228: the busy check was off where it was needed",
-        file="engine/launch.py",
+        within="DeviceExecutor._stamp",
         old='        return {"stamps": torch.stack((checked, bad))}\n',
         new="        return {}\n",
         expected=("ledger",),
@@ -99,7 +99,7 @@ MEMORY_FAULTS: Final[tuple[Fault, ...]] = (
         id="padding-written",
         klass="CUDA-graph capture, padding, buffer size",
         origin="sglang#10892",
-        file="engine/device/batch.py",
+        within="StepBatch._slots_at",
         old="        return slots.masked_fill(at >= (self.start + self.lengths)[:, None], 0)\n",
         new="        return slots\n",
         expected=("lossless", "ledger"),
@@ -114,7 +114,7 @@ MEMORY_FAULTS: Final[tuple[Fault, ...]] = (
         id="page-key-short",
         klass=PREFIX,
         origin="vllm#48375, sglang#19570",
-        file="engine/core/prefix.py",
+        within="PrefixCache._key",
         old="        return tuple(tokens[index * size : (index + 1) * size + self.key_span])\n",
         new="        return tuple(tokens[index * size : index * size + 1])\n",
         expected=("lossless",),
@@ -128,7 +128,7 @@ MEMORY_FAULTS: Final[tuple[Fault, ...]] = (
         id="retract-drops-output",
         klass="stale or un-restored state",
         origin="sglang#18984",
-        file="engine/core/schedule.py",
+        within="Scheduler._release",
         old="            request.retractions += 1\n",
         new="            request.retractions += 1\n            del request.output[-1:]\n",
         expected=("finish", "lossless"),
@@ -142,7 +142,7 @@ MEMORY_FAULTS: Final[tuple[Fault, ...]] = (
         id="retract-unmarked",
         klass="stale or un-restored state",
         origin="sglang#24055 review: drift after retraction",
-        file="engine/core/schedule.py",
+        within="Scheduler._retract",
         old='        self.probes.hit("retract.done")\n',
         new="",
         expected=("effective",),
@@ -153,7 +153,7 @@ MEMORY_FAULTS: Final[tuple[Fault, ...]] = (
         id="cache-never-fed",
         klass="silent fallback / ignored parameter",
         origin="sglang#32459, vllm#44082",
-        file="engine/core/prefix.py",
+        within="PrefixCache.insert",
         old="        if not self.enabled:\n            return 0\n",
         new="        if not self.enabled or self.key_span:\n            return 0\n",
         expected=("effective",),
@@ -164,7 +164,7 @@ MEMORY_FAULTS: Final[tuple[Fault, ...]] = (
         id="compaction-unmarked",
         klass="silent fallback / ignored parameter",
         origin="sglang#32459: a path that nobody knows to be taken",
-        file="engine/loop.py",
+        within="Loop._count_round",
         old='            self.probes.hit("tree.compacted", result.moved[index])\n',
         new="",
         expected=("effective",),
@@ -175,7 +175,7 @@ MEMORY_FAULTS: Final[tuple[Fault, ...]] = (
         id="cached-tokens-of-the-last-admission",
         klass="stale or un-restored state",
         origin="rule: cached_tokens are those of the first admission",
-        file="engine/core/admission.py",
+        within="Admission.open",
         old="        if not request.retractions:\n            request.cached_tokens = request.prefilled\n",
         new="        request.cached_tokens = request.prefilled\n",
         expected=("ledger",),
@@ -186,7 +186,7 @@ MEMORY_FAULTS: Final[tuple[Fault, ...]] = (
         id="cached-tokens-with-the-span",
         klass="off-by-one length or KV position",
         origin="rule: what a turn computes again is not cached",
-        file="engine/core/admission.py",
+        within="Admission.open",
         old="            request.cached_tokens = request.prefilled\n",
         new="            request.cached_tokens = request.inherited or request.prefilled\n",
         expected=("ledger",),
@@ -197,7 +197,7 @@ MEMORY_FAULTS: Final[tuple[Fault, ...]] = (
         id="page-freed-twice",
         klass=LEAK,
         origin="rule: double free",
-        file="engine/core/ledger.py",
+        within="Ledger.close",
         old=FREED,
         new=FREED.replace("append(page)", "extend((page, page))"),
         expected=("ledger",),

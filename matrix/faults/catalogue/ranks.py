@@ -7,13 +7,11 @@ from specmatrix.matrix.faults.fault import Edit, Fault
 DIVERGENCE: Final = "TP/DP rank divergence or idle-rank asymmetry"
 FALLBACK: Final = "silent fallback / ignored parameter"
 INDEXING: Final = "stride / indexing"
-SHARDS: Final = "engine/models/shards.py"
-BUILD: Final = "engine/build.py"
 TREE: Final = "eagle3.tp2.s3.k4.n8.v2.p16.pair.stream.mixed"
 CELLS: Final = ("eagle3.tp2.pair", TREE)
 # Another GPU rounds logits in another way. As rank 0 decides, this alone changes nothing.
 ROUNDS_OTHERWISE: Final = Edit(
-    SHARDS,
+    "Vocabulary.joined",
     "self._ranks.joined(logits)[..., : self._size]\n",
     "(\n"
     "            (lambda found: found.round() if self._ranks.rank else found)(\n"
@@ -27,7 +25,7 @@ RANK_FAULTS: Final[tuple[Fault, ...]] = (
         id="rank-samples-alone",
         klass=DIVERGENCE,
         origin="sglang#22458, sglang#31071",
-        file="engine/spec/verify.py",
+        within="judge",
         old="    emit = ranks.agreed(pick(",
         new="    emit = (pick(",
         expected=("ranks",),
@@ -39,7 +37,7 @@ RANK_FAULTS: Final[tuple[Fault, ...]] = (
         id="rank-begins-alone",
         klass=DIVERGENCE,
         origin="sglang#31071 (a sibling branch without the broadcast)",
-        file="engine/launch.py",
+        within="DeviceExecutor._prefill",
         old="        sampled = self.ranks.agreed(pick(logits, end[:, None], rows))\n",
         new="        sampled = pick(logits, end[:, None], rows)\n",
         expected=("ranks",),
@@ -51,7 +49,7 @@ RANK_FAULTS: Final[tuple[Fault, ...]] = (
         id="rank-drafts-alone",
         klass=DIVERGENCE,
         origin="sglang#40246, sglang#33614, vllm#31307",
-        file="engine/spec/drafter.py",
+        within="agreed_tree",
         old="    if ranks.size == 1:\n        return tree\n",
         new=(
             "    last = tree.tokens[:, -1:] ^ min(ranks.rank, 1)  # a near tie falls otherwise there\n"
@@ -65,7 +63,7 @@ RANK_FAULTS: Final[tuple[Fault, ...]] = (
         id="rank-hands-out-other-pages",
         klass=DIVERGENCE,
         origin="rule: every rank runs the same ledger (K10: per-rank digest comparison)",
-        file=BUILD,
+        within="build",
         old="    cache = PrefixCache(",
         new="    ledger.free.sort(reverse=not ranks.rank)\n    cache = PrefixCache(",
         expected=("ranks",),
@@ -76,7 +74,7 @@ RANK_FAULTS: Final[tuple[Fault, ...]] = (
         id="rank-frees-late",
         klass=DIVERGENCE,
         origin="sglang#22458 (the radix trees of ranks part)",
-        file=BUILD,
+        within="build",
         old="drafter.key_span, resolved.radix_cache)\n",
         new="drafter.key_span, resolved.radix_cache and not ranks.rank)\n",
         expected=("ranks",),
@@ -87,7 +85,7 @@ RANK_FAULTS: Final[tuple[Fault, ...]] = (
         id="rank-watched-by-nobody",
         klass=FALLBACK,
         origin="sglang#32459 (K13: usage counters)",
-        file=BUILD,
+        within="build",
         old="    witness = None if tell is None else Witness(ledger, tell, probes)\n",
         new="    witness = None\n",
         expected=("ranks", "effective"),
@@ -98,7 +96,7 @@ RANK_FAULTS: Final[tuple[Fault, ...]] = (
         id="ranks-dropped",
         klass=FALLBACK,
         origin="sglang#32459 (K13: usage counters)",
-        file="matrix/subjects/ranked.py",
+        within="RankedSubject.launch",
         old="        if config.tp_size == 1:\n            return super().launch(config)\n",
         new=("        from dataclasses import replace\n\n        return super().launch(replace(config, tp_size=1))\n"),
         expected=("config", "ranks"),
@@ -109,7 +107,7 @@ RANK_FAULTS: Final[tuple[Fault, ...]] = (
         id="partial-sums-left-apart",
         klass=INDEXING,
         origin="rule: several ranks compute what one does (K1: token equality)",
-        file="engine/models/products.py",
+        within="Products.over",
         old="out.add_(ranks.total(self.linear(x, weight))))\n",
         new="out.add_(self.linear(x, weight)))\n",
         expected=("lossless",),
@@ -120,7 +118,7 @@ RANK_FAULTS: Final[tuple[Fault, ...]] = (
         id="words-of-another-rank",
         klass=INDEXING,
         origin="rule: several ranks compute what one does (K1: token equality)",
-        file=SHARDS,
+        within="Vocabulary.words",
         old="self._ranks.total(found.masked_fill_(others[:, None], 0))\n",
         new="self._ranks.total(found)\n",
         expected=("lossless",),

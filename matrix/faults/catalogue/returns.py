@@ -2,12 +2,11 @@
 
 from typing import Final
 
-from specmatrix.matrix.faults.catalogue.sessions import OFF_BY_ONE, SCHEDULE, STALE
+from specmatrix.matrix.faults.catalogue.sessions import OFF_BY_ONE, STALE
 from specmatrix.matrix.faults.fault import Fault
 
 CHAIN: Final = "eagle3.s3.k1.n4.v1.p64.snug.pair.stream.length"
 TREE: Final = "eagle3.s3.k4.n8.v2.p16.snug.pair.stream.length"
-ADMISSION: Final = "engine/core/admission.py"
 DRAFT: Final = "prefix-cache semantics under EAGLE"
 RESUME: Final = "self.held.resume(request.account, self.cache.key_span)"
 LAYERS: Final = "nextn.deepseek.s2.v2.p4.ragged.stream.length"
@@ -19,7 +18,7 @@ RETURN_FAULTS: Final[tuple[Fault, ...]] = (
         id="retracted-turn-keeps-nothing",
         klass=STALE,
         origin="sglang#22862 (a retracted turn saves its slot, and the retry restores it)",
-        file=SCHEDULE,
+        within="Scheduler._kept",
         old="        if not request.holds:\n",
         new="        if request.retracting or not request.holds:\n",
         expected=("session", "effective"),
@@ -30,7 +29,7 @@ RETURN_FAULTS: Final[tuple[Fault, ...]] = (
         id="abort-behind-a-return",
         klass=OFF_BY_ONE,
         origin="sglang#22273",
-        file=SCHEDULE,
+        within="Scheduler._kept",
         old=UNDONE,
         new="        undone = (aborted and not request.retractions) or request.retracting\n",
         expected=("session",),
@@ -41,7 +40,7 @@ RETURN_FAULTS: Final[tuple[Fault, ...]] = (
         id="turn-draft-kv-stale",
         klass=DRAFT,
         origin="sglang#10846",
-        file=ADMISSION,
+        within="Admission.open",
         old=RESUME,
         new="self.held.resume(request.account, 0)",
         expected=("session", "acceptance"),
@@ -52,7 +51,7 @@ RETURN_FAULTS: Final[tuple[Fault, ...]] = (
         id="turn-draft-kv-of-one-layer",
         klass=DRAFT,
         origin="sglang#10846",
-        file=ADMISSION,
+        within="Admission.open",
         old=RESUME,
         new="self.held.resume(request.account, min(1, self.cache.key_span))",
         expected=("session", "acceptance"),
@@ -63,7 +62,7 @@ RETURN_FAULTS: Final[tuple[Fault, ...]] = (
         id="layer-span-none",
         klass=DRAFT,
         origin="sglang#10846",
-        file="engine/spec/multilayer.py",
+        within="MultiLayerDrafter.__init__",
         old="        self.steps = self.key_span = len(layers)\n",
         new="        self.steps, self.key_span = len(layers), 0\n",
         expected=("ledger", "session", "acceptance"),

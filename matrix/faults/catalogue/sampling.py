@@ -6,14 +6,13 @@ from specmatrix.matrix.faults.fault import Fault
 
 KLASS: Final = "sampling distribution"
 SEED: Final = "RNG / seed"
-SAMPLE: Final = "kernels/sample/eager.py"
 
 SAMPLING_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="temperature-argmax",
         klass=KLASS,
         origin="mistral.rs#2424, sglang#37134",
-        file=SAMPLE,
+        within="draw",
         old="    return torch.where(greedy[:, None], logits.argmax(-1), token)\n",
         new="    return logits.argmax(-1)\n",
         expected=("distribution",),
@@ -24,7 +23,7 @@ SAMPLING_FAULTS: Final[tuple[Fault, ...]] = (
         id="temperature-ignored",
         klass="silent fallback / ignored parameter",
         origin="sglang#37134",
-        file=SAMPLE,
+        within="draw",
         old="    heat = temperature.masked_fill(greedy, 1.0)[:, None, None]\n",
         new="    heat = torch.ones_like(temperature)[:, None, None]\n",
         expected=("distribution",),
@@ -35,7 +34,7 @@ SAMPLING_FAULTS: Final[tuple[Fault, ...]] = (
         id="top-p-ignored",
         klass="silent fallback / ignored parameter",
         origin="sglang#36173, vllm#42744",
-        file=SAMPLE,
+        within="_truncated",
         old="& (rank > 0)\n",
         new="& (rank < 0)\n",
         expected=("distribution",),
@@ -46,7 +45,7 @@ SAMPLING_FAULTS: Final[tuple[Fault, ...]] = (
         id="top-p-before-top-k",
         klass=KLASS,
         origin="sglang#36173",
-        file=SAMPLE,
+        within="_truncated",
         old=">= top_p[:, None, None].double() * level[..., -1:])",
         new=">= top_p[:, None, None].double())",
         expected=("distribution",),
@@ -57,7 +56,7 @@ SAMPLING_FAULTS: Final[tuple[Fault, ...]] = (
         id="top-k-off-by-one",
         klass=KLASS,
         origin="rtp-llm#1311: tokens the target does not support",
-        file=SAMPLE,
+        within="_truncated",
         old="    ranked = ranked.masked_fill_(rank >= kept, 0.0)\n",
         new="    ranked = ranked.masked_fill_(rank > 2 * kept, 0.0)\n",
         expected=("distribution",),
@@ -68,7 +67,7 @@ SAMPLING_FAULTS: Final[tuple[Fault, ...]] = (
         id="seed-ignored",
         klass=SEED,
         origin="vllm#6038",
-        file=SAMPLE,
+        within="uniform",
         old="    state = _mix(seed + GOLDEN)[:, None] + (position + 1) * GOLDEN\n",
         new="    state = _mix(torch.zeros_like(seed) + GOLDEN)[:, None] + (position + 1) * GOLDEN\n",
         expected=("distribution",),
@@ -79,7 +78,7 @@ SAMPLING_FAULTS: Final[tuple[Fault, ...]] = (
         id="position-not-mixed",
         klass=SEED,
         origin="vllm#9441",
-        file=SAMPLE,
+        within="uniform",
         old="[:, None] + (position + 1) * GOLDEN\n",
         new="[:, None] + torch.ones_like(position) * GOLDEN\n",
         expected=("distribution",),
@@ -90,7 +89,7 @@ SAMPLING_FAULTS: Final[tuple[Fault, ...]] = (
         id="coin-of-the-step",
         klass=SEED,
         origin="vllm#9441",
-        file="engine/spec/verify.py",
+        within="judge",
         old="start[:, None] + tree.depths + 1, rows))\n",
         new="start[:, None] + 0 * tree.depths + 1, rows))\n",
         expected=("lossless",),
@@ -101,7 +100,7 @@ SAMPLING_FAULTS: Final[tuple[Fault, ...]] = (
         id="biased-to-draft",
         klass=KLASS,
         origin="sglang#37134: accepted where it must reject",
-        file="engine/spec/verify.py",
+        within="judge",
         old="    if tree.ancestors is None:\n        hits",
         new=(
             "    if tree.ancestors is None:\n"
@@ -117,7 +116,7 @@ SAMPLING_FAULTS: Final[tuple[Fault, ...]] = (
         id="loose-acceptance",
         klass=KLASS,
         origin="rule: thresholds below 1 change the answers",
-        file="engine/spec/verify.py",
+        within="judge",
         old="    if tree.ancestors is None:\n        hits",
         new=(
             "    if tree.ancestors is None and rows is None:\n"

@@ -4,8 +4,6 @@ from typing import Final
 
 from specmatrix.matrix.faults.fault import Fault
 
-SCHEDULE: Final = "engine/core/schedule.py"
-SESSION: Final = "engine/core/session.py"
 OFF_BY_ONE: Final = "off-by-one length or KV position"
 STALE: Final = "stale or un-restored state"
 IGNORED: Final = "silent fallback / ignored parameter"
@@ -15,7 +13,7 @@ SESSION_FAULTS: Final[tuple[Fault, ...]] = (
         id="session-saved-one-short",
         klass=OFF_BY_ONE,
         origin="sglang#22651",
-        file=SCHEDULE,
+        within="Scheduler._kept",
         old="        keep = request.inherited if undone else min(request.num_tokens, computed)\n",
         new="        keep = request.inherited if undone else min(request.num_tokens - 1, computed)\n",
         expected=("session",),
@@ -26,7 +24,7 @@ SESSION_FAULTS: Final[tuple[Fault, ...]] = (
         id="session-keeps-half",
         klass=OFF_BY_ONE,
         origin="rule: the inherited count is exact",
-        file=SCHEDULE,
+        within="Scheduler._kept",
         old="        keep = request.inherited if undone else min(request.num_tokens, computed)\n",
         new="        keep = request.inherited if undone else min(len(request.prompt), computed)\n",
         expected=("session",),
@@ -37,7 +35,7 @@ SESSION_FAULTS: Final[tuple[Fault, ...]] = (
         id="session-bakes-overshoot",
         klass=OFF_BY_ONE,
         origin="sglang#22897",
-        file=SCHEDULE,
+        within="Scheduler._kept",
         old="        keep = request.inherited if undone else min(request.num_tokens, computed)\n",
         new="        keep = request.inherited if undone else computed\n",
         expected=("session", "lossless"),
@@ -48,7 +46,7 @@ SESSION_FAULTS: Final[tuple[Fault, ...]] = (
         id="rollback-loses-the-span",
         klass=STALE,
         origin="rule: an aborted turn rolls back to exactly what it inherited",
-        file=SCHEDULE,
+        within="Scheduler._kept",
         old="        keep = request.inherited if undone else min(request.num_tokens, computed)\n",
         new="        keep = request.inherited if undone else min(request.num_tokens, computed)\n"
         "        keep -= self.cache.key_span if undone and keep else 0\n",
@@ -60,7 +58,7 @@ SESSION_FAULTS: Final[tuple[Fault, ...]] = (
         id="span-left-as-it-was",
         klass=STALE,
         origin="sglang#10846 between two turns: draft KV of a token that was never emitted",
-        file="engine/device/batch.py",
+        within="StepBatch._slots_at",
         old="        return slots.masked_fill(at >= (self.start + self.lengths)[:, None], 0)\n",
         new="        first = (at == self.start[:, None]) & (at > 0)\n"
         "        return slots.masked_fill((at >= (self.start + self.lengths)[:, None]) | first, 0)\n",
@@ -72,7 +70,7 @@ SESSION_FAULTS: Final[tuple[Fault, ...]] = (
         id="aborted-turn-in-history",
         klass=STALE,
         origin="rule: ids roll back to the last good turn",
-        file=SESSION,
+        within="Session.shown",
         old='        if turn is None or turn.finish is None or turn.finish == Finish("abort"):\n',
         new="        if turn is None or turn.finish is None:\n",
         expected=("session", "lossless"),
@@ -83,7 +81,7 @@ SESSION_FAULTS: Final[tuple[Fault, ...]] = (
         id="begin-token-inside",
         klass=OFF_BY_ONE,
         origin="rule: a leading begin token is stripped",
-        file=SESSION,
+        within="Sessions.judge",
         old="            if self.bos_id is not None and new[:1] == (self.bos_id,):\n",
         new="            if False and new[:1] == (self.bos_id,):\n",
         expected=("session", "lossless"),
@@ -94,7 +92,7 @@ SESSION_FAULTS: Final[tuple[Fault, ...]] = (
         id="offset-one-long",
         klass=OFF_BY_ONE,
         origin="rule: offset truncates the history to this many tokens",
-        file=SESSION,
+        within="Sessions._branch",
         old="        return history[: params.offset] if params.offset else history\n",
         new="        return history[: params.offset + 1] if params.offset else history\n",
         expected=("session", "lossless"),
@@ -105,7 +103,7 @@ SESSION_FAULTS: Final[tuple[Fault, ...]] = (
         id="branch-keeps-output",
         klass=IGNORED,
         origin="rule: drop_previous_output continues the history without the last outputs",
-        file=SESSION,
+        within="Sessions._branch",
         old="        history = session.text(params.rid, before.prompt if params.drop_previous_output else None)\n",
         new="        history = session.text(params.rid)\n",
         expected=("session", "lossless"),
@@ -116,7 +114,7 @@ SESSION_FAULTS: Final[tuple[Fault, ...]] = (
         id="replaced-branches-stay",
         klass=STALE,
         origin="rule: replace clears what continues a request",
-        file=SESSION,
+        within="Sessions.begin",
         old="        if turn.params.replace:\n",
         new="        if turn.params.replace and turn.params.rid is None:\n",
         expected=("session",),

@@ -7,8 +7,6 @@ from specmatrix.matrix.faults.fault import Edit, Fault
 SILENT: Final = "silent fallback / ignored parameter"
 STRIDE: Final = "stride / indexing"
 LEAK: Final = "KV leak / over-allocation"
-BUILDERS: Final = "engine/spec/catalogue.py"
-SCHEDULE: Final = "engine/core/schedule.py"
 LARGE: Final = "none.v2.p256.tight.ragged.stream.length"
 
 SIZE_FAULTS: Final[tuple[Fault, ...]] = (
@@ -16,7 +14,7 @@ SIZE_FAULTS: Final[tuple[Fault, ...]] = (
         id="grams-depth-ignored",
         klass=SILENT,
         origin="rule: steps, breadth and width of an n-gram tree are three numbers",
-        file=BUILDERS,
+        within="_ngram",
         old="        steps=resolved.num_steps,\n",
         new="        steps=resolved.num_draft_tokens - 1,\n",
         expected=("acceptance", "effective"),
@@ -27,7 +25,7 @@ SIZE_FAULTS: Final[tuple[Fault, ...]] = (
         id="grams-breadth-ignored",
         klass=SILENT,
         origin="rule: topk of an n-gram tree is its breadth",
-        file="engine/core/ngram.py",
+        within="NgramIndex._place",
         old=" or len(siblings) >= topk or ",
         new=" or ",
         expected=("acceptance",),
@@ -38,19 +36,19 @@ SIZE_FAULTS: Final[tuple[Fault, ...]] = (
         id="block-width-ignored",
         klass=STRIDE,
         origin="rule: a block may be narrower than the draft was made for; sglang#23331",
-        file=BUILDERS,
+        within="_dflash",
         old="    return BlockDrafter(context.traits, model, context.pool(model), context.verify_tokens)\n",
         new="    return BlockDrafter(context.traits, model, context.pool(model), 6)\n",
         expected=("acceptance",),
         cells=("dflash.n4.ragged",),
         why="the drafter is as wide as the checkpoint's block, and only reports what was asked",
-        also=(Edit("engine/api.py", "else drafter.nodes,\n", "else min(drafter.nodes, 4),\n"),),
+        also=(Edit("LLM._readback", "else drafter.nodes,\n", "else min(drafter.nodes, 4),\n"),),
     ),
     Fault(
         id="reserve-a-page-ahead",
         klass="page alignment",
         origin="sglang#31616, sglang#26972",
-        file="engine/core/ledger.py",
+        within="Ledger._growth",
         old="        more = -(-end // self.page_size) - len(account.pages)\n",
         new="        more = end // self.page_size + 1 - len(account.pages)\n",
         expected=("ledger",),
@@ -61,7 +59,7 @@ SIZE_FAULTS: Final[tuple[Fault, ...]] = (
         id="retracted-turn-held",
         klass=LEAK,
         origin="sglang#22862",
-        file=SCHEDULE,
+        within="Scheduler._kept",
         old="        undone = aborted or request.retracting\n",
         new="        undone = aborted\n",
         expected=("session", "ledger", "effective"),

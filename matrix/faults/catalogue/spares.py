@@ -5,18 +5,17 @@ from typing import Final
 from specmatrix.matrix.faults.fault import Edit, Fault
 
 GPU: Final = ("gpu1",)
-ATTENTION: Final = "engine/device/attention.py"
 TREE: Final = "eagle3.s3.k4.n8.v2.ragged"
 DEEP: Final = "eagle3.s5.v2.p16.ragged.length"
 # A round on a CPU gathers its keys instead; this lets it draft in place too.
-IN_PLACE: Final = Edit("engine/spec/catalogue.py", '        if r.device == "cpu":\n            return 0\n', "")
+IN_PLACE: Final = Edit("BuildContext.drafted", '        if r.device == "cpu":\n            return 0\n', "")
 
 SPARE_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="drafts-share-spare-slots",
         klass="stride / indexing",
         origin="sglang#27338 (what a drafting step writes leaves its row)",
-        file=ATTENTION,
+        within="_InPlace.__init__",
         old="        self._own = pool.spare[: batch * capacity].view(batch, capacity)\n",
         new="        self._own = pool.spare[:capacity].expand(batch, capacity)\n",
         expected=("acceptance",),
@@ -29,7 +28,7 @@ SPARE_FAULTS: Final[tuple[Fault, ...]] = (
         id="spare-slots-within-the-pages",
         klass="KV leak / over-allocation",
         origin="rule: only who owns a page writes to it (K3)",
-        file="engine/device/pool.py",
+        within="KVPool.__init__",
         old="        self.spare = torch.arange(slots, slots + spare, device=device) if spare else None\n",
         new="        self.spare = torch.arange(page_size, page_size + spare, device=device) if spare else None\n",
         expected=("acceptance",),
@@ -42,7 +41,7 @@ SPARE_FAULTS: Final[tuple[Fault, ...]] = (
         id="spare-slot-written-again",
         klass="off-by-one length or KV position",
         origin="rule: what is drafted is read where it was written (K6: acceptance against an oracle)",
-        file=ATTENTION,
+        within="_InPlace.begin",
         old="        write = self._own[:, offset : offset + bias.shape[2]].contiguous()\n",
         new="        write = self._own[:, : bias.shape[2]].contiguous()\n",
         expected=("acceptance",),

@@ -6,7 +6,6 @@ from specmatrix.matrix.faults.fault import Edit, Fault
 
 STALE: Final = "stale or un-restored state"
 RACE: Final = "race / missing stream order"
-LEDGER: Final = "engine/core/ledger.py"
 OFF_BY_ONE: Final = "off-by-one length or KV position"
 
 TIMING_FAULTS: Final[tuple[Fault, ...]] = (
@@ -14,7 +13,7 @@ TIMING_FAULTS: Final[tuple[Fault, ...]] = (
         id="reserve-forgets-flight",
         klass=OFF_BY_ONE,
         origin="sglang#23336",
-        file=LEDGER,
+        within="Ledger._growth",
         old="        end = account.committed + account.flying + width\n",
         new="        end = account.committed + width\n",
         expected=("ledger", "lossless"),
@@ -22,12 +21,12 @@ TIMING_FAULTS: Final[tuple[Fault, ...]] = (
         why="pages are reserved behind the committed tokens, not behind the rounds in flight, and nobody minds",
         also=(
             Edit(
-                LEDGER,
+                "Ledger.launch",
                 " or bound > len(account.pages) * self.page_size:\n",
                 ":\n",
             ),
             Edit(
-                "engine/core/account.py",
+                "Account.check",
                 "        if not protected <= self.committed <= self.committed + self.flying <= reserved:\n",
                 "        if not protected <= self.committed:\n",
             ),
@@ -37,7 +36,7 @@ TIMING_FAULTS: Final[tuple[Fault, ...]] = (
         id="length-one-late",
         klass=OFF_BY_ONE,
         origin="sglang#22651",
-        file="engine/launch.py",
+        within="DeviceExecutor._round",
         old="        self._relay(batch, batch.start + verdict.count, bonus, state)\n",
         new="        self._relay(batch, batch.start + verdict.count - (verdict.count > 1).long(), bonus, state)\n",
         expected=("lossless",),
@@ -48,7 +47,7 @@ TIMING_FAULTS: Final[tuple[Fault, ...]] = (
         id="stale-sampling-row",
         klass=STALE,
         origin="sglang#18744",
-        file="engine/launch.py",
+        within="DeviceExecutor._admit",
         old="        new = [(row.row, *row.admit) for row in rows if row.admit is not None]\n",
         new=(
             "        new = [\n"
@@ -67,7 +66,7 @@ TIMING_FAULTS: Final[tuple[Fault, ...]] = (
         id="stale-draft-state",
         klass=STALE,
         origin="sglang#9976, vllm#14649",
-        file="engine/launch.py",
+        within="DeviceExecutor._round",
         old="        self._relay(batch, batch.start + verdict.count, bonus, state)\n",
         new="        self._relay(batch, batch.start + verdict.count, bonus, None)\n",
         expected=("acceptance",),
@@ -81,7 +80,7 @@ TIMING_FAULTS: Final[tuple[Fault, ...]] = (
         id="release-before-drained",
         klass=RACE,
         origin="sglang#21875, sglang#18803",
-        file="engine/core/schedule.py",
+        within="Scheduler.release_drained",
         old="            if request.phase is Phase.DRAINING and not self._account(request).in_flight:\n",
         new=(
             "            if request.phase is Phase.DRAINING:\n"
@@ -95,7 +94,7 @@ TIMING_FAULTS: Final[tuple[Fault, ...]] = (
         why="a stopped request gives its pages back while a round in flight still writes them",
         also=(
             Edit(
-                "engine/loop.py",
+                "Loop._resolve",
                 "            ledger.settle(row.account, row.width if plan.prefill else count)\n",
                 "            account = self.scheduler.ledger.accounts.get(row.account)\n"
                 "            if account is not None and account.in_flight:\n"
@@ -107,7 +106,7 @@ TIMING_FAULTS: Final[tuple[Fault, ...]] = (
         id="stale-result-counted",
         klass=STALE,
         origin="sglang#23456",
-        file="engine/loop.py",
+        within="Loop._resolve",
         old='                self.probes.hit("overlap.dropped")\n',
         new=(
             '                self.probes.hit("overlap.dropped")\n'
@@ -122,7 +121,7 @@ TIMING_FAULTS: Final[tuple[Fault, ...]] = (
         id="drafter-waits-for-device",
         klass="race / missing stream order",
         origin="sglang#28034",
-        file="engine/spec/autoregressive.py",
+        within="AutoregressiveDrafter.propose",
         old="        reach = batch.reach - batch.width\n",
         new="        reach = batch.reach - batch.width\n        int(batch.root[0, 0])\n",
         expected=("effective",),

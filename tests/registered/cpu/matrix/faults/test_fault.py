@@ -10,43 +10,97 @@ from specmatrix.matrix.faults.fault import Edit, Fault
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 
-TEXT = "first = 1\nsecond = 1\nthird = 3\n"
+PART = """\
+FIRST = 1
 
 
-def make(old: str, new: str = "", also: tuple[Edit, ...] = ()) -> Fault:
-    return Fault("made-up", "class", "sglang#1", "part.py", old, new, ("ledger",), ("none",), "for a test", also)
+class Ledger:
+    PAGES = 2
+
+    @staticmethod
+    def settle(pages):
+        left = pages - 1
+        return left
+
+    def close(self, pages):
+        left = pages - 1
+        return left
+
+
+if FIRST:
+
+    def close(pages):
+        def inner():
+            return pages
+
+        return inner()
+"""
+OTHER = "def close(pages):\n    return other\n"
+
+
+def make(within: str, old: str, new: str = "", also: tuple[Edit, ...] = ()) -> Fault:
+    return Fault("made-up", "class", "sglang#1", within, old, new, ("ledger",), ("none",), "for a test", also)
 
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    (tmp_path / "part.py").write_text(TEXT)
+    (tmp_path / "room").mkdir()
+    (tmp_path / "part.py").write_text(PART)
+    (tmp_path / "room" / "other.py").write_text(OTHER)
     return tmp_path
 
 
-def test_the_text_is_replaced(tree: Path):
-    make("third = 3\n", "third = 4\n").apply(tree)
-    assert (tree / "part.py").read_text() == "first = 1\nsecond = 1\nthird = 4\n"
+@pytest.mark.parametrize(
+    ("within", "old", "number"),
+    [
+        ("FIRST", "= 1", 0),
+        ("Ledger.PAGES", "= 2", 4),
+        ("Ledger.settle", "pages - 1", 8),
+        ("Ledger.settle", "@staticmethod", 6),
+        ("Ledger.close", "pages - 1", 12),
+        ("close", "return pages", 20),
+        ("close.inner", "return pages", 20),
+        ("Ledger", "def settle", 7),
+    ],
+)
+def test_the_text_is_replaced_in_its_definition(tree: Path, within: str, old: str, number: int):
+    assert make(within, old, "changed").apply(tree) == [tree / "part.py"]
+    lines = PART.splitlines(keepends=True)
+    lines[number] = lines[number].replace(old, "changed")
+    assert (tree / "part.py").read_text() == "".join(lines)
+    assert (tree / "room" / "other.py").read_text() == OTHER
+
+
+def test_a_name_may_stand_in_several_modules_if_the_text_stands_in_one(tree: Path):
+    assert make("close", "return other", "return pages").apply(tree) == [tree / "room" / "other.py"]
 
 
 def test_every_edit_is_made(tree: Path):
-    make("third = 3\n", "third = 4\n", (Edit("part.py", "first", "zeroth"),)).apply(tree)
-    assert (tree / "part.py").read_text() == "zeroth = 1\nsecond = 1\nthird = 4\n"
+    also = (Edit("Ledger.settle", "left\n", "right\n"), Edit("close", "return other", "return pages"))
+    assert len(make("Ledger.settle", "pages - 1", "pages", also).apply(tree)) == 2
+    assert "left = pages\n        return right\n" in (tree / "part.py").read_text()
+    assert (tree / "room" / "other.py").read_text() == "def close(pages):\n    return pages\n"
 
 
-@pytest.mark.parametrize(("old", "count"), [("fourth = 4\n", 0), (" = 1\n", 2)])
-def test_text_that_is_gone_or_ambiguous_is_an_error(tree: Path, old: str, count: int):
+@pytest.mark.parametrize(
+    ("within", "old", "count"),
+    [
+        ("Ledger.settle", "fourth = 4\n", 0),
+        ("settle", "pages - 1", 0),
+        ("left", "pages - 1", 0),
+        ("close.inner", "return inner", 0),
+        ("Ledger", "pages - 1", 2),
+        ("close", "def close", 2),
+    ],
+)
+def test_text_that_is_gone_or_ambiguous_is_an_error(tree: Path, within: str, old: str, count: int):
     with pytest.raises(ConfigError) as caught:
-        make(old).apply(tree)
+        make(within, old).apply(tree)
     assert str(caught.value) == (
-        f"fault made-up does not apply: {old.strip()!r} stands {count} times in part.py, not once; "
-        "move the fault along with the code"
+        f"fault made-up does not apply: {old.strip()!r} occurs {count} times in {within}, not once; "
+        "update the fault to match the code"
     )
-    assert (tree / "part.py").read_text() == TEXT
-
-
-def test_a_missing_file_is_an_error(tmp_path: Path):
-    with pytest.raises(ConfigError, match=r"stands 0 times in part\.py"):
-        make("third = 3\n").apply(tmp_path)
+    assert (tree / "part.py").read_text() == PART
 
 
 def test_cells_are_ids_and_the_cheapest_of_a_selector():

@@ -21,12 +21,15 @@ PAIR = Cell.from_id("standalone.s2.k2.n6.v2.p4.pair")
 
 def test_the_copy_holds_the_fault_and_the_sources_do_not():
     (fault,) = select(["path-not-compacted"])
-    before = (ROOT / fault.file).read_text(encoding="utf-8")
-    with planted(fault) as tree:
-        assert (tree / fault.file).read_text(encoding="utf-8") == before.replace(fault.old, fault.new)
-        assert (tree / "matrix" / "cells.lock").is_file()
+    with planted(None) as clean, planted(fault) as tree:
+        changes = fault.changes(clean)
+        assert len(changes) == 1
+        for path, text in changes.items():
+            source = ROOT / path.relative_to(clean)
+            assert source.read_text(encoding="utf-8") == path.read_text(encoding="utf-8") != text
+            assert (tree / path.relative_to(clean)).read_text(encoding="utf-8") == text
+        assert list(clean.rglob("cells.lock"))
     assert not tree.exists()
-    assert (ROOT / fault.file).read_text(encoding="utf-8") == before
 
 
 HANGING = """
@@ -84,7 +87,7 @@ def test_a_silent_downgrade_is_seen_by_the_effective_gate_alone():
 
 def test_a_crash_is_told_apart_from_a_verdict():
     crash = Fault(
-        "crash", "c", "o", "engine/core/schedule.py", "    def plan(self) -> StepPlan | None:\n",
+        "crash", "c", "o", "Scheduler.plan", "    def plan(self) -> StepPlan | None:\n",
         "    def scheme(self) -> StepPlan | None:\n", ("ledger",), (PAIR.id,), "w",
     )  # fmt: skip
     (verdict,) = trial(crash, [PAIR]).verdicts
@@ -94,7 +97,7 @@ def test_a_crash_is_told_apart_from_a_verdict():
 
 
 def test_a_tree_that_does_not_import_dies_with_its_last_words():
-    broken = Fault("broken", "c", "o", "engine/core/errors.py", "class LedgerError(", "class Other(", (), (), "w")
+    broken = Fault("broken", "c", "o", "LedgerError", "class LedgerError(", "class Other(", (), (), "w")
     result = trial(broken, [PAIR])
     assert result.verdicts == ()
     assert result.died is not None
