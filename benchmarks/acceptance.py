@@ -12,9 +12,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-import specmatrix.engine.launch
-from specmatrix.engine.device.ranks import ALONE, Ranks
-from specmatrix.engine.device.sample import SamplingRows, uniform
+import specmatrix.engine.executor
+from specmatrix.engine.device.collectives import ALONE, Ranks
+from specmatrix.engine.device.sampling import SamplingRows, uniform
 from specmatrix.engine.spec.drafter import DraftTree, Verdict
 
 
@@ -24,7 +24,7 @@ def accepted_by_coins(rate: Tensor) -> Iterator[None]:
 
     The coins are the same for all requests of one length, so that those which begin together end together.
     """
-    judge = specmatrix.engine.launch.judge
+    judge = specmatrix.engine.executor.judge
 
     def tossed(
         logits: Tensor, tree: DraftTree, start: Tensor, rows: SamplingRows | None, ranks: Ranks = ALONE
@@ -37,7 +37,7 @@ def accepted_by_coins(rate: Tensor) -> Iterator[None]:
         return verdict._replace(count=1 + (coins < rate).long().cumprod(1).sum(1))
 
     try:
-        specmatrix.engine.launch.judge = tossed
+        specmatrix.engine.executor.judge = tossed
         yield
     finally:
-        specmatrix.engine.launch.judge = judge
+        specmatrix.engine.executor.judge = judge

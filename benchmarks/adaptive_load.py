@@ -14,7 +14,7 @@ from specmatrix.benchmarks.metric import Metric, of, spread_of
 from specmatrix.benchmarks.pairs import seconds
 from specmatrix.benchmarks.steady import PAIRS, Bench, freed
 from specmatrix.engine.api import LLM
-from specmatrix.engine.core.request import SamplingParams
+from specmatrix.engine.core.schedule.request import SamplingParams
 
 DEPTHS: Final = (1, 3, 7)
 SLOTS: Final = {"1": {"candidate_steps": [1, 3, 7]}, "16": {"candidate_steps": [1, 3]}}

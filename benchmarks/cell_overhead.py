@@ -10,15 +10,15 @@ from typing import Any, Final
 
 from specmatrix.benchmarks.metric import Metric, of, red
 from specmatrix.benchmarks.overhead import Clock
-from specmatrix.engine.core.config import EngineConfig
-from specmatrix.matrix.cell import Cell, order
-from specmatrix.matrix.gates.table import GATES
-from specmatrix.matrix.lockfile import stage_cells
-from specmatrix.matrix.provenance import run_header
-from specmatrix.matrix.runner import Runner
-from specmatrix.matrix.selection import of_gpus
+from specmatrix.engine.core.config.asked import EngineConfig
+from specmatrix.matrix.cells.cell import Cell, order
+from specmatrix.matrix.cells.selection import of_gpus
+from specmatrix.matrix.cover.lockfile import stage_cells
+from specmatrix.matrix.gates.registry import GATES
+from specmatrix.matrix.run.provenance import run_header
+from specmatrix.matrix.run.runner import Runner
+from specmatrix.matrix.subjects.in_process import ReferenceSubject
 from specmatrix.matrix.subjects.protocol import Session, Subject
-from specmatrix.matrix.subjects.reference import ReferenceSubject
 from specmatrix.reports.writer import ReportWriter
 
 NAME: Final = "harness_overhead_per_cell"

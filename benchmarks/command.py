@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from specmatrix.benchmarks.metric import Metric
-from specmatrix.matrix.progress import waiting
+from specmatrix.matrix.cli.progress import waiting
 from specmatrix.matrix.zoo.registry import NAMES, verify_models
 from specmatrix.reports.atomic import write_text
 

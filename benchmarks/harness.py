@@ -24,8 +24,8 @@ MATRIX: Final = ROOT / "tests" / "registered" / "cpu" / "test_matrix.py"
 ENUMERATE: Final = f"""
 import json, sys
 from itertools import islice
-from specmatrix.matrix.cover import enumerate_cells
-from specmatrix.matrix.selector import parse_selector
+from specmatrix.matrix.cover.generate import enumerate_cells
+from specmatrix.matrix.cells.selector import parse_selector
 wanted = parse_selector("sampling != greedy and not (memory = tight and batch = pair)")
 cells = list(islice(enumerate_cells(), {CELLS}))
 names = [cell.id for cell in cells if wanted(cell)]
@@ -35,7 +35,7 @@ print(json.dumps([len(cells), len(names), len(set(names)), "torch" in sys.module
 RESOLVE: Final = f"""
 import json, random, sys, time
 from specmatrix.engine.core.errors import ConfigError
-from specmatrix.engine.core.resolve import resolve
+from specmatrix.engine.core.config.resolve import resolve
 from specmatrix.matrix.policy.knobs import KNOBS, launch
 chance = random.Random(0)
 sizes = [len(knob.settings) for knob in KNOBS]
@@ -49,7 +49,9 @@ for config, facts in launches:
     ran += 1
 print(json.dumps([ran, time.perf_counter() - start, "torch" in sys.modules]))
 """
-CHECK: Final = "import sys; from specmatrix.matrix.lock import check; r = check(); print(r.text()); sys.exit(not r.ok)"
+CHECK: Final = (
+    "import sys; from specmatrix.matrix.cover.lock import check; r = check(); print(r.text()); sys.exit(not r.ok)"
+)
 # 1,260 cells of 180 launches: five drafters, four page sizes, three sizes of chunks, each timing. Every request runs to
 # its limit, 37 tokens or more, greedy and sampled.
 LOSSLESS: Final = (

@@ -10,16 +10,16 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
-from specmatrix.ci.tiers import repro
-from specmatrix.engine.core.probes import PROBES
-from specmatrix.engine.core.resolve import resolve
-from specmatrix.matrix.axes import LAUNCH
-from specmatrix.matrix.cell import Cell, asked
-from specmatrix.matrix.constraints import expect
-from specmatrix.matrix.lockfile import stage_cells
-from specmatrix.matrix.selection import all_cells, of_gpus
-from specmatrix.matrix.unrun import unrun
-from specmatrix.matrix.zoo_facts import zoo_facts
+from specmatrix.engine.core.config.resolve import resolve
+from specmatrix.engine.core.observe.counters import PROBES
+from specmatrix.matrix.cells.axes import LAUNCH
+from specmatrix.matrix.cells.cell import Cell, asked
+from specmatrix.matrix.cells.constraints import expect
+from specmatrix.matrix.cells.model_facts import zoo_facts
+from specmatrix.matrix.cells.selection import all_cells, of_gpus
+from specmatrix.matrix.cover.lockfile import stage_cells
+from specmatrix.matrix.run.pending import unrun
+from specmatrix.matrix.run.tiers import repro
 from specmatrix.reports.schema import CellResult, GateResult, Header, Json, Reason, Rewrite
 from specmatrix.reports.writer import ReportWriter
 

@@ -13,7 +13,7 @@ from specmatrix.benchmarks.metric import Metric
 from specmatrix.benchmarks.pairs import interleave
 from specmatrix.benchmarks.steady import PAIRS, Bench, free, freed
 from specmatrix.engine.api import LLM
-from specmatrix.engine.core.request import SamplingParams
+from specmatrix.engine.core.schedule.request import SamplingParams
 
 # New tokens, and how many times as fast as the peer.
 EAGER: Final = (128, 5.0)

@@ -26,15 +26,15 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
-import specmatrix.engine.models.causal
+import specmatrix.engine.models.causal_lm
 from specmatrix.benchmarks.command import machine
 from specmatrix.benchmarks.shapes import SHAPES, Llama, write_eagle3, write_frame
 from specmatrix.benchmarks.steady import ROUNDS, Asked, Bench, Decoding, free
 from specmatrix.engine.api import LLM
 from specmatrix.engine.core.errors import ConfigError
-from specmatrix.engine.models.shards import TakeShare
-from specmatrix.engine.ranks.group import RankGroup
-from specmatrix.engine.ranks.process import Rank
+from specmatrix.engine.models.tensor_parallel import TakeShare
+from specmatrix.engine.parallel.group import RankGroup
+from specmatrix.engine.parallel.worker import Rank
 from specmatrix.reports.atomic import write_text
 
 SIZES: Final = (1, 2, 4, 8)
@@ -77,11 +77,11 @@ class DrawnShare(TakeShare):
 @contextmanager
 def drawn_weights() -> Iterator[None]:
     """Targets loaded meanwhile have random weights, whatever their checkpoint holds."""
-    specmatrix.engine.models.causal.TakeShare = DrawnShare  # type: ignore[misc]
+    specmatrix.engine.models.causal_lm.TakeShare = DrawnShare  # type: ignore[misc]
     try:
         yield
     finally:
-        specmatrix.engine.models.causal.TakeShare = TakeShare  # type: ignore[misc]
+        specmatrix.engine.models.causal_lm.TakeShare = TakeShare  # type: ignore[misc]
 
 
 def begin(rank: Rank, bench: Bench, batch: int, asked: Asked) -> None:

@@ -12,8 +12,8 @@ from specmatrix.benchmarks.metric import Metric, red
 from specmatrix.benchmarks.pairs import interleave
 from specmatrix.benchmarks.subjects import difference, engine, fixed, prompts, questions, transformers_model
 from specmatrix.engine.api import LLM
-from specmatrix.engine.core.ngram import NgramIndex
-from specmatrix.engine.core.request import SamplingParams
+from specmatrix.engine.core.draft.ngram_index import NgramIndex
+from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.engine.spec.ngram import NgramDrafter
 
 STEPS: Final = 3

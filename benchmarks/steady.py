@@ -15,8 +15,8 @@ import torch
 import specmatrix.engine.build
 from specmatrix.benchmarks.pairs import Pairs, interleave, seconds, told
 from specmatrix.engine.api import LLM
-from specmatrix.engine.core.config import EngineConfig
-from specmatrix.engine.core.request import SamplingParams
+from specmatrix.engine.core.config.asked import EngineConfig
+from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.engine.models.target import Target
 
 # Rounds of a turn; all turns of an engine together stay below the next size of its graphs.

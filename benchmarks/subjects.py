@@ -13,9 +13,9 @@ from transformers.utils import logging
 
 import specmatrix.matrix.zoo
 from specmatrix.engine.api import LLM, Output
-from specmatrix.engine.core.config import EngineConfig
-from specmatrix.engine.core.request import SamplingParams
-from specmatrix.matrix.subjects.reference import checkpoint
+from specmatrix.engine.core.config.asked import EngineConfig
+from specmatrix.engine.core.schedule.request import SamplingParams
+from specmatrix.matrix.subjects.in_process import checkpoint
 
 NEW_TOKENS: Final = 128
 PROMPT_TOKENS: Final = 32

@@ -18,8 +18,8 @@ from time import monotonic
 from typing import Final
 
 from specmatrix.ci.planner import Plan
-from specmatrix.matrix.cell import Cell
-from specmatrix.matrix.unrun import unrun
+from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.run.pending import unrun
 from specmatrix.reports.schema import CellResult
 
 # A cell takes seconds; a silence of this length means that its engine hangs.
@@ -153,7 +153,7 @@ def work(cells: tuple[Cell, ...], job: Job, gpus: tuple[int, ...], connection: C
     os.environ[VISIBLE] = visible(gpus, os.environ.get(VISIBLE))
     import torch
 
-    from specmatrix.matrix.runner import reference_runner
+    from specmatrix.matrix.run.runner import reference_runner
 
     torch.set_num_threads(1)
     runner = reference_runner(job.seed, job.tier, job.stage)

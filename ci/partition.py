@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from specmatrix.ci.registry import Registration
-from specmatrix.ci.tiers import tier as find_tier
 from specmatrix.engine.core.errors import ConfigError
-from specmatrix.matrix.lockfile import STAGES
+from specmatrix.matrix.cover.lockfile import STAGES
+from specmatrix.matrix.run.tiers import tier as find_tier
 
 WHOLE: Final = "1/1"
 

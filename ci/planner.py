@@ -10,7 +10,7 @@ from math import ceil
 from typing import Any, Final
 
 from specmatrix.engine.core.errors import ConfigError
-from specmatrix.matrix.cell import Cell
+from specmatrix.matrix.cells.cell import Cell
 
 SPLIT: Final = 1.3
 START_SECONDS: Final = 0.5

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from specmatrix.ci.tiers import TIERS
 from specmatrix.engine.core.errors import ConfigError
-from specmatrix.matrix.lockfile import STAGES
+from specmatrix.matrix.cover.lockfile import STAGES
+from specmatrix.matrix.run.tiers import TIERS
 
 FOLDER: Final = Path("tests/registered")
 EXAMPLE: Final = 'pytestmark = pytest.mark.register(est_seconds=2, tier="cpu", stage="pr")'

@@ -11,28 +11,28 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from specmatrix.engine.api import LLM as LLM
     from specmatrix.engine.api import Output as Output
-    from specmatrix.engine.core.config import EngineConfig as EngineConfig
+    from specmatrix.engine.core.config.asked import EngineConfig as EngineConfig
     from specmatrix.engine.core.errors import ConfigError as ConfigError
     from specmatrix.engine.core.errors import EngineBug as EngineBug
     from specmatrix.engine.core.errors import EngineError as EngineError
     from specmatrix.engine.core.errors import RequestError as RequestError
-    from specmatrix.engine.core.request import SamplingParams as SamplingParams
-    from specmatrix.engine.core.session import SessionParams as SessionParams
-    from specmatrix.engine.ranks.llm import RankedLLM as RankedLLM
-    from specmatrix.engine.register import register_algorithm as register_algorithm
+    from specmatrix.engine.core.schedule.request import SamplingParams as SamplingParams
+    from specmatrix.engine.core.schedule.session import SessionParams as SessionParams
+    from specmatrix.engine.parallel.client import RankedLLM as RankedLLM
+    from specmatrix.engine.plugin import register_algorithm as register_algorithm
 
 HOMES: Final = {
     "LLM": "api",
     "Output": "api",
-    "EngineConfig": "core.config",
+    "EngineConfig": "core.config.asked",
     "ConfigError": "core.errors",
     "EngineBug": "core.errors",
     "EngineError": "core.errors",
     "RequestError": "core.errors",
-    "SamplingParams": "core.request",
-    "SessionParams": "core.session",
-    "RankedLLM": "ranks.llm",
-    "register_algorithm": "register",
+    "SamplingParams": "core.schedule.request",
+    "SessionParams": "core.schedule.session",
+    "RankedLLM": "parallel.client",
+    "register_algorithm": "plugin",
 }
 
 

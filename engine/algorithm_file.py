@@ -9,9 +9,9 @@ from pathlib import Path
 from traceback import walk_tb
 from typing import Final
 
-from specmatrix.engine.core.algorithm import Traits, known_algorithms
+from specmatrix.engine.core.draft.algorithms import Traits, known_algorithms
 from specmatrix.engine.core.errors import ConfigError
-from specmatrix.engine.register import forget_algorithm
+from specmatrix.engine.plugin import forget_algorithm
 
 # Before the file's name in sys.modules, so that `torch.py` takes nobody's place.
 PREFIX: Final = "specmatrix_algorithm_"

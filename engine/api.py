@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from specmatrix.engine.build import Locate, build
-from specmatrix.engine.core.adaptive_config import inline
-from specmatrix.engine.core.agreement import Told
-from specmatrix.engine.core.config import EngineConfig, Facts
+from specmatrix.engine.core.config.adaptive_file import inline
+from specmatrix.engine.core.config.asked import EngineConfig, Facts
+from specmatrix.engine.core.config.resolve import resolve
 from specmatrix.engine.core.errors import ConfigError, EngineError, RequestError
-from specmatrix.engine.core.finish import settled
-from specmatrix.engine.core.ledger import Entry
-from specmatrix.engine.core.request import Finish, Phase, Request, SamplingParams, shown
-from specmatrix.engine.core.resolve import resolve
-from specmatrix.engine.core.session import SessionParams, Sessions, Turn
-from specmatrix.engine.device.bundles import GIB
-from specmatrix.engine.device.ranks import ALONE, Ranks
+from specmatrix.engine.core.memory.ledger import Entry
+from specmatrix.engine.core.observe.rank_agreement import Told
+from specmatrix.engine.core.schedule.request import Finish, Phase, Request, SamplingParams, shown
+from specmatrix.engine.core.schedule.session import SessionParams, Sessions, Turn
+from specmatrix.engine.core.schedule.stop_rules import settled
+from specmatrix.engine.device.collectives import ALONE, Ranks
+from specmatrix.engine.device.graph_cache import GIB
 from specmatrix.engine.models.loader import facts
 from specmatrix.engine.models.tokenizer import Tokenizer
 
@@ -61,7 +61,7 @@ class LLM:
 
     `locate` turns a model name into a directory; by default the name is a path. `clock` gives seconds, for the
     timeouts of sessions only. ranks: who shares the target, of whom this process is one; tell: what is told of its
-    steps (engine.ranks.group starts ranks). Raises ConfigError for a configuration or checkpoint that cannot run.
+    steps (engine.parallel.group starts ranks). Raises ConfigError for a configuration or checkpoint that cannot run.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class LLM:
         if self.resolved.tp_size != ranks.size:
             raise ConfigError(
                 f"tp_size {self.resolved.tp_size} needs as many processes and LLM runs in one; use RankedLLM of "
-                "specmatrix.engine.ranks.llm"
+                "specmatrix.engine.parallel.client"
             )
         self.tokenizer = tokenizer = Tokenizer(locate(config.model_path))
         self.loop = build(self.resolved, known, tokenizer, locate, ranks, tell)

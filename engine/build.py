@@ -6,33 +6,33 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from specmatrix.engine.budget import afford
-from specmatrix.engine.core.adaptive import DraftSteps
-from specmatrix.engine.core.agreement import Told
-from specmatrix.engine.core.algorithm import algorithm, is_registered
-from specmatrix.engine.core.config import Facts, Resolved
-from specmatrix.engine.core.ledger import Ledger
-from specmatrix.engine.core.prefix import PrefixCache
-from specmatrix.engine.core.probes import Probes
-from specmatrix.engine.core.schedule import Scheduler
-from specmatrix.engine.core.window import Window
-from specmatrix.engine.device.bundles import GIB
-from specmatrix.engine.device.graphs import Graphs
+from specmatrix.engine.core.config.asked import Facts, Resolved
+from specmatrix.engine.core.draft.algorithms import algorithm, is_registered
+from specmatrix.engine.core.draft.depth import DraftSteps
+from specmatrix.engine.core.memory.ledger import Ledger
+from specmatrix.engine.core.memory.prefix_cache import PrefixCache
+from specmatrix.engine.core.memory.window_ledger import Window
+from specmatrix.engine.core.observe.counters import Probes
+from specmatrix.engine.core.observe.rank_agreement import Told
+from specmatrix.engine.core.schedule.scheduler import Scheduler
+from specmatrix.engine.device.collectives import ALONE, Ranks
+from specmatrix.engine.device.cuda_graphs import Graphs
+from specmatrix.engine.device.graph_cache import GIB
 from specmatrix.engine.device.pool import KVLayout
-from specmatrix.engine.device.ranks import ALONE, Ranks
+from specmatrix.engine.device.slot_table import SlotTable
 from specmatrix.engine.device.staging import StagingRing
-from specmatrix.engine.device.table import SlotTable
-from specmatrix.engine.device.waits import Waits
-from specmatrix.engine.device.window import WindowMemory, split
-from specmatrix.engine.launch import DeviceExecutor, InFlight
+from specmatrix.engine.device.sync_counter import Waits
+from specmatrix.engine.device.window_kv import WindowMemory, split
+from specmatrix.engine.executor import DeviceExecutor, InFlight
 from specmatrix.engine.loop import Loop
+from specmatrix.engine.memory_budget import afford
 from specmatrix.engine.models.loader import load_target
 from specmatrix.engine.models.target import Target
 from specmatrix.engine.models.tokenizer import Detokenizer, Tokenizer
-from specmatrix.engine.spec.catalogue import BuildContext, Locate, build_drafter, build_relay
+from specmatrix.engine.rank_digest import Witness
+from specmatrix.engine.spec.builders import BuildContext, Locate, build_drafter, build_relay
 from specmatrix.engine.spec.drafter import Drafter
 from specmatrix.engine.spec.guard import Guard
-from specmatrix.engine.witness import Witness
 
 __all__ = ["Locate", "build"]
 

@@ -15,12 +15,12 @@ from collections.abc import Callable
 from typing import Generic
 
 from specmatrix.engine.core.errors import EngineBug, EngineError, LedgerError, described
-from specmatrix.engine.core.finish import StopRules
-from specmatrix.engine.core.plan import Executor, Handle, PlanRow, StepPlan, StepResult
-from specmatrix.engine.core.probes import Probes
-from specmatrix.engine.core.request import Finish, Phase, Request
-from specmatrix.engine.core.schedule import Scheduler
-from specmatrix.engine.core.transcript import TextStream, Transcript
+from specmatrix.engine.core.observe.counters import Probes
+from specmatrix.engine.core.schedule.output_text import TextStream, Transcript
+from specmatrix.engine.core.schedule.request import Finish, Phase, Request
+from specmatrix.engine.core.schedule.scheduler import Scheduler
+from specmatrix.engine.core.schedule.step import Executor, Handle, PlanRow, StepPlan, StepResult
+from specmatrix.engine.core.schedule.stop_rules import StopRules
 from specmatrix.engine.interrupts import Interrupts
 
 log = logging.getLogger("specmatrix.engine")

@@ -32,10 +32,10 @@ import torch
 from torch import Tensor
 
 from specmatrix.engine import LLM, ConfigError, EngineConfig, SamplingParams
-from specmatrix.engine.core.config import Facts
+from specmatrix.engine.core.config.asked import Facts
 from specmatrix.engine.device.batch import StepBatch
 from specmatrix.engine.device.relay import Carry, DraftState, Relay
-from specmatrix.engine.register import BuildContext, Topology, Traits, register_algorithm
+from specmatrix.engine.plugin import BuildContext, Topology, Traits, register_algorithm
 from specmatrix.engine.spec.drafter import DraftTree, Verdict, chain
 
 COPY = Traits(

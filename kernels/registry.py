@@ -7,32 +7,32 @@ from typing import Final
 
 from torch import Tensor
 
-from specmatrix.kernels import bounds, contract, parts
+from specmatrix.kernels import batch_invariance, error_bounds, preconditions
 from specmatrix.kernels.accept_path import accept_path
 from specmatrix.kernels.accept_path import cases as accept_path_cases
 from specmatrix.kernels.accept_path import reference as accept_path_reference
-from specmatrix.kernels.best_token import best_token
-from specmatrix.kernels.best_token import cases as best_token_cases
-from specmatrix.kernels.best_token import reference as best_token_reference
+from specmatrix.kernels.argmax import best_token
+from specmatrix.kernels.argmax import cases as best_token_cases
+from specmatrix.kernels.argmax import reference as best_token_reference
 from specmatrix.kernels.case import Kernel
+from specmatrix.kernels.compact_kv import cases as move_kv_cases
+from specmatrix.kernels.compact_kv import move_kv
+from specmatrix.kernels.compact_kv import reference as move_kv_reference
 from specmatrix.kernels.expand_topk import cases as expand_topk_cases
 from specmatrix.kernels.expand_topk import expand_topk
 from specmatrix.kernels.expand_topk import reference as expand_topk_reference
+from specmatrix.kernels.fused_linear import Around, Onward, projection
+from specmatrix.kernels.fused_linear import cases as projection_cases
+from specmatrix.kernels.fused_linear import reference as projection_reference
+from specmatrix.kernels.gather_rows import cases as relay_cases
+from specmatrix.kernels.gather_rows import gather, scatter
+from specmatrix.kernels.gather_rows import reference as relay_reference
 from specmatrix.kernels.matmul import cases as matmul_cases
 from specmatrix.kernels.matmul import matmul
 from specmatrix.kernels.matmul import reference as matmul_reference
-from specmatrix.kernels.move_kv import cases as move_kv_cases
-from specmatrix.kernels.move_kv import move_kv
-from specmatrix.kernels.move_kv import reference as move_kv_reference
 from specmatrix.kernels.paged_attention import cases as paged_attention_cases
 from specmatrix.kernels.paged_attention import paged_attention, plan_reads
 from specmatrix.kernels.paged_attention import reference as paged_attention_reference
-from specmatrix.kernels.projection import Around, Onward, projection
-from specmatrix.kernels.projection import cases as projection_cases
-from specmatrix.kernels.projection import reference as projection_reference
-from specmatrix.kernels.relay_rows import cases as relay_cases
-from specmatrix.kernels.relay_rows import gather, scatter
-from specmatrix.kernels.relay_rows import reference as relay_reference
 from specmatrix.kernels.rms_norm import cases as rms_norm_cases
 from specmatrix.kernels.rms_norm import reference as rms_norm_reference
 from specmatrix.kernels.rms_norm import rms_norm
@@ -70,7 +70,7 @@ def _attend(
     deterministic: bool,
 ) -> Tensor:
     """plan_reads and paged_attention on the arguments of the reference."""
-    contract.contiguous("paged_attention", cache=cache)
+    preconditions.contiguous("paged_attention", cache=cache)
     heads, head_dim = q.shape[2:]
     more = (value_dim, scale, sparse, start)
     reads = plan_reads(read_slots, bias, heads, kv_heads, head_dim, deterministic, True, *more)
@@ -101,7 +101,7 @@ def _chained(
     eps: float,
 ) -> Tensor:
     """Two launches, the second of which reads all that the first leaves."""
-    contract.contiguous("projection", behind=behind, last=last)
+    preconditions.contiguous("projection", behind=behind, last=last)
     projection(x, weight, out, Around(onward=Onward(scale, scaled, squares)), checked=True)
     return projection(scaled, behind, last, Around(squares, eps), checked=True)
 
@@ -110,29 +110,29 @@ _MATMUL = partial(
     Kernel,
     fast=partial(matmul, checked=True),
     reference=matmul_reference.matmul,
-    bound=bounds.product,
+    bound=error_bounds.product,
     why="float32 sums of K products, and one rounding at the store",
 )
 _PROJECTION = partial(
     Kernel,
     fast=_joined,
     reference=projection_reference.projection,
-    bound=bounds.projection,
+    bound=error_bounds.projection,
     why="float32 sums of K products, and a rounding behind each operation that is joined",
 )
 _NORM = partial(
     Kernel,
     fast=partial(rms_norm, checked=True),
     reference=rms_norm_reference.rms_norm,
-    parts=parts.of_normed_rows,
-    bound=bounds.scaling,
+    parts=batch_invariance.of_normed_rows,
+    bound=error_bounds.scaling,
     why="a float32 sum of squares under a root, and one rounding at the store",
 )
 _ATTENTION = partial(
     Kernel,
     reference=paged_attention_reference.paged_attention,
     cases=paged_attention_cases.CASES,
-    bound=bounds.attention,
+    bound=error_bounds.attention,
     why="a score is rounded in proportion to its terms, an output is a sum of T values, and one rounding at the store",
 )
 
@@ -143,8 +143,8 @@ KERNELS: Final = (
     _ATTENTION(
         name="paged_attention deterministic",
         fast=partial(_attend, deterministic=True),
-        parts=parts.of_queries,
-        bound=partial(bounds.attention, by_row=True),
+        parts=batch_invariance.of_queries,
+        bound=partial(error_bounds.attention, by_row=True),
     ),
     Kernel(
         "tree_layout",
@@ -172,15 +172,15 @@ KERNELS: Final = (
         select_tree_reference.select_tree,
         select_tree_cases.CASES,
     ),
-    _MATMUL(name="matmul", cases=matmul_cases.PLAIN_CASES, parts=parts.of_rows),
+    _MATMUL(name="matmul", cases=matmul_cases.PLAIN_CASES, parts=batch_invariance.of_rows),
     _MATMUL(
         name="matmul of several",
         fast=_several,
         reference=matmul_reference.several,
         cases=matmul_cases.SEVERAL_CASES,
-        parts=parts.of_batched_rows,
+        parts=batch_invariance.of_batched_rows,
     ),
-    _MATMUL(name="matmul added", cases=matmul_cases.ADDED_CASES, parts=parts.of_added_rows, writes=(2,)),
+    _MATMUL(name="matmul added", cases=matmul_cases.ADDED_CASES, parts=batch_invariance.of_added_rows, writes=(2,)),
     _NORM(name="rms_norm", cases=rms_norm_cases.PLAIN_CASES),
     _NORM(name="rms_norm into a buffer", cases=rms_norm_cases.INTO_CASES, writes=(4,)),
     _NORM(name="rms_norm after an addition", cases=rms_norm_cases.ADDED_CASES, writes=(3,)),
@@ -190,18 +190,18 @@ KERNELS: Final = (
         rotary_reference.rotary,
         rotary_cases.CASES,
         writes=(0,),
-        bound=bounds.rounding,
+        bound=error_bounds.rounding,
         why="two float32 products and a sum, and one rounding at the store",
-        parts=parts.of_turned_rows,
+        parts=batch_invariance.of_turned_rows,
     ),
     Kernel(
         "silu_mul",
         silu_mul,
         silu_mul_reference.silu_mul,
         silu_mul_cases.CASES,
-        bound=bounds.rounding,
+        bound=error_bounds.rounding,
         why="float32 arithmetic, and one rounding at the store",
-        parts=parts.of_rows,
+        parts=batch_invariance.of_rows,
     ),
     _PROJECTION(name="projection", cases=projection_cases.CASES, writes=(2,)),
     _PROJECTION(name="projection into a pool", cases=projection_cases.SUNK_CASES, writes=(2, 12)),
@@ -212,7 +212,7 @@ KERNELS: Final = (
         projection_reference.chained,
         projection_cases.CHAINED_CASES,
         writes=(2, 4, 5, 7),
-        bound=bounds.chained,
+        bound=error_bounds.chained,
         why="the bound of a projection, for the second and for what it makes of the first",
     ),
     Kernel("gather", partial(gather, checked=True), relay_reference.gather, relay_cases.GATHER_CASES),

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Final
 
 from specmatrix.reports.atomic import write_text
+from specmatrix.reports.counters import ProbeVerdict, judge_probes
 from specmatrix.reports.covered import Coverage, covered
 from specmatrix.reports.load import Report
-from specmatrix.reports.probes import ProbeVerdict, judge_probes
 from specmatrix.reports.schema import SCHEMA, SUMMARY_FILE, CellResult, CellState, GateState, Header, Json, is_waived
 
 # Keys of summary.json for the states; part of its stable form.

@@ -2,7 +2,7 @@
 
 import sys
 
-from specmatrix.matrix.cli import main
+from specmatrix.matrix.cli.app import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -9,10 +9,10 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
-from specmatrix.engine.core.plan import StepPlan
+from specmatrix.engine.core.schedule.step import StepPlan
+from specmatrix.engine.device.pinned_copy import integers
 from specmatrix.engine.device.relay import DraftState, Relay
-from specmatrix.engine.device.table import SlotTable
-from specmatrix.engine.device.upload import integers
+from specmatrix.engine.device.slot_table import SlotTable
 
 # Positions whose masks are kept, by kind of device; a table of 4096 holds 32 MiB in half precision.
 LONGEST_TRIANGLE: Final = {"cpu": 1024, "cuda": 4096}

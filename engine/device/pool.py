@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specmatrix.kernels.move_kv import move_kv
+from specmatrix.kernels.compact_kv import move_kv
 from specmatrix.kernels.store_kv import store_kv
 
 

@@ -11,8 +11,8 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from specmatrix.engine.device.sample import SamplingRows
-from specmatrix.kernels.relay_rows import gather, scatter
+from specmatrix.engine.device.sampling import SamplingRows
+from specmatrix.kernels.gather_rows import gather, scatter
 
 
 class Carry(NamedTuple):

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from specmatrix.engine.core.errors import ConfigError
-from specmatrix.engine.models.deepseek_config import ExpertsConfig, LatentConfig, read_experts, read_latent
+from specmatrix.engine.models.config_reader import MOST_LAYERS, Fields
+from specmatrix.engine.models.deepseek.config import ExpertsConfig, LatentConfig, read_experts, read_latent
 from specmatrix.engine.models.draft_config import DRAFT_ARCHITECTURES, DraftConfig, read_draft
-from specmatrix.engine.models.fields import MOST_LAYERS, Fields
 from specmatrix.engine.models.rope import RopeConfig
-from specmatrix.engine.models.windows import read_windows
+from specmatrix.engine.models.sliding_window import read_windows
 
 TARGET_ARCHITECTURES: Final = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen3ForCausalLM", "DeepseekV3ForCausalLM")
 CONFIG: Final = "config.json"

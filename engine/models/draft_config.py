@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from specmatrix.engine.core.algorithm import FINAL
+from specmatrix.engine.core.draft.algorithms import FINAL
 from specmatrix.engine.core.errors import ConfigError
-from specmatrix.engine.models.fields import Fields
+from specmatrix.engine.models.config_reader import Fields
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from specmatrix.engine.device.ranks import ALONE, Ranks
+from specmatrix.engine.device.collectives import ALONE, Ranks
 from specmatrix.engine.models.config import ModelConfig
-from specmatrix.engine.models.products import products
+from specmatrix.engine.models.linear_ops import products
 from specmatrix.engine.models.rope import pair_up, rotate
 from specmatrix.engine.models.weights import Take
 from specmatrix.engine.models.workspace import Workspace
 from specmatrix.kernels.backend import on_triton
-from specmatrix.kernels.projection import FEW, Around, Onward, projection
+from specmatrix.kernels.fused_linear import FEW, Around, Onward, projection
 from specmatrix.kernels.rms_norm import rms_norm
 from specmatrix.kernels.silu_mul import silu_mul
 

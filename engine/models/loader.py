@@ -9,21 +9,21 @@ from typing import Final, Literal
 
 import torch
 
-from specmatrix.engine.core.algorithm import FINAL
-from specmatrix.engine.core.config import AUTO, DraftFacts, Facts
+from specmatrix.engine.core.config.asked import AUTO, DraftFacts, Facts
+from specmatrix.engine.core.draft.algorithms import FINAL
 from specmatrix.engine.core.errors import ConfigError
-from specmatrix.engine.device.ranks import ALONE, Ranks
-from specmatrix.engine.models.causal import CausalLM
+from specmatrix.engine.device.collectives import ALONE, Ranks
+from specmatrix.engine.models.causal_lm import CausalLM
 from specmatrix.engine.models.config import TARGET_ARCHITECTURES, ModelConfig, load_model_config
-from specmatrix.engine.models.deepseek import Deepseek
-from specmatrix.engine.models.dflash import DFlash
-from specmatrix.engine.models.disguised import load_draft_config
+from specmatrix.engine.models.deepseek.model import Deepseek
+from specmatrix.engine.models.dflash.model import DFlash
 from specmatrix.engine.models.draft_config import DFLASH_ARCHITECTURES, EAGLE3_ARCHITECTURES, EAGLE_ARCHITECTURES
-from specmatrix.engine.models.eagle import Eagle
-from specmatrix.engine.models.eagle3 import Eagle3
-from specmatrix.engine.models.llama import Llama
-from specmatrix.engine.models.nextn import PredictionLayer, prediction_layers
-from specmatrix.engine.models.standalone import Standalone
+from specmatrix.engine.models.eagle.formats import load_draft_config
+from specmatrix.engine.models.eagle.model import Eagle
+from specmatrix.engine.models.eagle3.model import Eagle3
+from specmatrix.engine.models.llama.model import Llama
+from specmatrix.engine.models.nextn.model import PredictionLayer, prediction_layers
+from specmatrix.engine.models.standalone.model import Standalone
 from specmatrix.engine.models.target import Target
 from specmatrix.engine.models.tokenizer import tokenizer_hash
 from specmatrix.engine.models.weights import load_weights

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from specmatrix.engine.core.errors import ConfigError
-from specmatrix.engine.models.fields import LARGEST
+from specmatrix.engine.models.config_reader import LARGEST
 from specmatrix.kernels.backend import on_triton
 from specmatrix.kernels.rotary import rotary
 

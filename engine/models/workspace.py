@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from specmatrix.engine.models.config import ModelConfig
-from specmatrix.kernels.projection import PART
+from specmatrix.kernels.fused_linear import PART
 
 KEPT_SHAPES = 32
 KEPT_ROWS = 256
@@ -24,7 +24,7 @@ class Workspace(NamedTuple):
     qkv [R, (heads + 2 * kv_heads) * head_dim]; of it heads [R, heads + kv_heads, head_dim], which are rotated, the
     same as complex numbers turned [R, heads + kv_heads, head_dim / 2] (float32 only), q [B, W, heads, head_dim] and
     kv [B * W, 2 * kv_heads * head_dim]. gate_up [R, 2 * inner], halves gate and up. scaled [R, hidden] and squares
-    float32 [R, parts]: a norm that is begun, see `kernels.projection`.
+    float32 [R, parts]: a norm that is begun, see `kernels.fused_linear`.
     """
 
     batch: int

@@ -11,14 +11,14 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from specmatrix.engine.core.algorithm import Traits
-from specmatrix.engine.core.tree import max_depth
+from specmatrix.engine.core.draft.algorithms import Traits
+from specmatrix.engine.core.draft.tree import max_depth
 from specmatrix.engine.device.attention import DraftAttention, StepAttention
 from specmatrix.engine.device.batch import StepBatch, prefix_bias
 from specmatrix.engine.device.pool import KVPool
 from specmatrix.engine.device.relay import Carry, DraftState, Relay
 from specmatrix.engine.spec.drafter import DraftTree, Verdict, one_further, shared_chain
-from specmatrix.kernels.best_token import best_token
+from specmatrix.kernels.argmax import best_token
 from specmatrix.kernels.expand_topk import expand_topk
 from specmatrix.kernels.select_tree import select_tree
 from specmatrix.kernels.tree_layout import tree_layout

@@ -9,12 +9,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specmatrix.engine.core.algorithm import Traits
+from specmatrix.engine.core.draft.algorithms import Traits
 from specmatrix.engine.device.attention import DraftAttention
 from specmatrix.engine.device.batch import StepBatch, prefix_bias
 from specmatrix.engine.device.pool import KVPool
 from specmatrix.engine.device.relay import Carry, Relay
-from specmatrix.engine.models.dflash import DFlash
+from specmatrix.engine.models.dflash.model import DFlash
 from specmatrix.engine.spec.drafter import DraftTree, Verdict, shared_chain
 
 

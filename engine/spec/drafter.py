@@ -11,9 +11,9 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from specmatrix.engine.core.algorithm import Traits
+from specmatrix.engine.core.draft.algorithms import Traits
 from specmatrix.engine.device.batch import StepBatch, count
-from specmatrix.engine.device.ranks import Ranks
+from specmatrix.engine.device.collectives import Ranks
 from specmatrix.engine.device.relay import Carry, DraftState, Relay
 
 

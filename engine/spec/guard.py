@@ -5,9 +5,9 @@ batch (a shape, a host read, a lost state, an exception, a write into what it wa
 quarantine: it is not asked again and rounds verify their roots alone. Both are exact: a bad proposal is replaced by
 padding, and verification is exact for any proposal. Nothing here reads the device.
 
-The hooks see copies (`engine.spec.lending`), and `aux`, which nobody reads after them. Out of reach of all this: a
+The hooks see copies (`engine.spec.input_copies`), and `aux`, which nobody reads after them. Out of reach of all this: a
 drafter that writes into what it was given to build with, the target's weights and KV, or into tables of the engine
-that it imports. A host read that `engine.spec.host_watch` lists as unseen costs speed, not tokens.
+that it imports. A host read that `engine.spec.sync_detector` lists as unseen costs speed, not tokens.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from specmatrix.engine.core.errors import EngineBug, text_of
 from specmatrix.engine.device.batch import StepBatch, count
 from specmatrix.engine.device.relay import DraftState, Relay
 from specmatrix.engine.spec.drafter import Drafter, DraftTree, Verdict, chain
-from specmatrix.engine.spec.host_watch import HostWatch
-from specmatrix.engine.spec.lending import NAMES, Lending
+from specmatrix.engine.spec.input_copies import NAMES, Lending
+from specmatrix.engine.spec.sync_detector import HostWatch
 
 # Bit i of a row's code. The bits behind are lending.NAMES, the same in every row.
 LIES: Final = (

@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from specmatrix.engine.core.algorithm import Traits
+from specmatrix.engine.core.draft.algorithms import Traits
 from specmatrix.engine.device.attention import StepAttention
 from specmatrix.engine.device.batch import StepBatch, causal_bias, count
 from specmatrix.engine.device.pool import KVPool

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from specmatrix.engine.core.algorithm import Traits
-from specmatrix.engine.core.automaton import SuffixAutomaton
-from specmatrix.engine.core.ngram import Cursor, Draft, NgramIndex, NgramOptions
-from specmatrix.engine.core.tree import max_depth
+from specmatrix.engine.core.draft.algorithms import Traits
+from specmatrix.engine.core.draft.ngram_index import Cursor, Draft, NgramIndex, NgramOptions
+from specmatrix.engine.core.draft.suffix_automaton import SuffixAutomaton
+from specmatrix.engine.core.draft.tree import max_depth
 from specmatrix.engine.device.batch import Known, StepBatch
+from specmatrix.engine.device.pinned_copy import integers
 from specmatrix.engine.device.relay import Carry, Relay
-from specmatrix.engine.device.upload import integers
 from specmatrix.engine.spec.drafter import DraftTree, Verdict, shared_chain
 from specmatrix.kernels.tree_layout import tree_layout
 

@@ -14,8 +14,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from specmatrix.engine.device.ranks import ALONE, Ranks
-from specmatrix.engine.device.sample import SamplingRows, pick
+from specmatrix.engine.device.collectives import ALONE, Ranks
+from specmatrix.engine.device.sampling import SamplingRows, pick
 from specmatrix.engine.spec.drafter import DraftTree, Verdict
 from specmatrix.kernels.accept_path import accept_path
 

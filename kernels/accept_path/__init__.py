@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from specmatrix.engine.core.errors import KernelError
-from specmatrix.kernels import contract
+from specmatrix.kernels import preconditions
 from specmatrix.kernels.accept_path import eager
 from specmatrix.kernels.backend import chosen
 from specmatrix.kernels.tree_layout import tree_layout
@@ -26,13 +26,13 @@ def accept_path(
     KernelError on other shapes or depth; with `checked` also on parents and twins among siblings.
     """
     if tokens.shape != parents.shape or emit.shape != parents.shape:
-        raise contract.shape_error("accept_path", "emit", emit, tuple(parents.shape))
+        raise preconditions.shape_error("accept_path", "emit", emit, tuple(parents.shape))
     if not 0 <= depth < tokens.shape[1]:
         raise KernelError(f"accept_path: depth {depth} is not in [0, {tokens.shape[1] - 1}], a path of distinct nodes")
     if ancestors is None:
         _, ancestors = tree_layout(parents, checked=checked)
     if checked:
-        contract.dtype("accept_path", (torch.int64,), tokens=tokens, parents=parents, emit=emit)
+        preconditions.dtype("accept_path", (torch.int64,), tokens=tokens, parents=parents, emit=emit)
         _refuse_twins(tokens, parents)
     return chosen(eager, tokens).accept_path(tokens, parents, emit, depth, ancestors)
 

@@ -7,8 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specmatrix.kernels import contract
-from specmatrix.kernels.early import begin, launch
+from specmatrix.kernels import preconditions
+from specmatrix.kernels.pdl import begin, launch
 
 
 @triton.jit
@@ -36,7 +36,7 @@ def _accept(tokens, parents, emit, ancestors, path, count, nodes, places, BLOCK:
 
 
 def accept_path(tokens: Tensor, parents: Tensor, emit: Tensor, depth: int, ancestors: Tensor) -> tuple[Tensor, Tensor]:
-    contract.contiguous("accept_path", tokens=tokens, parents=parents, emit=emit, ancestors=ancestors)
+    preconditions.contiguous("accept_path", tokens=tokens, parents=parents, emit=emit, ancestors=ancestors)
     batch, nodes = tokens.shape
     path = torch.empty(batch, depth + 1, dtype=torch.int64, device=tokens.device)
     count = torch.empty(batch, dtype=torch.int64, device=tokens.device)

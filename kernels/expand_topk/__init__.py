@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specmatrix.kernels import contract
+from specmatrix.kernels import preconditions
 from specmatrix.kernels.backend import chosen
 from specmatrix.kernels.expand_topk import eager
 
@@ -19,9 +19,9 @@ def expand_topk(scores: Tensor, probs: Tensor, checked: bool = False) -> tuple[T
     KernelError on other shapes; with `checked` also on dtype.
     """
     if probs.dim() != 3 or probs.shape[1] == 0:
-        raise contract.shape_error("expand_topk", "probs", probs, ("B", "K >= 1", "k"))
+        raise preconditions.shape_error("expand_topk", "probs", probs, ("B", "K >= 1", "k"))
     if scores.shape != probs.shape[:2]:
-        raise contract.shape_error("expand_topk", "scores", scores, tuple(probs.shape[:2]))
+        raise preconditions.shape_error("expand_topk", "scores", scores, tuple(probs.shape[:2]))
     if checked:
-        contract.dtype("expand_topk", (torch.float32,), scores=scores, probs=probs)
+        preconditions.dtype("expand_topk", (torch.float32,), scores=scores, probs=probs)
     return chosen(eager, scores).expand_topk(scores, probs)

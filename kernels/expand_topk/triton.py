@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specmatrix.kernels import contract
+from specmatrix.kernels import preconditions
 
 STEP = 32
 
@@ -45,7 +45,7 @@ def _expand(scores, probs, grown, best, chosen, beams, topk, BLOCK: tl.constexpr
 
 
 def expand_topk(scores: Tensor, probs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    contract.contiguous("expand_topk", scores=scores, probs=probs)
+    preconditions.contiguous("expand_topk", scores=scores, probs=probs)
     batch, beams, topk = probs.shape
     grown, best = probs.new_empty(batch, beams * topk), probs.new_empty(batch, topk)
     chosen = torch.empty(batch, topk, dtype=torch.int64, device=probs.device)

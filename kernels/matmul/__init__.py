@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from specmatrix.engine.core.errors import KernelError
-from specmatrix.kernels import contract
+from specmatrix.kernels import preconditions
 from specmatrix.kernels.backend import chosen
 from specmatrix.kernels.matmul import eager
 
@@ -25,14 +25,14 @@ def matmul(x: Tensor, weight: Tensor, out: Tensor | None = None, add: bool = Fal
     """
     several = tuple(x.shape[:-2])
     if x.dim() not in (2, 3):
-        raise contract.shape_error("matmul", "x", x, ("M", "K"))
+        raise preconditions.shape_error("matmul", "x", x, ("M", "K"))
     if weight.dim() != x.dim() or weight.shape[:-1] != (*several, x.shape[-1]):
-        raise contract.shape_error("matmul", "weight", weight, (*several, x.shape[-1], "N"))
+        raise preconditions.shape_error("matmul", "weight", weight, (*several, x.shape[-1], "N"))
     if out is not None and out.shape != (*x.shape[:-1], weight.shape[-1]):
-        raise contract.shape_error("matmul", "out", out, (*x.shape[:-1], weight.shape[-1]))
+        raise preconditions.shape_error("matmul", "out", out, (*x.shape[:-1], weight.shape[-1]))
     if add and out is None:
         raise KernelError("matmul: add needs an out to add to")
     if checked:
-        contract.dtype("matmul", DTYPES, x=x)
-        contract.dtype("matmul", (x.dtype,), weight=weight, out=x if out is None else out)
+        preconditions.dtype("matmul", DTYPES, x=x)
+        preconditions.dtype("matmul", (x.dtype,), weight=weight, out=x if out is None else out)
     return chosen(eager, x).matmul(x, weight, out, add)

@@ -14,8 +14,8 @@ import triton.language as tl
 from torch import Tensor
 
 from specmatrix.engine.core.errors import KernelError
-from specmatrix.kernels import contract
-from specmatrix.kernels.product import product, wide
+from specmatrix.kernels import preconditions
+from specmatrix.kernels.dot import product, wide
 
 # Programs that fill a GPU, and that occupy most of one.
 FULL, SOME = 264, 96
@@ -113,12 +113,12 @@ def ranges(columns: int, depth: int) -> int:
 
 
 def matmul(x: Tensor, weight: Tensor, out: Tensor | None, add: bool) -> Tensor:
-    contract.dense("matmul", x=x)
+    preconditions.dense("matmul", x=x)
     if not (weight.is_contiguous() or weight.mT.is_contiguous()):
         raise KernelError(f"matmul: weight is not contiguous, nor its transpose (strides {list(weight.stride())})")
     if out is None:
         out = x.new_empty(*x.shape[:-1], weight.shape[-1])
-    contract.dense("matmul", out=out)
+    preconditions.dense("matmul", out=out)
     if x.dim() == 2:
         _run(x[None], weight[None], out[None], add)
     else:

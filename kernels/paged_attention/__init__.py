@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from specmatrix.engine.core.errors import KernelError
-from specmatrix.kernels import contract
+from specmatrix.kernels import preconditions
 from specmatrix.kernels.backend import chosen
 from specmatrix.kernels.paged_attention import eager
 from specmatrix.kernels.paged_attention.eager import ALIGNED, Reads, attend, spread_bias, spread_slots
@@ -50,15 +50,15 @@ def plan_reads(
     """
     batch, length = read_slots.shape
     if bias.dim() != 4 or bias.shape[::3] != (batch, length) or bias.shape[1] != 1:
-        raise contract.shape_error("paged_attention", "bias", bias, (batch, 1, "W", length))
+        raise preconditions.shape_error("paged_attention", "bias", bias, (batch, 1, "W", length))
     if heads % kv_heads:
         raise KernelError(f"paged_attention: {heads} heads must be a multiple of {kv_heads} key heads")
     if value_dim is not None and not 1 <= value_dim <= head_dim:
         raise KernelError(f"paged_attention: value_dim {value_dim} must be in [1, {head_dim}], a part of the keys")
     if start is not None and start.shape != (batch,):
-        raise contract.shape_error("paged_attention", "start", start, (batch,))
+        raise preconditions.shape_error("paged_attention", "start", start, (batch,))
     if checked:
-        contract.dtype("paged_attention", (torch.int64,), read_slots=read_slots)
+        preconditions.dtype("paged_attention", (torch.int64,), read_slots=read_slots)
         if not bool((bias == 0).any(-1).all()):
             raise KernelError("paged_attention: a query may attend to nothing, each needs at least one 0 in its bias")
     form = chosen(eager, bias)
@@ -74,5 +74,5 @@ def paged_attention(q: Tensor, cache: Tensor, reads: Reads) -> Tensor:
     KernelError if q is not of the planned shape.
     """
     if q.shape != reads.query:
-        raise contract.shape_error("paged_attention", "q", q, reads.query)
+        raise preconditions.shape_error("paged_attention", "q", q, reads.query)
     return chosen(eager, q).paged_attention(q, cache, reads)

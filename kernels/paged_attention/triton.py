@@ -18,10 +18,10 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn.functional import pad
 
-from specmatrix.kernels import contract
-from specmatrix.kernels.early import begin, launch
+from specmatrix.kernels import preconditions
+from specmatrix.kernels.dot import product, wide
 from specmatrix.kernels.paged_attention.eager import ALIGNED
-from specmatrix.kernels.product import product, wide
+from specmatrix.kernels.pdl import begin, launch
 
 SPLIT = 256
 # Splits whose results are on their way while one is merged.
@@ -80,9 +80,9 @@ def plan_reads(
     start: Tensor | None,
 ) -> Reads:
     """As in eager.py; without `deterministic` a small step may split its keys further."""
-    contract.dense("paged_attention", read_slots=read_slots, bias=bias)
+    preconditions.dense("paged_attention", read_slots=read_slots, bias=bias)
     if start is not None:
-        contract.contiguous("paged_attention", start=start)
+        preconditions.contiguous("paged_attention", start=start)
     factor = head_dim**-0.5 if scale is None else scale
     query = (bias.shape[0], bias.shape[2], heads, head_dim)
     beyond = -read_slots.shape[1] % ALIGNED
@@ -276,8 +276,8 @@ def _gather(
 
 
 def paged_attention(q: Tensor, cache: Tensor, reads: Reads) -> Tensor:
-    contract.contiguous("paged_attention", cache=cache)
-    contract.dense("paged_attention", q=q)
+    preconditions.contiguous("paged_attention", cache=cache)
+    preconditions.dense("paged_attention", q=q)
     batch, width, heads, head_dim = reads.query
     latent = reads.value_dim is not None
     value_dim = head_dim if reads.value_dim is None else reads.value_dim

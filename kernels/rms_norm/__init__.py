@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from specmatrix.kernels import contract
+from specmatrix.kernels import preconditions
 from specmatrix.kernels.backend import chosen
 from specmatrix.kernels.rms_norm import eager
 
@@ -25,13 +25,13 @@ def rms_norm(
     depends on the width alone. KernelError on other shapes; with `checked` also on dtypes.
     """
     if weight.dim() != 2:
-        raise contract.shape_error("rms_norm", "weight", weight, ("G", "width"))
+        raise preconditions.shape_error("rms_norm", "weight", weight, ("G", "width"))
     if x.dim() != 2 or x.shape[1] != weight.numel():
-        raise contract.shape_error("rms_norm", "x", x, ("M", weight.numel()))
+        raise preconditions.shape_error("rms_norm", "x", x, ("M", weight.numel()))
     for name, other in (("residual", residual), ("out", out)):
         if other is not None and other.shape != x.shape:
-            raise contract.shape_error("rms_norm", name, other, tuple(x.shape))
+            raise preconditions.shape_error("rms_norm", name, other, tuple(x.shape))
     if checked:
-        contract.dtype("rms_norm", (x.dtype,), weight=weight, residual=x if residual is None else residual)
-        contract.dtype("rms_norm", (x.dtype,), out=x if out is None else out)
+        preconditions.dtype("rms_norm", (x.dtype,), weight=weight, residual=x if residual is None else residual)
+        preconditions.dtype("rms_norm", (x.dtype,), out=x if out is None else out)
     return chosen(eager, x).rms_norm(x, weight, eps, residual, out)

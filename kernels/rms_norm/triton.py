@@ -6,8 +6,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specmatrix.kernels import contract
-from specmatrix.kernels.early import begin, launch
+from specmatrix.kernels import preconditions
+from specmatrix.kernels.pdl import begin, launch
 
 # Numbers of a row for each warp of its program.
 PER_WARP = 512
@@ -35,11 +35,11 @@ def _norm(
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None, out: Tensor | None) -> Tensor:
-    contract.contiguous("rms_norm", weight=weight)
+    preconditions.contiguous("rms_norm", weight=weight)
     if out is None:
         out = x.new_empty(x.shape)
     beside = x if residual is None else residual
-    contract.dense("rms_norm", x=x, residual=beside, out=out)
+    preconditions.dense("rms_norm", x=x, residual=beside, out=out)
     groups, width = weight.shape
     if out.numel():
         block = triton.next_power_of_2(width)

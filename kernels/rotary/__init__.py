@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specmatrix.kernels import contract
+from specmatrix.kernels import preconditions
 from specmatrix.kernels.backend import chosen
 from specmatrix.kernels.rotary import eager
 
@@ -18,10 +18,10 @@ def rotary(rows: Tensor, turn: Tensor, heads: int, checked: bool = False) -> Non
     KernelError on other shapes; with `checked` also on dtypes.
     """
     if rows.dim() != 2 or turn.dim() != 2 or rows.shape[1] < heads * 2 * turn.shape[1]:
-        raise contract.shape_error("rotary", "rows", rows, ("M", f">= {heads * 2 * turn.shape[-1]}"))
+        raise preconditions.shape_error("rotary", "rows", rows, ("M", f">= {heads * 2 * turn.shape[-1]}"))
     if turn.shape[0] != rows.shape[0]:
-        raise contract.shape_error("rotary", "turn", turn, (rows.shape[0], "d / 2"))
+        raise preconditions.shape_error("rotary", "turn", turn, (rows.shape[0], "d / 2"))
     if checked:
-        contract.dtype("rotary", (torch.complex64,), turn=turn)
-        contract.dtype("rotary", (torch.float32, torch.bfloat16, torch.float16), rows=rows)
+        preconditions.dtype("rotary", (torch.complex64,), turn=turn)
+        preconditions.dtype("rotary", (torch.float32, torch.bfloat16, torch.float16), rows=rows)
     chosen(eager, rows).rotary(rows, turn, heads)

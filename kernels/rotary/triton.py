@@ -7,8 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specmatrix.kernels import contract
-from specmatrix.kernels.early import begin, launch
+from specmatrix.kernels import preconditions
+from specmatrix.kernels.pdl import begin, launch
 
 BLOCK = 1024
 
@@ -28,8 +28,8 @@ def _turn(rows, turn, stride, pairs, size, BLOCK: tl.constexpr, EARLY: tl.conste
 
 
 def rotary(rows: Tensor, turn: Tensor, heads: int) -> None:
-    contract.dense("rotary", rows=rows)
-    contract.contiguous("rotary", turn=turn)
+    preconditions.dense("rotary", rows=rows)
+    preconditions.contiguous("rotary", turn=turn)
     count, pairs = turn.shape
     size = heads * pairs
     if count and size:

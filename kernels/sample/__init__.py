@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specmatrix.kernels import contract
+from specmatrix.kernels import preconditions
 from specmatrix.kernels.backend import chosen
 from specmatrix.kernels.sample import eager
 
@@ -18,10 +18,10 @@ def uniform(seed: Tensor, position: Tensor) -> Tensor:
     seed int64 [B], position int64 [B, W]. splitmix64 (Steele, Lea and Flood, OOPSLA 2014), keyed by the seed.
     """
     if position.dim() != 2:
-        raise contract.shape_error("uniform", "position", position, ("B", "W"))
+        raise preconditions.shape_error("uniform", "position", position, ("B", "W"))
     if seed.shape != position.shape[:1]:
-        raise contract.shape_error("uniform", "seed", seed, tuple(position.shape[:1]))
-    contract.dtype("uniform", (torch.int64,), seed=seed, position=position)
+        raise preconditions.shape_error("uniform", "seed", seed, tuple(position.shape[:1]))
+    preconditions.dtype("uniform", (torch.int64,), seed=seed, position=position)
     return chosen(eager, position).uniform(seed, position)
 
 
@@ -38,8 +38,8 @@ def draw(
     truncate=False promises that every top_k is 0 and every top_p is 1, and skips their work.
     """
     if logits.dim() != 3 or coins.shape != logits.shape[:2]:
-        raise contract.shape_error("draw", "coins", coins, tuple(logits.shape[:2]))
+        raise preconditions.shape_error("draw", "coins", coins, tuple(logits.shape[:2]))
     for name, row in (("temperature", temperature), ("top_k", top_k), ("top_p", top_p)):
         if row.shape != logits.shape[:1]:
-            raise contract.shape_error("draw", name, row, tuple(logits.shape[:1]))
+            raise preconditions.shape_error("draw", name, row, tuple(logits.shape[:1]))
     return chosen(eager, logits).draw(logits, coins, temperature, top_k, top_p, truncate)

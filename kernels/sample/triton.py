@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specmatrix.kernels import contract
+from specmatrix.kernels import preconditions
 from specmatrix.kernels.sample.eager import FIRST, GOLDEN, SECOND
 
 BLOCK = 2048
@@ -47,7 +47,7 @@ def _uniform(
 
 
 def uniform(seed: Tensor, position: Tensor) -> Tensor:
-    contract.contiguous("uniform", seed=seed, position=position)
+    preconditions.contiguous("uniform", seed=seed, position=position)
     out = torch.empty(position.shape, dtype=torch.float64, device=position.device)
     if size := out.numel():
         grid = (triton.cdiv(size, 256),)
@@ -195,7 +195,7 @@ def _draw(
 
 
 def draw(logits: Tensor, coins: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, truncate: bool) -> Tensor:
-    contract.contiguous("draw", logits=logits, coins=coins, temperature=temperature, top_k=top_k, top_p=top_p)
+    preconditions.contiguous("draw", logits=logits, coins=coins, temperature=temperature, top_k=top_k, top_p=top_p)
     batch, width, vocab = logits.shape
     out = torch.empty(batch, width, dtype=torch.int64, device=logits.device)
     if rows := batch * width:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from specmatrix.engine.core.errors import KernelError
-from specmatrix.kernels import contract
+from specmatrix.kernels import preconditions
 from specmatrix.kernels.backend import chosen
 from specmatrix.kernels.select_tree import eager
 
@@ -26,11 +26,11 @@ def select_tree(
     """
     batch, pool = scores.shape
     if parent_list.shape[0] != batch or (parent_list.shape[1] - 1) * topk + topk < pool:
-        raise contract.shape_error("select_tree", "parent_list", parent_list, (batch, f">= {-(-pool // topk)}"))
+        raise preconditions.shape_error("select_tree", "parent_list", parent_list, (batch, f">= {-(-pool // topk)}"))
     if not 2 <= nodes <= pool + 1:
         raise KernelError(f"select_tree: {nodes} nodes is not in [2, {pool + 1}], a root and {pool} candidates")
     if checked:
-        contract.dtype("select_tree", (torch.int64,), parent_list=parent_list)
+        preconditions.dtype("select_tree", (torch.int64,), parent_list=parent_list)
         if bool(scores.isnan().any()):
             raise KernelError("select_tree: scores holds NaN, which has no place in an order")
     return chosen(eager, scores).select_tree(scores, parent_list, nodes, topk)

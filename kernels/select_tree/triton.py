@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specmatrix.kernels import contract
+from specmatrix.kernels import preconditions
 
 STEP = 32
 
@@ -50,7 +50,7 @@ def _number(ids, parent_list, parents, wanted, listed, topk, BLOCK: tl.constexpr
 
 
 def select_tree(scores: Tensor, parent_list: Tensor, nodes: int, topk: int) -> tuple[Tensor, Tensor]:
-    contract.contiguous("select_tree", scores=scores, parent_list=parent_list)
+    preconditions.contiguous("select_tree", scores=scores, parent_list=parent_list)
     batch, pool = scores.shape
     ids = torch.empty(batch, nodes - 1, dtype=torch.int64, device=scores.device)
     parents = torch.empty(batch, nodes, dtype=torch.int64, device=scores.device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from specmatrix.kernels import contract
+from specmatrix.kernels import preconditions
 from specmatrix.kernels.backend import chosen
 from specmatrix.kernels.silu_mul import eager
 
@@ -16,5 +16,5 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     KernelError on other shapes.
     """
     if gate_up.dim() != 2 or gate_up.shape[1] % 2:
-        raise contract.shape_error("silu_mul", "gate_up", gate_up, ("M", "2 * inner"))
+        raise preconditions.shape_error("silu_mul", "gate_up", gate_up, ("M", "2 * inner"))
     return chosen(eager, gate_up).silu_mul(gate_up)

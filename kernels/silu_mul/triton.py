@@ -6,8 +6,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specmatrix.kernels import contract
-from specmatrix.kernels.early import begin, launch
+from specmatrix.kernels import preconditions
+from specmatrix.kernels.pdl import begin, launch
 
 BLOCK = 1024
 
@@ -28,7 +28,7 @@ def _gate(gate_up, out, stride, inner, BLOCK: tl.constexpr, EARLY: tl.constexpr)
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
-    contract.dense("silu_mul", gate_up=gate_up)
+    preconditions.dense("silu_mul", gate_up=gate_up)
     rows, inner = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty(rows, inner)
     if out.numel():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specmatrix.kernels import contract
+from specmatrix.kernels import preconditions
 from specmatrix.kernels.backend import chosen
 from specmatrix.kernels.store_kv import eager
 
@@ -17,10 +17,10 @@ def store_kv(rows: Tensor, slots: Tensor, kv: Tensor, checked: bool = False) -> 
     kv [M, C] of rows' dtype, may be a view. KernelError on other shapes; with `checked` also on dtype and range.
     """
     if kv.shape != (slots.shape[0], rows.shape[1]):
-        raise contract.shape_error("store_kv", "kv", kv, (slots.shape[0], rows.shape[1]))
+        raise preconditions.shape_error("store_kv", "kv", kv, (slots.shape[0], rows.shape[1]))
     if checked:
-        contract.contiguous("store_kv", rows=rows, slots=slots)
-        contract.dtype("store_kv", (torch.int64,), slots=slots)
-        contract.dtype("store_kv", (rows.dtype,), kv=kv)
-        contract.within("store_kv", 0, rows.shape[0], slots=slots)
+        preconditions.contiguous("store_kv", rows=rows, slots=slots)
+        preconditions.dtype("store_kv", (torch.int64,), slots=slots)
+        preconditions.dtype("store_kv", (rows.dtype,), kv=kv)
+        preconditions.within("store_kv", 0, rows.shape[0], slots=slots)
     chosen(eager, rows).store_kv(rows, slots, kv)

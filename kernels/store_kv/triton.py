@@ -6,8 +6,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specmatrix.kernels import contract
-from specmatrix.kernels.early import begin, launch
+from specmatrix.kernels import preconditions
+from specmatrix.kernels.pdl import begin, launch
 
 BLOCK = 1024
 
@@ -23,8 +23,8 @@ def _store(rows, slots, kv, width, kv_stride, BLOCK: tl.constexpr, EARLY: tl.con
 
 
 def store_kv(rows: Tensor, slots: Tensor, kv: Tensor) -> None:
-    contract.contiguous("store_kv", rows=rows, slots=slots)
-    contract.dense("store_kv", kv=kv)
+    preconditions.contiguous("store_kv", rows=rows, slots=slots)
+    preconditions.dense("store_kv", kv=kv)
     tokens, width = kv.shape
     if tokens:
         block = min(BLOCK, triton.next_power_of_2(width))

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from specmatrix.engine.core.errors import KernelError
-from specmatrix.kernels import contract
+from specmatrix.kernels import preconditions
 from specmatrix.kernels.backend import chosen
 from specmatrix.kernels.tree_layout import eager
 
@@ -18,9 +18,9 @@ def tree_layout(parents: Tensor, checked: bool = False) -> tuple[Tensor, Tensor]
     KernelError on another shape; with `checked` also on a parent that does not precede its child.
     """
     if parents.dim() != 2 or parents.shape[1] == 0:
-        raise contract.shape_error("tree_layout", "parents", parents, ("B", "N >= 1"))
+        raise preconditions.shape_error("tree_layout", "parents", parents, ("B", "N >= 1"))
     if checked:
-        contract.dtype("tree_layout", (torch.int64,), parents=parents)
+        preconditions.dtype("tree_layout", (torch.int64,), parents=parents)
         order = torch.arange(parents.shape[1], device=parents.device)
         if not bool(((parents < order) & ((parents >= 0) | (order == 0)) & ((parents == -1) | (order > 0))).all()):
             raise KernelError("tree_layout: parents must be -1 for node 0 and an earlier node for every other")

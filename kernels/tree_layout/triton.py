@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specmatrix.kernels import contract
+from specmatrix.kernels import preconditions
 
 
 @triton.jit
@@ -28,7 +28,7 @@ def _climb(parents, depths, ancestors, nodes, BLOCK: tl.constexpr):
 
 
 def tree_layout(parents: Tensor) -> tuple[Tensor, Tensor]:
-    contract.contiguous("tree_layout", parents=parents)
+    preconditions.contiguous("tree_layout", parents=parents)
     batch, nodes = parents.shape
     depths = torch.empty_like(parents)
     ancestors = torch.empty(batch, nodes, nodes, dtype=torch.bool, device=parents.device)

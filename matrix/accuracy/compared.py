@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from specmatrix.engine.core.config import AUTO, EngineConfig
+from specmatrix.engine.core.config.asked import AUTO, EngineConfig
 from specmatrix.engine.core.errors import ConfigError
-from specmatrix.matrix.axes import AXES, describe
-from specmatrix.matrix.cell import Cell
+from specmatrix.matrix.cells.axes import AXES, describe
+from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.checkpoints.pairs import Pair
 from specmatrix.matrix.zoo.registry import resolve_path, verify_cells
 

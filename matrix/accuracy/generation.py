@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from specmatrix.engine.core.errors import RequestError
-from specmatrix.engine.core.request import SamplingParams
+from specmatrix.engine.core.schedule.request import SamplingParams
 
 # What lm-eval 0.4.13 may ask of a generation; anything else would be dropped silently.
 KNOWN: Final = frozenset({"until", "do_sample", "temperature", "max_gen_toks"})

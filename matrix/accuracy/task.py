@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
-from specmatrix.engine.core.config import EngineConfig
+from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.errors import ConfigError
-from specmatrix.engine.scratch import Scratch
+from specmatrix.engine.temp_dir import Scratch
 from specmatrix.matrix.accuracy.data import Question, Split
 
 if TYPE_CHECKING:

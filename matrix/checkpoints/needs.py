@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from specmatrix.engine.core.config import Resolved
-from specmatrix.engine.core.resolve import resolve
+from specmatrix.engine.core.config.asked import Resolved
+from specmatrix.engine.core.config.resolve import resolve
 from specmatrix.engine.models.config import ModelConfig, read_model_config
 from specmatrix.engine.models.loader import facts_of
 from specmatrix.matrix.checkpoints.pairs import Pair

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from specmatrix.engine.core.config import EngineConfig
+from specmatrix.engine.core.config.asked import EngineConfig
+from specmatrix.engine.core.config.suggest import nearest
 from specmatrix.engine.core.errors import ConfigError
-from specmatrix.engine.core.nearest import nearest
 from specmatrix.matrix.checkpoints.published import MODELS, Published
 
 # Where GSM8K's questions and examples lie in its own repository.

@@ -9,21 +9,21 @@ from typing import Final
 
 from rich.console import Console
 
-from specmatrix.ci.tiers import tier as find_tier
-from specmatrix.ci.tiers import visible_gpus
+from specmatrix.engine.core.config.suggest import nearest
 from specmatrix.engine.core.errors import ConfigError
-from specmatrix.engine.core.nearest import nearest
+from specmatrix.matrix.cli.console import Output
+from specmatrix.matrix.cli.errors import check_parallel, check_seed
+from specmatrix.matrix.cli.progress import counting
+from specmatrix.matrix.cli.stopping import Stopped
+from specmatrix.matrix.cover.lockfile import stage_cells
 from specmatrix.matrix.faults.catalogue import CATALOGUE
 from specmatrix.matrix.faults.fault import Fault
-from specmatrix.matrix.faults.kill import Matrix, kill_matrix
+from specmatrix.matrix.faults.kill_matrix import Matrix, kill_matrix
 from specmatrix.matrix.faults.table import kill_table
-from specmatrix.matrix.lockfile import stage_cells
-from specmatrix.matrix.output import Output
-from specmatrix.matrix.progress import counting
-from specmatrix.matrix.stopping import Stopped
-from specmatrix.matrix.usage import check_parallel, check_seed
+from specmatrix.matrix.run.tiers import tier as find_tier
+from specmatrix.matrix.run.tiers import visible_gpus
 from specmatrix.reports.atomic import write_text
-from specmatrix.reports.text import count
+from specmatrix.reports.wording import count
 
 WIDE: Final = 260
 FAULTS_FILE: Final = "faults.json"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specmatrix.engine.core.errors import ConfigError
-from specmatrix.matrix.cell import Cell
+from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.faults.selection import pick
 
 
@@ -33,7 +33,7 @@ class Fault:
     further replacements where one place alone would be caught by a guard. expected: gates that must fail, at least one
     of them. cells: ids or selectors (up to two cells each) of the smallest cells that exercise it. why: its effect.
     tier: where the cells must run to exercise it; also_on: further tiers.
-    operations: kernels whose laws it breaks (`matrix.faults.laws`). Cells of such a fault run on a GPU only, as other
+    operations: kernels whose laws it breaks (`matrix.faults.kernels`). Cells of such a fault run on a GPU only, as other
     forms of the operations run on a CPU.
     """
 

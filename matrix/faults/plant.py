@@ -15,13 +15,13 @@ from typing import Any, Final
 
 import specmatrix
 from specmatrix.ci.local import VISIBLE
-from specmatrix.ci.tiers import tier as find_tier
 from specmatrix.engine.core.errors import ConfigError
-from specmatrix.engine.scratch import Scratch
-from specmatrix.matrix.cell import Cell
+from specmatrix.engine.temp_dir import Scratch
+from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.faults.fault import Fault
-from specmatrix.matrix.faults.laws import PREFIX
+from specmatrix.matrix.faults.kernels import PREFIX
 from specmatrix.matrix.faults.processes import Processes
+from specmatrix.matrix.run.tiers import tier as find_tier
 
 ROOT: Final = specmatrix.HOME
 PACKAGES: Final = ("engine", "kernels", "matrix", "ci", "reports")

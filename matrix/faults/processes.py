@@ -32,7 +32,7 @@ class Processes:
                     command,
                     cwd=folder,
                     env=environment,
-                    stdin=subprocess.PIPE,  # it ends with this process (`engine.lifeline`)
+                    stdin=subprocess.PIPE,  # it ends with this process (`engine.exit_with_parent`)
                     stdout=subprocess.DEVNULL,
                     stderr=said,
                 )

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from specmatrix.engine.core.errors import ConfigError
-from specmatrix.matrix.cell import Cell
-from specmatrix.matrix.constraints import expect
-from specmatrix.matrix.selector import parse_selector
+from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.cells.constraints import expect
+from specmatrix.matrix.cells.selector import parse_selector
 
 PER_SELECTOR: Final = 2
 

@@ -8,7 +8,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Column, Table
 
-from specmatrix.matrix.faults.kill import JUDGES, Kill, Matrix
+from specmatrix.matrix.faults.kill_matrix import JUDGES, Kill, Matrix
 
 CRASH: Final = "crash"
 SECONDS: Final = "s"

@@ -16,9 +16,9 @@ from typing import Any
 
 import specmatrix.engine
 from specmatrix.engine.core.errors import ConfigError
-from specmatrix.engine.lifeline import end_with_starter
-from specmatrix.matrix.cell import Cell, order
-from specmatrix.matrix.faults.laws import PREFIX, judged
+from specmatrix.engine.exit_with_parent import end_with_starter
+from specmatrix.matrix.cells.cell import Cell, order
+from specmatrix.matrix.faults.kernels import PREFIX, judged
 
 
 def main(arguments: list[str]) -> None:
@@ -38,7 +38,7 @@ def main(arguments: list[str]) -> None:
 def _cells(cells: Sequence[Cell], tier: str, seed: int) -> Iterator[dict[str, Any]]:
     import torch
 
-    from specmatrix.matrix.runner import reference_runner
+    from specmatrix.matrix.run.runner import reference_runner
 
     torch.set_num_threads(1)
     runner = reference_runner(seed, tier)

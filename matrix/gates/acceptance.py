@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
-from specmatrix.matrix.cell import Cell
+from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Number, Outcome, State
-from specmatrix.matrix.gates.oracle import Combination, Oracle, oracle_index, oracle_of
-from specmatrix.matrix.gates.reach import first_apart, first_left, oracle_rounds
-from specmatrix.matrix.gates.replay import Replay, ReplayError, Round
-from specmatrix.matrix.gates.threshold import Threshold, values
-from specmatrix.matrix.gates.turns import turns_left, twinned
+from specmatrix.matrix.gates.round_alignment import first_apart, first_left, oracle_rounds
+from specmatrix.matrix.gates.session_baseline import turns_left, twinned
+from specmatrix.matrix.gates.thresholds import Threshold, values
+from specmatrix.matrix.oracles.ngram_replay import Replay, ReplayError, Round
+from specmatrix.matrix.oracles.transformers import Combination, Oracle, oracle_index, oracle_of
 from specmatrix.matrix.subjects.protocol import Answer, Capability, Run
 from specmatrix.reports.stats import ratio_change
 

@@ -10,11 +10,11 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from specmatrix.matrix.cell import Cell
-from specmatrix.matrix.gates.derive import CHECKPOINTS
+from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Number, Outcome, State
-from specmatrix.matrix.gates.pairs import Pair, pairs, unpaired
-from specmatrix.matrix.gates.threshold import Threshold, values
+from specmatrix.matrix.gates.pairing import Pair, pairs, unpaired
+from specmatrix.matrix.gates.thresholds import Threshold, values
+from specmatrix.matrix.oracles.finish import CHECKPOINTS
 from specmatrix.matrix.subjects.protocol import Capability, Run
 from specmatrix.reports.stats import mcnemar, wilson
 

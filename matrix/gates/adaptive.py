@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from specmatrix.matrix.cell import Cell
-from specmatrix.matrix.conversation import WAVES
-from specmatrix.matrix.gates.adaptive_replay import Mismatch, Replay, widest
+from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Number, Outcome, State
-from specmatrix.matrix.gates.launches import parting
-from specmatrix.matrix.gates.threshold import Threshold, values
+from specmatrix.matrix.gates.journal_rounds import parting
+from specmatrix.matrix.gates.thresholds import Threshold, values
+from specmatrix.matrix.oracles.adaptive import Mismatch, Replay, widest
 from specmatrix.matrix.subjects.protocol import Capability, Run, Trace
+from specmatrix.matrix.workloads.sessions import WAVES
 
 THRESHOLDS: Final = {
     "average": Threshold(1e-9, "float64 rounding of a few products; the smallest wrong count moves it by 1e-3"),

@@ -7,22 +7,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from specmatrix.engine.core.config import AUTO, EngineConfig
+from specmatrix.engine.core.config.asked import AUTO, EngineConfig
+from specmatrix.engine.core.config.resolve import resolve
 from specmatrix.engine.core.errors import ConfigError
-from specmatrix.engine.core.resolve import resolve
-from specmatrix.matrix.cell import Cell, asked
-from specmatrix.matrix.constraints import expect, explain
+from specmatrix.matrix.cells.cell import Cell, asked
+from specmatrix.matrix.cells.constraints import expect, explain
+from specmatrix.matrix.cells.model_facts import zoo_facts
 from specmatrix.matrix.gates.gate import Number, Outcome, State
-from specmatrix.matrix.gates.golden import GOLDEN_FILE, Golden, expected, golden_table, launch_id
-from specmatrix.matrix.gates.threshold import Threshold, values
-from specmatrix.matrix.resolution import DEPENDS, REFUSED, outcomes, ran
+from specmatrix.matrix.gates.thresholds import Threshold, values
+from specmatrix.matrix.golden.outcomes import DEPENDS, REFUSED, outcomes, ran
+from specmatrix.matrix.golden.review import GOLDEN_FILE, Golden, expected, golden_table, launch_id
 from specmatrix.matrix.subjects.protocol import Capability, Run
-from specmatrix.matrix.zoo_facts import zoo_facts
 
 THRESHOLDS: Final = {
     "differences": Threshold(0, "a configuration changes by a reviewed diff of matrix/golden/resolved.yaml only"),
 }
-REVIEW: Final = "python -m pytest tests/registered/cpu/matrix/test_resolution.py --force-regen"
+REVIEW: Final = "python -m pytest tests/registered/cpu/unit/matrix/golden/test_outcomes.py --force-regen"
 
 
 @dataclass

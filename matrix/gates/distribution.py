@@ -10,12 +10,12 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from specmatrix.matrix.cell import Cell
+from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Number, Outcome, State
-from specmatrix.matrix.gates.pairs import Pair, pairs, unpaired
-from specmatrix.matrix.gates.threshold import Threshold, values
+from specmatrix.matrix.gates.pairing import Pair, pairs, unpaired
+from specmatrix.matrix.gates.thresholds import Threshold, values
 from specmatrix.matrix.subjects.protocol import Ask, Capability, Run
-from specmatrix.matrix.workload import draws_apply, tokenizer
+from specmatrix.matrix.workloads.build import draws_apply, tokenizer
 from specmatrix.reports.stats import ks_uniform, randomised_pit
 
 THRESHOLDS: Final = {

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from math import isclose
 from typing import Any, Final
 
-from specmatrix.matrix.cell import Cell
-from specmatrix.matrix.gates.derive import ending
+from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Number, Outcome, State
-from specmatrix.matrix.gates.threshold import Threshold, values
+from specmatrix.matrix.gates.thresholds import Threshold, values
+from specmatrix.matrix.oracles.finish import ending
 from specmatrix.matrix.subjects.protocol import Answer, Ask, Capability, Run
 
 THRESHOLDS: Final = {

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-from specmatrix.matrix.cell import Cell
+from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.subjects.protocol import Capability, Run
 
 Number = float | int | str | bool | list[float] | None

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from specmatrix.matrix.cell import Cell
-from specmatrix.matrix.gates.audit import AuditError, Move, audit
+from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Number, Outcome, State
-from specmatrix.matrix.gates.prefixes import span_of, strayed
-from specmatrix.matrix.gates.threshold import Threshold, values
+from specmatrix.matrix.gates.thresholds import Threshold, values
+from specmatrix.matrix.oracles.ledger import AuditError, Move, audit
+from specmatrix.matrix.oracles.prefix import span_of, strayed
 from specmatrix.matrix.subjects.protocol import Capability, Memory, Run
 
 THRESHOLDS: Final = {

@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from specmatrix.matrix.cell import Cell
+from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Number, Outcome, State
-from specmatrix.matrix.gates.oracle import Oracle, oracle_index, oracle_of
-from specmatrix.matrix.gates.pairs import TIE_NATS, Pair, first_difference, is_tie, pairs, unpaired
-from specmatrix.matrix.gates.scores import apart
-from specmatrix.matrix.gates.threshold import Threshold, values
+from specmatrix.matrix.gates.logprobs import apart
+from specmatrix.matrix.gates.pairing import TIE_NATS, Pair, first_difference, is_tie, pairs, unpaired
+from specmatrix.matrix.gates.thresholds import Threshold, values
+from specmatrix.matrix.oracles.transformers import Oracle, oracle_index, oracle_of
 from specmatrix.matrix.subjects.protocol import Capability, Run
 
 THRESHOLDS: Final = {

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from specmatrix.engine.core.agreement import Agreement
-from specmatrix.matrix.cell import Cell
+from specmatrix.engine.core.observe.rank_agreement import Agreement
+from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Number, Outcome, State
-from specmatrix.matrix.gates.threshold import Threshold, values
+from specmatrix.matrix.gates.thresholds import Threshold, values
 from specmatrix.matrix.subjects.protocol import Capability, Run
 
 THRESHOLDS: Final = {

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from specmatrix.engine.core.config import AUTO, EngineConfig, Facts
-from specmatrix.matrix.zoo_facts import model_facts
+from specmatrix.engine.core.config.asked import AUTO, EngineConfig, Facts
+from specmatrix.matrix.cells.model_facts import model_facts
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,9 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from specmatrix.engine.core.algorithm import algorithm
-from specmatrix.engine.core.config import UNASKED, Facts
-from specmatrix.engine.core.situation import Situation
+from specmatrix.engine.core.config.asked import UNASKED, Facts
+from specmatrix.engine.core.config.context import Situation
+from specmatrix.engine.core.draft.algorithms import algorithm
 from specmatrix.matrix.policy.knobs import Knob, owners
 
 Indices = npt.NDArray[np.int32]

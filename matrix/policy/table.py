@@ -13,14 +13,14 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from specmatrix.engine.core.config import AUTO, Reason
-from specmatrix.engine.core.defaults import DEFAULTS, Default
+from specmatrix.engine.core.config.asked import AUTO, Reason
+from specmatrix.engine.core.config.context import Rule, Situation, Value
+from specmatrix.engine.core.config.defaults import DEFAULTS, Default
+from specmatrix.engine.core.config.resolve import path_reasons, resolve
+from specmatrix.engine.core.config.rules.multi_layer import layer_reasons
+from specmatrix.engine.core.config.rules.ngram import ngram_options
+from specmatrix.engine.core.config.rules.table import CAPACITY, RULES
 from specmatrix.engine.core.errors import ConfigError
-from specmatrix.engine.core.layering import layer_reasons
-from specmatrix.engine.core.ngram_rules import ngram_options
-from specmatrix.engine.core.resolve import path_reasons, resolve
-from specmatrix.engine.core.rules import CAPACITY, RULES
-from specmatrix.engine.core.situation import Rule, Situation, Value
 from specmatrix.matrix.policy.knobs import KNOBS, Knob, describe, launch
 from specmatrix.matrix.policy.space import Space, Table
 
@@ -65,7 +65,7 @@ class Policy:
 def policy(
     knobs: tuple[Knob, ...] = KNOBS, rules: Sequence[Rule] = RULES, defaults: Sequence[Default] = DEFAULTS
 ) -> Policy:
-    """Tabulate the rules and defaults in the order in which `engine.core.resolve` asks them."""
+    """Tabulate the rules and defaults in the order in which `engine.core.config.resolve` asks them."""
     space = Space(knobs)
     for name in ("traits", "adaptive", "asked_steps", "asked_topk"):
         space.share(name)

@@ -9,17 +9,17 @@ from __future__ import annotations
 import zlib
 from collections.abc import Collection, Sequence
 
-from specmatrix.engine.core.adaptive import DraftSteps
-from specmatrix.engine.core.adaptive_config import AdaptiveSlot
-from specmatrix.engine.core.finish import StopRules
-from specmatrix.engine.core.ledger import Ledger
-from specmatrix.engine.core.plan import PlanRow, StepPlan, StepResult
-from specmatrix.engine.core.prefix import PrefixCache
-from specmatrix.engine.core.probes import Probes
-from specmatrix.engine.core.request import Finish, Request, SamplingParams
-from specmatrix.engine.core.schedule import Scheduler
-from specmatrix.engine.core.transcript import Transcript
-from specmatrix.engine.core.window import Window
+from specmatrix.engine.core.config.adaptive_file import AdaptiveSlot
+from specmatrix.engine.core.draft.depth import DraftSteps
+from specmatrix.engine.core.memory.ledger import Ledger
+from specmatrix.engine.core.memory.prefix_cache import PrefixCache
+from specmatrix.engine.core.memory.window_ledger import Window
+from specmatrix.engine.core.observe.counters import Probes
+from specmatrix.engine.core.schedule.output_text import Transcript
+from specmatrix.engine.core.schedule.request import Finish, Request, SamplingParams
+from specmatrix.engine.core.schedule.scheduler import Scheduler
+from specmatrix.engine.core.schedule.step import PlanRow, StepPlan, StepResult
+from specmatrix.engine.core.schedule.stop_rules import StopRules
 from specmatrix.engine.loop import Loop
 
 VOCAB = 11

@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
-from specmatrix.engine.core.adaptive_config import AdaptiveSlot
+from specmatrix.engine.core.config.adaptive_file import AdaptiveSlot
 from specmatrix.engine.core.errors import RequestError
-from specmatrix.engine.core.journal import replay
-from specmatrix.engine.core.ledger import Entry
-from specmatrix.engine.core.plan import StepResult
-from specmatrix.engine.core.request import Phase, Request, SamplingParams
-from specmatrix.engine.core.session import SessionParams, Sessions
-from specmatrix.engine.core.window import Window, WindowBook
+from specmatrix.engine.core.memory.ledger import Entry
+from specmatrix.engine.core.memory.replay import replay
+from specmatrix.engine.core.memory.window_ledger import Window, WindowBook
+from specmatrix.engine.core.schedule.request import Phase, Request, SamplingParams
+from specmatrix.engine.core.schedule.session import SessionParams, Sessions
+from specmatrix.engine.core.schedule.step import StepResult
 from specmatrix.engine.loop import Loop
-from specmatrix.matrix.gates.audit import audit
+from specmatrix.matrix.oracles.ledger import audit
 from specmatrix.matrix.simulation.scenario import BOS, Abort, Ask, Event, Scenario, Setup
 from specmatrix.matrix.simulation.toy import ToyExecutor, reference, toy_loop
 

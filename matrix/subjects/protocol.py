@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
-from specmatrix.engine.core.agreement import Agreement
-from specmatrix.engine.core.config import EngineConfig
+from specmatrix.engine.core.config.asked import EngineConfig
+from specmatrix.engine.core.observe.rank_agreement import Agreement
 
 
 class Capability(StrEnum):
@@ -195,7 +195,7 @@ class Session(Protocol):
         ...
 
     def counters(self) -> Mapping[str, int]:
-        """Hits by the name of a probe (`engine.core.probes`)."""
+        """Hits by the name of a probe (`engine.core.observe.counters`)."""
         ...
 
     def journal(self) -> tuple[Sequence[tuple[str, int, tuple[int, ...]]], int, int]:

@@ -16,10 +16,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from specmatrix.engine.api import LLM
-from specmatrix.engine.core.config import EngineConfig
-from specmatrix.engine.core.ngram_rules import PREFIX
-from specmatrix.engine.core.request import SamplingParams
-from specmatrix.matrix.cell import CORPUS
+from specmatrix.engine.core.config.asked import EngineConfig
+from specmatrix.engine.core.config.rules.ngram import PREFIX
+from specmatrix.engine.core.schedule.request import SamplingParams
+from specmatrix.matrix.cells.cell import CORPUS
 from specmatrix.matrix.zoo.oracle_drafts import DRAFTS, SINGLE
 from specmatrix.matrix.zoo.recipes import RECIPES, LatentShape
 from specmatrix.matrix.zoo.registry import resolve_path

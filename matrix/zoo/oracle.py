@@ -14,14 +14,14 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from specmatrix.engine.core.config import EngineConfig
+from specmatrix.engine.core.config.asked import EngineConfig
+from specmatrix.engine.core.config.resolve import resolve
 from specmatrix.engine.core.errors import ConfigError
-from specmatrix.engine.core.resolve import resolve
+from specmatrix.matrix.cells.model_facts import model_facts
 from specmatrix.matrix.zoo.gsm_mini import prompt_of
 from specmatrix.matrix.zoo.oracle_drafts import DRAFTS, SINGLE, Draft, Drafts, Shape, TokenPath, is_layered, key_of
 from specmatrix.matrix.zoo.registry import CHECKPOINTS, TEST, oracle_file
 from specmatrix.matrix.zoo.tokenizer import EOS_ID
-from specmatrix.matrix.zoo_facts import model_facts
 
 PROMPTS: Final = 32
 LIMIT: Final = 96

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from specmatrix.engine.core.errors import ConfigError
-from specmatrix.matrix.cell import CORPUS, Cell
+from specmatrix.matrix.cells.cell import CORPUS, Cell
 from specmatrix.matrix.zoo.recipes import RECIPES
 
 HERE: Final = Path(__file__).parent

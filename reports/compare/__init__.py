@@ -1,9 +1,9 @@
 """compare(base, head) and the records of a comparison; `states` defines what each state means."""
 
 from specmatrix.reports.compare.acknowledge import Acknowledgement, read_acknowledgements
-from specmatrix.reports.compare.comparison import compare, comparison_json
-from specmatrix.reports.compare.factors import common_factors
-from specmatrix.reports.compare.states import CellChange, Comparison, State
+from specmatrix.reports.compare.cell_state import CellChange, Comparison, State
+from specmatrix.reports.compare.common_factors import common_factors
+from specmatrix.reports.compare.compare import compare, comparison_json
 
 __all__ = [
     "Acknowledgement",

@@ -8,12 +8,12 @@ from operator import attrgetter
 from typing import Final
 
 from specmatrix.reports.compare.acknowledge import Acknowledged
+from specmatrix.reports.compare.cell_state import CellChange, Effect, GateChange, PathChange, State
 from specmatrix.reports.compare.evidence import allowed_loss, is_bounded
-from specmatrix.reports.compare.ledger import new_rewrites, signature
 from specmatrix.reports.compare.paths import PathChanges
-from specmatrix.reports.compare.states import CellChange, Effect, GateChange, PathChange, State
+from specmatrix.reports.compare.rewrites import new_rewrites, signature
 from specmatrix.reports.schema import CellResult, is_waived
-from specmatrix.reports.text import first_divergence
+from specmatrix.reports.wording import first_divergence
 
 _NAME_AND_STATE: Final = attrgetter("name", "state")
 UNITS: Final = {"acceptance": " %", "accuracy": " pt"}

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from specmatrix.reports.compare.states import Mismatch, RuleChange
+from specmatrix.reports.compare.cell_state import Mismatch, RuleChange
 from specmatrix.reports.schema import Header, Json
 
 NUMERIC: Final = ("acceptance", "accuracy")

@@ -7,13 +7,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
 from specmatrix.reports.compare.carried import CarriedPairs
+from specmatrix.reports.compare.cell_state import CoverageChange, LostPairs
 from specmatrix.reports.compare.paths import explanation
-from specmatrix.reports.compare.states import CoverageChange, LostPairs
 from specmatrix.reports.effective import RESOLVED_FIELD, Pair, Value, Words, word
 from specmatrix.reports.lines import entry
 from specmatrix.reports.load import Report
 from specmatrix.reports.schema import CellResult, Json
-from specmatrix.reports.text import count
+from specmatrix.reports.wording import count
 
 _Records: TypeAlias = Mapping[str, tuple[CellResult | None, CellResult | None]]
 SAMPLE: Final = 50

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from statistics import median
 from typing import Final
 
-from specmatrix.reports.compare.states import FALSE_DISCOVERY_RATE, Drift, Effect
+from specmatrix.reports.compare.cell_state import FALSE_DISCOVERY_RATE, Drift, Effect
 from specmatrix.reports.stats import benjamini_hochberg, fisher_exact, sign_test
 
 LEAST_CELLS: Final = 8

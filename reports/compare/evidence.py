@@ -8,7 +8,7 @@ from dataclasses import replace
 from statistics import NormalDist
 from typing import Final
 
-from specmatrix.reports.compare.states import FALSE_DISCOVERY_RATE, LEAST_EFFECT, TOLERANCE, Effect
+from specmatrix.reports.compare.cell_state import FALSE_DISCOVERY_RATE, LEAST_EFFECT, TOLERANCE, Effect
 from specmatrix.reports.lengths import length_interval
 from specmatrix.reports.schema import CellResult, GateResult, Number, ReportError
 from specmatrix.reports.stats import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from specmatrix.reports.compare.states import PathChange
+from specmatrix.reports.compare.cell_state import PathChange
 from specmatrix.reports.effective import DERIVED, explaining_fields, word
 from specmatrix.reports.schema import CellResult, Json
 

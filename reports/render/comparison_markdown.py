@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from specmatrix.reports.compare.cell_state import CellChange, Comparison, Drift, LostPairs, State
 from specmatrix.reports.compare.cells import effect_text
-from specmatrix.reports.compare.states import CellChange, Comparison, Drift, LostPairs, State
 from specmatrix.reports.effective import pair_text
 from specmatrix.reports.render.markdown import Document, code, escape
-from specmatrix.reports.text import build, count
+from specmatrix.reports.wording import build, count
 
 MOST_PAIRS = 12
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from html import escape
 from typing import Final
 
+from specmatrix.reports.compare.cell_state import CellChange, Comparison, LostPairs, State
 from specmatrix.reports.compare.cells import effect_text
-from specmatrix.reports.compare.states import CellChange, Comparison, LostPairs, State
 from specmatrix.reports.effective import pair_text
 from specmatrix.reports.render.comparison_markdown import cell_notes, drift_text
 from specmatrix.reports.render.page import badge, banner, command, identity, origin, page, section, table, tiles, tone
 from specmatrix.reports.render.plots import Point, Row, strip_plot
-from specmatrix.reports.text import build, count, shorten
+from specmatrix.reports.wording import build, count, shorten
 
 MOST_CELLS: Final = 1000
 MOST_PLOTTED: Final = 60

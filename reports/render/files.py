@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Final
 
 from specmatrix.reports.atomic import write_text
-from specmatrix.reports.compare.comparison import comparison_record
-from specmatrix.reports.compare.states import Comparison
+from specmatrix.reports.compare.cell_state import Comparison
+from specmatrix.reports.compare.compare import comparison_record
 from specmatrix.reports.load import Report
 from specmatrix.reports.render.comparison_markdown import comparison_markdown
 from specmatrix.reports.render.comparison_page import comparison_page

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from specmatrix.reports.text import count, shorten
+from specmatrix.reports.wording import count, shorten
 
 # GitHub refuses comments above 65,536 characters; bytes are never fewer.
 LIMIT: Final = 64_000

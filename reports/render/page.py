@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from specmatrix.reports.schema import CellResult, Header, Json
-from specmatrix.reports.text import build, failure, machine
+from specmatrix.reports.wording import build, failure, machine
 
 _HERE: Final = Path(__file__).parent
 

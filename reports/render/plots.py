@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Final, TypeAlias
 
-from specmatrix.reports.text import shorten
+from specmatrix.reports.wording import shorten
 
 Scale: TypeAlias = Callable[[float], float]
 

@@ -6,7 +6,7 @@ from specmatrix.reports.render.markdown import Document, code, escape
 from specmatrix.reports.render.view import RunView
 from specmatrix.reports.schema import GATE_STATES
 from specmatrix.reports.summary import STATE_KEYS
-from specmatrix.reports.text import build, count, duration, failure, first_divergence, machine
+from specmatrix.reports.wording import build, count, duration, failure, first_divergence, machine
 
 
 def run_markdown(run: RunView) -> str:

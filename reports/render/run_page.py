@@ -24,7 +24,7 @@ from specmatrix.reports.render.run_table import cells_table, row_details
 from specmatrix.reports.render.view import RunView
 from specmatrix.reports.schema import GATE_STATES, CellResult
 from specmatrix.reports.summary import STATE_KEYS
-from specmatrix.reports.text import count, duration, failure, first_divergence
+from specmatrix.reports.wording import count, duration, failure, first_divergence
 
 # A page with more rows opens too slowly; red cells are never left out before green ones.
 MOST_ROWS: Final = 4000

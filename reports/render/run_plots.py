@@ -11,7 +11,7 @@ from specmatrix.reports.lengths import length_interval, positive
 from specmatrix.reports.render.plots import Point, Row, curve_plot, strip_plot
 from specmatrix.reports.schema import CellResult, GateResult, Number
 from specmatrix.reports.stats import paired_difference
-from specmatrix.reports.text import count
+from specmatrix.reports.wording import count
 
 _SIZES: Final = (("steps", "s"), ("topk", "k"), ("draft_tokens", "n"))
 

@@ -8,7 +8,7 @@ from html import escape
 from typing import Final, NamedTuple
 
 from specmatrix.reports.codec import encode_cell
-from specmatrix.reports.compare.ledger import signature
+from specmatrix.reports.compare.rewrites import signature
 from specmatrix.reports.effective import effective
 from specmatrix.reports.lengths import positive
 from specmatrix.reports.render.page import badge, identity, tone
@@ -17,7 +17,7 @@ from specmatrix.reports.render.run_plots import acceptance_point, accuracy_point
 from specmatrix.reports.render.view import RunView
 from specmatrix.reports.schema import GATES, CellResult, Json, is_waived
 from specmatrix.reports.summary import STATE_KEYS
-from specmatrix.reports.text import failure, shorten
+from specmatrix.reports.wording import failure, shorten
 
 _MARKS: Final = {"PASS": "●", "FAIL": "✕", "NOT MEASURED": "?"}
 _MOST_NOTE: Final = 300

@@ -7,13 +7,13 @@ from collections import Counter
 from rich.console import Console
 from rich.markup import escape
 
-from specmatrix.reports.calling import as_called
-from specmatrix.reports.compare.states import Comparison, State
+from specmatrix.matrix.run.repro import as_called
+from specmatrix.reports.compare.cell_state import Comparison, State
 from specmatrix.reports.effective import pair_text
 from specmatrix.reports.render.page import tone
 from specmatrix.reports.render.view import RunView
 from specmatrix.reports.summary import STATE_KEYS
-from specmatrix.reports.text import build, count, duration, failure, first_divergence, shorten, shorten_rewrite
+from specmatrix.reports.wording import build, count, duration, failure, first_divergence, shorten, shorten_rewrite
 
 COLOURS = {"good": "green", "bad": "red", "warn": "yellow", "calm": "cyan"}
 MOST = 12

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 
-from specmatrix.reports.compare.factors import common_factors
-from specmatrix.reports.compare.ledger import signature
-from specmatrix.reports.compare.states import Factor
+from specmatrix.reports.compare.cell_state import Factor
+from specmatrix.reports.compare.common_factors import common_factors
+from specmatrix.reports.compare.rewrites import signature
 from specmatrix.reports.effective import effective
 from specmatrix.reports.load import Report
 from specmatrix.reports.schema import CellResult, Header

@@ -7,15 +7,15 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from asked_of_ranks import LAST_WORDS, at_home, dies_in_a_round, hangs_in_a_round, raises_in_a_round
 
 from specmatrix.engine.api import LLM
-from specmatrix.engine.core.config import EngineConfig
-from specmatrix.engine.core.request import SamplingParams
-from specmatrix.engine.ranks.group import RankGroup, RankLost
-from specmatrix.engine.ranks.llm import RankedLLM
-from specmatrix.engine.ranks.spare import end_spare
+from specmatrix.engine.core.config.asked import EngineConfig
+from specmatrix.engine.core.schedule.request import SamplingParams
+from specmatrix.engine.parallel.client import RankedLLM
+from specmatrix.engine.parallel.group import RankGroup, RankLost
+from specmatrix.engine.parallel.pool import end_spare
 from specmatrix.matrix.zoo.registry import resolve_path
+from tests.support.rank_calls import LAST_WORDS, at_home, dies_in_a_round, hangs_in_a_round, raises_in_a_round
 
 PROMPTS = ["Question: Ann has 3 pens and buys 4. How many pens has she?\nAnswer:", "Question: Tom has 12 apples."]
 PARAMS = SamplingParams(max_new_tokens=24, ignore_eos=True)

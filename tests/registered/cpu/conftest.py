@@ -5,9 +5,12 @@ Both are read when torch and triton are first imported.
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+
+from specmatrix import HOME
 
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ["TRITON_INTERPRET"] = "1"
@@ -22,3 +25,20 @@ def interruptible() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+CHECKPOINTS = HOME / "matrix" / "zoo" / "checkpoints"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def single_thread() -> None:
+    """Two compute threads on a shared machine with two cores mostly wait for each other."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def zoo() -> Callable[[str], Path]:
+    """The folder of a zoo checkpoint by its name."""
+    return lambda name: CHECKPOINTS / name

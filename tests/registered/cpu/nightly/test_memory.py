@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from specmatrix.engine.api import LLM
-from specmatrix.engine.core.config import EngineConfig
-from specmatrix.engine.core.request import SamplingParams
-from specmatrix.engine.core.session import SessionParams
+from specmatrix.engine.core.config.asked import EngineConfig
+from specmatrix.engine.core.schedule.request import SamplingParams
+from specmatrix.engine.core.schedule.session import SessionParams
 from specmatrix.matrix.zoo.registry import resolve_path
 
 pytestmark = [

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from functools import cache
-from pathlib import Path
 
 import pytest
 
 from specmatrix.engine.api import LLM
-from specmatrix.engine.core.config import EngineConfig
-from specmatrix.engine.core.request import SamplingParams
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "cpu" / "engine"))
-from launches import CHECKPOINTS, PROMPT, RUNS, TARGETS, engine
+from specmatrix.engine.core.config.asked import EngineConfig
+from specmatrix.engine.core.schedule.request import SamplingParams
+from tests.support.engines import CHECKPOINTS, PROMPT, RUNS, TARGETS, engine
 
 pytestmark = pytest.mark.register(est_seconds=60, tier="gpu1", stage="pr")
 

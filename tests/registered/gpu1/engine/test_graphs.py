@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import gc
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "cpu" / "engine"))
-from launches import RUNS, answer, engine, waits_for_nothing
-
-from specmatrix.engine.device.graphs import padded
+from specmatrix.engine.device.cuda_graphs import padded
+from tests.support.engines import RUNS, answer, engine, waits_for_nothing
 
 pytestmark = [
     pytest.mark.register(est_seconds=20, tier="gpu1", stage="pr"),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from specmatrix.engine.models.causal import head_logits
-from specmatrix.engine.models.products import products
+from specmatrix.engine.models.causal_lm import head_logits
+from specmatrix.engine.models.linear_ops import products
 
 pytestmark = pytest.mark.register(est_seconds=5, tier="gpu1", stage="pr")
 

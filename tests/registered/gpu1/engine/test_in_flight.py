@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
 
 import pytest
 
+from specmatrix import HOME
 from specmatrix.engine.api import LLM
-from specmatrix.engine.core.config import EngineConfig
-from specmatrix.engine.core.journal import replay
-from specmatrix.engine.core.request import SamplingParams
-from specmatrix.engine.core.session import SessionParams
+from specmatrix.engine.core.config.asked import EngineConfig
+from specmatrix.engine.core.memory.replay import replay
+from specmatrix.engine.core.schedule.request import SamplingParams
+from specmatrix.engine.core.schedule.session import SessionParams
 
 pytestmark = pytest.mark.register(est_seconds=40, tier="gpu1", stage="pr")
 
-ZOO = Path(__file__).parents[4] / "matrix" / "zoo" / "checkpoints"
+ZOO = HOME / "matrix" / "zoo" / "checkpoints"
 PROMPTS = (
     "Question: A garden is 19 feet long and 5 feet wide. What is its area in square feet?\nAnswer:",
     "Question: Eli had 75 keys. He gave 11 of them to Cora. How many keys are left?\nAnswer:",

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "cpu" / "engine"))
-from launches import RUNS, answer, engine, waits_for_nothing
+from tests.support.engines import RUNS, answer, engine, waits_for_nothing
 
 pytestmark = [
     pytest.mark.register(est_seconds=10, tier="gpu1", stage="pr"),

@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
-import sys
 from functools import cache
-from pathlib import Path
 
 import pytest
 import torch
 
+from specmatrix import HOME
 from specmatrix.engine.api import LLM
-from specmatrix.engine.core.config import EngineConfig
-from specmatrix.engine.core.request import SamplingParams
-from specmatrix.engine.register import forget_algorithm, register_algorithm
-
-sys.path.insert(0, str(Path(__file__).parents[3] / "cpu" / "engine"))
-from pretender import BATCH_LIES, READERS, ROW_LIES, SHAPE, TRAITS, WRITERS, KeepsNumpy, Pretender, reader
+from specmatrix.engine.core.config.asked import EngineConfig
+from specmatrix.engine.core.schedule.request import SamplingParams
+from specmatrix.engine.plugin import forget_algorithm, register_algorithm
+from tests.support.misbehaving_drafter import (
+    BATCH_LIES,
+    READERS,
+    ROW_LIES,
+    SHAPE,
+    TRAITS,
+    WRITERS,
+    KeepsNumpy,
+    Pretender,
+    reader,
+)
 
 pytestmark = [
     pytest.mark.register(est_seconds=60, tier="gpu1", stage="pr"),
     pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature"),
 ]
 
-ZOO = Path(__file__).parents[5] / "matrix" / "zoo" / "checkpoints"
+ZOO = HOME / "matrix" / "zoo" / "checkpoints"
 PROMPTS = (
     "Question: A garden is 19 feet long and 5 feet wide. What is its area in square feet?\nAnswer:",
     "Question: Eli had 75 keys. He gave 11 of them to Cora. How many keys are left?\nAnswer:",

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from specmatrix.engine.api import LLM
-from specmatrix.engine.ranks.llm import RankedLLM
+from specmatrix.engine.parallel.client import RankedLLM
 from specmatrix.matrix.zoo.registry import resolve_path
-
-sys.path.insert(0, str(Path(__file__).parents[4] / "support"))
-from gpu_ranks import (
+from tests.support.gpu_ranks import (
     LOSSES,
     PARAMS,
     PROMPTS,

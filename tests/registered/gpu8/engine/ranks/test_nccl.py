@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[4] / "support"))
-from gpu_ranks import LOSSES, check_homes, check_loss, check_raise, check_tokens, spare_ends
+from tests.support.gpu_ranks import LOSSES, check_homes, check_loss, check_raise, check_tokens, spare_ends
 
 pytestmark = pytest.mark.register(est_seconds=80, tier="gpu8", stage="pr")
 

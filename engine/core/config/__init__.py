@@ -1,0 +1,1 @@
+"""Configuration: asked, resolved, effective."""

@@ -1,0 +1,190 @@
+"""The settings of adaptive draft depth: one slot per range of batch sizes, read from JSON (sglang#24055).
+
+Two formats: by batch size, {"<smallest batch size>": {...}, ...}, where known keys beside the sizes are defaults that
+every slot shares; and the older flat one, a single object with `candidate_steps`, which means one slot for all sizes.
+"""
+
+import json
+import math
+import re
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from typing import Any, Final
+
+from specmatrix.engine.core.config.suggest import nearest
+from specmatrix.engine.core.errors import ConfigError
+
+# Also the deepest static draft.
+MAX_STEPS: Final = 255
+SOURCE: Final = "speculative_adaptive_config"
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptiveSlot:
+    """The settings of one slot; the rule that they steer is `engine.core.draft.depth.Slot`.
+
+    batch_from: smallest batch size (requests) of the slot. candidate_steps: draft depths, ascending.
+    ema_alpha: weight of a round's mean. update_interval: rounds between decisions. warmup_batches: rounds before them.
+    down_hysteresis, up_hysteresis: shifts of the thresholds, in drafts. ceiling_coeff: bound on the depth in multiples
+    of the average, 0 for none.
+    """
+
+    batch_from: int
+    candidate_steps: tuple[int, ...]
+    ema_alpha: float = 0.2
+    update_interval: int = 5
+    warmup_batches: int = 10
+    down_hysteresis: float = -0.25
+    up_hysteresis: float = 0.0
+    ceiling_coeff: float = 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able values."""
+        return asdict(self) | {"candidate_steps": list(self.candidate_steps)}
+
+
+# sglang#24055: deep drafts pay while a batch leaves the machine idle.
+DEFAULT_SLOTS: Final = (
+    AdaptiveSlot(1, (1, 3, 7)),
+    AdaptiveSlot(8, (1, 3), down_hysteresis=0.0),
+    AdaptiveSlot(32, (1,)),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptiveConfig:
+    """A file as read. flat: it was in the older format."""
+
+    slots: tuple[AdaptiveSlot, ...]
+    flat: bool
+
+
+def union(slots: tuple[AdaptiveSlot, ...]) -> tuple[int, ...]:
+    """Every candidate of every slot, ascending."""
+    return tuple(sorted({steps for slot in slots for steps in slot.candidate_steps}))
+
+
+def middle(candidates: tuple[int, ...]) -> int:
+    """The depth to begin with where none is asked: the middle one, the deeper of two."""
+    return candidates[len(candidates) // 2]
+
+
+def inline(asked: str) -> bool:
+    """True if an asked configuration is the JSON text itself and not the path of a file."""
+    return asked.lstrip().startswith("{")
+
+
+def dump(slots: tuple[AdaptiveSlot, ...]) -> str:
+    """The slots as JSON text that `parse` reads back unchanged."""
+    table = {str(slot.batch_from): slot.as_dict() for slot in slots}
+    for entry in table.values():
+        del entry["batch_from"]
+    return json.dumps(table)
+
+
+@lru_cache(maxsize=64)
+def read(text: str) -> AdaptiveConfig | str:
+    """As `parse`, with the sentence of the mistake instead of raising it."""
+    try:
+        return parse(text)
+    except ConfigError as error:
+        return str(error)
+
+
+def parse(text: str) -> AdaptiveConfig:
+    """The slots of a configuration file's text; ConfigError with what is wrong, the value and what is allowed."""
+    try:
+        table = json.loads(text, object_pairs_hook=_once)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{SOURCE} is not JSON: {error}") from None
+    if not isinstance(table, dict):
+        raise ConfigError(f"{SOURCE} must be a JSON object, got {_shown(table)}")
+    sizes = [key for key in table if re.fullmatch(r"[+-]?\d+", key)]
+    shared = {key: value for key, value in table.items() if key not in sizes}
+    _known(shared, "", "a batch size such as '8' or one of ")
+    if not sizes:
+        if "candidate_steps" not in shared:
+            raise ConfigError(
+                f"{SOURCE} has no batch size as a key; give at least {{'1': {{'candidate_steps': [...]}}}}"
+            )
+        return AdaptiveConfig((_slot("", 1, shared),), flat=True)
+    slots = [_entry(key, table[key], shared) for key in sizes]
+    return AdaptiveConfig(tuple(sorted(slots, key=lambda slot: slot.batch_from)), flat=False)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object; a key that is given twice would silently lose one of its values."""
+    table: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in table:
+            raise ConfigError(f"{SOURCE} gives {key!r} twice; give it once")
+        table[key] = value
+    return table
+
+
+def _entry(key: str, value: object, shared: dict[str, Any]) -> AdaptiveSlot:
+    if not re.fullmatch(r"[1-9]\d*", key):
+        raise ConfigError(
+            f"{SOURCE} has the batch size {key!r}; it must be an integer of at least 1, without sign or 0s in front"
+        )
+    where = f"slot {key}: "
+    if not isinstance(value, dict):
+        raise ConfigError(f"{SOURCE}: {where}a slot must be a JSON object, got {_shown(value)}")
+    _known(value, where, "one of ")
+    return _slot(where, int(key), shared | value)
+
+
+def _slot(where: str, batch_from: int, values: dict[str, Any]) -> AdaptiveSlot:
+    if "candidate_steps" not in values:
+        raise ConfigError(f"{SOURCE}: {where}candidate_steps is missing; give a list of draft depths, such as [1, 3]")
+    for name, value in values.items():
+        good, allowed = KEYS[name]
+        if not good(value):
+            raise ConfigError(f"{SOURCE}: {where}{name} must be {allowed}, got {_shown(value)}")
+    steps = tuple(sorted(set(values["candidate_steps"])))
+    rest = {name: value for name, value in values.items() if name not in ("candidate_steps", "strategy")}
+    return AdaptiveSlot(batch_from, steps, **rest)
+
+
+def _known(values: dict[str, Any], where: str, choices: str) -> None:
+    for name in values:
+        if name not in KEYS:
+            close = nearest(name, KEYS)
+            hint = f", the closest one is {close!r}" if close else ""
+            raise ConfigError(
+                f"{SOURCE}: {where}the key {name!r} is unknown{hint}; a key must be {choices}{', '.join(KEYS)}"
+            )
+
+
+def _shown(value: object) -> str:
+    return json.dumps(value)
+
+
+def _depths(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(v) is int and 1 <= v <= MAX_STEPS for v in value)
+
+
+def _number(value: object) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]  # the type is just tested
+
+
+def _share(value: object) -> bool:
+    return _number(value) and 0 < value <= 1  # type: ignore[operator]  # a number
+
+
+def _whole(low: int) -> Callable[[object], bool]:
+    return lambda value: type(value) is int and value >= low
+
+
+# What each key of a slot accepts, as a predicate and in words.
+KEYS: Final[dict[str, tuple[Callable[[object], bool], str]]] = {
+    "candidate_steps": (_depths, f"a list of one or more integers from 1 to {MAX_STEPS}"),
+    "ema_alpha": (_share, "a number above 0 and at most 1"),
+    "update_interval": (_whole(1), "an integer of at least 1"),
+    "warmup_batches": (_whole(0), "an integer of at least 0"),
+    "down_hysteresis": (_number, "a finite number"),
+    "up_hysteresis": (_number, "a finite number"),
+    "ceiling_coeff": (lambda value: _number(value) and value >= 0, "a finite number of at least 0"),  # type: ignore[operator]  # a number
+    "strategy": (lambda value: value == "ema", "'ema', the only strategy here"),
+}

@@ -1,0 +1,168 @@
+"""What a launch rule is, and what a rule or a default row may look at."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from specmatrix.engine.core.config.adaptive_file import DEFAULT_SLOTS, AdaptiveConfig, dump, inline, middle, read, union
+from specmatrix.engine.core.config.asked import AUTO, DraftFacts, EngineConfig, Facts
+from specmatrix.engine.core.draft.algorithms import Topology, Traits, algorithm
+
+Value = str | int | float | bool | None
+# Children of an n-gram tree's node at most, unless asked otherwise.
+BREADTH: Final = 10
+DEFAULT_TEXT: Final = dump(DEFAULT_SLOTS)
+# More nodes than any draft may have.
+ENOUGH: Final = 1 << 16
+
+
+@dataclass(slots=True)
+class Situation:
+    """One resolution under way; only `engine.core.config.resolve` writes `chosen`.
+
+    asked and facts never change; chosen maps a field of EngineConfig to the value that will run.
+    """
+
+    asked: EngineConfig
+    facts: Facts
+    traits: Traits
+    chosen: dict[str, Value] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, asked: EngineConfig, facts: Facts) -> "Situation":
+        """ConfigError if the algorithm does not exist."""
+        return cls(asked, facts, algorithm(asked.speculative_algorithm))
+
+    def integer(self, name: str) -> int:
+        """A chosen value that is known to be a whole number."""
+        value = self.chosen[name]
+        assert isinstance(value, int)
+        return value
+
+    @property
+    def draft(self) -> DraftFacts | None:
+        """The facts of the draft that the algorithm reads: of the named checkpoint, else of what the target brings."""
+        if not self.traits.needs_draft_model:
+            return None
+        if self.traits.draft_weights != "bundled":
+            return self.facts.draft
+        path = self.asked.speculative_draft_model_path
+        if path is None or (path == self.asked.model_path and self.facts.bundled is not None):
+            return self.facts.bundled
+        return self.facts.draft
+
+    @property
+    def adaptive_text(self) -> str | None:
+        """The asked slots as JSON text, those of the default table where none are named; None for an unread file."""
+        asked = self.asked.speculative_adaptive_config
+        if asked is None:
+            return DEFAULT_TEXT
+        return asked if inline(asked) else self.facts.adaptive_config
+
+    @property
+    def adaptive_asked(self) -> AdaptiveConfig | str | None:
+        """The slots as asked, or what is wrong with them; None where none are asked or the file is unread."""
+        text = self.adaptive_text if self.asked.speculative_adaptive else None
+        return None if text is None else read(text)
+
+    @property
+    def static_because(self) -> str | None:
+        """Why the depth cannot adapt to this ask, None if it can; in the order of SGLang's checks."""
+        topk = self.asked.speculative_eagle_topk
+        if not self.traits.adaptive:
+            return f"{self.traits.name} cannot change the depth of a round"
+        if topk not in (AUTO, 1):
+            return f"a tree of topk {topk} is as wide as it was built"
+        if self.asked.enable_multi_layer_eagle is True:
+            return "a chain with a layer per step is as deep as it was built"
+        return None
+
+    @property
+    def adaptive(self) -> AdaptiveConfig | None:
+        """The slots that will run; None for a static depth."""
+        if not self.asked.speculative_adaptive or self.static_because is not None:
+            return None
+        asked = self.adaptive_asked
+        return asked if isinstance(asked, AdaptiveConfig) else None
+
+    @property
+    def asked_steps(self) -> int | None:
+        """The depth as asked, the middle candidate of adaptive steps without one; None for an automatic depth."""
+        steps = self.asked.speculative_num_steps
+        if isinstance(steps, int):
+            return steps
+        return None if self.adaptive is None else middle(union(self.adaptive.slots))
+
+    @property
+    def widest(self) -> int:
+        """Nodes of the widest round that may run, by the chosen values."""
+        deepest = 0 if self.adaptive is None else union(self.adaptive.slots)[-1]
+        return max(self.integer("speculative_num_draft_tokens"), deepest + 1)
+
+    @property
+    def asked_topk(self) -> int:
+        """Children per node as asked; an explicit depth without it means a chain, or an n-gram tree's breadth."""
+        topk, breadth = self.asked.speculative_eagle_topk, self.asked.speculative_ngram_max_bfs_breadth
+        if self.traits.topology is Topology.CHAIN:
+            return 1
+        if self.traits.irregular and breadth != AUTO:
+            return breadth
+        if topk == AUTO:
+            return BREADTH if self.traits.irregular else 1
+        return topk
+
+
+def gram_room(s: Situation) -> int:
+    """Nodes of the fullest n-gram tree of the asked depth and topk, root included; counted up to ENOUGH."""
+    steps, total, level = s.asked.speculative_num_steps, 1, 1
+    if steps == AUTO:
+        return ENOUGH
+    for _ in range(steps):
+        level *= s.asked_topk
+        total += level
+        if total >= ENOUGH:
+            break
+    return total
+
+
+def gram_width(s: Situation) -> int:
+    """Nodes of an n-gram draft: as asked, else of its chain, else 12 or the whole of a smaller tree."""
+    width, steps = s.asked.speculative_num_draft_tokens, s.asked.speculative_num_steps
+    if width != AUTO:
+        return width
+    return steps + 1 if s.asked_topk == 1 and steps != AUTO else min(12, gram_room(s))
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One launch rule.
+
+    name: stable, readable. kind: "refused" raises ConfigError, "rewritten" records a Rewrite of `field`.
+    why: the reason in general. broken: true if the rule applies. sentence: the text for this case.
+    got: the value that runs instead (rewritten only).
+    """
+
+    name: str
+    kind: Literal["refused", "rewritten"]
+    field: str
+    why: str
+    broken: Callable[[Situation], bool]
+    sentence: Callable[[Situation], str]
+    got: Callable[[Situation], Value] | None = None
+
+
+def outside(value: int | str, low: int, high: int) -> bool:
+    """True for a whole number below `low` or above `high`."""
+    return isinstance(value, int) and not low <= value <= high
+
+
+def bounded(field: str, low: int, high: int, why: str) -> Rule:
+    """A whole number outside its range is refused."""
+    return Rule(
+        name=field.replace("speculative_", "").replace("eagle_", "").replace("_", "-") + "-range",
+        kind="refused",
+        field=field,
+        why=why,
+        broken=lambda s: outside(getattr(s.asked, field), low, high),
+        sentence=lambda s: f"{field} must be {low} to {high}, got {getattr(s.asked, field)}: {why}",
+    )

@@ -1,0 +1,296 @@
+"""The defaults: one row per automatic choice, with its reason and the gates that must be green for it.
+
+The first row of a field whose condition holds decides. Rows are in the order of resolution: a row may look at what
+was asked, at the facts, and at values that rows above have chosen. Promoting a default is a change of one row; the
+matrix accepts or refuses it by the named gates. Policy: SGLang, June 2026 (sglang#21062).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from specmatrix.engine.core.config.asked import AUTO, Reason
+from specmatrix.engine.core.config.context import Situation, Value, gram_width
+from specmatrix.engine.core.config.rules.cuda_graph import MOST, graphless, largest_batch, on_gpu
+from specmatrix.engine.core.config.rules.multi_layer import prediction_layers
+from specmatrix.engine.core.draft.algorithms import Topology
+from specmatrix.engine.core.draft.tree import tree_pool
+
+SPEED_GATES: Final = ("lossless", "acceptance")
+TIMING_GATES: Final = ("lossless", "ledger", "effective")
+MAX_AUTO_TOKENS: Final = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class Default:
+    """One automatic choice.
+
+    field: of EngineConfig. condition: when the row applies, in words. when: the same as a predicate.
+    value: the choice. reason: why. evidence: gates that must be green where the row decides.
+    """
+
+    field: str
+    condition: str
+    when: Callable[[Situation], bool]
+    value: Callable[[Situation], Value]
+    reason: str
+    evidence: tuple[str, ...] = ()
+
+
+def _always(s: Situation) -> bool:
+    return True
+
+
+def _constant(value: Value, s: Situation) -> Value:
+    return value
+
+
+def _rootless(s: Situation) -> bool:
+    return not s.traits.drafts
+
+
+def _shape(
+    condition: str, when: Callable[[Situation], bool], shape: tuple[int, int, int], reason: str
+) -> tuple[Default, ...]:
+    """Depth, topk and width of a fully automatic draft; they are chosen together."""
+    names = ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")
+
+    def applies(s: Situation) -> bool:
+        return s.asked.speculative_num_steps == AUTO and when(s)
+
+    return tuple(
+        Default(name, condition, applies, partial(_constant, value), reason, SPEED_GATES)
+        for name, value in zip(names, shape, strict=True)
+    )
+
+
+def _adaptive(s: Situation) -> bool:
+    return s.adaptive is not None
+
+
+def _layered(s: Situation) -> bool:
+    """A layer per step was asked for, and no depth."""
+    asked = s.asked.enable_multi_layer_eagle is True and s.asked.speculative_num_steps == AUTO
+    return s.traits.layered and asked
+
+
+def _block(s: Situation) -> bool:
+    return s.traits.block
+
+
+def _block_width(s: Situation) -> int:
+    return (s.draft.block_size if s.draft else None) or 16
+
+
+def _irregular(s: Situation) -> bool:
+    return s.traits.irregular
+
+
+def _tree_width(s: Situation) -> int:
+    return min(tree_pool(s.integer("speculative_num_steps"), s.integer("speculative_eagle_topk")) + 1, 8)
+
+
+def _pool_tokens(s: Situation) -> int:
+    """Room for every running request at full length, at most MAX_AUTO_TOKENS, in whole pages."""
+    page = s.integer("page_size")
+    request = s.integer("context_length") + 2 * s.widest
+    wanted = min(s.integer("max_running_requests") * request, MAX_AUTO_TOKENS)
+    return -(-wanted // page) * page
+
+
+DEFAULTS: Final[tuple[Default, ...]] = (
+    Default("device", "a GPU is visible", on_gpu, lambda s: "cuda", "a GPU is visible"),
+    Default("device", "otherwise", _always, lambda s: "cpu", "no GPU is visible"),
+    Default(
+        "dtype",
+        "on a GPU",
+        lambda s: s.chosen["device"] == "cuda",
+        lambda s: "bfloat16",
+        "GPUs multiply 16-bit floats fastest",
+        ("lossless", "accuracy"),
+    ),
+    Default("dtype", "otherwise", _always, lambda s: "float32", "CPUs are exact and fastest in float32"),
+    Default("context_length", "always", _always, lambda s: s.facts.context_length, "the model's own context"),
+    Default("page_size", "always", _always, lambda s: 1, "single-token pages waste no memory"),
+    *_shape("no drafter", _rootless, (0, 0, 1), "without a drafter a step verifies the last token only"),
+    Default(
+        "speculative_num_steps",
+        "a layer per step",
+        _layered,
+        prediction_layers,
+        "a chain with a layer per step is as deep as the draft has layers",
+        SPEED_GATES,
+    ),
+    Default("speculative_eagle_topk", "a layer per step", _layered, lambda s: 1, "layers per step draft a chain"),
+    Default(
+        "speculative_num_draft_tokens",
+        "a layer per step",
+        _layered,
+        lambda s: s.integer("speculative_num_steps") + 1,
+        "a chain verifies its root and one token per step",
+    ),
+    Default(
+        "speculative_num_steps",
+        "adaptive steps",
+        _adaptive,
+        lambda s: s.asked_steps,
+        "adaptive steps begin in the middle of all candidates",
+        SPEED_GATES,
+    ),
+    Default("speculative_eagle_topk", "adaptive steps", _adaptive, lambda s: 1, "adaptive steps draft chains"),
+    Default(
+        "speculative_num_draft_tokens",
+        "adaptive steps",
+        _adaptive,
+        lambda s: s.integer("speculative_num_steps") + 1,
+        "a chain verifies its root and one token per step",
+    ),
+    Default("speculative_num_steps", "a block drafter", _block, lambda s: 1, "a block is drafted in one step"),
+    Default("speculative_eagle_topk", "a block drafter", _block, lambda s: 1, "a block is a chain"),
+    Default(
+        "speculative_num_draft_tokens",
+        "a block drafter",
+        _block,
+        _block_width,
+        "a round is as wide as the draft's block, 16 where its checkpoint does not say",
+        SPEED_GATES,
+    ),
+    Default(
+        "speculative_num_steps",
+        "an n-gram tree",
+        _irregular,
+        lambda s: gram_width(s) - 1,
+        "an n-gram draft may spend all its nodes on one path",
+        SPEED_GATES,
+    ),
+    Default(
+        "speculative_eagle_topk",
+        "an n-gram tree",
+        _irregular,
+        lambda s: s.asked_topk,
+        "a node has as many children as the n-gram breadth allows",
+        SPEED_GATES,
+    ),
+    Default(
+        "speculative_num_draft_tokens",
+        "an n-gram chain",
+        lambda s: _irregular(s) and s.integer("speculative_eagle_topk") == 1,
+        lambda s: s.integer("speculative_num_steps") + 1,
+        "a chain verifies its root and one token per step",
+    ),
+    Default(
+        "speculative_num_draft_tokens",
+        "an n-gram tree",
+        _irregular,
+        gram_width,
+        "an n-gram tree verifies 12 nodes, or all that its depth and topk allow",
+        SPEED_GATES,
+    ),
+    *_shape(
+        "a whole draft model",
+        lambda s: s.traits.own_kv and not s.traits.needs_hidden,
+        (3, 1, 4),
+        "a whole draft model per step is costly, so a short chain pays best",
+    ),
+    *_shape(
+        "a LlamaForCausalLM target and an algorithm that can draft trees",
+        lambda s: s.facts.architecture == "LlamaForCausalLM" and s.traits.topology is Topology.TREE,
+        (5, 4, 8),
+        "Llama targets default to a tree of 5 steps, topk 4, 8 draft tokens",
+    ),
+    *_shape("otherwise", _always, (3, 1, 4), "targets default to a chain of 3 steps"),
+    Default(
+        "speculative_eagle_topk",
+        "explicit steps",
+        _always,
+        lambda s: 1,
+        "explicit steps without topk mean a chain",
+    ),
+    Default(
+        "speculative_num_draft_tokens",
+        "a chain",
+        lambda s: s.chosen["speculative_eagle_topk"] == 1,
+        lambda s: s.integer("speculative_num_steps") + 1,
+        "a chain verifies its root and one token per step",
+    ),
+    Default(
+        "speculative_num_draft_tokens",
+        "a tree",
+        _always,
+        _tree_width,
+        "a tree verifies its root and its best candidates, 8 nodes at most",
+    ),
+    Default(
+        "max_running_requests",
+        "with a drafter",
+        lambda s: s.traits.drafts,
+        lambda s: 48,
+        "speculation defaults to 48 running requests (sglang#21062); set max_running_requests to change it",
+    ),
+    Default(
+        "max_running_requests",
+        "otherwise",
+        _always,
+        lambda s: 64,
+        "plain decoding defaults to 64 running requests",
+    ),
+    Default(
+        "chunked_prefill_size",
+        "always",
+        _always,
+        lambda s: 2048,
+        "prompts longer than 2048 tokens are prefilled in chunks",
+    ),
+    Default(
+        "spec_version",
+        "no step may wait unread",
+        lambda s: s.traits.max_lag == 0,
+        lambda s: "v1",
+        "the drafter needs every step resolved before the next",
+    ),
+    Default(
+        "spec_version",
+        "overlap scheduling disabled",
+        lambda s: s.asked.disable_overlap_schedule,
+        lambda s: "v1",
+        "overlap scheduling is disabled, so steps resolve synchronously",
+    ),
+    Default(
+        "spec_version",
+        "a tree (topk > 1)",
+        lambda s: s.integer("speculative_eagle_topk") > 1,
+        lambda s: "v1",
+        "trees (topk > 1) default to v1; ask for spec_version v2 to overlap them",
+        TIMING_GATES,
+    ),
+    Default("spec_version", "otherwise", _always, lambda s: "v2", "overlapped steps are the default", TIMING_GATES),
+    Default(
+        "cuda_graph_max_bs",
+        "no graphs",
+        lambda s: graphless(s) is not None,
+        lambda s: 0,
+        "only rounds that a GPU can repeat without the host are graphs",
+    ),
+    Default(
+        "cuda_graph_max_bs",
+        "otherwise",
+        _always,
+        largest_batch,
+        f"rounds of every batch that may run are graphs, up to {MOST} requests",
+        TIMING_GATES,
+    ),
+    Default(
+        "max_total_tokens",
+        "always",
+        _always,
+        _pool_tokens,
+        f"room for every running request at full length, {MAX_AUTO_TOKENS} tokens at most",
+    ),
+)
+
+
+def default_for(field: str, situation: Situation) -> Reason:
+    """The automatic value of a field and its reason; every field has a last row that always applies."""
+    row = next(row for row in DEFAULTS if row.field == field and row.when(situation))
+    return Reason(field, row.value(situation), row.reason, row.evidence)

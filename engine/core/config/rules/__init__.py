@@ -1,0 +1,1 @@
+"""Launch rules: what is refused or rewritten, by subject."""

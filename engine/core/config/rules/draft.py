@@ -1,0 +1,214 @@
+"""The launch rules about a draft's weights, its shape and its timing, over the traits of its algorithm."""
+
+from typing import Final
+
+from specmatrix.engine.core.config.adaptive_file import MAX_STEPS
+from specmatrix.engine.core.config.asked import AUTO
+from specmatrix.engine.core.config.context import Rule, Situation, bounded
+from specmatrix.engine.core.draft.algorithms import Topology
+from specmatrix.engine.core.draft.tree import tree_pool
+
+MAX_TOPK: Final = 64
+MAX_DRAFT_TOKENS: Final = 256
+# Why an algorithm lets no step wait unread, by its trait reads_host.
+WAITS: Final = {True: "reads tokens on the host", False: "lets no launched step wait unread"}
+
+
+def _draft_values(s: Situation) -> list[tuple[str, object]]:
+    """Explicit values that only a drafter reads."""
+    named = (
+        ("speculative_draft_model_path", s.asked.speculative_draft_model_path),
+        ("speculative_num_steps", s.asked.speculative_num_steps),
+        ("speculative_eagle_topk", s.asked.speculative_eagle_topk),
+        ("speculative_num_draft_tokens", s.asked.speculative_num_draft_tokens),
+        ("speculative_adaptive", s.asked.speculative_adaptive or None),
+    )
+    return [(name, value) for name, value in named if value not in (AUTO, None)]
+
+
+def _pool(s: Situation) -> int | None:
+    """Candidates of the asked tree; None for a chain, an automatic depth or a tree without a pool of candidates."""
+    steps = s.asked.speculative_num_steps
+    if not isinstance(steps, int) or s.asked_topk <= 1 or s.traits.irregular or s.traits.block:
+        return None
+    return tree_pool(steps, s.asked_topk)
+
+
+def _too_wide(s: Situation) -> bool:
+    pool, width = _pool(s), s.asked.speculative_num_draft_tokens
+    return s.traits.drafts and pool is not None and isinstance(width, int) and width - 1 > pool
+
+
+def _chain_width(s: Situation) -> int:
+    return (s.asked_steps or 0) + 1
+
+
+def _uneven_chain(s: Situation) -> bool:
+    width = s.asked.speculative_num_draft_tokens
+    explicit = s.asked_steps is not None and isinstance(width, int)
+    counted = s.traits.drafts and not s.traits.block
+    return counted and explicit and s.asked_topk == 1 and width != _chain_width(s)
+
+
+def _path(s: Situation) -> str | None:
+    return s.asked.speculative_draft_model_path
+
+
+def _named(s: Situation) -> bool:
+    """A draft checkpoint is named and read."""
+    return s.traits.needs_draft_model and _path(s) is not None
+
+
+def _block(s: Situation) -> int | None:
+    """Positions of the draft's block, where the algorithm drafts blocks."""
+    return s.draft.block_size if s.traits.block and s.draft else None
+
+
+def _past_block(s: Situation) -> bool:
+    block, width = _block(s), s.asked.speculative_num_draft_tokens
+    return block is not None and isinstance(width, int) and width > block
+
+
+def _chains_only(s: Situation) -> bool:
+    topk = s.asked.speculative_eagle_topk
+    return s.traits.topology is Topology.CHAIN and isinstance(topk, int) and topk > 1
+
+
+def _block_steps(s: Situation) -> bool:
+    steps = s.asked.speculative_num_steps
+    return s.traits.block and isinstance(steps, int) and steps != 1
+
+
+DRAFTING: Final[tuple[Rule, ...]] = (
+    Rule(
+        name="nothing-to-draft",
+        kind="refused",
+        field="speculative_algorithm",
+        why="without a drafter the draft's values mean nothing",
+        broken=lambda s: not s.traits.drafts and bool(_draft_values(s)),
+        sentence=lambda s: (
+            f"{_draft_values(s)[0][0]} {_draft_values(s)[0][1]} means nothing with speculative_algorithm "
+            f"{s.traits.name}; leave it out or name a drafter"
+        ),
+    ),
+    Rule(
+        name="draft-path-missing",
+        kind="refused",
+        field="speculative_draft_model_path",
+        why="the drafter has weights of its own",
+        broken=lambda s: s.traits.draft_weights == "checkpoint" and _path(s) is None,
+        sentence=lambda s: (
+            f"speculative_algorithm {s.traits.name} needs a draft checkpoint; give speculative_draft_model_path"
+        ),
+    ),
+    Rule(
+        name="draft-path-unread",
+        kind="refused",
+        field="speculative_draft_model_path",
+        why="the drafter has no weights",
+        broken=lambda s: s.traits.drafts and not s.traits.needs_draft_model and _path(s) is not None,
+        sentence=lambda s: (
+            f"speculative_algorithm {s.traits.name} drafts without a checkpoint; leave speculative_draft_model_path "
+            f"{_path(s)} out"
+        ),
+    ),
+    Rule(
+        name="nothing-bundled",
+        kind="refused",
+        field="speculative_draft_model_path",
+        why="the drafter's layers come with the target's checkpoint or from one that is named",
+        broken=lambda s: s.traits.draft_weights == "bundled" and _path(s) is None and s.facts.bundled is None,
+        sentence=lambda s: (
+            f"speculative_algorithm {s.traits.name} drafts with layers that the target's checkpoint brings, and "
+            f"{s.asked.model_path} ({s.facts.architecture}) brings none; give speculative_draft_model_path"
+        ),
+    ),
+    Rule(
+        name="draft-unread",
+        kind="refused",
+        field="speculative_draft_model_path",
+        why="a draft of which nothing is known cannot be checked against its target",
+        broken=lambda s: _named(s) and s.draft is None,
+        sentence=lambda s: f"nothing is known of the draft at {_path(s)}; read its config.json into the facts first",
+    ),
+    Rule(
+        name="steps-auto-alone",
+        kind="refused",
+        field="speculative_num_steps",
+        why="depth, topk and width are chosen together or not at all",
+        broken=lambda s: (
+            s.traits.drafts
+            and not (s.traits.block or s.traits.irregular)
+            and s.asked_steps is None
+            and (s.asked.speculative_eagle_topk, s.asked.speculative_num_draft_tokens) != (AUTO, AUTO)
+        ),
+        sentence=lambda s: (
+            "speculative_num_steps auto needs speculative_eagle_topk and speculative_num_draft_tokens auto too, got "
+            f"{s.asked.speculative_eagle_topk} and {s.asked.speculative_num_draft_tokens}; give speculative_num_steps"
+        ),
+    ),
+    bounded("speculative_num_steps", 1, MAX_STEPS, "a drafter goes at least one step deep"),
+    bounded("speculative_eagle_topk", 1, MAX_TOPK, "each step scores topk * topk candidates"),
+    bounded("speculative_num_draft_tokens", 2, MAX_DRAFT_TOKENS, "the root and at least one draft are verified"),
+    Rule(
+        name="tree-too-wide",
+        kind="refused",
+        field="speculative_num_draft_tokens",
+        why="a tree of this depth and topk has fewer candidates than the asked width verifies",
+        broken=_too_wide,
+        sentence=lambda s: (
+            f"speculative_num_draft_tokens {s.asked.speculative_num_draft_tokens} is more than the root and the "
+            f"{_pool(s)} candidates of {s.asked.speculative_num_steps} steps with topk {s.asked_topk}; "
+            f"use 2 to {(_pool(s) or 0) + 1}"
+        ),
+    ),
+    Rule(
+        name="block-too-wide",
+        kind="refused",
+        field="speculative_num_draft_tokens",
+        why="the draft was made for blocks of its own size",
+        broken=_past_block,
+        sentence=lambda s: (
+            f"speculative_num_draft_tokens {s.asked.speculative_num_draft_tokens} is more than the {_block(s)} "
+            f"positions of the draft's block; use 2 to {_block(s)}"
+        ),
+    ),
+)
+SHAPES: Final[tuple[Rule, ...]] = (
+    Rule(
+        name="chain-width",
+        kind="rewritten",
+        field="speculative_num_draft_tokens",
+        why="a chain verifies its root and one token per step",
+        broken=_uneven_chain,
+        sentence=lambda s: f"with topk 1 a chain of {s.asked_steps} steps verifies {_chain_width(s)} tokens",
+        got=_chain_width,
+    ),
+    Rule(
+        name="block-steps",
+        kind="rewritten",
+        field="speculative_num_steps",
+        why="a block is drafted in one step",
+        broken=_block_steps,
+        sentence=lambda s: f"{s.traits.name} drafts a whole block in one step",
+        got=lambda s: 1,
+    ),
+    Rule(
+        name="chains-only",
+        kind="rewritten",
+        field="speculative_eagle_topk",
+        why="the algorithm proposes one token per depth",
+        broken=_chains_only,
+        sentence=lambda s: f"{s.traits.name} drafts chains, never trees",
+        got=lambda s: 1,
+    ),
+    Rule(
+        name="no-step-in-flight",
+        kind="rewritten",
+        field="spec_version",
+        why="what a drafter reads on the host must have been resolved",
+        broken=lambda s: s.traits.max_lag == 0 and s.asked.spec_version == "v2",
+        sentence=lambda s: f"{s.traits.name} {WAITS[s.traits.reads_host]}, so every step resolves before the next",
+        got=lambda s: "v1",
+    ),
+)

@@ -1,0 +1,140 @@
+"""The launch rules that compare a draft's checkpoint with its target's."""
+
+from collections.abc import Callable
+from typing import Final
+
+from specmatrix.engine.core.config.context import Rule, Situation
+from specmatrix.engine.core.draft.algorithms import FINAL
+
+FIX: Final = "use a draft made for this target"
+
+
+def _architecture(s: Situation) -> str | None:
+    """The draft's; a language model that brings prediction layers is also a checkpoint of these."""
+    if s.draft is None:
+        return None
+    brings = s.traits.layered and s.draft.prediction_layers and not s.draft.architecture.endswith("NextN")
+    return s.draft.architecture + "NextN" if brings else s.draft.architecture
+
+
+def _wrong_kind(s: Situation) -> bool:
+    endings, architecture = s.traits.draft_architectures, _architecture(s)
+    return architecture is not None and bool(endings) and not architecture.endswith(endings)
+
+
+def _kind_sentence(s: Situation) -> str:
+    endings = " or ".join(s.traits.draft_architectures)
+    return f"{s.traits.name} needs a draft whose architecture ends in {endings}, but {_name(s)} is a {_architecture(s)}"
+
+
+def _name(s: Situation) -> str:
+    return s.asked.speculative_draft_model_path or s.asked.model_path
+
+
+def _vocabulary(s: Situation) -> int | None:
+    return s.draft.vocab_size if s.draft else None
+
+
+def _head_width(s: Situation) -> int | None:
+    draft = s.draft
+    return draft.draft_vocab_size if draft and s.traits.needs_hidden else None
+
+
+def _state_width(s: Situation) -> int | None:
+    draft = s.draft
+    return draft.target_hidden_size if draft and s.traits.needs_hidden else None
+
+
+def _tokenizers_differ(s: Situation) -> bool:
+    draft = s.draft
+    hashes = (draft.tokenizer_hash if draft else None, s.facts.tokenizer_hash)
+    return None not in hashes and hashes[0] != hashes[1]
+
+
+def _tokenizer_unknown(s: Situation) -> bool:
+    """A draft that reads no state of the target has an embedding of its own, so only its tokenizer tells its ids."""
+    draft = s.draft
+    if draft is None or s.traits.needs_hidden or s.facts.tokenizer_hash is None:
+        return False
+    return draft.tokenizer_hash is None
+
+
+def _missing_layers(s: Situation) -> list[int]:
+    draft = s.draft
+    layers = draft.aux_layers if draft and s.traits.needs_hidden else ()
+    return [layer for layer in layers if layer != FINAL and not 0 <= layer <= s.facts.num_layers]
+
+
+def _mask(s: Situation) -> int | None:
+    return s.draft.mask_token if s.draft else None
+
+
+def _rule(name: str, why: str, broken: Callable[[Situation], bool], sentence: Callable[[Situation], str]) -> Rule:
+    return Rule(name, "refused", "speculative_draft_model_path", why, broken, sentence)
+
+
+PAIRING: Final[tuple[Rule, ...]] = (
+    _rule(
+        "draft-of-wrong-kind",
+        "each algorithm drives drafts of its own kind",
+        _wrong_kind,
+        _kind_sentence,
+    ),
+    _rule(
+        "vocabularies-differ",
+        "drafted token ids are compared with the target's",
+        lambda s: _vocabulary(s) not in (None, s.facts.vocab_size),
+        lambda s: (
+            f"the draft's vocabulary has {_vocabulary(s)} tokens and the target's {s.facts.vocab_size}; "
+            f"{s.traits.name} needs a draft with the target's own vocabulary"
+        ),
+    ),
+    _rule(
+        "draft-head-too-wide",
+        "every drafted id maps to one of the target's",
+        lambda s: (_head_width(s) or 0) > s.facts.vocab_size,
+        lambda s: f"the draft's head has {_head_width(s)} tokens, more than the target's {s.facts.vocab_size}; {FIX}",
+    ),
+    _rule(
+        "tokenizers-differ",
+        "the same id must mean the same text in draft and target",
+        _tokenizers_differ,
+        lambda s: f"the tokenizer of draft {_name(s)} is not the one of {s.asked.model_path}; {FIX}",
+    ),
+    _rule(
+        "tokenizer-unknown",
+        "token ids of a language model mean what its tokenizer says",
+        _tokenizer_unknown,
+        lambda s: (
+            f"draft {_name(s)} brings no tokenizer, so nothing shows that its token ids mean the target's tokens; "
+            "put its tokenizer.json into its folder"
+        ),
+    ),
+    _rule(
+        "hidden-widths-differ",
+        "the draft reads the target's hidden states",
+        lambda s: _state_width(s) not in (None, s.facts.hidden_size),
+        lambda s: (
+            f"the draft reads hidden states of width {_state_width(s)}, but the target's are "
+            f"{s.facts.hidden_size} wide; {FIX}"
+        ),
+    ),
+    _rule(
+        "aux-layer-missing",
+        "the draft reads the states that enter certain layers of the target, or leave its last",
+        lambda s: bool(_missing_layers(s)),
+        lambda s: (
+            f"the draft reads the state entering layer {_missing_layers(s)[0]}, but the target has "
+            f"{s.facts.num_layers} layers; {FIX}"
+        ),
+    ),
+    _rule(
+        "mask-token-unknown",
+        "mask tokens enter the draft through the target's embedding",
+        lambda s: (_mask(s) or 0) >= s.facts.vocab_size,
+        lambda s: (
+            f"the draft's mask token {_mask(s)} has no embedding in the target, whose vocabulary has "
+            f"{s.facts.vocab_size} tokens; {FIX}"
+        ),
+    ),
+)

@@ -1,0 +1,85 @@
+"""Prediction layers that draft one step each (sglang's multi-layer EAGLE): when they run so, and what cannot."""
+
+from typing import Final
+
+from specmatrix.engine.core.config.asked import AUTO, Reason
+from specmatrix.engine.core.config.context import Rule, Situation
+from specmatrix.engine.core.draft.algorithms import ALGORITHMS
+
+FIELD: Final = "enable_multi_layer_eagle"
+
+
+def prediction_layers(s: Situation) -> int:
+    """How many layers the draft brings that could draft one step each, at least 1."""
+    return max(1, s.draft.prediction_layers if s.draft else 1)
+
+
+def layer_per_step(s: Situation) -> tuple[bool, str]:
+    """Whether each step has a layer of its own, by the chosen values, and why."""
+    layers, steps = prediction_layers(s), s.integer("speculative_num_steps")
+    asked = s.asked.enable_multi_layer_eagle
+    if asked != AUTO:
+        return asked, "as asked"
+    if layers == 1:
+        return False, "the draft has a single layer, which goes on from its own output"
+    if s.adaptive is not None:
+        return False, "adaptive steps change the depth, so the first layer goes on from its own output"
+    if s.integer("speculative_eagle_topk") > 1 or steps > layers:
+        return False, "a tree or a depth beyond the draft's layers is drafted by the first layer alone"
+    return True, "the draft has a layer for each step of the chain"
+
+
+def layer_reasons(s: Situation) -> tuple[Reason, ...]:
+    """The reason of the automatic choice, where there is one to make."""
+    if not s.traits.layered or s.asked.enable_multi_layer_eagle != AUTO:
+        return ()
+    return (Reason(FIELD, *layer_per_step(s)),)
+
+
+def _forced(s: Situation) -> bool:
+    return s.traits.layered and s.asked.enable_multi_layer_eagle is True
+
+
+def _deeper(s: Situation) -> bool:
+    steps = s.asked.speculative_num_steps
+    return _forced(s) and steps != AUTO and steps > prediction_layers(s)
+
+
+def _layered_names() -> str:
+    return ", ".join(traits.name for traits in ALGORITHMS if traits.layered)
+
+
+LAYERING: Final[tuple[Rule, ...]] = (
+    Rule(
+        name="layers-of-no-use",
+        kind="refused",
+        field=FIELD,
+        why="only a draft of several prediction layers can give each step its own",
+        broken=lambda s: not s.traits.layered and s.asked.enable_multi_layer_eagle is True,
+        sentence=lambda s: (
+            f"{FIELD} true needs an algorithm whose draft has a layer for each step, got {s.traits.name}; "
+            f"leave it out or use {_layered_names()}"
+        ),
+    ),
+    Rule(
+        name="layers-too-few",
+        kind="refused",
+        field="speculative_num_steps",
+        why="with a layer per step the draft is as deep as it has layers",
+        broken=_deeper,
+        sentence=lambda s: (
+            f"speculative_num_steps {s.asked.speculative_num_steps} is more than the {prediction_layers(s)} layers of "
+            f"the draft with {FIELD} true; use 1 to {prediction_layers(s)} or {FIELD} false"
+        ),
+    ),
+    Rule(
+        name="layers-in-a-chain",
+        kind="refused",
+        field="speculative_eagle_topk",
+        why="with a layer per step one extend drafts a chain",
+        broken=lambda s: _forced(s) and s.asked_topk > 1,
+        sentence=lambda s: (
+            f"speculative_eagle_topk {s.asked_topk} is a tree, and {FIELD} true drafts chains; use 1 or {FIELD} false"
+        ),
+    ),
+)

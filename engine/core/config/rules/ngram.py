@@ -1,0 +1,145 @@
+"""The launch rules of n-gram drafting, and the options that come out of them (flags: SGLang's)."""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from specmatrix.engine.core.config.asked import AUTO, UNASKED, EngineConfig, Reason
+from specmatrix.engine.core.config.context import BREADTH, Rule, Situation, bounded, gram_room, gram_width
+from specmatrix.engine.core.draft.ngram_index import NgramOptions
+
+PREFIX: Final = "speculative_ngram_"
+FLAGS: Final = tuple(name for name in UNASKED if name.startswith(PREFIX))
+MAX_BREADTH: Final = 64
+MAX_DEPTH: Final = 1024
+MAX_CAPACITY: Final = 10**9
+CORPUS: Final = "speculative_ngram_external_corpus_path"
+BUDGET: Final = "speculative_ngram_external_sam_budget"
+
+
+def ngram_options(s: Situation) -> tuple[NgramOptions | None, tuple[Reason, ...]]:
+    """What an n-gram drafter runs with, and why where it was not asked; None for any other drafter."""
+    if not s.traits.irregular:
+        return None, ()
+    asked = {name.removeprefix(PREFIX): getattr(s.asked, name) for name in FLAGS}
+    reasons: tuple[Reason, ...] = ()
+    if asked["max_bfs_breadth"] == AUTO:
+        asked["max_bfs_breadth"] = breadth = s.asked_topk
+        told = s.asked.speculative_eagle_topk != AUTO
+        because = "a node has as many children as topk allows" if told else f"n-gram trees are {BREADTH} nodes broad"
+        reasons = (Reason(f"{PREFIX}max_bfs_breadth", breadth, because),)
+    return NgramOptions(**asked), reasons
+
+
+def ngram_flags(options: NgramOptions | None) -> dict[str, Any]:
+    """The flags that ask for exactly these options."""
+    return {} if options is None else {name: getattr(options, name.removeprefix(PREFIX)) for name in FLAGS}
+
+
+def _told(asked: EngineConfig) -> list[tuple[str, object]]:
+    return [(name, getattr(asked, name)) for name in FLAGS if getattr(asked, name) != UNASKED[name]]
+
+
+def _breadth(s: Situation) -> int:
+    breadth = s.asked.speculative_ngram_max_bfs_breadth
+    return breadth if isinstance(breadth, int) else s.asked_topk
+
+
+def _other_topk(s: Situation) -> bool:
+    topk, breadth = s.asked.speculative_eagle_topk, s.asked.speculative_ngram_max_bfs_breadth
+    return s.traits.irregular and AUTO not in (topk, breadth) and topk != breadth
+
+
+def _too_wide(s: Situation) -> bool:
+    width = s.asked.speculative_num_draft_tokens
+    return s.asked_topk > 1 and isinstance(width, int) and width > gram_room(s)
+
+
+def _sam(s: Situation) -> int:
+    return s.asked.speculative_ngram_external_sam_budget
+
+
+def _path(s: Situation) -> str | None:
+    return s.asked.speculative_ngram_external_corpus_path
+
+
+def _rule(
+    name: str, field: str, why: str, broken: Callable[[Situation], bool], say: Callable[[Situation], str]
+) -> Rule:
+    return Rule(name, "refused", field, why, lambda s: s.traits.irregular and broken(s), say)
+
+
+NGRAM_RULES: Final[tuple[Rule, ...]] = (
+    Rule(
+        "ngram-unread",
+        "refused",
+        "speculative_algorithm",
+        "only an n-gram drafter has an index",
+        lambda s: not s.traits.irregular and bool(_told(s.asked)),
+        lambda s: (
+            f"{_told(s.asked)[0][0]} {_told(s.asked)[0][1]} means nothing with speculative_algorithm {s.traits.name}; "
+            "leave it out or use an n-gram drafter"
+        ),
+    ),
+    bounded(f"{PREFIX}min_bfs_breadth", 1, MAX_BREADTH, "a node that goes on has a child"),
+    bounded(f"{PREFIX}max_bfs_breadth", 1, MAX_BREADTH, "a node that goes on has a child"),
+    bounded(f"{PREFIX}max_trie_depth", 2, MAX_DEPTH, "a window holds a token that matches and one that follows"),
+    bounded(f"{PREFIX}capacity", 1, MAX_CAPACITY, "the index keeps at least one window"),
+    bounded(f"{PREFIX}external_corpus_max_tokens", 1, MAX_CAPACITY, "a corpus has at least one token"),
+    _rule(
+        "ngram-breadths-crossed",
+        f"{PREFIX}min_bfs_breadth",
+        "breadth falls from the most to the fewest",
+        lambda s: s.asked.speculative_ngram_min_bfs_breadth > _breadth(s),
+        lambda s: (
+            f"speculative_ngram_min_bfs_breadth {s.asked.speculative_ngram_min_bfs_breadth} is more than the widest "
+            f"breadth, {_breadth(s)}; it must be 1 to {_breadth(s)}"
+        ),
+    ),
+    _rule(
+        "ngram-tree-too-wide",
+        "speculative_num_draft_tokens",
+        "a tree of this depth and topk has no room for more nodes",
+        _too_wide,
+        lambda s: (
+            f"speculative_num_draft_tokens {s.asked.speculative_num_draft_tokens} is more than the {gram_room(s)} "
+            f"nodes of the fullest tree of {s.asked.speculative_num_steps} steps with topk {s.asked_topk}; use 2 to "
+            f"{gram_room(s)}"
+        ),
+    ),
+    _rule(
+        "ngram-corpus-unused",
+        CORPUS,
+        "without a budget the corpus fills no node",
+        lambda s: _path(s) is not None and _sam(s) < 1,
+        lambda s: f"{CORPUS} {_path(s)} needs {BUDGET} of at least 1, got {_sam(s)}",
+    ),
+    _rule(
+        "ngram-budget-unused",
+        BUDGET,
+        "without a corpus there is nothing to spend it on",
+        lambda s: _path(s) is None and _sam(s) != 0,
+        lambda s: f"{BUDGET} {_sam(s)} needs {CORPUS}; give it or leave the budget out",
+    ),
+    _rule(
+        "ngram-budget-too-wide",
+        BUDGET,
+        "the root is no draft",
+        lambda s: _path(s) is not None and _sam(s) > gram_width(s) - 1,
+        lambda s: (
+            f"{BUDGET} {_sam(s)} is more than the {gram_width(s) - 1} drafted nodes of a round; use 1 to "
+            f"{gram_width(s) - 1}"
+        ),
+    ),
+)
+TOPK_IS_BREADTH: Final = Rule(
+    name="topk-is-breadth",
+    kind="rewritten",
+    field="speculative_eagle_topk",
+    why="an n-gram tree's topk is its breadth",
+    broken=_other_topk,
+    sentence=lambda s: (
+        f"the topk of {s.traits.name} is its breadth, speculative_ngram_max_bfs_breadth "
+        f"{s.asked.speculative_ngram_max_bfs_breadth}"
+    ),
+    got=_breadth,
+)

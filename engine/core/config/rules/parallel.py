@@ -1,0 +1,63 @@
+"""The launch rules about tensor parallelism: which models so many ranks can share, and on which machines."""
+
+from typing import Final
+
+from specmatrix.engine.core.config.context import Rule, Situation, bounded
+from specmatrix.engine.core.config.rules.cuda_graph import on_gpu
+from specmatrix.engine.core.draft.algorithms import is_registered
+
+FIELD: Final = "tp_size"
+MOST: Final = 64
+
+
+def unshared(s: Situation) -> str | None:
+    """What of the target so many ranks cannot share evenly, in words; None if they can share all of it.
+
+    Heads are split, or copied where there are fewer than ranks; inner numbers are split only.
+    """
+    ranks = s.asked.tp_size
+    if ranks < 2:
+        return None
+    heads = (("attention heads", s.facts.heads), ("key-value heads", s.facts.kv_heads))
+    for name, count in heads:
+        if count % ranks and ranks % count:
+            return f"{count} {name}, which is neither a multiple nor a divisor of it"
+    for width in s.facts.widths:
+        if width % ranks:
+            return f"feed-forward parts of {width} numbers, which is no multiple of it"
+    return None
+
+
+SPLITTING: Final[tuple[Rule, ...]] = (
+    bounded(FIELD, 1, MOST, "ranks of one engine, a process each"),
+    Rule(
+        name="uneven-ranks",
+        kind="refused",
+        field=FIELD,
+        why="every rank holds as much of the model as any other",
+        broken=lambda s: unshared(s) is not None,
+        sentence=lambda s: f"tp_size {s.asked.tp_size} cannot share a target with {unshared(s)}; use another tp_size",
+    ),
+    Rule(
+        name="ranks-without-gpus",
+        kind="refused",
+        field=FIELD,
+        why="each rank has a GPU of its own",
+        broken=lambda s: on_gpu(s) and 0 < s.facts.gpus < s.asked.tp_size,
+        sentence=lambda s: (
+            f"tp_size {s.asked.tp_size} needs as many GPUs and this machine shows {s.facts.gpus}; use a smaller "
+            "tp_size, or device cpu"
+        ),
+    ),
+    Rule(
+        name="registered-on-ranks",
+        kind="refused",
+        field=FIELD,
+        why="a registered algorithm exists in the process that registered it",
+        broken=lambda s: s.asked.tp_size > 1 and is_registered(s.traits.name),
+        sentence=lambda s: (
+            f"tp_size {s.asked.tp_size} cannot run {s.traits.name}, which is registered in one process only; "
+            "use tp_size 1"
+        ),
+    ),
+)

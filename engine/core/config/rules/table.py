@@ -1,0 +1,168 @@
+"""The launch rules: what cannot run as asked is refused, what runs otherwise is rewritten; nothing else departs.
+
+`resolve` walks the table in order and the first refusal wins; the matrix lifts the same rows as constraints, so a
+cell that the matrix predicts refused is refused by the engine with the same sentence. Each predicate is total.
+"""
+
+from typing import Final
+
+from specmatrix.engine.core.config.context import Rule, Situation, bounded, outside
+from specmatrix.engine.core.config.rules.adaptive import ADAPTING
+from specmatrix.engine.core.config.rules.cuda_graph import GRAPHING
+from specmatrix.engine.core.config.rules.draft import DRAFTING, SHAPES
+from specmatrix.engine.core.config.rules.draft_checkpoint import PAIRING
+from specmatrix.engine.core.config.rules.multi_layer import LAYERING
+from specmatrix.engine.core.config.rules.ngram import NGRAM_RULES, TOPK_IS_BREADTH
+from specmatrix.engine.core.config.rules.parallel import SPLITTING
+
+MAX_PAGE: Final = 256
+MAX_SEED: Final = 2**63 - 1
+
+
+def _page(s: Situation) -> int:
+    return s.asked.page_size if isinstance(s.asked.page_size, int) else 1
+
+
+def _whole_pages(s: Situation) -> int:
+    tokens, page = s.asked.max_total_tokens, _page(s)
+    return tokens // page * page if isinstance(tokens, int) and page > 0 else 0
+
+
+def _uneven_pages(s: Situation) -> bool:
+    tokens = s.asked.max_total_tokens
+    return isinstance(tokens, int) and _page(s) > 0 and tokens != _whole_pages(s)
+
+
+def _thresholds(s: Situation) -> list[tuple[str, float]]:
+    named = (
+        ("speculative_accept_threshold_single", s.asked.speculative_accept_threshold_single),
+        ("speculative_accept_threshold_acc", s.asked.speculative_accept_threshold_acc),
+    )
+    return [(name, value) for name, value in named if value != 1.0]
+
+
+RULES: Final[tuple[Rule, ...]] = (
+    *DRAFTING,
+    *LAYERING,
+    *ADAPTING,
+    *NGRAM_RULES,
+    Rule(
+        name="threshold-inexact",
+        kind="refused",
+        field="speculative_accept_threshold_single",
+        why="the verifier is exact: a looser threshold changes the answers",
+        broken=lambda s: bool(_thresholds(s)),
+        sentence=lambda s: f"{_thresholds(s)[0][0]} must be 1.0, got {_thresholds(s)[0][1]}: the verifier is exact",
+    ),
+    Rule(
+        name="v2-needs-overlap",
+        kind="refused",
+        field="spec_version",
+        why="v2 is the overlapped timing",
+        broken=lambda s: s.asked.disable_overlap_schedule and s.asked.spec_version == "v2",
+        sentence=lambda s: (
+            "spec_version v2 cannot run with disable_overlap_schedule; drop one of them or ask for spec_version v1"
+        ),
+    ),
+    *PAIRING,
+    bounded("page_size", 1, MAX_PAGE, "tokens per KV page"),
+    Rule(
+        name="chunked-prefill-size-range",
+        kind="refused",
+        field="chunked_prefill_size",
+        why="a chunk holds at least one token",
+        broken=lambda s: (
+            isinstance(s.asked.chunked_prefill_size, int)
+            and s.asked.chunked_prefill_size < 1
+            and s.asked.chunked_prefill_size != -1
+        ),
+        sentence=lambda s: (
+            f"chunked_prefill_size must be at least 1, or -1 for whole prompts, got {s.asked.chunked_prefill_size}"
+        ),
+    ),
+    Rule(
+        name="max-running-requests-range",
+        kind="refused",
+        field="max_running_requests",
+        why="an engine that runs no request serves nobody",
+        broken=lambda s: isinstance(s.asked.max_running_requests, int) and s.asked.max_running_requests < 1,
+        sentence=lambda s: f"max_running_requests must be at least 1, got {s.asked.max_running_requests}",
+    ),
+    Rule(
+        name="context-length-range",
+        kind="refused",
+        field="context_length",
+        why="positions past the model's context were never trained",
+        broken=lambda s: outside(s.asked.context_length, 2, s.facts.context_length),
+        sentence=lambda s: (
+            f"context_length must be 2 to {s.facts.context_length}, the model's own, got {s.asked.context_length}"
+        ),
+    ),
+    Rule(
+        name="window-ratio-range",
+        kind="refused",
+        field="swa_full_tokens_ratio",
+        why="windowed layers need some memory and never more than the others",
+        broken=lambda s: not 0.0 < s.asked.swa_full_tokens_ratio <= 1.0,
+        sentence=lambda s: f"swa_full_tokens_ratio must be above 0 and at most 1, got {s.asked.swa_full_tokens_ratio}",
+    ),
+    bounded("random_seed", 0, MAX_SEED, "the counter-based generator takes 63 bits"),
+    Rule(
+        name="gpu-missing",
+        kind="refused",
+        field="device",
+        why="a GPU must be visible",
+        broken=lambda s: s.asked.device == "cuda" and s.facts.gpus == 0,
+        sentence=lambda s: "device cuda needs a visible GPU and there is none; use device cpu",
+    ),
+    *SPLITTING,
+    *GRAPHING,
+    *SHAPES,
+    TOPK_IS_BREADTH,
+    Rule(
+        name="window-uncached",
+        kind="rewritten",
+        field="disable_radix_cache",
+        why="a cached page would lack what the sliding-window layers read",
+        broken=lambda s: s.facts.window is not None and not s.asked.disable_radix_cache,
+        sentence=lambda s: (
+            f"the target has layers with a sliding window of {s.facts.window} tokens, whose pages are freed before a "
+            "prefix could be reused, so nothing is cached"
+        ),
+        got=lambda s: True,
+    ),
+    Rule(
+        name="whole-pages",
+        kind="rewritten",
+        field="max_total_tokens",
+        why="KV memory comes in whole pages",
+        broken=_uneven_pages,
+        sentence=lambda s: f"KV memory comes in whole pages of {_page(s)} tokens, so the count is rounded down",
+        got=_whole_pages,
+    ),
+)
+
+
+def smallest_pool(s: Situation) -> int:
+    """Tokens of KV that one request of one prompt token reserves, in whole pages.
+
+    The committed token, the widths of the steps in flight and the width of the step to launch.
+    """
+    page = s.integer("page_size")
+    lag = 1 if s.chosen["spec_version"] == "v2" else 0
+    tokens = 1 + (lag + 1) * s.widest
+    return -(-tokens // page) * page
+
+
+# Judged last, over the chosen values.
+CAPACITY: Final = Rule(
+    name="pool-too-small",
+    kind="refused",
+    field="max_total_tokens",
+    why="the KV pool must hold at least one request",
+    broken=lambda s: s.integer("max_total_tokens") < smallest_pool(s),
+    sentence=lambda s: (
+        f"max_total_tokens {s.asked.max_total_tokens} holds no request: one token and its steps in flight need "
+        f"{smallest_pool(s)} (pages of {s.chosen['page_size']}); give at least that"
+    ),
+)

@@ -1,0 +1,1 @@
+"""Draft algorithms, their depth and tree arithmetic."""

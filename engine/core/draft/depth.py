@@ -1,0 +1,163 @@
+"""How deep the next round drafts: static, or adapted to the batch size and to what was accepted (sglang#21599, #24055).
+
+A pure controller: it sees batch sizes and counts of accepted drafts, no request, device or clock. A static depth is
+the case of one slot with one candidate.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from specmatrix.engine.core.config.adaptive_file import AdaptiveSlot, middle, union
+from specmatrix.engine.core.observe.counters import Probes
+
+TRACE_LENGTH: Final = 4096  # rounds and records kept, the latest ones
+
+
+class Record(NamedTuple):
+    """One observed round.
+
+    slot: smallest batch size of the slot it counts for. width: nodes that the round verified. mean_correct: mean
+    accepted drafts per request. ema: the average after the round. steps: the slot's depth after it.
+    decision: "warm-up" and "between" where none was due, else "stay", "up" or "down".
+    correct: accepted drafts of each live request. activated: rounds activated before this one was observed.
+    """
+
+    slot: int
+    batch_size: int
+    width: int
+    mean_correct: float
+    ema: float
+    steps: int
+    decision: str
+    correct: tuple[int, ...]
+    activated: int
+
+
+class Activation(NamedTuple):
+    """A round about to launch. width: nodes per request, root included."""
+
+    batch_size: int
+    width: int
+
+
+class Slot:
+    """Depth and moving average of one range of batch sizes. Reads nothing but its own rounds."""
+
+    def __init__(self, settings: AdaptiveSlot, steps: int) -> None:
+        """steps: the depth to begin with; where it is no candidate of this slot, the middle one (the upper of two)."""
+        candidates = settings.candidate_steps
+        self.settings = settings
+        self.steps = steps if steps in candidates else middle(candidates)
+        self.ema = float(self.steps - 1)
+        self.rounds = 0
+
+    def observe(self, mean_correct: float) -> str:
+        """Count one round by the mean of its accepted drafts; the decision, as in `Record`."""
+        rule = self.settings
+        self.ema = (1 - rule.ema_alpha) * self.ema + rule.ema_alpha * mean_correct
+        self.rounds += 1
+        due = self.rounds - rule.warmup_batches
+        if due <= 0:
+            return "warm-up"
+        if due % rule.update_interval:
+            return "between"
+        before, self.steps = self.steps, self._target()
+        return "up" if self.steps > before else "down" if self.steps < before else "stay"
+
+    def _target(self) -> int:
+        """The depth that the average speaks for; several levels at once are possible."""
+        rule = self.settings
+        target = self.steps
+        for lower in reversed([c for c in rule.candidate_steps if c < self.steps]):
+            if self.ema > lower - 0.5 + rule.down_hysteresis:
+                break
+            target = lower
+        if target == self.steps:
+            for higher in [c for c in rule.candidate_steps if c > self.steps]:
+                if self.ema <= target - 0.5 + rule.up_hysteresis:
+                    break
+                target = higher
+        return self._capped(target)
+
+    def _capped(self, target: int) -> int:
+        """The ceiling: never deeper than a multiple of the average. It does not hold back a step up."""
+        if not self.settings.ceiling_coeff or target > self.steps:
+            return target
+        cap = max(1, math.ceil(self.ema * self.settings.ceiling_coeff))
+        fitting = [c for c in self.settings.candidate_steps if c <= min(cap, target)]
+        return fitting[-1] if fitting else self.settings.candidate_steps[0]
+
+
+class DraftSteps:
+    """The depth of every round. `activate` before a round, `observe` once its result is known; both in round order.
+
+    steps: the depth to begin with. width: nodes of a round where they are not steps + 1 (a tree, no drafter, a
+    block), and then static.
+    """
+
+    def __init__(
+        self, slots: tuple[AdaptiveSlot, ...], steps: int, probes: Probes, *, width: int | None = None
+    ) -> None:
+        self.slots = tuple(Slot(settings, steps) for settings in slots)
+        self.initial = steps
+        self.activated = 0
+        self.rounds: deque[Activation] = deque(maxlen=TRACE_LENGTH)
+        self.trace: deque[Record] = deque(maxlen=TRACE_LENGTH)
+        self.max_width = width or union(slots)[-1] + 1
+        self.adapts = width is None
+        self.stopped = False
+        self._probes = probes
+        self._bounds = [settings.batch_from for settings in slots]
+        self._active = self.slots[0]
+        self._steps = self._active.steps
+
+    @classmethod
+    def static(cls, steps: int, width: int, probes: Probes) -> DraftSteps:
+        """The same depth and width in every round. steps 0 and width 1: no drafter."""
+        return cls((AdaptiveSlot(1, (steps,)),), steps, probes, width=width)
+
+    @property
+    def steps(self) -> int:
+        """The depth of the round that was activated last."""
+        return self._steps
+
+    def stop(self) -> None:
+        """Draft nothing from the next round on; memory stays laid out for the widest round."""
+        self.adapts, self.stopped = False, True
+
+    def activate(self, batch_size: int) -> int:
+        """Nodes per request, root included, of the round about to launch for `batch_size` requests."""
+        if not self.adapts:
+            return 1 if self.stopped else self.max_width
+        slot = self._slot(batch_size)
+        self._probes.hit("adaptive.activated")
+        if slot is not self._active and slot.steps != self._steps:
+            self._probes.hit("adaptive.batch_switch")
+        self._active, self._steps = slot, slot.steps
+        self.activated += 1
+        self.rounds.append(Activation(batch_size, self._steps + 1))
+        return self._steps + 1
+
+    def observe(self, batch_size: int, width: int, correct: Sequence[int]) -> None:
+        """The result of a round of `batch_size` requests and `width` nodes: accepted drafts of each live request.
+
+        The slot is that of the round's own batch size, whatever runs by now. Without live requests nothing counts.
+        """
+        if not self.adapts or not correct:
+            return
+        slot = self._slot(batch_size)
+        mean = sum(correct) / len(correct)
+        decision = slot.observe(mean)
+        if decision in ("up", "down"):
+            self._probes.hit("adaptive.switched_up" if decision == "up" else "adaptive.switched_down")
+        seen = (slot.ema, slot.steps, decision, tuple(correct), self.activated)
+        self.trace.append(Record(slot.settings.batch_from, batch_size, width, mean, *seen))
+
+    def _slot(self, batch_size: int) -> Slot:
+        """The slot with the largest bound that is not above `batch_size`, at least the first."""
+        return self.slots[max(0, bisect_right(self._bounds, batch_size) - 1)]

@@ -1,0 +1,118 @@
+"""The prefix cache: a trie of whole pages over the ledger's cached pages.
+
+A page's key holds its own tokens and `key_span` more. A drafter that shifts its input by one token has draft KV at
+slot p that depends on token p + 1, so a page is reusable only if the token behind it matches too (the pair keys of
+sglang#10846, at page granularity).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from specmatrix.engine.core.errors import LedgerError
+from specmatrix.engine.core.memory.ledger import Ledger
+
+
+@dataclass(eq=False, slots=True)
+class Node:
+    """One cached page."""
+
+    page: int
+    parent: Node | None
+    key: tuple[int, ...]
+    used: int = 0
+    children: dict[tuple[int, ...], Node] = field(default_factory=dict)
+
+
+class PrefixCache:
+    """Longest-prefix reuse of whole pages, least recently used eviction of leaves."""
+
+    def __init__(self, ledger: Ledger, key_span: int, enabled: bool = True) -> None:
+        self.ledger = ledger
+        self.key_span = key_span
+        self.enabled = enabled
+        self.root = Node(0, None, ())
+        self.nodes: dict[int, Node] = {}  # by page
+        self.twins = 0  # inserts that met another's page with the same tokens
+        self._clock = 0
+
+    def match(self, tokens: Sequence[int]) -> list[int]:
+        """Cached pages that hold a prefix of `tokens`; at least one token is always left to compute."""
+        pages: list[int] = []
+        if not self.enabled:
+            return pages
+        self._clock += 1
+        node = self.root
+        for index in range(self._whole(len(tokens) - 1, len(tokens))):
+            child = node.children.get(self._key(tokens, index))
+            if child is None:
+                break
+            child.used = self._clock
+            pages.append(child.page)
+            node = child
+        return pages
+
+    def insert(self, rid: int, tokens: Sequence[int]) -> int:
+        """Give the account's whole pages to the cache, as far as no other page holds the same tokens.
+
+        `tokens` are the known tokens of the request. Returns the number of pages given.
+        """
+        account = self.ledger.accounts[rid]
+        if not self.enabled:
+            return 0
+        self._clock += 1
+        node = self.root
+        for index in range(account.shared):
+            node = self.nodes[account.pages[index]]
+        fresh: list[tuple[int, ...]] = []
+        for index in range(account.shared, self._whole(account.committed, len(tokens))):
+            key = self._key(tokens, index)
+            if not fresh and key in node.children:
+                self.twins += 1
+                break  # another request cached the same tokens first: this copy stays private
+            fresh.append(key)
+        for key, page in zip(fresh, self.ledger.donate(rid, len(fresh)) if fresh else (), strict=True):
+            child = Node(page, node, key, self._clock)
+            node.children[key] = child
+            self.nodes[page] = child
+            node = child
+        return len(fresh)
+
+    def evict(self, count: int) -> int:
+        """Free up to `count` unpinned pages, oldest leaves first. Returns how many."""
+        leaves = [(n.used, n.page) for n in self.nodes.values() if self._loose(n)]
+        heapq.heapify(leaves)
+        freed = 0
+        while leaves and freed < count:
+            leaf = self.nodes[heapq.heappop(leaves)[1]]
+            parent = self._drop(leaf)
+            if parent is not self.root and self._loose(parent):
+                heapq.heappush(leaves, (parent.used, parent.page))
+            freed += 1
+        return freed
+
+    @property
+    def evictable(self) -> int:
+        """Pages that eviction could free: a pinned page keeps its ancestors, which its row pins too."""
+        return sum(1 for page in self.nodes if not self.ledger.pins[page])
+
+    def _loose(self, node: Node) -> bool:
+        return not node.children and not self.ledger.pins[node.page]
+
+    def _drop(self, leaf: Node) -> Node:
+        parent = leaf.parent
+        if parent is None:
+            raise LedgerError("the root of the prefix cache cannot be evicted")
+        del parent.children[leaf.key]
+        del self.nodes[leaf.page]
+        self.ledger.evict(leaf.page)
+        return parent
+
+    def _whole(self, positions: int, known: int) -> int:
+        return max(0, min(positions, known - self.key_span)) // self.ledger.page_size
+
+    def _key(self, tokens: Sequence[int], index: int) -> tuple[int, ...]:
+        size = self.ledger.page_size
+        return tuple(tokens[index * size : (index + 1) * size + self.key_span])

@@ -1,0 +1,60 @@
+"""The journal replayed: an audit of a run on any machine, long after it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from specmatrix.engine.core.errors import LedgerError
+from specmatrix.engine.core.memory.ledger import Entry, Ledger
+from specmatrix.engine.core.memory.window_ledger import Window
+
+CHECK_EVERY: Final = 64
+
+
+def replay(journal: Iterable[Entry], num_pages: int, page_size: int) -> Ledger:
+    """Re-run a journal on a fresh ledger: the touched row's laws after every verb, all laws every CHECK_EVERY verbs and
+    at the end.
+
+    Raises LedgerError where a law breaks, or where the pages handed out or back differ from the recorded ones.
+    """
+    ledger = Ledger(num_pages, page_size)
+    for index, (verb, rid, numbers) in enumerate(journal):
+        if verb == "window" and not index:
+            ledger = Ledger(num_pages, page_size, window=Window(*numbers))
+        elif verb == "open":
+            ledger.open(rid, numbers)
+        elif verb == "reserve":
+            _same(index, verb, ledger.reserve(rid, numbers[0]), numbers[1:])
+        elif verb == "cover":
+            _same(index, verb, ledger.cover(rid), numbers)
+        elif verb == "slide":
+            _same(index, verb, (ledger.slide(rid),), numbers)
+        elif verb == "launch":
+            ledger.launch(rid, numbers[0])
+        elif verb == "settle":
+            ledger.settle(rid, numbers[0])
+        elif verb == "cancel":
+            ledger.cancel(rid)
+        elif verb == "donate":
+            _same(index, verb, ledger.donate(rid, numbers[0]), numbers[1:])
+        elif verb == "hold":
+            _same(index, verb, ledger.hold(rid, numbers[0]), numbers[1:])
+        elif verb == "resume":
+            ledger.resume(rid, numbers[0])
+        elif verb == "close":
+            ledger.close(rid)
+        elif verb == "evict":
+            ledger.evict(numbers[0])
+        else:
+            raise LedgerError(f"journal entry {index}: unknown verb {verb!r}")
+        ledger.check_row(rid)
+        if index % CHECK_EVERY == 0:
+            ledger.check()
+    ledger.check()
+    return ledger
+
+
+def _same(index: int, verb: str, got: tuple[int, ...], recorded: tuple[int, ...]) -> None:
+    if got != recorded:
+        raise LedgerError(f"journal entry {index}: {verb} handed out pages {got}, the run recorded {recorded}")

@@ -1,0 +1,1 @@
+"""What the engine reports about its own work."""

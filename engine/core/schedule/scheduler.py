@@ -1,0 +1,375 @@
+"""Reservation, release and retraction: from requests to step plans, on the host only.
+
+Retraction follows one rule: the youngest, one victim at a time, nobody is admitted while a victim drains, and the
+oldest always proceeds. Anything looser lets two requests retract each other for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from specmatrix.engine.core.draft.depth import DraftSteps
+from specmatrix.engine.core.memory.account import Account
+from specmatrix.engine.core.memory.ledger import Ledger, OutOfPages
+from specmatrix.engine.core.memory.prefix_cache import PrefixCache
+from specmatrix.engine.core.memory.session_kv import HeldAccounts
+from specmatrix.engine.core.observe.counters import Probes
+from specmatrix.engine.core.schedule.admission import Admission
+from specmatrix.engine.core.schedule.request import Finish, Phase, Request
+from specmatrix.engine.core.schedule.step import PlanRow, StepPlan
+
+
+class Scheduler:
+    """Owns the queues. Writes Request.row, phase, prefilled; calls the ledger's open, reserve, launch and close.
+
+    steps: how many positions each verify round writes per request (its root included); every reservation is for the
+    widest. slack: positions that may be written past a request's last token by rounds launched before its end was
+    known. chunk: tokens of one prefill step.
+    tell: verify rounds carry each row's tokens, for a drafter that reads them on the host.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        cache: PrefixCache,
+        probes: Probes,
+        *,
+        max_running: int,
+        steps: DraftSteps,
+        slack: int,
+        chunk: int | None,
+        context_length: int,
+        tell: bool = False,
+    ) -> None:
+        self.ledger = ledger
+        self.cache = cache
+        self.probes = probes
+        self.max_running = max_running
+        self.steps = steps
+        self.width = steps.max_width
+        self.slack = slack
+        self.chunk = chunk
+        self.context_length = context_length
+        self.tell = tell
+        self.requests: dict[int, Request] = {}
+        self.waiting: list[Request] = []  # by age
+        self.active: list[Request] = []  # running or draining, by age
+        # Requests that share no step with another, as one of theirs failed: its kind, and how many tokens each had.
+        self.isolated: dict[int, tuple[bool, int]] = {}
+        self.held = HeldAccounts(ledger, probes)
+        self.admission = Admission(
+            ledger,
+            cache,
+            self.held,
+            probes,
+            self.waiting,
+            self.active,
+            width=self.width,
+            slack=slack,
+            chunk=chunk,
+            context_length=context_length,
+        )
+        self._free_rows = list(range(max_running, 0, -1))  # row 0 is padding
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises RequestError if it could never run alone."""
+        self.admission.check(request)
+        self.requests[request.rid] = request
+        self.waiting.append(request)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request has not been released."""
+        return bool(self.waiting or self.active)
+
+    def plan(self) -> StepPlan | None:
+        """The next step, every position it writes reserved and launched in the ledger; None if nothing can run."""
+        rows = self._prefill_rows()
+        prefill = bool(rows)
+        if not rows:
+            rows = self._decode_rows()
+        if not rows:
+            return None
+        self.probes.hit("prefill.step" if prefill else "decode.round")
+        if not prefill and len(rows) > 1:
+            self.probes.hit("decode.batched")
+        greedy, wanted = True, -1
+        for row in rows:
+            params = self.requests[row.rid].params
+            greedy = greedy and params.greedy
+            if params.wants_logprobs:
+                wanted = max(wanted, params.top_logprobs_num)
+        return StepPlan(prefill, tuple(rows), greedy, wanted)
+
+    def finish(self, request: Request, finish: Finish) -> None:
+        """Stop a running request; it is released once nothing of it is in flight."""
+        request.finish = finish
+        request.move(Phase.DRAINING)
+        self.release_drained((request,))
+
+    def abort(self, rid: int) -> bool:
+        """Stop a request wherever it is. False if it has already ended."""
+        request = self.requests.get(rid)
+        if request is None or request.phase is Phase.DONE or (request.finish and not request.retracting):
+            return False
+        self.probes.hit("abort.waiting" if request.phase is Phase.WAITING else "abort.running")
+        self.end(request, Finish("abort"))
+        return True
+
+    def end(self, request: Request, finish: Finish) -> None:
+        """Finish a request in whatever phase it is, unless it has ended."""
+        if request.phase is Phase.WAITING:
+            self.waiting.remove(request)
+            request.finish = finish
+            request.move(Phase.DONE)
+        elif request.phase is Phase.RUNNING:
+            self.finish(request, finish)
+        elif request.retracting:  # it ends instead of being queued again
+            request.retracting = False
+            request.finish = finish
+
+    def end_all(self, finish: Finish) -> None:
+        """End every live request and give nothing back: the books can no longer be trusted."""
+        for request in self.requests.values():
+            if request.phase is Phase.RUNNING:
+                request.move(Phase.DRAINING)
+            if request.phase is not Phase.DONE:
+                request.finish = request.finish or finish
+                request.move(Phase.DONE)
+        self.waiting.clear()
+        self.active.clear()
+
+    def isolate(self, plan: StepPlan) -> None:
+        """Give the requests of a failed step steps of their own, until one of the same kind takes them past it."""
+        for row in plan.rows:
+            self.isolated[row.rid] = plan.prefill, self.requests[row.rid].num_tokens
+
+    def passed(self, plan: StepPlan, request: Request) -> None:
+        """A step of this kind has resolved."""
+        prefill, tokens = self.isolated.get(request.rid, (not plan.prefill, 0))
+        if prefill is plan.prefill and request.num_tokens > tokens:
+            del self.isolated[request.rid]
+
+    def cancel(self, plan: StepPlan) -> None:
+        """Take back the newest planned step, which was not launched: its requests are retracted."""
+        requests = [self.requests[row.rid] for row in plan.rows]
+        for row, request in zip(plan.rows, requests, strict=True):
+            self.ledger.cancel(row.account)
+            if request.phase is Phase.RUNNING:
+                self._retract(request)
+        self.release_drained(requests)
+
+    def rollback(self) -> None:
+        """Take back every planned step: what runs is retracted, what drains is released."""
+        for request in list(self.active):
+            while self._account(request).in_flight:
+                self.ledger.cancel(request.account)
+            if request.phase is Phase.RUNNING:
+                self._retract(request)
+        self.release_drained(list(self.active))
+
+    def release_drained(self, requests: Iterable[Request]) -> None:
+        """Release every draining request among `requests` that has nothing in flight."""
+        for request in requests:
+            if request.phase is Phase.DRAINING and not self._account(request).in_flight:
+                self._release(request)
+
+    def _release(self, request: Request) -> None:
+        self._give_back(request)
+        self._free_rows.append(request.row)
+        self.active.remove(request)
+        request.row = 0
+        if request.retracting:
+            request.retracting = False
+            request.retractions += 1
+            request.prefilled = request.prefill_target = 0
+            request.move(Phase.WAITING)
+            self.waiting.append(request)
+            self.waiting.sort(key=lambda r: r.rid)
+        else:
+            request.move(Phase.DONE)
+
+    def _give_back(self, request: Request) -> None:
+        """Hold the account for the session's next turn, or close it."""
+        keep = self._kept(request)
+        if keep:
+            self.held.hold(request.account, keep)
+            return
+        if not request.retracting:
+            self.publish(request)
+        self.ledger.close(request.account)
+
+    def _kept(self, request: Request) -> int:
+        """Positions that the session keeps: those computed for tokens the user saw, never more (0: none).
+
+        An aborted turn rolls back to what it inherited, and so does a retracted one: its own part is free at once, and
+        the rest is the last that is dropped before anybody else is retracted.
+        """
+        if not request.holds:
+            return 0
+        aborted = request.finish is not None and request.finish.reason == "abort"
+        undone = aborted or request.retracting
+        computed = self._account(request).computed
+        keep = request.inherited if undone else min(request.num_tokens, computed)
+        if not keep or not self.ledger.holdable(request.account, keep):
+            return 0
+        if undone:
+            self.probes.hit("session.spared" if request.retracting else "session.rolled_back")
+        else:
+            self.probes.hit("session.held")
+            self.probes.hit("session.trimmed", computed - keep)
+        return keep
+
+    def publish(self, request: Request) -> None:
+        """Give the request's whole pages to the prefix cache; not where it inherited, as an abort must roll back."""
+        if not request.inherited:
+            twins = self.cache.twins
+            self.probes.hit("prefix.insert", self.cache.insert(request.account, request.tokens))
+            self.probes.hit("prefix.twin", self.cache.twins - twins)
+
+    def _prefill_rows(self) -> list[PlanRow]:
+        budget = self.chunk if self.chunk is not None else self.context_length * self.max_running
+        rows: list[PlanRow] = []
+        for request in list(self.active):
+            if not self._joins(request, rows[0].rid if rows else None):
+                continue
+            if budget and request.phase is Phase.RUNNING and not request.decoding:
+                take = min(budget, request.prefill_target - request.prefilled)
+                if self._make_room(request, take):
+                    rows.append(self._chunk(request, take))
+                    budget -= take
+        while budget and self._free_rows and self.waiting and self.admission.fits(self.waiting[0]):
+            if not self._joins(self.waiting[0], rows[0].rid if rows else None):
+                break
+            request = self._admit(self.waiting.pop(0))
+            take = min(budget, request.prefill_target - request.prefilled)
+            rows.append(self._chunk(request, take, admitted=True))
+            budget -= take
+        if self.waiting:
+            self.probes.hit("queue.waited")
+        return rows
+
+    def _decode_rows(self) -> list[PlanRow]:
+        """Room for the widest round, so that a change of depth moves no reservation; then the width by batch size."""
+        ready: list[tuple[Request, int, tuple[int, ...], tuple[tuple[int, ...], int]]] = []
+        crossed, uncovered = 0, ((), 0)
+        windowed = self.ledger.window is not None
+        for request in list(self.active):
+            if not request.decoding or not self._joins(request, ready[0][0].rid if ready else None):
+                continue
+            before = len(self._account(request).pages)
+            added = self._reserve(request, self.width)
+            if added is None:
+                continue
+            crossed += bool(added)
+            ready.append((request, before, added, self._cover(request) if windowed else uncovered))
+        self.probes.hit("page.crossed", crossed)
+        width = self.steps.activate(len(ready)) if ready else 0
+        return [self._round_row(*parts, width) for parts in ready]
+
+    def _joins(self, request: Request, first: int | None) -> bool:
+        """Whether a request may take part in a step whose first request is `first`."""
+        return first is None or not self.isolated or self.isolated.keys().isdisjoint((first, request.rid))
+
+    def _round_row(
+        self, request: Request, before: int, added: tuple[int, ...], window: tuple[tuple[int, ...], int], width: int
+    ) -> PlanRow:
+        """Launch one row of a verify round; `before`: pages it had before those added."""
+        account = self._account(request)
+        return PlanRow(
+            request.rid,
+            request.account,
+            request.row,
+            width,
+            self.ledger.launch(request.account, width),
+            added,
+            before,
+            account.generation,
+            0,
+            tuple(request.tokens) if self.tell else (),
+            None,
+            None,
+            (),
+            *window,
+        )
+
+    def _cover(self, request: Request, admitted: bool = False) -> tuple[tuple[int, ...], int]:
+        """Cover a reservation in the window table: the pages to enter and the index of the first."""
+        if self.ledger.window is None:
+            return (), 0
+        added = self.ledger.cover(request.account)
+        span = self.ledger.window.spans[request.account]
+        return (tuple(span.pages), span.first) if admitted else (added, span.end - len(added))
+
+    def _admit(self, request: Request) -> Request:
+        self.admission.open(request)
+        request.row = self._free_rows.pop()
+        request.move(Phase.RUNNING)
+        request.prefill_target = request.num_tokens
+        self.active.append(request)
+        self.active.sort(key=lambda r: r.rid)
+        return request
+
+    def _chunk(self, request: Request, take: int, admitted: bool = False) -> PlanRow:
+        account = self._account(request)
+        before = 0 if admitted else len(account.pages)
+        self.ledger.reserve(request.account, take)
+        window_pages, window_first = self._cover(request, admitted)
+        self.ledger.launch(request.account, take)
+        tokens = request.tokens
+        start = request.prefilled
+        end = request.prefilled = start + take
+        following = tokens[end] if end < len(tokens) else None
+        if following is not None:
+            self.probes.hit("prefill.chunked")
+        return PlanRow(
+            request.rid,
+            request.account,
+            request.row,
+            take,
+            end,
+            tuple(account.pages[before:]),
+            before,
+            account.generation,
+            start,
+            tuple(tokens[start:end]),
+            following,
+            (request.params, request.seed) if admitted else None,
+            tuple(account.writers.items()) if admitted else (),
+            window_pages,
+            window_first,
+        )
+
+    def _reserve(self, request: Request, width: int) -> tuple[int, ...] | None:
+        """The pages that a step of `width` adds, with room made for them if need be. None: not this step."""
+        try:
+            return self.ledger.reserve(request.account, width)
+        except OutOfPages:
+            return self.ledger.reserve(request.account, width) if self._make_room(request, width) else None
+
+    def _make_room(self, request: Request, width: int) -> bool:
+        """Free pages for a step of `width`, if need be by retracting the youngest. False: not this step."""
+        if request.phase is not Phase.RUNNING:
+            return False
+        while not self.admission.reclaim(request, width):
+            if any(r.phase is Phase.DRAINING for r in self.active):
+                return False
+            victim = max((r for r in self.active if r.phase is Phase.RUNNING), key=lambda r: r.rid)
+            self._retract(victim)
+            if victim is request or victim.phase is Phase.DRAINING:
+                return False
+        return True
+
+    def _retract(self, victim: Request) -> None:
+        self.probes.hit("retract.done")
+        victim.retracting = True
+        victim.move(Phase.DRAINING)
+        self.release_drained((victim,))
+
+    def check(self) -> None:
+        """Every law of the ledger, and that each account has exactly one user."""
+        self.ledger.check()
+        self.held.check([request.account for request in self.active])
+
+    def _account(self, request: Request) -> Account:
+        return self.ledger.accounts[request.account]

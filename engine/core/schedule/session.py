@@ -1,0 +1,305 @@
+"""Sessions: requests that continue one another.
+
+An ordinary session is a tree of finished requests and only builds prompts; its KV comes back through the prefix cache.
+A streaming session is a line of turns, one at a time, whose KV is an account that outlives each of them (`held.py`).
+Nothing here reads a clock: times are seconds of whatever clock the caller has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Final
+
+from specmatrix.engine.core.errors import RequestError
+from specmatrix.engine.core.schedule.request import Finish, Phase, Request
+from specmatrix.engine.core.schedule.scheduler import Scheduler
+
+KINDS: Final = (
+    ("id", (str,), "a text"),
+    ("rid", (int, type(None)), "the id of a request of the session, or None"),
+    ("offset", (int,), "an integer"),
+    ("replace", (bool,), "true or false"),
+    ("drop_previous_output", (bool,), "true or false"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionParams:
+    """How a request continues session `id`; names and meanings follow SGLang's session parameters.
+
+    rid: the request to continue, None for a new beginning (a streaming session always continues its last good turn).
+    offset: keep so many tokens of the history, 0 keeps all. drop_previous_output: continue the prompt of `rid` without
+    its output. replace: end and forget what continues `rid` (everything, if None).
+    """
+
+    id: str
+    rid: int | None = None
+    offset: int = 0
+    replace: bool = False
+    drop_previous_output: bool = False
+
+    def validate(self) -> None:
+        """Raise RequestError on a value of the wrong type."""
+        for name, kinds, allowed in KINDS:
+            value = getattr(self, name)
+            if type(value) not in kinds:
+                raise RequestError(f"session {name} is {value!r}; allowed: {allowed}")
+
+
+@dataclass(eq=False, slots=True)
+class Branch:
+    """A request of an ordinary session: its text is the first `kept` tokens of its parent's and the tokens of its own.
+
+    request: None once it is released. prompt: tokens of its whole prompt.
+    """
+
+    request: Request | None
+    parent: int | None
+    kept: int
+    prompt: int
+    tokens: tuple[int, ...] = ()  # its own ones, once it is released
+    children: list[int] = field(default_factory=list)  # the requests that continue it
+
+    @property
+    def own(self) -> tuple[int, ...]:
+        return self.tokens if self.request is None else tuple(self.request.tokens[self.kept :])
+
+
+@dataclass(eq=False, slots=True)
+class Session:
+    """One open session. Only `Sessions` writes it. Of a released request the tokens stay and nothing else."""
+
+    id: str
+    streaming: bool
+    capacity: int
+    timeout: float | None
+    used: float
+    tree: dict[int, Branch] = field(default_factory=dict)  # ordinary: by the id of the request
+    turn: Request | None = None  # streaming: the latest turn, until it is released
+    history: tuple[int, ...] = ()  # streaming: every token shown up to the last good turn
+    account: int = 0  # streaming: whose pages hold the history's KV
+    live: list[Request] = field(default_factory=list)
+
+    def busy(self) -> bool:
+        """Whether a request of the session has not been released yet. Lets go of those that were."""
+        for request in self.live:
+            if request.phase is Phase.DONE:
+                if request is self.turn:
+                    self.history, self.turn = self.shown(), None
+                elif request.rid in self.tree:
+                    branch = self.tree[request.rid]
+                    branch.tokens, branch.request = branch.own, None
+        self.live = [request for request in self.live if request.phase is not Phase.DONE]
+        return bool(self.live)
+
+    def shown(self) -> tuple[int, ...]:
+        """Every token that the user saw in a streaming session: a turn that was aborted never happened."""
+        turn = self.turn
+        if turn is None or turn.finish is None or turn.finish == Finish("abort"):
+            return self.history
+        return tuple(turn.tokens)
+
+    def text(self, rid: int, end: int | None = None) -> tuple[int, ...]:
+        """The tokens of a request of an ordinary session, at most the first `end`."""
+        branch = self.tree[rid]
+        left = branch.kept + len(branch.own) if end is None else end
+        parts = [branch.own[: left - branch.kept]]
+        while branch.parent is not None:
+            left, branch = min(left, branch.kept), self.tree[branch.parent]
+            parts.append(branch.own[: max(0, left - branch.kept)])
+        return tuple(chain.from_iterable(reversed(parts)))
+
+    def enter(self, request: Request, parent: int | None, kept: int) -> None:
+        """A request that continues the first `kept` tokens of `parent`."""
+        if parent is not None:
+            branch = self.tree[parent]
+            branch.children.append(request.rid)
+            # Its text begins further up where it keeps none of the parent's own tokens.
+            while branch.parent is not None and branch.kept >= kept:
+                parent, branch = branch.parent, self.tree[branch.parent]
+        self.tree[request.rid] = Branch(request, parent, kept, len(request.prompt))
+
+    def cut(self, rid: int | None) -> list[int]:
+        """Forget the requests that continue `rid`, directly or not; all of them for None. Returns their ids."""
+        if rid is None:
+            found = list(self.tree)
+        else:
+            found, self.tree[rid].children = self.tree[rid].children, []
+            for child in found:  # grows meanwhile
+                found += self.tree[child].children
+        for child in found:
+            del self.tree[child]
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A judged request of a session: its whole prompt, the first `kept` tokens of which are history."""
+
+    session: Session
+    params: SessionParams
+    prompt: tuple[int, ...]
+    kept: int
+
+
+class Sessions:
+    """The open sessions of one engine.
+
+    streaming: streaming sessions may be opened. bos_id: stripped from the head of a continuation. text_length: length
+    of the text of tokens, in characters, which `capacity_of_str_len` bounds.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        *,
+        streaming: bool,
+        bos_id: int | None,
+        text_length: Callable[[Sequence[int]], int],
+    ) -> None:
+        self.scheduler = scheduler
+        self.streaming = streaming
+        self.bos_id = bos_id
+        self.text_length = text_length
+        self.sessions: dict[str, Session] = {}
+        self._closing: list[Session] = []
+        self._busy: list[Session] = []  # open or not
+        self._named = 0
+
+    def open(self, capacity: int, session_id: str | None, streaming: bool, timeout: float | None, now: float) -> str:
+        """Open a session and return its id. RequestError if the id is taken or a value is not allowed."""
+        if type(capacity) is not int or capacity < 1:
+            raise RequestError(f"capacity_of_str_len is {capacity!r}; allowed: an integer of at least 1")
+        if timeout is not None and (type(timeout) not in (int, float) or not 0 < timeout < float("inf")):
+            raise RequestError(f"timeout is {timeout!r}; allowed: None, or a finite number of seconds above 0")
+        if type(streaming) is not bool:
+            raise RequestError(f"streaming is {streaming!r}; allowed: true or false")
+        if streaming and not self.streaming:
+            raise RequestError("streaming sessions are off; start the engine with --enable-streaming-session")
+        if session_id is None:
+            session_id = self._new_name()
+        if type(session_id) is not str or not session_id:
+            raise RequestError(f"session_id is {session_id!r}; allowed: a text that is not empty")
+        if session_id in self.sessions:
+            raise RequestError(f"session {session_id!r} is open already; close it first or choose another id")
+        self.sessions[session_id] = Session(session_id, streaming, capacity, timeout, now)
+        self.scheduler.probes.hit("session.opened")
+        return session_id
+
+    def close(self, session_id: str) -> None:
+        """Close a session; what it holds is freed once its turn in flight, if any, has ended."""
+        self._closing.append(self._open(session_id))
+        del self.sessions[session_id]
+        self._sweep()
+
+    def reap(self, now: float) -> None:
+        """Close sessions that were idle for longer than their timeout, and free those closed with a turn in flight."""
+        self._busy = [session for session in self._busy if session.busy()]
+        for session in list(self.sessions.values()):
+            if session.timeout is None:
+                continue
+            if session.live:
+                session.used = now
+            elif now - session.used > session.timeout:
+                self.scheduler.probes.hit("session.timed_out")
+                self.close(session.id)
+        if self._closing:
+            self._sweep()
+
+    def judge(self, params: SessionParams, tokens: Sequence[int]) -> Turn:
+        """What a request with these new tokens would run. RequestError if the session does not allow it.
+
+        Changes nothing.
+        """
+        params.validate()
+        session = self._open(params.id)
+        history = self._line(session, params) if session.streaming else self._branch(session, params)
+        new = tuple(tokens)
+        if history:
+            if self.bos_id is not None and new[:1] == (self.bos_id,):
+                new = new[1:]
+            if not new:
+                raise RequestError(f"the turn of session {session.id!r} brings no new token; allowed: at least one")
+        prompt = history + new
+        length = self.text_length(prompt)
+        if length > session.capacity:
+            raise RequestError(
+                f"the history and new text of session {session.id!r} are {length} characters; allowed: at most its "
+                f"capacity_of_str_len, {session.capacity}"
+            )
+        return Turn(session, params, prompt, len(history))
+
+    def begin(self, turn: Turn, request: Request, now: float) -> None:
+        """Enter a judged request, which is about to be queued, in its session."""
+        session = turn.session
+        session.used = now
+        if not session.busy():
+            self._busy.append(session)
+        session.live.append(request)
+        if session.streaming:
+            session.history = session.shown()
+            session.account = session.account or request.rid
+            session.turn = request
+            request.account, request.holds = session.account, True
+            return
+        if turn.params.replace:
+            for rid in session.cut(turn.params.rid):
+                self.scheduler.abort(rid)
+        session.enter(request, turn.params.rid, turn.kept)
+
+    def _line(self, session: Session, params: SessionParams) -> tuple[int, ...]:
+        for name, value, allowed in (
+            ("replace", params.replace, False),
+            ("offset", params.offset, 0),
+            ("drop_previous_output", params.drop_previous_output, False),
+        ):
+            if value != allowed:
+                raise RequestError(f"session {session.id!r} is streaming and {name} is {value!r}; allowed: {allowed!r}")
+        if session.turn is not None and session.turn.finish is None:
+            raise RequestError(
+                f"session {session.id!r} has request {session.turn.rid} in flight; a streaming session runs one "
+                "request at a time"
+            )
+        return session.shown()
+
+    def _branch(self, session: Session, params: SessionParams) -> tuple[int, ...]:
+        if params.rid is None:
+            if params.offset or params.drop_previous_output:
+                raise RequestError(
+                    "offset and drop_previous_output change a history, and rid is None; give the rid of a request "
+                    f"of session {session.id!r}"
+                )
+            return ()
+        if params.rid not in session.tree:
+            raise RequestError(
+                f"session {session.id!r} has no request {params.rid}; allowed: {sorted(session.tree) or 'None'}"
+            )
+        before = session.tree[params.rid]
+        if before.request is not None and before.request.finish is None:
+            raise RequestError(f"request {params.rid} has not finished; a session continues finished requests only")
+        history = session.text(params.rid, before.prompt if params.drop_previous_output else None)
+        if not 0 <= params.offset <= len(history):
+            raise RequestError(f"offset is {params.offset}; allowed: 0 to the history's {len(history)} tokens")
+        return history[: params.offset] if params.offset else history
+
+    def _open(self, session_id: str) -> Session:
+        if session_id not in self.sessions:
+            raise RequestError(f"session {session_id!r} is not open; open it with open_session")
+        return self.sessions[session_id]
+
+    def _new_name(self) -> str:
+        while True:
+            self._named += 1
+            name = f"session-{self._named}"
+            if name not in self.sessions:
+                return name
+
+    def _sweep(self) -> None:
+        for session in list(self._closing):
+            if session.streaming and session.busy():
+                continue
+            self._closing.remove(session)
+            if session.account in self.scheduler.held:
+                self.scheduler.held.close(session.account)

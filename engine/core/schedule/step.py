@@ -1,0 +1,81 @@
+"""What crosses the border between host and device: a plan in, a result out. No tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+from specmatrix.engine.core.schedule.request import SamplingParams
+
+
+class PlanRow(NamedTuple):
+    """One request in one step; a tuple, as every step makes one per request.
+
+    `account` is whose pages it uses; its present `generation` is the writer in the stamps of this step.
+    `width` positions are written behind everything in flight. `bound` is the host's upper bound on the KV length
+    after the step; the true length is in the relay. For a prefill chunk `start` is exact, `tokens` are its tokens and
+    `following` is the prompt token behind it (None: the chunk is the last, the sampled token follows). For a verify
+    round `tokens` are all the row's tokens if the drafter reads them on the host, else none.
+    """
+
+    rid: int
+    account: int
+    row: int
+    width: int
+    bound: int
+    pages: tuple[int, ...]  # pages added to the row's table since its last step
+    first_page: int  # index in the row's table of pages[0]
+    generation: int
+    start: int = 0
+    tokens: tuple[int, ...] = ()
+    following: int | None = None
+    admit: tuple[SamplingParams, int] | None = None  # parameters and seed, on the first step of a residence
+    writers: tuple[tuple[int, int], ...] = ()  # on that step: (position, generation that writes the KV from there on)
+    window_pages: tuple[int, ...] = ()  # pages added to the row's window table since its last step
+    window_first: int = 0  # index in the row's window table of window_pages[0]
+
+    @property
+    def last_chunk(self) -> bool:
+        """Whether a prefill chunk ends its prompt."""
+        return self.following is None
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One launch: a prefill step or a verify round."""
+
+    prefill: bool
+    rows: tuple[PlanRow, ...]
+    greedy: bool  # no row draws at random
+    logprobs: int  # -1: none wanted, 0: chosen tokens only, k: top k too
+
+
+class StepResult(NamedTuple):
+    """What the host learns from one step, row by row in the plan's order.
+
+    `tokens[i][:counts[i]]` are the accepted tokens, bonus included; a chunk that is not the last has count 0.
+    """
+
+    tokens: list[list[int]]
+    counts: list[int]
+    moved: list[bool]  # the accepted path was not a dense prefix
+    branched: list[bool]  # the proposed tree had siblings
+    logprobs: list[list[float]] | None = None
+    top_logprobs: list[list[list[tuple[int, float]]]] | None = None
+    stamps_checked: int = 0
+    stamps_wrong: int = 0
+    lies: list[str | None] | None = None  # what ends a request whose drafter lied; None: nobody looked
+
+
+Handle = TypeVar("Handle")
+
+
+class Executor(Protocol, Generic[Handle]):
+    """Runs plans. `launch` must not wait for the device; `collect` may. Both may raise: EngineBug where the device or
+    the engine is at fault, anything else where the step's requests may be. `drop` forgets every uncollected step."""
+
+    def launch(self, plan: StepPlan) -> Handle: ...
+
+    def collect(self, handle: Handle) -> StepResult: ...
+
+    def drop(self) -> None: ...

@@ -1,0 +1,69 @@
+"""The finish state machine, token by token.
+
+A verify round may deliver several tokens at once; each is judged as if it had been decoded alone, so a stop inside a
+run that also crosses the length limit ends as "stop" (the defect of sglang#33758, where length was tested first).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specmatrix.engine.core.schedule.output_text import Transcript
+from specmatrix.engine.core.schedule.request import Finish, SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class StopRules:
+    """When one request ends. Order at one token: stop token, stop string, length."""
+
+    stop_ids: frozenset[int]
+    stop_strings: tuple[str, ...]
+    max_new_tokens: int
+
+    @classmethod
+    def of(cls, params: SamplingParams, eos_ids: frozenset[int]) -> StopRules:
+        """The rules of one request; `eos_ids` come from the model unless the request ignores them."""
+        eos = frozenset() if params.ignore_eos else eos_ids
+        return cls(eos | frozenset(params.stop_token_ids), params.stop, params.max_new_tokens)
+
+    def judge(self, token: int, count: int, transcript: Transcript) -> Finish | None:
+        """Judge one token, the `count`th of the output, and enter it in the transcript.
+
+        Returns the finish or None. A stop token leaves no text; a stop string is cut off, with what follows it.
+        """
+        if token in self.stop_ids:
+            return Finish("stop", token)
+        before = transcript.read() if self.stop_strings else ""
+        transcript.take(token)
+        cut = self._first_stop_string(before, transcript.read()) if self.stop_strings else None
+        if cut is not None:
+            start, matched = cut
+            transcript.cut(start)
+            return Finish("stop", matched)
+        if count >= self.max_new_tokens:
+            return Finish("length")
+        return None
+
+    def _first_stop_string(self, before: str, text: str) -> tuple[int, str] | None:
+        hits = []
+        for stop in self.stop_strings:
+            # A match must end in the new text, so it cannot start earlier than this.
+            start = text.find(stop, max(0, len(before) - len(stop) + 1))
+            if start >= 0:
+                hits.append((start, -len(stop), stop))
+        if not hits:
+            return None
+        start, _, stop = min(hits)
+        return start, stop
+
+
+def settled(text: str, stop_strings: tuple[str, ...]) -> int:
+    """Length of the text of a running request that no stop string can cut any more.
+
+    A tail that begins a stop string may turn out to belong to it.
+    """
+    held = 0
+    for stop in stop_strings:
+        sizes = range(min(len(stop) - 1, len(text)), held, -1)
+        held = next((size for size in sizes if text.endswith(stop[:size])), held)
+    return len(text) - held

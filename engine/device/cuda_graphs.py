@@ -1,0 +1,138 @@
+"""Rounds as CUDA graphs, one for each shape; a round of a shape that has none yet runs as it is. Both are counted.
+
+A graph repeats the same kernels on the same memory, so whatever a round reads must lie still: weights, pools, tables
+and the relay do, the rows are copied into buffers here, and all else is allocated while the graph is captured and
+stays its own. The graphs of one width share a pool of memory, since they run one after another in one stream.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from specmatrix.engine.core.observe.counters import Probes
+from specmatrix.engine.device.graph_cache import KEPT, MOST_BYTES, Bundle, Bundles, Shape
+from specmatrix.engine.device.pinned_copy import integers
+
+__all__ = ["Captured", "Graphs", "Results", "Shape", "padded", "reach_of"]
+
+Results: TypeAlias = dict[str, Tensor]
+# Batches up to SMALL are padded to a power of two, larger ones to a multiple of it.
+SMALL: Final = 8
+# Positions that a graph reads are a multiple of this up to FINE times it, and then of an eighth of their power of two.
+READ_STEP: Final = 256
+FINE: Final = 8
+
+
+class Captured(NamedTuple):
+    """A graph, and the tensors that hold its results behind a replay."""
+
+    graph: torch.cuda.CUDAGraph
+    results: Results
+
+
+class Graphs:
+    """Captures and replays rounds of up to `max_batch` requests on one device.
+
+    A round is given rows and generations, int64 [max_batch]. bundles: the graphs, at most `kept` of a width and
+    `most_bytes` of memory. made: graphs so far. On a CPU nothing is captured, and every round runs as it is,
+    padding included.
+    """
+
+    def __init__(
+        self, max_batch: int, device: torch.device, probes: Probes, kept: int = KEPT, most_bytes: int = MOST_BYTES
+    ) -> None:
+        self.max_batch, self.probes = max_batch, probes
+        self._given = torch.zeros(2, padded(max_batch), dtype=torch.int64, device=device)
+        self._last: tuple[int, ...] = ()
+        self.made = 0
+        self._cuda = device.type == "cuda"
+        self.bundles: Bundles[Captured] = Bundles(_held, kept, most_bytes)
+        self._stream = torch.cuda.Stream(device) if self._cuda else None
+
+    @property
+    def memory(self) -> tuple[int, int]:
+        """How many graphs there are, and the bytes of their pools."""
+        return self.bundles.memory
+
+    def give(self, rows: Sequence[int], generations: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """The rows and generations of a round, padded with row 0 and generation 0."""
+        size = padded(len(rows))
+        padding = (0,) * (size - len(rows))
+        given = (*rows, *padding, *generations, *padding)
+        if given != self._last:
+            self._last = given
+            sent = integers(given, self._given.device).view(2, size)
+            self._given[:, :size].copy_(sent, non_blocking=True)
+        return self._given[0, :size], self._given[1, :size]
+
+    def run(self, shape: Shape, round_: Callable[[], Results]) -> Results:
+        """The results of a round, valid until the next one; round_ computes them on the device, from what was given.
+
+        The first round of a shape runs as it is, which compiles what is needed and makes the tables that rounds share;
+        the second is captured.
+        """
+        if not self.bundles.seen(shape) or not self._cuda:
+            self.probes.hit("graph.eager")
+            return round_()
+        bundle = self.bundles.swap(shape.width)
+        captured = bundle.graphs[shape] or self._capture(bundle, round_)
+        captured.graph.replay()
+        self.probes.hit("graph.replayed")
+        if bundle.graphs[shape] is None and self.bundles.keep(shape, captured):
+            # What was dropped goes back to the device, behind its last replay.
+            torch.cuda.empty_cache()
+        return captured.results
+
+    def _capture(self, bundle: Bundle[Captured], round_: Callable[[], Results]) -> Captured:
+        graph = torch.cuda.CUDAGraph()
+        stream, main = self._stream, torch.cuda.current_stream()
+        assert stream is not None
+        if not bundle.count:
+            # A pool ends with the last graph in it.
+            bundle.pool = torch.cuda.graph_pool_handle()
+        stream.wait_stream(main)
+        with torch.cuda.stream(stream), _uncollected():
+            # A product's workspace must lie in the graphs' own memory, not where an earlier capture or model left it.
+            torch._C._cuda_clearCublasWorkspaces()
+            graph.capture_begin(pool=bundle.pool, capture_error_mode="thread_local")
+            try:
+                results = round_()
+            finally:
+                graph.capture_end()
+        main.wait_stream(stream)
+        self.made += 1
+        return Captured(graph, results)
+
+
+def _held(bundle: Bundle[Captured]) -> int:
+    """The bytes of a bundle's pool."""
+    return sum(block["total_size"] for block in torch.cuda.memory_snapshot(bundle.pool))
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """No garbage is collected meanwhile: an old graph among it would be destroyed within the capture."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def padded(batch: int) -> int:
+    """How many requests a graph for `batch` of them has."""
+    return 1 << (batch - 1).bit_length() if batch <= SMALL else -(-batch // SMALL) * SMALL
+
+
+def reach_of(bound: int, most: int) -> int:
+    """How many positions a graph reads whose rows end below `bound`; most: all that there are."""
+    step = max(READ_STEP, (1 << (bound - 1).bit_length()) // (2 * FINE))
+    return min(-(-bound // step) * step, most)

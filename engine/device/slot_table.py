@@ -1,0 +1,86 @@
+"""The device's view of who owns which KV slot: request row x position -> slot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from specmatrix.engine.core.schedule.step import PlanRow
+from specmatrix.engine.device.pinned_copy import integers
+
+READ_STEP: Final = 16
+# Pages that are entered one by one, each by an operation that needs no upload.
+FEW: Final = 3
+
+
+class SlotTable:
+    """slots [R, positions] int64; 0 (the padding page) where a row owns nothing.
+
+    With `stamps`, `writers` [R, positions] holds the generation that must have written the position.
+    """
+
+    def __init__(self, rows: int, positions: int, page_size: int, device: torch.device, stamps: bool) -> None:
+        self.page_size, self.positions = page_size, positions
+        self.slots = torch.zeros(rows, positions, dtype=torch.int64, device=device)
+        self.writers = torch.zeros_like(self.slots) if stamps else None
+        self._cells, self._stride, self._device = self.slots.view(-1), positions, device
+        self._prefixes: dict[int, Tensor] = {}
+
+    def extend(self, rows: Sequence[PlanRow]) -> None:
+        """Enter the pages that the plan added, and who writes the rows that begin a residence."""
+        size, stride = self.page_size, self._stride
+        if self.writers is not None:
+            for row in rows:
+                for position, generation in row.writers:
+                    self.writers[row.row, position:] = generation
+        added = [row for row in rows if row.pages]
+        if sum([len(row.pages) for row in added]) <= FEW:
+            for row in added:
+                first = row.row * stride + row.first_page * size
+                for number, page in enumerate(row.pages):
+                    self._enter(first + number * size, page)
+            return
+        cells: list[int] = []
+        slots: list[int] = []
+        for row in added:
+            first = row.row * stride + row.first_page * size
+            cells.extend(range(first, first + len(row.pages) * size))
+            if size == 1:
+                slots.extend(row.pages)
+            else:
+                for page in row.pages:
+                    slots.extend(range(page * size, page * size + size))
+        # In one upload: each costs the device a pause.
+        at, slot = integers(chain(cells, slots), self._device).view(2, -1)
+        self._cells.index_copy_(0, at, slot)
+
+    def _enter(self, cell: int, page: int) -> None:
+        """One page, from `cell` of the flat table on."""
+        size = self.page_size
+        torch.arange(page * size, page * size + size, out=self._cells[cell : cell + size])
+
+    def reach(self, bound: int) -> int:
+        """How many positions a step reads whose rows end below `bound`: rounded up, so that its shapes come back."""
+        return min(-(-bound // READ_STEP) * READ_STEP, self._stride)
+
+    def read(self, rows: Tensor, length: int) -> Tensor:
+        """Slots of positions 0..length-1: [B, length]."""
+        prefix = self._prefixes.get(length)
+        if prefix is None:
+            prefix = self._prefixes[length] = self.slots[:, :length]
+        return prefix.index_select(0, rows)
+
+    def expected(self, rows: Tensor, length: int) -> Tensor:
+        """Stamps that positions 0..length-1 must hold: [B, length] int64."""
+        assert self.writers is not None
+        position = torch.arange(length, device=self.slots.device)
+        return stamp(self.writers[:, :length].index_select(0, rows), position)
+
+
+def stamp(writer: Tensor, position: Tensor) -> Tensor:
+    """One int64 for (generation, position); broadcasts."""
+    return (writer << 32) | position

@@ -1,0 +1,56 @@
+"""Counts what makes the host wait for the device while it launches a round that is a graph already: nothing should.
+
+torch tells of each operation that waits, as a warning. Launches that make kernels, tables or graphs may wait.
+"""
+
+from __future__ import annotations
+
+import warnings
+from types import TracebackType
+from typing import Final
+
+import torch
+
+from specmatrix.engine.device.cuda_graphs import Graphs
+
+# torch's words for an operation that waits, and for its listening to them.
+WAITED: Final = "called a synchronizing CUDA operation"
+LISTENS: Final = "Synchronization debug mode"
+
+
+class Waits:
+    """Entered around a launch on a GPU, as often as there are launches. Other warnings of the launch are passed on."""
+
+    def __init__(self, graphs: Graphs) -> None:
+        self._graphs = graphs
+        self._before = self._rounds()
+        self._mode = 0
+        self._listening = warnings.catch_warnings(record=True)
+        self._told: list[warnings.WarningMessage] = []
+
+    def __enter__(self) -> None:
+        self._before = self._rounds()
+        self._listening = warnings.catch_warnings(record=True)
+        told = self._listening.__enter__()
+        assert told is not None
+        self._told = told
+        warnings.simplefilter("always")
+        self._mode = torch.cuda.get_sync_debug_mode()
+        torch.cuda.set_sync_debug_mode("warn")
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        torch.cuda.set_sync_debug_mode(self._mode)
+        self._listening.__exit__(kind, error, trace)
+        waits = sum(WAITED in str(one.message) for one in self._told)
+        replayed, made = self._rounds()
+        if (replayed, made) == (self._before[0] + 1, self._before[1]):
+            self._graphs.probes.hit("graph.waited", waits)
+        for one in self._told:
+            if not any(words in str(one.message) for words in (WAITED, LISTENS)):
+                warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
+
+    def _rounds(self) -> tuple[int, int]:
+        """Rounds replayed so far, and graphs made."""
+        return self._graphs.probes.counts["graph.replayed"], self._graphs.made

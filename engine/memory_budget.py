@@ -1,0 +1,172 @@
+"""What an engine will allocate, summed up and compared with what there is before anything of it is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import torch
+
+from specmatrix.engine.core.config.asked import Resolved
+from specmatrix.engine.core.draft.algorithms import algorithm
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.engine.device.cuda_graphs import padded
+from specmatrix.engine.device.graph_cache import GIB
+from specmatrix.engine.models.config import ModelConfig, load_model_config
+from specmatrix.engine.models.eagle.formats import load_draft_config
+from specmatrix.engine.models.loader import bundled_prefixes
+from specmatrix.engine.models.weights import count_numbers, tensor_names
+from specmatrix.engine.spec.builders import Locate
+
+# Bytes of the host's own lists by page and by row, and of what it needs to make one rotation.
+PAGE: Final = 48
+ROW: Final = 40
+ROTATION: Final = 24
+
+
+class Need(NamedTuple):
+    """What a setting makes an engine allocate: bytes of the device, and of the host beside it."""
+
+    setting: str
+    what: str
+    device: int
+    host: int = 0
+
+
+class Model(NamedTuple):
+    """A checkpoint that an engine loads: how many layers keep KV, and how many floating numbers are read of it."""
+
+    folder: Path
+    config: ModelConfig
+    layers: int
+    numbers: int
+
+
+def afford(resolved: Resolved, locate: Locate, ranks: int = 1) -> None:
+    """ConfigError, one sentence, if an engine of so many ranks would not fit into the memory that is free.
+
+    Reads headers of checkpoints only; ConfigError on a bad one.
+    """
+    device = torch.device(resolved.device)
+    found = needs(resolved, models_of(resolved, locate), ranks)
+    if device.type == "cpu":
+        # The ranks share the host.
+        fits(found, [ranks * (need.device + need.host) for need in found], host_memory(), "host memory")
+        return
+    fits(found, [need.device for need in found], _device_memory(device), "GPU memory")
+    fits(found, [ranks * need.host for need in found], host_memory(), "host memory")
+
+
+def fits(found: Sequence[Need], sizes: Sequence[int], free: int | None, place: str) -> None:
+    """ConfigError if the sizes, in bytes, are more than is free; it names the largest. None: nothing is known."""
+    total = sum(sizes)
+    if free is None or total <= free:
+        return
+    size, need = max(zip(sizes, found, strict=True), key=lambda pair: pair[0])
+    raise ConfigError(
+        f"{need.setting} takes {_gib(size)} for {need.what} and the engine {_gib(total)} in all, but {_gib(free)} of "
+        f"{place} is free; lower that or free memory"
+    )
+
+
+def _gib(size: int) -> str:
+    """Bytes in words, by whole numbers: a float ends at 1e308."""
+    tenths = size * 10 // GIB
+    return f"{tenths // 10:,}.{tenths % 10} GiB"
+
+
+def needs(resolved: Resolved, models: Sequence[Model], ranks: int) -> list[Need]:
+    """What each setting makes one rank allocate. models: the target, which ranks share, and the draft if there is one.
+
+    A graph's memory counts as the most that all may hold; what one step computes with does not count.
+    """
+    r, size = resolved, torch.empty(0, dtype=getattr(torch, resolved.dtype)).element_size()
+    (target, *drafts), rows, page = models, r.max_running_requests + 1, r.page_size
+    row = size * target.config.kept_numbers(ranks)
+    windowed = sum(window is not None for window in target.config.windows[: target.layers])
+    drafted = size * sum(draft.layers * draft.config.kept_numbers() for draft in drafts)
+    carried = size * sum(max(draft.layers, 1) * draft.config.hidden_size for draft in drafts)
+    spare = 0 if r.device == "cpu" else padded(r.max_running_requests) * max(r.max_steps * r.topk, r.max_draft_tokens)
+    tables = 8 * r.positions * (1 + (windowed > 0)) * (1 + r.kv_stamps)
+    full = (r.num_pages + 1) * page * ((target.layers - windowed) * row + drafted + 8 * r.kv_stamps)
+    window = (r.window_pages + 1) * page * (windowed * row + 8 * r.kv_stamps) if windowed else 0
+    pairs = r.positions * sum(model.config.head_dim // 2 for model in models)
+    found = [
+        Need(f"max_total_tokens {r.max_total_tokens}", "KV", full + window, PAGE * (r.num_pages + r.window_pages)),
+        Need(
+            f"max_running_requests {r.max_running_requests} of context_length {r.context_length}",
+            "slot tables and drafts",
+            rows * (tables + carried) + spare * drafted,
+            ROW * rows,
+        ),
+        Need(f"context_length {r.context_length}", "rotary positions", 8 * pairs, ROTATION * pairs),
+    ]
+    if r.cuda_graph_max_bs:
+        found.append(Need(f"cuda_graph_max_gb {r.cuda_graph_max_gb}", "CUDA graphs", r.cuda_graph_max_gb * GIB))
+    for model in models:
+        shared = ranks if model is target else 1
+        found.append(Need(f"dtype {r.dtype} of {model.folder}", "weights", size * model.numbers // shared))
+    return found
+
+
+def models_of(resolved: Resolved, locate: Locate) -> list[Model]:
+    """The target, and the draft where the algorithm has one. Reads headers only. ConfigError on a bad checkpoint."""
+    folder, traits = locate(resolved.model_path), algorithm(resolved.algorithm)
+    config = load_model_config(folder)
+    found = [Model(folder, config, _layers(folder, config), count_numbers(folder))]
+    if not traits.needs_draft_model or resolved.draft_path is None:
+        return found
+    folder = locate(resolved.draft_path)
+    config = load_draft_config(folder)
+    if traits.draft_weights != "bundled":
+        return [*found, Model(folder, config, _layers(folder, config), count_numbers(folder))]
+    # A target's own prediction layers were counted with it.
+    own = resolved.draft_path == resolved.model_path
+    numbers = 0 if own else count_numbers(folder, bundled_prefixes(config))
+    return [*found, Model(folder, config, resolved.num_steps if resolved.enable_multi_layer_eagle else 1, numbers)]
+
+
+def _layers(folder: Path, config: ModelConfig) -> int:
+    """As many layers as config.json says and the weights have: loading them says what is missing."""
+    numbers = [int(found[1]) for name in tensor_names(folder) if (found := re.search(r"\blayers\.(\d+)\.", name))]
+    return min(config.num_layers, 1 + max(numbers, default=0))
+
+
+def _device_memory(device: torch.device) -> int:
+    """What the driver and torch's own cache have left."""
+    free, _ = torch.cuda.mem_get_info(device)
+    return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
+
+
+def host_memory() -> int | None:
+    """Bytes that this process may still take of the host; None where nothing says."""
+    found = re.search(r"^MemAvailable: +(\d+) kB", _text(Path("/proc/meminfo")), re.MULTILINE)
+    return min([*([1024 * int(found[1])] if found else []), *group_memory()], default=None)
+
+
+def group_memory(root: Path = Path("/sys/fs/cgroup"), groups: Path = Path("/proc/self/cgroup")) -> Iterator[int]:
+    """What each control group that this process is in has left below its limit; pages of files can be dropped."""
+    for line in _text(groups).splitlines():
+        _, kinds, path = line.split(":", 2)
+        if kinds and "memory" not in kinds.split(","):
+            continue
+        top, limit, used = (
+            (root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes")
+            if kinds
+            else (root, "memory.max", "memory.current")
+        )
+        inner = top / path.strip("/")
+        for group in (inner, *inner.parents):
+            if group.is_relative_to(top) and (most := _text(group / limit).strip()).isdecimal():
+                files = re.search(r"^inactive_file (\d+)", _text(group / "memory.stat"), re.MULTILINE)
+                yield int(most) - int(_text(group / used)) + (int(files[1]) if files else 0)
+
+
+def _text(file: Path) -> str:
+    """Empty where the system has no such file."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError:
+        return ""

@@ -1,0 +1,142 @@
+"""The frame of every target: embedding, decoder layers, final norm, head."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from specmatrix.engine.core.draft.algorithms import FINAL
+from specmatrix.engine.device.collectives import ALONE, Ranks
+from specmatrix.engine.device.pool import KVLayout
+from specmatrix.engine.models.config import ModelConfig
+from specmatrix.engine.models.layers import Attend, Norm
+from specmatrix.engine.models.linear_ops import FAST, Products
+from specmatrix.engine.models.rope import rotations
+from specmatrix.engine.models.tensor_parallel import TakeShare, Vocabulary, share
+from specmatrix.engine.models.weights import Take
+
+
+class CausalLM(ABC):
+    """A language model of the shape `config`, ready on `device`; an architecture says what its layers are.
+
+    deterministic: a token's result does not depend, bit by bit, on how many tokens share the call; ConfigError where
+    this machine has no product that keeps it. positions: how many there are to prepare, by default the checkpoint's
+    context; drafts need some past its end. ranks: who shares it; `share` is the shape of this rank's part, and
+    `weights` may then lie on another device. `weights` is empty afterwards.
+    """
+
+    kv: KVLayout
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: dict[str, Tensor],
+        device: torch.device,
+        dtype: torch.dtype,
+        deterministic: bool = True,
+        positions: int | None = None,
+        ranks: Ranks = ALONE,
+    ) -> None:
+        self.config, self.share = config, share(config, ranks.size)
+        self.device, self.dtype, self.deterministic = device, dtype, deterministic
+        self.num_layers = config.num_layers
+        self.hidden_size, self.vocab_size = config.hidden_size, config.vocab_size
+        take = TakeShare(weights, config.architecture, config, ranks, device)
+        self.norm = Norm(config.hidden_size, config.norm_eps, dtype, device, deterministic, ranks)
+        embedding = take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+        self.layers = [self.layer(take, f"model.layers.{i}", i) for i in range(config.num_layers)]
+        self.final_norm = self.norm.scale(take("model.norm.weight", config.hidden_size))
+        if config.tie_embeddings:
+            take.drop("lm_head.weight")
+            head = embedding
+        else:
+            head = take("lm_head.weight", config.vocab_size, config.hidden_size)
+        self.vocabulary = Vocabulary(embedding, head, ranks)
+        self.norm.own.hold(self.vocabulary.own_head)
+        for i in range(config.bundled_layers):
+            take.leave(f"model.layers.{config.num_layers + i}.")
+        take.done()
+        self.positions = config.context_length if positions is None else positions
+        self.rotations = rotations(config.rope, config.head_dim, self.positions, device)
+        self.prepare()
+
+    @property
+    def embedding(self) -> Tensor:
+        """The whole table [V, H], for a draft that shares it."""
+        return self.vocabulary.embedding
+
+    @property
+    def head(self) -> Tensor:
+        """The whole head [H, V], likewise."""
+        return self.vocabulary.head
+
+    @property
+    def row_form(self) -> str | None:
+        """How products keep a row's bits on a CPU, by the names of their forms; None where they need not."""
+        rows = self.norm.own.rows
+        return None if rows is None or self.device.type != "cpu" else rows.names
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Set `kv` and whatever `space` hands out, last of the construction."""
+
+    @abstractmethod
+    def layer(self, take: Take, prefix: str, index: int) -> Callable[..., None]:
+        """The decoder layer `index`, of the tensors under `prefix`: layer(x, turn, attend, index, space) adds to x."""
+
+    @abstractmethod
+    def space(self, batch: int, width: int) -> object:
+        """What the layers of one forward of B requests by W tokens share."""
+
+    def forward(
+        self, tokens: Tensor, positions: Tensor, attend: Attend, capture: tuple[int, ...] = ()
+    ) -> tuple[Tensor, Tensor | None]:
+        """tokens and positions int64 [B, W] -> hidden [B, W, H] behind the final norm, and the captured states.
+
+        capture: for each i the residual stream as it enters layer i (num_layers: as it leaves the last; FINAL: the
+        hidden state behind the final norm), side by side in that order [B, W, len(capture) * H]; None if nothing is
+        captured.
+        """
+        batch, width = tokens.shape
+        rows, hidden = batch * width, self.hidden_size
+        space = self.space(batch, width)
+        x = self.vocabulary.words(tokens.reshape(rows))
+        turn = self.rotations.index_select(0, positions.reshape(rows))[:, None]
+        states = x.new_empty(batch, width, len(capture) * hidden) if capture else None
+        for i, layer in enumerate(self.layers):
+            if states is not None:
+                self._keep(x, i, capture, states)
+            layer(x, turn, attend, i, space)
+        final = self.norm.whole(x, self.final_norm)
+        if states is not None:
+            self._keep(x, self.num_layers, capture, states)
+            self._keep(final, FINAL, capture, states)
+        return final.view(batch, width, hidden), states
+
+    def _keep(self, x: Tensor, layer: int, capture: tuple[int, ...], states: Tensor) -> None:
+        """Copy x into each column block of `states` that asks for `layer`."""
+        hidden = self.hidden_size
+        for slot, wanted in enumerate(capture):
+            if wanted == layer:
+                batch, width, _ = states.shape
+                states[..., slot * hidden : (slot + 1) * hidden] = x.view(batch, width, hidden)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden [..., H] -> float32 [..., V]."""
+        return self.vocabulary.joined(head_logits(hidden, self.vocabulary.own_head, self.norm.own))
+
+    def window_of(self, layer: int) -> int | None:
+        """How many tokens a layer may look back, the query's own included; None for all."""
+        return self.config.windows[layer] if self.config.windows else None
+
+
+def head_logits(hidden: Tensor, head: Tensor, products: Products) -> Tensor:
+    """hidden [..., H] @ head [H, V] -> float32 [..., V]."""
+    x = hidden.reshape(-1, head.shape[0])
+    if x.is_cuda and products is FAST and x.dtype is not torch.float32:
+        # Its sums are float32 already: rounding them first would cost a launch and bits.
+        return torch.mm(x, head, out_dtype=torch.float32).view(*hidden.shape[:-1], head.shape[1])
+    return products.linear(x, head).float().view(*hidden.shape[:-1], head.shape[1])

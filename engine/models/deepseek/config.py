@@ -1,0 +1,106 @@
+"""What DeepSeek-V3's config.json says beyond the shape of a Llama: latent attention and a mixture of experts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.engine.models.config_reader import Fields
+
+DEEPSEEK_ARCHITECTURES: Final = ("DeepseekV3ForCausalLM",)
+# Fields that may stand in a checkpoint with one value only; the last field of each row.
+ONLY: Final = (("scoring_func", "sigmoid"), ("topk_method", "noaux_tc"), ("moe_layer_freq", 1))
+
+
+@dataclass(frozen=True, slots=True)
+class LatentConfig:
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434).
+
+    A query and a key are `plain_dim` numbers of the head's own beside `turned_dim` rotated ones; all heads share one
+    rotated key. Keys and values come from a latent of `rank` numbers. query_rank: None for queries without a latent.
+    interleaved: rotated numbers lie in the checkpoint pair by pair, not half by half.
+    """
+
+    rank: int
+    query_rank: int | None
+    plain_dim: int
+    turned_dim: int
+    value_dim: int
+    interleaved: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsConfig:
+    """A mixture of experts with sigmoid scores (DeepSeek-V3, arXiv 2412.19437, section 2.1.2).
+
+    Each token takes the best `chosen` of `routed` experts of `inner` numbers, out of the best `open_groups` of
+    `groups`; their weights are `scale` times their scores, which sum up to 1 if `normed`. `shared` experts serve all.
+    The first `dense` layers have a plain feed-forward part.
+    """
+
+    routed: int
+    chosen: int
+    inner: int
+    shared: int
+    groups: int
+    open_groups: int
+    normed: bool
+    scale: float
+    dense: int
+
+
+def read_latent(architecture: str, fields: Fields) -> LatentConfig | None:
+    """The attention part of a config.json; None for other architectures. ConfigError on a missing size."""
+    if architecture not in DEEPSEEK_ARCHITECTURES:
+        return None
+    turned = fields.size("qk_rope_head_dim", 64)
+    if turned % 2:
+        raise ConfigError(f"{fields.file}: qk_rope_head_dim {turned} must be even, rotary positions turn pairs")
+    return LatentConfig(
+        rank=fields.size("kv_lora_rank"),
+        query_rank=fields.size("q_lora_rank") if fields.raw.get("q_lora_rank") is not None else None,
+        plain_dim=fields.size("qk_nope_head_dim"),
+        turned_dim=turned,
+        value_dim=fields.size("v_head_dim"),
+        interleaved=fields.flag("rope_interleave", True),
+    )
+
+
+def read_experts(architecture: str, fields: Fields) -> ExpertsConfig | None:
+    """The feed-forward part of a config.json; None for other architectures. ConfigError on sizes that do not fit."""
+    if architecture not in DEEPSEEK_ARCHITECTURES:
+        return None
+    for name, value in ONLY:
+        if (got := fields.raw.get(name, value)) != value:
+            raise ConfigError(f"{fields.file}: {name} {got!r} is not supported; allowed: {value!r}")
+    experts = ExpertsConfig(
+        routed=fields.size("n_routed_experts"),
+        chosen=fields.size("num_experts_per_tok"),
+        inner=fields.size("moe_intermediate_size"),
+        shared=fields.size("n_shared_experts"),
+        groups=fields.size("n_group", 1),
+        open_groups=fields.size("topk_group", 1),
+        normed=fields.flag("norm_topk_prob", True),
+        scale=fields.number("routed_scaling_factor", 2.5),
+        dense=fields.count("first_k_dense_replace", 3),
+    )
+    _fit(experts, fields.file)
+    return experts
+
+
+def _fit(experts: ExpertsConfig, file: Path) -> None:
+    """ConfigError unless every token finds `chosen` experts in `open_groups` groups."""
+    e = experts
+    if e.routed % e.groups or e.routed // e.groups < 2:
+        raise ConfigError(
+            f"{file}: n_routed_experts {e.routed} must be a multiple of n_group {e.groups} with at least 2 in a group"
+        )
+    if e.open_groups > e.groups:
+        raise ConfigError(f"{file}: topk_group {e.open_groups} must be at most n_group {e.groups}")
+    if e.chosen > e.open_groups * (e.routed // e.groups):
+        raise ConfigError(
+            f"{file}: num_experts_per_tok {e.chosen} must be at most the {e.open_groups * (e.routed // e.groups)} "
+            f"experts of topk_group {e.open_groups} groups"
+        )

@@ -1,0 +1,119 @@
+"""Feed-forward parts of DeepSeek-V3: a plain gated one, and a mixture of experts.
+
+Every expert runs on every row, and a row's weight for an expert that it did not choose is 0. So no row's bits depend on
+what other rows chose, and the host reads nothing; it costs arithmetic, which small models have to spare.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+from specmatrix.engine.models.config import ModelConfig
+from specmatrix.engine.models.layers import Norm
+from specmatrix.engine.models.linear_ops import Products
+from specmatrix.engine.models.weights import Take
+
+# Inner numbers of a product over several experts: as far as rows are known to keep their bits, see `linear`.
+WIDEST: Final = 384
+
+
+class Gated:
+    """down(silu(gate(h)) * up(h)); `front` is the weight of the norm before it.
+
+    products: the norm's, unless a part of it is summed by somebody else.
+    """
+
+    def __init__(
+        self,
+        take: Take,
+        prefix: str,
+        hidden: int,
+        inner: int,
+        norm: Norm,
+        front: Tensor,
+        products: Products | None = None,
+    ) -> None:
+        self.linear, self.add_linear, _, _ = products or norm.products
+        self.silu = norm.silu
+        gate = take(f"{prefix}.gate_proj.weight", inner, hidden)
+        up = take(f"{prefix}.up_proj.weight", inner, hidden)
+        self.gate_up = norm.stored(norm.fold(torch.cat((gate, up)), front))
+        self.down = norm.stored(take(f"{prefix}.down_proj.weight", hidden, inner))
+
+    def __call__(self, x: Tensor, h: Tensor) -> None:
+        """Adds to x [R, hidden], in place; h [R, hidden] is what projections behind the norm read."""
+        gate, up = self.linear(h, self.gate_up).chunk(2, 1)
+        self.add_linear(x, self.silu(gate).mul_(up), self.down)
+
+
+class Block(NamedTuple):
+    """Neighbouring experts as one product: gate_up [hidden, 2 * n * inner], gates first; down [n * inner, hidden]."""
+
+    experts: slice
+    gate_up: Tensor
+    down: Tensor
+
+
+class Experts:
+    """Routed experts beside shared ones (arXiv 2412.19437, equations 12 to 16)."""
+
+    def __init__(self, take: Take, prefix: str, config: ModelConfig, norm: Norm, front: Tensor) -> None:
+        assert config.experts is not None
+        self.config = c = config.experts
+        hidden = config.hidden_size
+        self.ranks = norm.ranks
+        self.linear, self.add_linear, _, _ = norm.own
+        self.silu, self.sigmoid = norm.silu, norm.sigmoid
+        self.shared = Gated(take, f"{prefix}.shared_experts", hidden, c.inner * c.shared, norm, front, norm.own)
+        # Scores choose between neighbours: float32 whatever the model's precision. A spare column keeps rows apart, as
+        # a sigmoid over contiguous rows takes its last few numbers by another routine than the rest.
+        router = norm.fold(take(f"{prefix}.gate.weight", c.routed, hidden), front).float()
+        self.router = norm.stored(torch.cat((router, torch.zeros_like(router[:1]))))
+        self.bias = take(f"{prefix}.gate.e_score_correction_bias", c.routed).float()
+        experts = [Gated(take, f"{prefix}.experts.{i}", hidden, c.inner, norm, front) for i in range(c.routed)]
+        size = max(1, WIDEST // c.inner)
+        parts = [slice(at, min(at + size, c.routed)) for at in range(0, c.routed, size)]
+        self.blocks = [_block(experts, part, norm.own) for part in parts]
+
+    def __call__(self, x: Tensor, h: Tensor) -> None:
+        """Adds to x [R, hidden], in place; h [R, hidden] is what projections behind the norm read."""
+        if self.ranks.size == 1:
+            self._add(x, h)
+        else:
+            part = torch.zeros_like(x)
+            self._add(part, h)
+            x += self.ranks.total(part)
+
+    def _add(self, x: Tensor, h: Tensor) -> None:
+        """Adds this rank's part of every expert."""
+        weights = self.weights(h).to(x.dtype)[:, :, None]
+        self.shared(x, h)
+        for experts, gate_up, down in self.blocks:
+            gate, up = self.linear(h, gate_up).chunk(2, 1)
+            inner = self.silu(gate).mul_(up)
+            inner.view(len(inner), -1, self.config.inner).mul_(weights[:, experts])
+            self.add_linear(x, inner, down)
+
+    def weights(self, h: Tensor) -> Tensor:
+        """float32 [R, routed]: each row's weights, 0 for experts that it did not choose."""
+        c = self.config
+        scores = self.sigmoid(self.linear(h.float(), self.router)[:, : c.routed])
+        wish = scores + self.bias
+        if c.open_groups < c.groups:
+            best_two = wish.view(-1, c.groups, c.routed // c.groups).topk(2)[0].sum(-1)
+            closed = torch.ones_like(best_two, dtype=torch.bool).scatter_(1, best_two.topk(c.open_groups)[1], False)
+            wish.view(-1, c.groups, c.routed // c.groups).masked_fill_(closed[:, :, None], float("-inf"))
+        chosen = wish.topk(c.chosen)[1]
+        taken = scores.gather(1, chosen)
+        if c.normed:
+            taken = taken / (taken.sum(-1, keepdim=True) + 1e-20)
+        return torch.zeros_like(scores).scatter_(1, chosen, taken * c.scale)
+
+
+def _block(experts: list[Gated], part: slice, products: Products) -> Block:
+    gates, ups = zip(*(expert.gate_up.chunk(2, 1) for expert in experts[part]), strict=True)
+    down = torch.cat([expert.down for expert in experts[part]])
+    return Block(part, products.hold(torch.cat((*gates, *ups), 1)), products.hold(down))

@@ -1,0 +1,1 @@
+"""DFLASH drafts."""

@@ -1,0 +1,121 @@
+"""EAGLE-3 (arXiv 2503.01840): few decoder layers over the target's captured states draft the next token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.engine.device.pool import KVLayout
+from specmatrix.engine.models.causal_lm import head_logits
+from specmatrix.engine.models.config import ModelConfig
+from specmatrix.engine.models.layers import Attend, Layer, Norm
+from specmatrix.engine.models.rope import rotations
+from specmatrix.engine.models.target import Target
+from specmatrix.engine.models.tied_weights import captured_states, shared_embedding, shared_head
+from specmatrix.engine.models.weights import Take
+from specmatrix.engine.models.workspace import Workspaces
+
+
+class Eagle3:
+    """A LlamaForCausalLMEagle3 in the checkpoint layout of SGLang and vLLM (`midlayer.*`, `layers.*`, `fc`, `d2t`).
+
+    aux_layers: what the target must capture for it. carry_width: width of the state carried between draft steps.
+    vocab_size is the draft's own; `to_target` maps its ids. Embeddings and head are the target's where the checkpoint
+    has none. `fc` fuses states that are not as wide as the draft; states that are go in as they are, as SGLang has it.
+    With `norm_before_residual` the first layer adds to the normed states (vLLM's speculators).
+    """
+
+    def __init__(
+        self, config: ModelConfig, weights: Mapping[str, Tensor], target: Target, deterministic: bool = True
+    ) -> None:
+        self.config, self.device, self.dtype = config, target.device, target.dtype
+        self.kv = KVLayout(config.num_layers, config.num_kv_heads, config.head_dim)
+        self.carry_width = hidden = config.hidden_size
+        self.aux_layers = captured_states(config, target)
+        self.state_width = len(self.aux_layers) * target.hidden_size
+        take = Take(_canonical(weights), config.architecture)
+        self.norm = Norm(hidden, config.norm_eps, self.dtype, self.device, deterministic)
+        assert config.draft is not None
+        self.vocab_size = config.draft.vocab_size
+        self.fuse = None
+        if self.state_width != hidden:
+            self.fuse = self.norm.stored(take("fc.weight", hidden, self.state_width))
+        self.first = Layer(take, "midlayer", config, self.norm, "hidden_norm", paired=True)
+        self.stream_norm = None
+        if config.draft.normed and self.first.input_norm is not None:
+            self.stream_norm = self.norm.scale(self.first.input_norm)
+        self.deeper = [Layer(take, f"layers.{i}", config, self.norm) for i in range(1, config.num_layers)]
+        self.final_norm = take("norm.weight", hidden)
+        head = shared_head(take, config, self.vocab_size, target)
+        self.head = self.norm.stored(self.norm.fold(head, self.final_norm))
+        # A token's normed embedding never changes, so the table holds it.
+        embedding_norm = self.norm.scale(take("midlayer.input_layernorm.weight", hidden))
+        self.embedding = self.norm.whole(shared_embedding(take, config, target), embedding_norm)
+        self.id_map = self._id_map(take, target.vocab_size)
+        take.drop("t2d")
+        take.done()
+        self.rotations = rotations(config.rope, config.head_dim, target.positions, self.device)
+        self.workspaces = Workspaces(config, self.dtype, self.device)
+
+    def forward(self, tokens: Tensor, positions: Tensor, hidden: Tensor, attend: Attend) -> Tensor:
+        """tokens and positions int64 [B, W] (target ids) -> the residual stream before the final norm [B, W, Hd].
+
+        hidden: captured target states [B, W, len(aux_layers) * Ht], or a stream carried from an earlier call
+        [B, W, Hd], which has draft width already and skips the fusing projection.
+        """
+        batch, width = tokens.shape
+        rows = batch * width
+        state = hidden.reshape(rows, hidden.shape[2])
+        fuse = self.fuse if state.shape[1] == self.state_width else None
+        x = state.clone() if fuse is None else self.norm.products.linear(state, fuse)
+        word = self.embedding.index_select(0, tokens.reshape(rows))
+        normed = self.first.front(x)
+        if self.stream_norm is not None:
+            x = self.norm.whole(x, self.stream_norm)
+        pair = torch.cat((word, normed), 1)
+        turn = self.rotations.index_select(0, positions.reshape(rows))[:, None]
+        space = self.workspaces.of(batch, width)
+        self.first.attention(x, pair, turn, attend, 0, space)
+        self.first.feed_forward(x, space)
+        for i, layer in enumerate(self.deeper, 1):
+            layer(x, turn, attend, i, space)
+        return x.view(batch, width, self.carry_width)
+
+    def logits(self, out: Tensor) -> Tensor:
+        """out [..., Hd] as `forward` returned it -> float32 [..., draft vocabulary]."""
+        return head_logits(self.norm(out, self.final_norm), self.head, self.norm.own)
+
+    def to_target(self, ids: Tensor) -> Tensor:
+        """Draft ids as target ids, of any shape."""
+        return self.id_map.index_select(0, ids.reshape(-1)).view(ids.shape)
+
+    def _id_map(self, take: Take, target_vocab: int) -> Tensor:
+        """int64 [draft vocabulary]: target id of each draft id. d2t stores differences (target - draft)."""
+        own = torch.arange(self.vocab_size, device=self.device)
+        if "d2t" not in take:
+            if self.vocab_size != target_vocab:
+                raise ConfigError(
+                    f"{self.config.architecture}: d2t is missing, but {self.vocab_size} draft ids are not the "
+                    f"target's {target_vocab}"
+                )
+            return own
+        ids = own + take.ids("d2t", self.vocab_size)
+        if int(ids.min()) < 0 or int(ids.max()) >= target_vocab or len(set(ids.tolist())) != len(ids):
+            raise ConfigError(
+                f"{self.config.architecture}: d2t must map draft ids to distinct target ids below {target_vocab}, "
+                f"it reaches from {int(ids.min())} to {int(ids.max())}"
+            )
+        return ids
+
+
+def _canonical(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Names as SGLang writes them: no `model.` in front, and `midlayer` where vLLM's exports say `layers.0`."""
+    return {_name(key): tensor for key, tensor in weights.items()}
+
+
+def _name(key: str) -> str:
+    key = key.removeprefix("model.")
+    return "midlayer." + key.removeprefix("layers.0.") if key.startswith("layers.0.") else key

@@ -1,0 +1,164 @@
+"""The projections of a model, and what keeps a row's bits apart from the rows beside it.
+
+A BLAS chooses by the shape of a product in which order it adds up a row: a lone row, few rows and the last ones of many
+often have routines of their own. On CUDA `kernels.matmul` has one order. On a CPU a deterministic model takes, for each
+shape of its weights, the first of FORMS for which the law `holds`, when it is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.engine.device.collectives import Ranks
+from specmatrix.kernels.backend import on_triton
+from specmatrix.kernels.matmul import matmul
+
+# Rows of the longest product: longer ones are cut, so that none is outside of what the law has seen.
+MOST: Final = 192
+# Rows that the law tries, the first and others of a product of MOST rows.
+COUNTS: Final = (*range(1, 18), 23, 33, 64, 100)
+
+
+class Form(NamedTuple):
+    """A way to multiply x [..., M, in] by weight [..., in, out]: with zeros behind x, so that it has `least` rows and
+    is made of blocks; block 0 for one product per row."""
+
+    name: str
+    block: int
+    least: int = 1
+
+    def __call__(self, x: Tensor, weight: Tensor) -> Tensor:
+        rows, most = x.shape[-2], MOST if self.block else 1
+        if rows > most:
+            return torch.cat([self(part, weight) for part in x.split(most, -2)], -2)
+        spare = max(-rows % self.block, self.least - rows) if self.block else 0
+        if spare <= 0:
+            return torch.matmul(x, weight)
+        filled = torch.cat((x, x.new_zeros(*x.shape[:-2], spare, x.shape[-1])), -2)
+        return torch.matmul(filled, weight)[..., :rows, :]
+
+
+FORMS: Final = (
+    Form("plain", 1),
+    Form("at least 2 rows", 1, 2),
+    Form("at least 4 rows", 1, 4),
+    Form("padded to 8", 8),
+    Form("padded to 24", 24),
+    Form("padded to 64", 64),
+    Form("one product per row", 0),
+)
+
+
+class Products(NamedTuple):
+    """linear: x [M, in] @ weight [in, out] -> [M, out], into `out` if given. add(out, x, weight): out += x @ weight, in
+    place. each: x [H, M, in] @ weight [H, in, out] -> [H, M, out].
+
+    add is what goes back into the residual stream: of a model that several ranks share it adds what all of them give.
+    rows: what keeps a row's bits, None where they may change.
+    """
+
+    linear: Callable[..., Tensor]
+    add: Callable[[Tensor, Tensor, Tensor], object]
+    each: Callable[[Tensor, Tensor], Tensor]
+    rows: Rows | None = None
+
+    def over(self, ranks: Ranks) -> Products:
+        """The same where each rank holds a part of the layers."""
+        if ranks.size == 1:
+            return self
+        return self._replace(add=lambda out, x, weight: out.add_(ranks.total(self.linear(x, weight))))
+
+    def hold(self, weight: Tensor) -> Tensor:
+        """The weight, which these products are used with from now on. ConfigError where no form holds the law."""
+        if self.rows is not None:
+            self.rows.hold(weight)
+        return weight
+
+
+class Rows:
+    """Products of a deterministic model. forms: how it multiplies on a CPU, by shape and dtype of the weight
+    and by threads."""
+
+    def __init__(self) -> None:
+        self.forms: dict[tuple[torch.Size, torch.dtype, int], Form] = {}
+
+    @property
+    def names(self) -> str:
+        """The forms in use, the plainest first."""
+        return " and ".join(form.name for form in FORMS if form in self.forms.values())
+
+    def hold(self, weight: Tensor) -> None:
+        if not on_triton(weight):
+            self._form(weight)
+
+    def _form(self, weight: Tensor) -> Form:
+        threads = torch.get_num_threads()  # which may change after loading
+        key = weight.shape, weight.dtype, threads
+        if key not in self.forms:
+            held = (form for form in FORMS if holds(form, tuple(weight.shape), weight.dtype, threads))
+            found = next(held, None)
+            if found is None:
+                raise _no_form(weight)
+            self.forms[key] = found
+        return self.forms[key]
+
+    def linear(self, x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
+        if on_triton(x):
+            return matmul(x, weight, out)
+        form = self._form(weight)
+        if out is not None and form.block == 1 and form.least <= len(x) <= MOST:
+            return torch.mm(x, weight, out=out)
+        found = form(x, weight)
+        return found if out is None else out.copy_(found)
+
+    def add(self, out: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        return matmul(x, weight, out, add=True) if on_triton(x) else out.add_(self._form(weight)(x, weight))
+
+    def each(self, x: Tensor, weight: Tensor) -> Tensor:
+        return matmul(x, weight) if on_triton(x) else self._form(weight)(x, weight)
+
+
+def _no_form(weight: Tensor) -> ConfigError:
+    tried = ", ".join(form.name for form in FORMS)
+    return ConfigError(
+        f"enable_deterministic_inference: this machine's products [rows, in] @ {list(weight.shape)} in "
+        f"{str(weight.dtype).removeprefix('torch.')} change a row's bits with the rows beside it in every form "
+        f"({tried}); leave the flag out, or set MKL_CBWR=COMPATIBLE where torch has MKL"
+    )
+
+
+@cache
+def holds(form: Form, shape: tuple[int, ...], dtype: torch.dtype, threads: int) -> bool:
+    """Whether a row has the same bits alone, at several places and among up to MOST rows, contiguous or apart.
+
+    shape [..., in, out] of the weight. Kept for each number of threads, by which a BLAS may cut a sum as well.
+    """
+    *several, inner, _ = shape
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(shape, generator=generator).to(dtype)
+    x = torch.randn(MOST, 2, *several, inner, generator=generator).to(dtype)[:, 0].movedim(0, -2)
+    whole = form(x, weight)
+    order = torch.randperm(MOST, generator=generator)
+    return all(
+        torch.equal(form(x[..., :count, :], weight), whole[..., :count, :])
+        and torch.equal(form(x[..., order[:count], :], weight), whole[..., order[:count], :])
+        for count in COUNTS
+    )
+
+
+# Whatever is fastest: a row's bits depend on M.
+FAST: Final = Products(lambda x, weight, out=None: torch.mm(x, weight, out=out), Tensor.addmm_, torch.bmm)
+
+
+def products(deterministic: bool) -> Products:
+    """The projections of a model that is deterministic or not."""
+    if not deterministic:
+        return FAST
+    rows = Rows()
+    return Products(rows.linear, rows.add, rows.each, rows)

@@ -1,0 +1,28 @@
+"""Llama (arXiv 2302.13971, grouped queries as in Llama 2), Mistral (arXiv 2310.06825), whose layers have a window, and
+Qwen3 (arXiv 2505.09388), which adds head norms."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from specmatrix.engine.device.pool import KVLayout
+from specmatrix.engine.models.causal_lm import CausalLM
+from specmatrix.engine.models.layers import Layer
+from specmatrix.engine.models.weights import Take
+from specmatrix.engine.models.workspace import Workspace, Workspaces
+
+
+class Llama(CausalLM):
+    """A LlamaForCausalLM, MistralForCausalLM or Qwen3ForCausalLM."""
+
+    def prepare(self) -> None:
+        self.kv = KVLayout(self.num_layers, self.share.num_kv_heads, self.config.head_dim)
+        for one, behind in pairwise(layer for layer in self.layers if isinstance(layer, Layer)):
+            one.lead(behind)
+        self.workspaces = Workspaces(self.share, self.dtype, self.device)
+
+    def layer(self, take: Take, prefix: str, index: int) -> Layer:
+        return Layer(take, prefix, self.share, self.norm)
+
+    def space(self, batch: int, width: int) -> Workspace:
+        return self.workspaces.of(batch, width)

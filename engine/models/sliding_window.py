@@ -1,0 +1,53 @@
+"""Which layers of a checkpoint look back over a sliding window only."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.engine.models.config_reader import MOST_LAYERS, Fields
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+# What transformers assumes where a Mistral's config.json says nothing; null is no window.
+MISTRAL_WINDOW: Final = 4096
+
+
+def read_windows(architecture: str, fields: Fields) -> tuple[int | None, ...]:
+    """Tokens that each layer may look back, the query's own included; None for all. Empty: no layer has a window.
+
+    As transformers reads them: all of Mistral's layers have `sliding_window`; Qwen3's are those of `layer_types`, or
+    else the layers from `max_window_layers` up, both only with `use_sliding_window`. ConfigError on a list that does
+    not fit.
+    """
+    if architecture == "MistralForCausalLM":
+        return _mistral(fields)
+    if architecture == "Qwen3ForCausalLM":
+        return _qwen3(fields)
+    return ()
+
+
+def _mistral(fields: Fields) -> tuple[int | None, ...]:
+    if fields.raw.get("sliding_window", MISTRAL_WINDOW) is None:
+        return ()
+    return (fields.size("sliding_window", MISTRAL_WINDOW),) * fields.size("num_hidden_layers", most=MOST_LAYERS)
+
+
+def _qwen3(fields: Fields) -> tuple[int | None, ...]:
+    layers = fields.size("num_hidden_layers", most=MOST_LAYERS)
+    used = fields.flag("use_sliding_window", False)
+    kinds = fields.raw.get("layer_types")
+    if kinds is None:
+        first = fields.count("max_window_layers", 28)
+        kinds = [SLIDING if used and i >= first else FULL for i in range(layers)]
+    if not isinstance(kinds, list) or len(kinds) != layers:
+        raise ConfigError(f"{fields.file}: layer_types must be a list of {layers} names, one for each layer")
+    if unknown := sorted(set(map(str, kinds)) - {FULL, SLIDING}):
+        raise ConfigError(
+            f"{fields.file}: layer_types {unknown[0]!r} is not supported; allowed: {FULL!r} and {SLIDING!r}"
+        )
+    if SLIDING not in kinds:
+        return ()
+    if not used:
+        raise ConfigError(f"{fields.file}: layer_types holds {SLIDING!r}, which needs use_sliding_window true")
+    size = fields.size("sliding_window", 4096)
+    return tuple(size if kind == SLIDING else None for kind in kinds)

@@ -1,0 +1,59 @@
+"""What a draft without tables of its own takes from its target."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from specmatrix.engine.core.draft.algorithms import FINAL
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.engine.models.config import ModelConfig
+from specmatrix.engine.models.target import Target
+from specmatrix.engine.models.weights import Take
+
+
+def shared_embedding(take: Take, config: ModelConfig, target: Target) -> Tensor:
+    """[target vocabulary, H]: the draft's own embed_tokens.weight, or the target's where the checkpoint has none.
+
+    ConfigError if neither is as wide as the draft.
+    """
+    if "embed_tokens.weight" in take:
+        return take("embed_tokens.weight", config.vocab_size, config.hidden_size)
+    if target.hidden_size != config.hidden_size:
+        raise ConfigError(
+            f"{config.architecture}: embed_tokens.weight is missing, and the target's is "
+            f"{target.hidden_size} wide, not {config.hidden_size}"
+        )
+    return target.embedding
+
+
+def shared_head(take: Take, config: ModelConfig, vocab_size: int, target: Target) -> Tensor:
+    """[draft vocabulary, H]: the draft's own lm_head.weight, or the target's where the checkpoint has none.
+
+    ConfigError if neither has the draft's vocabulary and width.
+    """
+    if "lm_head.weight" in take:
+        return take("lm_head.weight", vocab_size, config.hidden_size)
+    head = target.head.t()
+    if head.shape != (vocab_size, config.hidden_size):
+        raise ConfigError(
+            f"{config.architecture}: lm_head.weight is missing, and the target's has shape "
+            f"{tuple(head.shape)}, not {(vocab_size, config.hidden_size)}"
+        )
+    return head
+
+
+def captured_states(config: ModelConfig, target: Target) -> tuple[int, ...]:
+    """The target's states that the draft reads. ConfigError if the target has them not, or in another width."""
+    assert config.draft is not None
+    states = config.draft.states_of(target.num_layers)
+    if max(states) > target.num_layers or any(state < 0 for state in states if state != FINAL):
+        raise ConfigError(
+            f"{config.architecture}: aux layers {list(states)} must lie in 0..{target.num_layers} for a target of "
+            f"{target.num_layers} layers"
+        )
+    if config.draft.target_hidden_size != target.hidden_size:
+        raise ConfigError(
+            f"{config.architecture}: target_hidden_size {config.draft.target_hidden_size} differs from the target's "
+            f"{target.hidden_size}"
+        )
+    return states

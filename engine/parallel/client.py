@@ -1,0 +1,187 @@
+"""The front door to an engine over several ranks: `RankedLLM`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count, islice
+from pathlib import Path
+from typing import Any, Final, Self
+
+from specmatrix.engine.api import LLM, Output, Prompt, known_facts
+from specmatrix.engine.build import Locate
+from specmatrix.engine.core.config.asked import EngineConfig
+from specmatrix.engine.core.config.resolve import resolve
+from specmatrix.engine.core.schedule.request import SamplingParams
+from specmatrix.engine.core.schedule.session import SessionParams
+from specmatrix.engine.parallel.group import PATIENCE, RankGroup
+from specmatrix.engine.parallel.pool import Lease
+from specmatrix.engine.parallel.worker import Rank
+
+# Steps of a generation between two answers of the ranks, which take 0.1 ms: an interrupt waits for as many.
+STEPS: Final = 8
+
+
+class RankedLLM:
+    """`LLM` over config.tp_size processes of this machine, from its front door to its last collective.
+
+    locate: as for LLM, and known by name to a fresh process. ConfigError as for LLM; RankLost, RanksDiverged and what
+    an interrupt does as in RankGroup.call, of which `generate` makes one for every few steps. `close`, or the end of
+    a `with`, keeps the processes for the next engine; without it they end when this is dropped.
+    """
+
+    def __init__(self, config: EngineConfig, locate: Locate = Path, patience: float = PATIENCE) -> None:
+        self.resolved = resolve(config, known_facts(config, locate))
+        self._lease = Lease(self.resolved.tp_size, self.resolved.device, patience)
+        self._numbers = count()
+        # Numbers of what runs on the ranks and is not wanted any more: the next call drops it first.
+        self._unwanted: set[int] = set()
+        try:
+            self.group.call(_launch, config, locate)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def group(self) -> RankGroup:
+        """The ranks. EngineError once this is closed."""
+        return self._lease.group
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        session: SessionParams | Sequence[SessionParams | None] | None = None,
+    ) -> list[Output]:
+        """As LLM.generate."""
+        outputs: list[Output]
+        with self.group.exclusive():
+            *_, outputs = self._run(_generation, prompts, params, session)
+        return outputs
+
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, session: SessionParams | None = None
+    ) -> Iterator[str]:
+        """As LLM.stream."""
+        return self._run(LLM.stream, prompt, params, session)
+
+    def open_session(
+        self,
+        capacity_of_str_len: int,
+        session_id: str | None = None,
+        streaming: bool = False,
+        timeout: float | None = None,
+    ) -> str:
+        """As LLM.open_session."""
+        return str(self._call(_open_session, capacity_of_str_len, session_id, streaming, timeout))
+
+    def close_session(self, session_id: str) -> None:
+        """As LLM.close_session."""
+        self._call(_close_session, session_id)
+
+    def readback(self) -> dict[str, Any]:
+        """As LLM.readback, of rank 0."""
+        found: dict[str, Any] = self._call(_readback)
+        return found
+
+    @property
+    def probes(self) -> dict[str, int]:
+        """As LLM.probes, of rank 0."""
+        found: dict[str, int] = self._call(_attribute, "probes")
+        return found
+
+    @property
+    def health(self) -> str:
+        """As LLM.health, of rank 0; why the ranks have ended, where they have."""
+        ended = self.group.ended
+        return str(self._call(_attribute, "health")) if ended is None else f"broken: {ended}"
+
+    @property
+    def drafter_error(self) -> str | None:
+        """As LLM.drafter_error, of rank 0."""
+        found: str | None = self._call(_attribute, "drafter_error")
+        return found
+
+    def close(self) -> None:
+        """Let the engine go; its ranks are spare then. Every later call but this one is an EngineError."""
+        self._lease.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _run(self, start: Callable[..., Iterator[Any]], *arguments: object) -> Iterator[Any]:
+        """What start(llm, *arguments) yields on the ranks, one by one; it is dropped there when this ends."""
+        number = next(self._numbers)
+        try:
+            self._call(_start, number, start, *arguments)
+            while found := self._call(_next, number):
+                yield found[0]
+        finally:
+            # No call here: this may run while the garbage of another call is collected, or behind an interrupt.
+            self._unwanted.add(number)
+
+    def _call(self, function: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401 - as the function
+        unwanted = tuple(self._unwanted)
+        found = self.group.call(_drop_and_call, unwanted, function, *arguments)
+        self._unwanted.difference_update(unwanted)
+        return found
+
+
+@dataclass(slots=True)
+class _Share:
+    """What a rank holds of an engine. running: what `RankedLLM._run` started, by number."""
+
+    llm: LLM
+    running: dict[int, Iterator[Any]] = field(default_factory=dict)
+
+
+def _launch(rank: Rank, config: EngineConfig, locate: Locate) -> None:
+    # The seconds that the caller sends are the same on every rank.
+    ranks = rank.ranks(config.enable_deterministic_inference)
+    rank.held = _Share(LLM(config, locate, lambda: rank.now, ranks, rank.tell))
+
+
+def _drop_and_call(rank: Rank, unwanted: Sequence[int], function: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401 - as the function
+    for number in unwanted:
+        rank.held.running.pop(number, None)
+    return function(rank, *arguments)
+
+
+def _llm(rank: Rank) -> LLM:
+    share: _Share = rank.held
+    return share.llm
+
+
+def _start(rank: Rank, number: int, start: Callable[..., Iterator[Any]], *arguments: object) -> None:
+    rank.held.running[number] = start(_llm(rank), *arguments)
+
+
+def _next(rank: Rank, number: int) -> list[Any]:
+    """The next thing, none behind the last. All ranks go on for as many steps, as they have the same tokens."""
+    return list(islice(rank.held.running[number], 1))
+
+
+def _generation(llm: LLM, *arguments: Any) -> Iterator[list[Output]]:  # noqa: ANN401 - those of LLM.generate
+    """LLM.generation, with an empty list after every few steps only."""
+    for number, outputs in enumerate(llm.generation(*arguments), 1):
+        if outputs or number % STEPS == 0:
+            yield outputs
+
+
+def _open_session(rank: Rank, *arguments: Any) -> str:  # noqa: ANN401 - those of LLM.open_session
+    return _llm(rank).open_session(*arguments)
+
+
+def _close_session(rank: Rank, session_id: str) -> None:
+    _llm(rank).close_session(session_id)
+
+
+def _readback(rank: Rank) -> dict[str, Any]:
+    return _llm(rank).readback()
+
+
+def _attribute(rank: Rank, name: str) -> Any:  # noqa: ANN401 - as the attribute
+    return getattr(_llm(rank), name)

@@ -1,0 +1,93 @@
+"""A user's own algorithm: `register_algorithm` adds it to the command line, the resolution and the builders.
+
+One file is enough (`examples/`). The extension points are those of sglang#24999 and of SGLang's `register`: whether
+the draft may use the target's verify shape (trait `target_verify_for_draft`), a relay of its own, a check of what was
+asked. A registered drafter is guarded (`engine.spec.guard`): what it says falsely costs its request, never the batch.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final, get_type_hints
+
+from specmatrix.engine.core.draft.algorithms import Check, Topology, Traits, forget_traits, register_traits
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.engine.spec.builders import BUILDERS, RELAYS, Build, BuildContext, RelayOf
+
+__all__ = ["BuildContext", "Topology", "Traits", "forget_algorithm", "register_algorithm"]
+
+HOOKS: Final = ("prime", "propose", "absorb")
+NAME: Final = re.compile(r"[A-Z][A-Z0-9_]*")
+
+
+def register_algorithm(
+    traits: Traits, build: Build, *, check: Check | None = None, relay: RelayOf | None = None
+) -> Traits:
+    """Make an algorithm known; the traits as registered, with the name in upper case.
+
+    build: the drafter's class, taking a BuildContext, or a function of one whose return annotation is that class. The
+        class must have the hooks prime, propose and absorb (`engine.spec.drafter.Drafter`).
+    check: called with what was asked and what is known of the models before anything is resolved; it raises
+        ConfigError with a sentence that names the fix.
+    relay: rows, drafter and device -> the relay that keeps what the drafter carries (`engine.device.relay.Relay`, or
+        a subclass); by default one buffer per carry.
+    ConfigError, by the algorithm's name: a bad, built-in or taken name, a hook that is missing or no function,
+    contradicting traits.
+    """
+    traits = replace(traits, name=traits.name.upper())
+    _check_traits(traits)
+    _check_hooks(traits.name, build)
+    for hook, given in (("check", check), ("relay", relay)):
+        if given is not None and not callable(given):
+            raise ConfigError(f"algorithm {traits.name}: {hook} must be a function, got {given!r}")
+    register_traits(traits, check)
+    BUILDERS[traits.name] = build
+    if relay is not None:
+        RELAYS[traits.name] = relay
+    return traits
+
+
+def forget_algorithm(name: str) -> None:
+    """Take a registered algorithm back. ConfigError if it is not registered; engines that run it go on."""
+    forget_traits(name.upper())
+    del BUILDERS[name.upper()]
+    RELAYS.pop(name.upper(), None)
+
+
+def _check_traits(traits: Traits) -> None:
+    name = traits.name
+    if not NAME.fullmatch(name):
+        raise ConfigError(f"algorithm name {name!r} must be letters, digits and underscores, a letter first")
+    wrong = (
+        (traits.max_lag not in (0, 1), f"max_lag must be 0 or 1, got {traits.max_lag}"),
+        (traits.reads_host and traits.max_lag != 0, "reads_host needs max_lag 0: what is read must have been resolved"),
+        (traits.key_span < 0, f"key_span must be at least 0, got {traits.key_span}"),
+        (
+            traits.block and traits.topology is not Topology.CHAIN,
+            f"a block is a chain, so topology must be chain, got {traits.topology}",
+        ),
+        (
+            bool(traits.draft_architectures) and not traits.needs_draft_model,
+            "draft_architectures mean nothing with draft_weights none",
+        ),
+    )
+    for broken, why in wrong:
+        if broken:
+            raise ConfigError(f"algorithm {name}: {why}")
+
+
+def _check_hooks(name: str, build: Callable[..., object]) -> None:
+    """The drafter's class, found without building it, has every hook."""
+    if not callable(build):
+        raise ConfigError(f"algorithm {name}: build must be a drafter class or a function, got {build!r}")
+    made = build if inspect.isclass(build) else get_type_hints(build).get("return")
+    if not inspect.isclass(made):
+        raise ConfigError(
+            f"algorithm {name}: build must be a drafter class, or a function annotated with the class that it returns"
+        )
+    for hook in HOOKS:
+        if not callable(getattr(made, hook, None)):
+            raise ConfigError(f"algorithm {name}: {made.__name__} lacks the hook {hook}; it needs {', '.join(HOOKS)}")

@@ -1,0 +1,254 @@
+"""The builders: how each algorithm's drafter comes to be. The one place beside the traits that names algorithms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from traceback import extract_tb
+from typing import NamedTuple, Protocol, TypeAlias
+
+import torch
+
+from specmatrix.engine.core.config.asked import Facts, Resolved
+from specmatrix.engine.core.draft.algorithms import Traits, is_registered
+from specmatrix.engine.core.draft.suffix_automaton import SuffixAutomaton
+from specmatrix.engine.core.errors import ConfigError, EngineError
+from specmatrix.engine.device.cuda_graphs import padded
+from specmatrix.engine.device.pool import KVLayout, KVPool
+from specmatrix.engine.device.relay import Relay
+from specmatrix.engine.models.eagle.model import Eagle
+from specmatrix.engine.models.eagle3.model import Eagle3
+from specmatrix.engine.models.loader import load_dflash, load_eagle, load_eagle3, load_nextn, load_standalone
+from specmatrix.engine.models.target import Target
+from specmatrix.engine.models.tokenizer import Tokenizer
+from specmatrix.engine.spec.autoregressive import AutoregressiveDrafter, DraftModel
+from specmatrix.engine.spec.corpus import read_corpus
+from specmatrix.engine.spec.dflash import BlockDrafter
+from specmatrix.engine.spec.drafter import Drafter
+from specmatrix.engine.spec.multilayer import MultiLayerDrafter
+from specmatrix.engine.spec.ngram import NgramDrafter
+from specmatrix.engine.spec.none import PlainDrafter
+
+Locate: TypeAlias = Callable[[str], Path]
+
+
+class KeepsKV(Protocol):
+    """A model that says what a slot of its pool holds."""
+
+    kv: KVLayout
+
+
+class Slots(NamedTuple):
+    """What a slot of a pool holds, where no single model says it."""
+
+    kv: KVLayout
+
+
+@dataclass(frozen=True, eq=False)
+class BuildContext:
+    """Everything that a builder may use.
+
+    locate: from a model's name to its folder. tokenizer: the target's, None where nothing is tokenized. pools: those
+    made so far, in order; the engine keeps them.
+    """
+
+    traits: Traits
+    resolved: Resolved
+    facts: Facts
+    target: Target
+    locate: Locate
+    tokenizer: Tokenizer | None = None
+    pools: list[KVPool] = field(default_factory=list)
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device(self.resolved.device)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        found: torch.dtype = getattr(torch, self.resolved.dtype)
+        return found
+
+    @property
+    def verify_tokens(self) -> int:
+        """Tokens per request of the target's verify step, for a draft whose forward has that shape (sglang#24999).
+
+        ConfigError unless the trait target_verify_for_draft allows it.
+        """
+        if not self.traits.target_verify_for_draft:
+            raise ConfigError(
+                f"the draft of {self.traits.name} may not run in the target's verify shape; its traits need "
+                "target_verify_for_draft"
+            )
+        return self.resolved.max_draft_tokens
+
+    @property
+    def draft_folder(self) -> Path:
+        """The folder of the draft's weights; the target's own for bundled ones. ConfigError if there is none."""
+        if self.resolved.draft_path is None:
+            raise ConfigError(f"speculative_algorithm {self.traits.name} was resolved without a draft checkpoint")
+        return self.locate(self.resolved.draft_path)
+
+    def pool(self, model: KeepsKV, stamps: bool = False) -> KVPool:
+        """A pool for the model's KV, page by page the twin of the target's: one slot numbering serves all."""
+        made = self.memory(model.kv, self.resolved.num_pages, stamps, self.drafted)
+        self.pools.append(made)
+        return made
+
+    @property
+    def drafted(self) -> int:
+        """Spare slots for whatever the drafts of one round may be; none on a CPU, where a round gathers its keys."""
+        r = self.resolved
+        if r.device == "cpu":
+            return 0
+        return padded(r.max_running_requests) * max(r.max_steps * r.topk, r.max_draft_tokens)
+
+    def memory(self, layout: KVLayout, pages: int, stamps: bool, spare: int = 0) -> KVPool:
+        """A pool of so many pages, the padding page and spare slots, in no list."""
+        return KVPool(
+            layout,
+            pages + 1,
+            self.resolved.page_size,
+            self.dtype,
+            self.device,
+            stamps=stamps,
+            deterministic=self.resolved.enable_deterministic_inference,
+            spare=spare,
+        )
+
+
+LoadHead: TypeAlias = Callable[[Path, Target, str, torch.dtype, bool], Eagle | Eagle3]
+Build: TypeAlias = Callable[[BuildContext], Drafter]
+# The relay of an algorithm: number of rows, the drafter, the device.
+RelayOf: TypeAlias = Callable[[int, Drafter, torch.device], Relay]
+
+
+def _plain(context: BuildContext) -> Drafter:
+    return PlainDrafter()
+
+
+def _standalone(context: BuildContext) -> Drafter:
+    r = context.resolved
+    model = load_standalone(
+        context.draft_folder, context.target, r.device, context.dtype, r.enable_deterministic_inference
+    )
+    return autoregressive(context, model, ())
+
+
+def _head(load: LoadHead, context: BuildContext) -> Drafter:
+    """A head over the target's states that goes on from its own output."""
+    r = context.resolved
+    model = load(context.draft_folder, context.target, r.device, context.dtype, r.enable_deterministic_inference)
+    return autoregressive(context, model, model.aux_layers)
+
+
+def _nextn(context: BuildContext) -> Drafter:
+    r = context.resolved
+    count = r.num_steps if r.enable_multi_layer_eagle else 1
+    layers = load_nextn(context.draft_folder, context.target, r.device, context.dtype, count)
+    first = layers[0]
+    if not r.enable_multi_layer_eagle:
+        return autoregressive(context, first, first.aux_layers)
+    pool = context.pool(Slots(replace(first.kv, layers=count)))
+    return MultiLayerDrafter(context.traits, layers, pool, first.aux_layers, r.num_draft_tokens)
+
+
+def _dflash(context: BuildContext) -> Drafter:
+    r = context.resolved
+    model = load_dflash(context.draft_folder, context.target, r.device, context.dtype, r.enable_deterministic_inference)
+    return BlockDrafter(context.traits, model, context.pool(model), context.verify_tokens)
+
+
+def autoregressive(context: BuildContext, model: DraftModel, capture: tuple[int, ...]) -> Drafter:
+    """The stepper over a draft model that keeps KV, in the resolved shape. capture: what the model reads."""
+    resolved = context.resolved
+    return AutoregressiveDrafter(
+        context.traits,
+        model,
+        context.pool(model),
+        steps=resolved.max_steps,
+        topk=resolved.topk,
+        nodes=resolved.max_draft_tokens,
+        capture=capture,
+    )
+
+
+def _ngram(context: BuildContext) -> Drafter:
+    resolved, options = context.resolved, context.resolved.ngram
+    if options is None:
+        raise ConfigError(f"speculative_algorithm {context.traits.name} was resolved without n-gram options")
+    corpus = None
+    if options.external_corpus_path is not None:
+        if context.tokenizer is None:
+            raise ConfigError("an external n-gram corpus needs the target's tokenizer")
+        # A name without an ending is one that the store of models knows.
+        path = Path(options.external_corpus_path)
+        file = path if path.suffix else context.locate(options.external_corpus_path)
+        vocab_size = context.target.vocab_size
+        documents = read_corpus(file, context.tokenizer, vocab_size, options.external_corpus_max_tokens)
+        corpus = SuffixAutomaton(documents)
+    return NgramDrafter(
+        context.traits,
+        options,
+        steps=resolved.num_steps,
+        topk=resolved.topk,
+        nodes=resolved.num_draft_tokens,
+        rows=resolved.max_running_requests,
+        corpus=corpus,
+    )
+
+
+BUILDERS: dict[str, Build] = {
+    "NONE": _plain,
+    "NGRAM": _ngram,
+    "EAGLE": partial(_head, load_eagle),
+    "EAGLE3": partial(_head, load_eagle3),
+    "NEXTN": _nextn,
+    "STANDALONE": _standalone,
+    "DFLASH": _dflash,
+}
+RELAYS: dict[str, RelayOf] = {}
+# What a drafter must show once it is built.
+ATTRIBUTES = ("traits", "nodes", "steps", "topk", "capture", "carries", "key_span")
+
+
+def build_drafter(context: BuildContext) -> Drafter:
+    """The drafter of the resolved algorithm. ConfigError on a bad checkpoint or an algorithm without a builder."""
+    name = context.traits.name
+    if name not in BUILDERS:
+        raise ConfigError(
+            f"speculative_algorithm {name} has no drafter in this engine yet; allowed: {', '.join(BUILDERS)}"
+        )
+    with _theirs(name, "drafter"):
+        drafter = BUILDERS[name](context)
+    missing = [attribute for attribute in ATTRIBUTES if not hasattr(drafter, attribute)]
+    if missing:
+        raise ConfigError(f"the drafter of {name} has no attribute {missing[0]}; it needs {', '.join(ATTRIBUTES)}")
+    return drafter
+
+
+def build_relay(traits: Traits, rows: int, drafter: Drafter, device: torch.device) -> Relay:
+    """The algorithm's own relay if it has one, else the standard one with a buffer per carry."""
+    own = RELAYS.get(traits.name)
+    if own is None:
+        return Relay(rows, drafter.carries, device)
+    with _theirs(traits.name, "relay"):
+        return own(rows, drafter, device)
+
+
+@contextmanager
+def _theirs(name: str, made: str) -> Iterator[None]:
+    """What a registered algorithm's own code raises while its part is made is its user's to mend: a ConfigError."""
+    try:
+        yield
+    except EngineError:
+        raise
+    except Exception as error:
+        if not is_registered(name):
+            raise
+        *_, last = extract_tb(error.__traceback__)
+        place = f"{Path(last.filename).name}, line {last.lineno}"
+        raise ConfigError(f"the {made} of {name} cannot be made ({place}): {type(error).__name__}: {error}") from error

@@ -1,0 +1,29 @@
+"""Drafter `none`: a tree of one node. Plain decoding is the same path as speculation, one node wide."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from specmatrix.engine.core.draft.algorithms import NONE
+from specmatrix.engine.device.batch import StepBatch
+from specmatrix.engine.device.relay import Carry, Relay
+from specmatrix.engine.spec.drafter import DraftTree, Verdict, shared_chain
+
+
+class PlainDrafter:
+    """Proposes the root alone and carries nothing."""
+
+    traits = NONE
+    nodes = 1
+    depth = steps = topk = key_span = 0
+    capture: tuple[int, ...] = ()
+    carries: tuple[Carry, ...] = ()
+
+    def prime(self, batch: StepBatch, tokens: Tensor, aux: Tensor | None, sampled: Tensor, following: Tensor) -> None:
+        return None
+
+    def propose(self, batch: StepBatch, relay: Relay) -> DraftTree:
+        return shared_chain(batch.root)
+
+    def absorb(self, batch: StepBatch, verdict: Verdict, aux: Tensor | None) -> None:
+        return None

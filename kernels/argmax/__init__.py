@@ -1,0 +1,19 @@
+"""The likeliest token of each row of logits."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from specmatrix.kernels import preconditions
+from specmatrix.kernels.argmax import eager
+from specmatrix.kernels.backend import chosen
+
+
+def best_token(logits: Tensor) -> Tensor:
+    """argmax over the last axis of float logits [B, W, V] -> int64 [B, W]; the first of equal ones, NaN before all.
+
+    KernelError on other shapes.
+    """
+    if logits.dim() != 3 or not logits.shape[2]:
+        raise preconditions.shape_error("best_token", "logits", logits, ("B", "W", ">= 1"))
+    return chosen(eager, logits).best_token(logits)

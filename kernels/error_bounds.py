@@ -1,0 +1,127 @@
+"""How far a floating result may lie from the definition: what its roundings leave, number by number.
+
+Each takes a case's arguments and the definition's results, and gives a bound for all results or one for each; a bound
+has the result's shape, or is one number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from specmatrix.kernels.case import Arguments, Bound
+from specmatrix.kernels.fused_linear import PART
+from specmatrix.kernels.matmul.reference import wide_product
+
+EPS32 = torch.finfo(torch.float32).eps
+
+
+def rounding(arguments: Arguments, wanted: Sequence[Tensor]) -> tuple[Bound, ...]:
+    """8 roundings of the largest number of each result."""
+    eps = torch.finfo(arguments[0].dtype).eps
+    return tuple(8 * eps * float(one.double().abs().max()) if one.numel() else 0.0 for one in wanted)
+
+
+def scaling(arguments: Arguments, wanted: Sequence[Tensor]) -> tuple[Bound, ...]:
+    """8 roundings of each number."""
+    return tuple(8 * torch.finfo(arguments[0].dtype).eps * one.double().abs() for one in wanted)
+
+
+def attention(arguments: Arguments, wanted: Sequence[Tensor], by_row: bool = False) -> Bound:
+    """Of the mixture of the values' magnitudes: 2 eps, as weights and results are rounded to the values' dtype, and
+    4 eps32 sqrt(T) times the largest score, which is a float32.
+
+    by_row: and eps32 of the mixture of each value's largest number, in whose proportion its others are rounded.
+    """
+    q, cache, read_slots, bias, kv_heads = arguments[:5]
+    if not q.numel():
+        return 0.0
+    value_dim, given = (*arguments[5:7], None, None)[:2]
+    factor = q.shape[3] ** -0.5 if given is None else given
+    read = cache[read_slots].double().nan_to_num()
+    keys, values = (read[:, :, plane].repeat_interleave(q.shape[2] // kv_heads, 2) for plane in (0, -1))
+    scores = torch.einsum("bwhd,bthd->bhwt", q.double(), keys) * factor
+    weights = torch.where(bias == 0, scores, float("-inf")).softmax(3)
+    sizes = torch.einsum("bhwt,bthd->bwhd", weights, values[..., :value_dim].abs()).reshape(wanted[0].shape)
+    largest = max(1.0, float(q.double().abs().sum(-1).max() * keys.abs().max()) * factor)
+    off = (2 * torch.finfo(q.dtype).eps + 4 * EPS32 * float(read_slots.shape[1]) ** 0.5 * largest) * sizes
+    if by_row:
+        peaks = values[..., :value_dim].abs().amax(3, True).expand(*values.shape[:3], value_dim or values.shape[3])
+        off += EPS32 * torch.einsum("bhwt,bthd->bwhd", weights, peaks).reshape(off.shape)
+    return off
+
+
+def product(arguments: Arguments, wanted: Sequence[Tensor]) -> Bound:
+    """The rounding at the store, and what float32 sums of K products may be off, which a GPU may chain."""
+    x, weight = arguments[:2]
+    if not x.numel() or not weight.numel():
+        return 0.0
+    if x.dim() == 3:
+        each = (product((one, two), wanted) for one, two in zip(x, weight, strict=True))
+        return torch.cat([torch.as_tensor(one) for one in each])
+    before = arguments[2].double().abs() if len(arguments) > 2 else 0.0
+    largest = wide_product(x, weight).abs() + before
+    return torch.finfo(x.dtype).eps * largest + _chained(x, wide_product(x, weight, sizes=True) + before)
+
+
+def projection(arguments: Arguments, wanted: Sequence[Tensor]) -> tuple[Bound, ...]:
+    """What is returned and `out`; then the pool's rows; or the rows that a norm scales, and its sums of squares."""
+    x, weight, out, sums, eps, turn, heads, add, gated = arguments[:9]
+    if not out.numel():
+        return (0.0,) * len(wanted)
+    off = _joined(x, weight, out if add else None, sums, eps, gated)
+    if turn is not None:
+        pairs = off[:, : 2 * heads * turn.shape[1]].unflatten(1, (-1, 2))
+        pairs[:] = pairs.sum(2, keepdim=True)
+    if len(arguments) == 12:
+        return off, off, *_begun(off, wanted[1], arguments[9], wanted[2])
+    if len(arguments) == 14:
+        pool, slots = arguments[12:]
+        rows = torch.zeros(pool.shape, dtype=torch.float64)
+        rows[slots] = off[:, off.shape[1] - pool.shape[1] :]
+        return off, off, rows
+    return off, off
+
+
+def chained(arguments: Arguments, wanted: Sequence[Tensor]) -> tuple[Bound, ...]:
+    """What is returned; out, scaled rows and sums of squares of the first projection; and `last`, which the first one's
+    roundings reach as independent ones: 10 eps of the root of the sum of squared products."""
+    x, weight, out, scale, _, _, behind, last, eps = arguments
+    if not last.numel() or not out.numel():
+        return (0.0,) * len(wanted)
+    _, out, scaled, squares, _ = wanted
+    first = _joined(x, weight, None, None, eps, False)
+    length = (squares.double().sum(1, keepdim=True) / scaled.shape[1] + eps).sqrt()
+    reached = (scaled.double().square() @ behind.double().square()).sqrt() / length
+    second = _joined(scaled, behind, None, squares, eps, False) + 10 * torch.finfo(x.dtype).eps * reached
+    return second, first, *_begun(first, out, scale, scaled), second
+
+
+def _chained(x: Tensor, sizes: Tensor) -> Tensor:
+    """What float32 sums of K products may be off whose magnitudes add up to `sizes`. x [M, K]."""
+    return 2 * EPS32 * float(x.shape[1]) ** 0.5 * sizes
+
+
+def _joined(x: Tensor, weight: Tensor, added: Tensor | None, sums: Tensor | None, eps: float, gated: bool) -> Tensor:
+    """A product that is rounded twice, and behind gates once more; the slope of a gate is below 1.1."""
+    before = 0.0 if added is None else added.double().abs()
+    length = 1.0 if sums is None else (sums.double().sum(1, keepdim=True) / x.shape[1] + eps).sqrt()
+    found = wide_product(x, weight) / length
+    rounded = 2 * torch.finfo(x.dtype).eps
+    off = rounded * (found.abs() + before) + _chained(x, wide_product(x, weight, sizes=True) / length + before)
+    if not gated:
+        return off
+    (gate, other), (gate_off, other_off) = found.chunk(2, 1), off.chunk(2, 1)
+    passed = (gate * gate.sigmoid()).abs()
+    return 1.1 * gate_off * (other.abs() + other_off) + passed * other_off + rounded * passed * other.abs()
+
+
+def _begun(off: Tensor, out: Tensor, scale: Tensor, scaled: Tensor) -> tuple[Tensor, Tensor]:
+    """The beginning of a norm behind a result that is `off`: scaled rows and sums of PART squares."""
+    rows = off * scale.double().abs() + torch.finfo(scaled.dtype).eps * scaled.double().abs()
+    size = out.double().abs()
+    squares = off * (2 * size + off) + 4 * EPS32 * size.square()
+    return rows, pad(squares, (0, -out.shape[1] % PART)).unflatten(1, (-1, PART)).sum(2)

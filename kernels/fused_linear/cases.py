@@ -1,0 +1,135 @@
+"""Cases of projection: (x, weight, out, sums, eps, turn, heads, add, gated[, scale, scaled, squares[, rows,
+slots]])."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Generator
+
+from specmatrix.kernels.case import Arguments, Case
+from specmatrix.kernels.fused_linear.eager import PART
+
+
+def _case(
+    rows: int,
+    depth: int,
+    columns: int,
+    dtype: torch.dtype = torch.float32,
+    normed: bool = False,
+    kind: Literal["", "add", "gated", "turn"] = "",
+    heads: tuple[int, int] = (0, 0),
+    onward: bool = False,
+    sunk: int = 0,
+    size: Literal["small", "medium"] = "small",
+) -> Case:
+    """columns: of out. normed: behind a norm. heads: how many are turned, and the
+    pairs of each. onward: before one. sunk: columns that go to rows of a pool.
+    """
+
+    def make(g: Generator) -> Arguments:
+        x = torch.randn(rows, depth, generator=g).to(dtype)
+        weight = torch.randn(depth, columns * (2 if kind == "gated" else 1), generator=g) / depth**0.5
+        out = torch.randn(rows, columns, generator=g).to(dtype)
+        sums = torch.rand(rows, -(-depth // PART), generator=g) * PART if normed else None
+        angle = torch.randn(rows, heads[1], generator=g)
+        turn = torch.polar(torch.ones_like(angle), angle) if kind == "turn" else None
+        rest: Arguments = ()
+        if onward:
+            scale = torch.rand(columns, generator=g).to(dtype)
+            rest = scale, torch.zeros(rows, columns, dtype=dtype), torch.zeros(rows, -(-columns // PART))
+        if sunk:
+            pool = torch.full((rows + 5, sunk), 7.0, dtype=dtype)
+            rest = None, None, None, pool, torch.randperm(rows + 5, generator=g)[:rows]
+        return x, weight.to(dtype), out, sums, 1e-5, turn, heads[0], kind == "add", kind == "gated", *rest
+
+    shape = f"{rows} x {depth} x {columns} {str(dtype).removeprefix('torch.')}"
+    return Case(f"{shape}{' normed' if normed else ''} {kind}".strip(), make, size)
+
+
+def _view(g: Generator) -> Arguments:
+    """Rows that lie apart, of x and of out."""
+    x, out = torch.randn(3, 50, generator=g)[:, 5:38], torch.randn(3, 30, generator=g)[:, 4:13]
+    return x, torch.randn(33, 9, generator=g) / 6, out, None, 0.0, None, 0, True, False
+
+
+def _chain(
+    rows: int, depth: int, middle: int, columns: int, dtype: torch.dtype, size: Literal["small", "medium"] = "small"
+) -> Case:
+    """(x, weight, out, scale, scaled, squares, weight and out behind the norm, eps)."""
+
+    def make(g: Generator) -> Arguments:
+        x, scale = torch.randn(rows, depth, generator=g).to(dtype), torch.rand(middle, generator=g).to(dtype)
+        one = (torch.randn(depth, middle, generator=g) / depth**0.5).to(dtype)
+        two = (torch.randn(middle, columns, generator=g) / middle**0.5).to(dtype)
+        out, scaled, last = (torch.randn(rows, n, generator=g).to(dtype) for n in (middle, middle, columns))
+        return x, one, out, scale, scaled, torch.rand(rows, -(-middle // PART), generator=g), two, last, 1e-5
+
+    return Case(f"{rows} x {depth} x {middle} x {columns} {str(dtype).removeprefix('torch.')}", make, size)
+
+
+BF16 = torch.bfloat16
+CASES = (
+    _case(0, 8, 4),
+    _case(1, 1, 1),
+    _case(2, 33, 5, normed=True),
+    _case(3, 70, 40, kind="add"),
+    _case(5, 130, 24, normed=True, kind="gated"),
+    _case(4, 40, 70, BF16, kind="gated"),
+    _case(7, 96, 28, normed=True, kind="turn", heads=(3, 4)),
+    _case(2, 1100, 33, BF16, kind="add"),
+    _case(16, 64, 20, torch.float16, kind="turn", heads=(2, 5)),
+    _case(15, 1030, 12, BF16, normed=True),
+    _case(17, 130, 24, normed=True, kind="gated"),
+    _case(18, 130, 70, torch.float16, normed=True, kind="gated"),
+    _case(39, 70, 66, BF16, kind="gated"),
+    _case(21, 130, 40, torch.float16, normed=True),
+    _case(33, 70, 40, BF16, normed=True, kind="turn", heads=(3, 5)),
+    _case(64, 1100, 33, BF16, kind="add"),
+    Case("rows that lie apart", _view),
+    _case(1, 4096, 6144, BF16, normed=True, kind="turn", heads=(40, 64), size="medium"),
+    _case(8, 4096, 1434, BF16, normed=True, kind="gated", size="medium"),
+    _case(16, 2048, 1030, BF16, kind="add", size="medium"),
+    _case(48, 4096, 1434, BF16, normed=True, kind="gated", size="medium"),
+    _case(24, 4096, 4100, BF16, normed=True, kind="gated", size="medium"),
+    _case(40, 4096, 4100, BF16, normed=True, kind="gated", size="medium"),
+    _case(24, 2048, 1030, torch.float16, normed=True, kind="gated", size="medium"),
+    _case(60, 2048, 1030, BF16, kind="add", size="medium"),
+)
+SUNK_CASES = (
+    _case(0, 8, 12, sunk=4),
+    _case(1, 40, 7, sunk=7),
+    _case(5, 70, 84, BF16, normed=True, kind="turn", heads=(3, 10), sunk=40),
+    _case(3, 4096, 6144, BF16, normed=True, kind="turn", heads=(40, 64), sunk=2048, size="medium"),
+    _case(20, 70, 84, BF16, normed=True, kind="turn", heads=(3, 10), sunk=40),
+    _case(24, 4096, 6144, BF16, normed=True, kind="turn", heads=(40, 64), sunk=2048, size="medium"),
+    _case(29, 2048, 3072, BF16, normed=True, kind="turn", heads=(40, 32), sunk=1024, size="medium"),
+    _case(48, 4096, 6144, BF16, normed=True, kind="turn", heads=(40, 64), sunk=2048, size="medium"),
+)
+ONWARD_CASES = (
+    _case(0, 8, 4, onward=True),
+    _case(1, 40, 130, onward=True),
+    _case(3, 1100, 70, BF16, kind="add", onward=True),
+    _case(41, 1030, 100, BF16, kind="add", onward=True),
+    _case(23, 1030, 70, BF16, kind="add", onward=True),
+    _case(19, 64, 70, BF16, kind="add", onward=True),
+    _case(40, 64, 70, torch.float16, kind="add", onward=True),
+    _case(6, 14336, 512, BF16, kind="add", onward=True, size="medium"),
+    _case(13, 2048, 2048, BF16, kind="add", onward=True, size="medium"),
+    _case(31, 2048, 2048, BF16, kind="add", onward=True, size="medium"),
+    _case(32, 4200, 4100, BF16, kind="add", onward=True, size="medium"),
+    _case(27, 4096, 4096, BF16, kind="add", onward=True, size="medium"),
+    _case(47, 4096, 4096, BF16, kind="add", onward=True, size="medium"),
+    _case(64, 4200, 4100, BF16, kind="add", onward=True, size="medium"),
+)
+CHAINED_CASES = (
+    _chain(0, 8, 4, 8, torch.float32),
+    _chain(1, 40, 70, 33, torch.float32),
+    _chain(3, 300, 130, 66, BF16),
+    _chain(2, 1100, 64, 40, BF16),
+    _chain(18, 300, 130, 66, BF16),
+    _chain(5, 2048, 2048, 1030, BF16, "medium"),
+    _chain(30, 2048, 2048, 1030, BF16, "medium"),
+    _chain(52, 4096, 4096, 2050, BF16, "medium"),
+)

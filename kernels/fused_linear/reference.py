@@ -1,0 +1,66 @@
+"""The definition of projection."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specmatrix.kernels.fused_linear.eager import PART
+from specmatrix.kernels.matmul.reference import wide_product
+from specmatrix.kernels.rotary.reference import rotary
+from specmatrix.kernels.silu_mul.reference import silu_mul
+
+
+def projection(
+    x: Tensor,
+    weight: Tensor,
+    out: Tensor,
+    sums: Tensor | None = None,
+    eps: float = 0.0,
+    turn: Tensor | None = None,
+    heads: int = 0,
+    add: bool = False,
+    gated: bool = False,
+    scale: Tensor | None = None,
+    scaled: Tensor | None = None,
+    squares: Tensor | None = None,
+    rows: Tensor | None = None,
+    slots: Tensor | None = None,
+) -> Tensor:
+    """In float64, rounded where the operations one after the other round."""
+    before = out.clone()
+    product = wide_product(x, weight)
+    if sums is not None:
+        product /= (sums.double().sum(1, keepdim=True) / x.shape[1] + eps).sqrt()
+    if gated:
+        out.copy_(silu_mul(product.to(x.dtype)))
+    else:
+        out.copy_(torch.add(out, product) if add else product)
+    if turn is not None:
+        rotary(out, turn, heads)
+    if scale is not None and scaled is not None and squares is not None:
+        scaled.copy_(out.double() * scale.double())
+        for part in range(squares.shape[1]):
+            squares[:, part] = out[:, part * PART : (part + 1) * PART].double().square().sum(1)
+    if rows is not None and slots is not None:
+        first = out.shape[1] - rows.shape[1]
+        for row, slot in enumerate(slots.tolist()):
+            rows[slot] = out[row, first:]
+        out[:, first:] = before[:, first:]
+    return out
+
+
+def chained(
+    x: Tensor,
+    weight: Tensor,
+    out: Tensor,
+    scale: Tensor,
+    scaled: Tensor,
+    squares: Tensor,
+    behind: Tensor,
+    last: Tensor,
+    eps: float,
+) -> Tensor:
+    """A projection, a norm, and the projection behind it."""
+    projection(x, weight, out, scale=scale, scaled=scaled, squares=squares)
+    return projection(scaled, behind, last, squares, eps)

@@ -1,0 +1,42 @@
+"""Rows of the buffers that one step leaves for the next: take some out, put some back."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specmatrix.kernels import preconditions
+from specmatrix.kernels.backend import chosen
+from specmatrix.kernels.gather_rows import eager
+
+__all__ = ["gather", "scatter"]
+
+
+def gather(buffer: Tensor, rows: Tensor, checked: bool = False) -> Tensor:
+    """buffer[rows] -> [B, ...]; buffer [R, ...] contiguous, rows int64 [B].
+
+    KernelError on other shapes; with `checked` also on the dtype and range of rows.
+    """
+    _refuse("gather", buffer, rows, checked)
+    return chosen(eager, buffer).gather(buffer, rows)
+
+
+def scatter(buffer: Tensor, rows: Tensor, values: Tensor, checked: bool = False) -> None:
+    """buffer[rows] = values, in place; values [B, ...] of buffer's dtype.
+
+    Rows are distinct, except that those of equal values may repeat (padding). KernelError as for `gather`.
+    """
+    _refuse("scatter", buffer, rows, checked)
+    if values.shape != (*rows.shape, *buffer.shape[1:]):
+        raise preconditions.shape_error("scatter", "values", values, (*rows.shape, *buffer.shape[1:]))
+    if checked:
+        preconditions.dtype("scatter", (buffer.dtype,), values=values)
+    chosen(eager, buffer).scatter(buffer, rows, values)
+
+
+def _refuse(op: str, buffer: Tensor, rows: Tensor, checked: bool) -> None:
+    if rows.dim() != 1:
+        raise preconditions.shape_error(op, "rows", rows, ("B",))
+    if checked:
+        preconditions.dtype(op, (torch.int64,), rows=rows)
+        preconditions.within(op, 0, buffer.shape[0], rows=rows)

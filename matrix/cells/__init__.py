@@ -1,0 +1,1 @@
+"""What may run: axes, cells and constraints."""

@@ -1,0 +1,200 @@
+"""The axes: one table, each value with its price.
+
+The first value of an axis is its default. A value's token is its share of a cell's id (`eagle3.s3.k4.n8.v2.ragged`);
+defaults have none, except on the first axis, so an axis that is added later leaves old ids as they are.
+A launch axis needs an engine start of its own; one start serves every value of the request axes.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final, Literal
+
+from specmatrix.engine.core.config.suggest import nearest
+from specmatrix.engine.core.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """One value of an axis; seconds (CPU) and gpus are what it adds to a cell's price."""
+
+    name: str
+    token: str
+    seconds: float = 0.0
+    gpus: int = 0
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis; the first value is the default."""
+
+    name: str
+    scope: Literal["launch", "request"]
+    summary: str
+    values: tuple[Value, ...]
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        return tuple(value.name for value in self.values)
+
+    @property
+    def default(self) -> str:
+        return self.values[0].name
+
+    def value(self, name: str) -> Value:
+        """ConfigError lists the values that exist."""
+        for value in self.values:
+            if value.name == name:
+                return value
+        raise ConfigError(f"{self.name} has no value {name!r}; it must be one of {', '.join(self.names)}")
+
+
+AXES: Final[tuple[Axis, ...]] = (
+    Axis(
+        "algorithm",
+        "launch",
+        "who drafts",
+        (
+            Value("none", "none", 0.3),
+            Value("standalone", "standalone", 0.5),
+            Value("eagle3", "eagle3", 0.5),
+            Value("eagle", "eagle", 0.5),
+            Value("ngram", "ngram", 0.5),
+            Value("dflash", "dflash", 0.5),
+            Value("nextn", "nextn", 0.5),
+        ),
+    ),
+    Axis(
+        "model",
+        "launch",
+        "the target: dense, with sliding-window layers, or with latent attention and experts",
+        (Value("llama", ""), Value("qwen3", "qwen3", 0.2), Value("deepseek", "deepseek", 0.4)),
+    ),
+    Axis(
+        "tp",
+        "launch",
+        "ranks that share the target, a process each and on a GPU tier a GPU each; two run on a CPU as well",
+        (
+            Value("1", ""),
+            Value("2", "tp2", 3.0),
+            Value("4", "tp4", 4.0, gpus=4),
+            Value("8", "tp8", 6.0, gpus=8),
+        ),
+    ),
+    Axis(
+        "steps",
+        "launch",
+        "depth of the draft",
+        (Value("auto", ""), Value("1", "s1"), Value("2", "s2"), Value("3", "s3"), Value("5", "s5")),
+    ),
+    Axis(
+        "topk",
+        "launch",
+        "children per draft node",
+        (Value("auto", ""), Value("1", "k1"), Value("2", "k2", 0.1), Value("4", "k4", 0.2)),
+    ),
+    Axis(
+        "draft_tokens",
+        "launch",
+        "verified nodes, root included",
+        (Value("auto", ""), Value("4", "n4"), Value("6", "n6"), Value("8", "n8"), Value("16", "n16", 0.1)),
+    ),
+    Axis(
+        "adaptive",
+        "launch",
+        "depth from round to round: static, or adapted by the table that ships, by quick slots, or by one flat slot",
+        (Value("off", ""), Value("table", "table", 0.1), Value("tiers", "tiers", 0.1), Value("flat", "flat", 0.1)),
+    ),
+    Axis("spec_version", "launch", "timing of the steps", (Value("auto", ""), Value("v1", "v1"), Value("v2", "v2"))),
+    Axis("overlap", "launch", "overlap schedule on, or disabled by its flag", (Value("on", ""), Value("off", "sync"))),
+    Axis(
+        "page_size",
+        "launch",
+        "tokens per KV page",
+        (Value("1", ""), Value("4", "p4"), Value("16", "p16"), Value("64", "p64"), Value("256", "p256", 0.3)),
+    ),
+    Axis("prefix_cache", "launch", "radix cache", (Value("on", ""), Value("off", "nocache"))),
+    Axis(
+        "prefill_chunk",
+        "launch",
+        "tokens per prefill chunk",
+        (Value("off", ""), Value("7", "c7", 0.2), Value("32", "c32", 0.1)),
+    ),
+    Axis(
+        "context",
+        "launch",
+        "positions that a request may reach: those of the model, or so few that requests end at the last one",
+        (Value("model", ""), Value("short", "ctx", 0.3)),
+    ),
+    Axis(
+        "memory",
+        "launch",
+        "KV memory: tight forces retraction, snug leaves a retracted turn of a session what it had inherited",
+        (Value("ample", ""), Value("tight", "tight", 0.5), Value("snug", "snug", 0.5)),
+    ),
+    Axis("slots", "launch", "requests that may run at once", (Value("auto", ""), Value("4", "m4", 0.1))),
+    Axis(
+        "batch",
+        "request",
+        "requests and their lengths: 1, 2, 5 of mixed length, 9, waves of 1, 8, 32, 8 and 1, or many exam questions",
+        (
+            Value("single", ""),
+            Value("pair", "pair", 0.1),
+            Value("ragged", "ragged", 0.3),
+            Value("burst", "burst", 0.5),
+            Value("exam", "exam", 6.0),
+            Value("waves", "waves", 0.8),
+        ),
+    ),
+    Axis(
+        "session",
+        "request",
+        "requests alone, as the turns of streaming sessions, or as branches of ordinary ones",
+        (Value("none", ""), Value("streaming", "stream", 0.4), Value("branching", "branch", 0.4)),
+    ),
+    Axis(
+        "sampling",
+        "request",
+        "how tokens are picked",
+        (
+            Value("greedy", ""),
+            Value("temperature", "temperature", 0.1),
+            Value("topk_topp", "topk_topp", 0.1),
+            Value("mixed", "mixed", 0.1),
+        ),
+    ),
+    Axis(
+        "finish",
+        "request",
+        "what ends a request",
+        (
+            Value("eos", ""),
+            Value("length", "length"),
+            Value("stop_token", "stop_token"),
+            Value("stop_string", "stop_string"),
+        ),
+    ),
+    Axis(
+        "abort",
+        "request",
+        "whether a request is aborted, and when",
+        (Value("none", ""), Value("queued", "abort_queued"), Value("running", "abort_running")),
+    ),
+)
+NAMES: Final = tuple(axis.name for axis in AXES)
+LAUNCH: Final = tuple(axis.name for axis in AXES if axis.scope == "launch")
+INDEX: Final = {name: index for index, name in enumerate(NAMES)}
+
+
+def axis(name: str) -> Axis:
+    """ConfigError names the closest axis, or all that exist."""
+    if name not in INDEX:
+        close = nearest(name, NAMES)
+        hint = f"the closest is {close}" if close else f"it must be one of {', '.join(NAMES)}"
+        raise ConfigError(f"axis {name!r} is unknown; {hint}")
+    return AXES[INDEX[name]]
+
+
+def describe(assignment: Iterable[tuple[str, str]]) -> str:
+    """Axis values as text: `algorithm=eagle3 topk=4`."""
+    return " ".join(f"{name}={value}" for name, value in assignment)

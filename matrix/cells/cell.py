@@ -1,0 +1,246 @@
+"""A cell: one value per axis. Frozen, hashable, ordered; its id is its content."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from operator import getitem
+from typing import Any, Final, NamedTuple
+
+from specmatrix.engine.core.config.asked import AUTO, Auto, EngineConfig
+from specmatrix.engine.core.config.suggest import nearest
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.matrix.cells.axes import AXES, INDEX, LAUNCH, NAMES, Axis, axis
+from specmatrix.matrix.workloads.adaptive_configs import TEXTS as SLOTS
+from specmatrix.matrix.workloads.memory_sizes import snug
+
+# Zoo names: the target of each value of `model`, and the drafts that were trained for it.
+MODELS: Final = {"llama": "llama-mini", "qwen3": "qwen3-mini", "deepseek": "deepseek-mini"}
+DRAFTS: Final = {
+    ("llama", "standalone"): "llama-mini-standalone",
+    ("llama", "eagle3"): "llama-mini-eagle3",
+    ("llama", "eagle"): "llama-mini-eagle",
+    ("llama", "dflash"): "llama-mini-dflash",
+    ("qwen3", "standalone"): "qwen3-mini-standalone",
+    ("qwen3", "eagle3"): "qwen3-mini-eagle3",
+}
+# How n-grams are looked up, model by model, so that each way is on the axes without one of its own: the most recent
+# first, the most frequent first, those of a corpus before all others.
+CORPUS: Final = "gsm-mini-train"
+GRAMS: Final[dict[str, dict[str, Any]]] = {
+    "qwen3": {"speculative_ngram_match_type": "PROB"},
+    "deepseek": {"speculative_ngram_external_corpus_path": CORPUS, "speculative_ngram_external_sam_budget": 3},
+}
+# Tight memory holds the longest request of a workload alone, but no two of them to their end. It is this or so many
+# pages, whichever is more: with fewer no request would ever ask for another page.
+TIGHT_TOKENS: Final = 192
+TIGHT_PAGES: Final = 2
+# Layers with a sliding window keep room for two pages of each request, and two requests must run.
+TIGHT_WINDOW_PAGES: Final = 4
+# A whole number of pages, so that what drafts write past the last position needs a page that no text will fill.
+SHORT_CONTEXT: Final = 192
+# Ample memory holds every request of the largest workload at once; more only makes its checks slower.
+AMPLE_TOKENS: Final = 12_288
+AMPLE_PAGES: Final = 128
+
+
+class Cell(NamedTuple):
+    """One value per axis, in the order of AXES; the values are their names."""
+
+    algorithm: str = "none"
+    model: str = "llama"
+    tp: str = "1"
+    steps: str = "auto"
+    topk: str = "auto"
+    draft_tokens: str = "auto"
+    adaptive: str = "off"
+    spec_version: str = "auto"
+    overlap: str = "on"
+    page_size: str = "1"
+    prefix_cache: str = "on"
+    prefill_chunk: str = "off"
+    context: str = "model"
+    memory: str = "ample"
+    slots: str = "auto"
+    batch: str = "single"
+    session: str = "none"
+    sampling: str = "greedy"
+    finish: str = "eos"
+    abort: str = "none"
+
+    @property
+    def id(self) -> str:
+        """The tokens of the values that are not defaults, joined by dots; `from_id` reads it back."""
+        return ".".join([token for table, value in zip(TOKENS, self, strict=True) if (token := table[value])])
+
+    @classmethod
+    def from_id(cls, text: str) -> "Cell":
+        """The cell of an id. ConfigError on a token that no axis has, or on two tokens of one axis."""
+        values: dict[str, str] = {}
+        for token in text.split("."):
+            if token not in MEANINGS:
+                raise ConfigError(f"cell id {text!r} has {_unknown_part(token)}")
+            name, value = MEANINGS[token]
+            if name in values:
+                raise ConfigError(f"cell id {text!r} gives {name} twice")
+            values[name] = value
+        if "algorithm" not in values:
+            raise ConfigError(f"cell id {text!r} names no algorithm; begin with {', '.join(axis('algorithm').names)}")
+        return cls(**values)
+
+    @classmethod
+    def of(cls, assignment: Mapping[str, str]) -> "Cell":
+        """The cell with these values, defaults elsewhere. ConfigError on an unknown axis or value."""
+        return cls(**{name: axis(name).value(value).name for name, value in assignment.items()})
+
+    @property
+    def values(self) -> dict[str, str]:
+        """Axis name to value."""
+        return self._asdict()
+
+    @property
+    def launch_key(self) -> tuple[str, ...]:
+        """The values of the launch axes; cells with equal keys share one engine start."""
+        return self[: len(LAUNCH)]
+
+    @property
+    def target(self) -> str:
+        """The zoo's name of the target."""
+        return MODELS[self.model]
+
+    @property
+    def draft(self) -> str | None:
+        """The zoo's name of the draft; None without one, or where the target's checkpoint brings it."""
+        return DRAFTS.get((self.model, self.algorithm))
+
+    @property
+    def baseline(self) -> "Cell":
+        """The same cell without a drafter: what a paired gate compares with."""
+        return self._replace(algorithm="none", steps="auto", topk="auto", draft_tokens="auto", adaptive="off")
+
+    @property
+    def canonical(self) -> "Cell":
+        """The plainest launch of the model and context: what every drafter, timing and page size is compared with."""
+        return Cell(model=self.model, prefix_cache="off", spec_version="v1", context=self.context)
+
+    @property
+    def twin(self) -> "Cell":
+        """The plainest launch of the cell's drafter: what turns that begin on KV of others are compared with."""
+        shape = {name: self.values[name] for name in ("algorithm", "steps", "topk", "draft_tokens")}
+        return self.canonical._replace(**shape)
+
+    @property
+    def adapts(self) -> bool:
+        """True where the depth must move from round to round: chains of EAGLE's kind may (sglang#21599, #23336)."""
+        return self.adaptive != "off" and self.algorithm in ("eagle", "eagle3", "nextn") and self.topk in ("auto", "1")
+
+    @property
+    def seconds(self) -> float:
+        """Estimated price on one CPU thread."""
+        return sum(price[value] for price, value in zip(SECONDS, self, strict=True))
+
+    @property
+    def gpus(self) -> int:
+        """GPUs that the cell needs; 0 runs on a CPU."""
+        return max(map(getitem, GPUS, self))
+
+    @property
+    def ranks(self) -> int:
+        """Processes that share the target."""
+        return int(self.tp)
+
+    @property
+    def memory_tokens(self) -> int:
+        """Tokens of KV memory: whole pages, few or plenty."""
+        page = int(self.page_size)
+        if self.memory == "snug":
+            return snug(self.model == "qwen3", page).memory
+        if self.memory == "ample":
+            return max(AMPLE_TOKENS, AMPLE_PAGES * page)
+        pages = TIGHT_WINDOW_PAGES if self.model == "qwen3" and page > TIGHT_TOKENS else TIGHT_PAGES
+        return max(TIGHT_TOKENS, pages * page)
+
+    def config(self) -> EngineConfig:
+        """What this cell asks of an engine: the only bridge from the matrix to the engine."""
+        return EngineConfig(
+            model_path=self.target,
+            speculative_algorithm=self.algorithm.upper(),
+            speculative_draft_model_path=self.draft,
+            speculative_num_steps=_size(self.steps),
+            speculative_eagle_topk=_size(self.topk),
+            speculative_num_draft_tokens=_size(self.draft_tokens),
+            speculative_adaptive=self.adaptive != "off",
+            speculative_adaptive_config=SLOTS.get(self.adaptive),
+            spec_version=VERSIONS[self.spec_version],
+            disable_overlap_schedule=self.overlap == "off",
+            page_size=int(self.page_size),
+            disable_radix_cache=self.prefix_cache == "off",
+            chunked_prefill_size=-1 if self.prefill_chunk == "off" else int(self.prefill_chunk),
+            context_length=SHORT_CONTEXT if self.context == "short" else AUTO,
+            max_total_tokens=self.memory_tokens,
+            max_running_requests=_size(self.slots),
+            tp_size=self.ranks,
+            **(GRAMS.get(self.model, {}) if self.algorithm == "ngram" else {}),
+        )
+
+
+VERSIONS: Final[dict[str, Any]] = {"auto": "auto", "v1": "v1", "v2": "v2"}
+TOKENS: Final = tuple({value.name: value.token for value in axis.values} for axis in AXES)
+SECONDS: Final = tuple({value.name: value.seconds for value in axis.values} for axis in AXES)
+GPUS: Final = tuple({value.name: value.gpus for value in axis.values} for axis in AXES)
+MEANINGS: Final = {value.token: (axis.name, value.name) for axis in AXES for value in axis.values if value.token}
+
+
+def asked(cell: Cell, gpus: int = 0) -> EngineConfig:
+    """What a cell asks of an engine when it is judged: bits that do not depend on the batch, stamps, every law, and
+    sessions, which any of the launch's cells may open. With GPUs the same on them, in the precision of the CPU tier."""
+    judged = replace(cell.config(), kv_stamps=True, strict_memory=1, enable_deterministic_inference=True)
+    judged = replace(judged, enable_streaming_session=True)
+    return replace(judged, device="cuda", dtype="float32") if gpus else judged
+
+
+def _unknown_part(token: str) -> str:
+    """What is wrong with a part of an id that no axis has, and which parts come close."""
+    if not token:
+        return "an empty part; write parts joined by single dots, as in eagle3.s3.k4"
+    if token in INDEX:
+        return f"the axis {token} where a part must stand; its values are written {_tokens(axis(token))}"
+    letters = token.rstrip("0123456789")
+    # `k5` is meant as a number of the axis that `k4` is of, whatever else is spelled like it.
+    near = [part for part in MEANINGS if part != letters != token and part.rstrip("0123456789") == letters]
+    near = near or [part for part in (nearest(token, MEANINGS),) if part]
+    if near:
+        return f"an unknown part {token!r}; {'the closest is' if len(near) == 1 else 'there are'} {', '.join(near)}"
+    return f"an unknown part {token!r}; an id is an algorithm and values of other axes, as in eagle3.s3.k4.n8.ragged"
+
+
+def _tokens(axis: Axis) -> str:
+    return ", ".join(value.token for value in axis.values if value.token)
+
+
+def _size(value: str) -> int | Auto:
+    return AUTO if value == AUTO else int(value)
+
+
+def parse_assignment(text: str) -> dict[str, str]:
+    """`algorithm=eagle3 topk=4` (blanks, commas or `and` between) as a mapping; ConfigError on anything else."""
+    values: dict[str, str] = {}
+    for part in text.replace(",", " ").split():
+        if part == "and":
+            continue
+        name, equals, value = part.partition("=")
+        if not (name and equals and value):
+            raise ConfigError(f"{part!r} is no assignment; write axis=value, for example algorithm=eagle3 topk=4")
+        if name in values:
+            raise ConfigError(f"{name} is given twice; give it once")
+        values[axis(name).name] = axis(name).value(value.lower()).name
+    return values
+
+
+def order(cells: Iterable[Cell]) -> list[Cell]:
+    """Cells without repeats, by the position of their values on the axes."""
+    return sorted(set(cells), key=lambda cell: [RANKS[i][value] for i, value in enumerate(cell)])
+
+
+RANKS: Final = tuple({name: rank for rank, name in enumerate(axis.names)} for axis in AXES)
+
+if Cell._fields != NAMES or any(Cell._field_defaults[name] != AXES[INDEX[name]].default for name in NAMES):
+    raise TypeError("the fields of Cell must be the axes, with their defaults")

@@ -1,0 +1,308 @@
+"""The constraints: which cells exist, and what is expected of those that do.
+
+Kinds: *impossible* cannot exist; *redundant* means nothing that another cell does not mean; *refused*: the engine must
+raise, with its own sentence; *rewritten*: the engine must report the rewrite. The last two are lifted from
+`engine.core.config.rules.table`, so the matrix and the engine cannot disagree, and are tested as negative cells.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, cached_property
+from itertools import product
+from typing import Final, Literal
+
+from specmatrix.engine.core.config.context import Rule, Situation
+from specmatrix.engine.core.config.resolve import resolve
+from specmatrix.engine.core.config.rules.table import RULES
+from specmatrix.engine.core.draft.tree import tree_pool
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.matrix.cells.axes import AXES, INDEX, axis, describe
+from specmatrix.matrix.cells.cell import DRAFTS, Cell, asked, parse_assignment
+from specmatrix.matrix.cells.model_facts import zoo_facts
+
+Kind = Literal["impossible", "redundant", "refused", "rewritten"]
+Expect = Literal["runs", "rewritten", "refused"]
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """One constraint.
+
+    axes: the only axes that `forbids` reads. forbids: true for a cell that the constraint applies to.
+    """
+
+    name: str
+    kind: Kind
+    why: str
+    axes: tuple[str, ...]
+    forbids: Callable[[Cell], bool]
+
+    @cached_property
+    def columns(self) -> tuple[int, ...]:
+        """Positions of `axes` in a cell."""
+        return tuple(INDEX[name] for name in self.axes)
+
+    @cached_property
+    def forbidden(self) -> frozenset[tuple[str, ...]]:
+        """Every combination of values of `axes` that the constraint applies to."""
+        combinations = product(*(axis(name).names for name in self.axes))
+        return frozenset(c for c in combinations if self.forbids(Cell(**dict(zip(self.axes, c, strict=True)))))
+
+    def applies(self, cell: Cell) -> bool:
+        """The same answer as `forbids`, from the table."""
+        return tuple([cell[column] for column in self.columns]) in self.forbidden
+
+
+@cache
+def situation(cell: Cell) -> Situation:
+    """What the engine's launch rules look at for this cell; for reading only."""
+    return Situation.of(cell.config(), zoo_facts(cell))
+
+
+def _lifted(name: str, *axes: str) -> Constraint:
+    rule: Rule = next(rule for rule in RULES if rule.name == name)
+    return Constraint(name, rule.kind, rule.why, axes, lambda cell: rule.broken(situation(cell)))
+
+
+# What cells of several ranks keep of each axis: every kind of target and of drafter's state, both timings, pages, and
+# whatever moves pages while ranks must agree.
+RANKED: Final[dict[str, tuple[str, ...]]] = {
+    "algorithm": ("none", "eagle3", "ngram", "nextn"),
+    "steps": ("auto", "3"),
+    "topk": ("auto", "4"),
+    "draft_tokens": ("auto", "8"),
+    "adaptive": ("off",),
+    "spec_version": ("auto", "v2"),
+    "overlap": ("on",),
+    "page_size": ("1", "16"),
+    "prefill_chunk": ("off",),
+    "context": ("model",),
+    "memory": ("ample", "tight"),
+    "slots": ("auto",),
+    "batch": ("pair", "ragged"),
+    "sampling": ("greedy", "mixed"),
+    "finish": ("eos", "length"),
+    "abort": ("none",),
+}
+# The batches that always run whole.
+FEW: Final = ("single", "pair")
+# More ranks than two only on GPUs, where fewer cells do.
+CROWDED: Final = {"algorithm": ("eagle3", "nextn")}
+
+
+def _of_few_ranks(name: str) -> Constraint:
+    """Cells of several ranks hold few values of an axis."""
+
+    def forbids(cell: Cell) -> bool:
+        kept = CROWDED.get(name, RANKED[name]) if cell.ranks > 2 else RANKED[name]
+        return cell.ranks > 1 and cell.values[name] not in kept
+
+    why = "ranks share the target and agree on tokens, whatever else is asked; one rank proves the rest"
+    return Constraint(f"few-ranks-{name.replace('_', '-')}", "redundant", why, (name, "tp"), forbids)
+
+
+def _equal_widths(cell: Cell) -> bool:
+    """A tree whose width is the length of its paths: steps + 1."""
+    explicit = "auto" not in (cell.steps, cell.topk, cell.draft_tokens)
+    if not explicit or cell.algorithm in ("none", "dflash") or int(cell.topk) == 1:
+        return False
+    width = int(cell.draft_tokens)
+    return width == int(cell.steps) + 1 and width - 1 <= tree_pool(int(cell.steps), int(cell.topk))
+
+
+CONSTRAINTS: Final[tuple[Constraint, ...]] = (
+    _lifted("nothing-to-draft", "algorithm", "steps", "topk", "draft_tokens", "adaptive"),
+    _lifted("steps-auto-alone", "algorithm", "steps", "topk", "draft_tokens", "adaptive"),
+    _lifted("steps-no-candidate", "algorithm", "steps", "topk", "adaptive"),
+    _lifted("adaptive-unsupported", "algorithm", "topk", "adaptive"),
+    _lifted("adaptive-config-flat", "algorithm", "topk", "adaptive"),
+    _lifted("tree-too-wide", "algorithm", "steps", "topk", "draft_tokens"),
+    _lifted("v2-needs-overlap", "spec_version", "overlap"),
+    _lifted("ngram-tree-too-wide", "algorithm", "steps", "topk", "draft_tokens"),
+    _lifted("ngram-budget-too-wide", "algorithm", "model", "steps", "topk", "draft_tokens"),
+    _lifted("block-too-wide", "algorithm", "model", "draft_tokens"),
+    _lifted("block-steps", "algorithm", "steps"),
+    _lifted("chains-only", "algorithm", "topk"),
+    _lifted("chain-width", "algorithm", "steps", "topk", "draft_tokens", "adaptive"),
+    _lifted("no-step-in-flight", "algorithm", "spec_version"),
+    _lifted("nothing-bundled", "algorithm", "model"),
+    _lifted("window-uncached", "model", "prefix_cache"),
+    _lifted("uneven-ranks", "model", "tp", "prefix_cache"),
+    Constraint(
+        "no-draft-trained",
+        "impossible",
+        "the zoo trained no such draft for this model",
+        ("algorithm", "model"),
+        lambda cell: cell.draft is None and cell.algorithm in {algorithm for _, algorithm in DRAFTS},
+    ),
+    Constraint(
+        "equal-widths",
+        "redundant",
+        "a tree as wide as its paths are long hides a wrong stride; another width shows it",
+        ("algorithm", "steps", "topk", "draft_tokens"),
+        _equal_widths,
+    ),
+    Constraint(
+        "chain-of-its-own-width",
+        "redundant",
+        "adaptive steps draft chains as wide as they are deep; asking for that too changes nothing",
+        ("algorithm", "topk", "draft_tokens", "adaptive"),
+        lambda cell: cell.adapts and (cell.topk, cell.draft_tokens) != ("auto", "auto"),
+    ),
+    Constraint(
+        "table-of-one-drafter",
+        "redundant",
+        "the table that ships is the same for every drafter and first depth; slots of their own move the others sooner",
+        ("algorithm", "model", "steps", "topk", "adaptive"),
+        lambda cell: (
+            cell.adapts
+            and cell.adaptive == "table"
+            and (cell.algorithm, cell.model, cell.steps) != ("eagle3", "llama", "auto")
+        ),
+    ),
+    Constraint(
+        "v1-without-overlap",
+        "redundant",
+        "v1 is the timing without overlap already",
+        ("spec_version", "overlap"),
+        lambda cell: cell.overlap == "off" and cell.spec_version == "v1",
+    ),
+    Constraint(
+        "alone-under-pressure",
+        "redundant",
+        "a lone request is never retracted",
+        ("memory", "batch"),
+        lambda cell: cell.memory == "tight" and cell.batch == "single",
+    ),
+    Constraint(
+        "page-never-full",
+        "redundant",
+        "an answer that ends by itself stays within its first page of 256 tokens, so nobody asks for another",
+        ("page_size", "memory", "batch", "finish"),
+        lambda cell: (
+            (cell.page_size, cell.memory) == ("256", "tight") and cell.batch != "single" and cell.finish != "length"
+        ),
+    ),
+    Constraint(
+        "snug-for-two",
+        "redundant",
+        "memory is snug for two conversations of known lengths, and only a session keeps KV from turn to turn",
+        ("memory", "batch", "session", "finish"),
+        lambda cell: (
+            cell.memory == "snug" and (cell.batch, cell.session, cell.finish) != ("pair", "streaming", "length")
+        ),
+    ),
+    Constraint(
+        "context-out-of-reach",
+        "redundant",
+        "only a request that ends by its length is certain to reach the context's end; one or two of them show it",
+        ("context", "memory", "batch", "finish", "abort"),
+        lambda cell: (
+            cell.context == "short"
+            and ((cell.memory, cell.finish, cell.abort) != ("ample", "length", "none") or cell.batch not in FEW)
+        ),
+    ),
+    Constraint(
+        "slots-unfilled",
+        "redundant",
+        "two requests never wait for four slots",
+        ("slots", "batch"),
+        lambda cell: cell.slots == "4" and cell.batch in FEW,
+    ),
+    Constraint(
+        "mixed-alone",
+        "redundant",
+        "one request has one way of sampling",
+        ("sampling", "batch"),
+        lambda cell: cell.sampling == "mixed" and cell.batch == "single",
+    ),
+    Constraint(
+        "queue-empty",
+        "impossible",
+        "no request waits unless there are more requests than slots",
+        ("abort", "slots", "batch"),
+        lambda cell: cell.abort == "queued" and (cell.slots == "auto" or cell.batch not in ("ragged", "burst")),
+    ),
+    Constraint(
+        "session-of-many",
+        "redundant",
+        "an exam grades single questions and a wave is single requests; turns are proven in the other batches",
+        ("session", "batch"),
+        lambda cell: cell.session != "none" and cell.batch in ("exam", "waves"),
+    ),
+    Constraint(
+        "waves-in-no-hurry",
+        "redundant",
+        "fifty requests that are aborted, retracted or end by text prove what a batch of nine proves",
+        ("batch", "memory", "abort", "finish"),
+        lambda cell: cell.batch == "waves" and (cell.memory, cell.abort, cell.finish) != ("ample", "none", "length"),
+    ),
+    Constraint(
+        "exam-cut-short",
+        "impossible",
+        "an answer that is cut short or aborted cannot be graded",
+        ("batch", "finish", "abort"),
+        lambda cell: cell.batch == "exam" and (cell.finish != "eos" or cell.abort != "none"),
+    ),
+    Constraint(
+        "exam-under-pressure",
+        "redundant",
+        "retraction is proven token by token; hundreds of retracted questions only take hours",
+        ("batch", "memory"),
+        lambda cell: cell.batch == "exam" and cell.memory == "tight",
+    ),
+    *map(_of_few_ranks, RANKED),
+)
+
+
+def explain(cell: Cell) -> tuple[Constraint, ...]:
+    """Every constraint that applies to a cell: the only judge of cover, runner and report."""
+    return tuple(constraint for constraint in CONSTRAINTS if constraint.applies(cell))
+
+
+def expect(cell: Cell) -> Expect:
+    """What the engine must do with a cell. ConfigError for a combination that is no cell."""
+    kinds = {constraint.kind: constraint for constraint in reversed(explain(cell))}
+    for kind in ("impossible", "redundant"):
+        if kind in kinds:
+            raise ConfigError(f"cell {cell.id} is {kind} ({kinds[kind].name}): {kinds[kind].why}")
+    return "refused" if "refused" in kinds else "rewritten" if "rewritten" in kinds else "runs"
+
+
+def explain_text(which: str | Cell) -> str:
+    """What a cell, an id or an assignment (`algorithm=eagle3 topk=4`) comes to, in words.
+
+    The verdict with the constraints that apply, then the configuration that a run resolves, with rewrites, and with
+    reasons and the gates that must be green for them.
+    """
+    cell = which if isinstance(which, Cell) else read_cell(which)
+    lines = [cell.id, describe(cell.values.items()), *_verdict(cell)]
+    try:
+        resolved = resolve(asked(cell), zoo_facts(cell))
+    except ConfigError as error:
+        return "\n".join([*lines, f"the engine says: {error}"])
+    lines += [f"  {name}: {value}" for name, value in resolved.as_dict().items() if name not in ("reasons", "rewrites")]
+    for r in resolved.reasons:
+        gates = f" (held by the gates {', '.join(r.evidence)})" if r.evidence else ""
+        lines.append(f"because {r.field} = {r.value}: {r.because}{gates}")
+    lines += [f"rewritten {r.field}: {r.asked} -> {r.got}: {r.reason}" for r in resolved.rewrites]
+    return "\n".join(lines)
+
+
+def read_cell(text: str) -> Cell:
+    """The cell of an id or of an assignment; ConfigError on neither."""
+    return Cell.of(parse_assignment(text)) if "=" in text else Cell.from_id(text.strip())
+
+
+def _verdict(cell: Cell) -> list[str]:
+    found = explain(cell)
+    return [f"{c.kind} by {c.name}: {c.why}" for c in found] or ["runs"]
+
+
+def tables_hash() -> str:
+    """12 hex digits over axes (names, values, tokens) and constraints (names, kinds, forbidden combinations)."""
+    axes = [[a.name, a.scope, [[value.name, value.token] for value in a.values]] for a in AXES]
+    rows = [[c.name, c.kind, list(c.axes), sorted(c.forbidden)] for c in CONSTRAINTS]
+    return hashlib.sha256(json.dumps([axes, rows]).encode()).hexdigest()[:12]

@@ -1,0 +1,180 @@
+"""Selecting cells with words: `algorithm=eagle3 and topk in (2, 4) and not memory=tight`, or a cell's id."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from specmatrix.engine.core.config.suggest import nearest
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.matrix.cells.axes import INDEX, NAMES, axis
+from specmatrix.matrix.cells.cell import MEANINGS, Cell
+
+Predicate: TypeAlias = Callable[[tuple[str, ...]], bool]
+LEXEME: Final = re.compile(r"\s*(?:(!=|==?|[(),])|([\w.-]+))")
+HELP: Final = "write axis=value, axis!=value or axis in (a, b), joined with and, or, not and parentheses, or a cell id"
+
+
+@dataclass(frozen=True, slots=True)
+class Selector:
+    """A predicate over cells.
+
+    may: of the values of the first axes, false only if they rule a cell out, whatever follows them. must: true only if
+    they let it in.
+    """
+
+    picks: Predicate
+    may: Predicate
+    must: Predicate
+
+    def __call__(self, cell: Cell) -> bool:
+        """True if the cell is selected."""
+        return self.picks(cell)
+
+
+def parse_selector(text: str) -> Selector:
+    """A predicate over cells. ConfigError on bad grammar, an unknown axis or an unknown value."""
+    return _Parser(text).parse()
+
+
+class _Parser:
+    """Recursive descent over the lexemes of one selector; `at` is the next lexeme."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.lexemes = self._split()
+        self.at = 0
+
+    def parse(self) -> Selector:
+        selector = self._either()
+        if self._peek():
+            raise self._wrong("the end")
+        return selector
+
+    def _split(self) -> list[str]:
+        lexemes, position, text = [], 0, self.text.rstrip()
+        while position < len(text):
+            match = LEXEME.match(text, position)
+            if match is None:
+                raise ConfigError(
+                    f"selector {self.text!r} has {text[position:].strip()[0]!r}, which means nothing; {HELP}"
+                )
+            lexemes.append(match[1] or match[2])
+            position = match.end()
+        return lexemes
+
+    def _peek(self) -> str:
+        return self.lexemes[self.at] if self.at < len(self.lexemes) else ""
+
+    def _take(self, *wanted: str) -> bool:
+        """Step over the next lexeme if it is one of these."""
+        found = self._peek() in wanted
+        self.at += found
+        return found
+
+    def _wrong(self, wanted: str) -> ConfigError:
+        got = repr(self._peek()) if self._peek() else "the end"
+        return ConfigError(f"selector {self.text!r} has {got} where {wanted} must stand; {HELP}")
+
+    def _either(self) -> Selector:
+        selector = self._both()
+        while self._take("or"):
+            selector = _or(selector, self._both())
+        return selector
+
+    def _both(self) -> Selector:
+        selector = self._single()
+        while self._take("and"):
+            selector = _and(selector, self._single())
+        return selector
+
+    def _single(self) -> Selector:
+        if self._take("not"):
+            return _not(self._single())
+        if self._take("("):
+            selector = self._either()
+            if not self._take(")"):
+                raise self._wrong("')'")
+            return selector
+        return self._comparison()
+
+    def _comparison(self) -> Selector:
+        name = self._word("an axis")
+        if self._peek() not in ("=", "==", "!=", "in", "not") and (name not in INDEX):
+            return self._cell(name)
+        axis(name)
+        if self._take("=", "=="):
+            return _within(name, frozenset({self._value(name)}))
+        if self._take("!="):
+            return _not(_within(name, frozenset({self._value(name)})))
+        if self._take("in"):
+            return _within(name, self._values(name))
+        if self._take("not") and self._take("in"):
+            return _not(_within(name, self._values(name)))
+        raise self._wrong("=, != or in")
+
+    def _cell(self, text: str) -> Selector:
+        """A lone word: the id of one cell, or a mistake."""
+        meant = nearest(text, NAMES) or not nearest(text, MEANINGS)
+        if "." not in text and text not in MEANINGS and meant:
+            axis(text)
+        wanted = Cell.from_id(text)
+        return Selector(lambda cell: cell == wanted, lambda known: wanted[: len(known)] == known, _never)
+
+    def _values(self, name: str) -> frozenset[str]:
+        if not self._take("("):
+            raise self._wrong("'('")
+        values = {self._value(name)}
+        while self._take(","):
+            values.add(self._value(name))
+        if not self._take(")"):
+            raise self._wrong("',' or ')'")
+        return frozenset(values)
+
+    def _value(self, name: str) -> str:
+        return axis(name).value(self._word(f"a value of {name}")).name
+
+    def _word(self, wanted: str) -> str:
+        word = self._peek()
+        if not word or word in ("(", ")", ",", "=", "==", "!="):
+            raise self._wrong(wanted)
+        self.at += 1
+        return word
+
+
+def _or(left: Selector, right: Selector) -> Selector:
+    return Selector(_any(left.picks, right.picks), _any(left.may, right.may), _any(left.must, right.must))
+
+
+def _and(left: Selector, right: Selector) -> Selector:
+    return Selector(_all(left.picks, right.picks), _all(left.may, right.may), _all(left.must, right.must))
+
+
+def _not(inner: Selector) -> Selector:
+    return Selector(_flipped(inner.picks), _flipped(inner.must), _flipped(inner.may))
+
+
+def _within(name: str, values: frozenset[str]) -> Selector:
+    index = INDEX[name]
+
+    return Selector(
+        lambda cell: cell[index] in values,
+        lambda known: index >= len(known) or known[index] in values,
+        lambda known: index < len(known) and known[index] in values,
+    )
+
+
+def _any(left: Predicate, right: Predicate) -> Predicate:
+    return lambda values: left(values) or right(values)
+
+
+def _all(left: Predicate, right: Predicate) -> Predicate:
+    return lambda values: left(values) and right(values)
+
+
+def _flipped(inner: Predicate) -> Predicate:
+    return lambda values: not inner(values)
+
+
+def _never(known: tuple[str, ...]) -> bool:
+    return False

@@ -1,0 +1,1 @@
+"""What each `specmatrix` command does; `matrix.cli.app` holds their options and imports them when they are called."""

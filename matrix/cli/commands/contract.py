@@ -1,0 +1,105 @@
+"""`specmatrix contract`: does an algorithm keep what every algorithm must keep."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from specmatrix.engine.algorithm_file import load_algorithms
+from specmatrix.engine.core.draft.algorithms import Traits, algorithm, known_algorithms
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.matrix.cells.cell import DRAFTS, MODELS
+from specmatrix.matrix.cells.model_facts import model_facts
+from specmatrix.matrix.cli.commands.flags import flags_of
+from specmatrix.matrix.cli.console import Output
+from specmatrix.matrix.cli.progress import waiting
+from specmatrix.matrix.conformance.suite import Held, hold
+from specmatrix.matrix.zoo.registry import resolve_path, verify_models
+from specmatrix.reports.wording import count
+
+SUFFIX: Final = ".py"
+
+
+def contract(words: list[str], json_: bool) -> int:
+    """Hold the algorithms of a file, or a known one by its name, to the contract; 0 if every launch keeps it.
+
+    words: the file or the name, and engine flags as typed. ConfigError on a wrong one.
+    """
+    import torch
+
+    names, asked = flags_of(words)
+    if len(names) != 1:
+        given = count(len(names), "algorithm")
+        raise ConfigError(f"{given} given; name one Python file that registers some, or one algorithm")
+    if asked.get("tp_size", "1") != "1":
+        raise ConfigError(
+            f"tp_size is {asked['tp_size']} and contract holds engines of one process; leave it out: ranks are held by "
+            "cells with tp=2, 4 or 8"
+        )
+    torch.set_num_threads(1)
+    console = Output(soft_wrap=True, highlight=False)
+    found: list[tuple[Traits, list[Held]]] = []
+    for traits in _algorithms(names[0]):
+        done: list[Held] = []
+        found.append((traits, done))
+        models = with_models(traits, asked)
+        verify_models((models["model_path"], models.get("speculative_draft_model_path")))
+        launches = hold(traits, models, resolve_path)
+        while (held := _next(launches, traits.name)) is not None:
+            done.append(held)
+            if not json_:
+                console.print(_line(traits, held), markup=False)
+        if not json_:
+            console.print(_sum(traits, done), markup=False)
+    if json_:
+        print(json.dumps({"schema": 1, "algorithms": [_record(traits, done) for traits, done in found]}, indent=2))
+    return int(any(held.broken for _, done in found for held in done))
+
+
+def _algorithms(word: str) -> Sequence[Traits]:
+    path = Path(word)
+    if path.suffix == SUFFIX or path.is_file():
+        return load_algorithms(path)
+    names = [traits.name for traits in known_algorithms()]
+    if word.upper() not in names:
+        known = ", ".join(names)
+        raise ConfigError(f"{word!r} is neither a file nor an algorithm; give a Python file or one of {known}")
+    return (algorithm(word),)
+
+
+def with_models(traits: Traits, asked: Mapping[str, str]) -> dict[str, str]:
+    """What was asked, with a target of the zoo and its draft for the algorithm where none is named."""
+    known = dict(asked)
+    bundled = [each for each in MODELS.values() if model_facts(each).bundled is not None]
+    target = known.setdefault("model_path", (bundled if traits.draft_weights == "bundled" else [*MODELS.values()])[0])
+    drafts = {(MODELS[model], name): draft for (model, name), draft in DRAFTS.items()}
+    if (target, traits.name.lower()) in drafts:
+        known.setdefault("speculative_draft_model_path", drafts[target, traits.name.lower()])
+    return known
+
+
+def _next(launches: Iterator[Held], name: str) -> Held | None:
+    with waiting(f"holding {name} to the contract"):
+        return next(launches, None)
+
+
+def _line(traits: Traits, held: Held) -> str:
+    verdict = "kept" if not held.broken else "BROKEN"
+    speed = f"{held.tokens_per_round:5.2f} tokens per round" if traits.drafts else ""
+    return "\n".join([f"  {held.launch:40} {verdict:6} {speed}".rstrip(), *(f"    {each}" for each in held.broken)])
+
+
+def _sum(traits: Traits, done: Sequence[Held]) -> str:
+    broken = sum(bool(held.broken) for held in done)
+    if broken:
+        return f"{traits.name} BREAKS the contract in {broken} of {count(len(done), 'launch')}"
+    return f"{traits.name} keeps the contract in {count(len(done), 'launch')}"
+
+
+def _record(traits: Traits, done: Sequence[Held]) -> dict[str, Any]:
+    launches = [
+        {"launch": each.launch, "tokens_per_round": each.tokens_per_round, "broken": list(each.broken)} for each in done
+    ]
+    return {"name": traits.name, "kept": not any(each.broken for each in done), "launches": launches}

@@ -1,0 +1,158 @@
+"""`specmatrix generate`: one answer as it grows, and what speculation brought."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import fields, replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Final
+
+import torch
+
+from specmatrix.engine.algorithm_file import load_algorithms
+from specmatrix.engine.api import LLM, Output
+from specmatrix.engine.core.config.asked import EngineConfig, Resolved
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.engine.core.schedule.request import SamplingParams
+from specmatrix.engine.parallel.client import RankedLLM
+from specmatrix.engine.parallel.group import RankLost, RanksDiverged
+from specmatrix.matrix.cells.cell import DRAFTS, MODELS
+from specmatrix.matrix.cells.model_facts import model_facts
+from specmatrix.matrix.cli.commands.flags import flags_of
+from specmatrix.matrix.cli.errors import check_parallel
+from specmatrix.matrix.cli.progress import waiting
+from specmatrix.matrix.zoo.gsm_mini import prompt_of
+from specmatrix.matrix.zoo.registry import resolve_path, verify_models
+
+# So many new engines answer; the fastest counts.
+TIMED: Final = 3
+# What an engine says before it is timed; a drafter that remembers texts learns nothing of the answer from it.
+WARM_UP: Final = "Sam walks to the sea."
+SHAPE_FIELDS: Final = {"speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens"}
+ALGORITHM: Final = "speculative_algorithm"
+# What belongs to a drafter beside the flags that say so; the plain engine beside it runs without.
+SPECULATIVE: Final = "speculative_"
+DRAFTER_FIELDS: Final = {"enable_multi_layer_eagle"}
+
+
+def generate(words: list[str], params: SamplingParams, file: Path | None = None, threads: int = 1) -> int:
+    """Stream the answer, then print acceptance length, tokens per second and the speed-up over no drafter.
+
+    words: the question and engine flags as typed. file: registers an algorithm of its own, which drafts unless another
+    is named. ConfigError or RequestError on a wrong one.
+    """
+    questions, flags = flags_of(words)
+    question = _only(questions)
+    check_parallel("threads", threads)
+    torch.set_num_threads(threads)
+    if file is not None:
+        names = [traits.name for traits in load_algorithms(file)]
+        if ALGORITHM not in flags and len(names) > 1:
+            raise ConfigError(f"{file} registers {', '.join(names)}; give --speculative-algorithm one of them")
+        flags.setdefault(ALGORITHM, names[0])
+    asked = configuration(flags)
+    verify_models((asked.model_path, asked.speculative_draft_model_path))
+    prompt = prompt_of(question)
+    # What is wrong with a drafter is said at the end, once.
+    warnings.filterwarnings("ignore", message="the drafter of ", category=RuntimeWarning)
+    try:
+        return _answer(asked, prompt, params)
+    except (RankLost, RanksDiverged) as ended:
+        print(f"specmatrix: {ended}", file=sys.stderr)
+        return 1
+
+
+def _answer(asked: EngineConfig, prompt: str, params: SamplingParams) -> int:
+    """Stream and measure; 0 unless a drafter went wrong."""
+    resolved, drafter_error = _shown(asked, prompt, params)
+    for rewrite in resolved.rewrites:
+        print(f"rewritten {rewrite.field}: {rewrite.asked} -> {rewrite.got}: {rewrite.reason}", file=sys.stderr)
+    with waiting("timing the answer"):
+        output, seconds = _timed(asked, prompt, params)
+    parts = [f"{len(output.output_ids)} tokens", f"{len(output.output_ids) / seconds:,.0f} tokens/s"]
+    if resolved.algorithm != "NONE":
+        with waiting("timing it without a drafter"):
+            reference, plain_seconds = _timed(_without_drafter(asked), prompt, params)
+        length = output.meta_info.get("spec_accept_length", 1.0)
+        same = "same tokens" if reference.output_ids == output.output_ids else "OTHER TOKENS"
+        ratio = plain_seconds / seconds * len(output.output_ids) / max(len(reference.output_ids), 1)
+        parts = [f"{resolved.algorithm} accepts {length:.2f} tokens per round", *parts]
+        parts.append(f"{ratio:.2f} times the speed of no drafter ({same})")
+    print("; ".join(parts), file=sys.stderr)
+    wrong = output.finish.message or drafter_error
+    if wrong is not None:
+        print(wrong, file=sys.stderr)
+    return int(wrong is not None)
+
+
+def _only(questions: list[str]) -> str:
+    if not questions:
+        raise ConfigError("the question is missing; ask something in words")
+    if not questions[0].strip():
+        raise ConfigError("the question is empty; ask something in words")
+    if len(questions) > 1:
+        raise ConfigError(f"{questions[1]!r} is a second question or a stray value; ask one, in quotes")
+    return questions[0]
+
+
+def configuration(flags: Mapping[str, str]) -> EngineConfig:
+    """The engine of these flags: by default the zoo's first target, and a draft that the zoo has for the target."""
+    asked: dict[str, Any] = {flag.removeprefix("--").replace("-", "_"): value for flag, value in flags.items()}
+    target = asked.setdefault("model_path", next(iter(MODELS.values())))
+    drafts = {(MODELS[model], name): draft for (model, name), draft in DRAFTS.items()}
+    bundled = target in MODELS.values() and model_facts(target).bundled is not None
+    algorithm = asked.setdefault("speculative_algorithm", "NEXTN" if bundled else "EAGLE3").lower()
+    if (target, algorithm) in drafts:
+        asked.setdefault("speculative_draft_model_path", drafts[target, algorithm])
+    adapts = asked.get("speculative_adaptive", "false").lower() != "false"
+    if algorithm in {name for _, name in drafts} and not asked.keys() & SHAPE_FIELDS and not adapts:
+        # The tree that is automatic for a Llama verifies more nodes than a CPU does for free; a chain pays there.
+        asked["speculative_num_steps"] = "5"
+    return EngineConfig.from_flags(asked)
+
+
+def _without_drafter(config: EngineConfig) -> EngineConfig:
+    plain: dict[str, Any] = {
+        field.name: field.default
+        for field in fields(EngineConfig)
+        if field.name.startswith(SPECULATIVE) or field.name in DRAFTER_FIELDS
+    }
+    return replace(config, **plain)
+
+
+@contextmanager
+def _launched(asked: EngineConfig) -> Iterator[LLM | RankedLLM]:
+    """An engine in this process, or in one for each rank. No name may hold it behind: the next needs its memory."""
+    if asked.tp_size == 1:
+        yield LLM(asked, resolve_path)
+        return
+    with RankedLLM(asked, resolve_path) as ranked:
+        yield ranked
+
+
+def _shown(asked: EngineConfig, prompt: str, params: SamplingParams) -> tuple[Resolved, str | None]:
+    """Print the answer as it grows; what runs, and why its drafter is in quarantine."""
+    with ExitStack() as stack:
+        with waiting("loading the models"):
+            llm = stack.enter_context(_launched(asked))
+        for text in llm.stream(prompt, params):
+            print(text, end="", flush=True)
+        print()
+        return llm.resolved, llm.drafter_error
+
+
+def _timed(asked: EngineConfig, prompt: str, params: SamplingParams) -> tuple[Output, float]:
+    """The answer to a first ask, and its fewest seconds: an engine that answered before may know the text."""
+    timed = [_first(asked, prompt, params) for _ in range(TIMED)]
+    return timed[-1][0], min(seconds for _, seconds in timed)
+
+
+def _first(asked: EngineConfig, prompt: str, params: SamplingParams) -> tuple[Output, float]:
+    with _launched(asked) as llm:
+        llm.generate([prompt_of(WARM_UP)], params)
+        start = perf_counter()
+        return llm.generate([prompt], params)[0], perf_counter() - start

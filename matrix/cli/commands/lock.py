@@ -1,0 +1,24 @@
+"""`specmatrix lock`: prove the lock file, or append what it lacks."""
+
+from __future__ import annotations
+
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.matrix.cli.progress import waiting
+from specmatrix.matrix.cover.lock import check, extend
+
+
+def lock(check_only: bool, extend_it: bool, full: bool) -> int:
+    """Print what was found and return the exit status: 0 if the lock file is complete.
+
+    ConfigError if both are asked for.
+    """
+    if check_only and extend_it:
+        raise ConfigError("--check only reads and --extend writes; give one of them")
+    if extend_it:
+        with waiting("covering every pair and triple"):
+            dropped, added = extend()
+        print(f"dropped {dropped} cells, added {added}")
+    with waiting("proving the cover"):
+        report = check(full=full)
+    print(report.text())
+    return int(not report.ok)

@@ -1,0 +1,101 @@
+"""`specmatrix run`: cells over worker processes, and the report of what they found."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from specmatrix.ci.local import Job, run_plan
+from specmatrix.ci.planner import Host, Plan, plan
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.cells.selection import of_gpus, select
+from specmatrix.matrix.cli.console import Output
+from specmatrix.matrix.cli.errors import check_parallel, check_seed
+from specmatrix.matrix.cli.progress import counting
+from specmatrix.matrix.cli.stopping import Stopped
+from specmatrix.matrix.gates.registry import GATES
+from specmatrix.matrix.run.provenance import run_header
+from specmatrix.matrix.run.tiers import tier as find_tier
+from specmatrix.matrix.run.tiers import visible_gpus
+from specmatrix.matrix.zoo.registry import verify_cells
+from specmatrix.reports.load import load
+from specmatrix.reports.render.files import write_run
+from specmatrix.reports.render.terminal import print_run
+from specmatrix.reports.schema import PAGE_FILE, REPORT_FILE, CellResult, Header
+from specmatrix.reports.wording import count, shorten
+from specmatrix.reports.writer import PARTIAL_FILE, ReportWriter
+
+# Characters of an id in the bar, where every worker has one.
+SHOWN: Final = 32
+
+
+def run(
+    tier: str, stage: str, out: Path, cells: str | None, workers: int, seed: int, limit: int | None, json_: bool
+) -> int:
+    """Run, report, and return the exit status: 0 if nothing is red. ConfigError or ReportError on a wrong option."""
+    chosen = chosen_cells(tier, stage, cells, limit)
+    check_parallel("workers", workers)
+    check_seed(seed)
+    verify_cells(chosen)
+    gpus = find_tier(tier).gpus
+    work = plan(chosen, {}, [Host("local", gpus=visible_gpus(tier), workers=workers)], gpus)
+    records = _shown(work, Job(seed, tier, stage), len(chosen))
+    _write(out, run_header(tier, stage, seed, GATES), records, len(chosen))
+    view = write_run(load(out))
+    if json_:
+        print(json.dumps(view.summary.to_json(), indent=2))
+    else:
+        console = Output()
+        print_run(view, console)
+        console.print(f"report: {out / PAGE_FILE}", highlight=False, soft_wrap=True)
+    return int(view.verdict != "green")
+
+
+def chosen_cells(tier: str, stage: str, cells: str | None, limit: int | None) -> list[Cell]:
+    """The cells of a tier and a stage that a selector picks: a GPU for each rank, or one or two ranks on a CPU.
+
+    ConfigError if there are none, or fewer GPUs than the tier needs.
+    """
+    gpus = find_tier(tier).gpus
+    visible_gpus(tier)
+    if limit is not None and limit < 1:
+        raise ConfigError(f"limit must be at least 1, got {limit}")
+    chosen = of_gpus(select(stage, cells, limit), gpus)
+    if not chosen:
+        ranks = count(gpus, "rank") if gpus else "1 or 2 ranks"
+        raise ConfigError(f"tier {tier!r} has none of the cells chosen of stage {stage!r}; its cells have {ranks}")
+    return chosen
+
+
+def _write(out: Path, header: Header, records: Iterator[CellResult], total: int) -> None:
+    """Write the report. Stopped goes on with a sentence that says what came of it."""
+    done = red = 0
+    try:
+        with ReportWriter(out, header) as writer:
+            for record in records:
+                writer.write(record)
+                done += 1
+                red += record.state != "PASS"
+    except Stopped as stop:
+        report = out / REPORT_FILE
+        kept = f"; {report} is still that of an earlier run" if report.exists() else ""
+        came = f"interrupted after {done:,} of {count(total, 'cell')}, {red:,} of them red"
+        raise stop.saying(f"{came}; what came is in {out / PARTIAL_FILE}, which is no report{kept}") from None
+
+
+def _shown(work: Plan, job: Job, total: int) -> Iterator[CellResult]:
+    """The records of a plan, while a bar on the terminal counts them and the red ones and shows where the workers
+    are."""
+    red = 0
+    with counting(total) as tell:
+
+        def show(workers: list[str]) -> None:
+            tell((f"[red]{red} red[/red] " if red else "") + " · ".join(shorten(at, SHOWN) for at in workers), 0)
+
+        for record in run_plan(work, job, show):
+            red += record.state != "PASS"
+            tell(None, 1)
+            yield record

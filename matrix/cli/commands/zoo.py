@@ -1,0 +1,63 @@
+"""`specmatrix zoo`: what the fixture models are, whether they are whole, and training them anew."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.matrix.cli.progress import waiting
+from specmatrix.matrix.zoo import card
+from specmatrix.matrix.zoo.recipes import RECIPES
+from specmatrix.matrix.zoo.registry import CHECKPOINTS, verify
+
+
+def list_models(json_: bool = False, folder: Path = CHECKPOINTS) -> int:
+    """Print the card of every model, or a JSON list of them. ConfigError if one is missing."""
+    cards = []
+    for name in RECIPES:
+        if not (folder / name / "card.json").is_file():
+            raise ConfigError(
+                f"zoo model {name!r} is missing in {folder}; restore it or run `specmatrix zoo train {name}`"
+            )
+        cards.append(card.read(folder / name))
+    print(json.dumps([asdict(each) for each in cards], indent=2) if json_ else _text(cards))
+    return 0
+
+
+def _text(cards: list[card.Card]) -> str:
+    return "\n".join(line for each in cards for line in card.lines(each))
+
+
+def verify_models(folder: Path = CHECKPOINTS) -> int:
+    """Compare every file of every model with its recorded checksum. ConfigError names the first that differs."""
+    for name in RECIPES:
+        with waiting(name):
+            verify(name, folder)
+        print(f"{name}: whole")
+    return 0
+
+
+def train_models(names: list[str], device: str, out: Path, minutes: float, quick: bool) -> int:
+    """Train models from their recipes. ConfigError on an unknown name, a device that is not there or a full disk."""
+    import torch
+    from safetensors import SafetensorError
+
+    from specmatrix.matrix.zoo.train import plan_of, train
+
+    for name in names:
+        if name not in RECIPES:
+            raise ConfigError(f"zoo model {name!r} is unknown; it must be one of {', '.join(RECIPES)}")
+    if minutes <= 0:
+        raise ConfigError(f"minutes must be above 0, got {minutes:g}")
+    if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
+        there = "cpu, cuda" if torch.cuda.is_available() else "cpu"
+        raise ConfigError(f"device {device!r} is not available; it must be one of {there}")
+    plan = plan_of(device, out, minutes, quick)
+    try:
+        with waiting(f"training {', '.join(names or RECIPES)}"):
+            train(plan, names or list(RECIPES))
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"cannot write checkpoints in {out}: {error}") from error
+    return 0

@@ -1,0 +1,1 @@
+"""The conformance suite for draft algorithms, built in or registered."""

@@ -1,0 +1,149 @@
+"""The contract of every algorithm, held against one of them: built in, or a user's own.
+
+Whatever an algorithm proposes, an engine that runs it answers what plain decoding answers, at both timings, over pages,
+chunks and retractions, cached prompts and sampled tokens; its drafter is what its traits say; and it is never put
+aside. Under strict_memory the guard checks each proposal, so a launch without a complaint is one in which every
+proposal was as the protocol says (`engine.spec.drafter`).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
+from typing import Any, Final, NamedTuple
+
+from specmatrix.engine.api import LLM, Output
+from specmatrix.engine.build import Locate
+from specmatrix.engine.core.config.asked import EngineConfig
+from specmatrix.engine.core.draft.algorithms import Topology, Traits
+from specmatrix.engine.core.schedule.request import SamplingParams
+
+PROMPTS: Final = (
+    "Question: A garden is 19 feet long and 5 feet wide. What is its area in square feet?\nAnswer:",
+    "Question: Eli had 75 keys. He gave 11 of them to Cora. How many keys are left?\nAnswer:",
+    "Question: Eli had 75 keys.",
+)
+PARAMS: Final = (
+    SamplingParams(max_new_tokens=24),
+    SamplingParams(max_new_tokens=20, temperature=0.9, seed=3, ignore_eos=True),
+    SamplingParams(max_new_tokens=17, temperature=0.6, top_k=20, seed=4, return_logprob=True),
+)
+LAUNCHES: Final[dict[str, dict[str, object]]] = {
+    "v2": {"spec_version": "v2"},
+    "v1, pages of 7, chunks of 5": {"spec_version": "v1", "page_size": 7, "chunked_prefill_size": 5},
+    "v2, memory for two": {
+        "spec_version": "v2",
+        # Each of PROMPTS fits, all three do not under the zoo's tokenizer: somebody is retracted.
+        "max_total_tokens": 120,
+        "page_size": 4,
+        "max_running_requests": 3,
+    },
+}
+STRICT: Final = {"strict_memory": 2, "kv_stamps": True}
+SHAPE: Final = {"speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens"}
+
+
+class Held(NamedTuple):
+    """What became of one launch. broken: a sentence for each promise that was not kept.
+
+    rounds: tokens of every verify round, request by request, of the first time that the prompts were answered.
+    retracted: how often a request was taken back for want of memory.
+    """
+
+    launch: str
+    broken: tuple[str, ...]
+    rounds: tuple[tuple[int, ...], ...]
+    retracted: int
+
+    @property
+    def tokens_per_round(self) -> float:
+        every = [length for each in self.rounds for length in each]
+        return sum(every) / len(every) if every else 0.0
+
+
+def hold(traits: Traits, asked: Mapping[str, Any], locate: Locate) -> Iterator[Held]:
+    """Every launch of an algorithm, one after another.
+
+    asked: fields of the configuration that all launches share; the target is one of them. ConfigError or RequestError
+    where they cannot run.
+    """
+    shared: dict[str, Any] = {**STRICT, **asked, "speculative_algorithm": traits.name}
+    truth = _answers(LLM(EngineConfig.from_flags(_without_draft(asked)), locate))
+    for shape, sizes in shapes(traits, asked).items():
+        for name, launch in LAUNCHES.items():
+            config = EngineConfig.from_flags({**launch, **sizes, **shared})
+            # No name holds the engine: the next one needs its memory.
+            yield _held(f"{shape}, {name}", LLM(config, locate), traits, truth)
+
+
+def shapes(traits: Traits, asked: Mapping[str, object]) -> dict[str, dict[str, object]]:
+    """What an algorithm is to draft: what was asked, else a chain, a tree and adaptive chains where it can."""
+    if not traits.drafts:
+        return {"no drafts": {}}
+    if SHAPE & asked.keys():
+        return {"as asked": {}}
+    if traits.block:
+        return {"block": {}}
+    known: dict[str, dict[str, object]] = {"chain": {"speculative_num_steps": 3, "speculative_eagle_topk": 1}}
+    if traits.topology is Topology.TREE:
+        known["tree"] = {"speculative_num_steps": 3, "speculative_eagle_topk": 3}
+    if traits.adaptive:
+        known["adaptive"] = {"speculative_adaptive": True}
+    return known
+
+
+def _without_draft(asked: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in asked.items() if not name.startswith("speculative_")}
+
+
+def _answers(llm: LLM) -> list[Output]:
+    return llm.generate(PROMPTS, PARAMS)
+
+
+def _held(launch: str, llm: LLM, traits: Traits, truth: Sequence[Output]) -> Held:
+    with warnings.catch_warnings():
+        # The same sentence is among what is broken.
+        warnings.filterwarnings("ignore", message="the drafter of ", category=RuntimeWarning)
+        # The second time the prompts are cached.
+        first, second = _answers(llm), _answers(llm)
+    broken = [llm.drafter_error] if llm.drafter_error is not None else []
+    broken += [*_differences(first, truth), *_differences(second, truth)]
+    broken += [sentence for holds, sentence in _promises(llm, traits) if not holds]
+    rounds = tuple(output.accept_lengths for output in first)
+    return Held(launch, tuple(dict.fromkeys(broken)), rounds, llm.probes["retract.done"])
+
+
+def _differences(outputs: Sequence[Output], truth: Sequence[Output]) -> Iterator[str]:
+    for number, (output, true) in enumerate(zip(outputs, truth, strict=True), start=1):
+        if output.finish.message is not None:
+            yield f"request {number}: {output.finish.message}"
+        elif output.output_ids != true.output_ids:
+            pairs = enumerate(zip_longest(output.output_ids, true.output_ids))
+            place, (said, right) = next((at, pair) for at, pair in pairs if pair[0] != pair[1])
+            yield f"request {number} says token {said} at place {place} where plain decoding says {right}"
+
+
+def _promises(llm: LLM, traits: Traits) -> list[tuple[bool, str]]:
+    """What must hold of an engine behind its answers, and the sentence where it does not."""
+    executor: Any = llm.loop.executor
+    ledger, resolved = llm.loop.scheduler.ledger, llm.resolved
+    drafter, probes, lag = executor.drafter, llm.probes, llm.loop.lag
+    names = [carry.name for carry in drafter.carries]
+    home = len(ledger.free) + ledger.cached
+    most, pools = resolved.max_draft_tokens, len(executor.pools) - 1
+    idle = traits.drafts and not probes["spec.drafted"] and llm.drafter_error is None
+    return [
+        (not idle, "it drafted nothing"),
+        (drafter.traits is traits, "its drafter has other traits than were registered"),
+        (drafter.nodes == most, f"its nodes are {drafter.nodes} where a round has up to {most}"),
+        (
+            bool(drafter.capture) == traits.needs_hidden,
+            f"it captures layers {drafter.capture} where needs_hidden is {traits.needs_hidden}",
+        ),
+        (pools == traits.own_kv, f"it made {pools} KV pools where own_kv is {traits.own_kv}"),
+        (len(set(names)) == len(names), f"two of its carries have one name: {', '.join(names)}"),
+        (lag <= traits.max_lag, f"lag {lag} is more than its max_lag {traits.max_lag}"),
+        (probes["stamp.wrong"] == 0, "the target's KV slots hold other positions than the ledger says"),
+        (home == ledger.num_pages, f"{ledger.num_pages - home} pages did not come home"),
+    ]

@@ -1,0 +1,1 @@
+"""What does run: the frozen choice of cells."""

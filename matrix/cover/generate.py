@@ -1,0 +1,114 @@
+"""Choosing cells: enumeration of all that run, a t-wise cover by covertable, and the cells that may never drop."""
+
+from collections.abc import Iterable, Iterator
+from functools import partial
+from itertools import combinations, product
+from math import prod
+from typing import Any, Final
+
+from specmatrix.matrix.cells.axes import AXES, LAUNCH, NAMES
+from specmatrix.matrix.cells.cell import Cell, order
+from specmatrix.matrix.cells.constraints import CONSTRAINTS, Constraint, explain
+from specmatrix.matrix.cells.enumerate import launches
+
+# Another salt gives another cover of about the same size; this one is as good as any.
+SALT: Final = "specmatrix"
+NEGATIVES: Final = {"smoke": 0, "pr": 2, "nightly": 8}
+STRENGTHS: Final = {"smoke": 1, "pr": 2, "nightly": 3}
+
+# Launches on which the request axes are swept pairwise: one engine start each, exams left out for their price.
+SWEEPS: Final[dict[str, tuple[str, ...]]] = {
+    "smoke": (),
+    "pr": ("eagle3.s3.k4.n8.v2.p16",),
+    "nightly": (
+        "none.v2.p4.c7.m4",
+        "standalone.s3.k2.n6.v1.p64.tight.m4",
+        "eagle3.s5.v2.nocache.tight",
+        "eagle3.s5.k2.n16.v2.c32.m4",
+    ),
+}
+
+
+def enumerate_cells() -> Iterator[Cell]:
+    """Every cell that runs as asked, in the order of the axes; branches are cut as soon as a constraint applies."""
+    make = partial(tuple.__new__, Cell)
+    for launch, tails in launches(CONSTRAINTS):
+        for tail in tails:
+            yield make(launch + tail)
+
+
+def cover(strength: int, kept: Iterable[Cell] = ()) -> list[Cell]:
+    """Cells that, with the kept ones, hold every feasible combination of `strength` values; only the new ones.
+
+    Deterministic. Infeasible combinations are left out; `matrix.cover.verify` proves that nothing else is.
+    """
+    return _make({axis.name: list(axis.names) for axis in AXES}, strength, list(kept))
+
+
+def sweep(launch: Cell, kept: Iterable[Cell] = ()) -> list[Cell]:
+    """New cells that hold, with the kept ones, every pair of request values (exams excepted) on this launch."""
+    factors = {name: [launch.values[name]] for name in LAUNCH}
+    factors |= {axis.name: [v for v in axis.names if v != "exam"] for axis in AXES if axis.scope == "request"}
+    here = [cell for cell in kept if cell.launch_key == launch.launch_key and cell.batch != "exam"]
+    return _make(factors, 2, here)
+
+
+def _make(factors: dict[str, list[str]], strength: int, kept: list[Cell]) -> list[Cell]:
+    # covertable is slow to import and only wanted when the lock file grows.
+    from covertable.main import Controller
+
+    presets = [cell.values for cell in kept]
+    controller = Controller(factors, strength=strength, salt=SALT, presets=presets, constraints=_conditions())
+    rows = dict.fromkeys(Cell(**row) for row in controller.make_async())
+    return [cell for cell in rows if cell not in set(kept)]
+
+
+def _conditions() -> list[dict[str, Any]]:
+    """The constraints for covertable, with what follows from them for fewer axes.
+
+    covertable judges a condition once all its axes have values; the projections let it see a dead end earlier. Those on
+    the same axes are one condition, and one that forbids nothing is none: each costs a call per value that is tried.
+    """
+    found: dict[tuple[str, ...], set[tuple[str, ...]]] = {}
+    for axes in {c.axes for c in CONSTRAINTS}:
+        names = [AXES[NAMES.index(name)].names for name in axes]
+        banned = frozenset().union(*(c.forbidden for c in CONSTRAINTS if c.axes == axes))
+        allowed = [values for values in product(*names) if values not in banned]
+        for size in range(2, len(axes) + 1):
+            for columns in combinations(range(len(axes)), size):
+                seen = {tuple(values[column] for column in columns) for values in allowed}
+                named = tuple(axes[column] for column in columns)
+                found[named] = found[named] & seen if named in found else seen
+    whole = {named: prod(len(AXES[NAMES.index(name)].names) for name in named) for named in found}
+    return [_condition(named, found[named]) for named in sorted(found) if len(found[named]) < whole[named]]
+
+
+def _condition(names: tuple[str, ...], seen: set[tuple[str, ...]]) -> dict[str, Any]:
+    def holds(row: dict[str, str]) -> bool:
+        return tuple(row[name] for name in names) in seen
+
+    return {"operator": "fn", "requires": list(names), "evaluate": holds}
+
+
+def negatives(constraint: Constraint, count: int) -> list[Cell]:
+    """Up to `count` cells that trigger exactly this refused or rewritten constraint, spread over its combinations."""
+    cells = order(
+        cell
+        for values in constraint.forbidden
+        if explain(cell := _background(dict(zip(constraint.axes, values, strict=True)))) == (constraint,)
+    )
+    wanted = min(count, len(cells))
+    return [cells[index * (len(cells) - 1) // max(wanted - 1, 1)] for index in range(wanted)]
+
+
+def _background(values: dict[str, str]) -> Cell:
+    """These values before a background in which speculation matters: a chain of EAGLE3, two requests."""
+    own = {"algorithm": "eagle3", "steps": "3", "batch": "pair"}
+    if "algorithm" in values:
+        own = {"batch": "pair"}
+    return Cell.of(own | values)
+
+
+def negative_constraints() -> tuple[Constraint, ...]:
+    """The refused and rewritten constraints: each needs cells of its own."""
+    return tuple(constraint for constraint in CONSTRAINTS if constraint.kind in ("refused", "rewritten"))

@@ -1,0 +1,196 @@
+"""Proving and extending the lock file: `check` recomputes what must be there, `extend` appends what is missing."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from time import perf_counter
+from typing import Final
+
+from specmatrix.matrix.cells.axes import describe
+from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.cells.constraints import explain, tables_hash
+from specmatrix.matrix.cover.generate import (
+    NEGATIVES,
+    STRENGTHS,
+    SWEEPS,
+    cover,
+    negative_constraints,
+    negatives,
+    sweep,
+)
+from specmatrix.matrix.cover.lockfile import LOCK_FILE, STAGES, Lock, read, write
+from specmatrix.matrix.cover.regressions import PRESETS
+from specmatrix.matrix.cover.verify import covered, feasible, uncovered, uncovered_sweep
+
+SHOWN: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class LockReport:
+    """What a check found. cells: own cells per stage. pairs, triples: (covered, feasible) by the cells that run."""
+
+    path: Path
+    problems: tuple[str, ...]
+    cells: dict[str, int]
+    pairs: tuple[int, int]
+    triples: tuple[int, int] | None
+    seconds: float
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems
+
+    def text(self) -> str:
+        """The report in a few lines, problems first."""
+        runs = accumulate(self.cells.values())
+        sizes = "; ".join(
+            f"{stage} {all_}" + (f", {own} of its own" if own != all_ else "")
+            for (stage, own), all_ in zip(self.cells.items(), runs, strict=True)
+        )
+        counts = f"pairs {self.pairs[0]}/{self.pairs[1]}"
+        counts += f", triples {self.triples[0]}/{self.triples[1]}" if self.triples else ""
+        verdict = "complete" if self.ok else f"{len(self.problems)} problems"
+        return "\n".join([*self.problems, f"{self.path.name}: {verdict}; {sizes}; {counts}; {self.seconds:.2f} s"])
+
+
+def check(path: Path = LOCK_FILE, full: bool = False) -> LockReport:
+    """Prove the lock file: every row is a cell, nothing required is missing, every pair (full: triple) is covered."""
+    start = perf_counter()
+    lock = read(path)
+    problems = list(_problems(lock))
+    pairs = _coverage(lock, "pr")
+    triples = _coverage(lock, "nightly") if full else None
+    problems += _missing(lock, "smoke") + _missing(lock, "pr") + (_missing(lock, "nightly") if full else [])
+    sizes = {stage: len(lock.cells[stage]) for stage in STAGES}
+    return LockReport(path, tuple(problems), sizes, pairs, triples, perf_counter() - start)
+
+
+def _problems(lock: Lock) -> Iterator[str]:
+    """Everything wrong with the rows themselves, and required rows that are missing."""
+    if lock.tables != tables_hash():
+        yield "axes or constraints changed since the lock was written; run `specmatrix lock --extend`"
+    for text in lock.unreadable:
+        yield f"{text} is no cell of today's axes"
+    seen: set[Cell] = set()
+    for cell in lock.upto(STAGES[-1]):
+        yield from _row_problems(cell, lock.notes.get(cell, ""), cell in seen)
+        seen.add(cell)
+    for stage in STAGES:
+        for text, note in PRESETS[stage].items():
+            if Cell.from_id(text) not in lock.upto(stage):
+                yield f"preset {text} of stage {stage} is missing ({note})"
+        yield from _missing_negatives(lock, stage)
+        for text in SWEEPS[stage]:
+            gaps = uncovered_sweep(Cell.from_id(text), lock.upto(stage))
+            if gaps:
+                yield f"sweep of {text} lacks {len(gaps)} pairs, first {describe(gaps[0])}"
+
+
+def _row_problems(cell: Cell, note: str, repeated: bool) -> Iterator[str]:
+    applied = explain(cell)
+    if repeated:
+        yield f"{cell.id} stands twice"
+    for constraint in applied:
+        if constraint.kind in ("impossible", "redundant"):
+            yield f"{cell.id} is {constraint.kind}: {constraint.why}"
+        elif note != f"{constraint.kind} by {constraint.name}":
+            yield f"{cell.id} is {constraint.kind} by {constraint.name}, but its note says {note or 'nothing'!r}"
+    if not applied and " by " in note and note.split()[0] in ("refused", "rewritten"):
+        yield f"{cell.id} runs, but its note says {note!r}"
+
+
+def _missing_negatives(lock: Lock, stage: str) -> Iterator[str]:
+    cells = [explain(cell) for cell in lock.upto(stage)]
+    for constraint in negative_constraints():
+        need = len(negatives(constraint, NEGATIVES[stage]))
+        have = cells.count((constraint,))
+        if have < need:
+            yield f"stage {stage} has {have} of {need} cells that are {constraint.kind} by {constraint.name}"
+
+
+def _missing(lock: Lock, stage: str) -> list[str]:
+    """The uncovered combinations of a stage in one sentence."""
+    strength = STRENGTHS[stage]
+    gaps = uncovered(lock.upto(stage), strength)
+    if not gaps:
+        return []
+    first = "; ".join(describe(gap) for gap in gaps[:SHOWN])
+    return [f"stage {stage} leaves {len(gaps)} combinations of {strength} values uncovered: {first}"]
+
+
+def _coverage(lock: Lock, stage: str) -> tuple[int, int]:
+    wanted = feasible(STRENGTHS[stage])
+    running = [cell for cell in lock.upto(stage) if not explain(cell)]
+    return len(wanted & covered(running, STRENGTHS[stage])), len(wanted)
+
+
+def extend(path: Path = LOCK_FILE) -> tuple[int, int]:
+    """Keep every row that is still a cell, drop the others, append what is missing; (dropped, added) rows.
+
+    Starts an empty lock if there is no file. Seconds where nothing is missing, minutes where triples are.
+    """
+    lock = read(path) if path.exists() else Lock()
+    dropped = len(lock.unreadable) + _drop(lock)
+    before = len(lock.upto(STAGES[-1]))
+    for stage in STAGES:
+        _add_required(lock, stage)
+        known = lock.upto(stage)
+        if uncovered(known, STRENGTHS[stage]):
+            lock.cells[stage] += cover(STRENGTHS[stage], [cell for cell in known if not explain(cell)])
+    _lift(lock)
+    lock.unreadable.clear()
+    lock.tables = tables_hash()
+    write(lock, path)
+    return dropped, len(lock.upto(STAGES[-1])) - before
+
+
+def _drop(lock: Lock) -> int:
+    """Remove rows that are no cells any more, and second standings; renew the notes of negative cells."""
+    dropped, seen = 0, set()
+    for stage in STAGES:
+        kept = []
+        for cell in lock.cells[stage]:
+            kinds = {constraint.kind for constraint in explain(cell)}
+            if cell in seen or kinds & {"impossible", "redundant"}:
+                dropped += 1
+                continue
+            seen.add(cell)
+            kept.append(cell)
+            _renew(lock, cell)
+        lock.cells[stage] = kept
+    return dropped
+
+
+def _renew(lock: Lock, cell: Cell) -> None:
+    applied = explain(cell)
+    if applied:
+        lock.notes[cell] = f"{applied[0].kind} by {applied[0].name}"
+    elif lock.notes.get(cell, "").startswith(("refused by ", "rewritten by ")):
+        del lock.notes[cell]
+
+
+def _add_required(lock: Lock, stage: str) -> None:
+    """Presets, negative cells and sweeps of a stage, where they are missing."""
+    known = lock.upto(stage)
+    wanted = [cell for text in PRESETS[stage] if (cell := Cell.from_id(text)) not in known]
+    for constraint in negative_constraints():
+        have = sum(explain(cell) == (constraint,) for cell in known)
+        fresh = [cell for cell in negatives(constraint, NEGATIVES[stage]) if cell not in known]
+        wanted += fresh[: max(len(negatives(constraint, NEGATIVES[stage])) - have, 0)]
+    for launch in map(Cell.from_id, SWEEPS[stage]):
+        if uncovered_sweep(launch, [*known, *wanted]):
+            wanted += sweep(launch, [*known, *wanted])
+    lock.cells[stage] += wanted
+    for cell in wanted:
+        if cell.id in PRESETS[stage]:
+            lock.notes[cell] = PRESETS[stage][cell.id]
+        _renew(lock, cell)
+
+
+def _lift(lock: Lock) -> None:
+    """A cell that a cheaper stage has gained leaves the later stage."""
+    seen: set[Cell] = set()
+    for stage in STAGES:
+        lock.cells[stage] = [cell for cell in lock.cells[stage] if cell not in seen]
+        seen.update(lock.cells[stage])

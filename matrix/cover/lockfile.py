@@ -1,0 +1,101 @@
+"""The lock file: the cells that are run, frozen, reviewed as a diff, extended and never regenerated.
+
+    # comment
+    tables <hash of axes and constraints>
+    stage <name>
+    # note of the next cell: the incident it guards, or the constraint it must trigger
+    <cell id>
+
+A cell stands once, under the cheapest stage that runs it; a stage runs its own cells and those of the stages above.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.matrix.cells.cell import Cell
+
+LOCK_FILE: Final = Path(__file__).with_name("cells.lock")
+STAGES: Final = ("smoke", "pr", "nightly")
+HEAD: Final = """\
+# The cells of the matrix, schema 1. A stage runs its own cells and those of the stages above it.
+# `specmatrix lock --check` proves it, `specmatrix lock --extend` appends to it; nothing regenerates it.
+"""
+
+
+@dataclass(slots=True)
+class Lock:
+    """A lock file in memory; `extend` is the only writer.
+
+    tables: hash of the tables that the cells were chosen for. cells: stage to its own cells, in the order of the file.
+    notes: what a cell is for. unreadable: ids that name no cell of today's axes.
+    """
+
+    tables: str = ""
+    cells: dict[str, list[Cell]] = field(default_factory=lambda: {stage: [] for stage in STAGES})
+    notes: dict[Cell, str] = field(default_factory=dict)
+    unreadable: list[str] = field(default_factory=list)
+
+    def upto(self, stage: str) -> list[Cell]:
+        """The cells that a stage runs: its own and those of the cheaper stages. ConfigError lists the stages."""
+        if stage not in STAGES:
+            raise ConfigError(f"stage {stage!r} is unknown; it must be one of {', '.join(STAGES)}")
+        return [cell for name in STAGES[: STAGES.index(stage) + 1] for cell in self.cells[name]]
+
+
+def read(path: Path = LOCK_FILE) -> Lock:
+    """ConfigError if the file is missing or a line has no meaning; ids that name no cell are kept as unreadable."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"lock file {path} is missing; restore it or run `specmatrix lock --extend`") from None
+    lock, stage, note = Lock(), "", ""
+    for number, line in enumerate(text.splitlines(), start=1):
+        word, _, rest = line.strip().partition(" ")
+        if word == "#":
+            note = rest if stage else ""
+        elif word == "tables":
+            lock.tables = rest
+        elif word == "stage" and rest in STAGES:
+            stage, note = rest, ""
+        elif word and stage and not rest:
+            _take(lock, stage, word, note)
+            note = ""
+        elif word:
+            raise ConfigError(
+                f"{path.name} line {number} means nothing: {line.strip()!r}; run `specmatrix lock --check`"
+            )
+    return lock
+
+
+def _take(lock: Lock, stage: str, text: str, note: str) -> None:
+    try:
+        cell = Cell.from_id(text)
+    except ConfigError:
+        lock.unreadable.append(text)
+        return
+    lock.cells[stage].append(cell)
+    if note:
+        lock.notes[cell] = note
+
+
+def write(lock: Lock, path: Path) -> None:
+    """The lock as text, through a second name, so that an interrupted write leaves the old file."""
+    lines = [f"tables {lock.tables}"]
+    for stage in STAGES:
+        lines += ["", f"stage {stage}"]
+        for cell in lock.cells[stage]:
+            lines += [f"# {lock.notes[cell]}"] if cell in lock.notes else []
+            lines.append(cell.id)
+    fresh = path.with_suffix(".new")
+    fresh.write_text(HEAD + "\n".join(lines) + "\n", encoding="utf-8")
+    fresh.replace(path)
+
+
+def stage_cells(stage: str, path: Path = LOCK_FILE) -> list[Cell]:
+    """The cells that a stage runs. ConfigError on an unknown stage, a bad file, or an id that names no cell."""
+    lock = read(path)
+    if lock.unreadable:
+        raise ConfigError(f"{path.name} holds {lock.unreadable[0]!r}, which is no cell; run `specmatrix lock --extend`")
+    return lock.upto(stage)

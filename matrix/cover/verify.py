@@ -1,0 +1,117 @@
+"""Is the frozen choice complete? Recomputed by brute force; shares no code with `matrix.cover.generate`.
+
+Axes that no constraint links are independent. So the product falls apart into components, each small enough to be
+enumerated whole, and a combination of values is feasible exactly if its share of every component occurs in it. One axis
+would link them all: it is taken value by value, each with components of its own.
+"""
+
+from collections.abc import Iterable, Sequence
+from functools import cache
+from itertools import combinations, product
+from typing import Final, TypeAlias
+
+from specmatrix.matrix.cells.axes import AXES, NAMES
+from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.cells.constraints import CONSTRAINTS, explain
+
+Combination: TypeAlias = tuple[tuple[str, str], ...]
+
+
+# Constraints name it beside every other axis.
+PIVOT: Final = "tp"
+
+
+def components() -> list[tuple[str, ...]]:
+    """Axes but the pivot, grouped by the constraints that link them, each group in the order of the axes."""
+    groups = [{name} for name in NAMES if name != PIVOT]
+    for constraint in CONSTRAINTS:
+        linked = [group for group in groups if group & set(constraint.axes)]
+        groups = [group for group in groups if group not in linked] + [set().union(*linked)]
+    return [tuple(name for name in NAMES if name in group) for group in groups]
+
+
+def allowed(component: Sequence[str], pivot: str) -> list[dict[str, str]]:
+    """Every combination of the component's values that no constraint applies to beside this value of the pivot; other
+    axes at their defaults."""
+    named = (PIVOT, *component)
+    judges = [
+        ([named.index(name) for name in constraint.axes], constraint.forbidden)
+        for constraint in CONSTRAINTS
+        if set(constraint.axes) <= set(named)
+    ]
+    runs: list[tuple[str, ...]] = [()]
+    # Axis by axis, so that what is forbidden grows no further.
+    for place, values in enumerate([[pivot], *(_open(name, pivot) for name in component)]):
+        runs = [(*row, value) for row in runs for value in values]
+        for columns, forbidden in judges:
+            if max(columns) == place:
+                runs = [row for row in runs if tuple([row[column] for column in columns]) not in forbidden]
+    return [dict(zip(named, row, strict=True)) for row in runs]
+
+
+def _open(name: str, pivot: str) -> list[str]:
+    """The values of an axis that no constraint on it and the pivot alone applies to."""
+    shut = [constraint for constraint in CONSTRAINTS if set(constraint.axes) == {name, PIVOT}]
+    every = AXES[NAMES.index(name)].names
+    return [v for v in every if not any(c.forbids(Cell(**{name: v, PIVOT: pivot})) for c in shut)]
+
+
+@cache
+def feasible(strength: int) -> frozenset[Combination]:
+    """Every combination of `strength` values on different axes that some runnable cell holds."""
+    return frozenset().union(*(_feasible(strength, pivot) for pivot in AXES[NAMES.index(PIVOT)].names))
+
+
+def _feasible(strength: int, pivot: str) -> set[Combination]:
+    """Those of the cells with this value of the pivot."""
+    # Per set of axes inside one component: the combinations of their values that occur.
+    occurring: dict[tuple[str, ...], list[Combination]] = {(): [()], (PIVOT,): [((PIVOT, pivot),)]}
+    home: dict[str, tuple[str, ...]] = {PIVOT: (PIVOT,)}
+    for component in components():
+        rows = allowed(component, pivot)
+        if not rows:
+            return set()
+        home |= dict.fromkeys(component, component)
+        for size in range(1, strength + 1):
+            for names in combinations(component, size):
+                occurring[names] = list({tuple((name, row[name]) for name in names) for row in rows})
+    found: set[Combination] = set()
+    for names in combinations(NAMES, strength):
+        parts = [tuple(n for n in names if home[n] == c) for c in dict.fromkeys(home[n] for n in names)]
+        for choice in product(*(occurring[part] for part in parts)):
+            found.add(_sorted(pair for share in choice for pair in share))
+    return found
+
+
+def covered(cells: Iterable[Cell], strength: int) -> set[Combination]:
+    """The combinations that runnable cells hold."""
+    found: set[Combination] = set()
+    for cell in cells:
+        found.update(combinations(zip(NAMES, cell, strict=True), strength))
+    return found
+
+
+def uncovered(cells: Iterable[Cell], strength: int) -> list[Combination]:
+    """Feasible combinations that none of these cells holds; cells that do not run as asked hold nothing."""
+    running = [cell for cell in cells if not explain(cell)]
+    return sorted(feasible(strength) - covered(running, strength))
+
+
+def uncovered_sweep(launch: Cell, cells: Iterable[Cell]) -> list[Combination]:
+    """Feasible pairs of request values on this launch, exams excepted, that none of these cells holds."""
+    requests = [axis for axis in AXES if axis.scope == "request"]
+    every = product(*(axis.names for axis in requests))
+    names = [axis.name for axis in requests]
+    swept = [launch._replace(**dict(zip(names, values, strict=True))) for values in every]
+    wanted = _request_pairs(cell for cell in swept if cell.batch != "exam" and not explain(cell))
+    held = _request_pairs(cell for cell in cells if cell.launch_key == launch.launch_key and not explain(cell))
+    return sorted(wanted - held)
+
+
+def _request_pairs(cells: Iterable[Cell]) -> set[Combination]:
+    names = [axis.name for axis in AXES if axis.scope == "request"]
+    return {pair for cell in cells for pair in combinations(((name, getattr(cell, name)) for name in names), 2)}
+
+
+def _sorted(pairs: Iterable[tuple[str, str]]) -> Combination:
+    return tuple(sorted(pairs, key=lambda pair: NAMES.index(pair[0])))

@@ -1,0 +1,210 @@
+"""The kill matrix: which gate sees which fault."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from specmatrix.matrix.cells.cell import Cell, order
+from specmatrix.matrix.faults.fault import Fault
+from specmatrix.matrix.faults.kernels import JUDGE as KERNELS
+from specmatrix.matrix.faults.plant import SECONDS, CellVerdict, Trial, trial
+from specmatrix.matrix.faults.processes import Processes
+from specmatrix.matrix.run.tiers import tier as find_tier
+from specmatrix.matrix.zoo.registry import verify_cells
+from specmatrix.reports.schema import GATES
+
+RED: Final = ("FAIL", "NOT MEASURED")
+# Who can see a fault: the gates of cells, and the laws of kernels.
+JUDGES: Final = (*GATES, KERNELS)
+
+
+class Job(NamedTuple):
+    """One process: a fault or none, and what is judged with it."""
+
+    fault: Fault | None
+    cells: tuple[Cell, ...]
+    operations: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """What became of one fault. killed_by: judges that are red with the fault and green without, in JUDGES' order.
+
+    crashed: the first crash with the fault, None if every cell was judged. unexpected: no expected gate killed it.
+    """
+
+    fault: Fault
+    killed_by: tuple[str, ...]
+    crashed: str | None
+    messages: dict[str, str]
+    seconds: float
+
+    @property
+    def killed(self) -> bool:
+        return bool(self.killed_by)
+
+    @property
+    def unexpected(self) -> bool:
+        """Whether it was killed, and by none of the gates that were to."""
+        return self.killed and not set(self.killed_by) & set(self.fault.expected)
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """Every fault's kill, and what was red or crashed without any fault; `missing` are ids of faults that were not
+    judged yet."""
+
+    kills: tuple[Kill, ...]
+    unfaulted_red: tuple[str, ...]
+    missing: tuple[str, ...] = ()
+
+    @property
+    def survivors(self) -> tuple[Kill, ...]:
+        """What no gate saw."""
+        return tuple(kill for kill in self.kills if not kill.killed)
+
+    @property
+    def sole(self) -> dict[str, tuple[str, ...]]:
+        """Gate to the faults that nobody else kills."""
+        alone = {gate: tuple(k.fault.id for k in self.kills if k.killed_by == (gate,)) for gate in JUDGES}
+        return alone
+
+    @property
+    def ok(self) -> bool:
+        return not self.survivors and not self.unfaulted_red and not self.missing
+
+    def as_dict(self) -> dict[str, Any]:
+        """The stable machine-readable form; one that is not whole lists what is missing."""
+        missing = {"missing": list(self.missing)} if self.missing else {}
+        return missing | {
+            "total": len(self.kills),
+            "killed": sum(kill.killed for kill in self.kills),
+            "faults": [
+                {
+                    "id": kill.fault.id,
+                    "class": kill.fault.klass,
+                    "origin": kill.fault.origin,
+                    "killed_by": list(kill.killed_by),
+                    "crashed": kill.crashed is not None,
+                }
+                for kill in self.kills
+            ],
+        }
+
+
+def kill_matrix(
+    faults: Sequence[Fault],
+    locked: Sequence[Cell],
+    seed: int = 0,
+    workers: int = 2,
+    tell: Callable[[str], None] = lambda text: None,
+    keep: Callable[[Matrix], None] = lambda matrix: None,
+    tier: str = "cpu",
+) -> Matrix:
+    """Run every fault's cells, once without any fault and once with it, `workers` processes at a time.
+
+    tell: called with the name of each part as it ends. keep: called with what is judged so far, after each fault that
+    ends behind the last part without a fault. ConfigError if a fault does not apply or finds no cell, or
+    if a checkpoint of the zoo is damaged.
+    """
+    gpu = find_tier(tier).gpus > 0
+    chosen = {fault.id: [] if fault.operations and not gpu else fault.chosen(locked) for fault in faults}
+    every = order(cell for cells in chosen.values() for cell in cells)
+    verify_cells(every)
+    plain: list[Trial] = []
+    found: dict[str, Trial] = {}
+    parts = [Job(None, tuple(part)) for part in shares(every, workers)]
+    if operations := tuple(sorted({name for fault in faults for name in fault.operations})):
+        parts.append(Job(None, (), operations))
+    jobs = [*parts, *(Job(fault, tuple(chosen[fault.id]), fault.operations) for fault in faults)]
+    for fault, result in _run(jobs, seed, workers, tier):
+        if fault is None:
+            plain.append(result)
+        else:
+            found[fault.id] = result
+        tell("no fault" if fault is None else fault.id)
+        if len(plain) == len(parts):
+            keep(_matrix(faults, found, plain))
+    return _matrix(faults, found, plain)
+
+
+def _matrix(faults: Sequence[Fault], found: Mapping[str, Trial], plain: Sequence[Trial]) -> Matrix:
+    """What the trials of faults that were found say beside the whole run without faults."""
+    green = _greens(plain)
+    kills = tuple(judge(fault, found[fault.id], green) for fault in faults if fault.id in found)
+    return Matrix(kills, _reds(plain), tuple(fault.id for fault in faults if fault.id not in found))
+
+
+def shares(cells: Sequence[Cell], count: int) -> list[list[Cell]]:
+    """Cells in `count` parts of about the same price; cells of one launch stay together."""
+    launches: dict[tuple[str, ...], list[Cell]] = {}
+    for cell in cells:
+        launches.setdefault(cell.launch_key, []).append(cell)
+    parts: list[list[Cell]] = [[] for _ in range(count)]
+    for group in sorted(launches.values(), key=lambda group: -sum(cell.seconds for cell in group)):
+        min(parts, key=lambda part: sum(cell.seconds for cell in part)).extend(group)
+    return [part for part in parts if part]
+
+
+def judge(fault: Fault, result: Trial, green: dict[tuple[str, str], bool]) -> Kill:
+    """A gate kills where it is red with the fault and green without. A crash kills nothing."""
+    messages: dict[str, str] = {}
+    crashed = result.died
+    for verdict in result.verdicts:
+        crashed = crashed or verdict.error
+        for gate, (state, message) in verdict.gates.items():
+            if state in RED and green.get((verdict.cell, gate)):
+                messages.setdefault(gate, f"{verdict.cell}: {message}")
+    killed_by = tuple(judge for judge in JUDGES if judge in messages)
+    return Kill(fault, killed_by, crashed, messages, sum(verdict.seconds for verdict in result.verdicts))
+
+
+def _run(jobs: Sequence[Job], seed: int, workers: int, tier: str) -> Iterator[tuple[Fault | None, Trial]]:
+    """Trials as they end. The threads only wait for their processes, which end when nobody wants more."""
+    processes = Processes()
+    with ThreadPoolExecutor(workers) as pool:
+        running: dict[Future[Trial], Fault | None] = {}
+        queue = list(jobs)
+        try:
+            while queue or running:
+                while queue and len(running) < workers:
+                    job = queue.pop(0)
+                    running[pool.submit(_trial, job, seed, processes, tier)] = job.fault
+                for done in wait(running, return_when=FIRST_COMPLETED).done:
+                    yield running.pop(done), done.result()
+        finally:
+            processes.stop()
+
+
+def _trial(job: Job, seed: int, processes: Processes, tier: str) -> Trial:
+    """The unfaulted run holds the cells of all faults, so it has no limit of one trial."""
+    seconds = SECONDS if job.fault is not None else 3600.0
+    return trial(job.fault, job.cells, seed, seconds, processes, tier, job.operations)
+
+
+def _greens(plain: Sequence[Trial]) -> dict[tuple[str, str], bool]:
+    return {
+        (verdict.cell, gate): state == "PASS"
+        for result in plain
+        for verdict in result.verdicts
+        for gate, (state, _) in verdict.gates.items()
+    }
+
+
+def _reds(plain: Sequence[Trial]) -> tuple[str, ...]:
+    """What is red or missing without any fault, in words."""
+    found = [result.died for result in plain if result.died]
+    for verdict in (verdict for result in plain for verdict in result.verdicts):
+        found += [f"{verdict.cell}: {verdict.error}"] if verdict.error else _red_gates(verdict)
+    return tuple(found)
+
+
+def _red_gates(verdict: CellVerdict) -> list[str]:
+    return [
+        f"{verdict.cell}: {gate} is {state}: {message}"
+        for gate, (state, message) in verdict.gates.items()
+        if state in RED
+    ]

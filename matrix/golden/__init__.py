@@ -1,0 +1,1 @@
+"""The reviewed resolution of every engine configuration."""

@@ -1,0 +1,150 @@
+"""What every launch of the axes resolves to, field by field, grouped by outcome: the form of the golden file.
+
+An outcome is a text: what runs and why, or that it is what was asked. Each field is tabulated over the axes that it
+depends on, so the groups hold every launch of the whole product, and a changed default or rule moves a few lines.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from itertools import product
+from typing import Any, Final, TypeAlias
+
+from specmatrix.engine.core.config.asked import EngineConfig
+from specmatrix.engine.core.config.resolve import resolve
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.matrix.cells.axes import axis
+from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.cells.model_facts import zoo_facts
+from specmatrix.matrix.golden.products import Values, products
+
+REFUSED: Final = "refused"
+AS_ASKED: Final = "as asked"
+RUNS: Final = "runs"
+SHAPE: Final = ("algorithm", "model", "steps", "topk", "draft_tokens", "adaptive")
+TIMING: Final = ("algorithm", "model", "steps", "topk", "adaptive", "spec_version", "overlap")
+# The axes that each field depends on. A launch that the first axes of `refused` refuse has no other outcome.
+DEPENDS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
+    REFUSED: (SHAPE, ("spec_version", "overlap"), ("model", "tp")),
+    "speculative_algorithm": (("algorithm",),),
+    "speculative_draft_model_path": (("algorithm", "model"),),
+    "speculative_num_steps": (SHAPE,),
+    "speculative_eagle_topk": (SHAPE,),
+    "speculative_num_draft_tokens": (SHAPE,),
+    "enable_multi_layer_eagle": (SHAPE,),
+    "speculative_adaptive": (SHAPE,),
+    "adaptive_slots": (SHAPE,),
+    "ngram": (SHAPE,),
+    "spec_version": (TIMING,),
+    "page_size": (("page_size",),),
+    "max_total_tokens": (("model", "page_size", "memory"),),
+    "max_running_requests": (("algorithm", "model", "slots"),),
+    "chunked_prefill_size": (("prefill_chunk",),),
+    "disable_radix_cache": (("model", "prefix_cache"),),
+    "window": (("model",),),
+    "context_length": (("model", "context"),),
+    "swa_full_tokens_ratio": ((),),
+    "random_seed": ((),),
+    "tp_size": (("tp",),),
+    "dtype": ((),),
+    "device": ((),),
+}
+# Asked fields of EngineConfig that a resolved configuration shows under another name or in another way.
+RENAMED: Final[dict[str, str]] = {
+    "speculative_algorithm": "algorithm",
+    "speculative_draft_model_path": "draft_path",
+    "speculative_num_steps": "num_steps",
+    "speculative_eagle_topk": "topk",
+    "speculative_num_draft_tokens": "num_draft_tokens",
+}
+# Told beside the field that they belong to.
+WITHIN: Final = {"speculative_adaptive_config": "adaptive_slots", "speculative_ngram_max_bfs_breadth": "ngram"}
+GRAM: Final = "speculative_ngram_"
+# Resolved fields that follow from others: `matrix.gates.config` works them out again.
+DERIVED: Final = frozenset({"lag", "num_pages", "window_pages"})
+# Where the models lie, the instruments that the runner switches on, and what a GPU adds: no part of what a cell asks.
+LEFT_OUT: Final = frozenset(
+    {
+        "model_path",
+        "strict_memory",
+        "kv_stamps",
+        "enable_deterministic_inference",
+        "enable_streaming_session",
+        "cuda_graph_max_bs",
+        "cuda_graph_max_gb",
+    }
+)
+# Field to outcome to the launches that have it, as texts: `algorithm=eagle,eagle3 steps=auto`.
+Groups: TypeAlias = dict[str, dict[str, list[str]]]
+
+
+def ran(resolved: Mapping[str, Any], name: str) -> object:
+    """The value that runs of a field, in the terms of an ask."""
+    if name == "speculative_adaptive":
+        return bool(resolved["adaptive_slots"])
+    if name == "disable_radix_cache":
+        return not resolved["radix_cache"]
+    if name == "chunked_prefill_size" and resolved[name] is None:
+        return -1
+    return resolved[RENAMED.get(name, name)]
+
+
+def outcomes(asked: EngineConfig, resolved: Mapping[str, Any]) -> dict[str, str]:
+    """Every field's outcome; with those of reasons and rewrites that no field is listed for."""
+    told = {r["field"]: (r["value"], str(r["because"])) for r in resolved["reasons"]}
+    told |= {r["field"]: (r["got"], f"instead: {r['reason']}") for r in resolved["rewrites"]}
+    found = {name: _outcome(asked, resolved, name, told) for name in DEPENDS if name != REFUSED}
+    others = told.keys() - found.keys() - WITHIN.keys() - LEFT_OUT
+    return found | {name: f"{told[name][0]}: {told[name][1]}" for name in sorted(others)}
+
+
+def _outcome(
+    asked: EngineConfig, resolved: Mapping[str, Any], name: str, told: Mapping[str, tuple[object, str]]
+) -> str:
+    if name in WITHIN.values():
+        return _parts(asked, resolved[name], name, told) if resolved[name] else "none"
+    value = ran(resolved, name)
+    if name in told:
+        said, why = told[name]
+        return f"{value}: {why}" if said == value else f"{value}, told as {said}: {why}"
+    if hasattr(asked, name) and value == getattr(asked, name):
+        return AS_ASKED
+    return str(value)
+
+
+def _parts(asked: EngineConfig, parts: Any, name: str, told: Mapping[str, tuple[object, str]]) -> str:  # noqa: ANN401 - JSON
+    """Slots in full; of the options of n-grams what is not as asked. Then what is told of them."""
+    if name == "ngram":
+        texts = [f"{key} {value}" for key, value in parts.items() if value != getattr(asked, GRAM + key)]
+    else:
+        texts = [json.dumps(slot) for slot in parts]
+    texts += [told[field][1] for field, within in WITHIN.items() if within == name and field in told]
+    return "; ".join(texts) or AS_ASKED
+
+
+def launch_outcomes(cell: Cell) -> dict[str, str]:
+    """The outcomes of a launch on a CPU: every field's, or `refused` with the engine's sentence alone."""
+    config = cell.config()
+    try:
+        return outcomes(config, resolve(config, zoo_facts(cell)).as_dict())
+    except ConfigError as error:
+        return {REFUSED: str(error)}
+
+
+def resolution() -> Groups:
+    """The groups of every field, over the full product of the axes that it depends on."""
+    known: dict[tuple[str, ...], dict[Values, dict[str, str]]] = {}
+    for axes in dict.fromkeys(axes for every in DEPENDS.values() for axes in every):
+        values = product(*(axis(name).names for name in axes))
+        known[axes] = {one: launch_outcomes(Cell(**dict(zip(axes, one, strict=True)))) for one in values}
+    groups: Groups = {}
+    for name, every in DEPENDS.items():
+        groups[name] = {}
+        for axes in every:
+            # Who is not refused matters; what a refused launch would run as does not.
+            table = {one: found.get(name, RUNS if name == REFUSED else None) for one, found in known[axes].items()}
+            for outcome, where in products(axes, table):
+                if outcome != RUNS:
+                    groups[name].setdefault(outcome, []).append(where)
+    return groups

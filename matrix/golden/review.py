@@ -1,0 +1,54 @@
+"""The reviewed resolution of every launch: field by field, what runs and why, or the sentence of refusal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Final, TypeAlias
+
+from specmatrix.matrix.cells.axes import AXES
+from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.golden.outcomes import AS_ASKED, REFUSED, Groups
+from specmatrix.matrix.golden.products import where_of
+
+GOLDEN_FILE: Final = Path(__file__).with_name("resolved.yaml")
+REQUEST_DEFAULTS: Final = {axis.name: axis.default for axis in AXES if axis.scope == "request"}
+# What a GPU tier asks for and the CPU tier leaves to the machine.
+PLACED: Final = ("device", "dtype")
+# Field to its outcomes, each with the launches that have it.
+Golden: TypeAlias = Mapping[str, tuple[tuple[str, tuple[Callable[[Cell], bool], ...]], ...]]
+
+
+def launch_id(cell: Cell) -> str:
+    """The id of a cell's launch: the cell with default request values."""
+    return cell._replace(**REQUEST_DEFAULTS).id
+
+
+def compiled(groups: Groups) -> Golden:
+    """Groups as the golden file holds them, ready to be asked."""
+    return {
+        name: tuple((outcome, tuple(map(where_of, wheres))) for outcome, wheres in found.items())
+        for name, found in groups.items()
+    }
+
+
+def expected(golden: Golden, cell: Cell, gpu: bool = False) -> dict[str, str]:
+    """The reviewed outcomes of a cell's launch: every field's, or `refused` alone. A field is missing where nothing was
+    reviewed. A GPU tier asks for its device and precision, so they are as asked there."""
+    found = {name: outcome for name, rows in golden.items() for outcome, wheres in rows if any(w(cell) for w in wheres)}
+    if REFUSED in found:
+        return {REFUSED: next(outcome for outcome, wheres in golden[REFUSED] if any(w(cell) for w in wheres))}
+    return found | (dict.fromkeys(PLACED, AS_ASKED) if gpu and found else {})
+
+
+@cache
+def golden_table(path: Path = GOLDEN_FILE) -> Golden:
+    """The reviewed groups; empty without the file, so that every launch is NOT MEASURED."""
+    # PyYAML takes time to import, and collection does not need it.
+    import yaml
+
+    if not path.is_file():
+        return {}
+    with path.open(encoding="utf-8") as file:
+        return compiled(yaml.load(file, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))

@@ -1,0 +1,180 @@
+"""Adaptive depth worked out a second time from what a cell asks for; shares no code with the engine.
+
+The rule: sglang#21599 (one slot), #24055 (a slot per range of batch sizes).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.subjects.protocol import Observation, Trace
+from specmatrix.matrix.workloads.adaptive_configs import TEXTS
+
+# What a slot means where its entry is silent.
+SILENT: Final[dict[str, Any]] = {
+    "ema_alpha": 0.2,
+    "update_interval": 5,
+    "warmup_batches": 10,
+    "down_hysteresis": -0.25,
+    "up_hysteresis": 0.0,
+    "ceiling_coeff": 0,
+}
+# The table that ships (sglang#24055).
+SHIPPED: Final[dict[str, Any]] = {
+    "1": {"candidate_steps": [1, 3, 7]},
+    "8": {"candidate_steps": [1, 3], "down_hysteresis": 0},
+    "32": {"candidate_steps": [1]},
+}
+
+
+def slots_of(cell: Cell) -> dict[int, dict[str, Any]]:
+    """Smallest batch size to the settings of its slot; a file without sizes is one slot for all of them."""
+    text = TEXTS[cell.adaptive]
+    table = SHIPPED if text is None else json.loads(text)
+    shared = SILENT | {key: value for key, value in table.items() if not key.isdigit()}
+    sizes = {int(key): shared | value for key, value in table.items() if key.isdigit()}
+    return sizes or {1: shared}
+
+
+def first_depth(cell: Cell, slots: Mapping[int, Mapping[str, Any]]) -> int:
+    """The asked depth, else the middle of all candidates, the deeper of two."""
+    if cell.steps != "auto":
+        return int(cell.steps)
+    every: list[int] = sorted({steps for slot in slots.values() for steps in slot["candidate_steps"]})
+    return every[len(every) // 2]
+
+
+def widest(slots: Mapping[int, Mapping[str, Any]]) -> int:
+    """Nodes of the widest round that may run, root included."""
+    return 1 + int(max(max(slot["candidate_steps"]) for slot in slots.values()))
+
+
+def decide(slot: Mapping[str, Any], steps: int, ema: float) -> int:
+    """The depth behind a decision at `steps`."""
+    candidates = sorted(set(slot["candidate_steps"]))
+    target = min((c for c in candidates if c < steps and ema <= c - 0.5 + slot["down_hysteresis"]), default=steps)
+    if target == steps:
+        chain = [c for c in candidates if c >= steps]
+        passed = sum(ema > c - 0.5 + slot["up_hysteresis"] for c in chain)
+        target = chain[min(passed, len(chain) - 1)]
+    if slot["ceiling_coeff"] > 0 and target <= steps:
+        cap = max(1, math.ceil(ema * slot["ceiling_coeff"]))
+        target = max((c for c in candidates if c <= min(cap, target)), default=candidates[0])
+    return target
+
+
+@dataclass(slots=True)
+class State:
+    """What one slot remembers."""
+
+    steps: int
+    ema: float
+    rounds: int = 0
+
+
+class Mismatch(Exception):
+    """The trace and the rule part; the message says where."""
+
+
+class Replay:
+    """Walks a trace from an empty start. lag: steps that may wait unread; tolerance: of an average, in drafts.
+
+    counts: what the controller's counters must say of the rounds and observations behind the first `skipped` ones.
+    deviation: the largest difference of an average so far.
+    """
+
+    def __init__(self, cell: Cell, lag: int, tolerance: float, skipped: tuple[int, int] = (0, 0)) -> None:
+        self.slots = slots_of(cell)
+        self.lag = lag
+        self.tolerance = tolerance
+        self.skipped = skipped
+        self.counts: Counter[str] = Counter()
+        self.deviation = 0.0
+        first = first_depth(cell, self.slots)
+        self.states = {size: _begin(slot, first) for size, slot in self.slots.items()}
+        self._unread: deque[tuple[int, int]] = deque()
+        lowest = min(self.slots)
+        self._last = (lowest, self.states[lowest].steps)
+
+    def walk(self, trace: Trace) -> None:
+        """Mismatch at the first entry that the rule does not give."""
+        done = 0
+        for index, seen in enumerate(trace.observations):
+            for place in range(done, seen.activated):
+                self._activate(place, *trace.rounds[place])
+            done = seen.activated
+            self._observe(index, seen)
+        for place in range(done, len(trace.rounds)):
+            self._activate(place, *trace.rounds[place])
+
+    def slot_of(self, batch_size: int) -> int:
+        """The largest bound that is not above a batch size, at least the lowest one."""
+        return max((size for size in self.slots if size <= batch_size), default=min(self.slots))
+
+    def _activate(self, place: int, batch_size: int, width: int) -> None:
+        size = self.slot_of(batch_size)
+        steps = self.states[size].steps
+        if width != steps + 1:
+            raise Mismatch(
+                f"round {place} of {batch_size} requests is {width} wide; the slot from {size} on is at {steps} steps"
+            )
+        if place >= self.skipped[0]:
+            self.counts["adaptive.activated"] += 1
+            self.counts["adaptive.batch_switch"] += self._last[0] != size and self._last[1] != steps
+        self._last = (size, steps)
+        self._unread.append((batch_size, width))
+
+    def _observe(self, index: int, seen: Observation) -> None:
+        what = f"observation {index} ({seen.batch_size} requests, {seen.width} wide)"
+        self._find(what, seen)
+        if not seen.correct or len(seen.correct) > seen.batch_size or max(seen.correct) >= seen.width:
+            raise Mismatch(f"{what} counts the accepted drafts {list(seen.correct)}")
+        size = self.slot_of(seen.batch_size)
+        if seen.slot != size:
+            raise Mismatch(f"{what} counts for the slot from {seen.slot} on; it belongs to the one from {size} on")
+        state, rule = self.states[size], self.slots[size]
+        mean = sum(seen.correct) / len(seen.correct)
+        ema = (1 - rule["ema_alpha"]) * state.ema + rule["ema_alpha"] * mean
+        self.deviation = max(self.deviation, abs(ema - seen.ema))
+        if not abs(ema - seen.ema) <= self.tolerance:
+            raise Mismatch(f"{what} makes the average {seen.ema:.6g}; the slot's own rounds make it {ema:.6g}")
+        state.rounds += 1
+        # The average as told: at a threshold the last bit must not decide.
+        decision, steps = self._decided(rule, state, seen.ema)
+        if (seen.decision, seen.steps) != (decision, steps):
+            raise Mismatch(f"{what} decided {seen.decision!r}, {seen.steps} steps; due is {decision!r}, {steps} steps")
+        state.steps, state.ema = steps, seen.ema
+        if index >= self.skipped[1]:
+            self.counts["adaptive.switched_up"] += decision == "up"
+            self.counts["adaptive.switched_down"] += decision == "down"
+
+    def _find(self, what: str, seen: Observation) -> None:
+        """The round that was observed. What was launched more than `lag` rounds before the last one has been read, and
+        is unobserved because no request of it was left."""
+        while len(self._unread) > self.lag + 1:
+            self._unread.popleft()
+        while self._unread:
+            if self._unread.popleft() == (seen.batch_size, seen.width):
+                return
+        raise Mismatch(f"{what} is of none of the rounds that may have been read just then")
+
+    def _decided(self, rule: Mapping[str, Any], state: State, ema: float) -> tuple[str, int]:
+        due = state.rounds - rule["warmup_batches"]
+        if due <= 0:
+            return "warm-up", state.steps
+        if due % rule["update_interval"]:
+            return "between", state.steps
+        steps = decide(rule, state.steps, ema)
+        return "up" if steps > state.steps else "down" if steps < state.steps else "stay", steps
+
+
+def _begin(slot: Mapping[str, Any], first: int) -> State:
+    candidates = sorted(set(slot["candidate_steps"]))
+    steps = first if first in candidates else candidates[len(candidates) // 2]
+    return State(steps, float(steps - 1))

@@ -1,0 +1,54 @@
+"""How a request must have ended, from its tokens alone; shares no code with the engine."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import Final, NamedTuple
+
+from specmatrix import HOME
+from specmatrix.matrix.subjects.protocol import Ask
+from specmatrix.matrix.workloads.build import tokenizer
+
+CHECKPOINTS: Final = HOME / "matrix" / "zoo" / "checkpoints"
+# What the tokenizer writes for bytes that form no character yet; such bytes are not shown.
+INCOMPLETE: Final = "�"
+
+
+class Ending(NamedTuple):
+    """After `tokens` tokens: "stop" or "length" with what matched, and the text to show. "open": nothing ends it."""
+
+    tokens: int
+    reason: str
+    matched: int | str | None
+    text: str
+
+
+@cache
+def eos_ids(target: str) -> frozenset[int]:
+    """The end tokens of a target of the zoo, from its own generation_config.json."""
+    found = json.loads((CHECKPOINTS / target / "generation_config.json").read_text(encoding="utf-8"))["eos_token_id"]
+    return frozenset(found if isinstance(found, list) else [found])
+
+
+def text_of(ids: tuple[int, ...]) -> str:
+    """Text of token ids; special tokens leave none."""
+    return str(tokenizer().decode(list(ids), skip_special_tokens=True)).rstrip(INCOMPLETE)
+
+
+def ending(ask: Ask, ids: tuple[int, ...], target: str) -> Ending:
+    """The first token that ends the request to a target: a stop token, then a stop string, then the limit."""
+    stops = frozenset(ask.stop_token_ids) | (frozenset() if ask.ignore_eos else eos_ids(target))
+    for index, token in enumerate(ids):
+        count = index + 1
+        if token in stops:
+            return Ending(count, "stop", token, text_of(ids[:index]))
+        if ask.stop:
+            text = text_of(ids[:count])
+            hits = [(text.find(stop), -len(stop), stop) for stop in ask.stop if stop in text]
+            if hits:
+                start, _, stop = min(hits)
+                return Ending(count, "stop", stop, text[:start])
+        if count >= ask.max_new_tokens:
+            return Ending(count, "length", None, text_of(ids[:count]))
+    return Ending(len(ids), "open", None, text_of(ids))

@@ -1,0 +1,154 @@
+"""The rounds of an n-gram drafter, again: every text of the session is read in the order that the journal tells.
+
+The index belongs to all requests of a session, so what one round accepts depends on all rounds before it, those of
+earlier workloads too. The journal has their order, the answers their tokens; nothing else is asked of the engine.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from specmatrix.matrix.cells.cell import CORPUS
+from specmatrix.matrix.oracles.ngram import Grams
+from specmatrix.matrix.subjects.protocol import Served
+from specmatrix.matrix.workloads.build import tokenizer
+from specmatrix.matrix.zoo.registry import CORPUS_FILE
+
+
+class ReplayError(Exception):
+    """The journal and the answers do not fit together; the message says where."""
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One verify round of a request: how many tokens it must have taken, the bonus included.
+
+    least: the answer ends inside the accepted path, so the round took so many or more.
+    """
+
+    length: int
+    least: bool
+
+    def allows(self, accepted: int) -> bool:
+        """Whether a round of so many tokens is this one."""
+        return accepted >= self.length if self.least else accepted == self.length
+
+
+@dataclass(slots=True)
+class _Stay:
+    """A request while it holds an account: positions with KV, tokens known, and what it has to read first."""
+
+    served: Served
+    text: str
+    committed: int
+    known: int
+    reads: bool = True  # its prompt, and after a retraction what it had said
+
+    @property
+    def ahead(self) -> str:
+        """What came after the known tokens."""
+        return self.text[self.known :]
+
+
+@cache
+def corpus() -> tuple[str, ...]:
+    """The documents of the zoo's corpus, a character per token."""
+    lines = CORPUS_FILE.read_text(encoding="utf-8").splitlines()
+    found = (tokenizer().encode(json.loads(line), add_special_tokens=False).ids for line in lines)
+    return tuple("".join(map(chr, ids)) for ids in found)
+
+
+class Replay:
+    """Walks a journal beside what was served; `rounds` of each request by its id, as they must have been.
+
+    resolved: the configuration that runs, with the options of the index under `ngram`.
+    """
+
+    def __init__(self, resolved: Mapping[str, Any], served: Iterable[Served]) -> None:
+        self.rounds: dict[int, list[Round]] = {}
+        self._resolved = resolved
+        path = resolved["ngram"]["external_corpus_path"]
+        self._grams = Grams(resolved["ngram"], corpus() if path == CORPUS else ())
+        self._queues: dict[int, list[Served]] = {}
+        for one in served:
+            self._queues.setdefault(one.account, []).append(one)
+        self._left: dict[int, int] = {}  # stays of a request still to come
+        self._known: dict[int, int] = {}
+        self._held: dict[int, int] = {}
+        self._stays: dict[int, _Stay] = {}
+        self._batch: list[_Stay] = []  # of the round that was launched and not yet settled
+        self._read: dict[int, int] = {}  # tokens of a text that the index has seen, the text read longest ago first
+
+    def walk(self, journal: Iterable[tuple[str, int, tuple[int, ...]]]) -> None:
+        """ReplayError where an account serves nobody, or a round begins before the one before it was read."""
+        for verb, account, numbers in journal:
+            if verb == "open":
+                self._begin(account, len(numbers) * self._resolved["page_size"])
+            elif verb == "resume":
+                self._begin(account, self._held.pop(account) - numbers[0])
+            elif verb == "launch" and not self._stays[account].reads:
+                self._launch(self._stays[account])
+            elif verb == "settle":
+                self._settle(self._stays[account], numbers[0])
+            elif verb == "hold":
+                self._end(account)
+                self._held[account] = numbers[0]
+            elif verb == "close":
+                self._end(account)
+
+    def _begin(self, account: int, committed: int) -> None:
+        queue = self._queues.get(account, [])
+        while queue and not self._left.setdefault(queue[0].id, queue[0].retractions + 1):
+            queue.pop(0)
+        if not queue:
+            raise ReplayError(f"account {account} of the journal serves no request that was answered")
+        served = queue[0]
+        self._left[served.id] -= 1
+        known = self._known.setdefault(served.id, served.prompt)
+        self._stays[account] = _Stay(served, "".join(map(chr, served.tokens)), committed, known)
+
+    def _end(self, account: int) -> None:
+        self._held.pop(account, None)
+        stay = self._stays.pop(account, None)
+        if stay is not None:
+            self._known[stay.served.id] = stay.known
+
+    def _launch(self, stay: _Stay) -> None:
+        if stay.committed != stay.known - 1:
+            text = f"a round of {stay.served.name} begins at {stay.committed}, with {stay.known} tokens known"
+            raise ReplayError(text)
+        self._batch.append(stay)
+
+    def _settle(self, stay: _Stay, accepted: int) -> None:
+        if self._batch:
+            self._drafted()
+        stay.committed += accepted
+        if not stay.reads:
+            stay.known = min(len(stay.text), stay.known + accepted)
+        elif stay.committed >= stay.known:
+            stay.reads = False
+            stay.known = min(len(stay.text), stay.known + 1)
+
+    def _drafted(self) -> None:
+        """All texts of a round are read, row by row, before the first draft is made."""
+        for stay in self._batch:
+            known = self._read.pop(stay.served.id, 0)
+            self._grams.show(stay.text[: stay.known], known)
+            self._read[stay.served.id] = stay.known
+            if len(self._read) > self._resolved["max_running_requests"]:
+                del self._read[next(iter(self._read))]
+        for stay in self._batch:
+            paths = self._grams.draft(
+                stay.text[: stay.known],
+                self._resolved["num_draft_tokens"],
+                self._resolved["topk"],
+                self._resolved["num_steps"],
+            )
+            fits = next(length for length in range(len(stay.ahead), -1, -1) if stay.ahead[:length] in paths)
+            found = Round(fits + 1, fits == len(stay.ahead))
+            self.rounds.setdefault(stay.served.id, []).append(found)
+        self._batch = []

@@ -1,0 +1,83 @@
+"""The oracle's file: greedy continuations by transformers, and what each draft's rounds accept on them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+from specmatrix.matrix.subjects.protocol import Ask
+from specmatrix.matrix.workloads.build import ORACLE_PROMPTS, questions
+from specmatrix.matrix.zoo.gsm_mini import prompt_of
+from specmatrix.matrix.zoo.registry import oracle_file
+
+_NAME: Final = re.compile(r"q(\d+)(\.again)?")
+_WAVE: Final = re.compile(r"w\d+\.\d+")
+
+Combination = tuple[str, int, int, int]  # drafter (lower case), steps, topk, draft tokens
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """`continuations[i]`: token ids after prompt i. `logprobs[i]`: of these tokens, in nats.
+    `rounds[combination][i]`: tokens of each verify round, bonus included, of prompt i; the first token of a
+    continuation belongs to no round. `reach[drafter][i][p]`: how many drafts of a chain are right in a row in a round
+    that p tokens of rounds precede."""
+
+    continuations: tuple[tuple[int, ...], ...]
+    rounds: Mapping[Combination, tuple[tuple[int, ...], ...]]
+    logprobs: tuple[tuple[float, ...], ...]
+    reach: Mapping[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
+
+    def continuation(self, ask: Ask) -> tuple[int, ...]:
+        """The tokens after the prompt of an ask that has an `oracle_index`."""
+        index = oracle_index(ask)
+        return () if index is None else self.continuations[index]
+
+    def scores(self, ask: Ask) -> tuple[float, ...]:
+        """The log-probabilities of these tokens."""
+        index = oracle_index(ask)
+        return () if index is None else self.logprobs[index]
+
+
+def oracle_index(ask: Ask) -> int | None:
+    """The oracle's prompt that an ask is about, by its name, in waves by its text; None if it has none."""
+    if _WAVE.fullmatch(ask.name):
+        return _indices().get(ask.prompt)
+    found = _NAME.fullmatch(ask.name)
+    index = int(found[1]) if found else ORACLE_PROMPTS
+    return index if index < ORACLE_PROMPTS else None
+
+
+@cache
+def _indices() -> dict[str, int]:
+    return {prompt_of(question): index for index, (question, _) in enumerate(questions()[:ORACLE_PROMPTS])}
+
+
+def oracle_of(target: str) -> Oracle | None:
+    """What the oracle knows of a target of the zoo."""
+    return load_oracle(oracle_file(target))
+
+
+@cache
+def load_oracle(path: Path) -> Oracle | None:
+    """An oracle's file; None if there is none, which gates report as NOT MEASURED."""
+    if not path.is_file():
+        return None
+    return decode(json.loads(path.read_text(encoding="utf-8")))
+
+
+def decode(body: Mapping[str, Any]) -> Oracle:
+    """{"continuations": [ids], "logprobs": [nats], "acceptance": {drafter: {"steps/topk/draft_tokens": [rounds]}},
+    "reach": {drafter: [counts]}}."""
+    rounds: dict[Combination, tuple[tuple[int, ...], ...]] = {}
+    for algorithm, combinations in body["acceptance"].items():
+        for shape, prompts in combinations.items():
+            steps, topk, width = (int(part) for part in shape.split("/"))
+            rounds[algorithm.lower(), steps, topk, width] = tuple(map(tuple, prompts))
+    reach = {name: tuple(map(tuple, prompts)) for name, prompts in body.get("reach", {}).items()}
+    return Oracle(tuple(map(tuple, body["continuations"])), rounds, tuple(map(tuple, body["logprobs"])), reach)

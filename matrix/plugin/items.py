@@ -1,0 +1,159 @@
+"""Cells as pytest items, and the hooks that they need: a plugin that joins where a file holds cells."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import pluggy
+import pytest
+
+from specmatrix.engine.core.errors import ConfigError, EngineError
+from specmatrix.matrix.cells.cell import Cell, order
+from specmatrix.matrix.cells.selection import PRODUCT, of_gpus, select
+from specmatrix.matrix.plugin import FAILED
+from specmatrix.matrix.run.repro import as_called
+from specmatrix.matrix.run.tiers import TIERS, visible_gpus
+from specmatrix.matrix.run.tiers import tier as find_tier
+from specmatrix.matrix.zoo.registry import verify_cells
+from specmatrix.reports.codec import encode_cell
+from specmatrix.reports.collector import paused
+from specmatrix.reports.schema import CellResult
+from specmatrix.reports.wording import failure
+
+if TYPE_CHECKING:
+    from specmatrix.matrix.run.runner import Runner
+
+# Name under which a cell's record travels with its test report, from an xdist worker to the process that writes.
+RECORD: Final = "specmatrix"
+CPU: Final = TIERS[0].name
+
+
+class CellFailed(Exception):
+    """A cell that is not green."""
+
+    def __init__(self, record: CellResult) -> None:
+        super().__init__(failure(record))
+        self.record = record
+
+
+class CellGroup(pytest.Collector):
+    """The cells of a tier that the command line picks."""
+
+    def __init__(self, name: str, parent: pytest.Collector, tier: str) -> None:
+        super().__init__(name, parent)
+        self.tier = tier
+        # pytest would look for the conftests of the file once per cell.
+        self.hooks: Final = super().ihook
+
+    def collect(self) -> Iterator[CellItem]:
+        """One item per cell; those of one launch follow each other."""
+        config = self.config
+        try:
+            visible_gpus(self.tier)
+            if config.option.specmatrix_report and self.tier != CPU:
+                raise ConfigError(
+                    f"--specmatrix-report is of tier {CPU!r}; `specmatrix run --tier {self.tier}` writes a report"
+                )
+            chosen = select(
+                config.option.specmatrix_stage,
+                config.option.specmatrix_cells,
+                config.option.specmatrix_limit,
+            )
+            cells = of_gpus(chosen, find_tier(self.tier).gpus)
+            verify_cells(cells)
+        except EngineError as error:
+            raise pytest.UsageError(str(error)) from None
+        if config.option.specmatrix_stage != PRODUCT:
+            cells = order(cells)
+        grouped = config.getoption("dist", "no") == "loadgroup"
+        for cell in cells:
+            item = CellItem.from_parent(self, name=cell.id, cell=cell, tier=self.tier)
+            if grouped:
+                item.add_marker(pytest.mark.xdist_group("-".join(cell.launch_key)))
+            yield item
+
+
+class CellItem(pytest.Item):
+    """One cell; it fails with the sentences of its red gates and one command that runs it again."""
+
+    def __init__(self, name: str, parent: CellGroup, cell: Cell, tier: str) -> None:
+        super().__init__(name, parent)
+        self.cell = cell
+        self.tier = tier
+        self._group = parent
+
+    @property
+    def ihook(self) -> pluggy.HookRelay:
+        """The hooks of the file, conftests included."""
+        return self._group.hooks
+
+    def runtest(self) -> None:
+        """Run the cell on the session that the previous item left, if it has the same launch."""
+        record = _runner(self.config, self.tier).run_cell(self.cell)
+        if self.config.option.specmatrix_report:
+            self.user_properties.append((RECORD, encode_cell(record)))
+        if record.state != "PASS":
+            raise CellFailed(record)
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: object = None) -> str:
+        """The red gates, a sentence each, and the command; anything else as pytest shows it."""
+        if not isinstance(excinfo.value, CellFailed):
+            return str(super().repr_failure(excinfo))
+        record = excinfo.value.record
+        lines = [f"{record.state} {record.id}", *([record.error] if record.error else [])]
+        lines += [f"{g.name}: {g.state}: {g.message}" for g in record.gates if g.state != "PASS"]
+        return "\n".join([*lines, as_called(record.repro)])
+
+    def reportinfo(self) -> tuple[Path, int | None, str]:
+        """The file that collects the cell; a cell has no line in it."""
+        return self.path, None, self.cell.id
+
+
+def _runner(config: pytest.Config, tier: str) -> Runner:
+    """The runner of this process for a tier, made for its first item."""
+    runners = config.stash.setdefault(_RUNNERS, {})
+    if tier not in runners:
+        from specmatrix.ci.local import VISIBLE
+
+        if tier == CPU:
+            # A GPU of this machine is no part of the CPU tier.
+            os.environ[VISIBLE] = ""
+        import torch
+
+        from specmatrix.matrix.run.runner import reference_runner
+
+        torch.set_num_threads(1)
+        runners[tier] = reference_runner(config.option.specmatrix_seed, tier, config.option.specmatrix_stage)
+    return runners[tier]
+
+
+_RUNNERS: Final = pytest.StashKey["dict[str, Runner]"]()
+_PAUSE: Final = pytest.StashKey[ExitStack]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep the cyclic collector off cells while they become items, which it would go through again and again."""
+    config.stash[_PAUSE] = ExitStack()
+    config.stash[_PAUSE].enter_context(paused())
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Keep it off them afterwards too: they live as long as the session."""
+    session.config.stash[_PAUSE].close()
+    gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Mark the report of cells that could not be collected."""
+    report = yield
+    if isinstance(collector, CellGroup) and report.failed:
+        setattr(report, FAILED, True)
+    return report

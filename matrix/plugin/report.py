@@ -1,0 +1,66 @@
+"""The report of a pytest session over cells: `pytest --specmatrix-report DIR`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from specmatrix.ci.local import Job, lost_cell
+from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.cells.selection import is_id
+from specmatrix.matrix.gates.registry import GATES
+from specmatrix.matrix.plugin.items import CPU, RECORD
+from specmatrix.matrix.run.provenance import run_header
+from specmatrix.reports.codec import decode_cell
+from specmatrix.reports.counters import ProbeVerdict
+from specmatrix.reports.load import load
+from specmatrix.reports.render.files import write_run
+from specmatrix.reports.schema import ReportError
+from specmatrix.reports.writer import ReportWriter
+
+
+class CellReports:
+    """Writes the records of cells as they come in; the report becomes whole when the session ends."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.uncollected = False
+        self.directory = Path(config.option.specmatrix_report)
+        self.job = Job(config.option.specmatrix_seed, CPU, config.option.specmatrix_stage)
+        self.probes: ProbeVerdict | None = None
+        header = run_header(self.job.tier, self.job.stage, self.job.seed, GATES)
+        try:
+            self.writer = ReportWriter(self.directory, header)
+        except ReportError as error:
+            raise pytest.UsageError(str(error)) from None
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Note a collection that failed, here or in a worker."""
+        self.uncollected |= report.failed
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Write the record that came with the report; a worker that died at a cell sends none."""
+        phase = str(report.when)  # xdist adds a phase of its own
+        if phase == "call":
+            for name, value in report.user_properties:
+                if name == RECORD:
+                    self.writer.write(decode_cell(json.loads(str(value))))
+        elif phase == "???" and is_id(text := report.nodeid.rpartition("::")[2]):
+            self.writer.write(lost_cell(Cell.from_id(text), self.job, "its worker died"))
+
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        """Close the report, unless cells are missing because the session was cut short; unhit probes fail it."""
+        if exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED) and not self.uncollected:
+            self.writer.close()
+            self.probes = write_run(load(self.directory)).summary.probes
+            if self.probes.state == "FAIL":
+                session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        else:
+            self.writer.abort()
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Say what the cells prove together, which no item of its own shows."""
+        if self.probes is not None:
+            failed = self.probes.state == "FAIL"
+            terminalreporter.write_line(self.probes.message, red=failed)

@@ -1,0 +1,1 @@
+"""Running cells: from a cell to its record."""

@@ -1,0 +1,90 @@
+"""Where a run comes from: code, data, machine and rules, as the header of its report."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import subprocess
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Final
+
+from specmatrix import HOME, __version__
+from specmatrix.matrix.cover.lockfile import LOCK_FILE
+from specmatrix.matrix.gates.gate import Gate
+from specmatrix.matrix.run.coverage_demand import demanded
+from specmatrix.matrix.run.tiers import tier as find_tier
+from specmatrix.matrix.run.waivers import WAIVERS
+from specmatrix.matrix.zoo.registry import TARGETS, TEST, oracle_file, zoo_hash
+from specmatrix.reports.schema import Header
+
+ROOT: Final = HOME
+UNKNOWN: Final = "unknown"
+PACKAGES: Final = ("torch", "transformers")
+
+
+def run_header(tier: str, stage: str, seed: int, gates: Iterable[Gate]) -> Header:
+    """The header of a run that starts now, on this machine."""
+    return Header(
+        tier=tier,
+        stage=stage,
+        seed=seed,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        commit=_git("rev-parse", "HEAD") or UNKNOWN,
+        dirty=bool(_git("status", "--porcelain", "--untracked-files=no")),
+        versions={
+            "python": platform.python_version(),
+            **{name: _version(name) for name in PACKAGES},
+            "specmatrix": __version__,
+        },
+        host={"cpu": _cpu(), "cores": os.cpu_count(), "gpus": []},
+        lock_hash=files_hash([LOCK_FILE]),
+        data_hash=files_hash([TEST, *map(oracle_file, TARGETS)]),
+        zoo_hash=zoo_hash(),
+        thresholds={gate.name: dict(gate.thresholds) for gate in gates},
+        waivers=WAIVERS,
+        probes=demanded(stage, find_tier(tier).gpus),
+    )
+
+
+def files_hash(paths: Iterable[Path]) -> str:
+    """12 hex digits over the names and contents of files; the order of `paths` does not matter."""
+    digest = hashlib.sha256()
+    for path in sorted(path for path in paths if path.is_file()):
+        digest.update(f"{path.parent.name}/{path.name}\0".encode())
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()[:12]
+
+
+def _git(*words: str) -> str:
+    """What git says of this checkout; empty where there is no git or no checkout.
+
+    An installation may lie below a checkout of something else.
+    """
+    if not (ROOT / "pyproject.toml").is_file():
+        return ""
+    try:
+        done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return done.stdout.strip()
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return UNKNOWN
+
+
+def _cpu() -> str:
+    """The processor's name: Linux tells it in a file, other systems through `platform`."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

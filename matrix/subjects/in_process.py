@@ -1,0 +1,257 @@
+"""The reference engine in this process as a subject."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from specmatrix.engine.api import LLM, Output
+from specmatrix.engine.core.config.asked import EngineConfig
+from specmatrix.engine.core.errors import RequestError
+from specmatrix.engine.core.memory.ledger import Entry
+from specmatrix.engine.core.observe.rank_agreement import Agreement
+from specmatrix.engine.core.schedule.request import SamplingParams
+from specmatrix.engine.core.schedule.session import SessionParams
+from specmatrix.matrix.subjects.protocol import (
+    Answer,
+    Ask,
+    Capability,
+    Continuation,
+    Memory,
+    Observation,
+    Refusal,
+    Trace,
+)
+from specmatrix.matrix.zoo.registry import resolve_path
+
+# How the model names of a cell become folders.
+checkpoint = resolve_path
+
+
+class Clock:
+    """Seconds that pass only when somebody says so."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+class ReferenceSubject:
+    """Launches the engine in process; shows everything that a gate can ask for. locate: model name to its folder."""
+
+    name = "reference"
+    capabilities = frozenset(Capability)
+
+    def __init__(self, locate: Callable[[str], Path] = resolve_path) -> None:
+        self.locate = locate
+
+    def launch(self, config: EngineConfig) -> ReferenceSession:
+        """Load the models and wire the engine. ConfigError for what cannot run."""
+        clock = Clock()
+        return ReferenceSession(LLM(config, self.locate, clock), clock)
+
+
+class ReferenceSession:
+    """One engine in process, driven step by step so that a request can be aborted at a token."""
+
+    def __init__(self, llm: LLM, clock: Clock) -> None:
+        self.llm = llm
+        self.clock = clock
+        self._journal: list[Entry] = []
+        llm.subscribe_journal(self._journal.append)
+
+    @property
+    def resolved(self) -> Mapping[str, Any]:
+        return self.llm.resolved.as_dict()
+
+    @property
+    def launch_hash(self) -> str:
+        return self.llm.resolved.launch_hash()
+
+    def generate(self, asks: Sequence[Ask]) -> list[Answer]:
+        """Run the asks to their end. RequestError if one of them can never run and is no turn of a session."""
+        return Conversation(self.llm, self.clock, asks).answers()
+
+    def readback(self) -> Mapping[str, Any]:
+        return self.llm.readback()
+
+    def counters(self) -> Mapping[str, int]:
+        return self.llm.probes
+
+    def journal(self) -> tuple[Sequence[Entry], int, int]:
+        ledger = self.llm.loop.scheduler.ledger
+        return list(self._journal), ledger.num_pages, ledger.page_size
+
+    def trace(self) -> Trace | None:
+        seen = self.llm.readback().get("adaptive")
+        return None if seen is None else _trace(seen)
+
+    def memory(self) -> Memory:
+        ledger = self.llm.loop.scheduler.ledger
+        return Memory(ledger.num_pages, len(ledger.free), ledger.cached, len(ledger.accounts))
+
+    def ranks(self) -> Agreement | None:
+        """There is one."""
+        return None
+
+    def close(self) -> None:
+        """Nothing to return: the engine goes with its last reference."""
+
+
+class Conversation:
+    """Asks on their way through one engine: sent when due, aborted at their token, answered in order."""
+
+    def __init__(self, llm: LLM, clock: Clock, asks: Sequence[Ask]) -> None:
+        self.llm = llm
+        self.clock = clock
+        self.asks = asks
+        self.refusals: dict[str, str] = {}
+        self.rids: dict[str, int] = {}
+        self.stops: dict[int, int] = {}
+        self.closes: dict[int, tuple[int, str]] = {}  # the tokens after which a request's session is closed
+        self.open: dict[str, int] = {}  # session to its requests still to end
+        # A session that somebody finds closed ends by itself.
+        gone = {ask.session.id for ask in asks if ask.session is not None and ask.refused is Refusal.CLOSED}
+        for ask in asks:
+            if ask.session is not None and not ask.session.resend and ask.session.id not in gone:
+                self.open[ask.session.id] = self.open.get(ask.session.id, 0) + 1
+
+    def answers(self) -> list[Answer]:
+        """Run everything. RequestError if an ask can never run or never becomes due."""
+        waiting = list(self.asks)
+        running: list[Ask] = []
+        while waiting or running or self.llm.loop.busy:
+            due = [ask for ask in waiting if self._due(ask)]
+            for ask in due:
+                self._send(ask)
+            waiting = [ask for ask in waiting if ask not in due]
+            running += due
+            if waiting and not running and not self.llm.loop.busy:
+                raise RequestError(f"request {waiting[0].name} comes after {waiting[0].after}, which never ended")
+            self.llm.step()
+            self._stop()
+            running = self._settle(running)
+        return [self._answer(ask) for ask in self.asks]
+
+    def _due(self, ask: Ask) -> bool:
+        if ask.beside is not None:
+            return ask.beside in self.rids and not self._ended(ask.beside)
+        # A request that has ended may still be in flight, so its session is not idle yet.
+        if ask.clock and self.llm.loop.busy:
+            return False
+        return all(self._ended(name) for name in ask.after)
+
+    def _send(self, ask: Ask) -> None:
+        here = ask.session
+        self.clock.seconds += ask.clock
+        if here is None:
+            rid = self.llm.add(ask.prompt, sampling(ask))
+        elif here.resend:
+            rid = self.llm.add(self._history(here) + self._encoded(ask), sampling(ask))
+        else:
+            try:
+                rid = self._turn(ask, here)
+            except RequestError as refusal:  # A gate judges whether it had to be refused.
+                self.refusals[ask.name] = str(refusal)
+                return
+        self.rids[ask.name] = rid
+        if ask.abort_after is not None:
+            self.stops[rid] = ask.abort_after
+        if ask.closes_after is not None and here is not None:
+            self.closes[rid] = ask.closes_after, here.id
+
+    def _turn(self, ask: Ask, here: Continuation) -> int:
+        if ask.refused is not Refusal.CLOSED and here.id not in self.llm.sessions.sessions:
+            self.llm.open_session(here.capacity, here.id, here.streaming, here.timeout)
+        follows = None if here.streaming or here.follows is None else self.rids[here.follows]
+        turn = SessionParams(here.id, follows, here.offset, here.replace, here.drop_previous_output)
+        return self.llm.add(ask.prompt, sampling(ask), turn)
+
+    def _history(self, here: Continuation) -> tuple[int, ...]:
+        if here.follows is None:
+            return ()
+        before = self.llm.request(self.rids[here.follows])
+        whole = tuple(before.prompt) if here.drop_previous_output else tuple(before.tokens)
+        return whole[: here.offset] if here.offset else whole
+
+    def _encoded(self, ask: Ask) -> tuple[int, ...]:
+        """The prompt's tokens; only a beginning keeps the begin token."""
+        tokens = tuple(self.llm.tokenizer.encode(ask.prompt))
+        begins = ask.session is None or ask.session.follows is None
+        return tokens if begins or tokens[:1] != (self.llm.tokenizer.bos_id,) else tokens[1:]
+
+    def _stop(self) -> None:
+        for rid in [rid for rid, after in self.stops.items() if len(self.llm.request(rid).output) >= after]:
+            del self.stops[rid]
+            self.llm.abort(rid)
+        for rid in [rid for rid, (after, _) in self.closes.items() if len(self.llm.request(rid).output) >= after]:
+            _, session = self.closes.pop(rid)
+            self.llm.close_session(session)
+
+    def _settle(self, running: list[Ask]) -> list[Ask]:
+        """What still runs; a session is closed behind its last request."""
+        still = []
+        for ask in running:
+            if not self._ended(ask.name):
+                still.append(ask)
+            elif ask.session is not None and ask.session.id in self.open:
+                self.open[ask.session.id] -= 1
+                if not self.open[ask.session.id]:
+                    self.llm.close_session(ask.session.id)
+        return still
+
+    def _ended(self, name: str) -> bool:
+        return name in self.refusals or (name in self.rids and self.llm.request(self.rids[name]).finish is not None)
+
+    def _answer(self, ask: Ask) -> Answer:
+        if ask.name in self.refusals:
+            return Answer(ask.name, (), (), "", "refused", None, 0, (), refusal=self.refusals[ask.name])
+        rid = self.rids[ask.name]
+        prompt = tuple(self.llm.request(rid).prompt)
+        return answer(ask, prompt, self.llm.take(rid))
+
+
+def sampling(ask: Ask) -> SamplingParams:
+    """The engine's parameters of an ask."""
+    return SamplingParams(
+        max_new_tokens=ask.max_new_tokens,
+        temperature=ask.temperature,
+        top_k=ask.top_k,
+        top_p=ask.top_p,
+        seed=ask.seed,
+        stop=ask.stop,
+        stop_token_ids=ask.stop_token_ids,
+        ignore_eos=ask.ignore_eos,
+        return_logprob=ask.logprobs,
+        top_logprobs_num=ask.top_logprobs,
+    )
+
+
+def answer(ask: Ask, prompt_ids: tuple[int, ...], output: Output) -> Answer:
+    """An engine's output in the words of the protocol."""
+    return Answer(
+        name=ask.name,
+        prompt_ids=prompt_ids,
+        output_ids=output.output_ids,
+        text=output.text,
+        finish=output.finish.reason,
+        matched=output.finish.message if output.finish.reason == "error" else output.finish.matched,
+        cached_tokens=output.cached_tokens,
+        accept_lengths=output.accept_lengths,
+        logprobs=output.logprobs,
+        top_logprobs=output.top_logprobs,
+        meta_info=output.meta_info,
+        retractions=output.retractions,
+        round_widths=output.round_widths,
+    )
+
+
+def _trace(seen: Mapping[str, Any]) -> Trace:
+    rounds = tuple((each["batch_size"], each["width"]) for each in seen["rounds"])
+    names = [each.name for each in fields(Observation)]
+    observations = tuple(Observation(**{name: record[name] for name in names}) for record in seen["trace"])
+    return Trace(rounds, observations, seen["activated"] - len(rounds))

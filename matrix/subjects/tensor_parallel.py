@@ -1,0 +1,116 @@
+"""The reference engine over several processes as a subject: every rank runs the same asks, rank 0 answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from specmatrix.engine.api import LLM, known_facts
+from specmatrix.engine.core.config.asked import EngineConfig
+from specmatrix.engine.core.config.resolve import resolve
+from specmatrix.engine.core.observe.rank_agreement import Agreement
+from specmatrix.engine.parallel.group import PATIENCE, RankGroup, RanksDiverged
+from specmatrix.engine.parallel.pool import Lease
+from specmatrix.engine.parallel.worker import Rank
+from specmatrix.matrix.subjects.in_process import Clock, ReferenceSession, ReferenceSubject
+from specmatrix.matrix.subjects.protocol import Answer, Ask, Diverged, Memory, Session, Trace
+from specmatrix.matrix.zoo.registry import resolve_path
+
+Entry = tuple[str, int, tuple[int, ...]]
+
+
+class RankedSubject(ReferenceSubject):
+    """Launches the engine in this process, or in one for each rank that is asked for.
+
+    patience: seconds of silence after which a rank is lost; engine.parallel.group.RankLost ends the launch then.
+    """
+
+    def __init__(self, locate: Callable[[str], Path] = resolve_path, patience: float = PATIENCE) -> None:
+        super().__init__(locate)
+        self.patience = patience
+
+    def launch(self, config: EngineConfig) -> Session:  # type: ignore[override]  # wider than one process
+        """ConfigError for what cannot run, before any process starts."""
+        if config.tp_size == 1:
+            return super().launch(config)
+        return RankedSession(config, self.locate, self.patience)
+
+
+class RankedSession:
+    """One engine over the ranks of a group."""
+
+    def __init__(self, config: EngineConfig, locate: Callable[[str], Path], patience: float = PATIENCE) -> None:
+        self._resolved = resolve(config, known_facts(config, locate))
+        self._lease = Lease(self._resolved.tp_size, self._resolved.device, patience)
+        try:
+            self._call(_launch, config, locate)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def group(self) -> RankGroup:
+        """The ranks. EngineError once this is closed."""
+        return self._lease.group
+
+    @property
+    def resolved(self) -> Mapping[str, Any]:
+        return self._resolved.as_dict()
+
+    @property
+    def launch_hash(self) -> str:
+        return self._resolved.launch_hash()
+
+    def generate(self, asks: Sequence[Ask]) -> list[Answer]:
+        """As ReferenceSession.generate, on every rank."""
+        found: list[Answer] = self._call(_generate, asks)
+        return found
+
+    def readback(self) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = self._call(_read, "readback")
+        return found
+
+    def counters(self) -> Mapping[str, int]:
+        found: Mapping[str, int] = self._call(_read, "counters")
+        return found
+
+    def journal(self) -> tuple[Sequence[Entry], int, int]:
+        found: tuple[Sequence[Entry], int, int] = self._call(_read, "journal")
+        return found
+
+    def trace(self) -> Trace | None:
+        found: Trace | None = self._call(_read, "trace")
+        return found
+
+    def memory(self) -> Memory:
+        found: Memory = self._call(_read, "memory")
+        return found
+
+    def ranks(self) -> Agreement | None:
+        return self.group.agreement
+
+    def close(self) -> None:
+        """Let the engine go; its processes wait for another one."""
+        self._lease.close()
+
+    def _call(self, function: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401 - as the function
+        try:
+            return self.group.call(function, *arguments)
+        except RanksDiverged as found:
+            raise Diverged(found.agreement) from None
+
+
+def _launch(rank: Rank, config: EngineConfig, locate: Callable[[str], Path]) -> None:
+    clock = Clock()
+    llm = LLM(config, locate, clock, rank.ranks(config.enable_deterministic_inference), rank.tell)
+    rank.held = ReferenceSession(llm, clock)
+
+
+def _generate(rank: Rank, asks: Sequence[Ask]) -> list[Answer]:
+    session: ReferenceSession = rank.held
+    return session.generate(asks)
+
+
+def _read(rank: Rank, name: str) -> Any:  # noqa: ANN401 - as the session's method of that name
+    return getattr(rank.held, name)()

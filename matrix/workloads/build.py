@@ -1,0 +1,223 @@
+"""The requests of a cell: a pure function of its request values, the sizes of its memory and context, and a seed.
+
+Prompts are questions of gsm-mini's test split. Requests named `q<index>` are question `index` of that file, those
+named `q<index>.again` repeat one (the prefix cache must serve it), those named `q<index>.turn<n>` continue one in a
+session, those named `w<n>.<m>` come in waves, those named `d<n>` are the draws of the distribution gate.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Final
+
+import tokenizers
+
+from specmatrix import HOME
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.matrix.cells.cell import SHORT_CONTEXT, TIGHT_TOKENS, Cell
+from specmatrix.matrix.subjects.protocol import Ask
+from specmatrix.matrix.workloads.context_limit import to_the_brim
+from specmatrix.matrix.workloads.memory_sizes import snug
+from specmatrix.matrix.workloads.retraction import collisions
+from specmatrix.matrix.workloads.sessions import TIGHT_LATER, WAVES, conversations, in_waves
+from specmatrix.matrix.zoo.gsm_mini import prompt_of
+
+DATA: Final = HOME / "matrix" / "zoo" / "data"
+# The first questions of the test split, for which the oracle holds continuations.
+ORACLE_PROMPTS: Final = 32
+EXAM_QUESTIONS: Final = 48
+# Requests and their limits of new tokens, in turn.
+LIMITS: Final[dict[str, tuple[int, ...]]] = {
+    "single": (96,),
+    "pair": (96, 88),
+    "ragged": (96, 64, 88, 72, 80),
+    "burst": (96, 64, 88, 72, 80, 96, 64, 88, 72),
+    "exam": (256,) * EXAM_QUESTIONS,
+}
+# A burst holds so many more where that makes eight streaming sessions beside four plain requests.
+FLEET: Final = (80, 96, 64)
+LENGTH_LIMITS: Final = (37, 53, 61, 45, 75)
+TIGHT_LENGTH_LIMITS: Final = (91, 87, 83, 79, 95)
+# Two rounds of the widest tree may be written past a request's last token.
+SLACK: Final = 2 * 16
+# Tight memory takes the longest answers of so many of the shortest prompts: with long prompts two requests and their
+# rounds would never be in three pages of 64 tokens at once.
+TIGHT_POOL: Final = 12
+# Elsewhere at least the first request must reach its own end within its limit.
+LONGEST_PROMPT: Final = 64
+LONGEST_ANSWER: Final = 84
+STOP_STRINGS: Final = ("\n####", ">>")
+STOP_TOKENS: Final = ("####", ">>")
+ABORT_AFTER: Final = 5
+ABORT_LATE: Final = 80
+DRAWS: Final = 200
+DRAWN_TOKENS: Final = 3
+# The models are trained on questions too; an open one has the widest spread of next tokens.
+DRAW_PROMPT: Final = "Question:"
+SAMPLING: Final[dict[str, dict[str, float]]] = {
+    "greedy": {"temperature": 0.0},
+    "temperature": {"temperature": 0.8},
+    "topk_topp": {"temperature": 1.0, "top_k": 12, "top_p": 0.9},
+}
+
+
+@cache
+def questions() -> tuple[tuple[str, str], ...]:
+    """(question, worked answer) of the test split, in the order of its file. ConfigError if the file is missing."""
+    file = DATA / "test.jsonl"
+    if not file.is_file():
+        raise ConfigError(f"{file} is missing; restore it or run `specmatrix zoo train`")
+    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    return tuple((row["question"], row["answer"]) for row in rows)
+
+
+@cache
+def tokenizer() -> tokenizers.Tokenizer:
+    """The zoo's tokenizer, without a checkpoint."""
+    return tokenizers.Tokenizer.from_file(str(DATA / "tokenizer.json"))
+
+
+def token_id(text: str) -> int:
+    """The id of the token that stands for `text` alone. ConfigError if the vocabulary has none."""
+    ids = tokenizer().encode(text, add_special_tokens=False).ids
+    if len(ids) != 1:
+        raise ConfigError(f"{text!r} is {len(ids)} tokens, a stop token must be one")
+    return int(ids[0])
+
+
+@cache
+def _lengths(index: int) -> tuple[int, int]:
+    """Tokens of a question's prompt (its begin token included) and of its answer."""
+    question, answer = questions()[index]
+    return 1 + _tokens(prompt_of(question)), _tokens(" " + answer)
+
+
+def _tokens(text: str) -> int:
+    return len(tokenizer().encode(text).ids)
+
+
+def workload(cell: Cell, seed: int) -> tuple[Ask, ...]:
+    """The requests of a cell. `seed` chooses the questions and the requests' own seeds.
+
+    Every request fits tight memory alone, and two of them never fit it to their end.
+    """
+    asks = _requests(cell, seed)
+    return tuple(to_the_brim(asks, SHORT_CONTEXT, _tokens) if cell.context == "short" else asks)
+
+
+def _requests(cell: Cell, seed: int) -> Sequence[Ask]:
+    """The same with the context of the model."""
+    if cell.batch == "waves":
+        return in_waves(WAVES, lambda wave, place: _in_wave(cell, wave, place, seed))
+    limits = LIMITS[cell.batch]
+    if cell.batch == "burst" and cell.session == "streaming":
+        limits = (*limits, *FLEET)
+    asks = []
+    for place, (name, index) in enumerate(_chosen(cell, len(limits), seed)):
+        asks.append(_ask(cell, name, index, place, seed, limits[place]))
+    if cell.abort == "queued":
+        asks[-1] = replace(asks[-1], abort_after=0)
+    elif cell.abort == "running":
+        place = min(1, len(asks) - 1)
+        late = replace(asks[place], abort_after=ABORT_LATE, ignore_eos=True)
+        asks[place] = late if aborted_late(cell) else replace(asks[place], abort_after=ABORT_AFTER)
+    if cell.memory == "snug":
+        sizes = snug(cell.model == "qwen3", int(cell.page_size))
+        return collisions(asks, sizes, _tokens, cell.abort == "running")
+    if cell.session != "none":
+        memory = cell.memory_tokens if cell.memory == "tight" else None
+        return conversations(asks, cell.session == "streaming", memory, _short(cell), cell.abort == "running")
+    return [*asks, *_draws(cell, seed)]
+
+
+def aborted_late(cell: Cell) -> bool:
+    """True where a request is aborted once it was in the other's way: both have grown so far that one is retracted."""
+    pressed = (cell.memory, cell.batch, cell.abort, cell.session) == ("tight", "pair", "running", "none")
+    return pressed and cell.finish in ("eos", "length") and cell.memory_tokens == TIGHT_TOKENS
+
+
+def _short(cell: Cell) -> bool:
+    """True where a whole conversation has no more room than a request."""
+    return cell.memory == "tight" and cell.session != "none" and cell.memory_tokens == TIGHT_TOKENS
+
+
+def draws_apply(cell: Cell) -> bool:
+    """True where the workload holds draws for the distribution gate."""
+    plain = (cell.memory, cell.abort, cell.finish, cell.session) == ("ample", "none", "eos", "none")
+    return plain and cell.batch != "waves" and cell.sampling in ("temperature", "topk_topp")
+
+
+def _chosen(cell: Cell, count: int, seed: int) -> list[tuple[str, int]]:
+    """Name and question of each request."""
+    if cell.batch == "exam":
+        return [(f"q{index}", index) for index in range(count)]
+    pool = list(range(ORACLE_PROMPTS))
+    if cell.memory != "ample":
+        short = sorted(pool, key=lambda i: _lengths(i)[0])[: max(TIGHT_POOL, count + 1)]
+        pool = sorted(short, key=lambda i: -_lengths(i)[1])[: count + 1]
+    else:
+        pool = [i for i in pool if _lengths(i)[0] <= LONGEST_PROMPT and _lengths(i)[1] <= LONGEST_ANSWER]
+    repeats = 0 if count < 5 else count // 4
+    fresh = [pool[(seed * 5 + place) % len(pool)] for place in range(count - repeats)]
+    return [(f"q{i}", i) for i in fresh] + [(f"q{i}.again", i) for i in fresh[:repeats]]
+
+
+def _in_wave(cell: Cell, wave: int, place: int, seed: int) -> Ask:
+    index = (seed * 5 + 7 * wave + place) % ORACLE_PROMPTS
+    return replace(
+        _ask(cell, f"q{index}", index, place, seed, 0), name=f"w{wave}.{place}", max_new_tokens=9 + place % 5
+    )
+
+
+def _ask(cell: Cell, name: str, index: int, place: int, seed: int, limit: int) -> Ask:
+    question, answer = questions()[index]
+    tight = cell.memory == "tight"
+    if cell.finish == "length":
+        lengths = TIGHT_LENGTH_LIMITS if tight else LENGTH_LIMITS
+        # Of a larger tight memory, too, each request fills more than half.
+        more = (cell.memory_tokens - TIGHT_TOKENS) // 2 if tight else 0
+        limit = lengths[place % len(lengths)] + more
+    if tight:
+        # Odd, so that the end of the limit is no multiple of a page or a round.
+        room = cell.memory_tokens - SLACK - _lengths(index)[0] - 1
+        limit = min(limit, room - TIGHT_LATER if _short(cell) else room)
+    mixed = "temperature" if place % 2 else "greedy"
+    # Under tight memory a request must live long enough to be in the way, except where it is soon alone.
+    stop = int(cell.abort != "none" and cell.batch == "pair") if tight else place % 2
+    how = SAMPLING[mixed if cell.sampling == "mixed" else cell.sampling]
+    return Ask(
+        name=name,
+        prompt=prompt_of(question),
+        max_new_tokens=limit,
+        temperature=how["temperature"],
+        top_k=int(how.get("top_k", -1)),
+        top_p=how.get("top_p", 1.0),
+        seed=1000 * seed + place,
+        stop=(STOP_STRINGS[stop],) if cell.finish == "stop_string" else (),
+        stop_token_ids=(token_id(STOP_TOKENS[stop]),) if cell.finish == "stop_token" else (),
+        ignore_eos=cell.finish == "length",
+        answer=answer if cell.batch == "exam" else None,
+    )
+
+
+def _draws(cell: Cell, seed: int) -> list[Ask]:
+    if not draws_apply(cell):
+        return []
+    how = SAMPLING[cell.sampling]
+    return [
+        Ask(
+            name=f"d{n}",
+            prompt=DRAW_PROMPT,
+            max_new_tokens=DRAWN_TOKENS,
+            temperature=how["temperature"],
+            top_k=int(how.get("top_k", -1)),
+            top_p=how.get("top_p", 1.0),
+            seed=1_000_000 * (seed + 1) + n,
+            ignore_eos=True,
+            top_logprobs=tokenizer().get_vocab_size(),
+        )
+        for n in range(DRAWS)
+    ]

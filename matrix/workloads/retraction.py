@@ -1,0 +1,41 @@
+"""Two streaming sessions whose second turns collide in snug memory: the younger is retracted and comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Final
+
+from specmatrix.matrix.subjects.protocol import Ask
+from specmatrix.matrix.workloads.memory_sizes import Snug
+from specmatrix.matrix.workloads.refusals import contended_line
+from specmatrix.matrix.workloads.sessions import REPLIES, line, scored
+
+# What is said after the second turn is short.
+LAST_LIMITS: Final = (8, 1)
+# A second turn that is aborted would say so much more; it is aborted this close to the other's end, so it has returned.
+MORE: Final = 10
+EARLIER: Final = 2
+
+
+def collisions(asks: Sequence[Ask], room: Snug, tokens: Callable[[str], int], aborts: bool) -> list[Ask]:
+    """The turns of a session for each ask. First turns end at the same length; second turns begin when all of them
+    have ended.
+
+    tokens: counts those of a prompt. aborts: the second turn of the second session is aborted after its retraction.
+    """
+    said = room.second - room.first - tokens(REPLIES[0])
+    out: list[Ask] = []
+    for place, ask in enumerate(asks):
+        first = replace(ask, max_new_tokens=room.first - 1 - tokens(ask.prompt), abort_after=None)
+        late = aborts and place == 1
+        limits = (said + MORE if late else said, *LAST_LIMITS)
+        turns = line(first, place, limits, said - EARLIER if late else None)
+        out += contended_line(scored(turns, place), place, room.memory)
+    # Sent together they are as old as their places: the last one is the one that is retracted.
+    before = dict.fromkeys(name for ask in out if _second(ask) for name in ask.after)
+    return [replace(ask, after=tuple(before)) if _second(ask) else ask for ask in out]
+
+
+def _second(ask: Ask) -> bool:
+    return ask.name.endswith(".turn2")

@@ -1,0 +1,137 @@
+"""What failing cells have in common: a short conjunction of axis values that fits them and no passing cell.
+
+Conditions are `axis=value`, `axis != value` and, where every value of the axis is a number, `axis > v` and `axis <
+v`. A beam search joins up to `MOST_CONDITIONS` of them; Fisher's exact test says how surprising the best fit is among
+everything tried (Benjamini-Hochberg). What the first factor leaves unexplained is searched again, so that two defects
+show as two lines.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+from specmatrix.reports.compare.cell_state import FALSE_DISCOVERY_RATE, Factor
+from specmatrix.reports.stats import benjamini_hochberg, fisher_log
+
+MOST_CONDITIONS: Final = 4
+MOST_FACTORS: Final = 4
+BEAM: Final = 12
+
+Values = Mapping[str, str]
+
+
+class _Rule(NamedTuple):
+    """A conjunction, and the cells that it matches as bits (failing cells first)."""
+
+    conditions: tuple[str, ...]
+    cells: int
+
+
+def common_factors(failing: Sequence[Values], passing: Sequence[Values]) -> tuple[Factor, ...]:
+    """The factors of the failures, the strongest first; empty if nothing stands out."""
+    conditions = _conditions([*failing, *passing])
+    all_failing = (1 << len(failing)) - 1
+    open_cells = all_failing
+    found: list[Factor] = []
+    while open_cells and len(found) < MOST_FACTORS:
+        rule, p = _best(conditions, open_cells, all_failing, len(failing), len(passing))
+        if rule is None:
+            break
+        order = [each.conditions[0] for each in conditions]
+        named = _Rule(tuple(sorted(rule.conditions, key=order.index)), rule.cells)
+        found.append(_factor(named, p, all_failing, len(failing), len(passing)))
+        open_cells &= ~rule.cells
+    return tuple(found)
+
+
+def _conditions(cells: Sequence[Values]) -> list[_Rule]:
+    """Every condition that some cell meets and some other does not."""
+    axes = dict.fromkeys(axis for values in cells for axis in values)
+    everything = (1 << len(cells)) - 1
+    rules: list[_Rule] = []
+    for axis in axes:
+        holders = _holders(cells, axis)
+        for text, mask in (*_thresholds(axis, holders), *_equalities(axis, holders, everything)):
+            if 0 < mask < everything and all(mask != rule.cells for rule in rules):
+                rules.append(_Rule((text,), mask))
+    return rules
+
+
+def _holders(cells: Sequence[Values], axis: str) -> dict[str, int]:
+    """Value -> the cells that have it, as bits."""
+    bits: dict[str, bytearray] = {}
+    for index, values in enumerate(cells):
+        if axis in values:
+            row = bits.setdefault(values[axis], bytearray(len(cells) // 8 + 1))
+            row[index >> 3] |= 1 << (index & 7)
+    return {value: int.from_bytes(row, "little") for value, row in bits.items()}
+
+
+def _thresholds(axis: str, holders: Mapping[str, int]) -> list[tuple[str, int]]:
+    """`axis > v` and `axis < v` between neighbouring values, if all values are numbers."""
+    if len(holders) < 3 or not all(_is_number(value) for value in holders):
+        return []
+    ordered = sorted(holders, key=float)
+    # A cut that leaves one value reads better as an equality.
+    above = [(f"{axis} > {ordered[cut - 1]}", _union(holders, ordered[cut:])) for cut in range(1, len(ordered) - 1)]
+    below = [(f"{axis} < {ordered[cut]}", _union(holders, ordered[:cut])) for cut in range(2, len(ordered))]
+    return above + below
+
+
+def _equalities(axis: str, holders: Mapping[str, int], everything: int) -> list[tuple[str, int]]:
+    rows = [(f"{axis}={value}", mask) for value, mask in holders.items()]
+    return rows + [(f"{axis} != {value}", everything & ~mask) for value, mask in holders.items()]
+
+
+def _union(holders: Mapping[str, int], values: Sequence[str]) -> int:
+    mask = 0
+    for value in values:
+        mask |= holders[value]
+    return mask
+
+
+def _is_number(text: str) -> bool:
+    return text.replace(".", "", 1).isdigit()
+
+
+def _best(
+    conditions: Sequence[_Rule], open_cells: int, all_failing: int, failing: int, passing: int
+) -> tuple[_Rule | None, float]:
+    """The most surprising rule over the unexplained failures and all passing cells, if it is a discovery."""
+    explained = all_failing & ~open_cells
+    total = failing + passing - explained.bit_count()
+    scores: dict[_Rule, float] = {}
+
+    def score(rule: _Rule) -> tuple[float, int]:
+        if rule not in scores:
+            hits, matching = (rule.cells & open_cells).bit_count(), (rule.cells & ~explained).bit_count()
+            scores[rule] = fisher_log(hits, open_cells.bit_count(), matching, total)
+        return scores[rule], len(rule.conditions)
+
+    beam = sorted(conditions, key=score)[:BEAM]
+    for _ in range(MOST_CONDITIONS - 1):
+        wider = [
+            _Rule((*rule.conditions, *extra.conditions), rule.cells & extra.cells)
+            for rule in beam
+            for extra in conditions
+            if rule.cells & extra.cells not in (rule.cells, 0)
+        ]
+        # Of rules that match the same cells, the first and shortest stays.
+        distinct: dict[int, _Rule] = {}
+        for rule in (*beam, *wider):
+            distinct.setdefault(rule.cells, rule)
+        beam = sorted(distinct.values(), key=score)[:BEAM]
+    if not beam:
+        return None, 1.0
+    tried = [math.exp(value) for value in scores.values()]
+    discoveries = benjamini_hochberg(tried, FALSE_DISCOVERY_RATE)
+    found = discoveries[list(scores).index(beam[0])]
+    return (beam[0], min(1.0, math.exp(scores[beam[0]]) * len(tried))) if found else (None, 1.0)
+
+
+def _factor(rule: _Rule, p: float, all_failing: int, failing: int, passing: int) -> Factor:
+    hits, misses = (rule.cells & all_failing).bit_count(), (rule.cells & ~all_failing).bit_count()
+    text = f"red at {' x '.join(rule.conditions)}: {hits} of {failing} failing cells, {misses} of {passing} passing"
+    return Factor(text, rule.conditions, hits, failing, misses, passing, p)

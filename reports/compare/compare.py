@@ -1,0 +1,176 @@
+"""compare(base, head): two reports against each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Final
+
+from specmatrix.reports.collector import paused
+from specmatrix.reports.compare.acknowledge import Acknowledged, Acknowledgement
+from specmatrix.reports.compare.cell_state import (
+    CellChange,
+    Comparison,
+    Effect,
+    Factor,
+    Mismatch,
+    RewriteChange,
+    Side,
+    State,
+)
+from specmatrix.reports.compare.cells import Context, compare_cell, lost_cell, new_cell
+from specmatrix.reports.compare.common_factors import common_factors
+from specmatrix.reports.compare.comparability import incomparable_gates, mismatches, threshold_changes, waiver_changes
+from specmatrix.reports.compare.coverage import coverage_change
+from specmatrix.reports.compare.drift import drifts
+from specmatrix.reports.compare.evidence import effects, judge
+from specmatrix.reports.compare.rewrites import choice_changes, rewrite_changes
+from specmatrix.reports.counters import compare_probes
+from specmatrix.reports.load import Report
+from specmatrix.reports.schema import SCHEMA, CellResult, Json
+from specmatrix.reports.wording import count
+
+_RANK: Final = {
+    state: rank
+    for rank, state in enumerate((State.REGRESSED, State.INFRA, State.LOST, State.REWRITTEN, State.NOT_COMPARABLE))
+}
+_FAILURES = (State.REGRESSED, State.NEW, State.NOT_COMPARABLE)
+
+
+@paused()
+def compare(base: Report, head: Report, acknowledgements: Sequence[Acknowledgement] = ()) -> Comparison:
+    """What changed from `base` to `head`; `states` defines every state and the verdict.
+
+    Acknowledgements and waivers are judged on the day of the head run. Cells whose lines are equal but for the
+    running time are not parsed. Raises ReportError if a line that has to be read is broken.
+    """
+    found = mismatches(base.header, head.header)
+    blocked = incomparable_gates(found)
+    today = head.header.created[:10]
+    acknowledged = Acknowledged(tuple(acknowledgements), today)
+    context = Context(blocked, acknowledged, today)
+    before, after = base.ids(), head.ids()
+    common = [cell for cell in before if cell in after]
+    lost = [cell for cell in before if cell not in after]
+    # With an input that differs, equal lines may still mean different things.
+    same = [] if blocked else base.same_lines(head, common)
+    equal = set(same)
+    differing = [cell for cell in common if cell not in equal]
+    new = [cell for cell in after if cell not in before]
+    # Where an input differs, a gate may be judged anew though both reports say the same of it.
+    pairs = {cell: (base[cell], head[cell]) if blocked else base.apart(head, cell) for cell in differing}
+    measured = _measure(pairs, blocked)
+    changes = [
+        *(lost_cell(base[cell], context) for cell in lost),
+        *(compare_cell(*pairs[cell], measured[cell], context) for cell in differing),
+        *(new_cell(head[cell], context) for cell in new),
+    ]
+    touched: dict[str, tuple[CellResult | None, CellResult | None]] = {
+        **{cell: (base[cell], None) for cell in lost},
+        **pairs,
+        **{cell: (None, head[cell]) for cell in new},
+    }
+    rewrites = rewrite_changes(touched.values(), acknowledged, context.paths)
+    counts = dict.fromkeys(State, 0) | {State.SAME: len(same)}
+    for change in changes:
+        counts[change.state] += 1
+    reasons = _reasons(changes, rewrites)
+    reasons = (*(_other_cells(found) if reasons else ()), *reasons)
+    result = Comparison(
+        base=Side(str(base.path), base.header, len(base)),
+        head=Side(str(head.path), head.header, len(head)),
+        verdict="red" if reasons else "green",
+        reasons=reasons,
+        counts=counts,
+        changes=tuple(sorted(filter(_is_news, changes), key=_urgency)),
+        still_red=tuple(cell for cell in base.red() if cell in after and head.state(cell) != "PASS"),
+        mismatches=found,
+        coverage=coverage_change(head, same, touched),
+        probes=compare_probes(base.hits(), head.hits()),
+        rewrites=rewrites,
+        choices=choice_changes(touched.values()),
+        factors=_factors(changes, head),
+        drifts=drifts(_moves(head, measured)),
+        thresholds=threshold_changes(base.header, head.header),
+        waivers=waiver_changes(base.header, head.header),
+        unused=acknowledged.unused(),
+    )
+    base.confirm()
+    head.confirm()
+    return result
+
+
+def comparison_json(comparison: Comparison) -> dict[str, Json]:
+    """The stable machine-readable form: schema, verdict, its reasons, and the number of cells per state."""
+    return {
+        "schema": SCHEMA,
+        "verdict": comparison.verdict,
+        "reasons": list(comparison.reasons),
+        "states": {state.value: comparison.counts[state] for state in State},
+    }
+
+
+def comparison_record(comparison: Comparison) -> dict[str, Json]:
+    """`comparison_json` and, after it, everything else that the comparison holds."""
+    brief = comparison_json(comparison)
+    return brief | {name: value for name, value in asdict(comparison).items() if name not in (*brief, "counts")}
+
+
+def _measure(
+    pairs: Mapping[str, tuple[CellResult, CellResult]], blocked: frozenset[str]
+) -> dict[str, tuple[Effect, ...]]:
+    """The effects of every cell, judged all together."""
+    raw = {cell: effects(before, after, blocked) for cell, (before, after) in pairs.items()}
+    judged = iter(judge([effect for row in raw.values() for effect in row]))
+    return {cell: tuple(next(judged) for _ in row) for cell, row in raw.items()}
+
+
+def _is_news(change: CellChange) -> bool:
+    """False for cells that are the same in everything that is compared."""
+    return change.state is not State.SAME or bool(change.effects or change.gates)
+
+
+def _urgency(change: CellChange) -> tuple[bool, int, str]:
+    return not change.red, _RANK.get(change.state, len(_RANK)), change.id
+
+
+def _reasons(changes: Iterable[CellChange], rewrites: Iterable[RewriteChange]) -> tuple[str, ...]:
+    """Why the comparison is red, one sentence per state."""
+    red: dict[State, int] = {}
+    for change in changes:
+        if change.red:
+            red[change.state] = red.get(change.state, 0) + 1
+    words = {
+        State.REGRESSED: "regressed",
+        State.INFRA: "could not be judged because the machine failed",
+        State.LOST: "lost without an acknowledgement",
+        State.REWRITTEN: "rewritten without an acknowledgement",
+        State.NEW: "new and red",
+        State.NOT_COMPARABLE: "red in head and not comparable with base",
+    }
+    reasons = [f"{count(red[state], 'cell')} {text}" for state, text in words.items() if state in red]
+    for rewrite in rewrites:
+        if rewrite.red:
+            reasons.append(f"{rewrite.signature} in {count(len(rewrite.cells), 'cell')} is not acknowledged")
+    return tuple(reasons)
+
+
+def _other_cells(found: tuple[Mismatch, ...]) -> list[str]:
+    """Why two runs do not have the same cells, where they were not asked to."""
+    return [f"the {m.name}s differ, base ran {m.base} and head {m.head}" for m in found if m.name in ("tier", "stage")]
+
+
+def _factors(changes: Iterable[CellChange], head: Report) -> tuple[Factor, ...]:
+    failing = [change.id for change in changes if change.red and change.state in _FAILURES]
+    if not failing:
+        return ()
+    reds = [head.values(cell) for cell in failing]
+    judged = set(failing)
+    greens = [values for cell in head.ids() if cell not in judged and (values := head.effective(cell)) is not None]
+    return common_factors(reds, greens)
+
+
+def _moves(head: Report, measured: dict[str, tuple[Effect, ...]]) -> Iterable[tuple[dict[str, str], Effect]]:
+    for cell, row in measured.items():
+        for effect in row:
+            yield head.values(cell), effect

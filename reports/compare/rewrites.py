@@ -1,0 +1,108 @@
+"""Rewrites and automatic choices: what the engine ran instead of what was asked, and how that changed."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple
+
+from specmatrix.reports.compare.acknowledge import Acknowledged
+from specmatrix.reports.compare.cell_state import ChoiceChange, RewriteChange
+from specmatrix.reports.compare.paths import PathChanges
+from specmatrix.reports.effective import ASKED_FIELDS, word
+from specmatrix.reports.schema import CellResult, Reason, Rewrite
+
+CellPairs = Iterable[tuple[CellResult | None, CellResult | None]]
+_RESOLVED_NAME: Final = {
+    asked: field for field, names in ASKED_FIELDS.items() for asked in names if not asked.startswith("disable_")
+}
+
+
+def signature(rewrite: Rewrite) -> str:
+    """How a rewrite is named and acknowledged: `num_draft_tokens: 6 -> 4`, under the resolved field's name."""
+    field = _RESOLVED_NAME.get(rewrite.field, rewrite.field)
+    return f"{field}: {word(rewrite.asked)} -> {word(rewrite.got)}"
+
+
+def new_rewrites(base: CellResult | None, head: CellResult) -> tuple[Rewrite, ...]:
+    """Rewrites of head that base does not have; a cell without a result says nothing of what it would run."""
+    if not head.rewrites or (base is not None and base.state == "INFRA"):
+        return ()
+    known = set() if base is None else {signature(rewrite) for rewrite in base.rewrites}
+    return tuple(rewrite for rewrite in head.rewrites if signature(rewrite) not in known)
+
+
+class _Group(NamedTuple):
+    """Cells with one change of one signature, and whether any of them did not declare it."""
+
+    reason: str
+    cells: list[str]
+    silent: list[bool]
+
+
+def rewrite_changes(pairs: CellPairs, acknowledged: Acknowledged, paths: PathChanges) -> tuple[RewriteChange, ...]:
+    """The rewrite ledger over (base, head) cells of which one may be missing, in the order of status and signature.
+
+    A new rewrite or a moved value is red until acknowledged, unless all of its cells are new and declare it (`expect`
+    is "rewritten").
+    """
+    groups: dict[tuple[str, str], _Group] = {}
+    for base, head in _with_results(pairs):
+        for status, name, reason, silent in _cell_changes(base, head, paths):
+            group = groups.setdefault((status, name), _Group(reason, [], []))
+            group.cells.append((head or base).id)  # type: ignore[union-attr]  # one of the two exists
+            group.silent.append(silent)
+    order = ("new", "moved", "changed", "gone")
+    rows = []
+    for (status, name), group in sorted(groups.items(), key=lambda item: (order.index(item[0][0]), item[0][1])):
+        silent = any(group.silent)
+        excused = acknowledged.reason("rewrite", name) if silent else ""
+        rows.append(
+            RewriteChange(name, status, group.reason, tuple(group.cells), silent, silent and not excused, excused)
+        )
+    return tuple(rows)
+
+
+def _with_results(pairs: CellPairs) -> CellPairs:
+    """The pairs without cells that were lost to the machine: in head nothing changed, in base nothing was known."""
+    for base, head in pairs:
+        if head is None or head.state != "INFRA":
+            yield (None if base is not None and base.state == "INFRA" else base), head
+
+
+def _cell_changes(
+    base: CellResult | None, head: CellResult | None, paths: PathChanges
+) -> Iterator[tuple[str, str, str, bool]]:
+    """(status, signature, reason, silent) of everything that differs in what one cell runs."""
+    old = {} if base is None else {signature(rewrite): rewrite.reason for rewrite in base.rewrites}
+    now = {} if head is None else {signature(rewrite): rewrite.reason for rewrite in head.rewrites}
+    declared = base is None and head is not None and head.expect == "rewritten"
+    for name, reason in now.items():
+        if name not in old:
+            yield "new", name, reason, not declared
+        elif old[name] != reason:
+            yield "changed", name, f"{old[name]} -> {reason}", False
+    for name in old.keys() - now.keys():
+        yield "gone", name, old[name], False
+    if base is not None and head is not None:
+        for change in paths.of(base, head):
+            if change.signature() not in now:
+                yield "moved", change.signature(), change.because, True
+
+
+def choice_changes(pairs: CellPairs) -> tuple[ChoiceChange, ...]:
+    """Automatic choices of cells in both reports whose value or reason differs, grouped by both."""
+    groups: dict[tuple[str, str, str, str, str], list[str]] = defaultdict(list)
+    for base, head in _with_results(pairs):
+        if base is None or head is None or base.reasons == head.reasons:
+            continue
+        old, now = _reasons(base.reasons), _reasons(head.reasons)
+        for field in sorted(old.keys() | now.keys()):
+            before, after = old.get(field, ("", "")), now.get(field, ("", ""))
+            if before != after:
+                groups[(field, *before, *after)].append(head.id)
+    return tuple(ChoiceChange(*key, cells=tuple(cells)) for key, cells in sorted(groups.items()))
+
+
+def _reasons(reasons: Iterable[Reason]) -> dict[str, tuple[str, str]]:
+    return {reason.field: (word(reason.value), reason.because) for reason in reasons}

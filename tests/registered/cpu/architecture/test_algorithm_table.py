@@ -1,0 +1,30 @@
+"""The README's table of algorithms is the one that the traits give."""
+
+from __future__ import annotations
+
+import pytest
+
+from specmatrix import HOME
+from specmatrix.engine.core.draft.algorithm_table import algorithm_table
+from specmatrix.engine.core.draft.algorithms import ALGORITHMS, DFLASH, NEXTN, NGRAM, NONE
+
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+
+README = HOME / "README.md"
+
+
+def test_the_readme_holds_the_table_of_the_traits():
+    assert f"\n{algorithm_table(ALGORITHMS)}\n\n" in README.read_text(encoding="utf-8"), (
+        "write specmatrix.engine.core.draft.algorithm_table.algorithm_table(ALGORITHMS) into the README"
+    )
+
+
+def test_a_line_says_what_the_traits_say():
+    table = algorithm_table((NONE, NGRAM, DFLASH, NEXTN)).splitlines()
+    assert len(table) == 2 + 4 and all(line.count("|") == 8 for line in table)
+    assert table[2].endswith("| root alone | none | none | v1 and v2 | no |")
+    assert table[3].endswith("| trees of any shape | none | none | v1 | no |")
+    assert table[4].endswith("| chain, one block | its own checkpoint | under the target's pages | v1 and v2 | no |")
+    assert table[5].endswith(
+        "| chains and trees | in the target's checkpoint | under the target's pages | v1 and v2 | yes |"
+    )

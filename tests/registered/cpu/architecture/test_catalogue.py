@@ -1,0 +1,85 @@
+"""The catalogue fits today's sources: a fault that no longer applies is an error, not a skip."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from specmatrix.matrix.cover.lockfile import stage_cells
+from specmatrix.matrix.faults.catalogue import CATALOGUE
+from specmatrix.matrix.faults.fault import Fault
+from specmatrix.matrix.faults.kill_matrix import JUDGES
+from specmatrix.matrix.faults.plant import planted
+
+pytestmark = pytest.mark.register(est_seconds=2, tier="cpu", stage="pr")
+
+EACH = pytest.mark.parametrize("fault", CATALOGUE, ids=lambda fault: fault.id)
+# The classes of defects that this engine can have; the others need grammars or recurrent state.
+CLASSES = {
+    "page alignment",
+    "sliding-window pool / eviction",
+    "NaN / uninitialised memory",
+    "stale or un-restored state",
+    "sampling distribution",
+    "CUDA-graph capture, padding, buffer size",
+    "stride / indexing",
+    "config parsing, weights, draft/target mix-up",
+    "KV leak / over-allocation",
+    "off-by-one length or KV position",
+    "silent fallback / ignored parameter",
+    "stop / EOS / length-cap handling",
+    "logprob",
+    "prefix-cache semantics under EAGLE",
+    "race / missing stream order",
+    "TP/DP rank divergence or idle-rank asymmetry",
+    "metric misreport",
+    "wrong or flipped default",
+    "the test itself",
+    "RNG / seed",
+    "tokenizer",
+}
+
+
+@pytest.fixture(scope="module")
+def locked() -> list:
+    return stage_cells("pr")
+
+
+def test_there_are_enough_faults_with_ids_of_their_own():
+    ids = [fault.id for fault in CATALOGUE]
+    assert len(ids) == len(set(ids))
+    assert len([fault for fault in CATALOGUE if fault.runs_on("cpu")]) >= 60
+    assert all(re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)+", name) for name in ids)
+
+
+def test_every_class_that_this_engine_can_have_is_there():
+    assert {fault.klass for fault in CATALOGUE} == CLASSES
+
+
+def test_every_gate_is_expected_of_some_fault():
+    assert {judge for fault in CATALOGUE for judge in fault.expected} == set(JUDGES)
+
+
+@pytest.fixture(scope="module")
+def sources() -> Iterator[Path]:
+    with planted(None) as tree:
+        yield tree
+
+
+@EACH
+def test_a_fault_applies_and_leaves_valid_python(fault: Fault, sources: Path):
+    changes = fault.changes(sources)
+    assert changes
+    for path, text in changes.items():
+        assert ast.dump(ast.parse(text)) != ast.dump(ast.parse(path.read_text(encoding="utf-8")))
+
+
+@EACH
+def test_a_fault_says_where_it_comes_from_and_who_must_see_it(fault: Fault, locked: list):
+    assert re.search(r"#\d+|^rule: |arXiv \d{4}\.\d{5}", fault.origin)
+    assert fault.expected
+    assert set(fault.expected) <= set(JUDGES)
+    assert 1 <= len(fault.chosen(locked)) + len(fault.operations) <= 8
+    assert fault.why

@@ -1,0 +1,18 @@
+"""What the tests of drafters share."""
+
+import pytest
+
+from specmatrix.engine.api import LLM
+from specmatrix.engine.core.config.asked import EngineConfig
+from specmatrix.engine.core.schedule.request import SamplingParams
+
+TEXTS = ("Question: A garden is 19 feet long and 5 feet wide. What is its area?\nAnswer:", "Question: Eli had 75")
+
+
+@pytest.fixture(scope="session")
+def truth(zoo):
+    """Two prompts of llama-mini and each with its true continuation, which is longer than any test goes."""
+    llm = LLM(EngineConfig(str(zoo("llama-mini")), context_length=256, max_total_tokens=1024))
+    prompts = [llm.tokenizer.encode(text) for text in TEXTS]
+    outs = llm.generate(prompts, SamplingParams(max_new_tokens=44, ignore_eos=True))
+    return [(prompt, [*prompt, *out.output_ids]) for prompt, out in zip(prompts, outs, strict=True)]

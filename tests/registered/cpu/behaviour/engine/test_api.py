@@ -1,0 +1,542 @@
+"""The engine end to end on the zoo's models: the same tokens whatever drafts, waits, hits, retracts or is aborted."""
+
+from __future__ import annotations
+
+import gc
+import json
+import math
+import re
+import shutil
+import weakref
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from specmatrix import HOME
+from specmatrix.engine.api import LLM
+from specmatrix.engine.core.config.asked import EngineConfig
+from specmatrix.engine.core.errors import ConfigError, RequestError
+from specmatrix.engine.core.memory.replay import replay
+from specmatrix.engine.core.schedule.request import Finish, SamplingParams
+from specmatrix.engine.core.schedule.session import SessionParams
+from specmatrix.engine.models.causal_lm import CausalLM
+
+pytestmark = pytest.mark.register(est_seconds=28, tier="cpu", stage="pr")
+
+ZOO = HOME / "matrix" / "zoo" / "checkpoints"
+PROMPTS = (
+    "Question: A garden is 19 feet long and 5 feet wide. What is its area in square feet?\nAnswer:",
+    "Question: Eli had 75 keys. He gave 11 of them to Cora. How many keys are left?\nAnswer:",
+    "Question: Gus saves $75 a week for 3 weeks. He had $94 before. How much does Gus have now?\nAnswer:",
+)
+GREEDY = SamplingParams(max_new_tokens=40)
+NONE = ("NONE", 0, 0, 0)
+CHAIN, TREE = (5, 1, 6), (3, 3, 8)
+CHAIN_OF_140 = (140, 1, 141)
+DRAFTERS = [(name, *shape) for name in ("STANDALONE", "EAGLE3") for shape in (CHAIN, TREE)]
+
+
+def launch(shape=NONE, **more: object) -> LLM:
+    algorithm, steps, topk, nodes = shape
+    sizes: dict[str, Any] = {}
+    if algorithm != "NONE":
+        sizes = {
+            "speculative_draft_model_path": f"llama-mini-{algorithm.lower()}",
+            "speculative_num_steps": steps,
+            "speculative_eagle_topk": topk,
+            "speculative_num_draft_tokens": nodes,
+        }
+    asked = {"context_length": 256, "max_total_tokens": 700, "strict_memory": 2, "kv_stamps": True} | sizes | more
+    return LLM(EngineConfig("llama-mini", speculative_algorithm=algorithm, **asked), lambda name: ZOO / name)
+
+
+def at_rest(llm: LLM) -> None:
+    """Nothing is held, every page is free or cached, the journal replays, every stamp was right."""
+    ledger = llm.loop.scheduler.ledger
+    assert not ledger.accounts and len(ledger.free) + ledger.cached == ledger.num_pages
+    replay(llm.journal, ledger.num_pages, ledger.page_size)
+    assert llm.probes["stamp.checked"] > 0 and llm.probes["stamp.wrong"] == 0
+
+
+@cache
+def plain(params: SamplingParams | tuple[SamplingParams, ...] = GREEDY, prompts=PROMPTS) -> tuple[Any, ...]:
+    """What the engine says without a drafter, a prefix cache, or a second request beside it."""
+    llm = launch(disable_radix_cache=True, spec_version="v1", page_size=1)
+    each = params if isinstance(params, tuple) else (params,) * len(prompts)
+    return tuple(
+        (out.output_ids, out.text, out.finish)
+        for prompt, p in zip(prompts, each, strict=True)
+        for out in llm.generate([prompt], p)
+    )
+
+
+def said(outputs) -> tuple[Any, ...]:
+    return tuple((out.output_ids, out.text, out.finish) for out in outputs)
+
+
+@pytest.mark.parametrize("page_size", [1, 5])
+@pytest.mark.parametrize("version", ["v1", "v2"])
+@pytest.mark.parametrize("shape", [NONE, *DRAFTERS], ids=lambda s: "-".join(map(str, s)))
+def test_greedy_tokens_are_those_of_plain_decoding(shape, version, page_size):
+    llm = launch(shape, spec_version=version, page_size=page_size)
+    outputs = llm.generate(PROMPTS, GREEDY)
+    assert said(outputs) == plain()
+    at_rest(llm)
+    probes = llm.probes
+    assert (probes["overlap.in_flight"] > 0) == (version == "v2")
+    assert probes["decode.batched"] > 0 and probes["sample.greedy"] == sum(len(o.output_ids) for o in outputs)
+    if shape != NONE:
+        assert probes["spec.accepted"] > probes["decode.round"] / 2
+        assert (probes["tree.branched"] > 0) == (shape[2] > 1)
+
+
+HOT = (
+    SamplingParams(max_new_tokens=24, temperature=0.8, seed=11, ignore_eos=True),
+    SamplingParams(max_new_tokens=31, temperature=1.2, top_k=12, seed=12, ignore_eos=True),
+    SamplingParams(max_new_tokens=27, temperature=1.0, top_p=0.9, seed=2**62, ignore_eos=True),
+)
+
+
+@pytest.mark.parametrize("version", ["v1", "v2"])
+@pytest.mark.parametrize("shape", [NONE, *DRAFTERS], ids=lambda s: "-".join(map(str, s)))
+def test_sampled_tokens_are_those_of_plain_decoding_with_the_same_seeds(shape, version):
+    llm = launch(shape, spec_version=version, page_size=3)
+    assert said(llm.generate(PROMPTS, HOT)) == plain(HOT)
+    at_rest(llm)
+    assert llm.probes["sample.random"] == 24 + 31 + 27
+    if shape != NONE:
+        assert llm.probes["spec.rejected"] > 0
+        assert (llm.probes["tree.compacted"] > 0) == (shape[2] > 1)
+
+
+@pytest.mark.parametrize(
+    ("shape", "version", "page_size"),
+    [(CHAIN_OF_140, "v2", 1), ((60, 2, 2), "v1", 1), ((60, 3, 170), "v2", 16), (None, "v1", 200)],
+    ids=str,
+)
+def test_rounds_reach_past_the_contexts_end_as_far_as_they_are_wide_or_deep(
+    shape, version, page_size, tmp_path, monkeypatch
+):
+    """Draft and target say one token only, so that whole chains are accepted behind the last position of a context of
+    64. A chunk that begins near it is padded."""
+    monkeypatch.setattr(CausalLM, "logits", lambda model, hidden: torch.eye(768)[5].expand(*hidden.shape[:-1], 768))
+    shutil.copytree(ZOO / "llama-mini", tmp_path, dirs_exist_ok=True)
+    config = json.loads((tmp_path / "config.json").read_text()) | {"max_position_embeddings": 64}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    drafts: dict[str, Any] = {}
+    if shape:
+        names = ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")
+        drafts = {"speculative_algorithm": "STANDALONE", "speculative_draft_model_path": str(tmp_path)}
+        drafts |= dict(zip(names, shape, strict=True))
+    sizes = {"max_total_tokens": 2000, "chunked_prefill_size": 58, "page_size": page_size, "spec_version": version}
+    llm = LLM(EngineConfig(str(tmp_path), **drafts, **sizes))
+    params = [SamplingParams(max_new_tokens=most, ignore_eos=True) for most in (3, 5, 14)]
+    outputs = llm.generate([[1] * 61, [1] * 59, [1] * 50], params)
+    assert [out.output_ids for out in outputs] == [(5,) * p.max_new_tokens for p in params]
+    assert shape != CHAIN_OF_140 or outputs[0].accept_lengths[0] == 141
+
+
+def test_a_seed_decides_and_the_engines_own_is_used_without_one():
+    params = [SamplingParams(max_new_tokens=16, temperature=1.5, seed=s, ignore_eos=True) for s in (1, 2, 1, None)]
+    first, second, again, default = launch(random_seed=1).generate([PROMPTS[0]] * 4, params)
+    assert first.output_ids == again.output_ids == default.output_ids != second.output_ids
+
+
+@pytest.mark.parametrize("shape", [NONE, DRAFTERS[3]], ids=["none", "tree"])
+def test_greedy_and_sampled_requests_share_a_batch(shape):
+    mixed = (GREEDY, HOT[1], SamplingParams(max_new_tokens=40, temperature=0.0, top_k=3, top_p=0.5))
+    llm = launch(shape)
+    outputs = llm.generate(PROMPTS, mixed)
+    assert said(outputs) == plain(mixed)
+    assert outputs[2].output_ids == plain()[2][0], "top_k and top_p do not touch a greedy request"
+    assert llm.probes["sample.greedy"] > 0 and llm.probes["sample.random"] == 31
+
+
+@pytest.mark.parametrize("shape", DRAFTERS, ids=lambda s: "-".join(map(str, s)))
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_a_prefix_hit_changes_neither_tokens_nor_acceptance(shape, page_size):
+    """A page whose draft KV was computed for another following token lowers acceptance only (sglang#10846)."""
+    cold = launch(shape, disable_radix_cache=True, page_size=page_size, strict_memory=0)
+    warm = launch(shape, page_size=page_size, max_total_tokens=400)
+    tokens = warm.tokenizer.encode(PROMPTS[1])
+    prompts = [tokens, tokens, *([*tokens[:n], *tokens[n + 1 :]] for n in (8, 9, 11, 16))]
+    reply = cold.generate([tokens], GREEDY)[0].output_ids
+    prompts.append([*tokens, *reply[:-1], *warm.tokenizer.encode(PROMPTS[0])[1:]])
+    for number, prompt in enumerate(prompts):
+        (expected,), (got,) = cold.generate([prompt], GREEDY), warm.generate([prompt], GREEDY)
+        assert got.output_ids == expected.output_ids
+        assert got.accept_lengths == expected.accept_lengths
+        assert expected.cached_tokens == 0 and (got.cached_tokens >= 4) == (number > 0)
+        assert got.cached_tokens % page_size == 0
+    assert got.cached_tokens > len(tokens), "a reply is a prefix of the next turn"
+    at_rest(warm)
+
+
+@pytest.mark.parametrize(("shape", "cached"), [(NONE, 12), (DRAFTERS[0], 11), (DRAFTERS[2], 11)])
+def test_a_drafter_that_looks_one_token_ahead_reuses_one_position_less(shape, cached):
+    llm = launch(shape, page_size=1)
+    tokens = llm.tokenizer.encode(PROMPTS[1])
+    other = next(t for t in tokens if t not in (tokens[12], tokens[0]))
+    llm.generate([tokens], GREEDY)
+    (out,) = llm.generate([[*tokens[:12], other, other]], GREEDY)
+    assert out.cached_tokens == cached
+
+
+@pytest.mark.parametrize("version", ["v1", "v2"])
+@pytest.mark.parametrize("shape", [NONE, DRAFTERS[0], DRAFTERS[3]], ids=lambda s: "-".join(map(str, s)))
+def test_a_tight_pool_retracts_and_gives_the_same_tokens(shape, version):
+    longest = max(len(launch().tokenizer.encode(p)) for p in PROMPTS) + 31
+    slack = 2 * max(1, shape[3])
+    llm = launch(shape, spec_version=version, page_size=3, max_total_tokens=-(-(longest + slack) // 3) * 3 + 24)
+    outputs = llm.generate(PROMPTS, HOT)
+    assert said(outputs) == plain(HOT)
+    assert llm.probes["retract.done"] > 0
+    assert sum(out.retractions for out in outputs) == llm.probes["retract.done"]
+    assert outputs[0].retractions == 0, "the oldest always proceeds"
+    at_rest(llm)
+
+
+@pytest.mark.parametrize("shape", [NONE, DRAFTERS[1]], ids=["none", "tree"])
+def test_chunked_prefill_gives_the_same_tokens_and_acceptance(shape):
+    whole = launch(shape, chunked_prefill_size=-1).generate(PROMPTS, GREEDY)
+    llm = launch(shape, chunked_prefill_size=7, page_size=5)
+    chunked = llm.generate(PROMPTS, GREEDY)
+    assert said(chunked) == said(whole) == plain()
+    assert [o.accept_lengths for o in chunked] == [o.accept_lengths for o in whole]
+    assert llm.probes["prefill.chunked"] > 3
+
+
+@pytest.mark.parametrize("shape", [NONE, DRAFTERS[1]], ids=["none", "tree"])
+@pytest.mark.parametrize("stop", [(), ("\n####",), ("><", ">>")])
+def test_a_stream_adds_up_to_the_text(shape, stop):
+    params = SamplingParams(max_new_tokens=40, stop=stop)
+    (whole,) = launch(shape).generate([PROMPTS[0]], params)
+    llm = launch(shape)
+    parts = list(llm.stream(PROMPTS[0], params))
+    assert "".join(parts) == whole.text and len(parts) > 2 and all(parts)
+    assert not llm.loop.scheduler.requests, "a streamed request is forgotten once it has ended"
+    assert not stop or (whole.finish.matched in stop and whole.finish.matched not in whole.text)
+
+
+def test_a_stream_ends_with_its_own_request():
+    llm = launch()
+    other = llm.add(PROMPTS[1], SamplingParams(max_new_tokens=60, ignore_eos=True))
+    assert "".join(llm.stream(PROMPTS[0], GREEDY)) == plain()[0][1]
+    assert len(llm.request(other).output) < 60
+    while llm.step():
+        pass
+    assert len(llm.take(other).output_ids) == 60
+
+
+@pytest.mark.parametrize("version", ["v1", "v2"])
+def test_a_stream_that_is_closed_early_aborts_and_forgets_its_request(version):
+    llm = launch(DRAFTERS[1], spec_version=version)
+    other = llm.add(PROMPTS[1], GREEDY)
+    stream = llm.stream(PROMPTS[0], SamplingParams(max_new_tokens=60, ignore_eos=True))
+    assert next(stream)
+    stream.close()
+    assert llm.probes["abort.running"] == 1
+    while llm.step():
+        pass
+    assert set(llm.loop.scheduler.requests) == {other}
+    assert said([llm.take(other)]) == plain()[1:2]
+    at_rest(llm)
+
+
+def test_a_stream_that_is_dropped_before_its_first_or_after_its_last_text_leaves_nothing():
+    llm = launch()
+    params = SamplingParams(max_new_tokens=9, ignore_eos=True)
+    stream = llm.stream(PROMPTS[0], params)
+    llm.stream(PROMPTS[1], params).close()
+    text = ""
+    while text != plain((params,), PROMPTS[:1])[0][1]:
+        text += next(stream)
+    stream.close()
+    while llm.step():
+        pass
+    assert not llm.loop.scheduler.requests and not llm.probes["abort.running"]
+    at_rest(llm)
+
+
+def test_abort_in_the_middle_leaves_the_others_alone():
+    llm = launch(DRAFTERS[1], spec_version="v2", max_running_requests=2)
+    first, victim, queued = (llm.add(prompt, GREEDY) for prompt in PROMPTS)
+    while len(llm.request(victim).output) < 5:
+        llm.step()
+    assert llm.abort(victim) and not llm.abort(victim)
+    while llm.step():
+        pass
+    outputs = [llm.take(rid) for rid in (first, victim, queued)]
+    expected = plain()
+    assert said(outputs)[0] == expected[0] and said(outputs)[2] == expected[2]
+    aborted = outputs[1]
+    assert aborted.finish == Finish("abort") and aborted.meta_info["finish_reason"]["type"] == "abort"
+    assert aborted.output_ids == expected[1][0][: len(aborted.output_ids)] and len(aborted.output_ids) >= 5
+    assert llm.probes["abort.running"] == 1
+    at_rest(llm)
+
+
+def test_abort_before_the_first_token():
+    llm = launch(max_running_requests=1)
+    running, waiting = llm.add(PROMPTS[0], GREEDY), llm.add(PROMPTS[1], GREEDY)
+    llm.step()
+    assert llm.abort(waiting)
+    while llm.step():
+        pass
+    out = llm.take(waiting)
+    assert (out.output_ids, out.text, out.finish) == ((), "", Finish("abort"))
+    assert said([llm.take(running)]) == plain()[:1]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "sentence"),
+    [
+        ([], {}, "the prompt is empty; allowed: at least one token"),
+        ([5, 768], {}, "prompt token 768 is outside the vocabulary; allowed: [0, 768)"),
+        ([5, -1], {}, "prompt token -1 is outside the vocabulary; allowed: [0, 768)"),
+        ([5], {"top_p": 2.0}, "top_p is 2.0; allowed: above 0 and at most 1"),
+        ([5], {"stop_token_ids": (768,)}, "stop_token_ids is (768,); allowed: a list of token ids in [0, 768)"),
+        (
+            [5] * 200,
+            {"max_new_tokens": 57},
+            "prompt (200) plus max_new_tokens (57) is 257 tokens; allowed: at most the context length, 256",
+        ),
+        (
+            [5] * 100,
+            {"max_new_tokens": 98},
+            "prompt plus max_new_tokens (198) and 2 speculative positions do not fit the KV pool of 199 tokens; "
+            "raise max_total_tokens or shorten the request",
+        ),
+    ],
+)
+def test_a_bad_request_is_refused_alone(prompt, params, sentence):
+    llm = launch(max_total_tokens=199)
+    good = llm.add(PROMPTS[0], GREEDY)
+    llm.step()
+    with pytest.raises(RequestError, match=f"^{re.escape(sentence)}$"):
+        llm.add(prompt, SamplingParams(**params))
+    other = llm.add(PROMPTS[1], GREEDY)
+    assert other == good + 1
+    while llm.step():
+        pass
+    assert said([llm.take(good), llm.take(other)]) == plain()[:2]
+    at_rest(llm)
+
+
+EXTREMES = (
+    *(sign * value for value in (0, 1, 2**31, 2**63 - 1, 2**63, 10**30, 10**400) for sign in (1, -1)),
+    *(0.0, -0.0, 5e-324, 1e-40, 2.0**-126, 3e-38, 1e-7, 0.5, 1 - 2.0**-53, 1.0, 2.0**126, 3.5e38, 1e300),
+    *(float("inf"), -float("inf"), float("nan"), True, None, "1", (), (1,), [2**63]),
+)
+NUMBERS = ("temperature", "top_k", "top_p", "seed", "max_new_tokens", "top_logprobs_num", "stop_token_ids")
+
+
+@cache
+def shared_engine() -> LLM:
+    return launch(DRAFTERS[3], spec_version="v2")
+
+
+@given(st.dictionaries(st.sampled_from(NUMBERS), st.sampled_from(EXTREMES), min_size=1, max_size=3), st.booleans())
+@settings(max_examples=60, deadline=None, derandomize=True)
+@example({"temperature": 3e-38}, True)
+@example({"temperature": 3e-38, "top_p": 5e-324, "top_k": 2**63 - 1}, False)
+def test_an_extreme_value_is_refused_or_answered_and_harms_no_neighbour(values, hot):
+    llm = shared_engine()
+    asked = SamplingParams(
+        **({"max_new_tokens": 3, "return_logprob": True} | ({"temperature": 1.0} if hot else {}) | values)
+    )
+    brief = SamplingParams(max_new_tokens=4)
+    try:
+        odd, beside = llm.generate([PROMPTS[1], PROMPTS[0]], [asked, brief])
+    except RequestError as error:
+        assert any(f"{name} is " in str(error) for name in values) or "max_new_tokens (" in str(error)
+        (beside,) = llm.generate(PROMPTS[:1], brief)
+    else:
+        assert odd.finish.reason in ("length", "stop") and not any(map(math.isnan, odd.logprobs))
+    assert beside.output_ids == plain()[0][0][:4]
+    at_rest(llm)
+
+
+def widened(folder: Path) -> Path:
+    """A checkpoint whose tokenizer has a token that its model has no embedding for, and says that it ends a text."""
+    shutil.copytree(ZOO / "llama-mini", folder, dirs_exist_ok=True)
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    tokenizer["added_tokens"].append(tokenizer["added_tokens"][0] | {"id": 768, "content": "<|beyond|>"})
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"eos_token_id": [1, 768]}))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "sentence"),
+    [
+        ("Hi <|beyond|>", {}, "prompt token 768 is outside the vocabulary; allowed: [0, 768)"),
+        ([5, 10**5000], {}, "prompt token an integer of thousands of digits is outside the vocabulary"),
+        ([5], {"stop_token_ids": (768,)}, "stop_token_ids is (768,); allowed: a list of token ids in [0, 768)"),
+        ([5], {"top_logprobs_num": 769}, "top_logprobs_num is 769; allowed: an integer in [0, 768]"),
+    ],
+)
+def test_the_vocabulary_is_the_models_whatever_the_tokenizer_knows(prompt, params, sentence, tmp_path):
+    llm = LLM(EngineConfig(str(widened(tmp_path)), max_total_tokens=700))
+    with pytest.raises(RequestError, match=f"^{re.escape(sentence)}"):
+        llm.generate([PROMPTS[0], prompt], SamplingParams(**params))
+    assert said(llm.generate(PROMPTS, GREEDY)) == plain()
+
+
+def test_the_sentences_of_take_and_generate():
+    llm = launch()
+    rid = llm.add(PROMPTS[0], GREEDY)
+    with pytest.raises(RequestError, match=f"^request {rid} is waiting; its result exists once it is done$"):
+        llm.take(rid)
+    llm.step()
+    with pytest.raises(RequestError, match=f"^request {rid} is running; its result exists once it is done$"):
+        llm.take(rid)
+    with pytest.raises(RequestError, match=r"^2 sampling parameters for 3 prompts; allowed: one, or one each$"):
+        llm.generate(PROMPTS, [GREEDY, GREEDY])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("shape", [NONE, DRAFTERS[2], DRAFTERS[3]], ids=lambda s: "-".join(map(str, s)))
+def test_logprobs_are_those_of_a_teacher_forced_rerun(shape, temperature):
+    """Every position again, as the first token behind a prompt that ends there."""
+    llm, alone = launch(shape, page_size=3), launch(disable_radix_cache=True)
+    params = SamplingParams(
+        max_new_tokens=12, temperature=temperature, seed=4, ignore_eos=True, return_logprob=True, top_logprobs_num=3
+    )
+    unasked, out = llm.generate(PROMPTS[:2], [GREEDY, params])
+    assert unasked.logprobs == unasked.top_logprobs == ()
+    assert len(out.logprobs) == len(out.top_logprobs) == len(out.output_ids) == 12
+    tokens = llm.tokenizer.encode(PROMPTS[1])
+    one = SamplingParams(max_new_tokens=1, temperature=temperature, ignore_eos=True, top_logprobs_num=768)
+    for token, logprob, top in zip(out.output_ids, out.logprobs, out.top_logprobs, strict=True):
+        (again,) = alone.generate([tokens], one)
+        every = dict(again.top_logprobs[0])
+        assert math.fsum(map(math.exp, every.values())) == pytest.approx(1.0, abs=1e-4)
+        assert logprob == pytest.approx(every[token], abs=1e-4)
+        assert [p for _, p in top] == pytest.approx(sorted(every.values(), reverse=True)[:3], abs=1e-4)
+        assert all(p == pytest.approx(every[t], abs=1e-4) for t, p in top)
+        tokens = [*tokens, token]
+
+
+@pytest.mark.parametrize("version", ["v1", "v2"])
+@pytest.mark.parametrize("shape", [NONE, *DRAFTERS], ids=lambda s: "-".join(map(str, s)))
+def test_what_runs_is_what_was_resolved(shape, version):
+    llm = launch(
+        shape,
+        spec_version=version,
+        page_size=7,
+        disable_radix_cache=version == "v1",
+        chunked_prefill_size=31,
+        max_running_requests=5,
+        enable_deterministic_inference=version == "v2",
+    )
+    back, resolved = llm.readback(), llm.resolved.as_dict()
+    back.pop("row_invariant_matmul")
+    assert {key: resolved[key] for key in back} == back
+    assert back["lag"] == (version == "v2") and back["algorithm"] == shape[0]
+    assert back["num_pages"] == 700 // 7 and back["max_running_requests"] == 5
+    # Only names, derived values and the seed, which each request carries, are not read back.
+    left = {"model_path", "draft_path", "spec_version", "max_total_tokens", "random_seed", "reasons", "rewrites"}
+    assert set(resolved) - set(back) == left | {"swa_full_tokens_ratio", "cuda_graph_max_gb"}
+
+
+@pytest.mark.parametrize("shape", DRAFTERS, ids=lambda s: "-".join(map(str, s)))
+def test_metrics_agree_with_tokens_and_rounds(shape):
+    llm = launch(shape)
+    for out in llm.generate(PROMPTS, HOT):
+        info = out.meta_info
+        rounds, drafted = len(out.accept_lengths), shape[3] - 1
+        assert info["spec_verify_ct"] == rounds
+        assert info["completion_tokens"] == len(out.output_ids)
+        # The prefill gives one token and the rounds the rest; only the last round may be cut.
+        assert 1 + sum(out.accept_lengths[:-1]) < len(out.output_ids) <= 1 + sum(out.accept_lengths)
+        assert all(1 <= a <= min(shape[1], drafted) + 1 for a in out.accept_lengths)
+        assert info["spec_num_correct_drafts"] == sum(out.accept_lengths) - rounds
+        assert info["spec_num_proposed_drafts"] == rounds * drafted
+        assert info["spec_accept_length"] == len(out.output_ids) / rounds
+        assert info["spec_accept_rate"] == info["spec_num_correct_drafts"] / info["spec_num_proposed_drafts"]
+        assert sum(info["spec_correct_drafts_histogram"]) == rounds
+
+
+def test_plain_decoding_claims_no_speculation():
+    (out,) = launch().generate([PROMPTS[0]], GREEDY)
+    assert set(out.meta_info) == {"id", "finish_reason", "prompt_tokens", "completion_tokens", "cached_tokens"}
+    assert set(out.accept_lengths) == {1} and out.meta_info["prompt_tokens"] == out.prompt_tokens
+    assert out.meta_info["finish_reason"] == {"type": "stop", "matched": 1}
+
+
+@pytest.mark.parametrize("shape", [NONE, DRAFTERS[0], DRAFTERS[3]], ids=lambda s: "-".join(map(str, s)))
+def test_every_way_to_end(shape):
+    llm = launch(shape)
+    text = plain()[0][1]
+    token = plain()[0][0][7]
+    params = [
+        SamplingParams(max_new_tokens=9),
+        SamplingParams(max_new_tokens=1),
+        SamplingParams(max_new_tokens=60, stop=(text[10:15],)),
+        SamplingParams(max_new_tokens=60, stop_token_ids=(token,)),
+        SamplingParams(max_new_tokens=60, ignore_eos=True),
+        GREEDY,
+    ]
+    cap, single, string, stopped, ignoring, eos = llm.generate([PROMPTS[0]] * 6, params)
+    ids = plain()[0][0]
+    assert (cap.output_ids, cap.finish) == (ids[:9], Finish("length"))
+    assert (single.output_ids, single.finish) == (ids[:1], Finish("length"))
+    assert (string.text, string.finish) == (text[: text.index(text[10:15])], Finish("stop", text[10:15]))
+    assert (stopped.output_ids, stopped.finish) == (ids[: ids.index(token) + 1], Finish("stop", token))
+    assert stopped.text == llm.tokenizer.decode(ids[: ids.index(token)])
+    assert len(ignoring.output_ids) == 60 and ignoring.output_ids[: len(ids)] == ids
+    (end,) = llm.tokenizer.eos_ids
+    assert eos.finish == Finish("stop", end)
+
+
+@pytest.mark.parametrize(
+    ("shape", "more"),
+    [
+        (NONE, {"strict_memory": 0}),
+        (DRAFTERS[3], {"enable_streaming_session": True}),
+        (("EAGLE3", 3, 1, 4), {"speculative_adaptive": True}),
+        (("NGRAM", 3, 1, 4), {"speculative_draft_model_path": None}),
+    ],
+    ids=["plain", "tree in a session", "adaptive", "n-grams"],
+)
+def test_a_dropped_engine_is_gone_at_once(shape, more):
+    llm = launch(shape, **more)
+    session = SessionParams(llm.open_session(1000, streaming=True)) if llm.sessions.streaming else None
+    llm.generate(PROMPTS[:1], GREEDY, session)
+    held = [weakref.ref(part) for part in (llm, llm.loop, llm.loop.executor.target, llm.loop.executor.pool)]
+    gc.disable()  # models and KV pools must not wait for a full collection
+    try:
+        del llm
+        assert [ref() for ref in held] == [None] * len(held)
+    finally:
+        gc.enable()
+
+
+def test_many_requests_through_few_rows():
+    llm = launch(DRAFTERS[1], spec_version="v2", max_running_requests=2, page_size=3)
+    prompts = PROMPTS * 3
+    assert said(llm.generate(prompts, GREEDY)) == plain() * 3
+    assert llm.probes["queue.waited"] > 0 and llm.probes["prefix.hit"] > 0
+    at_rest(llm)
+
+
+def test_a_launch_that_cannot_run_is_refused():
+    with pytest.raises(ConfigError, match="speculative_algorithm 'MEDUSA' is unknown; it must be one of"):
+        LLM(EngineConfig(str(ZOO / "llama-mini"), speculative_algorithm="MEDUSA"))
+
+
+def test_generate_takes_all_prompts_or_none():
+    llm = launch()
+    with pytest.raises(RequestError, match=r"prompt token 5\.5 is outside the vocabulary"):
+        llm.generate([PROMPTS[0], [1, 5.5]])
+    assert not llm.step() and not llm.loop.scheduler.requests
+    with pytest.raises(RequestError, match="prompts is one text; allowed: a list of texts or of token lists"):
+        llm.generate("one text")
+    assert said(llm.generate(PROMPTS, GREEDY)) == plain()

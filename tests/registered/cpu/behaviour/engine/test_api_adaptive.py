@@ -1,0 +1,252 @@
+"""Adaptive steps end to end on the zoo's models: the depth moves, at both timings, and no token does."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+from itertools import groupby
+from typing import Any
+
+import pytest
+import torch
+
+from specmatrix import HOME
+from specmatrix.engine.api import LLM
+from specmatrix.engine.core.config.asked import EngineConfig
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.engine.core.memory.replay import replay
+from specmatrix.engine.core.schedule.request import Finish, SamplingParams
+from specmatrix.engine.core.schedule.session import SessionParams
+from specmatrix.engine.device.cuda_graphs import Graphs, padded
+
+pytestmark = pytest.mark.register(est_seconds=9, tier="cpu", stage="pr")
+
+ZOO = HOME / "matrix" / "zoo" / "checkpoints"
+PROMPTS = tuple(
+    f"Question: {name} has {many} {things} and buys {more}. How many {things} has {name}?\nAnswer:"
+    for things in ("pens", "coins", "pears", "books")
+    for name, many, more in (("Ann", 3, 4), ("Bo", 17, 25), ("Cy", 40, 9), ("Di", 8, 61))
+    for many in (many, many + 30)
+)
+# Every second round decides, on half of its own mean: slots move within a few rounds.
+QUICK = {
+    "ema_alpha": 0.5,
+    "update_interval": 2,
+    "warmup_batches": 2,
+    "1": {"candidate_steps": [1, 3, 7]},
+    "8": {"candidate_steps": [1, 2, 5], "down_hysteresis": 0},
+    "32": {"candidate_steps": [1]},
+}
+# Lengths of the first request, of those that make eight of it, and of those that make thirty-two.
+LENGTHS = (90, *(44,) * 7, *(8,) * 24)
+BATCHES = (1, 8, 32, 8, 1)
+
+
+def launch(version="v2", algorithm="EAGLE3", config: object = QUICK, target="llama-mini", **more: object) -> LLM:
+    asked: dict[str, Any] = {"context_length": 256, "max_total_tokens": 3201, "strict_memory": 1, "kv_stamps": True}
+    if algorithm != "NONE":
+        if algorithm != "NEXTN":
+            asked["speculative_draft_model_path"] = f"{target}-{algorithm.lower()}"
+        asked["speculative_adaptive"] = True
+        asked["speculative_adaptive_config"] = json.dumps(config) if isinstance(config, dict) else config
+    asked |= {"spec_version": version, "page_size": 3, "enable_deterministic_inference": True} | more
+    return LLM(EngineConfig(target, algorithm, **asked), lambda name: ZOO / name)
+
+
+def params(tokens: int) -> SamplingParams:
+    return SamplingParams(max_new_tokens=tokens, ignore_eos=True)
+
+
+def rising_and_falling(llm: LLM) -> list[tuple[int, ...]]:
+    """Batches of 1, 8, 32, 8 and 1: more requests join while the first ones run, the later ones end first."""
+    rids = []
+    for upto in (1, 8, 32):
+        while len(rids) < upto:
+            rids.append(llm.add(PROMPTS[len(rids)], params(LENGTHS[len(rids)])))
+        for _ in range(6 if upto < 32 else 10_000):
+            if not llm.step():
+                break
+    return [llm.take(rid).output_ids for rid in rids]
+
+
+@cache
+def plain() -> tuple[tuple[int, ...], ...]:
+    """Each request alone, without a drafter."""
+    llm = launch("v1", "NONE", disable_radix_cache=True)
+    outputs = (llm.generate([prompt], params(n))[0] for prompt, n in zip(PROMPTS, LENGTHS, strict=True))
+    return tuple(out.output_ids for out in outputs)
+
+
+def at_rest(llm: LLM) -> None:
+    """Nothing is held, every page is free or cached, the journal replays, every stamp was right."""
+    ledger = llm.loop.scheduler.ledger
+    assert not ledger.accounts and len(ledger.free) + ledger.cached == ledger.num_pages
+    replay(llm.journal, ledger.num_pages, ledger.page_size)
+    assert llm.probes["stamp.checked"] > 0 and llm.probes["stamp.wrong"] == 0
+
+
+@pytest.mark.parametrize("version", ["v1", "v2"])
+def test_batches_rise_and_fall_and_the_depth_follows(version):
+    llm = launch(version)
+    assert tuple(rising_and_falling(llm)) == plain()
+    at_rest(llm)
+    trace, probes = llm.readback()["adaptive"]["trace"], llm.probes
+    slots = [slot for slot, _ in groupby(record["slot"] for record in trace)]
+    assert slots == [1, 8, 32, 8, 1]
+    assert {record["batch_size"] for record in trace} >= set(BATCHES)
+    widths = {slot: {r["width"] for r in trace if r["slot"] == slot} for slot in (1, 8, 32)}
+    assert widths[32] == {2} and widths[1] <= {2, 4, 8} and widths[8] <= {2, 3, 6}
+    assert len(widths[1] | widths[8]) >= 3
+    assert probes["adaptive.switched_up"] and probes["adaptive.batch_switch"] >= 2
+    state = llm.readback()["adaptive"]
+    assert probes["adaptive.activated"] == probes["decode.round"] == state["activated"] == len(state["rounds"])
+    assert (probes["overlap.in_flight"] > 0) == (version == "v2")
+
+
+@pytest.mark.parametrize("version", ["v1", "v2"])
+@pytest.mark.parametrize(
+    ("target", "algorithm"), [("llama-mini", "EAGLE"), ("qwen3-mini", "EAGLE3"), ("deepseek-mini", "NEXTN")]
+)
+def test_every_drafter_that_can_adapt_says_the_same_at_every_depth(target, algorithm, version):
+    """Nine requests of different lengths: the batch shrinks from the second slot into the first."""
+    slots = QUICK | {"5": {"candidate_steps": [1, 2, 5]}, "8": {"candidate_steps": [1]}}
+    llm = launch(version, algorithm, slots, target)
+    each = [params(10 + 6 * i) for i in range(9)]
+    plain_llm = launch("v1", "NONE", target=target, disable_radix_cache=True)
+    alone = [plain_llm.generate([p], each[i])[0].output_ids for i, p in enumerate(PROMPTS[:9])]
+    outputs = llm.generate(PROMPTS[:9], each)
+    assert [out.output_ids for out in outputs] == alone
+    trace = llm.readback()["adaptive"]["trace"]
+    told = sorted(
+        (width, length - 1)
+        for out in outputs
+        for width, length in zip(out.round_widths, out.accept_lengths, strict=True)
+    )
+    assert told == sorted((record["width"], drafts) for record in trace for drafts in record["correct"])
+    assert {record["slot"] for record in trace} == {1, 5, 8} and len({record["width"] for record in trace}) > 2
+    assert llm.probes["spec.accepted"] > 0 and not llm.resolved.enable_multi_layer_eagle
+    at_rest(llm)
+
+
+@pytest.mark.parametrize("version", ["v1", "v2"])
+def test_a_streaming_session_inherits_exactly_under_a_moving_depth(version):
+    llm = launch(version, enable_streaming_session=True, chunked_prefill_size=16)
+    fresh = launch("v1", "NONE", disable_radix_cache=True)
+    name, history = llm.open_session(1000, streaming=True), []
+    for turn, text in enumerate((PROMPTS[0], "\nQuestion: And half of it?\nAnswer:", "\nQuestion: Twice?\nAnswer:")):
+        (out,) = llm.generate([text], params(23), SessionParams(name))
+        # Others change the batch, and so the slot, between two turns.
+        llm.generate(PROMPTS[1:9], params(6))
+        inherited = len(history)
+        history += llm.tokenizer.encode(text)[1 if turn else 0 :]
+        assert out.output_ids == fresh.generate([history], params(23))[0].output_ids
+        # The last position that is inherited is computed again.
+        assert turn == 0 or inherited - 1 <= out.cached_tokens + 1 <= inherited
+        assert turn == 0 or version == "v1" or out.cached_tokens + 1 == inherited
+        history += out.output_ids
+    llm.close_session(name)
+    assert len({record["width"] for record in llm.readback()["adaptive"]["trace"]}) > 2
+    at_rest(llm)
+
+
+def test_poor_drafts_lower_the_depth():
+    llm = launch(config={"1": {"candidate_steps": [1, 5], "ema_alpha": 0.5, "update_interval": 1, "warmup_batches": 1}})
+    hot = SamplingParams(max_new_tokens=60, temperature=2.0, seed=3, ignore_eos=True)
+    assert llm.readback()["adaptive"]["steps"] == 5
+    (out,) = llm.generate(PROMPTS[:1], hot)
+    none = launch("v1", "NONE", disable_radix_cache=True)
+    assert out.output_ids == none.generate(PROMPTS[:1], hot)[0].output_ids
+    assert llm.readback()["adaptive"]["steps"] == 1 and llm.probes["adaptive.switched_down"] > 0
+    at_rest(llm)
+
+
+@pytest.mark.parametrize("version", ["v1", "v2"])
+def test_the_same_prompt_says_the_same_in_every_slot(version):
+    """Each slot has a depth of its own; one prompt passes through all of them, alone, among eight and among 32."""
+    slots = {"1": {"candidate_steps": [7]}, "8": {"candidate_steps": [3]}, "32": {"candidate_steps": [1]}}
+    llm = launch(version, config=slots)
+    for size, width in ((1, 8), (8, 4), (32, 2)):
+        outputs = llm.generate(PROMPTS[:size], params(9))
+        assert [out.output_ids for out in outputs[:7]] == [ids[:9] for ids in plain()[: min(size, 7)]]
+        trace = llm.readback()["adaptive"]["trace"]
+        assert {record["width"] for record in trace if record["batch_size"] == size} == {width}
+    at_rest(llm)
+
+
+def test_retraction_and_abort_under_a_moving_depth():
+    llm = launch(max_total_tokens=228, max_running_requests=6, disable_radix_cache=True)
+    rids = [llm.add(PROMPTS[i], params(LENGTHS[i])) for i in range(5)]
+    while llm.step():
+        if len(llm.request(rids[1]).output) >= 3:
+            llm.abort(rids[1])
+    outputs = [llm.take(rid) for rid in rids]
+    assert outputs[1].finish == Finish("abort")
+    assert outputs[1].output_ids == plain()[1][: len(outputs[1].output_ids)]
+    assert [out.output_ids for i, out in enumerate(outputs) if i != 1] == [plain()[i] for i in (0, 2, 3, 4)]
+    assert llm.probes["retract.done"] > 0 and llm.probes["adaptive.switched_up"] > 0
+    at_rest(llm)
+
+
+def test_what_runs_is_what_was_resolved(tmp_path):
+    file = tmp_path / "slots.json"
+    file.write_text(json.dumps(QUICK), encoding="utf-8")
+    llm = launch(config=str(file), speculative_num_steps=5)
+    resolved, back = llm.resolved.as_dict(), llm.readback()
+    state = back.pop("adaptive")
+    del back["row_invariant_matmul"]  # what this machine's products need is not resolved
+    assert {key: resolved[key] for key in back} == back
+    assert (back["num_steps"], back["num_draft_tokens"]) == (5, 6)
+    assert [slot["batch_from"] for slot in back["adaptive_slots"]] == [1, 8, 32]
+    assert back["adaptive_slots"][0]["ema_alpha"] == 0.5
+    # 5 is a candidate of the second slot only; the first one begins in its middle.
+    assert state == {"steps": 3, "activated": 0, "rounds": [], "trace": []}
+    assert [slot.steps for slot in llm.loop.scheduler.steps.slots] == [3, 5, 1]
+
+
+def test_a_static_depth_reads_back_no_slots():
+    back = launch(algorithm="NONE").readback()
+    assert back["adaptive_slots"] == [] and "adaptive" not in back
+
+
+def test_a_drafter_that_cannot_adapt_runs_statically_and_says_so():
+    llm = launch(algorithm="STANDALONE", max_total_tokens=399)
+    (rewrite,) = llm.resolved.rewrites
+    assert (rewrite.field, rewrite.asked, rewrite.got) == ("speculative_adaptive", True, False)
+    assert rewrite.reason == "STANDALONE cannot change the depth of a round, so the depth stays static"
+    assert llm.generate(PROMPTS[:1], params(9))[0].output_ids == plain()[0][:9]
+    assert llm.readback()["adaptive_slots"] == [] and llm.probes["adaptive.activated"] == 0
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda path: None, "cannot be read (No such file or directory); give a JSON file"),
+        (lambda path: path.mkdir(), "cannot be read (Is a directory); give a JSON file"),
+        (lambda path: path.write_bytes(b"\xff{}"), "cannot be read (it is not UTF-8 text); give a JSON file"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_refused(tmp_path, make, sentence):
+    path = tmp_path / "slots.json"
+    make(path)
+    with pytest.raises(ConfigError, match=re.escape(f"speculative_adaptive_config {path} {sentence}")):
+        launch(config=str(path))
+
+
+def test_a_wrong_file_is_refused_with_its_mistake(tmp_path):
+    path = tmp_path / "slots.json"
+    path.write_text('{"8": {"candidate_steps": [0]}}', encoding="utf-8")
+    wanted = "speculative_adaptive_config: slot 8: candidate_steps must be a list of one or more integers from 1 to 255"
+    with pytest.raises(ConfigError, match=re.escape(wanted)):
+        launch(config=str(path))
+
+
+def test_a_depths_bundle_holds_the_batches_of_the_slots_that_reach_it():
+    llm = launch()
+    llm.loop.executor.graphs = Graphs(32, torch.device("cpu"), llm.loop.probes)
+    assert rising_and_falling(llm) == rising_and_falling(launch())
+    reached = {(padded(batch), width) for batch, width in llm.loop.scheduler.steps.rounds}
+    bundles = dict(llm.loop.executor.graphs.bundles)
+    assert {(one.batch, width) for width, bundle in bundles.items() for one in bundle.graphs} == reached
+    assert {one.width for width, bundle in bundles.items() for one in bundle.graphs if one.width != width} == set()
+    assert len(bundles) > 2 and max(one.batch for one in bundles[8].graphs) < 8

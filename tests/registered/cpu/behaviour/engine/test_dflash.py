@@ -1,0 +1,107 @@
+"""DFLASH: what a block drafts, paged, chunked, cached, retracted and overlapped, is what its formula says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from specmatrix.engine.api import LLM
+from specmatrix.engine.core.config.asked import EngineConfig
+from specmatrix.engine.core.schedule.request import SamplingParams
+from tests.support.drafter_harness import run
+from tests.support.random_drafts import dflash_shapes, random_weights, save
+from tests.support.uncached_models import WholeDFlash, WholeLlama
+
+pytestmark = pytest.mark.register(est_seconds=6, tier="cpu", stage="pr")
+
+NEW, BLOCK = 24, 6
+CONFIG: dict[str, Any] = {
+    "architectures": ["DFlashDraftModel"],
+    "model_type": "qwen3",
+    "vocab_size": 768,
+    "hidden_size": 128,
+    "intermediate_size": 72,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 3,
+    "head_dim": 20,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 5000.0,
+    "max_position_embeddings": 4096,
+    "block_size": BLOCK,
+    "num_target_layers": 4,
+    "dflash_config": {"mask_token_id": 3, "target_layer_ids": [0, 3]},
+}
+STATES = (1, 4)
+PLACES = {
+    "v1 p1": {"spec_version": "v1", "page_size": 1},
+    "v2 p16 chunked": {"spec_version": "v2", "page_size": 16, "chunked_prefill_size": 7},
+    "v1 p5 chunk of one": {"spec_version": "v1", "page_size": 5, "chunked_prefill_size": 1},
+    "v2 p64": {"spec_version": "v2", "page_size": 64},
+    "narrow": {"speculative_num_draft_tokens": 4, "page_size": 3},
+    "retracted": {"max_total_tokens": 150, "page_size": 5, "disable_radix_cache": True},
+}
+
+
+@pytest.fixture(scope="module")
+def draft(tmp_path_factory):
+    weights = random_weights(dflash_shapes(CONFIG, len(STATES), 128), 8)
+    return save(tmp_path_factory.mktemp("drafts") / "dflash", CONFIG, weights)
+
+
+def launch(zoo, draft: Path, **more: object) -> LLM:
+    asked = {"context_length": 256, "max_total_tokens": 1024, "strict_memory": 2} | more
+    return LLM(EngineConfig(str(zoo("llama-mini")), "DFLASH", str(draft), **asked))
+
+
+def check(zoo, draft: Path, proposals: list, tokens: list[int], width: int) -> None:
+    """Every draft is the best token of the whole-sequence block at that place."""
+    target = WholeLlama(zoo("llama-mini"))
+    states, whole = target.states(tokens, STATES), WholeDFlash(draft, target.embedding, target.head)
+    for proposal in proposals:
+        assert len(proposal.tokens) == width and proposal.tokens[0] == tokens[proposal.start]
+        logits = whole.block(tokens[proposal.start], width, states[: proposal.start])[1:]
+        drafted = logits.gather(1, torch.tensor(proposal.tokens[1:])[:, None])[:, 0]
+        assert (logits.amax(1) - drafted).max() < 1e-3, proposal
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_block_is_its_formula(zoo, draft, truth, place):
+    llm = launch(zoo, draft, **PLACES[place])
+    width = PLACES[place].get("speculative_num_draft_tokens", BLOCK)
+    assert llm.loop.executor.drafter.nodes == width, "the width comes from the checkpoint, at most"
+    copies = 2 if place == "retracted" else 1
+    prompts, truths = [p for p, _ in truth] * copies, [t for _, t in truth] * copies
+    found = run(llm, prompts, truths, NEW)
+    assert (llm.loop.probes.counts["retract.done"] > 0) == (place == "retracted")
+    for proposals, tokens in zip(found, truths, strict=True):
+        assert len({p.right for p in proposals}) > 2, "several accepted lengths"
+        check(zoo, draft, proposals, tokens, width)
+
+
+def test_a_page_is_keyed_by_its_own_tokens(zoo, draft, truth):
+    """Nothing in a slot depends on a later token: two texts share every page that lies below their first difference."""
+    llm = launch(zoo, draft, page_size=4)
+    prompt, tokens = truth[0]
+    (first,) = run(llm, [prompt], [tokens], NEW)
+    (again,) = run(llm, [prompt], [tokens], NEW)
+    assert [(p.start, p.tokens) for p in again] == [(p.start, p.tokens) for p in first]
+    shared = len(prompt) // 4 * 4 - 4
+    other = [*prompt[:shared], 5, 6, 7]
+    plain = LLM(EngineConfig(str(zoo("llama-mini")), context_length=256, max_total_tokens=1024))
+    (said,) = plain.generate([other], SamplingParams(max_new_tokens=NEW + 20, ignore_eos=True))
+    before = llm.loop.probes.counts["prefix.hit"]
+    longer = [*other, *said.output_ids]
+    (proposals,) = run(llm, [other], [longer], NEW)
+    assert llm.loop.probes.counts["prefix.hit"] - before == shared
+    check(zoo, draft, proposals, longer, BLOCK)
+
+
+def test_rounds_depend_on_no_timing_page_or_chunk(zoo, draft, truth):
+    prompts, truths = [p for p, _ in truth], [t for _, t in truth]
+    places = [place for name, place in PLACES.items() if name not in ("narrow", "retracted")]
+    first, *others = [run(launch(zoo, draft, **place), prompts, truths, NEW) for place in places]
+    assert all(other == first for other in others)

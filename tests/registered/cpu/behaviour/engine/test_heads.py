@@ -1,0 +1,178 @@
+"""Heads over hidden states: what the engine drafts, paged, chunked, cached and compacted, is what the formulas say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from specmatrix.engine.api import LLM
+from specmatrix.engine.core.config.asked import EngineConfig
+from specmatrix.engine.core.draft.algorithms import FINAL
+from specmatrix.engine.core.schedule.request import SamplingParams
+from tests.support.drafter_harness import Drafting, paths, run
+from tests.support.random_drafts import eagle3_shapes, eagle_shapes, random_weights, save
+from tests.support.uncached_models import WholeEagle, WholeEagle3, WholeLlama
+
+pytestmark = pytest.mark.register(est_seconds=10, tier="cpu", stage="pr")
+
+NEW = 24
+SHAPE: dict[str, Any] = {
+    "vocab_size": 768,
+    "intermediate_size": 80,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 1,
+    "head_dim": 20,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "max_position_embeddings": 4096,
+}
+EAGLE = SHAPE | {"architectures": ["LlamaForCausalLMEagle"], "hidden_size": 128}
+EAGLE3 = SHAPE | {"architectures": ["LlamaForCausalLMEagle3"], "target_hidden_size": 128}
+# name -> (algorithm, config.json, states that are read)
+KINDS: dict[str, tuple[str, dict[str, Any], tuple[int, ...]]] = {
+    "eagle": ("EAGLE", EAGLE | {"num_hidden_layers": 1}, (FINAL,)),
+    "eagle3-deep": (
+        "EAGLE3",
+        EAGLE3
+        | {
+            "hidden_size": 72,
+            "draft_vocab_size": 300,
+            "num_hidden_layers": 3,
+            "eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 2, 3]},
+        },
+        (1, 3, 4),
+    ),
+    "eagle3-shared": (
+        "EAGLE3",
+        EAGLE3
+        | {
+            "hidden_size": 128,
+            "num_hidden_layers": 2,
+            "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2]},
+        },
+        (2, 3),
+    ),
+    "eagle3-last": (
+        "EAGLE3",
+        EAGLE3
+        | {
+            "hidden_size": 72,
+            "draft_vocab_size": 300,
+            "num_hidden_layers": 1,
+            "eagle_config": {"use_aux_hidden_state": False},
+        },
+        (FINAL,),
+    ),
+}
+CHAIN, TREE = (4, 1, 5), (3, 3, 8)
+PLACES = {
+    "v1 p1": {"spec_version": "v1", "page_size": 1},
+    "v2 p16 chunked": {"spec_version": "v2", "page_size": 16, "chunked_prefill_size": 7},
+    "v2 p5": {"spec_version": "v2", "page_size": 5},
+}
+
+
+@pytest.fixture(scope="module")
+def drafts(tmp_path_factory):
+    """The folder of each kind's random draft."""
+    made = {}
+    for seed, (name, (algorithm, config, states)) in enumerate(KINDS.items()):
+        shapes = eagle_shapes(config) if algorithm == "EAGLE" else eagle3_shapes(config, len(states))
+        weights = random_weights(shapes, seed)
+        if "draft_vocab_size" in config:
+            ids = torch.randperm(768, generator=torch.Generator().manual_seed(seed))[:300].sort().values
+            weights["d2t"] = ids - torch.arange(300)
+        made[name] = save(tmp_path_factory.mktemp("drafts") / name, config, weights)
+    return made
+
+
+def launch(zoo, folder: Path, shape: tuple[int, int, int], **more: object) -> LLM:
+    steps, topk, nodes = shape
+    architecture = json.loads((folder / "config.json").read_text())["architectures"][0]
+    return LLM(
+        EngineConfig(
+            str(zoo("llama-mini")),
+            "EAGLE" if architecture.endswith("Eagle") else "EAGLE3",
+            str(folder),
+            speculative_num_steps=steps,
+            speculative_eagle_topk=topk,
+            speculative_num_draft_tokens=nodes,
+            context_length=256,
+            strict_memory=2,
+            **({"max_total_tokens": 1024} | more),
+        )
+    )
+
+
+def oracle(zoo, folder: Path, kind: str, tokens: list[int]) -> Drafting:
+    target = WholeLlama(zoo("llama-mini"))
+    algorithm, _, states = KINDS[kind]
+    whole = WholeEagle if algorithm == "EAGLE" else WholeEagle3
+    return Drafting(whole(folder, target.embedding, target.head), tokens, target.states(tokens, states))
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_chain_is_its_formulas(zoo, drafts, truth, kind, place):
+    llm = launch(zoo, drafts[kind], CHAIN, **PLACES[place])
+    prompts, truths = [p for p, _ in truth], [t for _, t in truth]
+    for proposals, tokens in zip(run(llm, prompts, truths, NEW), truths, strict=True):
+        drafting = oracle(zoo, drafts[kind], kind, tokens)
+        assert len({p.right for p in proposals}) > 2, "several accepted lengths"
+        for proposal in proposals:
+            drafting.check_chain(proposal)
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("kind", ["eagle", "eagle3-shared"])
+def test_a_tree_is_its_formulas_after_compaction(zoo, drafts, truth, kind, place):
+    llm = launch(zoo, drafts[kind], TREE, **PLACES[place])
+    prompt, tokens = truth[1]
+    (proposals,) = run(llm, [prompt], [tokens], NEW)
+    assert llm.loop.probes.counts["tree.compacted"] > 0
+    drafting = oracle(zoo, drafts[kind], kind, tokens)
+    for proposal in proposals[::2]:
+        assert paths(proposal) == drafting.best(proposal.start, *TREE)
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle3-deep"])
+def test_a_cached_prompt_drafts_the_same(zoo, drafts, truth, kind):
+    """A hit must find draft KV that belongs to the same next token (sglang#10846, sglang#19897)."""
+    llm = launch(zoo, drafts[kind], CHAIN, page_size=4)
+    prompt, tokens = truth[0]
+    (first,) = run(llm, [prompt], [tokens], NEW)
+    (again,) = run(llm, [prompt], [tokens], NEW)
+    assert llm.loop.probes.counts["prefix.hit"] > 0
+    assert [(p.start, p.tokens) for p in again] == [(p.start, p.tokens) for p in first]
+    other = [*prompt[:-3], 5, 6, 7]  # shares all pages but those that the last tokens reach
+    plain = LLM(EngineConfig(str(zoo("llama-mini")), context_length=256, max_total_tokens=1024))
+    (said,) = plain.generate([other], SamplingParams(max_new_tokens=NEW + 12, ignore_eos=True))
+    longer = [*other, *said.output_ids]
+    (proposals,) = run(llm, [other], [longer], NEW)
+    drafting = oracle(zoo, drafts[kind], kind, longer)
+    for proposal in proposals:
+        drafting.check_chain(proposal)
+
+
+def test_a_retracted_request_drafts_as_if_nothing_had_happened(zoo, drafts, truth):
+    """Its draft KV is written anew with its prompt and all that was said."""
+    prompts, truths = [p for p, _ in truth] * 2, [t for _, t in truth] * 2
+    llm = launch(zoo, drafts["eagle"], CHAIN, max_total_tokens=150, page_size=5, disable_radix_cache=True)
+    found = run(llm, prompts, truths, NEW)
+    assert llm.loop.probes.counts["retract.done"] > 0
+    for proposals, tokens in zip(found, truths, strict=True):
+        drafting = oracle(zoo, drafts["eagle"], "eagle", tokens)
+        for proposal in proposals:
+            drafting.check_chain(proposal)
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle3-deep"])
+@pytest.mark.parametrize("shape", [CHAIN, TREE], ids=["chain", "tree"])
+def test_rounds_depend_on_no_timing_page_or_chunk(zoo, drafts, truth, kind, shape):
+    prompts, truths = [p for p, _ in truth], [t for _, t in truth]
+    first, *others = [run(launch(zoo, drafts[kind], shape, **place), prompts, truths, NEW) for place in PLACES.values()]
+    assert all(other == first for other in others)

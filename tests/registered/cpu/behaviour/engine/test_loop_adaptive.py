@@ -1,0 +1,165 @@
+"""Rounds whose width changes with others in flight: same tokens, reservations that do not drift, every page home."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specmatrix.engine.core.config.adaptive_file import AdaptiveSlot
+from specmatrix.engine.core.errors import RequestError
+from specmatrix.engine.core.memory.replay import replay
+from specmatrix.engine.core.schedule.request import Finish, Phase, SamplingParams
+from specmatrix.matrix.simulation.toy import VOCAB, reference, request, toy_loop
+
+pytestmark = pytest.mark.register(est_seconds=8, tier="cpu", stage="pr")
+
+CANDIDATES = st.sets(st.integers(1, 6), min_size=1, max_size=3).map(lambda steps: tuple(sorted(steps)))
+SLOTS = st.tuples(CANDIDATES, CANDIDATES, st.sampled_from([1, 2, 3]), st.sampled_from([0, 2])).map(
+    lambda drawn: (
+        AdaptiveSlot(1, (*drawn[0], 7), 0.8, drawn[2], drawn[3]),
+        AdaptiveSlot(3, drawn[1], 1.0, 1, 0, down_hysteresis=0.3),
+    )
+)
+JOB = st.tuples(
+    st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=10),
+    st.integers(1, 24),
+    st.sampled_from([(), ("ab",), ("c",)]),
+    st.sampled_from([None, None, 0, 3]),
+)
+
+
+def run(loop, jobs, late=0):
+    """Drive jobs to their end, the last `late` of them added on the way; check reservations after every turn."""
+    requests = [request(i, p, SamplingParams(max_new_tokens=n, stop=s)) for i, (p, n, s, _) in enumerate(jobs, 1)]
+    queued = requests[: len(requests) - late]
+    for r in queued:
+        loop.add(r)
+    pages: dict[tuple[int, int], int] = {}
+    for turn in range(20_000):
+        if len(queued) < len(requests) and (turn % 3 == 2 or not loop.busy):
+            queued.append(requests[len(queued)])
+            loop.add(queued[-1])
+        if not loop.busy:
+            return requests
+        loop.step()
+        check_reservations(loop, pages)
+        for r, (*_, after) in zip(requests, jobs, strict=True):
+            if after is not None and r in queued and len(r.output) >= after and r.phase is not Phase.DONE:
+                loop.abort(r.rid)
+    raise AssertionError("the loop does not end")
+
+
+def check_reservations(loop, pages):
+    """A residence never loses pages, and owns no more than the widest rounds of its lag need (sglang#23336, #26354)."""
+    scheduler = loop.scheduler
+    for r in scheduler.active:
+        account = scheduler.ledger.accounts[r.account]
+        key = (r.rid, r.retractions)
+        assert len(account.pages) >= pages.get(key, 0)
+        pages[key] = len(account.pages)
+        if r.decoding:
+            ahead = max(account.committed, r.prefill_target) + (loop.lag + 1) * scheduler.steps.max_width
+            assert len(account.pages) <= -(-ahead // scheduler.ledger.page_size)
+
+
+def widths(loop):
+    return {record.width for record in loop.scheduler.steps.trace}
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(
+    jobs=st.lists(JOB, min_size=1, max_size=7),
+    slots=SLOTS,
+    first=st.integers(1, 7),
+    lag=st.integers(0, 3),
+    page_size=st.sampled_from([1, 2, 3, 8]),
+    extra=st.integers(0, 30),
+    rows=st.integers(1, 5),
+    chunk=st.sampled_from([None, 3]),
+    cache=st.booleans(),
+    late=st.integers(0, 3),
+)
+def test_widths_change_nothing_but_speed(jobs, slots, first, lag, page_size, extra, rows, chunk, cache, late):
+    longest = max(len(p) + n for p, n, _, _ in jobs) + (lag + 1) * 8
+    loop = toy_loop(
+        lag=lag,
+        page_size=page_size,
+        pages=-(-longest // page_size) + extra // page_size,
+        slots=slots,
+        width=first + 1,
+        rows=rows,
+        chunk=chunk,
+        cache=cache,
+    )
+    for r in run(loop, jobs, min(late, len(jobs) - 1)):
+        out, text, finish = reference(r.prompt, r.params)
+        if r.finish == Finish("abort"):
+            assert r.output == out[: len(r.output)]
+        else:
+            assert (r.output, r.text, r.finish) == (out, text, finish)
+    ledger = loop.scheduler.ledger
+    assert not ledger.accounts and len(ledger.free) + ledger.cached == ledger.num_pages
+    replay(ledger.journal, ledger.num_pages, page_size)
+
+
+EAGER = (AdaptiveSlot(1, (1, 3, 7), 1.0, 1, 0), AdaptiveSlot(3, (2, 5), 1.0, 1, 0))
+
+
+@pytest.mark.parametrize("lag", [0, 1, 2, 3])
+def test_width_moves_while_rounds_are_in_flight(lag):
+    loop = toy_loop(lag=lag, page_size=4, pages=120, slots=EAGER, width=4, rows=6)
+    jobs = [([i, 2 * i], 12 + 6 * i, (), None) for i in range(1, 6)]
+    requests = run(loop, jobs, late=3)
+    assert [r.output for r in requests] == [reference(r.prompt, r.params)[0] for r in requests]
+    counts = loop.probes.counts
+    assert all(counts[f"adaptive.{name}"] for name in ("switched_up", "switched_down", "batch_switch"))
+    assert len(widths(loop)) >= 3 and counts["adaptive.activated"] == counts["decode.round"]
+
+
+def test_a_tight_pool_retracts_under_changing_widths():
+    loop = toy_loop(lag=1, page_size=2, pages=26, slots=EAGER, width=4, rows=4)
+    requests = run(loop, [([i, 1, 2], 16, (), None) for i in range(4)])
+    assert loop.probes.counts["retract.done"] > 0 and len(widths(loop)) > 2
+    assert [r.output for r in requests] == [reference(r.prompt, r.params)[0] for r in requests]
+
+
+def test_an_abort_under_changing_widths_leaves_the_others_right():
+    loop = toy_loop(lag=1, page_size=2, pages=80, slots=EAGER, width=4, rows=4)
+    requests = run(loop, [([i, 1], 20, (), 5 if i == 1 else None) for i in range(4)])
+    assert requests[1].finish == Finish("abort") and len(widths(loop)) > 2
+    assert all(r.output == reference(r.prompt, r.params)[0] for r in requests if r is not requests[1])
+
+
+def test_a_round_counts_for_the_slot_of_its_own_batch_and_width():
+    """At lag 1 a result arrives after a request joined or left."""
+    loop = toy_loop(lag=1, page_size=4, pages=80, slots=EAGER, width=4, rows=4)
+    launched, launch = [], loop.executor.launch
+
+    def recorded(plan):
+        if not plan.prefill:
+            launched.append((len(plan.rows), plan.rows[0].width))
+        return launch(plan)
+
+    loop.executor.launch = recorded
+    run(loop, [([i, 1], 6 + 9 * i, (), None) for i in range(4)], late=2)
+    trace = loop.scheduler.steps.trace
+    assert {size for size, _ in launched} == {1, 2, 3}
+    assert [(record.batch_size, record.width) for record in trace] == launched[: len(trace)]
+    assert [record.slot for record in trace] == [3 if record.batch_size >= 3 else 1 for record in trace]
+    assert len(trace) == len(launched) - 1
+
+
+def test_requests_that_no_longer_run_are_not_observed():
+    loop = toy_loop(lag=1, page_size=4, pages=40, slots=EAGER, width=4, rows=1)
+    run(loop, [([1, 2], 9, (), None)])
+    counts = loop.probes.counts
+    assert counts["overlap.dropped"] == 1
+    assert len(loop.scheduler.steps.trace) == counts["decode.round"] - 1
+
+
+def test_a_request_that_fits_only_a_narrower_round_is_refused():
+    """Room is judged by the widest round, whatever runs first."""
+    loop = toy_loop(lag=1, page_size=4, pages=4, slots=EAGER, width=2)
+    with pytest.raises(RequestError, match=r"prompt plus max_new_tokens \(3\) and 16 speculative positions do not fit"):
+        loop.add(request(1, [1], SamplingParams(max_new_tokens=2)))

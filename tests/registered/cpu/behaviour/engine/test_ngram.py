@@ -1,0 +1,126 @@
+"""The n-gram drafter on the zoo's target: exact tokens everywhere, and drafts that come from what was said before."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from specmatrix.engine.api import LLM
+from specmatrix.engine.core.config.asked import EngineConfig
+from specmatrix.engine.core.schedule.request import SamplingParams
+
+pytestmark = pytest.mark.register(est_seconds=4, tier="cpu", stage="pr")
+
+PROMPTS = (
+    "Question: A garden is 19 feet long and 5 feet wide. What is its area in square feet?\nAnswer:",
+    "Question: Eli had 75 keys. He gave 11 of them to Cora. How many keys are left?\nAnswer:",
+    "Question: Eli had 75 keys.",
+)
+GREEDY = SamplingParams(max_new_tokens=40)
+HOT = SamplingParams(max_new_tokens=40, temperature=0.9, seed=3, ignore_eos=True)
+
+
+def launch(zoo, **more: object) -> LLM:
+    return LLM(EngineConfig("llama-mini", "NGRAM", strict_memory=2, kv_stamps=True, **more), zoo)
+
+
+@pytest.fixture(scope="module")
+def plain():
+    from specmatrix.matrix.zoo.registry import resolve_path
+
+    llm = LLM(EngineConfig("llama-mini"), resolve_path)
+    return {params: [o.output_ids for o in llm.generate(PROMPTS, params)] for params in (GREEDY, HOT)}
+
+
+@pytest.mark.parametrize("params", [GREEDY, HOT], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {},
+        {"speculative_eagle_topk": 1, "page_size": 3},
+        {"speculative_ngram_match_type": "PROB", "page_size": 16},
+        {"speculative_num_steps": 2, "speculative_eagle_topk": 3, "chunked_prefill_size": 7},
+        {"speculative_num_draft_tokens": 5, "speculative_ngram_max_trie_depth": 3, "speculative_ngram_capacity": 40},
+        {"max_total_tokens": 132, "page_size": 4, "max_running_requests": 3},
+    ],
+    ids=["default", "chain", "prob", "shallow", "tiny-index", "tight"],
+)
+def test_tokens_are_those_of_plain_decoding(zoo, plain, params, asked):
+    llm = launch(zoo, **asked)
+    for _ in range(2):
+        assert [o.output_ids for o in llm.generate(PROMPTS, params)] == plain[params]
+    assert llm.probes["stamp.wrong"] == 0 and llm.probes["stamp.checked"] > 0
+    if "max_total_tokens" in asked:
+        assert llm.probes["retract.done"] > 0
+
+
+@pytest.mark.parametrize("topk", [1, 4])
+@pytest.mark.parametrize("target", ["qwen3-mini", "deepseek-mini"])
+def test_every_target_keeps_its_tokens(zoo, target, topk):
+    """Sliding windows and latent KV are the target's own business."""
+    said = [o.output_ids for o in LLM(EngineConfig(target), zoo).generate(PROMPTS, GREEDY)]
+    asked = {"speculative_eagle_topk": topk, "page_size": 4, "strict_memory": 2, "kv_stamps": True}
+    llm = LLM(EngineConfig(target, "NGRAM", **asked), zoo)
+    for _ in range(2):
+        assert [o.output_ids for o in llm.generate(PROMPTS, GREEDY)] == said
+    assert llm.probes["spec.accepted"] > 20 and llm.probes["stamp.wrong"] == 0
+
+
+def test_a_text_that_was_said_before_is_accepted_nearly_whole(zoo):
+    llm = launch(zoo)
+    first, again = (llm.generate(PROMPTS[:1], GREEDY)[0] for _ in range(2))
+    assert len(again.accept_lengths) < len(first.accept_lengths) / 2
+    assert max(again.accept_lengths) == 12
+    assert llm.probes["tree.branched"] and llm.probes["tree.compacted"]
+
+
+def test_a_corpus_drafts_from_the_first_round(zoo, tmp_path, plain):
+    text = LLM(EngineConfig("llama-mini"), zoo).generate(PROMPTS[:2], GREEDY)
+    path = tmp_path / "answers.jsonl"
+    path.write_text("\n".join(json.dumps(list(o.output_ids)) for o in text), encoding="utf-8")
+
+    def rounds(**more: object) -> tuple[int, list[tuple[int, ...]]]:
+        out = launch(zoo, **more).generate(PROMPTS[:2], GREEDY)
+        return sum(len(o.accept_lengths) for o in out), [o.output_ids for o in out]
+
+    alone, tokens = rounds()
+    helped, same = rounds(speculative_ngram_external_corpus_path=str(path), speculative_ngram_external_sam_budget=6)
+    assert tokens == same == plain[GREEDY][:2]
+    assert helped < alone * 0.6
+
+
+def test_the_corpus_never_fills_more_than_its_budget(zoo, tmp_path):
+    path = tmp_path / "numbers.jsonl"
+    path.write_text(json.dumps([5, 6, 7, 8, 9, 10, 11, 12] * 2), encoding="utf-8")
+    llm = launch(zoo, speculative_ngram_external_corpus_path=str(path), speculative_ngram_external_sam_budget=3)
+    drafter = llm.loop.executor.drafter
+    llm.add([5, 6, 7], SamplingParams(max_new_tokens=3, ignore_eos=True))
+    trees = []
+    propose = drafter.propose
+    drafter.propose = lambda batch, relay: trees.append(propose(batch, relay)) or trees[-1]
+    while llm.step():
+        pass
+    reader = drafter._read(drafter_known((5, 6, 7)))
+    draft = drafter._draft(reader, 12)
+    assert draft.tokens[1:4] == [8, 9, 10] and draft.parents[1:4] == [0, 1, 2]
+    assert 11 not in draft.tokens[4:5] and trees
+
+
+def drafter_known(tokens):
+    from specmatrix.engine.device.batch import Known
+
+    return Known(-1, tokens)
+
+
+def test_readers_are_kept_for_as_many_texts_as_there_are_rows(zoo):
+    llm = launch(zoo, max_running_requests=2)
+    for prompt in PROMPTS:
+        llm.generate([prompt], SamplingParams(max_new_tokens=4))
+    assert len(llm.loop.executor.drafter._readers) == 2
+
+
+def test_readback_shows_what_the_index_runs_with(zoo):
+    llm = launch(zoo, speculative_ngram_capacity=1234, speculative_ngram_max_bfs_breadth=4)
+    assert llm.readback()["ngram"] == llm.resolved.as_dict()["ngram"]
+    assert llm.readback()["ngram"]["capacity"] == 1234 and llm.readback()["topk"] == 4

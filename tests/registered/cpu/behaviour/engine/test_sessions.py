@@ -1,0 +1,396 @@
+"""Sessions end to end on the zoo's models: every turn says what a request that re-sends the whole history would say."""
+
+from __future__ import annotations
+
+import gc
+import re
+from collections import Counter
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from specmatrix import HOME
+from specmatrix.engine.api import LLM
+from specmatrix.engine.core.config.asked import EngineConfig
+from specmatrix.engine.core.errors import RequestError
+from specmatrix.engine.core.memory.replay import replay
+from specmatrix.engine.core.schedule.request import Finish, Phase, SamplingParams
+from specmatrix.engine.core.schedule.session import SessionParams
+from specmatrix.engine.device.batch import StepBatch
+
+pytestmark = pytest.mark.register(est_seconds=15, tier="cpu", stage="pr")
+
+ZOO = HOME / "matrix" / "zoo" / "checkpoints"
+TURNS = (
+    "Question: Eli had 75 keys. He gave 11 of them to Cora. How many keys are left?\nAnswer:",
+    "\nQuestion: Cora had 19 keys before. How many keys does she have now?\nAnswer:",
+    "\nQuestion: She loses 3 keys. How many keys are left?\nAnswer:",
+)
+# Ends inside a run and at its end, by length; by the model's own end; the first turn ends with its prefill in `SHORT`.
+ENDS = (
+    SamplingParams(max_new_tokens=13, ignore_eos=True),
+    SamplingParams(max_new_tokens=60),
+    SamplingParams(max_new_tokens=8, ignore_eos=True),
+)
+SHORT = (SamplingParams(max_new_tokens=1), *ENDS[1:])
+NONE, CHAIN, TREE = ("NONE", 0, 0, 0), ("EAGLE3", 3, 1, 4), ("EAGLE3", 3, 3, 8)
+STANDALONE = ("STANDALONE", 5, 1, 6)
+
+
+def launch(shape=NONE, *, target="llama-mini", clock=None, **more: object) -> LLM:
+    algorithm, steps, topk, nodes = shape
+    drafts: dict[str, object] = {"speculative_algorithm": algorithm}
+    if algorithm != "NONE":
+        drafts |= {
+            "speculative_draft_model_path": f"llama-mini-{algorithm.lower()}",
+            "speculative_num_steps": steps,
+            "speculative_eagle_topk": topk,
+            "speculative_num_draft_tokens": nodes,
+        }
+    asked = {
+        "context_length": 320,
+        "max_total_tokens": 1024,
+        "strict_memory": 2,
+        "kv_stamps": True,
+        "enable_streaming_session": True,
+    }
+    config = EngineConfig(target, **(asked | drafts | more))
+    return LLM(config, lambda name: ZOO / name, *(() if clock is None else (clock,)))
+
+
+@cache
+def resent(ends) -> tuple[tuple[tuple[int, ...], str, Finish], ...]:
+    """What each turn says when the whole history is sent again, without a drafter, session or cache."""
+    llm = launch(disable_radix_cache=True, spec_version="v1", page_size=1)
+    history: list[int] = []
+    said = []
+    for text, params in zip(TURNS, ends, strict=True):
+        history += llm.tokenizer.encode(text)[1 if history else 0 :]
+        (out,) = llm.generate([history], params)
+        history += out.output_ids
+        said.append((out.output_ids, out.text, out.finish))
+    return tuple(said)
+
+
+def at_rest(llm: LLM) -> None:
+    ledger = llm.loop.scheduler.ledger
+    assert not ledger.accounts and len(ledger.free) + ledger.cached == ledger.num_pages
+    replay(llm.journal, ledger.num_pages, ledger.page_size)
+    assert llm.probes["stamp.checked"] > 0 and llm.probes["stamp.wrong"] == 0
+
+
+def test_stale_kv_of_an_earlier_turn_carries_another_stamp(monkeypatch):
+    """A turn whose first position is not written reads there what the turn before wrote, for the same position."""
+    slots_at = StepBatch._slots_at
+
+    def astray(self, at):
+        return slots_at(self, at).masked_fill((at == self.start[:, None]) & (at > 0) & (self.lengths is not None), 0)
+
+    for planted in (False, True):
+        llm = launch(CHAIN, spec_version="v1", disable_radix_cache=True)
+        name = llm.open_session(1000, streaming=True)
+        talk(llm, name, TURNS[0], ENDS[0])
+        if planted:
+            monkeypatch.setattr(StepBatch, "_slots_at", astray)
+        talk(llm, name, TURNS[1], ENDS[2])
+        assert (llm.probes["stamp.wrong"] > 0) == planted
+
+
+def alive() -> Counter[str]:
+    """The engine's own objects, by class."""
+    gc.collect()
+    classes = (type(each) for each in gc.get_objects())
+    return Counter(kind.__name__ for kind in classes if str(kind.__module__).startswith("specmatrix.engine.core"))
+
+
+def test_at_rest_nothing_of_what_was_served_is_alive_but_the_tokens_of_open_sessions():
+    before = alive()  # of other tests
+    llm = launch(CHAIN, spec_version="v2", max_total_tokens=256, strict_memory=0, kv_stamps=False)
+    short = SamplingParams(max_new_tokens=2, ignore_eos=True)
+    line, tree = llm.open_session(10_000, streaming=True), llm.open_session(10_000)
+    counts = []
+    for number in range(12):
+        rids = [llm.add([5 + number, place, *range(40)], short) for place in range(6)]
+        rids += [llm.add([7, 8, 9], short, SessionParams(name)) for name in (line, tree, tree)]
+        llm.step()
+        for rid in (rids[0], rids[-1], *([rids[6]] if number % 2 else [])):
+            llm.abort(rid)
+        while llm.step():
+            pass
+        for rid in rids:
+            llm.take(rid)
+        counts.append(alive() - before)
+    # A session remembers its requests; the prefix cache, and what the line holds, go where pages are needed.
+    assert [count.pop("Branch") for count in counts] == list(range(2, 26, 2))
+    assert all(count.pop("Node") <= 257 and count.pop("Account", 0) <= 1 for count in counts)
+    assert counts[-1] == counts[-5] == counts[2]
+    assert not {"Request", "Transcript", "StopRules", "SpecMetrics"} & counts[-1].keys()
+    for name in (line, tree):
+        llm.close_session(name)
+    assert not {"Branch", "Session"} & (alive() - before).keys()
+
+
+def talk(llm: LLM, name: str, text: str, params: SamplingParams):
+    (out,) = llm.generate([text], params, SessionParams(name))
+    return out
+
+
+@pytest.mark.parametrize("page_size", [1, 7, 64])
+@pytest.mark.parametrize("version", ["v1", "v2"])
+@pytest.mark.parametrize("shape", [NONE, CHAIN, TREE], ids=lambda s: "-".join(map(str, s)))
+def test_a_turn_says_what_the_whole_history_would_and_inherits_exactly_what_was_computed(shape, version, page_size):
+    llm = launch(shape, spec_version=version, page_size=page_size, chunked_prefill_size=16)
+    for ends in (ENDS, SHORT):
+        name = llm.open_session(1000, streaming=True)
+        shown = 0
+        for turn, (text, params) in enumerate(zip(TURNS, ends, strict=True)):
+            held = llm.loop.scheduler.ledger.accounts.get(llm.sessions.sessions[name].account)
+            kept = 0 if held is None else held.committed
+            out = talk(llm, name, text, params)
+            assert (out.output_ids, out.text, out.finish) == resent(ends)[turn]
+            assert out.prompt_tokens == shown + len(llm.tokenizer.encode(text)) - (turn > 0)
+            if turn:
+                # v1 has not computed the last token unless it accepted one behind it; v2 always has.
+                assert shown - 1 <= kept <= shown
+                # Draft KV of the last position waited for the turn's first token, unless a cached page holds it.
+                span = min(llm.loop.scheduler.cache.key_span, kept - held.shared * page_size)
+                assert out.cached_tokens == kept - span
+                assert version == "v1" or kept == shown
+                assert version == "v2" or shape != NONE or kept == shown - 1
+            shown = out.prompt_tokens + len(out.output_ids)
+        llm.close_session(name)
+    assert llm.probes["session.inherited"] > 0 and llm.probes["session.held"] == 6
+    assert shape == NONE or version == "v1" or llm.probes["session.trimmed"] > 0
+    at_rest(llm)
+
+
+def sizes(steps: int, topk: int, nodes: int) -> dict[str, object]:
+    names = ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")
+    return dict(zip(names, (steps, topk, nodes), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("target", "algorithm", "draft", "version", "page_size", "shape"),
+    [
+        ("llama-mini", "EAGLE", "llama-mini-eagle", "v2", 7, sizes(3, 3, 8)),
+        ("llama-mini", "DFLASH", "llama-mini-dflash", "v2", 7, {}),
+        ("llama-mini", "NGRAM", None, "v1", 7, {"speculative_num_draft_tokens": 8}),
+        ("qwen3-mini", "NONE", None, "v1", 16, {}),
+        ("qwen3-mini", "STANDALONE", "qwen3-mini-standalone", "v1", 1, sizes(3, 1, 4)),
+        ("qwen3-mini", "EAGLE3", "qwen3-mini-eagle3", "v2", 16, sizes(3, 3, 8)),
+        ("deepseek-mini", "NEXTN", None, "v1", 16, sizes(3, 3, 8)),
+        ("deepseek-mini", "NEXTN", None, "v2", 7, sizes(2, 1, 3)),
+    ],
+    ids=lambda value: "" if isinstance(value, dict) or value is None else str(value),
+)
+def test_every_other_drafter_and_target_say_and_accept_the_same(target, algorithm, draft, version, page_size, shape):
+    """Full and sliding layers, latent attention, blocks and chained layers: rounds as with the history sent again."""
+    path = {} if draft is None else {"speculative_draft_model_path": draft}
+    llm = launch(
+        target=target,
+        speculative_algorithm=algorithm,
+        spec_version=version,
+        page_size=page_size,
+        chunked_prefill_size=32,
+        disable_radix_cache=True,
+        **path,
+        **shape,
+    )
+    name = llm.open_session(1000, streaming=True)
+    history: list[int] = []
+    for turn, (text, params) in enumerate(zip(TURNS, ENDS, strict=True)):
+        shown = len(history)
+        history += llm.tokenizer.encode(text)[1 if history else 0 :]
+        (again,) = llm.generate([history], params)
+        out = talk(llm, name, text, params)
+        assert (out.output_ids, out.text, out.finish) == (again.output_ids, again.text, again.finish)
+        # The n-gram index reads every text of the server, so whoever says it second drafts it better.
+        assert algorithm == "NGRAM" or out.accept_lengths == again.accept_lengths
+        inherited = out.cached_tokens + llm.loop.scheduler.cache.key_span
+        assert turn == 0 or shown - (version == "v1") <= inherited <= shown
+        history += out.output_ids
+    assert (llm.probes["window.slid"] > 0) == (target == "qwen3-mini")
+    llm.close_session(name)
+    at_rest(llm)
+    book = llm.loop.scheduler.ledger.window
+    assert book is None or len(book.free) == book.window.pages
+
+
+@pytest.mark.parametrize("shape", [STANDALONE, CHAIN, TREE], ids=lambda s: "-".join(map(str, s)))
+@pytest.mark.parametrize("version", ["v1", "v2"])
+def test_an_inherited_history_drafts_as_well_as_one_sent_again(shape, version):
+    """Draft KV is inherited too, and the slot at the seam paired with the new turn's first token."""
+    llm = launch(shape, spec_version=version, page_size=4, disable_radix_cache=True)
+    name = llm.open_session(1000, streaming=True)
+    history: list[int] = []
+    for text, params in zip(TURNS, ENDS, strict=True):
+        history += llm.tokenizer.encode(text)[1 if history else 0 :]
+        (again,) = llm.generate([history], params)
+        out = talk(llm, name, text, params)
+        assert (out.output_ids, out.accept_lengths) == (again.output_ids, again.accept_lengths)
+        history += out.output_ids
+    assert llm.probes["spec.accepted"] > 30
+
+
+@pytest.mark.parametrize("version", ["v1", "v2"])
+def test_aborted_turns_leave_the_session_as_it_was(version):
+    llm = launch(CHAIN, spec_version=version, page_size=4)
+    name = llm.open_session(1000, "s", streaming=True)
+    shown = 0
+    for turn, (text, params) in enumerate(zip(TURNS, ENDS, strict=True)):
+        rid = llm.add(text, SamplingParams(max_new_tokens=50, ignore_eos=True), SessionParams(name))
+        for _ in range(4):
+            llm.step()
+        with pytest.raises(RequestError, match=f"^session 's' has request {rid} in flight"):
+            llm.add(text, None, SessionParams(name))
+        assert llm.abort(rid)
+        while llm.step():
+            pass
+        assert llm.take(rid).finish == Finish("abort")
+        out = talk(llm, name, text, params)
+        assert (out.output_ids, out.text, out.finish) == resent(ENDS)[turn]
+        assert turn == 0 or shown - 1 <= out.cached_tokens + 1 <= shown
+        shown = out.prompt_tokens + len(out.output_ids)
+    assert llm.probes["session.rolled_back"] == 2 and llm.probes["session.refused"] == 3
+    llm.close_session(name)
+    at_rest(llm)
+
+
+@pytest.mark.parametrize("version", ["v1", "v2"])
+@pytest.mark.parametrize("shape", [STANDALONE, TREE], ids=lambda s: "-".join(map(str, s)))
+def test_a_turn_may_end_at_the_last_position_of_the_context(shape, version):
+    """Drafts reach past it; a token more is refused, and the session goes on."""
+    long = SamplingParams(max_new_tokens=40, ignore_eos=True)
+    plain = launch(disable_radix_cache=True, spec_version="v1")
+    history = plain.tokenizer.encode(TURNS[0])
+    history += plain.generate([history], ENDS[0])[0].output_ids
+    history += plain.tokenizer.encode(TURNS[1])[1:]
+    (again,) = plain.generate([history], long)
+    context = len(history) + 40
+    llm = launch(shape, spec_version=version, page_size=16, context_length=context)
+    name = llm.open_session(1000, "s", streaming=True)
+    talk(llm, name, TURNS[0], ENDS[0])
+    with pytest.raises(
+        RequestError, match=rf"is {context + 1} tokens; allowed: at most the context length, {context}$"
+    ):
+        talk(llm, name, TURNS[1], replace(long, max_new_tokens=41))
+    out = talk(llm, name, TURNS[1], long)
+    assert (out.output_ids, out.text, out.finish) == (again.output_ids, again.text, again.finish)
+    assert out.cached_tokens > 0 and max(out.accept_lengths) > 2
+    assert llm.probes["finish.context"] == 1 and plain.probes["finish.context"] == 0
+    llm.close_session(name)
+    at_rest(llm)
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_more_sessions_than_memory_beside_plain_requests(page_size):
+    llm = launch(CHAIN, page_size=page_size, max_total_tokens=512, context_length=256, disable_radix_cache=True)
+    names = [llm.open_session(1000, streaming=True) for _ in range(4)]
+    for turn, (text, params) in enumerate(zip(TURNS, ENDS, strict=True)):
+        sessions = [*map(SessionParams, names), None]
+        *outs, plain = llm.generate([text] * 4 + [TURNS[0]], [params] * 4 + [ENDS[0]], sessions)
+        assert {(out.output_ids, out.text, out.finish) for out in outs} == {resent(ENDS)[turn]}
+        assert plain.output_ids == resent(ENDS)[0][0]
+    assert llm.probes["session.dropped"] > 0 and llm.probes["session.inherited"] > 0
+    for name in names:
+        llm.close_session(name)
+    at_rest(llm)
+
+
+def test_a_retracted_turn_says_the_same():
+    llm = launch(CHAIN, page_size=4, max_total_tokens=256, context_length=240, disable_radix_cache=True)
+    names = [llm.open_session(1000, streaming=True) for _ in range(3)]
+    long = SamplingParams(max_new_tokens=60, ignore_eos=True)
+    first = llm.generate([TURNS[0]] * 3, ENDS[0], [*map(SessionParams, names)])
+    second = llm.generate([TURNS[1]] * 3, long, [*map(SessionParams, names)])
+    assert llm.probes["retract.done"] > 0 and sum(out.retractions for out in second) > 0
+    assert {out.output_ids for out in first} == {resent(ENDS)[0][0]} and len({out.output_ids for out in second}) == 1
+    for name in names:
+        llm.close_session(name)
+    at_rest(llm)
+
+
+def test_close_with_a_turn_in_flight_and_refusals_disturb_nobody():
+    llm = launch(CHAIN)
+    name = llm.open_session(400, "s", streaming=True)
+    talk(llm, name, TURNS[0], ENDS[0])
+    for bad, sentence in (
+        (SessionParams(name, replace=True), "session 's' is streaming and replace is True; allowed: False"),
+        (SessionParams(name, offset=2), "session 's' is streaming and offset is 2; allowed: 0"),
+        (SessionParams("t"), "session 't' is not open; open it with open_session"),
+    ):
+        with pytest.raises(RequestError, match=f"^{re.escape(sentence)}$"):
+            llm.add(TURNS[1], None, bad)
+    with pytest.raises(RequestError, match="tokens; allowed: at most the context length, 320"):
+        llm.add(TURNS[1], SamplingParams(max_new_tokens=900), SessionParams(name))
+    with pytest.raises(RequestError, match="characters; allowed: at most its capacity_of_str_len, 400"):
+        llm.add("a few words " * 40, None, SessionParams(name))
+    with pytest.raises(RequestError, match=r"several prompts of one call belong to session 's'"):
+        llm.generate([TURNS[1]] * 2, ENDS[0], SessionParams(name))
+    with pytest.raises(RequestError, match="2 session parameters for 1 prompts; allowed: one, or one each"):
+        llm.generate([TURNS[1]], ENDS[0], [SessionParams(name)] * 2)
+    assert llm.probes["session.refused"] == 5 and not llm.loop.busy
+    rid = llm.add(TURNS[1], ENDS[1], SessionParams(name))
+    llm.step()
+    llm.close_session(name)
+    while llm.step():
+        pass
+    assert llm.take(rid).output_ids == resent(ENDS)[1][0]
+    at_rest(llm)
+
+
+def test_an_idle_session_times_out_by_the_clock_it_was_given():
+    now = [0.0]
+    llm = launch(clock=lambda: now[0])
+    llm.open_session(1000, "s", streaming=True, timeout=5)
+    now[0] = 4.0
+    rid = llm.add(TURNS[0], ENDS[0], SessionParams("s"))
+    now[0] = 60.0
+    while llm.step():
+        pass
+    assert llm.request(rid).phase is Phase.DONE
+    now[0] = 65.0
+    llm.step()
+    assert len(llm.loop.scheduler.held) == 1
+    now[0] = 65.5
+    with pytest.raises(RequestError, match=r"^session 's' is not open; open it with open_session$"):
+        llm.add(TURNS[1], None, SessionParams("s"))
+    assert llm.open_session(1000, "s") == "s" and llm.probes["session.timed_out"] == 1
+    at_rest(llm)
+
+
+def test_streaming_sessions_are_off_unless_asked_for():
+    llm = launch(enable_streaming_session=False)
+    with pytest.raises(RequestError, match=r"^streaming sessions are off; start the engine with --enable-streaming"):
+        llm.open_session(1000, streaming=True)
+    assert llm.open_session(1000) == "session-1"
+
+
+def test_text_streams_within_a_session():
+    llm = launch(CHAIN)
+    name = llm.open_session(1000, streaming=True)
+    for turn, (text, params) in enumerate(zip(TURNS, ENDS, strict=True)):
+        assert "".join(llm.stream(text, params, SessionParams(name))) == resent(ENDS)[turn][1]
+    assert llm.probes["session.inherited"] > 0
+
+
+@pytest.mark.parametrize("version", ["v1", "v2"])
+def test_an_ordinary_session_branches_and_its_prefix_comes_from_the_cache(version):
+    llm = launch(CHAIN, spec_version=version, page_size=4, enable_streaming_session=False)
+    name = llm.open_session(1000)
+    root = llm.add(TURNS[0], ENDS[0], SessionParams(name))
+    while llm.step():
+        pass
+    llm.take(root)
+    outs = llm.generate([TURNS[1], TURNS[2], TURNS[1]], ENDS[1], SessionParams(name, rid=root))
+    assert outs[0].output_ids == outs[2].output_ids == resent(ENDS)[1][0]
+    assert outs[1].prompt_tokens == outs[0].prompt_tokens + len(llm.tokenizer.encode(TURNS[2])) - len(
+        llm.tokenizer.encode(TURNS[1])
+    )
+    assert all(out.cached_tokens >= 40 for out in outs)
+    again = SessionParams(name, rid=root, replace=True, drop_previous_output=True)
+    (out,) = llm.generate([TURNS[1]], ENDS[1], again)
+    assert out.prompt_tokens == outs[0].prompt_tokens - 13
+    assert sorted(llm.sessions.sessions[name].tree) == [root, root + 4]
+    at_rest(llm)

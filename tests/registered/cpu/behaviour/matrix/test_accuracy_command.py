@@ -1,0 +1,157 @@
+"""`accuracy` end to end on questions that the model was trained for, in a process of its own as a user runs it.
+
+lm-eval and the libraries below it read the environment once and warn on import, which is why it is not this process.
+"""
+
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from specmatrix import HOME
+from specmatrix.engine.core.errors import EngineError
+from specmatrix.matrix.accuracy.command import main_accuracy
+
+pytestmark = [
+    pytest.mark.register(est_seconds=15, tier="cpu", stage="pr"),
+    pytest.mark.skipif(find_spec("lm_eval") is None, reason="the extra `accuracy` is not installed"),
+]
+QUESTIONS = HOME / "matrix" / "zoo" / "data" / "test.jsonl"
+RUN = """
+import json, sys
+from pathlib import Path
+from specmatrix.engine.core.errors import EngineError
+from specmatrix.matrix.accuracy.command import main_accuracy
+asked = json.loads(sys.argv[1])
+paths = {name: Path(asked[name]) for name in ("data", "train", "out") if name in asked}
+try:
+    sys.exit(main_accuracy(**asked | paths))
+except EngineError as error:
+    sys.exit(f"refused: {error}")
+"""
+
+
+def run(**asked: str | int | Path):
+    values = {name: str(value) if isinstance(value, Path) else value for name, value in asked.items()}
+    command = [sys.executable, "-c", RUN, json.dumps({"task": "gsm8k"} | values)]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def test_a_cell_equals_plain_decoding_on_the_zoos_questions(tmp_path):
+    done = run(data=QUESTIONS, limit=24, max_new_tokens=160, out=tmp_path, json_=True, cell="eagle3.s2.k2.n6.p4.tight")
+    assert (done.returncode, done.stderr) == (0, "")
+    shown, written = json.loads(done.stdout), json.loads((tmp_path / "accuracy.json").read_text())
+    assert written.pop("answers")[5]["line"] == 6
+    assert shown == written
+    assert shown["state"] == "PASS" and shown["different_texts"] == 0
+    right = {test["name"]: (test["baseline"], test["cell"]) for test in shown["tests"]}
+    # The card states about 80 %; 10 of 24 is 4 standard errors below.
+    assert right["right by strict-match"][0] == right["right by strict-match"][1] >= 10
+    assert shown["runs"]["cell"]["tokens_per_round"] > 1.2 * shown["runs"]["baseline"]["tokens_per_round"]
+    assert shown["launches"]["baseline"]["resolved"]["algorithm"] == "NONE"
+    assert shown["launches"]["cell"]["readback"]["num_draft_tokens"] == 6
+    assert shown["launches"]["cell"]["readback"]["num_pages"] < 192, "the tight pool holds one request, not all"
+    assert shown["runs"]["cell"]["retractions"] > 0 == shown["runs"]["baseline"]["retractions"]
+    text = (tmp_path / "accuracy.md").read_text()
+    assert text.startswith("# gsm8k: `eagle3.s2.k2.n6.p4.tight` beside `none.v1.nocache`: PASS\n")
+    assert "| right by flexible-extract |" in text
+    # Seven losses show; a few more are needed on average for seven in four runs of five.
+    assert 7 / 24 < shown["tests"][0]["detectable_drop"] < 12 / 24
+    assert f"{100 * shown['tests'][0]['detectable_drop']:.2f} points | PASS |" in text
+    assert "Visible drop: the smallest true drop of which 80% of runs are red (p below 0.01), " in text
+
+
+def test_cut_answers_are_counted_and_thin_evidence_is_red(tmp_path):
+    asked = {"limit": 3, "max_new_tokens": 4, "num_fewshot": 1, "cell": "nextn.deepseek.s2"}
+    done = run(data=QUESTIONS, json_=True, out=tmp_path, **asked)
+    shown = json.loads(done.stdout)
+    assert (done.returncode, shown["state"]) == (1, "NOT MEASURED")
+    assert shown["runs"]["cell"]["ended_by_length"] == shown["runs"]["cell"]["invalid_strict-match"] == 3
+    assert shown["task"]["num_fewshot"] == 1
+    assert shown["tests"][0]["detectable_drop"] is None
+    assert "| none | NOT MEASURED |" in (tmp_path / "accuracy.md").read_text()
+    assert (shown["baseline"], [*shown["weights"]]) == ("none.deepseek.v1.nocache", ["deepseek-mini"])
+
+
+def test_a_prompt_longer_than_the_context_is_refused(tmp_path):
+    data = tmp_path / "long.jsonl"
+    data.write_text(json.dumps({"question": "7 " * 5000, "answer": "#### 7"}) + "\n")
+    done = run(data=data, limit=1)
+    assert done.returncode == 1
+    assert done.stderr.startswith("refused: prompt 1 has ")
+    assert done.stderr.rstrip().endswith("use fewer examples per prompt or fewer new tokens")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        ({"task": "mmlu"}, "task 'mmlu' is unknown; it must be one of gsm8k"),
+        ({"num_fewshot": 6}, "num_fewshot is 6; allowed: 0 to 5"),
+        ({"num_fewshot": -1}, "num_fewshot is -1; allowed: 0 to 5"),
+        ({"max_new_tokens": 0}, "max_new_tokens is 0; allowed: at least 1"),
+        ({"limit": 0}, "limit is 0; allowed: at least 1"),
+        (
+            {"cell": "eagle3.temperature.stop_string"},
+            "cell eagle3.temperature.stop_string sets sampling=temperature finish=stop_string, which the task "
+            "decides; leave it out",
+        ),
+        (
+            {"cell": "eagle3.tp2.s3.k4.v2"},
+            "cell eagle3.tp2.s3.k4.v2 has 2 ranks and accuracy runs engines of one; leave tp2 out",
+        ),
+        ({"data": Path("absent.jsonl")}, "cannot read absent.jsonl: No such file or directory"),
+    ],
+)
+def test_bad_input_is_one_sentence(asked, sentence):
+    with pytest.raises(EngineError) as caught:
+        main_accuracy(**{"task": "gsm8k", "data": QUESTIONS} | asked)
+    assert str(caught.value) == sentence
+
+
+def test_an_unknown_cell_is_refused():
+    with pytest.raises(EngineError, match=r"^cell id 'eagle9' has an unknown part 'eagle9'; the closest is eagle3"):
+        main_accuracy("gsm8k", QUESTIONS, cell="eagle9")
+
+
+PAIR = """
+import gc, json, sys
+from pathlib import Path
+from specmatrix.engine.api import LLM
+from specmatrix.matrix.accuracy.command import measure
+from specmatrix.matrix.accuracy.compared import of_pair
+from specmatrix.matrix.accuracy.data import split
+from specmatrix.matrix.checkpoints.pairs import Pair
+from specmatrix.matrix.zoo.registry import resolve_path
+pair = Pair("zoo.eagle3", "llama-mini", "EAGLE3", "llama-mini-eagle3", {"speculative_num_steps": 3})
+
+class Folders(dict):
+    engines = 0
+    def __getitem__(self, name):
+        # Whoever asks is an engine in the making.
+        Folders.engines = max(Folders.engines, sum(type(part) is LLM for part in gc.get_objects()))
+        return super().__getitem__(name)
+
+folders = Folders({name: resolve_path(name) for name in (pair.target, pair.draft)})
+record = measure("gsm8k", split(Path(sys.argv[1]), None, 0, 12), of_pair(pair, folders), 96, progress=False)
+print(json.dumps(record | {"engines": Folders.engines}))
+"""
+
+
+def test_a_pair_of_checkpoints_is_measured_as_a_cell_is():
+    """The zoo's files under the names of a pair: published ones need a GPU."""
+    command = [sys.executable, "-c", PAIR, str(QUESTIONS)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    record = json.loads(done.stdout)
+    assert (record["baseline"], record["cell"]) == ("llama-mini.none", "zoo.eagle3")
+    assert [*record["weights"]] == ["llama-mini", "llama-mini-eagle3"]
+    assert record["engines"] == 1, "a GPU has no room for the first engine beside the second"
+    resolved = record["launches"]["cell"]["resolved"]
+    assert (resolved["algorithm"], resolved["num_steps"], resolved["dtype"]) == ("EAGLE3", 3, "bfloat16")
+    assert resolved["enable_deterministic_inference"] and resolved["context_length"] == 4096
+    assert record["launches"]["baseline"]["resolved"]["algorithm"] == "NONE" and record["doubt"] == ""
+    assert record["runs"]["cell"]["tokens_per_round"] > 1.2 > record["runs"]["baseline"]["tokens_per_round"]

@@ -1,0 +1,98 @@
+"""`specmatrix checkpoints` and `accuracy --checkpoint` as typed: output, one sentence each, exit status 2."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from specmatrix.matrix.checkpoints.needs import GIB
+from specmatrix.matrix.checkpoints.pairs import PAIRS
+from specmatrix.matrix.cli.app import main
+from specmatrix.matrix.zoo.registry import TEST
+
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+
+ASK = ["accuracy", "--data", str(TEST), "--checkpoint"]
+
+
+@pytest.fixture
+def machine(monkeypatch, tmp_path):
+    """A machine with GPUs of so many GiB, and nothing downloaded."""
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+
+    def show(*memory: int) -> None:
+        found = [SimpleNamespace(total_memory=size * GIB) for size in memory]
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: len(found))
+        monkeypatch.setattr(torch.cuda, "get_device_properties", found.__getitem__)
+
+    return show
+
+
+def test_the_list(capsys):
+    assert main(["checkpoints", "list"]) == 0
+    head, *rows = capsys.readouterr().out.splitlines()
+    assert head.split()[0] == "checkpoint" and head.endswith("GPU memory")
+    assert [row.split()[0] for row in rows] == list(PAIRS)
+    assert rows[0].split()[1:3] == ["gpu1", "meta-llama/Llama-3.1-8B-Instruct"] and rows[0].endswith("29.0 GiB")
+
+
+def test_the_list_as_json(capsys):
+    assert main(["checkpoints", "list", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert [row["checkpoint"] for row in listed] == list(PAIRS)
+    assert main(["checkpoints", "show", "qwen3-8b.dflash", "--json"]) == 0
+    one = json.loads(capsys.readouterr().out)
+    assert one in listed
+    assert one["draft"]["repo"] == "z-lab/Qwen3-8B-DFlash-b16" and one["bytes"]["total"] > one["bytes"]["target"]
+
+
+def test_one_in_words(capsys):
+    assert main(["checkpoints", "show", "gigachat3-10b.nextn"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "gigachat3-10b.nextn (tier gpu1): NEXTN on ai-sage/GigaChat3-10B-A1.8B-bf16"
+    assert "    not verified: the revision" in lines
+    assert lines[-2].startswith("  GPU memory: 27.3 GiB = target 19.9 GiB + draft 1.5 GiB + KV 1.9 GiB (65,536 tokens")
+    assert lines[-1].endswith(PAIRS["gigachat3-10b.nextn"].gsm8k)
+
+
+def test_a_check_names_all_that_is_missing(machine, capsys, tmp_path):
+    machine()
+    assert main(["checkpoints", "check", "qwen3-8b.dflash"]) == 2
+    title, *missing = capsys.readouterr().out.splitlines()
+    assert title == "qwen3-8b.dflash:"
+    assert [line.split()[0] for line in missing] == ["checkpoint", "Qwen/Qwen3-8B", "z-lab/Qwen3-8B-DFlash-b16"]
+    assert main(["checkpoints", "check", "--json", "--models", str(tmp_path)]) == 2
+    assert [row["checkpoint"] for row in json.loads(capsys.readouterr().out)] == list(PAIRS)
+
+
+@pytest.mark.parametrize(
+    ("memory", "words", "sentence"),
+    [
+        ((), ["qwen3-8b.eagle3"], "checkpoint qwen3-8b.eagle3 needs a GPU with 30.4 GiB of memory and this machine "),
+        ((16,), ["qwen3-8b.eagle3"], "checkpoint qwen3-8b.eagle3 needs 30.4 GiB of GPU memory and the GPU here has 16"),
+        ((80,), ["qwen3-8b.eagle3"], "Qwen/Qwen3-8B at b968826d9c46dd6066d109eabc6255188de91218 is not in /"),
+        ((80,), ["qwen3-8b.eagle3", "--models", "/no/models"], "folder /no/models of checkpoints does not exist"),
+        ((80,), ["qwen"], "checkpoint 'qwen' is unknown; it must be one of "),
+        ((80,), ["qwen3-8b.eagle3", "--limit", "0"], "limit is 0; allowed: at least 1"),
+        (
+            (80,),
+            ["qwen3-8b.eagle3", "--cell", "eagle3"],
+            "--cell names a model of the zoo and --checkpoint a published ",
+        ),
+    ],
+)
+def test_gsm8k_without_what_it_takes_is_one_sentence_and_no_pass(machine, capsys, memory, words, sentence):
+    machine(*memory)
+    assert main([*ASK, *words]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith(f"specmatrix: {sentence}") and err.count("\n") == 1
+
+
+def test_a_place_for_models_needs_a_checkpoint(capsys):
+    assert main(["accuracy", "--data", str(TEST), "--models", "/models"]) == 2
+    assert capsys.readouterr().err == (
+        "specmatrix: --models says where published checkpoints lie; name one with --checkpoint\n"
+    )

@@ -1,0 +1,124 @@
+"""The command: choosing faults, the JSON form and the exit status, on real plants."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.matrix.faults.catalogue import CATALOGUE
+from specmatrix.matrix.faults.command import list_faults, main_faults, select
+from specmatrix.matrix.faults.kill_matrix import JUDGES, Kill, Matrix
+from specmatrix.matrix.faults.table import kill_table
+
+pytestmark = pytest.mark.register(est_seconds=30, tier="cpu", stage="pr")
+
+
+def test_all_faults_or_the_named_ones():
+    here, there = select([]), select([], "gpu1")
+    assert [fault for fault in CATALOGUE if fault in here or fault in there] == list(CATALOGUE)
+    assert {fault.tier for fault in here} == {"cpu"} and all(f.also_on == ("gpu1",) for f in here if f in there)
+    assert [fault.id for fault in select(["v2-downgraded", "bonus-stride"])] == ["v2-downgraded", "bonus-stride"]
+
+
+def test_an_unknown_fault_names_the_closest_one_or_the_list():
+    with pytest.raises(ConfigError, match=r"in tier cpu; the closest is bonus-stride$"):
+        main_faults(only=["bonus-strid"])
+    with pytest.raises(ConfigError, match=rf"`specmatrix faults --list` names all {len(select([]))}$"):
+        main_faults(only=["xxx"])
+
+
+def test_the_list_says_what_each_fault_does(capsys):
+    assert list_faults([], "cpu", json_=False) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(": ")[0] for line in lines] == [fault.id for fault in select([])]
+    assert list_faults(["v2-downgraded"], "cpu", json_=True) == 0
+    (told,) = json.loads(capsys.readouterr().out)
+    assert told["class"] == "silent fallback / ignored parameter" and told["why"] in "\n".join(lines)
+    with pytest.raises(ConfigError, match="tier 'cpu9' is unknown"):
+        list_faults([], "cpu9", json_=False)
+
+
+def test_the_table_fits_its_terminal():
+    """Every name is whole in 100 columns, where the judges stand upright, and one line each in 260."""
+    kills = tuple(Kill(fault, (JUDGES[0],), None, {}, 12.3) for fault in CATALOGUE[:9])
+    for width, upright in ((100, True), (260, False)):
+        console = Console(width=width, file=StringIO())
+        console.print(kill_table(Matrix(kills, ()), console))
+        text = console.file.getvalue()
+        assert all(len(line) <= width for line in text.splitlines())
+        assert all(fault.id in text for fault in CATALOGUE[:9])
+        assert ("distribution" in text) != upright and text.count(" x ") >= 9
+
+
+def test_an_unknown_stage_and_too_few_workers_are_refused():
+    with pytest.raises(ConfigError, match="stage 'weekly' is unknown"):
+        main_faults("weekly", only=["v2-downgraded"])
+    with pytest.raises(ConfigError, match=r"^workers must be 1 to .* for each CPU core of this machine, got 0$"):
+        main_faults(only=["v2-downgraded"], workers=0)
+
+
+def test_faults_of_a_gpu_need_one(monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    with pytest.raises(ConfigError, match=r"^tier 'gpu1' needs 1 GPU and this machine shows none; use 'cpu'$"):
+        main_faults(only=["graphs-dropped"], tier="gpu1")
+
+
+def test_json_on_a_real_fault(capsys):
+    assert main_faults("smoke", json_=True, only=["v2-downgraded"]) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "total": 1,
+        "killed": 1,
+        "faults": [
+            {
+                "id": "v2-downgraded",
+                "class": "silent fallback / ignored parameter",
+                "origin": "sglang#21062",
+                "killed_by": ["effective"],
+                "crashed": False,
+            }
+        ],
+    }
+
+
+def test_the_table_names_the_only_killer(capsys):
+    assert main_faults("smoke", only=["v2-downgraded"], verbose=True) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "1 of 1 faults killed" in text
+    assert "effective: only killer of v2-downgraded" in text
+    assert "lag was resolved to 1, but 0 runs" in text
+
+
+def test_a_stopped_matrix_keeps_and_shows_what_was_judged(tmp_path: Path):
+    words = [
+        "faults",
+        "v2-downgraded",
+        "path-not-compacted",
+        "--stage",
+        "smoke",
+        "--workers",
+        "1",
+        "--out",
+        str(tmp_path),
+    ]
+    command = [sys.executable, "-c", "import sys; from specmatrix.matrix.cli.app import main; sys.exit(main())", *words]
+    file, pipe = tmp_path / "faults.json", subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as process:
+        while process.poll() is None and not (file.exists() and json.loads(file.read_text())["total"]):
+            os.sched_yield()
+        process.send_signal(signal.SIGTERM)
+        shown, said = process.communicate()
+    assert (process.returncode, said) == (143, "interrupted after 1 of 2 faults\n")
+    text = " ".join(shown.split())
+    assert "1 of 1 faults killed" in text and "not judged: 1 fault, from path-not-compacted on" in text
+    kept = json.loads(file.read_text())
+    assert (kept["missing"], kept["total"]) == (["path-not-compacted"], 1)
+    assert [fault["id"] for fault in kept["faults"]] == ["v2-downgraded"]
+    with pytest.raises(ProcessLookupError):  # the trial that ran has ended with its parent
+        os.killpg(process.pid, 0)

@@ -1,0 +1,243 @@
+"""The wheel, and a checkout that is not installed: what they hold, and that every kind of command runs from there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from collections.abc import Callable, Sequence
+from importlib.metadata import distribution
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from specmatrix import HOME
+
+pytestmark = pytest.mark.register(est_seconds=70, tier="cpu", stage="pr")
+
+
+ROOT = HOME
+TOP = ("engine", "kernels", "matrix", "ci", "reports", "benchmarks")
+# Records of the repository, which no command reads.
+RECORDS = ("reports/log/", "reports/baselines/")
+HOST = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+COMMANDS = {
+    ("run", "--stage", "smoke", "--cells", "tp=2 or model=deepseek", "--workers", "2"): "green: 0 cells red of 2",
+    ("generate", "Tom has 2 apples and buys 3 more. How many has he?"): "#### 5",
+    ("contract", "none"): "NONE keeps the contract in 3 launches",
+    ("faults", "--only", "bonus-stride"): "1 of 1 faults killed",
+    ("zoo", "verify"): "llama-mini-eagle3: whole",
+    ("explain", "eagle3.qwen3"): "",
+    ("lock", "--check"): "",
+}
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sources, without what a build or an installation left among them."""
+    copy = tmp_path_factory.mktemp("checkout")
+    for folder in (*TOP, "specmatrix"):
+        shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__", "log", "baselines"))
+    shutil.copytree(ROOT / ".lint", copy / ".lint", symlinks=True)
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, copy)
+    return copy
+
+
+@pytest.fixture(scope="module")
+def wheel(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    source = shutil.copytree(checkout, folder / "source")
+    pip("wheel", "--no-build-isolation", "--wheel-dir", str(folder), str(source))
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("installed")
+    pip("install", "--target", str(target), str(wheel))
+    return target
+
+
+def pip(command: str, *words: str) -> None:
+    line = [sys.executable, "-m", "pip", command, "--quiet", "--disable-pip-version-check", "--no-deps", "--no-index"]
+    subprocess.run([*line, *words], check=True)
+
+
+@pytest.fixture
+def python(tmp_path: Path) -> Run:
+    """Python beside the host's packages, in an empty folder; `path` alone holds ours. Without `site` no editable
+    installation is found."""
+
+    def run(path: Path, *words: str, host: Sequence[str] = HOST) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(path), *host]), "OMP_NUM_THREADS": "1"}
+        return subprocess.run(
+            [sys.executable, "-S", *words], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
+
+    return run
+
+
+def test_the_wheel_holds_every_file_and_one_name_at_the_top(wheel: Path, checkout: Path):
+    names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    found = [path for folder in TOP for path in (checkout / folder).rglob("*") if path.is_file()]
+    own = {f"specmatrix/{path.name}" for path in (checkout / "specmatrix").iterdir()}
+    assert names == own | {f"specmatrix/{path.relative_to(checkout).as_posix()}" for path in found}
+    assert all(any(f"specmatrix/{folder}/" in name for name in names) for folder in TOP)
+    assert wheel.stat().st_size < 16 << 20
+
+
+def test_an_installation_adds_no_name_but_its_own(installed: Path):
+    assert sorted(path.name.partition("-")[0] for path in installed.iterdir()) == ["bin", "specmatrix", "specmatrix"]
+    assert [path.name for path in (installed / "bin").iterdir()] == ["specmatrix"]
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=lambda words: " ".join(words[:2]))
+def test_a_command_runs_installed(words: tuple[str, ...], installed: Path, python: Run):
+    done = python(installed, "-m", "specmatrix", *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert COMMANDS[words] in done.stdout
+    assert str(ROOT) not in done.stdout
+
+
+@pytest.mark.parametrize("folder", [".", ".lint"])
+def test_a_checkout_runs_by_its_path_alone(folder: str, checkout: Path, python: Run, tmp_path: Path):
+    run = ("run", "--cells", "none.tp2.pair", "--workers", "1", "--out", "out")
+    done = python(checkout / folder, "-m", "specmatrix", *run)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "green: 0 cells red of 1" in done.stdout and (tmp_path / "out" / "report.html").is_file()
+    version = python(checkout / folder, "-m", "specmatrix", "--version")
+    assert (version.returncode, version.stdout.split()[0]) == (0, "specmatrix")
+
+
+def test_the_links_hide_no_package_of_the_host(checkout: Path, python: Run, tmp_path: Path):
+    """Hugging Face's `kernels`, which transformers imports, is one."""
+    (tmp_path / "kernels.py").write_text("theirs = True\n")
+    code = "import specmatrix.kernels, kernels; print(specmatrix.HOME, kernels.theirs)"
+    done = python(checkout / ".lint", "-c", code, host=[str(tmp_path)])
+    assert done.stdout.split() == [str(checkout), "True"], done.stderr
+
+
+@pytest.fixture(scope="module")
+def required(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that holds what the wheel requires, and none of its extras."""
+    folder = tmp_path_factory.mktemp("required")
+    wanted = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
+    seen: set[str] = set()
+    while wanted:
+        found = distribution(Requirement(wanted.pop()).name)
+        if found.name in seen:
+            continue
+        seen.add(found.name)
+        wanted += [text for text in found.requires or () if _always(Requirement(text))]
+        for name in {file.parts[0] for file in found.files or ()} - {"..", "__pycache__"}:
+            if not (folder / name).exists():
+                (folder / name).symlink_to(found.locate_file(name))
+    return folder
+
+
+def _always(wanted: Requirement) -> bool:
+    return wanted.marker is None or wanted.marker.evaluate({"extra": ""})
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "sentence"),
+    [
+        (("run", "--cells", "none.length", "--workers", "1"), 0, "green: 0 cells red of 1"),
+        (
+            ("accuracy", "--data", "none.jsonl"),
+            2,
+            "lm-eval is not installed; install specmatrix with its extra `accuracy`",
+        ),
+        (("tests",), 2, "has no registered tests; they are part of a checkout, not of an installed package"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else None,
+)
+def test_without_extras_a_command_runs_or_names_what_it_lacks(
+    words: tuple[str, ...], status: int, sentence: str, installed: Path, required: Path, python: Run, tmp_path: Path
+):
+    (tmp_path / "none.jsonl").write_text('{"question": "1 + 1?", "answer": "#### 2"}\n')
+    done = python(installed, "-m", "specmatrix", *words, host=[str(required)])
+    assert done.returncode == status, done.stdout + done.stderr
+    assert sentence in done.stdout + done.stderr and "Traceback" not in done.stderr
+
+
+WITHOUT_TRITON = """
+import torch
+from specmatrix.engine import ConfigError
+from specmatrix.kernels import backend, tree_layout
+backend.on_triton = lambda tensor: True
+try:
+    backend.chosen(tree_layout.eager, torch.zeros(1))
+except ConfigError as error:
+    print(error)
+"""
+
+
+def test_a_gpu_without_triton_names_the_extra(installed: Path, required: Path, python: Run):
+    if (required / "triton").exists():
+        pytest.skip("this build of torch brings triton")
+    done = python(installed, "-c", WITHOUT_TRITON, host=[str(required)])
+    assert done.stdout == "triton is not installed and a GPU needs it; install specmatrix with its extra `kernels`\n"
+
+
+def test_nothing_says_a_commit_that_is_not_ours(installed: Path, python: Run, tmp_path: Path):
+    """An environment may lie in the checkout of another project."""
+    git = ("git", "-c", "user.name=n", "-c", "user.email=e", "-C", str(tmp_path))
+    for words in (("init", "-q"), ("commit", "-q", "--allow-empty", "-m", "theirs")):
+        subprocess.run([*git, *words], check=True)
+    shutil.copytree(installed, tmp_path / "site")
+    code = "from specmatrix.matrix.run.provenance import run_header; print(run_header('cpu', 'pr', 0, ()).commit)"
+    done = python(tmp_path / "site", "-c", code)
+    assert done.stdout == "unknown\n", done.stderr
+
+
+FOREIGN = {
+    "engine/__init__.py": "speed = 3\n",
+    "kernels.py": "count = 4\n",
+    "conftest.py": """
+import gc, sys
+def pytest_addoption(parser):
+    for name in ("stage", "report", "cells", "limit", "seed"):
+        parser.addoption(f"--{name}", default="theirs")
+def pytest_unconfigure(config):
+    ours = {"specmatrix", "specmatrix.matrix", "specmatrix.matrix.plugin"}
+    loaded = {name for name in sys.modules if name.split(".")[0] in ("specmatrix", "torch", "numpy", "transformers")}
+    assert config.pluginmanager.has_plugin("specmatrix") and loaded == ours, loaded
+    assert gc.isenabled() and not gc.get_freeze_count()
+    print("nothing else was loaded")
+""",
+    "test_engine.py": """
+import engine, kernels
+def test_speed(request):
+    assert (engine.speed, kernels.count, request.config.getoption("--stage")) == (3, 4, "mine")
+    assert request.config.getoption("--report") == "theirs"
+""",
+}
+
+
+def test_a_project_with_an_engine_and_options_of_its_own_sees_nothing_of_the_plugin(
+    installed: Path, python: Run, tmp_path: Path
+):
+    for name, text in FOREIGN.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    done = python(installed, "-m", "pytest", "-q", "-W", "error", "--strict-markers", "--stage", "mine")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed" in done.stdout and "nothing else was loaded" in done.stdout
+
+
+def test_a_project_that_holds_cells_runs_them(installed: Path, python: Run, tmp_path: Path):
+    (tmp_path / "test_cells.py").write_text(
+        "from specmatrix.matrix.plugin import MatrixCells\ncells = MatrixCells()\n", encoding="utf-8"
+    )
+    done = python(installed, "-m", "pytest", "-q", "--specmatrix-cells", "none.length", "--specmatrix-report", "out")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed" in done.stdout and (tmp_path / "out" / "report.html").is_file()

@@ -1,0 +1,113 @@
+import json
+import math
+from collections import Counter
+
+import pytest
+from safetensors.torch import load_file
+
+from specmatrix.engine.core.config.asked import EngineConfig
+from specmatrix.engine.core.config.resolve import resolve
+from specmatrix.matrix.cells.model_facts import model_facts
+from specmatrix.matrix.cli.app import main
+from specmatrix.matrix.cli.commands.lengths import lines
+from specmatrix.matrix.zoo.lengths import CHAINS, OWN, RANDOM, Asked, Plan, measure, plans, ratio, useless
+from specmatrix.matrix.zoo.oracle_drafts import DRAFTS, SINGLE
+from specmatrix.matrix.zoo.registry import CHECKPOINTS
+
+pytestmark = pytest.mark.register(est_seconds=5, tier="cpu", stage="pr")
+
+PROMPTS = ["Question: Tom has 12 apples and buys 30 more. How many apples does he have?\nAnswer:"] * 2
+
+
+def test_a_ratio_is_of_sums_and_its_interval_of_prompts():
+    value, low, high = ratio([6, 10], [4, 4])
+    assert value == 2.0
+    # Residuals -2 and 2 about the ratio, two draws: sqrt(2 / 1 * 8) / 8.
+    assert high - value == pytest.approx(1.959964 * math.sqrt(16) / 8) == value - low
+    assert ratio([8, 4], [4, 2]) == (2.0, 2.0, 2.0)
+
+
+def test_every_draft_of_the_zoo_is_in_the_table_and_has_a_useless_twin():
+    made = plans(list(DRAFTS))
+    assert {(plan.target, plan.algorithm) for plan in made if not plan.random} == {
+        (target, algorithm) for target, drafts in DRAFTS.items() for algorithm in drafts
+    } | {("llama-mini", "ngram")}
+    twins = {(plan.target, plan.algorithm) for plan in made if plan.random}
+    assert twins == {(target, name) for target, drafts in DRAFTS.items() for name in drafts if name != SINGLE}
+    assert [shape.steps for shape in CHAINS] == [1, 2, 3, 5, 7]
+    assert Plan("qwen3-mini", "eagle3", "qwen3-mini-eagle3", Asked(7, 1, 8)) in made
+
+
+def test_every_draft_is_measured_in_several_shapes_and_each_runs_as_it_was_asked():
+    made = [plan for plan in plans(list(DRAFTS)) if not plan.random]
+    assert len(made) == len(set(made))
+    shapes = Counter((plan.target, plan.algorithm) for plan in made)
+    assert min(shapes.values()) == shapes["deepseek-mini", SINGLE] == 2
+    assert min(count for (_, algorithm), count in shapes.items() if algorithm != SINGLE) == 5
+    for plan in made:
+        name = plan.algorithm.partition(".")[0].upper()
+        asked = EngineConfig(plan.target, name, plan.draft, disable_radix_cache=True, **plan.asked.flags())
+        assert resolve(asked, model_facts(plan.target, plan.draft)).rewrites == (), plan
+
+
+@pytest.mark.parametrize(
+    ("name", "drafts"),
+    [("deepseek-mini", ("model.layers.4.", "model.layers.5.")), ("llama-mini-eagle3", ("",))],
+)
+def test_a_useless_draft_keeps_the_target_and_everything_that_is_no_matrix(name, drafts, tmp_path):
+    twin = load_file(useless(name, tmp_path) / "model.safetensors")
+    real = load_file(CHECKPOINTS / name / "model.safetensors")
+    assert twin.keys() == real.keys()
+    changed = {key for key in real if not twin[key].equal(real[key])}
+    matrices = {key for key in real if real[key].dim() == 2 and real[key].is_floating_point()}
+    assert changed == {key for key in matrices if key.startswith(drafts)}
+
+
+def test_a_draft_accepts_more_than_its_useless_twin(tmp_path):
+    real = measure("llama-mini", "eagle", "llama-mini-eagle", Asked(3, 1, 4), PROMPTS, 24)
+    twin = measure("llama-mini", "eagle", str(useless("llama-mini-eagle", tmp_path)), Asked(3, 1, 4), PROMPTS, 24)
+    assert (real.steps, real.topk, real.draft_tokens, real.prompts) == (3, 1, 4, 2)
+    assert 2.5 < real.length <= 4.0 and len(real.rates) == 3
+    assert 1.0 <= twin.length < 1.1 and twin.rounds > 2 * real.rounds
+    assert measure("llama-mini", "dflash", "llama-mini-dflash", OWN, PROMPTS, 24).draft_tokens == 6
+
+
+def test_the_way_that_ngrams_are_looked_up_is_told():
+    row = measure("llama-mini", "ngram", None, Asked(nodes=8, ngram=(("match_type", "PROB"),)), PROMPTS, 24)
+    assert row.as_dict()["ngram"] == {"match_type": "PROB"}
+    assert "| llama-mini | ngram | - | 7 / 10 / 8, match_type PROB |" in lines([row], "two.jsonl", 24)[-1]
+
+
+def test_the_command_prints_a_table_or_numbers(capsys, tmp_path):
+    data = tmp_path / "two.jsonl"
+    data.write_text('{"question": "How much is 3 plus 4?", "answer": "#### 7"}\n' * 3)
+    words = ["zoo", "acceptance", "llama-mini", "--algorithm", "dflash", "--tokens", "12"]
+    assert main([*words, "--data", str(data), "--prompts", "2"]) == 0
+    out = capsys.readouterr().out
+    assert "on 2 prompts of two.jsonl: greedy, float32, at most 12 new tokens" in out
+    assert "| llama-mini | dflash | llama-mini-dflash | 1 / 1 / 6 |" in out
+    assert f"| llama-mini | dflash | {RANDOM} | 1 / 1 / 6 |" in out
+    assert main([*words, "--prompts", "3", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [(row["draft_tokens"], row["prompts"]) for row in rows] == [(2, 3), (3, 3), (4, 3), (5, 3), (6, 3), (6, 3)]
+    own, useless_twin = rows[-2:]
+    assert useless_twin["length"] < 1.1 < own["low"] <= own["length"] <= own["high"]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["gpt"], "target 'gpt' has no drafts in the zoo; it must be one of llama-mini, qwen3-mini, deepseek-mini"),
+        (
+            ["--algorithm", "eagle4"],
+            "algorithm 'eagle4' is not in the table of llama-mini, qwen3-mini, deepseek-mini; "
+            "it must be one of standalone, eagle, eagle3, dflash, ngram, nextn, nextn.single",
+        ),
+        (["--prompts", "1"], "prompts must be at least 2, got 1"),
+        (["--tokens", "0"], "tokens must be at least 2, got 0"),
+        (["--data", "none.jsonl"], "cannot read none.jsonl: No such file or directory"),
+    ],
+)
+def test_a_wrong_ask_is_one_sentence(words, sentence, capsys):
+    assert main(["zoo", "acceptance", *words]) == 2
+    assert capsys.readouterr().err == f"specmatrix: {sentence}\n"

@@ -1,0 +1,121 @@
+"""Real plants: a copy of the packages, a process of its own, a verdict by the gates inside the copy."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.faults.command import select
+from specmatrix.matrix.faults.fault import Fault
+from specmatrix.matrix.faults.plant import ROOT, planted, trial
+from specmatrix.matrix.faults.trial import main
+
+pytestmark = pytest.mark.register(est_seconds=30, tier="cpu", stage="pr")
+
+PAIR = Cell.from_id("standalone.s2.k2.n6.v2.p4.pair")
+
+
+def test_the_copy_holds_the_fault_and_the_sources_do_not():
+    (fault,) = select(["path-not-compacted"])
+    with planted(None) as clean, planted(fault) as tree:
+        changes = fault.changes(clean)
+        assert len(changes) == 1
+        for path, text in changes.items():
+            source = ROOT / path.relative_to(clean)
+            assert source.read_text(encoding="utf-8") == path.read_text(encoding="utf-8") != text
+            assert (tree / path.relative_to(clean)).read_text(encoding="utf-8") == text
+        assert list(clean.rglob("cells.lock"))
+    assert not tree.exists()
+
+
+HANGING = """
+from specmatrix.matrix.faults.catalogue import CATALOGUE
+from specmatrix.matrix.faults.plant import planted
+with planted(CATALOGUE[0]) as tree:
+    print(tree, flush=True)
+    input()
+"""
+
+
+def test_a_killed_command_leaves_its_copy_until_the_next_one():
+    with subprocess.Popen(
+        [sys.executable, "-c", HANGING], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as killed:
+        assert killed.stdout is not None
+        left = Path(killed.stdout.readline().strip())
+        killed.kill()
+    assert (left / "engine").is_dir()
+    with planted(None) as tree:
+        assert tree != left and not left.exists()
+
+
+def test_a_trial_ends_with_who_asked_for_it():
+    """Standard input that has ended is what a killed command leaves behind."""
+    ended = subprocess.run(
+        [sys.executable, "-m", "specmatrix.matrix.faults.trial", str(ROOT), "cpu", "0", os.devnull, *[PAIR.id] * 99],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=60,
+    )
+    assert (ended.returncode, ended.stderr) == (1, b"")
+
+
+def test_without_a_fault_every_gate_is_green():
+    (verdict,) = (result := trial(None, [PAIR])).verdicts
+    assert result.died is None
+    assert verdict.error is None
+    assert {state for state, _ in verdict.gates.values()} == {"PASS"}
+
+
+def test_a_path_that_is_not_compacted_is_seen_by_its_gates():
+    (fault,) = select(["path-not-compacted"])
+    (verdict,) = trial(fault, [PAIR]).verdicts
+    assert verdict.error is None
+    assert {gate for gate, (state, _) in verdict.gates.items() if state == "FAIL"} >= {"lossless", "ledger"}
+
+
+def test_a_silent_downgrade_is_seen_by_the_effective_gate_alone():
+    (fault,) = select(["v2-downgraded"])
+    (verdict,) = trial(fault, [PAIR]).verdicts
+    assert [gate for gate, (state, _) in verdict.gates.items() if state != "PASS"] == ["effective"]
+    assert verdict.gates["effective"] == ("FAIL", "lag was resolved to 1, but 0 runs")
+
+
+def test_a_crash_is_told_apart_from_a_verdict():
+    crash = Fault(
+        "crash", "c", "o", "Scheduler.plan", "    def plan(self) -> StepPlan | None:\n",
+        "    def scheme(self) -> StepPlan | None:\n", ("ledger",), (PAIR.id,), "w",
+    )  # fmt: skip
+    (verdict,) = trial(crash, [PAIR]).verdicts
+    assert verdict.gates == {}
+    assert verdict.error is not None
+    assert "'Scheduler' object has no attribute 'plan'" in verdict.error
+
+
+def test_a_tree_that_does_not_import_dies_with_its_last_words():
+    broken = Fault("broken", "c", "o", "LedgerError", "class LedgerError(", "class Other(", (), (), "w")
+    result = trial(broken, [PAIR])
+    assert result.verdicts == ()
+    assert result.died is not None
+    assert "LedgerError" in result.died
+
+
+def test_a_process_that_never_ends_is_stopped():
+    result = trial(None, [PAIR], seconds=0.2)
+    assert result.died == "the process was still running after 0.2 s"
+
+
+def test_a_trial_of_the_wrong_engine_is_refused(tmp_path):
+    with pytest.raises(ConfigError) as caught:
+        main([str(tmp_path), "0", str(tmp_path / "out"), PAIR.id])
+    assert "is " + str(ROOT / "engine" / "__init__.py") in str(caught.value)
+    assert str(caught.value).endswith(f"not the one in {tmp_path}; clear the import path")
+
+
+def test_a_trial_without_cells_is_refused():
+    with pytest.raises(ConfigError, match="a trial needs at least one cell or operation"):
+        trial(None, [])

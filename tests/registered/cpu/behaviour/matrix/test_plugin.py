@@ -1,0 +1,122 @@
+"""The pytest plugin: collection, selection, one command per red cell, reports, xdist."""
+
+import os
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from specmatrix import HOME
+from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.plugin.items import CellFailed
+from specmatrix.matrix.run.runner import reference_runner
+from specmatrix.reports.load import load
+
+pytestmark = pytest.mark.register(est_seconds=20, tier="cpu", stage="pr")
+
+ROOT = HOME
+FILE = "tests/registered/cpu/test_matrix.py"
+
+
+def pytest_on(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pytest", FILE, "-p", "no:cacheprovider", *words]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def collected(*words: str) -> list[str]:
+    done = pytest_on("--collect-only", "-q", *words)
+    assert done.returncode == 0, done.stdout
+    return [line.rpartition("::")[2] for line in done.stdout.splitlines() if "::cells::" in line]
+
+
+def test_collects_the_stage_launch_by_launch():
+    ids = collected("--stage", "smoke")
+    assert len(ids) == len(set(ids)) >= 7
+    launches = [Cell.from_id(text).launch_key for text in ids]
+    assert len([a for a, b in pairwise(launches) if a != b]) == len(set(launches)) - 1
+
+
+def test_selector_and_limit():
+    assert collected("--cells", "eagle3.p16.pair.length") == ["eagle3.p16.pair.length"]
+    assert len(collected("--stage", "product", "--cells", "algorithm=eagle3", "--limit", "40")) == 40
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--cells", "topk=3"), "topk has no value '3'; it must be one of auto, 1, 2, 4"),
+        (("--stage", "weekly"), "stage 'weekly' is unknown; it must be one of smoke, pr, nightly, product"),
+        (("--report", "/dev/null/there"), "cannot write a report in /dev/null/there"),
+    ],
+)
+def test_wrong_option_is_a_usage_error(words: tuple[str, ...], sentence: str):
+    done = pytest_on("--collect-only", "-q", *words)
+    assert done.returncode in (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.INTERRUPTED)
+    assert sentence in done.stdout + done.stderr
+
+
+def test_cells_that_cannot_be_collected_end_two_workers_with_status_2(tmp_path: Path):
+    done = pytest_on("-n", "2", "-q", "--cells", "topk=3", "--report", str(tmp_path))
+    assert done.returncode == pytest.ExitCode.INTERRUPTED
+    assert "topk has no value '3'; it must be one of auto, 1, 2, 4" in done.stdout
+    assert not (tmp_path / "report.jsonl").exists()
+
+
+@pytest.mark.parametrize("module", ["torch", "numpy", "specmatrix.matrix.run.runner"])
+def test_collection_does_not_import(module: str):
+    collect = f"pytest.main([{FILE!r}, '--collect-only', '-q'])"
+    code = f"import sys, pytest; sys.exit({collect} or {module!r} in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False, capture_output=True).returncode == 0
+
+
+def test_report_of_two_workers_holds_every_cell(tmp_path: Path):
+    chosen = ("--cells", "batch=pair and finish=length and session=none")
+    done = pytest_on("-n", "2", "-q", *chosen, "--report", str(tmp_path))
+    assert done.returncode in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED), done.stdout
+    report = load(tmp_path)
+    assert sorted(report.ids()) == sorted(collected(*chosen))
+    red = [cell for cell in report if cell.state != "PASS"]
+    assert (done.returncode == 0) == (not red)
+    assert all(cell.repro in done.stdout for cell in red)
+
+
+def test_cells_of_a_gpu_need_one():
+    command = [sys.executable, "-m", "pytest", "tests/registered/gpu1/test_matrix.py", "-p", "no:cacheprovider"]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == pytest.ExitCode.INTERRUPTED
+    assert "tier 'gpu1' needs 1 GPU and this machine shows none; use 'cpu'" in done.stdout
+
+
+def test_red_cell_fails_with_its_sentences():
+    runner = reference_runner(0)
+    runner.gates = ()
+    record = runner.run_cell(Cell.from_id("none.length"))
+    assert str(CellFailed(record)) == "no gate judged this cell"
+
+
+def test_a_cell_has_the_hooks_of_its_own_folder(tmp_path: Path):
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        hook = f"def pytest_itemcollected(item):\n    print('{folder} saw', item.nodeid)\n"
+        (tmp_path / folder / "conftest.py").write_text(hook)
+        cells = "from specmatrix.matrix.plugin import MatrixCells\ncells = MatrixCells()\n"
+        (tmp_path / folder / f"test_{folder}.py").write_text(cells)
+    words = [
+        "--collect-only",
+        "-q",
+        "-s",
+        "-p",
+        "no:cacheprovider",
+        "--specmatrix-cells",
+        "eagle3.p16.pair.length",
+        str(tmp_path),
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "pytest", *words]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    seen = sorted(line for line in done.stdout.splitlines() if " saw " in line)
+    cell = "cells::eagle3.p16.pair.length"
+    assert seen == [f"{folder} saw {folder}/test_{folder}.py::{cell}" for folder in ("one", "two")]

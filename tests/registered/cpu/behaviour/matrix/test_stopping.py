@@ -1,0 +1,51 @@
+"""Signals as an exception that ends a command with a sentence."""
+
+import os
+import signal
+from threading import Thread
+
+import pytest
+
+from specmatrix.matrix.cli.stopping import SENTENCE, Stopped, stoppable
+
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+
+
+@pytest.mark.usefixtures("interruptible")
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_stops_and_its_handler_comes_back(number: int, status: int):
+    before = signal.getsignal(number)
+    with pytest.raises(Stopped) as caught, stoppable():
+        os.kill(os.getpid(), number)
+    assert (str(caught.value), caught.value.status) == (SENTENCE, status)
+    told = caught.value.saying("two of three are done")
+    assert (str(told), told.status) == ("two of three are done", status)
+    assert signal.getsignal(number) is before
+
+
+def test_a_signal_that_the_process_was_told_to_ignore_stays_ignored():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with stoppable():
+            os.kill(os.getpid(), signal.SIGINT)
+            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+            assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_no_error_handler_takes_it():
+    assert not issubclass(Stopped, Exception | KeyboardInterrupt)
+
+
+def test_another_thread_leaves_the_handlers_alone():
+    seen = []
+
+    def look() -> None:
+        with stoppable():
+            seen.append(signal.getsignal(signal.SIGTERM))
+
+    thread = Thread(target=look)
+    thread.start()
+    thread.join()
+    assert seen == [signal.getsignal(signal.SIGTERM)]

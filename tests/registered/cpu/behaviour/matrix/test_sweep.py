@@ -1,0 +1,199 @@
+"""The simulation: it is green on the engine as it is, meets everything it claims to meet, and finds planted bugs."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from specmatrix.engine.core.memory.ledger import Ledger
+from specmatrix.engine.core.memory.session_kv import HeldAccounts
+from specmatrix.engine.core.schedule.request import Phase
+from specmatrix.engine.core.schedule.scheduler import Scheduler
+from specmatrix.engine.core.schedule.session import Sessions
+from specmatrix.matrix.cli.app import main
+from specmatrix.matrix.cli.commands.simulate import SHOWN, failure_text
+from specmatrix.matrix.simulation.scenario import Abort, Ask, draw
+from specmatrix.matrix.simulation.sweep import STRIDE, Sweep, attempt, reduce, sweep
+from specmatrix.matrix.simulation.world import World
+
+pytestmark = pytest.mark.register(est_seconds=10, tier="cpu", stage="pr")
+
+
+def swept(seed=7, count=3000) -> Sweep:
+    return sweep(seed, lambda ran: ran < count)
+
+
+def test_every_schedule_holds_and_every_mode_is_met():
+    done = swept(count=900)
+    assert done.failure is None and done.schedules == 900
+    missing = [name for name in (*SHOWN, "session.trimmed", "finish.overshoot", "queue.waited") if not done.hits[name]]
+    assert not missing
+    assert {draw(STRIDE * 7 + i).setup.lag for i in range(60)} == {0, 1, 2, 3}
+
+
+def test_a_seed_always_draws_the_same_schedule():
+    assert draw(12345) == draw(12345) != draw(12346)
+    assert attempt(draw(12345)) == attempt(draw(12345))
+
+
+def held_one_short(monkeypatch):
+    """The session is saved before the last round is counted (sglang#22651)."""
+    hold = HeldAccounts.hold
+    monkeypatch.setattr(HeldAccounts, "hold", lambda self, account, keep: hold(self, account, max(1, keep - 1)))
+
+
+def overshoot_kept(monkeypatch):
+    """What was accepted past the end stays in the session (sglang#22897)."""
+
+    def kept(self, request):
+        account = self.ledger.accounts[request.account]
+        return account.committed if request.holds and not request.retracting else 0
+
+    monkeypatch.setattr(Scheduler, "_kept", kept)
+
+
+def page_leaked_by_hold(monkeypatch):
+    """The tail of a held account is cut from the row and never freed (sglang#21875)."""
+    hold = Ledger.hold
+
+    def leak(self, rid, keep):
+        gone = hold(self, rid, keep)
+        if gone:
+            self.free.remove(gone[0])
+        return gone
+
+    monkeypatch.setattr(Ledger, "hold", leak)
+
+
+def sessions_pinned(monkeypatch):
+    """Nobody may take what a session holds (sglang#27024): the queue waits for ever."""
+    monkeypatch.setattr(HeldAccounts, "drop", lambda self, waiting, spare: False)
+    monkeypatch.setattr(HeldAccounts, "droppable", lambda self, spare, pinned: 0)
+
+
+def released_before_drained(monkeypatch):
+    """A stopped request gives its pages back while a round in flight still writes them."""
+
+    def release(self, requests):
+        for request in requests:
+            if request.phase is Phase.DRAINING:
+                self.ledger.accounts[request.account].in_flight.clear()
+                self._release(request)
+
+    monkeypatch.setattr(Scheduler, "release_drained", release)
+
+
+def rolled_back_to_committed(monkeypatch):
+    """An aborted turn leaves its own tokens' KV to the session (sglang#22273)."""
+    kept = Scheduler._kept
+
+    def keep(self, request):
+        found = kept(self, request)
+        aborted = request.finish is not None and request.finish.reason == "abort"
+        return self.ledger.accounts[request.account].committed if found and aborted else found
+
+    monkeypatch.setattr(Scheduler, "_kept", keep)
+
+
+def drifting(monkeypatch):
+    """A turn that is aborted while it computes the end of its session again takes the rest of it."""
+    kept = Scheduler._kept
+    monkeypatch.setattr(
+        Scheduler, "_kept", lambda self, request: min(kept(self, request), self._account(request).committed)
+    )
+
+
+def forgetful(monkeypatch):
+    """A session's last token is not part of its next prompt."""
+    line = Sessions._line
+    monkeypatch.setattr(Sessions, "_line", lambda self, session, params: line(self, session, params)[:-1])
+
+
+def dropped_by_an_abort(monkeypatch):
+    """An abort gives up what an idle session holds."""
+    abort = Scheduler.abort
+
+    def drop(self, rid):
+        self.held.drop([], 0)
+        return abort(self, rid)
+
+    monkeypatch.setattr(Scheduler, "abort", drop)
+
+
+def said_after_its_abort(monkeypatch):
+    """An abort shows its last token twice."""
+    abort = Scheduler.abort
+
+    def repeat(self, rid):
+        stopped = abort(self, rid)
+        output = self.requests[rid].output
+        output.extend(output[-1:] * stopped)
+        return stopped
+
+    monkeypatch.setattr(Scheduler, "abort", repeat)
+
+
+@pytest.mark.parametrize(
+    ("plant", "error", "events"),
+    [
+        (held_one_short, "its session keeps", 1),
+        (overshoot_kept, "its session keeps", 1),
+        (page_leaked_by_hold, "law 1", 1),
+        (sessions_pinned, "no request can run and nothing is in flight", 2),
+        (released_before_drained, "", 1),
+        (rolled_back_to_committed, "its session keeps", 3),
+        (drifting, "its session keeps", 3),
+        (forgetful, " remembers (", 2),
+        (dropped_by_an_abort, "an abort changed what sessions hold from {", 3),
+        (said_after_its_abort, " before its abort, not [", 2),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_planted_bug_is_found_and_shrunk(monkeypatch, plant, error, events):
+    plant(monkeypatch)
+    failure = swept().failure
+    assert failure is not None and error in failure.error
+    smallest = failure.smallest
+    assert len(smallest.events) <= events <= len(failure.drawn.events)
+    assert sum(len(event.tokens) + event.new for event in smallest.events if isinstance(event, Ask)) <= 60
+    # The seed alone gives the same failure and the same smallest schedule again.
+    found, _ = attempt(draw(failure.seed))
+    assert found is not None and reduce(failure.seed, found) == failure
+    text = failure_text(failure)
+    assert f"specmatrix simulate --replay {failure.seed}" in text and smallest.text() in text
+    monkeypatch.undo()
+    assert attempt(smallest)[0] is None and attempt(failure.drawn)[0] is None
+
+
+def test_the_command_prints_what_it_met_or_the_smallest_failure(monkeypatch, capsys):
+    assert main(["simulate", "--schedules", "40", "--seed", "3"]) == 0
+    assert re.match(
+        r"40 schedules in .* s, .* a minute; every law held, every token was right\n", capsys.readouterr().out
+    )
+    assert main(["simulate", "--replay", "5"]) == 0
+    told = capsys.readouterr()
+    assert told.out.startswith("1 schedule in ") and not re.search(r"in (?!0|1 )\d+ schedule", told.out)
+    assert told.err == ""
+    assert main(["simulate", "--replay", "5", "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert (record["schedules"], record["failure"]) == (1, None)
+    held_one_short(monkeypatch)
+    assert main(["simulate", "--schedules", "500", "--json"]) == 1
+    failure = json.loads(capsys.readouterr().out)["failure"]
+    assert main(["simulate", "--replay", str(failure["seed"])]) == 1
+    said = capsys.readouterr().out
+    assert failure["error"] in said and failure["schedule"] in said
+
+
+def test_a_schedule_that_goes_round_in_circles_is_a_failure(monkeypatch):
+    monkeypatch.setattr(Scheduler, "plan", lambda self: None)
+    monkeypatch.setattr("specmatrix.engine.loop.Loop.busy", True)
+    error, _ = attempt(draw(1))
+    assert error is not None
+    monkeypatch.undo()
+    world = World(draw(1).setup)
+    monkeypatch.setattr(type(world), "step", lambda self: None)
+    with pytest.raises(Exception, match="has not ended after 3000 steps"):
+        world.run((Ask(0, (1,), 1), Abort(9, 3)))

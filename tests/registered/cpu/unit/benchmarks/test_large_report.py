@@ -1,0 +1,50 @@
+"""Large reports: as many cells as asked for, in whole launches, of which the wanted share differs."""
+
+import json
+from collections import Counter
+
+import pytest
+
+from specmatrix.benchmarks.large_report import Change, launches, write
+from specmatrix.matrix.cells.axes import LAUNCH
+from specmatrix.matrix.cover.lockfile import stage_cells
+from specmatrix.reports.compare import compare
+from specmatrix.reports.compare.cell_state import State
+from specmatrix.reports.load import load
+
+pytestmark = pytest.mark.register(est_seconds=6, tier="cpu", stage="pr")
+
+CELLS = 3000
+
+
+def test_cells_are_spread_over_the_launches_of_the_nightly_stage():
+    rows = launches(CELLS)
+    cells = [cell for row in rows for cell in row]
+    assert len(cells) == len(set(cells)) == CELLS
+    keys = [{tuple(cell[: len(LAUNCH)]) for cell in row} for row in rows]
+    assert all(len(key) == 1 for key in keys) and len(set.union(*keys)) == len(rows)
+    assert max(map(len, rows)) <= 1 + CELLS // len(rows) + min(map(len, rows))
+    assert {cell.algorithm for cell in cells} == {cell.algorithm for cell in stage_cells("nightly")}
+
+
+def test_more_cells_than_there_are_is_an_error():
+    with pytest.raises(ValueError, match=r"the launches of stage nightly have \d+ cells, asked for 100000000"):
+        launches(100_000_000)
+
+
+def test_a_report_is_green_and_only_the_wanted_share_differs(tmp_path):
+    cases = {"base": Change(), "cells": Change(0.1), "launches": Change(0.1, "v1")}
+    for seconds, (name, change) in enumerate(cases.items()):
+        write(tmp_path / name, CELLS, float(seconds), change)
+    text = (tmp_path / "base" / "report.jsonl").read_bytes().splitlines()[1:-1]
+    assert 4500 < sum(map(len, text)) / CELLS < 6500, "as long as those of a run"
+    base, cells, moved = (load(tmp_path / name) for name in cases)
+    assert len(base) == CELLS and {record.state for record in base} == {"PASS"}
+    lengths = [(before, after) for before, after in zip(base, cells, strict=True) if before.gates != after.gates]
+    assert len(lengths) == CELLS // 10
+    versions = Counter(record.resolved["spec_version"] for record in base)
+    versions.subtract(record.resolved["spec_version"] for record in moved)
+    assert 0.1 * CELLS <= versions["v2"] == -versions["v1"] < 0.12 * CELLS
+    counts = compare(base, moved).counts
+    assert counts[State.REWRITTEN] == versions["v2"] and counts[State.SAME] == CELLS - versions["v2"]
+    assert json.loads(text[0])["seconds"] == 0.0

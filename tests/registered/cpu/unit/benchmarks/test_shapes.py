@@ -1,0 +1,43 @@
+"""Checkpoints of random weights load as a hub's do: sharded, bf16, tied or not, with scaled rotary positions."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from safetensors import safe_open
+
+from specmatrix.benchmarks.shapes import SHAPES, Llama, write_eagle3, write_target
+from specmatrix.engine.api import LLM
+from specmatrix.engine.core.config.asked import EngineConfig
+from specmatrix.engine.core.schedule.request import SamplingParams
+
+pytestmark = pytest.mark.register(est_seconds=2, tier="cpu", stage="pr")
+
+SMALL = Llama(hidden=32, inner=56, layers=9, heads=4, kv_heads=2, head_dim=8, vocab=768, tied=True)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_written_checkpoint_speculates(tmp_path, tied):
+    shape = replace(SMALL, tied=tied)
+    target, draft = write_target(tmp_path / "t", shape, "cpu"), write_eagle3(tmp_path / "d", shape, "cpu")
+    assert len(list(target.glob("model-*-of-00003.safetensors"))) == 3
+    asked = EngineConfig(str(target), "EAGLE3", str(draft), 2, 1, 3, context_length=64, max_total_tokens=128)
+    llm = LLM(asked)
+    (output,) = llm.generate([[3, 4, 5]], SamplingParams(max_new_tokens=6, ignore_eos=True))
+    assert len(output.output_ids) == 6 and llm.probes["spec.drafted"]
+
+
+def test_the_bytes_of_a_step_are_those_of_the_files(tmp_path):
+    for shape in (SMALL, replace(SMALL, tied=False)):
+        folder = write_target(tmp_path / str(shape.tied), shape, "cpu")
+        names = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
+        size = 0
+        for name, file in names.items():
+            with safe_open(folder / file, "pt") as tensors:
+                tensor = tensors.get_tensor(name)
+            if tensor.dim() == 2 and (shape.tied or "embed" not in name):
+                size += tensor.nbytes
+        assert size == shape.step_bytes
+    assert SHAPES["Llama-3.1-8B"].token_bytes == 131_072

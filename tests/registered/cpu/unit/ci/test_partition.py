@@ -1,0 +1,75 @@
+"""Parts of the registered tests: every file once, evenly, and the same on every host."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from specmatrix.ci.partition import of_stage, part_of, partition
+from specmatrix.ci.registry import Registration
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.matrix.cover.lockfile import STAGES
+
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+
+SECONDS = [9.0, 1.0, 2.0, 6.0] * 5
+FILES = [Registration(Path(f"test_{i:02}.py"), seconds, "cpu", "pr") for i, seconds in enumerate(SECONDS)]
+
+
+@pytest.mark.parametrize("count", [1, 3, 4, 20])
+def test_every_file_is_in_one_part_and_the_parts_are_even(count):
+    parts = partition(FILES, count)
+    assert sorted(file.path for part in parts for file in part.files) == [file.path for file in FILES]
+    # No part can be shorter than the longest file, or than an even share (Graham 1969: 4/3 of the best at most).
+    least = max(9.0, sum(file.est_seconds for file in FILES) / count)
+    assert least <= max(part.seconds for part in parts) <= 4 / 3 * least
+
+
+def test_by_hand():
+    parts = partition(FILES[:4], 2)
+    assert [(part.seconds, [file.path.name for file in part.files]) for part in parts] == [
+        (9.0, ["test_00.py"]),
+        (9.0, ["test_01.py", "test_02.py", "test_03.py"]),
+    ]
+
+
+def test_the_order_of_the_files_does_not_matter():
+    shuffled = random.Random(1).sample(FILES, len(FILES))
+    assert partition(shuffled, 3) == partition(FILES, 3)
+    assert part_of(shuffled, "2/3") == partition(FILES, 3)[1]
+
+
+def test_a_stage_runs_what_the_stages_before_it_run():
+    files = [Registration(Path("test_it.py"), 1.0, tier, stage) for tier in ("cpu", "gpu1") for stage in STAGES]
+    for last, stage in enumerate(STAGES):
+        found = [(file.tier, file.stage) for file in of_stage(files, "gpu1", stage)]
+        assert found == [("gpu1", each) for each in STAGES[: last + 1]]
+
+
+@pytest.mark.parametrize(
+    ("which", "sentence"),
+    [
+        *(
+            (text, f"part '{text}' is none; write the second of four as 2/4")
+            for text in ("0/4", "5/4", "2", "a/b", "-1/2")
+        ),
+        ("1/21", "20 test files cannot make 21 parts; ask for 20 at most"),
+    ],
+)
+def test_a_part_that_is_none_is_refused(which, sentence):
+    with pytest.raises(ConfigError) as caught:
+        part_of(FILES, which)
+    assert str(caught.value) == sentence
+
+
+@pytest.mark.parametrize(
+    ("tier", "stage", "sentence"),
+    [
+        ("tpu", "pr", "tier 'tpu' is unknown; it must be one of cpu, gpu1, gpu2, gpu4, gpu8"),
+        ("cpu", "product", "stage 'product' is unknown; it must be one of smoke, pr, nightly"),
+    ],
+)
+def test_unknown_names_are_refused(tier, stage, sentence):
+    with pytest.raises(ConfigError) as caught:
+        of_stage(FILES, tier, stage)
+    assert str(caught.value) == sentence

@@ -1,0 +1,146 @@
+import json
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specmatrix.ci.planner import SPLIT, Host, plan
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.matrix.cells.cell import GPUS, Cell
+from specmatrix.matrix.cells.selection import of_gpus
+from specmatrix.matrix.cover.lockfile import stage_cells
+
+pytestmark = pytest.mark.register(est_seconds=3, tier="cpu", stage="pr")
+
+CELLS = of_gpus(stage_cells("pr"), 0)
+TWO = [Host("laptop", workers=2)]
+
+
+def cells_of(made) -> list[Cell]:
+    return [cell for shard in made.shards for group in shard.groups for cell in group.cells]
+
+
+def test_every_cell_is_planned_once():
+    assert sorted(cells_of(plan(CELLS, {}, TWO))) == sorted(CELLS)
+
+
+def test_the_plan_does_not_depend_on_the_order_of_the_cells():
+    shuffled = CELLS[:]
+    random.Random(5).shuffle(shuffled)
+    assert plan(shuffled, {}, TWO).as_dict() == plan(CELLS, {}, TWO).as_dict()
+
+
+def test_a_group_is_one_launch():
+    made = plan(CELLS, {}, TWO)
+    for shard in made.shards:
+        assert all(cell.launch_key == group.launch for group in shard.groups for cell in group.cells)
+    groups = [group for shard in made.shards for group in shard.groups]
+    assert len(groups) == len({cell.launch_key for cell in CELLS})
+
+
+def test_the_committed_cells_are_planned_close_to_the_bound():
+    made = plan(of_gpus(stage_cells("nightly"), 0), {}, [Host("a", workers=4)])
+    assert made.seconds <= 1.1 * made.bound
+
+
+def test_a_group_longer_than_its_share_is_split():
+    launch = [cell for cell in CELLS if cell.launch_key == Cell.from_id("eagle3.s3.k4.n8.v2.p16").launch_key]
+    made = plan(launch, {}, [Host("a", workers=4)], start_seconds=0.1)
+    assert len(launch) > 4 and all(shard.groups for shard in made.shards)
+    assert made.seconds <= SPLIT * made.bound
+
+
+def test_a_long_cell_cannot_be_split():
+    made = plan([Cell(), Cell(page_size="4")], {"none": 50.0}, TWO, start_seconds=1.0)
+    assert made.seconds == made.bound == 51.0
+
+
+def test_measured_durations_replace_estimates():
+    cells = [Cell(), Cell(batch="pair")]
+    made = plan(cells, {"none": 3.0, "none.pair": 4.0}, [Host("a")], start_seconds=1.0)
+    assert made.seconds == 8.0
+    assert [cell.id for cell in cells_of(made)] == ["none.pair", "none"]
+
+
+def test_long_groups_come_first():
+    for shard in plan(CELLS, {}, TWO).shards:
+        seconds = [group.seconds for group in shard.groups]
+        assert seconds == sorted(seconds, reverse=True)
+
+
+def test_gpu_lanes_hold_neighbouring_devices():
+    made = plan(CELLS, {}, [Host("big", gpus=8), Host("small", gpus=3)], gpus=2)
+    assert [(shard.host, shard.lane, shard.gpus) for shard in made.shards] == [
+        ("big", 0, (0, 1)),
+        ("big", 1, (2, 3)),
+        ("big", 2, (4, 5)),
+        ("big", 3, (6, 7)),
+        ("small", 0, (0, 1)),
+    ]
+
+
+def test_workers_share_a_set_of_gpus_and_neighbouring_lanes_share_none():
+    made = plan(CELLS, {}, [Host("big", gpus=2, workers=2)], gpus=1)
+    assert [(shard.lane, shard.gpus) for shard in made.shards] == [(0, (0,)), (1, (1,)), (2, (0,)), (3, (1,))]
+    assert sorted(cells_of(made)) == sorted(CELLS)
+
+
+def test_as_dict_is_json():
+    made = plan([Cell(), Cell(page_size="4")], {}, [Host("a")], start_seconds=0.5)
+    assert json.loads(json.dumps(made.as_dict())) == {
+        "schema": 1,
+        "gpus": 0,
+        "seconds": 1.6,
+        "bound": 1.6,
+        "shards": [
+            {
+                "host": "a",
+                "lane": 0,
+                "gpus": [],
+                "seconds": 1.6,
+                "groups": [{"seconds": 0.8, "cells": ["none"]}, {"seconds": 0.8, "cells": ["none.p4"]}],
+            }
+        ],
+    }
+
+
+def test_no_cells_make_an_empty_plan():
+    made = plan([], {}, TWO)
+    assert made.seconds == made.bound == 0 and cells_of(made) == []
+
+
+@pytest.mark.parametrize(
+    ("hosts", "gpus", "durations", "sentence"),
+    [
+        ([], 0, {}, "no host offers a CPU worker; hosts are missing"),
+        ([Host("a", gpus=2)], 4, {}, "no host offers 4 GPUs; hosts are a"),
+        ([Host("a")], 0, {"none": -1.0}, "duration of none must be a positive number of seconds, got -1.0"),
+        ([Host("a")], 0, {"none": float("nan")}, "duration of none must be a positive number of seconds, got nan"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused_in_one_sentence(hosts, gpus, durations, sentence):
+    with pytest.raises(ConfigError) as caught:
+        plan([Cell()], durations, hosts, gpus)
+    assert str(caught.value) == sentence
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    st.lists(st.sampled_from(CELLS), min_size=1, max_size=40, unique=True),
+    st.lists(st.floats(0.1, 100), min_size=40, max_size=40),
+    st.integers(1, 6),
+)
+def test_plans_are_whole_and_within_the_bound_of_lpt(cells, seconds, workers):
+    durations = {cell.id: value for cell, value in zip(cells, seconds, strict=False)}
+    made = plan(cells, durations, [Host("a", workers=workers)])
+    assert sorted(cells_of(made)) == sorted(cells)
+    # Graham's bound: LPT ends within 2 - 1/n of the best plan of the same groups, which is at least `bound`.
+    assert made.bound <= made.seconds + 1e-9 <= (2 - 1 / workers) * made.bound + 1e-6
+
+
+def test_a_cell_that_needs_more_gpus_is_refused(monkeypatch):
+    monkeypatch.setitem(GPUS[0], "none", 2)
+    with pytest.raises(ConfigError) as caught:
+        plan([Cell()], {}, [Host("a", gpus=8)], gpus=1)
+    assert str(caught.value) == "cell none needs 2 GPUs, but this plan gives 1"

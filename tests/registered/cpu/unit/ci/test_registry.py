@@ -1,0 +1,101 @@
+from pathlib import Path
+
+import pytest
+
+from specmatrix import HOME
+from specmatrix.ci.registry import EXAMPLE, read_registry
+from specmatrix.engine.core.errors import ConfigError
+
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+
+ROOT = HOME
+GOOD = 'import pytest\npytestmark = pytest.mark.register(est_seconds=2, tier="cpu", stage="pr")\n'
+NAME = "tests/registered/cpu/test_it.py"
+
+
+@pytest.fixture
+def repository(tmp_path):
+    """A repository with one test file of the given text."""
+
+    def build(text: str, name: str = NAME) -> Path:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return tmp_path
+
+    return build
+
+
+def test_every_test_of_this_repository_is_registered():
+    own = [row for row in read_registry(ROOT) if row.path == Path(__file__).relative_to(ROOT)]
+    assert [(row.est_seconds, row.tier, row.stage) for row in own] == [(1.0, "cpu", "pr")]
+
+
+def test_a_registration_may_stand_in_a_list_of_marks(repository):
+    text = GOOD.replace("= pytest", "= [pytest").rstrip() + ", pytest.mark.timeout(9)]\n"
+    (row,) = read_registry(repository(text))
+    assert (row.path, row.est_seconds, row.tier, row.stage) == (Path(NAME), 2.0, "cpu", "pr")
+
+
+def test_files_without_tests_need_no_registration(repository):
+    assert read_registry(repository("x = 1\n", "tests/registered/cpu/conftest.py")) == []
+
+
+def mark(arguments: str) -> str:
+    return f"import pytest\npytestmark = pytest.mark.register({arguments})\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("import pytest\n", f"{NAME} is not registered; write once, at the top: {EXAMPLE}"),
+        (
+            "import pytest\npytestmark = pytest.mark.slow\n",
+            f"{NAME} is not registered; write once, at the top: {EXAMPLE}",
+        ),
+        (GOOD + GOOD, f"{NAME} is registered twice; write once, at the top: {EXAMPLE}"),
+        ("def\n", f"{NAME} is not Python: invalid syntax in line 1"),
+        (mark('2, tier="cpu", stage="pr"'), f"{NAME} registers without keywords; write {EXAMPLE}"),
+        (
+            mark('est_seconds=1 + 1, tier="cpu", stage="pr"'),
+            f"{NAME} registers est_seconds=1 + 1, which is no literal; write {EXAMPLE}",
+        ),
+        (
+            mark('est_seconds=2, tier=TIER, stage="pr"'),
+            f"{NAME} registers tier=TIER, which is no literal; write {EXAMPLE}",
+        ),
+        (mark("est_seconds=2"), f"{NAME} registers est_seconds; write est_seconds, tier and stage"),
+        (mark(""), f"{NAME} registers nothing; write est_seconds, tier and stage"),
+        (
+            mark('est_seconds=0, tier="cpu", stage="pr"'),
+            f"{NAME} registers est_seconds=0; it must be a number above 0",
+        ),
+        (
+            mark('est_seconds=True, tier="cpu", stage="pr"'),
+            f"{NAME} registers est_seconds=True; it must be a number above 0",
+        ),
+        (
+            mark('est_seconds=2, tier="gpu1", stage="pr"'),
+            f"{NAME} registers tier='gpu1' but lies in the folder of 'cpu'",
+        ),
+        (
+            mark('est_seconds=2, tier="cpu", stage="weekly"'),
+            f"{NAME} registers stage='weekly'; it must be one of smoke, pr, nightly",
+        ),
+    ],
+)
+def test_a_bad_registration_is_refused_in_one_sentence(repository, text, sentence):
+    root = repository(text)
+    with pytest.raises(ConfigError) as caught:
+        read_registry(root)
+    assert str(caught.value) == sentence
+
+
+def test_a_file_outside_every_tier_is_refused(repository):
+    root = repository(GOOD, "tests/registered/tpu/test_it.py")
+    with pytest.raises(ConfigError) as caught:
+        read_registry(root)
+    assert str(caught.value) == (
+        "tests/registered/tpu/test_it.py lies in no tier's folder; move it to one of tests/registered/cpu, "
+        "tests/registered/gpu1, tests/registered/gpu2, tests/registered/gpu4, tests/registered/gpu8"
+    )

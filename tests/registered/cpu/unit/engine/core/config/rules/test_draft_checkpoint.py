@@ -1,0 +1,135 @@
+from dataclasses import replace
+
+import pytest
+
+from specmatrix.engine.core.config.asked import DraftFacts, EngineConfig, Facts
+from specmatrix.engine.core.config.resolve import resolve
+from specmatrix.engine.core.config.rules.draft_checkpoint import PAIRING
+from specmatrix.engine.core.draft.algorithms import FINAL
+from specmatrix.engine.core.errors import ConfigError
+from tests.support.launch_configs import HEAD, MODEL, eagle3, facts, refusal, standalone
+
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+
+
+def head(**changes: object) -> Facts:
+    values = {name: getattr(HEAD, name) for name in HEAD.__dataclass_fields__}
+    return facts(DraftFacts(**(values | changes)))
+
+
+def block(**changes: object) -> Facts:
+    own = {"architecture": "DFlashDraftModel", "draft_vocab_size": 512, "aux_layers": (1, 4), "block_size": 6}
+    return head(**own | {"mask_token": 511} | changes)
+
+
+REFUSED = [
+    (
+        "draft-of-wrong-kind",
+        eagle3(),
+        facts(MODEL),
+        "EAGLE3 needs a draft whose architecture ends in ForCausalLMEagle3, but d is a LlamaForCausalLM",
+    ),
+    (
+        "draft-of-wrong-kind",
+        standalone(),
+        facts(HEAD),
+        "STANDALONE needs a draft whose architecture ends in ForCausalLM, but d is a LlamaForCausalLMEagle3",
+    ),
+    (
+        "draft-of-wrong-kind",
+        EngineConfig("m", "EAGLE", "d"),
+        facts(HEAD),
+        "EAGLE needs a draft whose architecture ends in ForCausalLMEagle or EagleModel, "
+        "but d is a LlamaForCausalLMEagle3",
+    ),
+    (
+        "vocabularies-differ",
+        standalone(),
+        facts(replace(MODEL, vocab_size=500)),
+        "the draft's vocabulary has 500 tokens and the target's 512; "
+        "STANDALONE needs a draft with the target's own vocabulary",
+    ),
+    (
+        "vocabularies-differ",
+        EngineConfig("m", "EAGLE", "d"),
+        head(architecture="LlamaForCausalLMEagle", vocab_size=500, aux_layers=(-1,)),
+        "the draft's vocabulary has 500 tokens and the target's 512; EAGLE needs a draft with the target's own "
+        "vocabulary",
+    ),
+    (
+        "draft-head-too-wide",
+        eagle3(),
+        head(draft_vocab_size=513),
+        "the draft's head has 513 tokens, more than the target's 512; use a draft made for this target",
+    ),
+    (
+        "tokenizer-unknown",
+        standalone(speculative_num_steps=2),
+        facts(replace(MODEL, tokenizer_hash=None)),
+        "draft d brings no tokenizer, so nothing shows that its token ids mean the target's tokens; "
+        "put its tokenizer.json into its folder",
+    ),
+    (
+        "tokenizers-differ",
+        eagle3(),
+        head(tokenizer_hash="other"),
+        "the tokenizer of draft d is not the one of m; use a draft made for this target",
+    ),
+    (
+        "hidden-widths-differ",
+        eagle3(),
+        head(target_hidden_size=256),
+        "the draft reads hidden states of width 256, but the target's are 128 wide; use a draft made for this target",
+    ),
+    (
+        "aux-layer-missing",
+        eagle3(),
+        head(aux_layers=(1, 2, 9)),
+        "the draft reads the state entering layer 9, but the target has 4 layers; use a draft made for this target",
+    ),
+    (
+        "aux-layer-missing",
+        EngineConfig("m", "DFLASH", "d"),
+        block(aux_layers=(1, 5)),
+        "the draft reads the state entering layer 5, but the target has 4 layers; use a draft made for this target",
+    ),
+    (
+        "hidden-widths-differ",
+        EngineConfig("m", "DFLASH", "d"),
+        block(target_hidden_size=96),
+        "the draft reads hidden states of width 96, but the target's are 128 wide; use a draft made for this target",
+    ),
+    (
+        "mask-token-unknown",
+        EngineConfig("m", "DFLASH", "d"),
+        block(mask_token=512),
+        "the draft's mask token 512 has no embedding in the target, whose vocabulary has 512 tokens; "
+        "use a draft made for this target",
+    ),
+]
+
+
+@pytest.mark.parametrize(("rule", "config", "known", "sentence"), REFUSED)
+def test_refused_in_one_sentence_by_one_rule_alone(rule, config, known, sentence):
+    assert refusal(config, known) == ([rule], sentence)
+
+
+def test_every_rule_has_a_case():
+    assert {case[0] for case in REFUSED} == {rule.name for rule in PAIRING}
+
+
+def test_bundled_layers_are_checked_like_a_draft_of_their_own():
+    wide = DraftFacts("DeepseekV3ForCausalLMNextN", vocab_size=512, hidden_size=96, target_hidden_size=96)
+    known = replace(facts(None), bundled=wide)
+    with pytest.raises(ConfigError, match="reads hidden states of width 96, but the target's are 128 wide"):
+        resolve(EngineConfig("m", "NEXTN"), known)
+    with pytest.raises(ConfigError, match=r"NEXTN needs .* ForCausalLMNextN, but m is a LlamaForCausalLM"):
+        resolve(EngineConfig("m", "NEXTN"), replace(known, bundled=MODEL))
+
+
+def test_the_final_state_is_a_state_of_every_target():
+    assert resolve(eagle3(), head(aux_layers=(FINAL,))).algorithm == "EAGLE3"
+
+
+def test_facts_of_a_draft_that_is_not_read_do_not_refuse_plain_decoding():
+    assert resolve(EngineConfig("m"), head(tokenizer_hash="other")).algorithm == "NONE"

@@ -1,0 +1,103 @@
+import pytest
+
+from specmatrix.engine.core.config.asked import EngineConfig
+from specmatrix.engine.core.config.resolve import resolve
+from specmatrix.engine.core.config.rules.ngram import NGRAM_RULES, TOPK_IS_BREADTH
+from tests.support.launch_configs import broken, eagle3, facts, refusal
+
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+
+
+def ngram(**asked: object) -> EngineConfig:
+    return EngineConfig("m", "NGRAM", **{f"speculative_ngram_{name}": value for name, value in asked.items()})
+
+
+REFUSED = [
+    (
+        "ngram-unread",
+        eagle3(speculative_ngram_capacity=9),
+        facts(),
+        "speculative_ngram_capacity 9 means nothing with speculative_algorithm EAGLE3; leave it out or use an n-gram "
+        "drafter",
+    ),
+    (
+        "ngram-min-bfs-breadth-range",
+        ngram(min_bfs_breadth=0),
+        facts(),
+        "speculative_ngram_min_bfs_breadth must be 1 to 64, got 0: a node that goes on has a child",
+    ),
+    (
+        "ngram-max-bfs-breadth-range",
+        ngram(max_bfs_breadth=65),
+        facts(),
+        "speculative_ngram_max_bfs_breadth must be 1 to 64, got 65: a node that goes on has a child",
+    ),
+    (
+        "ngram-max-trie-depth-range",
+        ngram(max_trie_depth=1),
+        facts(),
+        "speculative_ngram_max_trie_depth must be 2 to 1024, got 1: a window holds a token that matches and one that "
+        "follows",
+    ),
+    (
+        "ngram-capacity-range",
+        ngram(capacity=0),
+        facts(),
+        "speculative_ngram_capacity must be 1 to 1000000000, got 0: the index keeps at least one window",
+    ),
+    (
+        "ngram-external-corpus-max-tokens-range",
+        ngram(external_corpus_max_tokens=0),
+        facts(),
+        "speculative_ngram_external_corpus_max_tokens must be 1 to 1000000000, got 0: a corpus has at least one token",
+    ),
+    (
+        "ngram-breadths-crossed",
+        ngram(min_bfs_breadth=5, max_bfs_breadth=4),
+        facts(),
+        "speculative_ngram_min_bfs_breadth 5 is more than the widest breadth, 4; it must be 1 to 4",
+    ),
+    (
+        "ngram-tree-too-wide",
+        EngineConfig("m", "NGRAM", None, 2, 3, 14),
+        facts(),
+        "speculative_num_draft_tokens 14 is more than the 13 nodes of the fullest tree of 2 steps with topk 3; use 2 "
+        "to 13",
+    ),
+    (
+        "ngram-corpus-unused",
+        ngram(external_corpus_path="c"),
+        facts(),
+        "speculative_ngram_external_corpus_path c needs speculative_ngram_external_sam_budget of at least 1, got 0",
+    ),
+    (
+        "ngram-budget-unused",
+        ngram(external_sam_budget=3),
+        facts(),
+        "speculative_ngram_external_sam_budget 3 needs speculative_ngram_external_corpus_path; give it or leave the "
+        "budget out",
+    ),
+    (
+        "ngram-budget-too-wide",
+        ngram(external_sam_budget=12, external_corpus_path="c"),
+        facts(),
+        "speculative_ngram_external_sam_budget 12 is more than the 11 drafted nodes of a round; use 1 to 11",
+    ),
+]
+
+
+@pytest.mark.parametrize(("rule", "config", "known", "sentence"), REFUSED)
+def test_refused_in_one_sentence_by_one_rule_alone(rule, config, known, sentence):
+    assert refusal(config, known) == ([rule], sentence)
+
+
+def test_every_refusing_rule_has_a_case():
+    assert {case[0] for case in REFUSED} == {rule.name for rule in NGRAM_RULES}
+
+
+def test_another_topk_gives_way_to_the_breadth():
+    config = EngineConfig("m", "NGRAM", speculative_eagle_topk=2, speculative_ngram_max_bfs_breadth=4)
+    assert broken(config, facts()) == [TOPK_IS_BREADTH.name]
+    (made,) = resolve(config, facts()).rewrites
+    assert (made.field, made.asked, made.got) == ("speculative_eagle_topk", 2, 4)
+    assert made.reason == "the topk of NGRAM is its breadth, speculative_ngram_max_bfs_breadth 4"

@@ -1,0 +1,88 @@
+"""Which targets so many ranks can share, and on which machines."""
+
+from __future__ import annotations
+
+import pytest
+
+from specmatrix.engine.core.config.asked import EngineConfig, Facts
+from specmatrix.engine.core.config.resolve import explicit, resolve
+from specmatrix.engine.core.config.rules.parallel import SPLITTING
+from specmatrix.engine.core.draft.algorithms import Topology, Traits, forget_traits, register_traits
+from specmatrix.engine.core.errors import ConfigError
+from tests.support.launch_configs import refusal
+
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+
+
+def facts(heads: int = 8, kv_heads: int = 2, widths: tuple[int, ...] = (384,), gpus: int = 0) -> Facts:
+    kind = "cuda" if gpus else "cpu"
+    return Facts(
+        "LlamaForCausalLM", 512, 128, 4, 1024, "t", device_kind=kind, gpus=gpus, heads=heads, kv_heads=kv_heads,
+        widths=widths,
+    )  # fmt: skip
+
+
+REFUSED = [
+    ("tp-size-range", 0, facts(), "tp_size must be 1 to 64, got 0: ranks of one engine, a process each"),
+    (
+        "uneven-ranks",
+        4,
+        facts(heads=6),
+        "tp_size 4 cannot share a target with 6 attention heads, which is neither a multiple nor a divisor of it; use "
+        "another tp_size",
+    ),
+    (
+        "uneven-ranks",
+        2,
+        facts(heads=6, kv_heads=3),
+        "tp_size 2 cannot share a target with 3 key-value heads, which is neither a multiple nor a divisor of it; use "
+        "another tp_size",
+    ),
+    (
+        "uneven-ranks",
+        8,
+        facts(widths=(384, 60)),
+        "tp_size 8 cannot share a target with feed-forward parts of 60 numbers, which is no multiple of it; use "
+        "another tp_size",
+    ),
+    (
+        "ranks-without-gpus",
+        2,
+        facts(gpus=1),
+        "tp_size 2 needs as many GPUs and this machine shows 1; use a smaller tp_size, or device cpu",
+    ),
+]
+
+
+@pytest.mark.parametrize(("rule", "ranks", "known", "sentence"), REFUSED)
+def test_refused_in_one_sentence_by_one_rule_alone(rule: str, ranks: int, known: Facts, sentence: str):
+    assert refusal(EngineConfig("m", tp_size=ranks), known) == ([rule], sentence)
+
+
+def test_every_rule_has_a_case():
+    assert {case[0] for case in REFUSED} | {"registered-on-ranks"} == {rule.name for rule in SPLITTING}
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8, 16])
+def test_heads_are_split_or_copied(ranks: int):
+    resolved = resolve(EngineConfig("m", tp_size=ranks), facts())
+    assert resolved.tp_size == explicit(resolved).tp_size == ranks
+
+
+def test_a_cpu_needs_no_gpu_for_its_ranks():
+    assert resolve(EngineConfig("m", tp_size=4, device="cpu"), facts(gpus=2)).device == "cpu"
+    assert resolve(EngineConfig("m", tp_size=4), facts(gpus=4)).device == "cuda"
+
+
+@pytest.mark.parametrize("flag", ["--tp-size", "--tensor-parallel-size", "--tp"])
+def test_the_flags_are_those_of_sglang(flag: str):
+    assert EngineConfig.from_flags({"model": "m", flag: "2"}).tp_size == 2
+
+
+def test_a_registered_algorithm_runs_in_the_process_that_knows_it():
+    register_traits(Traits("MINE", "mine", Topology.CHAIN), None)
+    try:
+        with pytest.raises(ConfigError, match=r"^tp_size 2 cannot run MINE, which is registered in one process only; "):
+            resolve(EngineConfig("m", "MINE", tp_size=2), facts())
+    finally:
+        forget_traits("MINE")

@@ -1,0 +1,362 @@
+from dataclasses import replace
+
+import pytest
+
+from specmatrix.engine.core.config.asked import DraftFacts, EngineConfig
+from specmatrix.engine.core.config.context import Situation
+from specmatrix.engine.core.config.resolve import resolve
+from specmatrix.engine.core.config.rules.draft_checkpoint import PAIRING
+from specmatrix.engine.core.config.rules.ngram import NGRAM_RULES, TOPK_IS_BREADTH
+from specmatrix.engine.core.config.rules.parallel import SPLITTING
+from specmatrix.engine.core.config.rules.table import CAPACITY, RULES
+from specmatrix.engine.core.draft.algorithms import Topology, Traits
+from specmatrix.engine.core.errors import ConfigError
+from tests.support.launch_configs import HEAD, MODEL, eagle3, facts, refusal, standalone
+
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+
+FLAT = '{"candidate_steps": [2, 1]}'
+BLOCK = DraftFacts("DFlashDraftModel", vocab_size=512, hidden_size=96, block_size=8)
+LAYERS = DraftFacts("DeepseekV3ForCausalLM", 512, 128, 128, 512, "t", (-1,), prediction_layers=2)
+
+REFUSED = [
+    (
+        "nothing-to-draft",
+        EngineConfig("m", speculative_num_steps=3),
+        facts(None),
+        "speculative_num_steps 3 means nothing with speculative_algorithm NONE; leave it out or name a drafter",
+    ),
+    (
+        "nothing-to-draft",
+        EngineConfig("m", speculative_draft_model_path="d"),
+        facts(),
+        "speculative_draft_model_path d means nothing with speculative_algorithm NONE; leave it out or name a drafter",
+    ),
+    (
+        "draft-path-missing",
+        EngineConfig("m", "EAGLE3"),
+        facts(None),
+        "speculative_algorithm EAGLE3 needs a draft checkpoint; give speculative_draft_model_path",
+    ),
+    (
+        "draft-unread",
+        eagle3(),
+        facts(None),
+        "nothing is known of the draft at d; read its config.json into the facts first",
+    ),
+    (
+        "draft-path-unread",
+        EngineConfig("m", "NGRAM", "d"),
+        facts(),
+        "speculative_algorithm NGRAM drafts without a checkpoint; leave speculative_draft_model_path d out",
+    ),
+    (
+        "nothing-bundled",
+        EngineConfig("m", "NEXTN"),
+        facts(),
+        "speculative_algorithm NEXTN drafts with layers that the target's checkpoint brings, and m (LlamaForCausalLM) "
+        "brings none; give speculative_draft_model_path",
+    ),
+    (
+        "block-too-wide",
+        EngineConfig("m", "DFLASH", "d", speculative_num_draft_tokens=9),
+        facts(BLOCK),
+        "speculative_num_draft_tokens 9 is more than the 8 positions of the draft's block; use 2 to 8",
+    ),
+    (
+        "steps-auto-alone",
+        eagle3(speculative_eagle_topk=2),
+        facts(),
+        "speculative_num_steps auto needs speculative_eagle_topk and speculative_num_draft_tokens auto too, "
+        "got 2 and auto; give speculative_num_steps",
+    ),
+    (
+        "num-steps-range",
+        eagle3(speculative_num_steps=0),
+        facts(),
+        "speculative_num_steps must be 1 to 255, got 0: a drafter goes at least one step deep",
+    ),
+    (
+        "topk-range",
+        eagle3(speculative_num_steps=1, speculative_eagle_topk=65),
+        facts(),
+        "speculative_eagle_topk must be 1 to 64, got 65: each step scores topk * topk candidates",
+    ),
+    (
+        "num-draft-tokens-range",
+        eagle3(speculative_num_steps=3, speculative_eagle_topk=2, speculative_num_draft_tokens=1),
+        facts(),
+        "speculative_num_draft_tokens must be 2 to 256, got 1: the root and at least one draft are verified",
+    ),
+    (
+        "tree-too-wide",
+        eagle3(speculative_num_steps=2, speculative_eagle_topk=2, speculative_num_draft_tokens=8),
+        facts(),
+        "speculative_num_draft_tokens 8 is more than the root and the 6 candidates of 2 steps with topk 2; use 2 to 7",
+    ),
+    (
+        "threshold-inexact",
+        eagle3(speculative_accept_threshold_single=0.9),
+        facts(),
+        "speculative_accept_threshold_single must be 1.0, got 0.9: the verifier is exact",
+    ),
+    (
+        "threshold-inexact",
+        EngineConfig("m", speculative_accept_threshold_acc=2.0),
+        facts(None),
+        "speculative_accept_threshold_acc must be 1.0, got 2.0: the verifier is exact",
+    ),
+    (
+        "v2-needs-overlap",
+        EngineConfig("m", spec_version="v2", disable_overlap_schedule=True),
+        facts(None),
+        "spec_version v2 cannot run with disable_overlap_schedule; drop one of them or ask for spec_version v1",
+    ),
+    (
+        "layers-of-no-use",
+        eagle3(enable_multi_layer_eagle=True),
+        facts(),
+        "enable_multi_layer_eagle true needs an algorithm whose draft has a layer for each step, got EAGLE3; "
+        "leave it out or use NEXTN",
+    ),
+    (
+        "layers-too-few",
+        EngineConfig("m", "NEXTN", "d", speculative_num_steps=3, enable_multi_layer_eagle=True),
+        facts(LAYERS),
+        "speculative_num_steps 3 is more than the 2 layers of the draft with enable_multi_layer_eagle true; "
+        "use 1 to 2 or enable_multi_layer_eagle false",
+    ),
+    (
+        "layers-in-a-chain",
+        EngineConfig("m", "NEXTN", "d", 2, 2, enable_multi_layer_eagle=True),
+        facts(LAYERS),
+        "speculative_eagle_topk 2 is a tree, and enable_multi_layer_eagle true drafts chains; "
+        "use 1 or enable_multi_layer_eagle false",
+    ),
+    (
+        "page-size-range",
+        EngineConfig("m", page_size=0),
+        facts(None),
+        "page_size must be 1 to 256, got 0: tokens per KV page",
+    ),
+    (
+        "chunked-prefill-size-range",
+        EngineConfig("m", chunked_prefill_size=0),
+        facts(None),
+        "chunked_prefill_size must be at least 1, or -1 for whole prompts, got 0",
+    ),
+    (
+        "max-running-requests-range",
+        EngineConfig("m", max_running_requests=0),
+        facts(None),
+        "max_running_requests must be at least 1, got 0",
+    ),
+    (
+        "context-length-range",
+        EngineConfig("m", context_length=1025),
+        facts(None),
+        "context_length must be 2 to 1024, the model's own, got 1025",
+    ),
+    (
+        "window-ratio-range",
+        EngineConfig("m", swa_full_tokens_ratio=1.5, disable_radix_cache=True),
+        facts(None, window=40),
+        "swa_full_tokens_ratio must be above 0 and at most 1, got 1.5",
+    ),
+    (
+        "nothing-to-draft",
+        EngineConfig("m", speculative_adaptive=True),
+        facts(None),
+        "speculative_adaptive True means nothing with speculative_algorithm NONE; leave it out or name a drafter",
+    ),
+    (
+        "adaptive-config-alone",
+        eagle3(speculative_adaptive_config="slots.json"),
+        facts(),
+        "speculative_adaptive_config slots.json is read with speculative_adaptive only; add it or leave the file out",
+    ),
+    (
+        "adaptive-config-unread",
+        eagle3(speculative_adaptive=True, speculative_adaptive_config="slots.json"),
+        facts(),
+        "nothing is known of the file slots.json; read its text into the facts first",
+    ),
+    (
+        "adaptive-config-wrong",
+        eagle3(speculative_adaptive=True, speculative_adaptive_config='{"1": {}}'),
+        facts(),
+        "speculative_adaptive_config: slot 1: candidate_steps is missing; give a list of draft depths, such as [1, 3]",
+    ),
+    (
+        "adaptive-config-wrong",
+        eagle3(speculative_adaptive=True, speculative_adaptive_config="slots.json"),
+        replace(facts(), adaptive_config="[]"),
+        "speculative_adaptive_config must be a JSON object, got []",
+    ),
+    (
+        "steps-no-candidate",
+        eagle3(speculative_adaptive=True, speculative_num_steps=5),
+        facts(),
+        "speculative_num_steps 5 is no candidate of any slot of adaptive steps; use auto or one of 1, 3, 7",
+    ),
+    (
+        "random-seed-range",
+        EngineConfig("m", random_seed=-1),
+        facts(None),
+        f"random_seed must be 0 to {2**63 - 1}, got -1: the counter-based generator takes 63 bits",
+    ),
+    (
+        "cuda-graph-max-bs-range",
+        EngineConfig("m", cuda_graph_max_bs=-1),
+        facts(None),
+        "cuda_graph_max_bs must be 0 to 1024, got -1: requests of the largest batch that is a graph, 0 for no graphs",
+    ),
+    (
+        "cuda-graph-max-gb-range",
+        EngineConfig("m", cuda_graph_max_gb=0),
+        facts(None),
+        "cuda_graph_max_gb must be 1 to 1024, got 0: GiB that all graphs may hold; disable_cuda_graph is for no graphs",
+    ),
+    (
+        "gpu-missing",
+        EngineConfig("m", device="cuda"),
+        facts(None),
+        "device cuda needs a visible GPU and there is none; use device cpu",
+    ),
+]
+REWRITTEN = [
+    (
+        "chain-width",
+        eagle3(speculative_num_steps=3, speculative_num_draft_tokens=8),
+        (8, 4, "with topk 1 a chain of 3 steps verifies 4 tokens"),
+    ),
+    (
+        "window-uncached",
+        eagle3(context_length=100),
+        (
+            False,
+            True,
+            "the target has layers with a sliding window of 40 tokens, whose pages are freed before a prefix could be "
+            "reused, so nothing is cached",
+        ),
+    ),
+    (
+        "block-steps",
+        EngineConfig("m", "DFLASH", "d", speculative_num_steps=3),
+        (3, 1, "DFLASH drafts a whole block in one step"),
+    ),
+    (
+        "chains-only",
+        EngineConfig("m", "DFLASH", "d", speculative_eagle_topk=4),
+        (4, 1, "DFLASH drafts chains, never trees"),
+    ),
+    (
+        "no-step-in-flight",
+        EngineConfig("m", "NGRAM", spec_version="v2"),
+        ("v2", "v1", "NGRAM reads tokens on the host, so every step resolves before the next"),
+    ),
+    (
+        "chain-width",
+        eagle3(speculative_adaptive=True, speculative_num_draft_tokens=8),
+        (8, 4, "with topk 1 a chain of 3 steps verifies 4 tokens"),
+    ),
+    (
+        "adaptive-unsupported",
+        eagle3(speculative_adaptive=True, speculative_num_steps=3, speculative_eagle_topk=2),
+        (True, False, "a tree of topk 2 is as wide as it was built, so the depth stays static"),
+    ),
+    (
+        "adaptive-unsupported",
+        EngineConfig("m", "NGRAM", speculative_adaptive=True),
+        (True, False, "NGRAM cannot change the depth of a round, so the depth stays static"),
+    ),
+    (
+        "adaptive-unsupported",
+        EngineConfig("m", "DFLASH", "d", speculative_adaptive=True),
+        (True, False, "DFLASH cannot change the depth of a round, so the depth stays static"),
+    ),
+    (
+        "adaptive-config-flat",
+        eagle3(speculative_adaptive=True, speculative_adaptive_config=FLAT),
+        (
+            FLAT,
+            '{"1": {"candidate_steps": [1, 2], "ema_alpha": 0.2, "update_interval": 5, "warmup_batches": 10, '
+            '"down_hysteresis": -0.25, "up_hysteresis": 0.0, "ceiling_coeff": 0.0}}',
+            "the flat format without batch sizes is read as one slot for all of them",
+        ),
+    ),
+    (
+        "graphs-impossible",
+        EngineConfig("m", cuda_graph_max_bs=8),
+        (8, 0, "only a GPU has CUDA graphs, so rounds run without"),
+    ),
+    (
+        "whole-pages",
+        eagle3(max_total_tokens=100, page_size=16),
+        (100, 96, "KV memory comes in whole pages of 16 tokens, so the count is rounded down"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("rule", "config", "known", "sentence"), REFUSED)
+def test_refused_in_one_sentence_by_one_rule_alone(rule, config, known, sentence):
+    assert refusal(config, known) == ([rule], sentence)
+
+
+@pytest.mark.parametrize(("rule", "config", "rewrite"), REWRITTEN)
+def test_rewritten_with_asked_got_and_reason(rule, config, rewrite):
+    draft = BLOCK if config.speculative_algorithm == "DFLASH" else HEAD
+    known = facts(draft, window=40 if rule == "window-uncached" else None)
+    situation = Situation.of(config, known)
+    (row,) = (row for row in RULES if row.broken(situation))
+    (made,) = resolve(config, known).rewrites
+    assert row.name == rule and made.field == row.field
+    assert (made.asked, made.got, made.reason) == rewrite
+
+
+def test_a_wrong_file_is_refused_even_where_the_depth_would_stay_static():
+    config = standalone(speculative_adaptive=True, speculative_adaptive_config="{}")
+    with pytest.raises(ConfigError, match="speculative_adaptive_config has no batch size as a key; give at least"):
+        resolve(config, facts(MODEL))
+
+
+def test_every_rule_has_a_case():
+    """Those of drafts, of n-grams and of ranks stand beside their own."""
+    tried = {case[0] for case in (*REFUSED, *REWRITTEN)}
+    assert tried == {rule.name for rule in RULES if rule not in (*PAIRING, *NGRAM_RULES, TOPK_IS_BREADTH, *SPLITTING)}
+
+
+def test_names_are_unique_and_rewrites_name_their_value():
+    assert len({rule.name for rule in RULES}) == len(RULES)
+    assert all((rule.got is not None) == (rule.kind == "rewritten") for rule in RULES)
+
+
+@pytest.mark.parametrize(
+    ("version", "need"),
+    [("v1", 16), ("v2", 32)],
+)
+def test_a_pool_that_holds_no_request_is_refused_at_each_timing(version, need):
+    asked = {"speculative_num_steps": 7, "page_size": 16, "spec_version": version}
+    assert CAPACITY.name == "pool-too-small"
+    assert resolve(eagle3(max_total_tokens=need, **asked), facts()).num_pages == need // 16
+    with pytest.raises(ConfigError) as caught:
+        resolve(eagle3(max_total_tokens=need - 1, **asked), facts())
+    assert str(caught.value) == (
+        f"max_total_tokens {need - 1} holds no request: one token and its steps in flight need {need} "
+        "(pages of 16); give at least that"
+    )
+
+
+def test_a_registered_chain_with_no_step_in_flight_says_so():
+    traits = Traits("SLOW", "", Topology.CHAIN, max_lag=0)
+    situation = Situation(EngineConfig("m", "SLOW", speculative_eagle_topk=2, spec_version="v2"), facts(), traits)
+    assert [row.sentence(situation) for row in RULES if row.broken(situation) and row.kind == "rewritten"] == [
+        "SLOW drafts chains, never trees",
+        "SLOW lets no launched step wait unread, so every step resolves before the next",
+    ]
+
+
+@pytest.mark.parametrize("width", [2, 7])
+def test_the_widest_legal_tree_runs(width):
+    config = eagle3(speculative_num_steps=2, speculative_eagle_topk=2, speculative_num_draft_tokens=width)
+    assert resolve(config, facts()).num_draft_tokens == width

@@ -1,0 +1,166 @@
+"""Both file formats, and every mistake in them as one sentence: what, the value, what is allowed."""
+
+import json
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specmatrix.engine.core.config.adaptive_file import DEFAULT_SLOTS, MAX_STEPS, AdaptiveSlot, dump, parse, union
+from specmatrix.engine.core.errors import ConfigError
+
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+
+KEYS = (
+    "candidate_steps, ema_alpha, update_interval, warmup_batches, down_hysteresis, up_hysteresis, ceiling_coeff, "
+    "strategy"
+)
+
+
+def slots(table):
+    return parse(json.dumps(table)).slots
+
+
+def test_the_default_table():
+    assert [(s.batch_from, s.candidate_steps, s.down_hysteresis) for s in DEFAULT_SLOTS] == [
+        (1, (1, 3, 7), -0.25),
+        (8, (1, 3), 0.0),
+        (32, (1,), -0.25),
+    ]
+    first = DEFAULT_SLOTS[0]
+    assert (first.ema_alpha, first.update_interval, first.warmup_batches) == (0.2, 5, 10)
+    assert (first.up_hysteresis, first.ceiling_coeff) == (0.0, 0.0)
+    assert union(DEFAULT_SLOTS) == (1, 3, 7)
+
+
+def test_slots_by_batch_size_are_sorted_and_their_candidates_distinct():
+    assert slots({"32": {"candidate_steps": [1]}, "1": {"candidate_steps": [7, 1, 3, 3]}}) == (
+        AdaptiveSlot(1, (1, 3, 7)),
+        AdaptiveSlot(32, (1,)),
+    )
+    assert not parse('{"4": {"candidate_steps": [2]}}').flat
+
+
+def test_known_keys_beside_the_sizes_are_shared_defaults():
+    table = {
+        "ema_alpha": 0.5,
+        "candidate_steps": [1, 2],
+        "1": {"ema_alpha": 1, "strategy": "ema"},
+        "8": {"candidate_steps": [1], "warmup_batches": 0},
+    }
+    assert slots(table) == (
+        AdaptiveSlot(1, (1, 2), ema_alpha=1),
+        AdaptiveSlot(8, (1,), ema_alpha=0.5, warmup_batches=0),
+    )
+
+
+def test_the_flat_format_is_one_slot():
+    read = parse('{"candidate_steps": [3, 1], "up_hysteresis": 0.5}')
+    assert read.flat and read.slots == (AdaptiveSlot(1, (1, 3), up_hysteresis=0.5),)
+
+
+SLOT = {"candidate_steps": [1, 3]}
+BAD = [
+    ("{", "is not JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
+    ("", "is not JSON: Expecting value: line 1 column 1 (char 0)"),
+    ([1, 3], "must be a JSON object, got [1, 3]"),
+    ({}, "has no batch size as a key; give at least {'1': {'candidate_steps': [...]}}"),
+    ({"ema_alpha": 0.5}, "has no batch size as a key; give at least {'1': {'candidate_steps': [...]}}"),
+    ('{"1": {"candidate_steps": [1]}, "1": {"candidate_steps": [3]}}', "gives '1' twice; give it once"),
+    (
+        {"1": SLOT, "default": SLOT},
+        f": the key 'default' is unknown; a key must be a batch size such as '8' or one of {KEYS}",
+    ),
+    (
+        {"ema_alfa": 0.5, "1": SLOT},
+        f": the key 'ema_alfa' is unknown, the closest one is 'ema_alpha'; a key must be a batch size such as '8' or "
+        f"one of {KEYS}",
+    ),
+    (
+        {"8": SLOT | {"candidates": [1]}},
+        f": slot 8: the key 'candidates' is unknown, the closest one is 'candidate_steps'; a key must be one of {KEYS}",
+    ),
+    ({"0": SLOT}, "has the batch size '0'; it must be an integer of at least 1, without sign or 0s in front"),
+    ({"-8": SLOT}, "has the batch size '-8'; it must be an integer of at least 1, without sign or 0s in front"),
+    ({"08": SLOT}, "has the batch size '08'; it must be an integer of at least 1, without sign or 0s in front"),
+    ({"8": [1, 3]}, ": slot 8: a slot must be a JSON object, got [1, 3]"),
+    ({"8": {}}, ": slot 8: candidate_steps is missing; give a list of draft depths, such as [1, 3]"),
+    *(
+        (
+            {"8": {"candidate_steps": value}},
+            f": slot 8: candidate_steps must be a list of one or more integers from 1 to 255, got {json.dumps(value)}",
+        )
+        for value in ([], 3, None, "1,3", [0], [-1, 2], [1.0], ["1"], [True], [1, 256], {"1": 1})
+    ),
+    *(
+        ({"1": SLOT | {key: value}}, f": slot 1: {key} must be {allowed}, got {json.dumps(value)}")
+        for key, allowed, values in (
+            ("ema_alpha", "a number above 0 and at most 1", (0, 1.5, -0.1, "0.2", True, None, float("nan"))),
+            ("update_interval", "an integer of at least 1", (0, 2.5, "5", True)),
+            ("warmup_batches", "an integer of at least 0", (-1, 1.0, None)),
+            ("down_hysteresis", "a finite number", ("low", float("inf"), False)),
+            ("up_hysteresis", "a finite number", ([0], float("nan"))),
+            ("ceiling_coeff", "a finite number of at least 0", (-0.5, float("inf"), "2")),
+            ("strategy", "'ema', the only strategy here", ("throughput_aware", 1)),
+        )
+        for value in values
+    ),
+    (
+        {"candidate_steps": [0, 1]},
+        ": candidate_steps must be a list of one or more integers from 1 to 255, got [0, 1]",
+    ),
+]
+
+
+@pytest.mark.parametrize(("table", "sentence"), BAD)
+def test_every_mistake_is_one_sentence(table, sentence):
+    text = table if isinstance(table, str) else json.dumps(table)
+    with pytest.raises(ConfigError, match=re.escape(f"speculative_adaptive_config{_blank(sentence)}{sentence}") + "$"):
+        parse(text)
+
+
+def _blank(sentence):
+    return "" if sentence.startswith(":") else " "
+
+
+NUMBER = st.floats(-2, 2)
+SLOTS = st.dictionaries(
+    st.integers(1, 64),
+    st.tuples(
+        st.sets(st.integers(1, MAX_STEPS), min_size=1, max_size=5).map(lambda s: tuple(sorted(s))),
+        st.floats(0.001, 1),
+        st.integers(1, 50),
+        st.integers(0, 50),
+        NUMBER,
+        NUMBER,
+        st.floats(0, 4),
+    ),
+    min_size=1,
+    max_size=4,
+).map(lambda table: tuple(AdaptiveSlot(size, *values) for size, values in sorted(table.items())))
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(SLOTS)
+def test_dumped_slots_read_back_unchanged(table):
+    read = parse(dump(table))
+    assert read.slots == table and not read.flat
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers(-3, 9) | st.floats() | st.sampled_from(["1", "ema", ""]),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(st.sampled_from(["1", "8", "-1", "x", "candidate_steps", "ema_alpha"]), inner, max_size=4)
+        ),
+        max_leaves=8,
+    )
+)
+def test_any_json_is_read_or_refused_in_one_sentence(table):
+    try:
+        assert parse(json.dumps(table)).slots
+    except ConfigError as error:
+        assert "\n" not in str(error)

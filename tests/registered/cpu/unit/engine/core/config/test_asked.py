@@ -1,0 +1,107 @@
+import json
+from dataclasses import replace
+
+import pytest
+
+from specmatrix.engine.core.config.asked import KINDS, EngineConfig, Facts
+from specmatrix.engine.core.config.resolve import resolve
+from specmatrix.engine.core.errors import ConfigError
+
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+
+FLAGS = ", ".join("--" + name.replace("_", "-") for name in KINDS)
+FACTS = Facts("LlamaForCausalLM", vocab_size=512, hidden_size=128, num_layers=4, context_length=1024)
+
+
+def refusal(flags: dict[str, object]) -> str:
+    with pytest.raises(ConfigError) as caught:
+        EngineConfig.from_flags(flags)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("flag", ["--page-size", "page-size", "page_size"])
+def test_flags_take_dashes_and_underscores(flag):
+    assert EngineConfig.from_flags({"model_path": "m", flag: "16"}).page_size == 16
+
+
+def test_flags_parse_text_by_field():
+    config = EngineConfig.from_flags(
+        {
+            "--model": "m",
+            "--speculative-draft-model": "d",
+            "--page-size": "auto",
+            "--disable-radix-cache": "true",
+            "--disable-overlap-schedule": "False",
+            "--speculative-accept-threshold-acc": "0.5",
+            "--chunked-prefill-size": "-1",
+            "--spec-version": "v2",
+            "--strict-memory": "2",
+        }
+    )
+    assert config == EngineConfig(
+        "m",
+        speculative_draft_model_path="d",
+        disable_radix_cache=True,
+        speculative_accept_threshold_acc=0.5,
+        chunked_prefill_size=-1,
+        spec_version="v2",
+        strict_memory=2,
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ({"--page-sise": "4"}, "flag '--page-sise' is unknown; the closest one is --page-size"),
+        ({"model": "m", "page_sise": 4}, "flag '--page-sise' is unknown; the closest one is --page-size"),
+        ({"model": "m", "bogus": True}, f"flag '--bogus' is unknown; it must be one of {FLAGS}"),
+        ({"page-size": "4", "page_size": "4"}, "page_size is given twice; give it once"),
+        ({"page_size": "4"}, "model_path is missing; give the path or zoo name of the target model"),
+        ({"model": "m", "page-size": "abc"}, "page_size must be an integer or 'auto', got 'abc'"),
+        ({"model": "m", "page-size": 1.5}, "page_size must be an integer or 'auto', got 1.5"),
+        ({"model": "m", "page-size": True}, "page_size must be an integer or 'auto', got True"),
+        ({"model": "m", "spec-version": "v3"}, "spec_version must be one of auto, v1, v2, got 'v3'"),
+        ({"model": "m", "device": "tpu"}, "device must be one of auto, cpu, cuda, got 'tpu'"),
+        ({"model": "m", "dtype": "int8"}, "dtype must be one of auto, float32, bfloat16, float16, got 'int8'"),
+        ({"model": "m", "strict-memory": "3"}, "strict_memory must be one of 0, 1, 2, got 3"),
+        ({"model": "m", "strict-memory": True}, "strict_memory must be one of 0, 1, 2, got True"),
+        ({"model": "m", "kv-stamps": "maybe"}, "kv_stamps must be true or false, got 'maybe'"),
+        ({"model": "m", "random-seed": "auto"}, "random_seed must be an integer, got 'auto'"),
+        (
+            {"model": "m", "speculative-accept-threshold-acc": "nan"},
+            "speculative_accept_threshold_acc must be a number, got nan",
+        ),
+        ({"model": 3}, "model_path must be a text, got 3"),
+        ({"model": "m", "speculative-algorithm": None}, "speculative_algorithm must be a text, got None"),
+    ],
+)
+def test_bad_flags_are_refused_in_one_sentence(flags, sentence):
+    assert refusal(flags) == sentence
+
+
+def test_a_bad_value_is_refused_on_construction_too():
+    with pytest.raises(ConfigError, match="page_size must be an integer or 'auto', got '4'"):
+        EngineConfig("m", page_size="4")  # type: ignore[arg-type]  # the wrong type is the point
+
+
+def test_as_dict_is_json_in_field_order():
+    resolved = resolve(EngineConfig("m", max_total_tokens=50, page_size=16), FACTS)
+    values = json.loads(json.dumps(resolved.as_dict()))
+    assert list(values)[:3] == ["model_path", "draft_path", "algorithm"]
+    assert values["num_pages"] == 3
+    assert values["rewrites"] == [
+        {
+            "field": "max_total_tokens",
+            "asked": 50,
+            "got": 48,
+            "reason": "KV memory comes in whole pages of 16 tokens, so the count is rounded down",
+        }
+    ]
+    assert {"field": "spec_version", "value": "v2", "because": "overlapped steps are the default"} in values["reasons"]
+
+
+def test_launch_hash_sees_values_only():
+    resolved = resolve(EngineConfig("m"), FACTS)
+    assert len(resolved.launch_hash()) == 12
+    assert replace(resolved, reasons=(), rewrites=()).launch_hash() == resolved.launch_hash()
+    assert replace(resolved, lag=0).launch_hash() != resolved.launch_hash()

@@ -1,0 +1,171 @@
+from dataclasses import replace
+
+import pytest
+
+from specmatrix.engine.core.config.asked import AUTO, DraftFacts, EngineConfig, Facts
+from specmatrix.engine.core.config.defaults import DEFAULTS
+from specmatrix.engine.core.config.resolve import ORDER, explicit, resolve
+
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+
+HEAD = DraftFacts("LlamaForCausalLMEagle3", 512, 96)
+MODEL = DraftFacts("LlamaForCausalLM", 512, 64)
+
+BLOCK = DraftFacts("DFlashDraftModel", 512, 64, block_size=7)
+NEXT = DraftFacts("DeepseekV3ForCausalLMNextN", 512, 128)
+
+
+def facts(draft: DraftFacts | None = None, architecture: str = "LlamaForCausalLM", gpus: int = 0) -> Facts:
+    return Facts(architecture, 512, 128, 4, 1024, None, draft, "cuda" if gpus else "cpu", gpus)
+
+
+def test_every_auto_field_ends_in_a_row_that_always_applies():
+    rows = {field: [row for row in DEFAULTS if row.field == field] for field in ORDER}
+    assert all(row[-1].condition in ("always", "otherwise", "a tree", "explicit steps") for row in rows.values())
+    autos = {name for name in EngineConfig.__dataclass_fields__ if getattr(EngineConfig("m"), name) == AUTO}
+    assert set(ORDER) == autos - {"speculative_ngram_max_bfs_breadth", "enable_multi_layer_eagle"}
+
+
+@pytest.mark.parametrize(
+    ("config", "known", "shape"),
+    [
+        (EngineConfig("m"), facts(), (0, 0, 1)),
+        (EngineConfig("m", "STANDALONE", "d"), facts(MODEL), (3, 1, 4)),
+        (EngineConfig("m", "EAGLE3", "d"), facts(HEAD), (5, 4, 8)),
+        (EngineConfig("m", "EAGLE3", "d"), facts(HEAD, "Qwen3ForCausalLM"), (3, 1, 4)),
+        (EngineConfig("m", "EAGLE3", "d", 3), facts(HEAD), (3, 1, 4)),
+        (EngineConfig("m", "EAGLE3", "d", 1, 2), facts(HEAD), (1, 2, 3)),
+        (EngineConfig("m", "EAGLE3", "d", 1, 4), facts(HEAD), (1, 4, 5)),
+        (EngineConfig("m", "EAGLE3", "d", 3, 4), facts(HEAD), (3, 4, 8)),
+        (EngineConfig("m", "EAGLE3", "d", 5, 4, 16), facts(HEAD), (5, 4, 16)),
+        (EngineConfig("m", "NGRAM"), facts(), (11, 10, 12)),
+        (EngineConfig("m", "NGRAM", speculative_num_draft_tokens=5), facts(), (4, 10, 5)),
+        (EngineConfig("m", "NGRAM", speculative_eagle_topk=1), facts(), (11, 1, 12)),
+        (EngineConfig("m", "NGRAM", None, 3, 1), facts(), (3, 1, 4)),
+        (EngineConfig("m", "NGRAM", None, 3, 2), facts(), (3, 2, 12)),
+        (EngineConfig("m", "NGRAM", None, 3, 2, 15), facts(), (3, 2, 15)),
+        (EngineConfig("m", "NGRAM", None, 1, 4), facts(), (1, 4, 5)),
+        (EngineConfig("m", "NGRAM", speculative_ngram_max_bfs_breadth=3), facts(), (11, 3, 12)),
+        (EngineConfig("m", "DFLASH", "d"), facts(BLOCK), (1, 1, 7)),
+        (EngineConfig("m", "DFLASH", "d"), facts(replace(BLOCK, block_size=None)), (1, 1, 16)),
+        (EngineConfig("m", "DFLASH", "d", speculative_num_draft_tokens=4), facts(BLOCK), (1, 1, 4)),
+        (EngineConfig("m", "DFLASH", "d", 3, 2, 4), facts(BLOCK), (1, 1, 4)),
+        (EngineConfig("m", "NEXTN"), replace(facts(), bundled=NEXT), (5, 4, 8)),
+        (EngineConfig("m", "NEXTN"), replace(facts(None, "DeepseekV3ForCausalLM"), bundled=NEXT), (3, 1, 4)),
+    ],
+)
+def test_shape(config, known, shape):
+    resolved = resolve(config, known)
+    assert (resolved.num_steps, resolved.topk, resolved.num_draft_tokens) == shape
+
+
+@pytest.mark.parametrize(
+    ("asked", "known", "version", "because"),
+    [
+        ({}, facts(), "v2", "overlapped steps are the default"),
+        (
+            {"disable_overlap_schedule": True},
+            facts(),
+            "v1",
+            "overlap scheduling is disabled, so steps resolve synchronously",
+        ),
+        (
+            {"speculative_algorithm": "EAGLE3", "speculative_draft_model_path": "d"},
+            facts(HEAD),
+            "v1",
+            "trees (topk > 1) default to v1; ask for spec_version v2 to overlap them",
+        ),
+        (
+            {"speculative_algorithm": "EAGLE3", "speculative_draft_model_path": "d", "speculative_num_steps": 3},
+            facts(HEAD),
+            "v2",
+            "overlapped steps are the default",
+        ),
+    ],
+    ids=["plain", "overlap-off", "automatic-tree", "explicit-chain"],
+)
+def test_spec_version_is_decided_after_the_shape(asked, known, version, because):
+    resolved = resolve(EngineConfig("m", **asked), known)
+    (reason,) = (reason for reason in resolved.reasons if reason.field == "spec_version")
+    assert (resolved.spec_version, resolved.lag) == (version, int(version == "v2"))
+    assert (reason.value, reason.because) == (version, because)
+
+
+@pytest.mark.parametrize(("asked", "got"), [({}, "v1"), ({"spec_version": "v1"}, "v1"), ({"spec_version": "v2"}, "v1")])
+def test_a_drafter_that_reads_the_host_waits_for_every_step(asked, got):
+    resolved = resolve(EngineConfig("m", "NGRAM", **asked), facts())
+    assert (resolved.spec_version, resolved.lag) == (got, 0)
+    said = [r.because for r in resolved.reasons if r.field == "spec_version"]
+    assert said == ([] if asked else ["the drafter needs every step resolved before the next"])
+    assert len(resolved.rewrites) == (asked.get("spec_version") == "v2")
+
+
+@pytest.mark.parametrize(
+    ("asked", "breadth", "because"),
+    [
+        ({}, 10, "n-gram trees are 10 nodes broad"),
+        ({"speculative_eagle_topk": 3}, 3, "a node has as many children as topk allows"),
+        ({"speculative_ngram_max_bfs_breadth": 4}, 4, None),
+    ],
+)
+def test_the_breadth_of_an_ngram_tree_is_its_topk(asked, breadth, because):
+    resolved = resolve(EngineConfig("m", "NGRAM", **asked), facts())
+    assert resolved.ngram.max_bfs_breadth == resolved.topk == breadth
+    said = [r.because for r in resolved.reasons if r.field == "speculative_ngram_max_bfs_breadth"]
+    assert said == ([because] if because else [])
+    assert resolve(EngineConfig("m"), facts()).ngram is None
+
+
+def test_bundled_weights_are_in_the_targets_checkpoint():
+    known = replace(facts(), bundled=NEXT)
+    resolved = resolve(EngineConfig("m", "NEXTN"), known)
+    (reason,) = (r for r in resolved.reasons if r.field == "speculative_draft_model_path")
+    assert resolved.draft_path == reason.value == "m"
+    assert reason.because == "the target's checkpoint brings the draft's layers"
+    again = resolve(explicit(resolved), known)
+    assert again.launch_hash() == resolved.launch_hash() and not again.reasons
+    own = resolve(EngineConfig("m", "NEXTN", "d"), replace(known, draft=NEXT))
+    assert own.draft_path == "d" and all(r.field != "speculative_draft_model_path" for r in own.reasons)
+
+
+@pytest.mark.parametrize("version", ["v1", "v2"])
+@pytest.mark.parametrize("topk", [1, 4])
+def test_an_explicit_version_is_honoured(version, topk):
+    config = EngineConfig("m", "EAGLE3", "d", 3, topk, spec_version=version)
+    resolved = resolve(config, facts(HEAD))
+    assert resolved.spec_version == version
+    assert "spec_version" not in {reason.field for reason in resolved.reasons}
+
+
+@pytest.mark.parametrize(("config", "running"), [(EngineConfig("m"), 64), (EngineConfig("m", "EAGLE3", "d"), 48)])
+def test_running_requests_follow_the_drafter(config, running):
+    assert resolve(config, facts(HEAD if config.speculative_draft_model_path else None)).max_running_requests == running
+
+
+@pytest.mark.parametrize(("gpus", "device", "dtype"), [(0, "cpu", "float32"), (1, "cuda", "bfloat16")])
+def test_device_and_dtype_follow_the_machine(gpus, device, dtype):
+    resolved = resolve(EngineConfig("m"), facts(gpus=gpus))
+    assert (resolved.device, resolved.dtype) == (device, dtype)
+
+
+def test_dtype_follows_the_asked_device():
+    assert resolve(EngineConfig("m", device="cpu"), facts(gpus=1)).dtype == "float32"
+
+
+@pytest.mark.parametrize(
+    ("asked", "tokens"),
+    [
+        ({"max_running_requests": 4, "context_length": 100}, 4 * (100 + 2)),
+        ({"max_running_requests": 4, "context_length": 100, "page_size": 64}, 448),
+        ({}, 65536),
+        ({"page_size": 7}, 65541),
+    ],
+)
+def test_the_pool_holds_every_running_request_up_to_a_limit(asked, tokens):
+    resolved = resolve(EngineConfig("m", **asked), facts())
+    assert resolved.max_total_tokens == tokens == resolved.num_pages * resolved.page_size
+    assert not resolved.rewrites
+
+
+def test_rows_that_may_be_promoted_name_their_evidence():
+    assert all(row.evidence for row in DEFAULTS if row.field == "spec_version" and row.value(None) == "v2")

@@ -1,0 +1,12 @@
+import pytest
+
+from specmatrix.engine.core.config.suggest import nearest
+
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+
+
+@pytest.mark.parametrize(
+    ("word", "close"), [("page_sise", "page_size"), ("eagl3", "eagle3"), ("bogus", ""), ("", ""), ("out", "out")]
+)
+def test_only_a_word_that_is_like_it_is_named(word: str, close: str):
+    assert nearest(word, ["page_size", "eagle3", "out"]) == close

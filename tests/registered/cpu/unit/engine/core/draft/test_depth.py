@@ -1,0 +1,220 @@
+"""The controller against numbers worked out by hand from its rule (sglang#21599, #24055)."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specmatrix.engine.core.config.adaptive_file import DEFAULT_SLOTS, AdaptiveSlot
+from specmatrix.engine.core.draft.depth import TRACE_LENGTH, DraftSteps, Record, Slot
+from specmatrix.engine.core.observe.counters import Probes
+
+pytestmark = pytest.mark.register(est_seconds=3, tier="cpu", stage="pr")
+
+
+def decisions(slot, means):
+    return [(slot.observe(mean), slot.ema, slot.steps) for mean in means]
+
+
+def test_the_trace_equals_the_one_worked_out_by_hand():
+    """alpha 1/2 keeps every average exact in binary; 2 rounds of warm-up, a decision every 2 rounds.
+
+    Thresholds of [1, 3, 7]: 3 -> 7 above 2.5, 7 -> 3 at or below 2.25, 3 -> 1 at or below 0.25, 1 -> 3 above 0.5.
+    """
+    slot = Slot(AdaptiveSlot(1, (1, 3, 7), ema_alpha=0.5, update_interval=2, warmup_batches=2), 3)
+    assert slot.ema == 2.0
+    assert decisions(slot, [3, 3, 3, 3, 1, 1.5, 0, 0, 0, 2, 0, 0, 0, 0, 1, 1]) == [
+        ("warm-up", 2.5, 3),
+        ("warm-up", 2.75, 3),
+        ("between", 2.875, 3),
+        ("up", 2.9375, 7),
+        ("between", 1.96875, 7),
+        ("down", 1.734375, 3),
+        ("between", 0.8671875, 3),
+        ("stay", 0.43359375, 3),
+        ("between", 0.216796875, 3),
+        ("stay", 1.1083984375, 3),
+        ("between", 0.55419921875, 3),
+        ("stay", 0.277099609375, 3),
+        ("between", 0.1385498046875, 3),
+        ("down", 0.06927490234375, 1),
+        ("between", 0.534637451171875, 1),
+        ("up", 0.7673187255859375, 3),
+    ]
+
+
+def test_the_defaults_decide_first_at_round_15_and_move_two_levels_at_once():
+    """From 7 the average starts at 6; fifteen rounds without an accepted draft leave 6 * 0.8**15 = 0.2111 <= 0.25."""
+    slot = Slot(AdaptiveSlot(1, (1, 3, 7)), 7)
+    seen = decisions(slot, [0] * 15)
+    assert [decision for decision, _, _ in seen] == ["warm-up"] * 10 + ["between"] * 4 + ["down"]
+    assert [steps for _, _, steps in seen] == [7] * 14 + [1]
+    assert slot.ema == pytest.approx(0.21110623253299, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("steps", "ema", "target"),
+    [
+        (7, 2.25, 3),
+        (7, 2.2501, 7),
+        (7, 0.25, 1),
+        (3, 0.25, 1),
+        (3, 0.2501, 3),
+        (3, 2.5, 3),
+        (3, 2.5001, 7),
+        (1, 0.5, 1),
+        (1, 0.5001, 3),
+        (1, 2.5001, 7),
+    ],
+)
+def test_thresholds_are_inclusive_downwards_and_exclusive_upwards(steps, ema, target):
+    """alpha 1 makes the average equal the round's mean; every round decides."""
+    slot = Slot(AdaptiveSlot(1, (1, 3, 7), ema_alpha=1.0, update_interval=1, warmup_batches=0), steps)
+    slot.observe(ema)
+    assert slot.steps == target
+
+
+@pytest.mark.parametrize(
+    ("steps", "ema", "coefficient", "target"),
+    [
+        (7, 2.4, 1.0, 3),  # cap ceil(2.4) = 3: no threshold is crossed, the ceiling alone moves 7 to 3
+        (7, 2.4, 3.0, 7),  # cap 8
+        (7, 5.0, 1.0, 3),  # cap 5: the deepest candidate below it
+        (3, 0.3, 1.0, 1),  # cap max(1, 1)
+        (3, 0.3, 9.0, 3),  # cap 3
+        (3, 2.6, 1.0, 7),  # cap 3 does not hold back a step up
+        (1, 0.0, 1.0, 1),  # cap at least 1
+    ],
+)
+def test_the_ceiling_lowers_but_never_blocks_a_step_up(steps, ema, coefficient, target):
+    settings_ = AdaptiveSlot(1, (1, 3, 7), 1.0, 1, 0, ceiling_coeff=coefficient)
+    slot = Slot(settings_, steps)
+    slot.observe(ema)
+    assert slot.steps == target
+
+
+def test_a_ceiling_below_every_candidate_gives_the_lowest():
+    slot = Slot(AdaptiveSlot(1, (3, 7), 1.0, 1, 0, ceiling_coeff=0.1), 7)
+    slot.observe(6.9)
+    assert slot.steps == 3
+
+
+def test_hysteresis_shifts_each_threshold_by_itself():
+    shifted = AdaptiveSlot(1, (1, 3), 1.0, 1, 0, down_hysteresis=0.0, up_hysteresis=0.5)
+    down, up = Slot(shifted, 3), Slot(shifted, 1)
+    down.observe(0.5)
+    up.observe(1.0)
+    assert (down.steps, up.steps) == (1, 1)
+    up.observe(1.01)
+    assert up.steps == 3
+
+
+@pytest.mark.parametrize(
+    ("candidates", "asked", "first"), [((1, 3, 7), 7, 7), ((1, 3, 7), 5, 3), ((1, 3), 7, 3), ((1,), 3, 1)]
+)
+def test_a_slot_starts_at_the_asked_depth_or_in_its_middle(candidates, asked, first):
+    slot = Slot(AdaptiveSlot(1, candidates), asked)
+    assert (slot.steps, slot.ema) == (first, first - 1.0)
+
+
+def eager(batch_from, candidates):
+    """A slot that follows its last round at once."""
+    return AdaptiveSlot(batch_from, candidates, ema_alpha=1.0, update_interval=1, warmup_batches=0)
+
+
+def test_batch_sizes_find_their_slot():
+    steps = DraftSteps((eager(2, (1, 3)), eager(8, (2, 5)), eager(32, (4,))), 3, Probes())
+    widths = {size: steps.activate(size) for size in (1, 2, 7, 8, 31, 32, 500)}
+    assert widths == {1: 4, 2: 4, 7: 4, 8: 6, 31: 6, 32: 5, 500: 5}
+    assert steps.max_width == 6
+
+
+def test_the_batch_size_alone_switches_and_the_probes_say_what_moved():
+    probes = Probes()
+    steps = DraftSteps((eager(1, (1, 3, 7)), eager(8, (1, 3)), eager(32, (1,))), 3, probes)
+    assert [steps.activate(size) for size in (1, 8, 32, 8, 1)] == [4, 4, 2, 4, 4]
+    steps.observe(1, 4, [3])
+    assert steps.steps == 3 and steps.activate(1) == 8 and steps.steps == 7
+    steps.observe(9, 4, [0, 1, 0, 0])
+    assert [steps.activate(size) for size in (9, 1)] == [2, 8]
+    adaptive = {name.removeprefix("adaptive."): n for name, n in probes.counts.items() if name.startswith("adaptive.")}
+    assert adaptive == {"activated": 8, "switched_up": 1, "switched_down": 1, "batch_switch": 4}
+    assert list(steps.trace) == [
+        Record(1, 1, 4, 3.0, 3.0, 7, "up", (3,), 5),
+        Record(8, 9, 4, 0.25, 0.25, 1, "down", (0, 1, 0, 0), 6),
+    ]
+    assert steps.activated == 8
+    assert list(steps.rounds) == [(1, 4), (8, 4), (32, 2), (8, 4), (1, 4), (1, 8), (9, 2), (1, 8)]
+
+
+def test_rounds_without_live_requests_count_for_nothing():
+    steps = DraftSteps(DEFAULT_SLOTS, 3, Probes())
+    steps.observe(4, 4, [])
+    assert not steps.trace and steps.slots[0].rounds == 0
+
+
+def test_the_trace_keeps_the_latest_records():
+    steps = DraftSteps(DEFAULT_SLOTS, 3, Probes())
+    for _ in range(TRACE_LENGTH + 3):
+        steps.activate(1)
+        steps.observe(1, 4, [2])
+    assert len(steps.trace) == len(steps.rounds) == TRACE_LENGTH
+    assert steps.slots[0].rounds == steps.activated == steps.trace[-1].activated == TRACE_LENGTH + 3
+
+
+@pytest.mark.parametrize(("depth", "width"), [(0, 1), (3, 4), (3, 8)])
+def test_static_steps_are_one_slot_of_one_candidate(depth, width):
+    probes = Probes()
+    steps = DraftSteps.static(depth, width, probes)
+    for size in (1, 8, 100):
+        assert steps.activate(size) == steps.max_width == width
+        steps.observe(size, width, [0] * size)
+    assert steps.steps == depth and not steps.trace and not any(probes.counts.values())
+
+
+ROUND = st.tuples(st.integers(1, 40), st.lists(st.integers(0, 7), max_size=4))
+HYSTERESIS = st.floats(-1, 1)
+SETTINGS = st.builds(
+    AdaptiveSlot,
+    batch_from=st.just(1),
+    candidate_steps=st.sets(st.integers(1, 9), min_size=1, max_size=4).map(lambda s: tuple(sorted(s))),
+    ema_alpha=st.floats(0.05, 1.0),
+    update_interval=st.integers(1, 4),
+    warmup_batches=st.integers(0, 4),
+    down_hysteresis=HYSTERESIS,
+    up_hysteresis=HYSTERESIS,
+    ceiling_coeff=st.sampled_from([0.0, 0.5, 1.5]),
+)
+
+
+def bounded(slots):
+    """Slots from sizes 1, 9, 17, ..."""
+    return tuple(AdaptiveSlot(1 + 8 * i, *list(slot.as_dict().values())[1:]) for i, slot in enumerate(slots))
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(st.lists(SETTINGS, min_size=2, max_size=4).map(bounded), st.integers(1, 9), st.lists(ROUND, max_size=60))
+def test_a_slot_depends_on_its_own_rounds_only(slots, first, rounds):
+    """All slots together decide as each slot alone does on the rounds of its range, whatever is activated between."""
+    together = DraftSteps(slots, first, Probes())
+    alone = [Slot(settings_, first) for settings_ in slots]
+    for size, correct in rounds:
+        width = together.activate(size)
+        mine = alone[min((size - 1) // 8, len(slots) - 1)]
+        assert width == mine.steps + 1 <= together.max_width
+        together.observe(size, width, correct)
+        if correct:
+            mine.observe(sum(correct) / len(correct))
+    assert [(s.steps, s.ema, s.rounds) for s in together.slots] == [(s.steps, s.ema, s.rounds) for s in alone]
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(SETTINGS, st.integers(1, 9), st.lists(st.floats(0, 9), max_size=60))
+def test_steps_stay_candidates_and_move_only_when_a_decision_is_due(rule, first, means):
+    slot = Slot(rule, first)
+    for index, mean in enumerate(means, 1):
+        before = slot.steps
+        decision = slot.observe(mean)
+        assert slot.steps in rule.candidate_steps
+        due = index > rule.warmup_batches and (index - rule.warmup_batches) % rule.update_interval == 0
+        assert due == (decision in ("stay", "up", "down"))
+        assert (slot.steps > before, slot.steps < before) == (decision == "up", decision == "down")

@@ -1,0 +1,478 @@
+"""The ledger: a state machine against a model of plain sets, every illegal verb, every law."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from specmatrix.engine.core.errors import EngineError, LedgerError
+from specmatrix.engine.core.memory.ledger import CACHE, FREE, KEPT, Entry, Ledger, OutOfPages
+from specmatrix.engine.core.memory.replay import replay
+
+pytestmark = pytest.mark.register(est_seconds=12, tier="cpu", stage="pr")
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """Verbs in any order. The model keeps who holds which page in sets and counts positions one by one."""
+
+    @initialize(pages=st.integers(1, 10), size=st.integers(1, 4))
+    def start(self, pages, size):
+        self.ledger, self.size = Ledger(pages, size, strict=True), size
+        self.free = set(range(1, pages + 1))
+        self.cached: set[int] = set()
+        self.rows: dict[int, list[int]] = {}
+        self.shared: dict[int, int] = {}
+        self.committed: dict[int, int] = {}
+        self.kept: dict[int, int] = {}
+        self.flights: dict[int, list[int]] = {}
+        self.held: set[int] = set()
+        self.verbs = 0
+        self.next = 1
+        self.wrote: dict[int, list[int]] = {}  # by row: the generation that computed the KV of each position
+        self.generation: dict[int, int] = {}
+        self.pages_wrote: dict[int, list[int]] = {}  # the same of cached pages
+
+    def began(self, rid):
+        """A residence whose number nobody had before."""
+        account = self.ledger.accounts[rid]
+        assert account.generation not in self.generation.values() and account.generation > 0
+        self.generation[rid] = account.generation
+        own = [account.generation] * 20
+        expected = [*self.wrote[rid][: account.committed], *own]
+        firsts = list(account.writers)
+        assert firsts[0] == 0 and firsts == sorted(firsts) and firsts[-1] == account.committed
+        for position, writer in enumerate(expected):
+            assert account.writers[max(first for first in firsts if first <= position)] == writer
+
+    def some_row(self, data):
+        return data.draw(st.sampled_from(sorted(set(self.rows) - self.held)))
+
+    def pins(self, page):
+        return sum(page in row[: self.shared[rid]] for rid, row in self.rows.items())
+
+    @rule(data=st.data())
+    def open(self, data):
+        pages = data.draw(st.lists(st.sampled_from(sorted(self.cached)), unique=True)) if self.cached else []
+        account = self.ledger.open(self.next, pages)
+        self.rows[self.next], self.shared[self.next], self.flights[self.next] = list(pages), len(pages), []
+        self.committed[self.next] = len(pages) * self.size
+        self.kept[self.next] = 0
+        self.wrote[self.next] = [by for page in pages for by in self.pages_wrote[page]]
+        self.began(self.next)
+        assert (account.rid, account.committed, account.flying) == (self.next, self.committed[self.next], 0)
+        self.next += 1
+        self.verbs += 1
+
+    @precondition(lambda self: set(self.rows) - self.held)
+    @rule(data=st.data(), width=st.integers(1, 9))
+    def reserve(self, data, width):
+        rid = self.some_row(data)
+        end = self.committed[rid] + sum(self.flights[rid]) + width
+        missing = 0
+        while (len(self.rows[rid]) + missing) * self.size < end:
+            missing += 1
+        assert self.ledger.growth(rid, width) == missing
+        assert self.ledger.shortfall(rid, width) == max(0, missing - len(self.free))
+        if missing > len(self.free):
+            with pytest.raises(OutOfPages, match=f"request {rid} needs {missing} pages, {len(self.free)} are free"):
+                self.ledger.reserve(rid, width)
+            return
+        added = self.ledger.reserve(rid, width)
+        assert len(added) == missing and set(added) <= self.free
+        self.free -= set(added)
+        self.rows[rid] += added
+        self.verbs += 1
+
+    @precondition(lambda self: set(self.rows) - self.held)
+    @rule(data=st.data(), width=st.integers(1, 9))
+    def launch(self, data, width):
+        rid = self.some_row(data)
+        if self.committed[rid] + sum(self.flights[rid]) + width > len(self.rows[rid]) * self.size:
+            with pytest.raises(LedgerError, match=f"launch: request {rid} would write {width} positions behind"):
+                self.ledger.launch(rid, width)
+            return
+        self.ledger.launch(rid, width)
+        self.flights[rid].append(width)
+        self.verbs += 1
+
+    @precondition(lambda self: any(self.flights.values()))
+    @rule(data=st.data())
+    def settle(self, data):
+        rid = data.draw(st.sampled_from(sorted(r for r, f in self.flights.items() if f)))
+        accepted = data.draw(st.integers(0, self.flights[rid][0]))
+        self.ledger.settle(rid, accepted)
+        self.flights[rid].pop(0)
+        self.wrote[rid][self.committed[rid] : self.committed[rid] + accepted] = [self.generation[rid]] * accepted
+        self.committed[rid] += accepted
+        self.verbs += 1
+
+    @precondition(lambda self: set(self.rows) - self.held)
+    @rule(data=st.data())
+    def donate(self, data):
+        rid = self.some_row(data)
+        if self.kept[rid]:
+            with pytest.raises(LedgerError, match=f"donate: account {rid} was held"):
+                self.ledger.donate(rid, 0)
+            return
+        whole = self.committed[rid] // self.size - self.shared[rid]
+        count = data.draw(st.integers(0, whole))
+        given = self.ledger.donate(rid, count)
+        assert list(given) == self.rows[rid][self.shared[rid] : self.shared[rid] + count]
+        self.cached |= set(given)
+        for index, page in enumerate(given, self.shared[rid]):
+            self.pages_wrote[page] = self.wrote[rid][index * self.size : (index + 1) * self.size]
+        self.shared[rid] += count
+        self.verbs += 1
+        with pytest.raises(LedgerError, match=r"not .* whole pages"):
+            self.ledger.donate(rid, whole - count + 1)
+
+    @precondition(lambda self: any(not f and self.committed[r] for r, f in self.flights.items() if r not in self.held))
+    @rule(data=st.data())
+    def hold(self, data):
+        idle = [r for r, f in self.flights.items() if not f and self.committed[r] and r not in self.held]
+        rid = data.draw(st.sampled_from(sorted(idle)))
+        least = max(1, self.shared[rid] * self.size)
+        most = max(self.committed[rid], self.kept[rid])
+        for wrong in (least - 1, most + 1):
+            with pytest.raises(LedgerError, match=f"hold: request {rid} cannot keep {wrong} positions"):
+                self.ledger.hold(rid, wrong)
+        keep = data.draw(st.integers(least, most))
+        stay = [page for i, page in enumerate(self.rows[rid]) if i * self.size < keep]
+        assert list(self.ledger.hold(rid, keep)) == self.rows[rid][len(stay) :]
+        self.free |= set(self.rows[rid][len(stay) :])
+        self.rows[rid], self.committed[rid], self.kept[rid] = stay, keep, keep
+        del self.wrote[rid][keep:]
+        self.held.add(rid)
+        self.verbs += 1
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def resume(self, data):
+        rid = data.draw(st.sampled_from(sorted(self.held)))
+        for verb in (self.ledger.reserve, self.ledger.launch, self.ledger.donate, self.ledger.hold):
+            with pytest.raises(LedgerError, match=f"account {rid} is held; resume it first"):
+                verb(rid, 1)
+        most = self.committed[rid] - self.shared[rid] * self.size
+        for wrong in (-1, most + 1):
+            with pytest.raises(LedgerError, match=f"resume: account {rid} cannot compute {wrong} of its"):
+                self.ledger.resume(rid, wrong)
+        again = data.draw(st.integers(0, most))
+        self.committed[rid] -= again
+        assert self.ledger.resume(rid, again).committed == self.committed[rid]
+        self.began(rid)
+        self.held.remove(rid)
+        self.verbs += 1
+
+    @precondition(lambda self: any(not f for f in self.flights.values()))
+    @rule(data=st.data())
+    def close(self, data):
+        rid = data.draw(st.sampled_from(sorted(r for r, f in self.flights.items() if not f)))
+        self.ledger.close(rid)
+        self.free |= set(self.rows[rid][self.shared[rid] :])
+        for table in (self.rows, self.shared, self.committed, self.kept, self.flights):
+            del table[rid]
+        self.held.discard(rid)
+        self.verbs += 1
+
+    @precondition(lambda self: self.cached)
+    @rule(data=st.data())
+    def evict(self, data):
+        page = data.draw(st.sampled_from(sorted(self.cached)))
+        if self.pins(page):
+            with pytest.raises(LedgerError, match=f"evict: page {page} is used by {self.pins(page)} rows"):
+                self.ledger.evict(page)
+            return
+        self.ledger.evict(page)
+        self.cached.remove(page)
+        self.free.add(page)
+        self.verbs += 1
+
+    @invariant()
+    def law_1_each_page_has_one_owner(self):
+        private = {page: rid for rid, row in self.rows.items() for page in row[self.shared[rid] :]}
+        for page in range(1, self.ledger.num_pages + 1):
+            owner = FREE if page in self.free else CACHE if page in self.cached else private[page]
+            assert self.ledger.owner[page] == owner
+        assert sorted(self.ledger.free) == sorted(self.free)
+
+    @invariant()
+    def law_2_a_private_page_is_in_one_row(self):
+        private = [page for a in self.ledger.accounts.values() for page in a.pages[a.shared :]]
+        assert len(private) == len(set(private))
+        assert {a.rid: a.pages for a in self.ledger.accounts.values()} == self.rows
+
+    @invariant()
+    def law_3_what_is_counted_is_reserved(self):
+        for rid, account in self.ledger.accounts.items():
+            assert account.committed == self.committed[rid] and list(account.in_flight) == self.flights[rid]
+            assert self.shared[rid] * self.size <= account.committed
+            assert account.committed + account.flying <= len(self.rows[rid]) * self.size
+
+    @invariant()
+    def law_4_pins_count_rows(self):
+        assert self.ledger.pins == {page: self.pins(page) for page in self.cached}
+        assert self.ledger.cached == len(self.cached)
+
+    @invariant()
+    def law_5_a_cached_page_is_whole(self):
+        for rid, row in self.rows.items():
+            assert self.committed[rid] // self.size >= sum(page in self.cached for page in row)
+
+    @invariant()
+    def law_7_a_held_account_keeps_no_more_than_it_needs(self):
+        assert {rid for rid, a in self.ledger.accounts.items() if a.held} == self.held
+        for rid in self.held:
+            assert not self.flights[rid] and (len(self.rows[rid]) - 1) * self.size < self.committed[rid]
+
+    @invariant()
+    def only_verbs_are_journalled(self):
+        assert len(self.ledger.journal) == self.verbs
+
+    def teardown(self):
+        if not hasattr(self, "ledger"):
+            return
+        again = replay(self.ledger.journal, self.ledger.num_pages, self.size)
+        assert (again.owner, again.free, again.pins) == (self.ledger.owner, self.ledger.free, self.ledger.pins)
+        assert again.journal == self.ledger.journal
+
+
+LedgerMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None, derandomize=True)
+TestLedger = LedgerMachine.TestCase
+
+
+def two_requests() -> Ledger:
+    """Pages of 2; request 1 with one cached page and a step in flight, request 2 on the same cached page."""
+    ledger = Ledger(6, 2, strict=True)
+    ledger.open(1)
+    ledger.reserve(1, 5)
+    ledger.launch(1, 3)
+    ledger.settle(1, 3)
+    ledger.donate(1, 1)
+    ledger.open(2, ledger.accounts[1].pages[:1])
+    ledger.reserve(2, 1)
+    ledger.launch(1, 2)
+    return ledger
+
+
+@pytest.mark.parametrize(
+    ("verb", "arguments", "sentence"),
+    [
+        ("open", (1,), "open: request id 1 is not a new positive id"),
+        ("open", (0,), "open: request id 0 is not a new positive id"),
+        ("open", (3, (2,)), "open: page 2 is not in the cache"),
+        ("open", (3, (1, 7)), "open: page 7 does not exist; pages are 1..6"),
+        ("open", (3, (-5,)), "open: page -5 does not exist; pages are 1..6"),
+        ("growth", (1, 0), "reserve: request 1 asked for 0 positions"),
+        ("reserve", (1, 0), "reserve: request 1 asked for 0 positions"),
+        ("reserve", (9, 1), "request 9 has no account"),
+        ("launch", (1, 2), "launch: request 1 would write 2 positions behind 3 + 2 of 6 reserved"),
+        ("launch", (1, 0), "launch: request 1 would write 0 positions behind 3 + 2 of 6 reserved"),
+        ("settle", (2, 1), "settle: request 2 has nothing in flight"),
+        ("settle", (1, 3), "settle: request 1 accepted 3 of a step of width 2"),
+        ("settle", (1, -1), "settle: request 1 accepted -1 of a step of width 2"),
+        ("donate", (1, 1), "donate: request 1 has 3 positions committed, not 2 whole pages"),
+        ("donate", (1, -1), "donate: request 1 has 3 positions committed, not 0 whole pages"),
+        ("hold", (1, 3), "hold: request 1 still has 1 steps in flight"),
+        ("hold", (2, 1), "hold: request 2 cannot keep 1 positions; it has KV of 2, 2 of them cached"),
+        ("hold", (2, 3), "hold: request 2 cannot keep 3 positions; it has KV of 2, 2 of them cached"),
+        ("hold", (7, 1), "request 7 has no account"),
+        ("resume", (2,), "resume: account 2 is in use"),
+        ("resume", (7,), "request 7 has no account"),
+        ("close", (1,), "close: request 1 still has 1 steps in flight"),
+        ("close", (7,), "request 7 has no account"),
+        ("evict", (1,), "evict: page 1 is used by 2 rows"),
+        ("evict", (2,), "evict: page 2 is not in the cache"),
+        ("evict", (0,), "evict: page 0 does not exist; pages are 1..6"),
+        ("evict", (-6,), "evict: page -6 does not exist; pages are 1..6"),
+        ("evict", (7,), "evict: page 7 does not exist; pages are 1..6"),
+    ],
+)
+def test_an_illegal_verb_raises_and_changes_nothing(verb, arguments, sentence):
+    ledger = two_requests()
+    journal = list(ledger.journal)
+    with pytest.raises(LedgerError, match=f"^{re.escape(sentence)}$"):
+        getattr(ledger, verb)(*arguments)
+    ledger.check()
+    assert ledger.journal == journal
+
+
+@pytest.mark.parametrize("shape", [(0, 1), (1, 0)])
+def test_a_ledger_of_nothing_is_refused(shape):
+    with pytest.raises(LedgerError, match=f"at least one page of at least one token, got {shape[0]} x {shape[1]}"):
+        Ledger(*shape)
+
+
+def broken(change) -> str:
+    ledger = two_requests()
+    change(ledger)
+    with pytest.raises(LedgerError) as error:
+        ledger.check()
+    return str(error.value)
+
+
+def lose(ledger):
+    ledger.free.remove(6)
+
+
+def free_twice(ledger):
+    ledger.free.append(6)
+
+
+def free_outside(ledger):
+    ledger.free.append(7)
+
+
+def free_while_owned(ledger):
+    ledger.free.append(2)
+
+
+def wrong_owner(ledger):
+    ledger.owner[2] = 2
+
+
+def cached_and_private(ledger):
+    ledger.pins[2] = 0
+
+
+def in_two_rows(ledger):
+    ledger.accounts[2].pages.append(2)
+
+
+def too_much_in_flight(ledger):
+    ledger.accounts[1].in_flight.append(2)
+
+
+def cached_in_part(ledger):
+    ledger.accounts[2].committed = 1
+
+
+def page_outside(ledger):
+    ledger.accounts[1].pages[2] = 7
+
+
+def one_pin_too_many(ledger):
+    ledger.pins[1] = 3
+
+
+def row_on_an_uncached_page(ledger):
+    ledger.accounts[2].shared, ledger.accounts[2].committed = 2, 4
+
+
+def held_with_a_page_too_many(ledger):
+    ledger.accounts[2].held = True
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (held_with_a_page_too_many, "law 7: account 2 is held with 2 committed, in flight 0, reserved 4"),
+        (lose, "law 1: page 6 is recorded for 0 but held by None (0 claims)"),
+        (free_twice, "law 1: a page is in the free list twice"),
+        (free_outside, "law 1: the free list names pages outside 1..6"),
+        (free_while_owned, "law 1: page 2 is recorded for 1 but held by 0 (2 claims)"),
+        (wrong_owner, "law 1: page 2 is recorded for 2 but held by 1 (1 claims)"),
+        (cached_and_private, "law 1: page 2 is recorded for 1 but held by -1 (2 claims)"),
+        (in_two_rows, "law 2: page 2 is in the rows of requests 1 and 2"),
+        (too_much_in_flight, "law 3: request 1 has protected 2, committed 3, in flight 4, reserved 6"),
+        (page_outside, "law 1: request 1 holds page 7, outside 1..6"),
+        (cached_in_part, "law 5: page 1 is cached, but request 2 committed 1 of its 2 positions"),
+        (one_pin_too_many, "law 4: page 1 has 3 pins but 2 rows use it"),
+        (row_on_an_uncached_page, "law 4: request 2 uses page 4, which is not cached"),
+    ],
+)
+def test_a_law_broken_by_hand_is_named(change, sentence):
+    assert broken(change) == sentence
+
+
+@pytest.mark.parametrize(
+    ("change", "rid", "sentence"),
+    [
+        (wrong_owner, 1, "law 1: page 2 is recorded for 2 but held by 1"),
+        (too_much_in_flight, 1, "law 3: request 1 has protected 2, committed 3, in flight 4, reserved 6"),
+        (page_outside, 1, "law 1: request 1 holds page 7, outside 1..6"),
+        (cached_in_part, 2, "law 5: page 1 is cached, but request 2 committed 1 of its 2 positions"),
+        (row_on_an_uncached_page, 2, "law 4: request 2 uses a page that is not cached"),
+    ],
+)
+def test_a_row_shows_what_its_own_account_breaks(change, rid, sentence):
+    ledger = two_requests()
+    change(ledger)
+    ledger.check_row(3 - rid)
+    ledger.check_row(99)
+    with pytest.raises(LedgerError, match=f"^{re.escape(sentence)}$"):
+        ledger.check_row(rid)
+
+
+def test_strict_checks_the_laws_after_every_verb():
+    ledger = two_requests()
+    free_twice(ledger)
+    with pytest.raises(LedgerError, match="law 1"):
+        ledger.settle(1, 1)
+    ledger = two_requests()
+    ledger.strict = False
+    free_twice(ledger)
+    ledger.settle(1, 1)
+
+
+def step(ledger, rid, width):
+    ledger.reserve(rid, width)
+    ledger.launch(rid, width)
+    ledger.settle(rid, width)
+
+
+def test_an_account_knows_which_residence_computed_each_position():
+    ledger = Ledger(9, 2, strict=True)
+    account = ledger.open(1)
+    step(ledger, 1, 6)
+    ledger.donate(1, 1)
+    assert account.writers == {0: 1}
+    ledger.open(2, account.pages[:1])
+    assert ledger.accounts[2].writers == {0: 1, 2: 2}
+    ledger.hold(1, 6)
+    ledger.resume(1, 3)
+    step(ledger, 1, 1)
+    assert account.writers == {0: 1, 3: 3}
+    ledger.hold(1, 6)  # one of the three positions was computed again
+    ledger.resume(1)
+    assert account.writers == {0: 1, 3: 3, 4: 1, 6: 4}
+    step(ledger, 1, 2)
+    ledger.hold(1, 8)
+    ledger.resume(1, 5)
+    assert account.writers == {0: 1, 3: 5}
+    ledger.hold(1, 8)  # nothing was computed
+    assert account.earlier == {0: 1, 3: 3, 4: 1, 6: 4}
+
+
+def test_a_page_with_several_writers_is_never_cached():
+    ledger = Ledger(9, 2)
+    ledger.open(1)
+    step(ledger, 1, 3)
+    ledger.hold(1, 3)
+    ledger.resume(1, 1)
+    step(ledger, 1, 3)
+    with pytest.raises(LedgerError, match=r"^donate: account 1 was held, so a page of it may have several writers$"):
+        ledger.donate(1, 1)
+
+
+def test_a_subscriber_gets_every_entry_and_the_ledger_keeps_the_latest():
+    ledger = Ledger(2, 1)
+    ledger.open(1)
+    seen: list[Entry] = []
+    ledger.subscribe(seen.append)
+    for rid in range(2, KEPT // 2 + 1):
+        ledger.open(rid)
+        ledger.close(rid)
+    ledger.close(1)
+    assert ledger.journal == seen and len(seen) == KEPT
+    ledger.open(1)
+    assert len(seen) == KEPT + 1 and seen[-1] == ("open", 1, ())
+    assert replay(seen, 2, 1).accounts.keys() == {1}
+    sentence = f"^the journal keeps the latest {KEPT} of {KEPT + 1} entries; subscribe earlier$"
+    for late in (lambda: ledger.journal, lambda: ledger.subscribe(seen.append)):
+        with pytest.raises(EngineError, match=sentence):
+            late()
+    assert len(seen) == KEPT + 1

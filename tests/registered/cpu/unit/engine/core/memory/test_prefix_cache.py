@@ -1,0 +1,176 @@
+"""The prefix cache: whole pages, keys that reach past a page's end, leaves out first."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specmatrix.engine.core.errors import LedgerError
+from specmatrix.engine.core.memory.ledger import Ledger
+from specmatrix.engine.core.memory.prefix_cache import PrefixCache
+
+pytestmark = pytest.mark.register(est_seconds=3, tier="cpu", stage="pr")
+
+
+def cache_of(pages=20, size=2, span=0, enabled=True):
+    ledger = Ledger(pages, size, strict=True)
+    return ledger, PrefixCache(ledger, span, enabled)
+
+
+def run(ledger, cache, rid, tokens, committed=None, close=True):
+    """One request from match to insert, as the loop would do it. Returns (cached pages, pages given)."""
+    pages = cache.match(tokens)
+    account = ledger.open(rid, pages)
+    rest = (len(tokens) if committed is None else committed) - account.committed
+    ledger.reserve(rid, rest)
+    ledger.launch(rid, rest)
+    ledger.settle(rid, rest)
+    given = cache.insert(rid, tokens)
+    if close:
+        ledger.close(rid)
+    return pages, given
+
+
+def test_a_prefix_is_found_again():
+    ledger, cache = cache_of()
+    assert run(ledger, cache, 1, [1, 2, 3, 4, 5]) == ([], 2)
+    pages, given = run(ledger, cache, 2, [1, 2, 3, 4, 6, 7])
+    assert len(pages) == 2 and given == 1
+    assert [ledger.writer[page] for page in pages] == [1, 1]
+    assert len(cache.match([1, 2, 3, 4, 6, 7, 8])) == 3
+    assert cache.match([9, 2, 3]) == []
+
+
+@pytest.mark.parametrize("length", range(1, 8))
+def test_one_token_is_always_left_to_compute(length):
+    ledger, cache = cache_of()
+    run(ledger, cache, 1, [1, 2, 3, 4, 5, 6, 7, 8])
+    assert len(cache.match([1, 2, 3, 4, 5, 6, 7, 8][:length])) == (length - 1) // 2
+
+
+def test_a_key_that_reaches_one_token_further_must_match_there_too():
+    """Draft KV at slot p depends on token p + 1 (sglang#10846): equal pages before unequal tokens differ."""
+    for span, expected in ((0, 2), (1, 1)):
+        ledger, cache = cache_of(span=span)
+        run(ledger, cache, 1, [1, 2, 3, 4, 5, 6])
+        assert len(cache.match([1, 2, 3, 4, 9, 9, 9])) == expected
+        assert len(cache.match([1, 2, 3, 4, 5, 9, 9])) == 2
+
+
+@pytest.mark.parametrize(("span", "given"), [(0, 2), (1, 1)])
+def test_a_page_enters_only_with_its_whole_key(span, given):
+    ledger, cache = cache_of(span=span)
+    assert run(ledger, cache, 1, [1, 2, 3, 4])[1] == given
+
+
+@pytest.mark.parametrize(("committed", "given"), [(1, 0), (2, 1), (3, 1), (4, 2), (5, 2)])
+def test_only_whole_committed_pages_are_given(committed, given):
+    ledger, cache = cache_of(size=2)
+    assert run(ledger, cache, 1, [1, 2, 3, 4, 5, 6], committed)[1] == given
+
+
+def test_a_duplicate_stays_private_and_returns_at_the_close():
+    ledger, cache = cache_of(pages=8)
+    for rid in (1, 2):
+        ledger.open(rid, cache.match([1, 2, 3, 4, 5]))
+        ledger.reserve(rid, 5)
+        ledger.launch(rid, 5)
+    for rid in (1, 2):
+        ledger.settle(rid, 5)
+    assert (cache.insert(1, [1, 2, 3, 4, 5]), cache.insert(2, [1, 2, 3, 4, 5])) == (2, 0)
+    assert cache.twins == 1
+    assert ledger.accounts[2].shared == 0
+    ledger.close(2)
+    assert len(ledger.free) == 5
+    ledger.close(1)
+    assert (len(ledger.free), ledger.cached) == (6, 2)
+
+
+def test_insert_twice_gives_only_what_is_new():
+    ledger, cache = cache_of()
+    assert run(ledger, cache, 1, [1, 2, 3], close=False)[1] == 1
+    ledger.reserve(1, 3)
+    ledger.launch(1, 3)
+    ledger.settle(1, 3)
+    assert cache.insert(1, [1, 2, 3, 4, 5, 6]) == 2
+    assert len(cache.match([1, 2, 3, 4, 5, 6, 7])) == 3
+
+
+def test_leaves_go_first_and_the_least_recently_used_before_others():
+    ledger, cache = cache_of()
+    run(ledger, cache, 1, [1, 1, 2, 2, 0])  # pages a, b
+    run(ledger, cache, 2, [1, 1, 3, 3, 0])  # page c beside b
+    run(ledger, cache, 3, [4, 4, 0])  # page d
+    cache.match([1, 1, 2, 2, 0])  # b and its parent are the freshest
+    assert cache.evict(1) == 1
+    assert [len(cache.match(t)) for t in ([1, 1, 3, 3, 0], [1, 1, 2, 2, 0], [4, 4, 0])] == [1, 2, 1]
+    assert cache.evict(1) == 1  # b was matched before d
+    assert [len(cache.match(t)) for t in ([1, 1, 2, 2, 0], [4, 4, 0])] == [1, 1]
+    assert cache.evict(9) == 2
+    assert (ledger.cached, len(ledger.free), cache.evict(1)) == (0, 20, 0)
+
+
+def test_a_parent_goes_after_its_last_child():
+    ledger, cache = cache_of(size=1)
+    run(ledger, cache, 1, [1, 2, 3, 4])
+    assert cache.evict(3) == 3
+    assert len(cache.match([1, 2, 3, 4])) == 1
+
+
+def test_pinned_pages_are_not_evicted():
+    ledger, cache = cache_of()
+    run(ledger, cache, 1, [1, 2, 3, 4, 5], close=False)
+    assert (cache.evictable, cache.evict(5)) == (0, 0)
+    ledger.close(1)
+    ledger.open(2, cache.match([1, 2, 9]))
+    assert (cache.evictable, cache.evict(5)) == (1, 1)
+    ledger.close(2)
+    assert (cache.evictable, cache.evict(5)) == (1, 1)
+
+
+def test_a_cache_that_is_off_keeps_nothing():
+    ledger, cache = cache_of(enabled=False)
+    assert run(ledger, cache, 1, [1, 2, 3, 4, 5]) == ([], 0)
+    assert cache.match([1, 2, 3, 4, 5]) == [] and ledger.cached == 0
+
+
+def test_the_root_stays():
+    _, cache = cache_of()
+    with pytest.raises(LedgerError, match="the root of the prefix cache cannot be evicted"):
+        cache._drop(cache.root)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(
+    prompts=st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=12), min_size=1, max_size=8),
+    size=st.integers(1, 3),
+    span=st.integers(0, 1),
+    last=st.lists(st.integers(0, 1), min_size=1, max_size=12),
+)
+def test_a_match_is_the_longest_run_of_pages_whose_keys_were_seen(prompts, size, span, last):
+    ledger, cache = cache_of(pages=100, size=size, span=span)
+    seen = set()
+    for rid, tokens in enumerate(prompts, 1):
+        run(ledger, cache, rid, tokens)
+        seen |= {tuple(tokens[:end]) for end in range(len(tokens) + 1)}
+    longest = 0
+    while (longest + 1) * size <= len(last) - 1 and (longest + 1) * size + span <= len(last):
+        if tuple(last[: (longest + 1) * size + span]) not in seen:
+            break
+        longest += 1
+    assert len(cache.match(last)) == longest
+
+
+def test_a_chain_of_thousands_of_pages_is_matched_evicted_and_dropped():
+    ledger = Ledger(5_000, 1)
+    cache = PrefixCache(ledger, 1)
+    tokens = [index % 7 for index in range(5_001)]
+    ledger.open(1)
+    ledger.reserve(1, 5_000)
+    ledger.launch(1, 5_000)
+    ledger.settle(1, 5_000)
+    assert cache.insert(1, tokens) == 5_000
+    ledger.close(1)
+    assert len(cache.match(tokens)) == 5_000 and cache.evict(4_000) == 4_000
+    assert len(cache.match(tokens)) == 1_000 and len(cache.nodes) == 1_000

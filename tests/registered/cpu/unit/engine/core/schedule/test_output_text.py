@@ -1,0 +1,41 @@
+"""A transcript decodes what was taken when it is read, and not before."""
+
+from __future__ import annotations
+
+import pytest
+
+from specmatrix.engine.core.schedule.output_text import Transcript
+
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+
+
+class Runs:
+    """Keeps the runs that it was given; a token's text is its digit."""
+
+    def __init__(self) -> None:
+        self.runs = []
+
+    def push(self, tokens):
+        self.runs.append(list(tokens))
+        return "".join(str(token) for run in self.runs for token in run)
+
+
+def test_tokens_wait_until_the_text_is_read():
+    stream = Runs()
+    transcript = Transcript(stream)
+    assert transcript.read() == "" and not stream.runs
+    for token in (4, 7):
+        transcript.take(token)
+    assert not stream.runs
+    assert transcript.read() == transcript.read() == "47"
+    transcript.take(1)
+    assert transcript.read() == "471"
+    assert stream.runs == [[4, 7], [1]]
+
+
+def test_a_cut_decodes_first():
+    transcript = Transcript(Runs())
+    for token in (4, 7, 1):
+        transcript.take(token)
+    transcript.cut(2)
+    assert transcript.read() == "47"

@@ -1,0 +1,143 @@
+"""Phases by the table of moves, and every sentence about a sampling parameter."""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+import pytest
+
+from specmatrix.engine.core.errors import LedgerError, RequestError
+from specmatrix.engine.core.schedule.request import MOVES, Phase, Request, SamplingParams, shown
+
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+
+LEGAL = {
+    ("waiting", "running"),
+    ("waiting", "done"),
+    ("running", "draining"),
+    ("draining", "done"),
+    ("draining", "waiting"),
+}
+
+HEAT = "0, or a number from 2**-126 to 2**126"
+TOP_K = "-1 (off), or an integer in [1, 2**63)"
+
+
+def request(**values: object) -> Request:
+    return Request(7, (1, 2, 3), SamplingParams(), 0, **values)
+
+
+def test_the_table_of_moves():
+    assert {(a.value, b.value) for a, targets in MOVES.items() for b in targets} == LEGAL
+    assert set(MOVES) == set(Phase)
+
+
+@pytest.mark.parametrize(("now", "to"), list(itertools.product(Phase, Phase)))
+def test_only_listed_moves_are_made(now, to):
+    moved = request(phase=now)
+    if (now.value, to.value) in LEGAL:
+        moved.move(to)
+        assert moved.phase is to
+    else:
+        with pytest.raises(LedgerError, match=f"^request 7 cannot move from {now.value} to {to.value}$"):
+            moved.move(to)
+        assert moved.phase is now
+
+
+def test_tokens_are_prompt_and_output():
+    growing = request()
+    growing.output += [8, 9]
+    assert growing.tokens == [1, 2, 3, 8, 9] and growing.num_tokens == 5
+
+
+@pytest.mark.parametrize(
+    ("phase", "prefilled", "decoding"),
+    [(Phase.RUNNING, 3, True), (Phase.RUNNING, 2, False), (Phase.DRAINING, 3, False), (Phase.WAITING, 3, False)],
+)
+def test_decoding_needs_a_whole_prefill(phase, prefilled, decoding):
+    assert request(phase=phase, prefilled=prefilled, prefill_target=3).decoding is decoding
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [
+        ("max_new_tokens", 0, "an integer in [1, 2**63)"),
+        ("temperature", -0.1, HEAT),
+        ("temperature", 1e-40, HEAT),
+        ("temperature", 2.0**126 * 1.01, HEAT),
+        ("temperature", 10**400, HEAT),
+        ("temperature", float("inf"), HEAT),
+        ("temperature", float("nan"), HEAT),
+        ("top_k", 0, TOP_K),
+        ("top_k", -2, TOP_K),
+        ("top_k", 2**63, TOP_K),
+        ("top_p", 0.0, "above 0 and at most 1"),
+        ("top_p", 1.5, "above 0 and at most 1"),
+        ("top_p", float("nan"), "above 0 and at most 1"),
+        ("seed", -1, "an integer in [0, 2**63)"),
+        ("seed", 2**63, "an integer in [0, 2**63)"),
+        ("stop", ("x", ""), "a list of strings, none empty"),
+        ("stop_token_ids", (3, 50), "a list of token ids in [0, 50)"),
+        ("stop_token_ids", (-1,), "a list of token ids in [0, 50)"),
+        ("top_logprobs_num", -1, "an integer in [0, 50]"),
+        ("top_logprobs_num", 51, "an integer in [0, 50]"),
+    ],
+)
+def test_a_parameter_outside_its_range_is_named_with_what_is_allowed(name, value, allowed):
+    with pytest.raises(RequestError, match=f"^{re.escape(f'{name} is {shown(value)}; allowed: {allowed}')}$"):
+        SamplingParams(**{name: value}).validate(50)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"max_new_tokens": 1},
+        {"temperature": 3.5, "top_k": 1, "top_p": 0.01},
+        {"seed": 0},
+        {"seed": 2**63 - 1},
+        {"temperature": 2.0**-126, "top_k": 2**63 - 1},
+        {"temperature": 2**126, "top_p": 5e-324},
+        {"stop": ("a",), "stop_token_ids": (0, 49)},
+        {"top_logprobs_num": 50},
+    ],
+)
+def test_the_edges_of_every_range_are_allowed(values):
+    SamplingParams(**values).validate(50)
+
+
+def test_a_number_too_long_to_write_is_refused_too():
+    with pytest.raises(RequestError, match=r"^top_k is an integer of thousands of digits; allowed: -1"):
+        SamplingParams(top_k=10**5000).validate(50)
+
+
+def test_what_parameters_imply():
+    assert SamplingParams().greedy and not SamplingParams(temperature=0.1).greedy
+    assert not SamplingParams().wants_logprobs
+    assert SamplingParams(return_logprob=True).wants_logprobs and SamplingParams(top_logprobs_num=1).wants_logprobs
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [
+        ("max_new_tokens", 2.5, "an integer in [1, 2**63)"),
+        ("max_new_tokens", True, "an integer in [1, 2**63)"),
+        ("temperature", "x", HEAT),
+        ("temperature", False, HEAT),
+        ("top_k", 1.5, TOP_K),
+        ("top_k", True, TOP_K),
+        ("top_p", None, "above 0 and at most 1"),
+        ("seed", 1.0, "an integer in [0, 2**63)"),
+        ("stop", "ab", "a list of strings, none empty"),
+        ("stop", (1,), "a list of strings, none empty"),
+        ("stop_token_ids", 3, "a list of token ids in [0, 50)"),
+        ("stop_token_ids", (1.0,), "a list of token ids in [0, 50)"),
+        ("ignore_eos", 1, "true or false"),
+        ("return_logprob", "yes", "true or false"),
+        ("top_logprobs_num", None, "an integer in [0, 50]"),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_refused(name, value, allowed):
+    with pytest.raises(RequestError, match=re.escape(f"{name} is {value!r}; allowed: {allowed}")):
+        SamplingParams(**{name: value}).validate(50)

@@ -1,0 +1,365 @@
+"""The rules of sessions: what a turn's prompt is, what is refused, and when a session ends."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from specmatrix.engine.core.draft.depth import DraftSteps
+from specmatrix.engine.core.errors import RequestError
+from specmatrix.engine.core.memory.ledger import Ledger
+from specmatrix.engine.core.memory.prefix_cache import PrefixCache
+from specmatrix.engine.core.observe.counters import Probes
+from specmatrix.engine.core.schedule.request import Finish, Phase, Request, SamplingParams
+from specmatrix.engine.core.schedule.scheduler import Scheduler
+from specmatrix.engine.core.schedule.session import Session, SessionParams, Sessions
+
+pytestmark = pytest.mark.register(est_seconds=2, tier="cpu", stage="pr")
+
+BOS = 9
+
+
+DEEP = 3_000
+
+
+class World:
+    """Sessions over a scheduler without a device: the test decides what a request says and when it ends."""
+
+    def __init__(self, streaming=True) -> None:
+        ledger = Ledger(50, 2, strict=True)
+        self.scheduler = Scheduler(
+            ledger,
+            PrefixCache(ledger, 1, True),
+            Probes(),
+            max_running=4,
+            steps=DraftSteps.static(0, 1, Probes()),
+            slack=1,
+            chunk=None,
+            context_length=200,
+        )
+        self.sessions = Sessions(self.scheduler, streaming=streaming, bos_id=BOS, text_length=len)
+        self.next = 1
+
+    def open(self, name="s", streaming=True, capacity=100, timeout=None, now=0.0):
+        return self.sessions.open(capacity, name, streaming, timeout, now)
+
+    def add(self, tokens, name="s", now=0.0, **params: object) -> Request:
+        turn = self.sessions.judge(SessionParams(name, **params), tokens)
+        request = Request(self.next, turn.prompt, SamplingParams(max_new_tokens=5), 0)
+        self.next += 1
+        self.sessions.begin(turn, request, now)
+        self.scheduler.add(request)
+        return request
+
+    def run(self, request, *output: int, end="length", held_back=False) -> Request:
+        """Admit and end a request. held_back: a round is still in flight at its end."""
+        plan = self.scheduler.plan()
+        for row in plan.rows:
+            self.scheduler.ledger.settle(row.account, row.width)
+        request.output += output
+        self.flying = self.scheduler.plan() if held_back else None
+        self.scheduler.finish(request, Finish(end))
+        return request
+
+    def drain(self):
+        requests = [self.scheduler.requests[row.rid] for row in self.flying.rows]
+        for row in self.flying.rows:
+            self.scheduler.ledger.settle(row.account, row.width)
+        self.scheduler.release_drained(requests)
+
+    def say(self, tokens, *output: int, end="length", **more: object) -> Request:
+        return self.run(self.add(tokens, **more), *output, end=end)
+
+    def state(self) -> tuple[str, int]:
+        sessions = self.sessions.sessions.values()
+        return repr([[getattr(s, name) for name in Session.__slots__] for s in sessions]), len(self.scheduler.requests)
+
+    def refused(self, sentence: str, tokens=(1,), name="s", **params: object) -> None:
+        before = self.state()
+        with pytest.raises(RequestError, match=f"^{re.escape(sentence)}$"):
+            self.sessions.judge(SessionParams(name, **params), tokens)
+        assert self.state() == before
+
+
+def test_a_turn_continues_everything_the_user_saw():
+    world = World()
+    assert world.open() == "s"
+    world.say((BOS, 1, 2), 3, 4)
+    second = world.add((BOS, 5))
+    assert second.prompt == (BOS, 1, 2, 3, 4, 5) and second.holds and second.account == 1
+    world.run(second, 6)
+    assert world.add((7,)).prompt == (BOS, 1, 2, 3, 4, 5, 6, 7)
+    assert world.scheduler.probes.counts["session.opened"] == 1
+
+
+def test_an_aborted_turn_never_happened():
+    world = World()
+    world.open()
+    world.say((1, 2), 3, end="abort")
+    assert world.say((4,), 5).prompt == (4,)
+    world.say((6,), 7, end="abort")
+    waiting = world.add((8,))
+    world.scheduler.abort(waiting.rid)
+    last = world.add((BOS, 9, 9))
+    assert last.prompt == (4, 5, 9, 9) and last.account == 1
+
+
+def test_a_first_bos_stays_and_rid_is_ignored_by_a_streaming_session():
+    world = World()
+    world.open()
+    assert world.say((BOS,), 3, rid=77).prompt == (BOS,)
+    world.refused("the turn of session 's' brings no new token; allowed: at least one", (BOS,))
+    world.refused("the turn of session 's' brings no new token; allowed: at least one", ())
+
+
+@pytest.mark.parametrize(
+    ("params", "sentence"),
+    [
+        ({"replace": True}, "session 's' is streaming and replace is True; allowed: False"),
+        ({"offset": 1}, "session 's' is streaming and offset is 1; allowed: 0"),
+        ({"offset": -1}, "session 's' is streaming and offset is -1; allowed: 0"),
+        (
+            {"drop_previous_output": True},
+            "session 's' is streaming and drop_previous_output is True; allowed: False",
+        ),
+        ({"name": "t"}, "session 't' is not open; open it with open_session"),
+        ({"offset": 0.0}, "session offset is 0.0; allowed: an integer"),
+        ({"rid": "1"}, "session rid is '1'; allowed: the id of a request of the session, or None"),
+        ({"replace": 1}, "session replace is 1; allowed: true or false"),
+        ({"drop_previous_output": None}, "session drop_previous_output is None; allowed: true or false"),
+        ({"name": 3}, "session id is 3; allowed: a text"),
+        (
+            {"tokens": (1,) * 99},
+            "the history and new text of session 's' are 101 characters; allowed: at most its capacity_of_str_len, 100",
+        ),
+    ],
+)
+def test_a_turn_that_is_not_allowed_disturbs_nothing(params, sentence):
+    world = World()
+    world.open()
+    world.say((1,), 2)
+    world.refused(sentence, **params)
+    assert world.say((3,), 4).prompt == (1, 2, 3)
+
+
+def test_one_request_in_flight():
+    world = World()
+    world.open()
+    first = world.add((1,))
+    sentence = "session 's' has request 1 in flight; a streaming session runs one request at a time"
+    world.refused(sentence)
+    world.run(first, 2, held_back=True)
+    assert first.phase is Phase.DRAINING
+    second = world.add((3,))  # what the user saw is known: the turn may queue while the last round drains
+    assert second.prompt == (1, 2, 3)
+    world.refused(sentence.replace("1", "2", 1))
+    assert world.scheduler.plan() is None
+    world.drain()
+    assert world.run(second, 4).inherited == 2
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ((0, "a", False, None), "capacity_of_str_len is 0; allowed: an integer of at least 1"),
+        ((True, "a", False, None), "capacity_of_str_len is True; allowed: an integer of at least 1"),
+        ((9, "a", False, 0), "timeout is 0; allowed: None, or a finite number of seconds above 0"),
+        ((9, "a", False, float("inf")), "timeout is inf; allowed: None, or a finite number of seconds above 0"),
+        ((9, "a", False, "1"), "timeout is '1'; allowed: None, or a finite number of seconds above 0"),
+        ((9, "a", 1, None), "streaming is 1; allowed: true or false"),
+        ((9, "a", True, None), "streaming sessions are off; start the engine with --enable-streaming-session"),
+        ((9, "", False, None), "session_id is ''; allowed: a text that is not empty"),
+        ((9, 5, False, None), "session_id is 5; allowed: a text that is not empty"),
+        ((9, "taken", False, None), "session 'taken' is open already; close it first or choose another id"),
+    ],
+)
+def test_a_session_that_cannot_be_opened(values, sentence):
+    world = World(streaming=False)
+    world.open("taken", streaming=False)
+    with pytest.raises(RequestError, match=f"^{re.escape(sentence)}$"):
+        world.sessions.open(*values, 0.0)
+    assert list(world.sessions.sessions) == ["taken"]
+
+
+def test_a_name_is_found_for_a_session_without_one():
+    world = World()
+    world.open("session-1")
+    assert [world.open(None), world.open(None)] == ["session-2", "session-3"]
+
+
+def test_close_frees_what_is_held_and_forgets_the_name():
+    world = World()
+    world.open()
+    world.say((1, 2, 3), 4)
+    assert len(world.scheduler.held) == 1
+    world.sessions.close("s")
+    assert not world.scheduler.held and not world.scheduler.ledger.accounts
+    with pytest.raises(RequestError, match=r"^session 's' is not open; open it with open_session$"):
+        world.sessions.close("s")
+    world.open()
+    assert world.add((5,)).prompt == (5,)
+
+
+@pytest.mark.parametrize("queued", [False, True])
+def test_close_waits_for_the_turn_in_flight(queued):
+    world = World()
+    world.open()
+    world.say((1, 2, 3), 4)
+    request = world.add((5,))
+    if queued:
+        world.sessions.close("s")
+    world.run(request, 6, held_back=True)
+    if not queued:
+        world.sessions.close("s")
+    assert request.phase is Phase.DRAINING and world.scheduler.ledger.accounts
+    world.drain()
+    world.sessions.reap(0.0)
+    assert request.phase is Phase.DONE and not world.scheduler.ledger.accounts and not world.sessions._closing
+
+
+def test_close_with_a_queued_turn_that_is_aborted_while_the_turn_before_drains():
+    world = World()
+    world.open()
+    first = world.run(world.add((1,)), 2, held_back=True)
+    second = world.add((3,))
+    world.sessions.close("s")
+    world.scheduler.abort(second.rid)
+    world.sessions.reap(0.0)
+    assert first.phase is Phase.DRAINING
+    world.drain()
+    world.sessions.reap(0.0)
+    assert not world.scheduler.ledger.accounts
+
+
+def test_an_idle_session_is_closed_after_its_timeout():
+    world = World()
+    world.open(timeout=10, now=100.0)
+    world.open("other")
+    world.sessions.reap(110.0)
+    request = world.add((1,), now=110.0)
+    world.sessions.reap(500.0)  # a turn is in flight
+    world.run(request, 2)
+    world.sessions.reap(510.0)
+    assert "s" in world.sessions.sessions and len(world.scheduler.held) == 1
+    world.sessions.reap(510.1)
+    assert list(world.sessions.sessions) == ["other"] and not world.scheduler.held
+    assert world.scheduler.probes.counts["session.timed_out"] == 1
+
+
+def tree() -> World:
+    """1 -> (2 -> 4, 3) in an ordinary session."""
+    world = World()
+    world.open(streaming=False)
+    world.say((BOS, 1), 10)
+    world.say((BOS, 2), 20, rid=1)
+    world.say((3,), 30, rid=1)
+    world.say((4,), 40, 41, rid=2)
+    return world
+
+
+def test_an_ordinary_session_branches_by_rid():
+    world = tree()
+    assert world.add((5,), rid=4).prompt == (BOS, 1, 10, 2, 20, 4, 40, 41, 5)
+    other = world.add((6,), rid=3)
+    assert other.prompt == (BOS, 1, 10, 3, 30, 6) and not other.holds and other.account == other.rid
+    assert world.add((BOS, 7)).prompt == (BOS, 7)
+    assert not world.scheduler.held
+
+
+def test_offset_and_drop_previous_output_cut_the_history():
+    world = tree()
+    assert world.add((5,), rid=4, offset=3).prompt == (BOS, 1, 10, 5)
+    assert world.add((5,), rid=4, drop_previous_output=True).prompt == (BOS, 1, 10, 2, 20, 4, 5)
+    assert world.add((5,), rid=4, drop_previous_output=True, offset=5).prompt == (BOS, 1, 10, 2, 20, 5)
+
+
+def test_replace_ends_and_forgets_what_continues_a_request():
+    world = tree()
+    running = world.add((5,), rid=4)
+    other = world.add((6,), rid=3)
+    new = world.add((7,), rid=2, replace=True)
+    assert new.prompt == (BOS, 1, 10, 2, 20, 7) and running.finish == Finish("abort") and other.finish is None
+    assert sorted(world.sessions.sessions["s"].tree) == [1, 2, 3, 6, 7]
+    world.refused("session 's' has no request 4; allowed: [1, 2, 3, 6, 7]", rid=4)
+    root = world.add((8,), replace=True)
+    assert root.prompt == (8,) and list(world.sessions.sessions["s"].tree) == [8] and other.finish == Finish("abort")
+
+
+@pytest.mark.parametrize(
+    ("params", "sentence"),
+    [
+        ({"rid": 5}, "session 's' has no request 5; allowed: [1, 2, 3, 4]"),
+        ({"rid": 4, "offset": 9}, "offset is 9; allowed: 0 to the history's 8 tokens"),
+        ({"rid": 4, "offset": -1, "replace": True}, "offset is -1; allowed: 0 to the history's 8 tokens"),
+        (
+            {"offset": 2},
+            "offset and drop_previous_output change a history, and rid is None; give the rid of a request of "
+            "session 's'",
+        ),
+        (
+            {"drop_previous_output": True},
+            "offset and drop_previous_output change a history, and rid is None; give the rid of a request of "
+            "session 's'",
+        ),
+        ({"rid": 1, "tokens": (BOS,)}, "the turn of session 's' brings no new token; allowed: at least one"),
+    ],
+)
+def test_an_ordinary_turn_that_is_not_allowed_disturbs_nothing(params, sentence):
+    tree().refused(sentence, **params)
+
+
+def test_only_finished_requests_are_continued():
+    world = tree()
+    world.add((5,), rid=4)
+    world.refused("request 5 has not finished; a session continues finished requests only", rid=5)
+    empty = World()
+    empty.open(streaming=False)
+    empty.refused("session 's' has no request 1; allowed: None", rid=1)
+
+
+def chain(world, length) -> list[Request]:
+    """Requests that each continue the one before, from its first token on."""
+    world.open(streaming=False)
+    requests = [world.say([1], 2)]
+    for number in range(1, length):
+        requests.append(world.say([3, 4], 5, rid=requests[-1].rid, offset=1 + number % 2))
+        world.sessions.reap(0)
+    return requests
+
+
+def test_what_continues_a_request_is_cleared_however_deep_it_goes():
+    world = World()
+    first, second, *_ = chain(world, DEEP)
+    tree = world.sessions.sessions["s"].tree
+    world.say([6], rid=second.rid, replace=True)
+    assert sorted(tree) == [first.rid, second.rid, DEEP + 1] and tree[second.rid].children == [DEEP + 1]
+    world.say([7], replace=True)
+    assert list(tree) == [DEEP + 2]
+
+
+def test_an_ended_request_leaves_its_session_the_tokens_that_are_its_own():
+    world = World()
+    requests = chain(world, 40)
+    session = world.sessions.sessions["s"]
+    for request in requests:
+        branch = session.tree[request.rid]
+        assert branch.request is None and session.text(request.rid) == tuple(request.tokens)
+        assert session.text(request.rid, branch.prompt) == request.prompt
+    assert [branch.tokens for branch in session.tree.values()] == [(1, 2), *[(3, 4, 5)] * 39] and not session.live
+    world.open("line")
+    (first, second) = world.say([1, 2], 3, name="line"), world.say([4], 5, name="line")
+    world.sessions.reap(0)
+    line = world.sessions.sessions["line"]
+    assert second.prompt[: first.num_tokens] == tuple(first.tokens)
+    assert (line.turn, line.live, line.history) == (None, [], tuple(second.tokens))
+
+
+def test_a_request_that_still_drains_is_whole_and_may_be_continued():
+    world = World()
+    world.open(streaming=False)
+    root = world.run(world.add([1, 2]), 3, held_back=True)
+    world.sessions.reap(0)
+    assert world.sessions.sessions["s"].tree[root.rid].request is root
+    assert world.add([4], rid=root.rid).prompt == (1, 2, 3, 4)
+    world.drain()

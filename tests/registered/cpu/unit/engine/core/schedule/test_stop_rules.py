@@ -1,0 +1,142 @@
+"""The finish, token by token: stop token, stop string, length, in this order."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specmatrix.engine.core.schedule.output_text import Transcript
+from specmatrix.engine.core.schedule.request import Finish, SamplingParams
+from specmatrix.engine.core.schedule.stop_rules import StopRules, settled
+
+pytestmark = pytest.mark.register(est_seconds=3, tier="cpu", stage="pr")
+
+WORDS = ("a", "b", "ab", "ba", "abc", "", "cc", "bcab")
+
+
+class Words:
+    """Token -> word."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def push(self, tokens):
+        self.text += "".join(WORDS[token] for token in tokens)
+        return self.text
+
+
+def deliver(words, params, eos=frozenset()):
+    """Hand a whole accepted run to the rules as the loop does. Returns (tokens kept, text, finish)."""
+    rules, transcript = StopRules.of(params, eos), Transcript(Words())
+    for count, token in enumerate(words, 1):
+        finish = rules.judge(token, count, transcript)
+        if finish is not None:
+            return count, transcript.read(), finish
+    return len(words), transcript.read(), None
+
+
+def naive(words, params, eos=frozenset()):
+    """The same from whole prefixes: which is the first that ends, and by what."""
+    ids = set(params.stop_token_ids) | (set() if params.ignore_eos else eos)
+    for count in range(1, len(words) + 1):
+        text = "".join(WORDS[t] for t in words[:count])
+        if words[count - 1] in ids:
+            return count, "".join(WORDS[t] for t in words[: count - 1]), Finish("stop", words[count - 1])
+        places = sorted((text.find(s), -len(s), s) for s in params.stop if s in text)
+        if places:
+            return count, text[: places[0][0]], Finish("stop", places[0][2])
+        if count == params.max_new_tokens:
+            return count, text, Finish("length")
+    return len(words), "".join(WORDS[t] for t in words), None
+
+
+@settings(max_examples=600, deadline=None, derandomize=True)
+@given(
+    words=st.lists(st.integers(0, len(WORDS) - 1), max_size=9),
+    limit=st.integers(1, 10),
+    stop=st.lists(st.text("abc", min_size=1, max_size=4), max_size=3),
+    ids=st.lists(st.integers(0, len(WORDS) - 1), max_size=1),
+    ignore=st.booleans(),
+    eos=st.sets(st.integers(0, len(WORDS) - 1), max_size=1),
+)
+def test_equals_judging_whole_prefixes(words, limit, stop, ids, ignore, eos):
+    params = SamplingParams(max_new_tokens=limit, stop=tuple(stop), stop_token_ids=tuple(ids), ignore_eos=ignore)
+    assert deliver(words, params, frozenset(eos)) == naive(words, params, frozenset(eos))
+
+
+def test_a_stop_inside_a_run_that_crosses_the_limit_is_a_stop():
+    """sglang#33758: the run is 4 tokens, the limit 3, the stop the second."""
+    for params in (
+        SamplingParams(max_new_tokens=3, stop=("b",)),
+        SamplingParams(max_new_tokens=3, stop_token_ids=(1,)),
+    ):
+        count, text, finish = deliver([0, 1, 0, 0], params)
+        assert (count, text, finish.reason) == (2, "a", "stop")
+
+
+def test_a_stop_at_the_limit_is_a_stop():
+    assert deliver([0, 0, 1], SamplingParams(max_new_tokens=3, stop=("b",)))[2] == Finish("stop", "b")
+    assert deliver([0, 0, 1], SamplingParams(max_new_tokens=3, stop_token_ids=(1,)))[2] == Finish("stop", 1)
+
+
+def test_the_limit_ends_a_run():
+    assert deliver([0, 0, 1, 1], SamplingParams(max_new_tokens=2)) == (2, "aa", Finish("length"))
+
+
+def test_a_stop_token_goes_before_a_stop_string():
+    params = SamplingParams(stop=("b",), stop_token_ids=(1,))
+    assert deliver([0, 1], params) == (2, "a", Finish("stop", 1))
+
+
+def test_a_stop_string_across_tokens_is_cut_where_it_starts():
+    assert deliver([6, 0, 1, 0], SamplingParams(stop=("ca",))) == (2, "c", Finish("stop", "ca"))
+
+
+def test_of_overlapping_stop_strings_the_earliest_wins_and_then_the_longest():
+    assert deliver([4], SamplingParams(stop=("bc", "abc"))) == (1, "", Finish("stop", "abc"))
+    assert deliver([4], SamplingParams(stop=("c", "bc"))) == (1, "a", Finish("stop", "bc"))
+    assert deliver([4], SamplingParams(stop=("b", "bc"))) == (1, "a", Finish("stop", "bc"))
+
+
+def test_a_stop_token_leaves_no_text():
+    assert deliver([0, 4], SamplingParams(stop_token_ids=(4,))) == (2, "a", Finish("stop", 4))
+
+
+def test_the_end_of_sequence_stops_unless_it_is_ignored():
+    eos = frozenset({1})
+    assert deliver([0, 1, 0], SamplingParams(), eos) == (2, "a", Finish("stop", 1))
+    assert deliver([0, 1, 0], SamplingParams(ignore_eos=True), eos) == (3, "aba", None)
+    ignoring_but_asked = SamplingParams(ignore_eos=True, stop_token_ids=(1,))
+    assert deliver([0, 1, 0], ignoring_but_asked, eos)[2] == Finish("stop", 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "stop", "length"),
+    [
+        ("abc", (), 3),
+        ("abc", ("x",), 3),
+        ("abc", ("cd",), 2),
+        ("abc", ("bcd", "cx"), 1),
+        ("abc", ("cx", "bcd"), 1),
+        ("aaa", ("aaaa",), 0),
+        ("", ("ab",), 0),
+    ],
+)
+def test_a_tail_that_begins_a_stop_string_is_not_settled(text, stop, length):
+    assert settled(text, stop) == length
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(st.text("ab", max_size=8), st.lists(st.text("ab", min_size=1, max_size=4), max_size=3))
+def test_settled_text_is_never_taken_back(text, stop):
+    rules, transcript = StopRules(frozenset(), tuple(stop), 100), Transcript(Words())
+    shown = ""
+    for count, letter in enumerate(text, 1):
+        finish = rules.judge(WORDS.index(letter), count, transcript)
+        now = transcript.read()
+        end = len(now) if finish else settled(now, tuple(stop))
+        assert end >= len(shown) and now.startswith(shown)
+        shown = now[:end]
+        if finish:
+            break

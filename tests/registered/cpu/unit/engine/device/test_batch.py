@@ -1,0 +1,184 @@
+"""The tensors of a step: masks against a brute force over positions, slots against the table."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from specmatrix.engine.core.schedule.step import PlanRow, StepPlan
+from specmatrix.engine.device.batch import (
+    LONGEST_TRIANGLE,
+    Known,
+    StepBatch,
+    causal_bias,
+    count,
+    prefix_bias,
+    round_bias,
+    tree_bias,
+)
+from specmatrix.engine.device.relay import Relay
+from specmatrix.engine.device.slot_table import SlotTable
+from specmatrix.kernels.tree_layout.cases import random_parents
+from specmatrix.kernels.tree_layout.reference import tree_layout
+
+pytestmark = pytest.mark.register(est_seconds=4, tier="cpu", stage="pr")
+
+CPU = torch.device("cpu")
+
+
+def seen(bias):
+    """Where a bias lets a query look; the rest must be exactly -inf."""
+    assert bool(((bias == 0) | (bias == float("-inf"))).all())
+    return bias == 0
+
+
+@pytest.mark.parametrize("size", [0, 1, 64, 65, 300])
+def test_count_is_a_range(size):
+    assert count(size, CPU).tolist() == list(range(size))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_causal_bias(dtype):
+    positions = torch.tensor([[3, 4, 5], [0, 1, 2]])
+    bias = causal_bias(positions, 7, dtype)
+    assert bias.shape == (2, 1, 3, 7) and bias.dtype == dtype
+    for b in range(2):
+        for w in range(3):
+            assert seen(bias)[b, 0, w].tolist() == [key <= positions[b, w] for key in range(7)]
+
+
+@pytest.mark.parametrize("reach", [3, 16, 48, LONGEST_TRIANGLE["cpu"], LONGEST_TRIANGLE["cpu"] + 16])
+@pytest.mark.parametrize("width", [1, 3])
+def test_the_mask_of_a_round_is_the_causal_one(reach, width):
+    positions = torch.tensor([[reach - width], [0], [reach // 2 - width // 2]]) + torch.arange(width)
+    for dtype in (torch.float32, torch.bfloat16):
+        bias = round_bias(positions, reach, dtype)
+        assert bias.dtype == dtype and torch.equal(bias, causal_bias(positions, reach, dtype))
+
+
+def test_prefix_bias():
+    bias = prefix_bias(torch.tensor([3, 1, 5]), 5, torch.float32)
+    assert bias.shape == (3, 1, 1, 5)
+    assert seen(bias)[:, 0, 0].tolist() == [[k < start for k in range(5)] for start in (3, 1, 5)]
+
+
+@pytest.mark.parametrize(("nodes", "reach"), [(1, 9), (4, 11), (7, 13)])
+def test_tree_bias(nodes, reach):
+    parents = random_parents(3, nodes, torch.Generator().manual_seed(nodes))
+    _, ancestors = tree_layout(parents)
+    starts = [reach - nodes, 2, 4]
+    bias = tree_bias(torch.tensor(starts), ancestors, reach, torch.float32)
+    assert bias.shape == (3, 1, nodes, reach)
+    for b, start in enumerate(starts):
+        for n in range(nodes):
+            line = set()
+            node = n
+            while node >= 0:
+                line.add(start + node)
+                node = int(parents[b, node])
+            expected = [key < start or key in line for key in range(reach)]
+            assert seen(bias)[b, 0, n].tolist() == expected
+
+
+def test_the_tree_bias_of_a_chain_is_the_causal_bias():
+    ancestors = torch.ones(5, 5).tril().bool()[None]
+    positions = 6 + torch.arange(5)[None]
+    assert torch.equal(
+        tree_bias(torch.tensor([6]), ancestors, 11, torch.float32), causal_bias(positions, 11, torch.float32)
+    )
+
+
+def world(page_size=3):
+    """Rows 2 and 1 own scattered pages; the relay says other lengths than any plan."""
+    table = SlotTable(4, 12, page_size, CPU, stamps=False)
+    table.extend(
+        [
+            PlanRow(9, 9, 2, 1, 1, (5, 2, 7), 0, 9, writers=((0, 9),)),
+            PlanRow(8, 8, 1, 1, 1, (3, 6), 0, 8, writers=((0, 8),)),
+        ]
+    )
+    relay = Relay(4, (), CPU)
+    relay.publish(torch.tensor([2, 1]), torch.tensor([4, 2]), torch.tensor([[77], [66]]))
+    return relay, table
+
+
+def slot(pages, position, page_size=3):
+    return pages[position // page_size] * page_size + position % page_size
+
+
+def test_a_round_reads_lengths_and_roots_from_the_relay():
+    relay, table = world()
+    plan = StepPlan(False, (PlanRow(9, 9, 2, 3, 8, (), 3, 9), PlanRow(8, 8, 1, 3, 5, (), 2, 8)), True, -1)
+    batch = StepBatch.of(plan, relay, table)
+    assert batch.rows.tolist() == [2, 1] and batch.start.tolist() == [4, 2]
+    assert batch.root.tolist() == [[77], [66]]
+    assert (batch.width, batch.reach, batch.lengths) == (3, 12, None)
+    assert batch.slots.tolist() == [
+        [*(slot((5, 2, 7), p) for p in range(9)), 0, 0, 0],
+        [*(slot((3, 6), p) for p in range(6)), *[0] * 6],
+    ]
+    assert batch.write_slots(count(3, CPU)).tolist() == [
+        [slot((5, 2, 7), p) for p in (4, 5, 6)],
+        [slot((3, 6), p) for p in (2, 3, 4)],
+    ]
+
+
+def test_what_the_host_knows_comes_row_by_row_in_rounds_only():
+    relay, table = world()
+    told = (PlanRow(9, 9, 2, 3, 8, (), 3, 9, tokens=(1, 2)), PlanRow(8, 8, 1, 3, 5, (), 2, 8, tokens=(3,)))
+    assert StepBatch.of(StepPlan(False, told, True, -1), relay, table).known == (Known(9, (1, 2)), Known(8, (3,)))
+    untold = (PlanRow(9, 9, 2, 3, 8, (), 3, 9), PlanRow(8, 8, 1, 3, 5, (), 2, 8))
+    assert StepBatch.of(StepPlan(False, untold, True, -1), relay, table).known == ()
+    prefill = (PlanRow(9, 9, 2, 4, 7, (), 3, 9, 3, (1, 2, 3, 4)),)
+    assert StepBatch.of(StepPlan(True, prefill, True, -1), relay, table).known == ()
+
+
+def test_a_prefill_reads_starts_from_the_plan_and_pads_into_slot_0():
+    relay, table = world()
+    rows = (PlanRow(9, 9, 2, 4, 7, (), 3, 9, 3, (1, 2, 3, 4)), PlanRow(8, 8, 1, 2, 3, (), 2, 8, 1, (5, 6)))
+    batch = StepBatch.of(StepPlan(True, rows, True, -1), relay, table)
+    assert batch.start.tolist() == [3, 1] and batch.lengths.tolist() == [4, 2]
+    assert (batch.width, batch.reach) == (4, 12)
+    assert batch.write.tolist() == [
+        [slot((5, 2, 7), p) for p in (3, 4, 5, 6)],
+        [slot((3, 6), 1), slot((3, 6), 2), 0, 0],
+    ]
+
+
+def test_padding_past_the_reach_goes_to_slot_0_too():
+    relay, table = world()
+    rows = (PlanRow(9, 9, 2, 5, 5, (), 3, 9, 0, (1, 2, 3, 4, 5)), PlanRow(8, 8, 1, 2, 5, (), 2, 8, 3, (5, 6)))
+    batch = StepBatch.of(StepPlan(True, rows, True, -1), relay, table)
+    assert batch.write_slots(count(5, CPU))[1].tolist() == [slot((3, 6), 3), slot((3, 6), 4), 0, 0, 0]
+
+
+def test_padding_lies_at_no_position_past_the_reach():
+    """A model knows no position there."""
+    relay, table = world()
+    rows = (PlanRow(9, 9, 2, 9, 9, (), 3, 9, 0, (1,) * 9), PlanRow(8, 8, 1, 2, 8, (), 2, 8, 6, (5, 6)))
+    batch = StepBatch.of(StepPlan(True, rows, True, -1), relay, table)
+    assert batch.reach == 12
+    assert batch.positions.tolist() == [[*range(9)], [6, 7, 8, 9, 10, 11, 11, 11, 11]]
+
+
+def test_a_round_knows_its_positions_slots_and_mask_as_consecutive_tokens():
+    relay, table = world()
+    plan = StepPlan(False, (PlanRow(9, 9, 2, 3, 8, (), 3, 9), PlanRow(8, 8, 1, 3, 5, (), 2, 8)), True, -1)
+    batch = StepBatch.of(plan, relay, table)
+    for width in (3, 2):
+        positions, write, bias = batch.causal(width, torch.float64)
+        assert positions.tolist() == [list(range(4, 4 + width)), list(range(2, 2 + width))]
+        assert torch.equal(write, batch.write_slots(count(width, CPU)))
+        assert torch.equal(bias, causal_bias(positions, 12, torch.float64)) and bias.dtype is torch.float64
+    assert batch.causal(3, torch.float64).bias is batch.causal(3, torch.float64).bias
+    assert batch.causal(3, torch.float32).bias.dtype is torch.float32
+
+
+def test_write_slots_takes_offsets_of_each_row():
+    relay, table = world()
+    plan = StepPlan(False, (PlanRow(9, 9, 2, 3, 8, (), 3, 9), PlanRow(8, 8, 1, 3, 5, (), 2, 8)), True, -1)
+    offsets = torch.tensor([[0, 2], [1, 0]])
+    assert StepBatch.of(plan, relay, table).write_slots(offsets).tolist() == [
+        [slot((5, 2, 7), 4), slot((5, 2, 7), 6)],
+        [slot((3, 6), 3), slot((3, 6), 2)],
+    ]

@@ -1,0 +1,113 @@
+"""Shapes of graphs; on a CPU a padded round runs as it is and gives what a round without padding gives."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from specmatrix.engine.build import graphs_for
+from specmatrix.engine.core.observe.counters import Probes
+from specmatrix.engine.device.cuda_graphs import Graphs, Shape, padded, reach_of
+from specmatrix.engine.spec.builders import BuildContext
+from tests.support.engines import RUNS, answer, engine
+
+pytestmark = pytest.mark.register(est_seconds=4, tier="cpu", stage="pr")
+
+CPU = torch.device("cpu")
+
+
+def test_batches_are_padded_to_powers_of_two_and_then_to_eights():
+    assert [padded(n) for n in (1, 2, 3, 5, 8, 9, 16, 17, 160)] == [1, 2, 4, 8, 8, 16, 16, 24, 160]
+
+
+def test_reach_comes_in_steps_of_which_at_most_a_fifth_is_waste():
+    assert [reach_of(n, 9999) for n in (1, 256, 257, 2048, 2049, 4097)] == [256, 256, 512, 2048, 2304, 4608]
+    assert reach_of(300, 333) == 333
+    for bound in range(1500, 30000, 37):
+        assert bound <= reach_of(bound, 1 << 20) < 1.2 * bound
+
+
+def test_what_a_round_is_given_is_padded_with_row_0():
+    graphs = Graphs(6, CPU, Probes())
+    rows, generations = graphs.give([3, 1, 2], [7, 8, 9])
+    assert (rows.tolist(), generations.tolist()) == ([3, 1, 2, 0], [7, 8, 9, 0])
+    again, _ = graphs.give([5], [4])
+    assert (again.tolist(), again.data_ptr()) == ([5], rows.data_ptr())
+    assert graphs.give([3, 1, 2], [7, 8, 9])[1].tolist() == [7, 8, 9, 0]
+
+
+def test_shapes_are_kept_up_to_a_number():
+    graphs = Graphs(4, CPU, Probes(), kept=2)
+    for reach in (256, 512, 768):
+        graphs.run(Shape(True, -1, 4, 1, reach), dict)
+    ((width, bundle),) = graphs.bundles
+    assert (width, [shape.reach for shape in bundle.graphs]) == (1, [512, 768]) and graphs.memory == (0, 0)
+    assert (graphs.probes.counts["graph.eager"], graphs.probes.counts["graph.replayed"]) == (3, 0)
+
+
+def test_an_engine_holds_no_more_than_it_was_asked_to():
+    llm = engine("NONE", 1, cuda_graph_max_gb=3)
+    assert "cuda_graph_max_gb" not in llm.readback() and graphs_for(llm.resolved, CPU, llm.loop.probes) is None
+    llm.loop.executor.graphs = graphs_for(replace(llm.resolved, cuda_graph_max_bs=4), CPU, llm.loop.probes)
+    assert llm.loop.executor.graphs.bundles.most_bytes == 3 << 30
+    shown = llm.readback()
+    assert (shown["cuda_graph_max_gb"], shown["cuda_graph_max_bs"]) == (3, 4)
+
+
+@pytest.mark.parametrize(("algorithm", "topk"), [run for run in RUNS if run[0] != "NGRAM"])
+def test_padding_changes_nothing(algorithm, topk):
+    options = {"kv_stamps": True, "strict_memory": 2, "enable_deterministic_inference": True}
+    expected = answer(engine(algorithm, topk, **options))
+    llm = engine(algorithm, topk, **options)
+    executor = llm.loop.executor
+    executor.graphs = Graphs(4, CPU, llm.loop.probes)
+    assert answer(llm) == expected
+    assert llm.probes["graph.eager"] == llm.probes["decode.round"]
+    assert executor.relay.length[0] == 0
+    assert llm.probes["stamp.checked"] and not llm.probes["stamp.wrong"]
+
+
+@pytest.mark.parametrize("algorithm", [name for name, topk in RUNS if topk > 1 and name != "NGRAM"])
+def test_padding_accepts_one_path_where_the_target_says_nothing_but_token_0(algorithm):
+    """Padding begins with a root of token 0 and drafts of no round; twins would all be accepted, which are
+    more here than a path has nodes."""
+    said = []
+    for padding in (False, True):
+        llm = engine(algorithm, 4, speculative_num_steps=2, enable_deterministic_inference=True)
+        executor = llm.loop.executor
+        likely = torch.zeros(executor.target.vocab_size).index_fill_(0, torch.tensor([0]), 1e4)
+        logits = executor.target.logits
+        executor.target.logits = lambda hidden, logits=logits, likely=likely: logits(hidden) + likely
+        executor.graphs = Graphs(4, CPU, llm.loop.probes) if padding else None
+        said.append(answer(llm))
+    assert said[0] == said[1]
+
+
+@pytest.mark.parametrize(("algorithm", "topk"), [run for run in RUNS if run[0] not in ("NONE", "NGRAM")])
+def test_drafts_of_the_largest_round_fit_the_spare_slots_that_a_gpu_has(algorithm, topk, monkeypatch):
+    """Three requests, padded to four, whose drafts lie behind the pages as they do on a GPU."""
+    options = {"max_running_requests": 3, "strict_memory": 2, "enable_deterministic_inference": True}
+    if topk > 1:
+        options["speculative_num_draft_tokens"] = 5
+    expected = answer(engine(algorithm, topk, **options))
+    count = BuildContext.drafted.fget
+    there = property(lambda context: count(replace(context, resolved=replace(context.resolved, device="cuda"))))
+    monkeypatch.setattr(BuildContext, "drafted", there)
+    llm = engine(algorithm, topk, **options)
+    executor = llm.loop.executor
+    executor.graphs = Graphs(3, CPU, llm.loop.probes)
+    (drafts,) = executor.pools[1:]
+    assert drafts.spare is not None and executor.pool.spare is None
+    assert answer(llm) == expected
+    assert {shape.batch for _, bundle in executor.graphs.bundles for shape in bundle.graphs} >= {4}
+
+
+def test_a_larger_batch_runs_without_a_graph():
+    llm = engine("NONE", 1)
+    llm.loop.executor.graphs = Graphs(2, CPU, llm.loop.probes)
+    expected = answer(engine("NONE", 1))
+    assert answer(llm) == expected
+    assert {shape.batch for _, bundle in llm.loop.executor.graphs.bundles for shape in bundle.graphs} == {1, 2}
+    assert llm.probes["graph.eager"] == llm.probes["decode.round"]

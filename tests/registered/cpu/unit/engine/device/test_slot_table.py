@@ -1,0 +1,77 @@
+"""The slot table: pages become slots, position by position."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import specmatrix.engine.device.slot_table
+from specmatrix.engine.core.schedule.step import PlanRow
+from specmatrix.engine.device.slot_table import SlotTable, stamp
+
+pytestmark = pytest.mark.register(est_seconds=2, tier="cpu", stage="pr")
+
+CPU = torch.device("cpu")
+
+
+def row(at, pages, first, writers=()):
+    return PlanRow(at + 50, at + 50, at, 1, 1, pages, first, at + 50, writers=writers)
+
+
+@pytest.mark.parametrize("few", [0, 1, 3, 9])
+@pytest.mark.parametrize("page_size", [1, 3, 4])
+def test_pages_become_slots_where_they_belong(page_size, few, monkeypatch):
+    monkeypatch.setattr(specmatrix.engine.device.slot_table, "FEW", few)
+    table = SlotTable(4, 12 * page_size, page_size, CPU, stamps=False)
+    pages = {1: [5, 2], 3: [7]}
+    table.extend([row(1, (5, 2), 0), row(3, (7,), 0)])
+    table.extend([row(1, (9, 4, 6), 2), row(3, (), 1)])
+    pages[1] += [9, 4, 6]
+    read = table.read(torch.tensor([3, 1, 2]), 4 * page_size)
+    for line, at in zip(read.tolist(), (3, 1, 2), strict=True):
+        own = pages.get(at, [])
+        expected = [page * page_size + offset for page in own for offset in range(page_size)]
+        assert line == (expected + [0] * len(line))[: len(line)]
+
+
+def test_an_extension_without_pages_changes_nothing():
+    table = SlotTable(3, 8, 2, CPU, stamps=True)
+    table.extend([row(1, (), 0)])
+    assert not table.slots.any() and not table.writers.any()
+
+
+def test_a_row_of_a_new_request_is_overwritten():
+    table = SlotTable(3, 8, 2, CPU, stamps=False)
+    table.extend([row(1, (1, 2), 0)])
+    table.extend([row(1, (3,), 0)])
+    assert table.read(torch.tensor([1]), 2).tolist() == [[6, 7]]
+
+
+@pytest.mark.parametrize("few", [0, 3])
+def test_expected_stamps_name_the_writer_and_the_position(few, monkeypatch):
+    monkeypatch.setattr(specmatrix.engine.device.slot_table, "FEW", few)
+    table = SlotTable(3, 8, 2, CPU, stamps=True)
+    table.extend([row(1, (4, 3), 0, writers=((0, 17), (1, 18), (3, 51))), row(2, (5,), 0, writers=((0, 60),))])
+    table.extend([row(1, (6, 7), 2)])
+    stamps = [17 << 32, (18 << 32) + 1, (18 << 32) + 2, (51 << 32) + 3, (51 << 32) + 4]
+    assert table.expected(torch.tensor([1]), 5).tolist() == [stamps]
+    # The row's next residence is another one from its first position on.
+    table.extend([row(1, (8,), 0, writers=((0, 70),))])
+    assert table.expected(torch.tensor([1]), 8).tolist() == [[(70 << 32) + position for position in range(8)]]
+    assert not table.writers[0].any() and table.writers[2].unique().tolist() == [60]
+
+
+@pytest.mark.parametrize(("bound", "reach"), [(1, 16), (16, 16), (17, 32), (33, 40), (40, 40)])
+def test_steps_read_in_strides_up_to_the_tables_width(bound, reach):
+    table = SlotTable(3, 40, 2, CPU, stamps=False)
+    assert table.reach(bound) == reach and table.read(torch.tensor([1, 2]), reach).shape == (2, reach)
+
+
+def test_writers_are_kept_only_when_asked_for():
+    assert SlotTable(2, 4, 2, CPU, stamps=False).writers is None
+
+
+def test_a_stamp_tells_generations_and_positions_apart():
+    writers, positions = torch.tensor([[1], [2], [3]]), torch.arange(4000)
+    assert stamp(writers, positions).unique().numel() == 12000
+    assert int(stamp(torch.tensor(1), torch.tensor(0))) != 0

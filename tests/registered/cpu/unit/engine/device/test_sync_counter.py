@@ -1,0 +1,78 @@
+"""What torch tells of waits in a launch: counted for a graph that was there; all other warnings are passed on.
+
+torch's own words stand in for a GPU, which tests/registered/gpu1 has.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+
+from specmatrix.engine.core.observe.counters import Probes
+from specmatrix.engine.device.cuda_graphs import Graphs
+from specmatrix.engine.device.sync_counter import WAITED, Waits
+
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+
+
+@pytest.fixture
+def graphs(monkeypatch):
+    """Graphs of a device whose debug mode is set with torch's warning, and the modes that it was set to."""
+    made = Graphs(2, torch.device("cpu"), Probes())
+    made.modes = []
+
+    def set_mode(mode):
+        made.modes.append(mode)
+        warnings.warn("Synchronization debug mode is a prototype feature", UserWarning, stacklevel=2)
+
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", set_mode)
+    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 2)
+    return made
+
+
+def launch(graphs, waits: int, replayed: int = 1, made: int = 0) -> int:
+    """How much `graph.waited` rises by one launch."""
+    before = graphs.probes.counts["graph.waited"]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Synchronization debug mode")
+        with Waits(graphs):
+            for _ in range(waits):
+                warnings.warn(f"{WAITED} (Triggered internally)", UserWarning, stacklevel=1)
+            graphs.probes.hit("graph.replayed", replayed)
+            graphs.made += made
+    return graphs.probes.counts["graph.waited"] - before
+
+
+def test_waits_of_a_replayed_round_are_counted(graphs):
+    assert [launch(graphs, waits) for waits in (0, 1, 3, 0)] == [0, 1, 3, 0]
+    assert graphs.modes == ["warn", 2] * 4
+
+
+def test_what_makes_a_graph_or_has_none_may_wait(graphs):
+    assert launch(graphs, 2, made=1) == launch(graphs, 2, replayed=0) == 0
+
+
+def test_one_watch_serves_every_launch(graphs):
+    waits = Waits(graphs)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Synchronization debug mode")
+        for _ in range(3):
+            with waits:
+                warnings.warn(WAITED, UserWarning, stacklevel=1)
+                graphs.probes.hit("graph.replayed")
+    assert graphs.probes.counts["graph.waited"] == 3
+
+
+def test_other_warnings_are_passed_on_and_so_are_errors(graphs):
+    with pytest.warns(RuntimeWarning, match="put aside") as caught, Waits(graphs):
+        warnings.warn("put aside", RuntimeWarning, stacklevel=1)
+        warnings.warn(WAITED, UserWarning, stacklevel=1)
+    assert [str(one.message) for one in caught if one.category is RuntimeWarning] == ["put aside"]
+    assert not [one for one in caught if WAITED in str(one.message)]
+    with pytest.raises(ZeroDivisionError), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Synchronization debug mode")
+        with Waits(graphs):
+            _ = 1 / 0
+    assert graphs.modes[-1] == 2

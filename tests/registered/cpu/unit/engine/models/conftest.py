@@ -1,0 +1,265 @@
+"""Checkpoints with random weights, and a paged driver for a model without the rest of the engine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import (
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+from transformers.utils import logging
+
+from specmatrix.engine.device.attention import StepAttention
+from specmatrix.engine.device.pool import KVPool
+from specmatrix.engine.device.window_kv import SplitAttention, windowed_bias
+from specmatrix.engine.models.eagle3.model import Eagle3
+from specmatrix.engine.models.standalone.model import Standalone
+from specmatrix.engine.models.target import Target
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 97,
+    "hidden_size": 48,
+    "intermediate_size": 88,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 256,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "tie_word_embeddings": False,
+}
+QWEN3: dict[str, Any] = SHAPE | {
+    "num_hidden_layers": 4,
+    "use_sliding_window": True,
+    "sliding_window": 11,
+    "layer_types": ["full_attention", "sliding_attention"] * 2,
+}
+DEEPSEEK: dict[str, Any] = {
+    "vocab_size": 97,
+    "hidden_size": 48,
+    "intermediate_size": 88,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 3,
+    "q_lora_rank": 28,
+    "kv_lora_rank": 21,
+    "qk_nope_head_dim": 14,
+    "qk_rope_head_dim": 10,
+    "v_head_dim": 18,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 28,
+    "n_shared_experts": 2,
+    "n_group": 4,
+    "topk_group": 2,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.7,
+    "max_position_embeddings": 256,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "num_nextn_predict_layers": 0,
+}
+# What each architecture is built from: the configuration's class, the model's, and a small shape.
+ARCHITECTURES: dict[str, tuple[type, type, dict[str, Any]]] = {
+    "llama": (LlamaConfig, LlamaForCausalLM, SHAPE),
+    "mistral": (MistralConfig, MistralForCausalLM, SHAPE | {"sliding_window": 11}),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM, QWEN3),
+    "deepseek": (DeepseekV3Config, DeepseekV3ForCausalLM, DEEPSEEK),
+}
+EAGLE: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLMEagle3"],
+    "vocab_size": 97,
+    "draft_vocab_size": 41,
+    "hidden_size": 36,
+    "target_hidden_size": 48,
+    "intermediate_size": 56,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 1,
+    "head_dim": 12,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 256,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    "eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]},
+}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+    logging.disable_progress_bar()
+
+
+@pytest.fixture
+def target_folder(tmp_path) -> Callable[..., Path]:
+    """A factory: a model with random weights of visible size, saved by transformers; returns its folder."""
+
+    def build(
+        architecture: str,
+        name: str | None = None,
+        *,
+        dtype: torch.dtype = torch.float32,
+        shard: str = "5GB",
+        **changes: object,
+    ) -> Path:
+        config, model, shape = ARCHITECTURES[architecture]
+        folder: Path = tmp_path / (name or architecture)
+        visible(model(config(**shape | changes))).to(dtype).save_pretrained(folder, max_shard_size=shard)
+        return folder
+
+    return build
+
+
+def visible(model: PreTrainedModel) -> PreTrainedModel:
+    """Norm weights away from 1 and logits away from 0, so that a forgotten factor shows."""
+    torch.manual_seed(7)
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            parameter.copy_(torch.rand_like(parameter) + 0.5 if "norm" in key else torch.randn_like(parameter) * 0.2)
+        for key, buffer in model.named_buffers():
+            if "correction" in key:
+                buffer.copy_(torch.randn_like(buffer) * 0.3)
+    return model
+
+
+@pytest.fixture
+def llama_folder(target_folder) -> Callable[..., Path]:
+    """A factory of Llama's folders."""
+    return partial(target_folder, "llama")
+
+
+@pytest.fixture
+def eagle_folder(tmp_path) -> Callable[..., Path]:
+    """A factory: an EAGLE-3 draft with random weights for SHAPE. `drop` removes tensors, `put` replaces them."""
+
+    def build(
+        name: str = "eagle", *, drop: tuple[str, ...] = (), put: dict[str, Tensor] | None = None, **changes: object
+    ) -> Path:
+        config = EAGLE | changes
+        torch.manual_seed(11)
+        weights = {key: torch.randn(shape) * 0.3 for key, shape in eagle_shapes(config).items()}
+        weights |= {key: torch.rand_like(w) + 0.5 for key, w in weights.items() if "norm" in key}
+        ids = torch.randperm(config["vocab_size"])[: config["draft_vocab_size"]].sort().values
+        weights["d2t"] = ids - torch.arange(len(ids))
+        weights["t2d"] = torch.zeros(config["vocab_size"], dtype=torch.bool).index_fill_(0, ids, True)
+        weights = {key: w for key, w in (weights | (put or {})).items() if key not in drop}
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
+        save_file(weights, folder / "model.safetensors")
+        return folder
+
+    return build
+
+
+def eagle_shapes(c: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    hidden, inner, d = c["hidden_size"], c["intermediate_size"], c["head_dim"]
+    heads, kv_heads = c["num_attention_heads"], c["num_key_value_heads"]
+    return {
+        "embed_tokens.weight": (c["vocab_size"], hidden),
+        "fc.weight": (hidden, 3 * c["target_hidden_size"]),
+        "midlayer.input_layernorm.weight": (hidden,),
+        "midlayer.hidden_norm.weight": (hidden,),
+        "midlayer.post_attention_layernorm.weight": (hidden,),
+        "midlayer.self_attn.q_proj.weight": (heads * d, 2 * hidden),
+        "midlayer.self_attn.k_proj.weight": (kv_heads * d, 2 * hidden),
+        "midlayer.self_attn.v_proj.weight": (kv_heads * d, 2 * hidden),
+        "midlayer.self_attn.o_proj.weight": (hidden, heads * d),
+        "midlayer.mlp.gate_proj.weight": (inner, hidden),
+        "midlayer.mlp.up_proj.weight": (inner, hidden),
+        "midlayer.mlp.down_proj.weight": (hidden, inner),
+        "norm.weight": (hidden,),
+        "lm_head.weight": (c["draft_vocab_size"], hidden),
+    }
+
+
+class Paged:
+    """Requests of one model over a pool with shuffled pages; every call reads `reach` slots per request."""
+
+    def __init__(self, model: Target | Standalone | Eagle3, requests: int, reach: int, page_size: int = 4) -> None:
+        self.model, self.reach = model, reach
+        pages = -(-reach // page_size)
+        self.pool = KVPool(model.kv, 1 + requests * pages, page_size, model.dtype, "cpu")
+        order = torch.randperm(requests * pages, generator=torch.Generator().manual_seed(3)).view(requests, pages) + 1
+        self.slots = (order[:, :, None] * page_size + torch.arange(page_size)).view(requests, -1)[:, :reach]
+
+    def attend(
+        self,
+        requests: list[int],
+        start: list[int],
+        seen: Tensor,
+        reach: int | None = None,
+        depths: list[int] | None = None,
+    ) -> StepAttention | SplitAttention:
+        """seen bool [W, W]: which of the new tokens each new token may see. depths: of a tree's nodes, 0 the root."""
+        width, reach = seen.shape[0], reach or self.reach
+        slots = self.slots[requests]
+        hidden = torch.ones(len(requests), 1, width, reach, dtype=torch.bool)
+        for row, at in enumerate(start):
+            hidden[row, 0, :, :at] = False
+            hidden[row, 0, :, at : at + width] = ~seen
+        bias = torch.zeros(hidden.shape, dtype=self.model.dtype).masked_fill_(hidden, float("-inf"))
+        write = torch.stack([slots[row, at : at + width] for row, at in enumerate(start)])
+        full = StepAttention(self.pool, write, slots[:, :reach], bias)
+        config = getattr(self.model, "config", None)
+        windows = () if config is None else config.windows
+        if not windows:
+            return full
+        at = torch.tensor(start)[:, None] + torch.tensor(depths or list(range(width)))
+        keys = torch.arange(reach).repeat(len(start), 1)
+        for row, first in enumerate(start):
+            keys[row, first : first + width] = at[row]
+        size = next(w for w in windows if w is not None)
+        near = StepAttention(self.pool, write, slots[:, :reach], windowed_bias(bias, at, keys, size))
+        return SplitAttention(full, near, tuple((w is not None, i) for i, w in enumerate(windows)))
+
+    def tree(self, nodes: Tensor, parents: list[int], request: int, start: int) -> Tensor:
+        """Logits [1, N, V] of a tree of nodes [N], root first, behind `start` tokens of one request."""
+        paths: list[list[int]] = []
+        for node, parent in enumerate(parents):
+            paths.append([*(paths[parent] if parent >= 0 else []), node])
+        seen = torch.zeros(len(nodes), len(nodes), dtype=torch.bool)
+        for node, path in enumerate(paths):
+            seen[node, path] = True
+        depths = [len(path) - 1 for path in paths]
+        attend = self.attend([request], [start], seen, depths=depths)
+        hidden, _ = self.model.forward(nodes[None], start + torch.tensor([depths]), attend)
+        return self.model.logits(hidden)
+
+    def run(
+        self, tokens: Tensor, start: list[int], requests: list[int] | None = None, reach: int | None = None
+    ) -> Tensor:
+        """Logits of a causal chunk tokens [B, W] of the given requests at the given lengths."""
+        requests = list(range(len(tokens))) if requests is None else requests
+        width = tokens.shape[1]
+        positions = torch.tensor(start)[:, None] + torch.arange(width)
+        attend = self.attend(requests, start, torch.ones(width, width).tril().bool(), reach)
+        hidden, _ = self.model.forward(tokens, positions, attend)
+        return self.model.logits(hidden)
+
+
+@pytest.fixture
+def paged() -> type[Paged]:
+    return Paged
+
+
+@pytest.fixture
+def architectures() -> dict[str, tuple[type, type, dict[str, Any]]]:
+    return ARCHITECTURES

@@ -1,0 +1,120 @@
+"""DFLASH's network against its formula in plain torch, over whole sequences, and its refusals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from specmatrix.engine.core.config.asked import DraftFacts
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.engine.device.attention import DraftAttention
+from specmatrix.engine.models.loader import facts, load_dflash, load_target
+from tests.support.random_drafts import dflash_shapes, random_weights, save
+from tests.support.uncached_models import WholeDFlash
+
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+
+BOUND = 1e-5  # of the largest value
+CONFIG: dict[str, Any] = {
+    "architectures": ["DFlashDraftModel"],
+    "vocab_size": 97,
+    "hidden_size": 48,
+    "intermediate_size": 56,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 10,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 5000.0,
+    "max_position_embeddings": 256,
+    "block_size": 7,
+    "dflash_config": {"mask_token_id": 96, "target_layer_ids": [0, 2]},
+}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A factory: a DFLASH draft with random weights; `drop` removes tensors, `put` adds them."""
+
+    def build(*, drop: tuple[str, ...] = (), put: dict[str, Tensor] | None = None, **changes: object) -> Path:
+        config = CONFIG | changes
+        ids = config["dflash_config"].get("target_layer_ids", [0] * config["num_hidden_layers"])
+        weights = random_weights(dflash_shapes(config, len(ids), 48), 5) | (put or {})
+        return save(tmp_path / "draft", config, {k: w for k, w in weights.items() if k not in drop})
+
+    return build
+
+
+@pytest.fixture
+def target(llama_folder):
+    return load_target(llama_folder(), "cpu", torch.float32)
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize("length", [1, 20])
+@torch.inference_mode()
+def test_a_block_over_its_context_is_the_formula(target, folder, paged, length, deterministic):
+    made = folder()
+    model = load_dflash(made, target, "cpu", torch.float32, deterministic)
+    states = torch.randn(length, 2 * 48, generator=torch.Generator().manual_seed(1))
+    driver, positions = paged(model, 1, 32), torch.arange(length)[None]
+    for at in range(0, length, 7):  # in chunks, the last of them one token where length is 1
+        chunk = slice(at, at + 7)
+        for layer, kv in enumerate(model.context(states[None, chunk], positions[:, chunk])):
+            driver.pool.store(layer, driver.slots[0, chunk][: len(kv)], kv)
+    bias = torch.zeros(1, 1, 1, length)
+    attend = DraftAttention(driver.pool, driver.slots[:, :length], bias, 7)
+    attend.begin(0, torch.ones(1, 7, 7, dtype=torch.bool))
+    block = torch.tensor([[11, *[96] * 6]])
+    ours = model.logits(model.forward(block, length + torch.arange(7)[None], attend))[0]
+    theirs = WholeDFlash(made, target.embedding, target.head.t()).block(11, 7, states)
+    assert theirs.abs().max() > 1.0
+    assert (ours - theirs).abs().max() < BOUND * theirs.abs().max()
+
+
+def test_states_are_those_behind_the_named_layers(target, folder):
+    model = load_dflash(folder(), target, "cpu", torch.float32)
+    assert (model.aux_layers, model.mask_token) == ((1, 3), 96)
+
+
+def test_facts_say_what_a_block_needs(llama_folder, folder):
+    assert facts(llama_folder("target"), folder(), "cpu").draft == DraftFacts(
+        architecture="DFlashDraftModel",
+        vocab_size=97,
+        hidden_size=48,
+        target_hidden_size=48,
+        draft_vocab_size=97,
+        aux_layers=(1, 3),
+        block_size=7,
+        mask_token=96,
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (
+            {"dflash_config": {"mask_token_id": 97, "target_layer_ids": [0, 2]}},
+            "mask_token_id 97 has no embedding in the target, whose vocabulary has 97 tokens",
+        ),
+        (
+            {"dflash_config": {"mask_token_id": 1, "target_layer_ids": [0, 3]}},
+            r"aux layers \[1, 4\] must lie in 0..3 for a target of 3 layers",
+        ),
+        ({"hidden_size": 60}, "target_hidden_size 60 differs from the target's 48"),
+        ({"drop": ("hidden_norm.weight",)}, "tensor 'hidden_norm.weight' is missing from the weights"),
+        ({"drop": ("layers.1.self_attn.k_norm.weight",)}, "tensor 'layers.1.self_attn.k_norm.weight' is missing"),
+        ({"put": {"lm_head.weight": torch.zeros(97, 48)}}, "tensor 'lm_head.weight' has no place in this architecture"),
+        (
+            {"put": {"fc.weight": torch.zeros(48, 144)}},
+            r"tensor 'fc.weight' has shape \(48, 144\), config.json implies \(48, 96\)",
+        ),
+    ],
+)
+def test_refusals(target, folder, changes, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        load_dflash(folder(**changes), target, "cpu", torch.float32)

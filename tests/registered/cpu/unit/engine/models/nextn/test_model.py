@@ -1,0 +1,138 @@
+"""Prediction layers against their formula in plain torch, the facts that announce them, and their refusals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from specmatrix.engine.core.config.asked import DraftFacts
+from specmatrix.engine.core.draft.algorithms import FINAL
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.engine.models.loader import facts, load_nextn, load_target
+from tests.support.random_drafts import deepseek_shapes, random_weights, save
+from tests.support.uncached_models import WholeDeepseek
+
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+
+BOUND = 1e-5  # of the largest value
+CONFIG: dict[str, Any] = {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "vocab_size": 97,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "moe_intermediate_size": 20,
+    "num_hidden_layers": 2,
+    "num_nextn_predict_layers": 2,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 3,
+    "n_shared_experts": 1,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "n_group": 3,
+    "topk_group": 2,
+    "routed_scaling_factor": 2.5,
+    "first_k_dense_replace": 1,
+    "norm_topk_prob": True,
+    "q_lora_rank": 20,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": False,
+}
+TOKENS = torch.randint(0, 97, (21,), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A factory: a target with its prediction layers; `drop` removes tensors, `put` adds them."""
+
+    def build(name: str = "t", drop: tuple[str, ...] = (), put: dict[str, Tensor] | None = None, **changes: object):
+        config = CONFIG | changes
+        weights = random_weights(deepseek_shapes(config), 5) | (put or {})
+        return save(tmp_path / name, config, {k: w for k, w in weights.items() if k not in drop})
+
+    return build
+
+
+def loaded(made: Path, count: int = 2, deterministic: bool = True) -> list:
+    target = load_target(made, "cpu", torch.float32, deterministic)
+    return list(load_nextn(made, target, "cpu", torch.float32, count))
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize("index", [0, 1])
+@torch.inference_mode()
+def test_a_layer_is_its_formula(folder, paged, index, deterministic):
+    made = folder()
+    model = loaded(made, 2, deterministic)[index]
+    driver, states = paged(model, 1, 20), torch.randn(20, 48, generator=torch.Generator().manual_seed(2))
+
+    def attend(start: int, width: int):
+        step = driver.attend([0], [start], torch.ones(width, width).tril().bool())
+        return lambda layer, q, kv: step(layer - index, q, kv)
+
+    out = model.forward(TOKENS[None, 1:20], torch.arange(19)[None], states[None, :19], attend(0, 19))[0]
+    whole = WholeDeepseek(made).prediction(index)
+    theirs = whole.run(TOKENS[1:20], list(states[:19]))
+    assert (out - theirs).abs().max() < BOUND * theirs.abs().max()
+    lone = model.forward(TOKENS[None, 20:], torch.tensor([[19]]), out[None, -1:], attend(19, 1))[0]
+    theirs = whole.run(TOKENS[1:], [*states[:19], theirs[-1]])[-1:]
+    assert (lone - theirs).abs().max() < BOUND * theirs.abs().max()
+    ours, expected = model.logits(lone), whole.logits(theirs)
+    assert (ours - expected).abs().max() < BOUND * expected.abs().max()
+    assert (model.aux_layers, model.carry_width, model.vocab_size) == ((FINAL,), 48, 97)
+
+
+def test_facts_announce_what_a_checkpoint_brings(folder, llama_folder):
+    made = folder()
+    brought = {
+        "vocab_size": 97,
+        "hidden_size": 48,
+        "target_hidden_size": 48,
+        "aux_layers": (FINAL,),
+        "prediction_layers": 2,
+    }
+    known = facts(made, None, "cpu")
+    assert known.bundled == DraftFacts("DeepseekV3ForCausalLMNextN", **brought)
+    assert facts(made, made, "cpu").draft == DraftFacts("DeepseekV3ForCausalLM", **brought)
+    assert facts(folder("bare", num_nextn_predict_layers=0), None, "cpu").bundled is None
+    assert facts(llama_folder(), None, "cpu").bundled is None
+
+
+def test_the_target_leaves_the_prediction_layers_alone(folder):
+    assert len(load_target(folder(), "cpu", torch.float32).layers) == 2
+
+
+def test_fewer_layers_may_be_taken_than_there_are(folder):
+    assert len(loaded(folder(), 1)) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"drop": ("model.layers.2.enorm.weight",)}, "tensor 'model.layers.2.enorm.weight' is missing"),
+        ({"drop": ("model.layers.3.shared_head.norm.weight",)}, "'model.layers.3.shared_head.norm.weight' is missing"),
+        ({"put": {"model.layers.3.norm.weight": torch.ones(48)}}, "'model.layers.3.norm.weight' has no place"),
+        ({"num_nextn_predict_layers": 1}, "num_nextn_predict_layers is 1, fewer than the 2 layers to draft with"),
+    ],
+)
+def test_refusals(folder, changes, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        loaded(folder(**changes))
+
+
+def test_layers_of_another_width_are_refused(folder):
+    target = load_target(folder(), "cpu", torch.float32)
+    other = folder("other", hidden_size=40)
+    with pytest.raises(
+        ConfigError, match="prediction layers 40 wide over 97 tokens do not fit a target 48 wide over 97"
+    ):
+        load_nextn(other, target, "cpu", torch.float32, 1)

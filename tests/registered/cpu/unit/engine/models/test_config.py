@@ -1,0 +1,230 @@
+"""config.json: what is read, and every refusal."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from specmatrix.engine.core.draft.algorithms import FINAL
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.engine.models.config import load_model_config
+from specmatrix.engine.models.deepseek.config import ExpertsConfig, LatentConfig
+from specmatrix.engine.models.draft_config import DraftConfig
+
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 97,
+    "hidden_size": 48,
+    "intermediate_size": 88,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+QWEN3 = LLAMA | {"architectures": ["Qwen3ForCausalLM"]}
+DEEPSEEK = LLAMA | {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "q_lora_rank": None,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 20,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 56,
+    "n_shared_experts": 1,
+    "n_group": 2,
+    "topk_group": 1,
+}
+EAGLE = LLAMA | {"architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1}
+DFLASH = LLAMA | {"architectures": ["DFlashDraftModel"], "dflash_config": {"mask_token_id": 1}}
+
+
+@pytest.fixture
+def read(tmp_path):
+    def load(raw):
+        (tmp_path / "config.json").write_text(raw if isinstance(raw, str) else json.dumps(raw))
+        return load_model_config(tmp_path)
+
+    return load
+
+
+def test_defaults_are_those_of_transformers(read):
+    config = read(LLAMA)
+    assert (config.head_dim, config.norm_eps, config.context_length) == (12, 1e-6, 2048)
+    assert (config.tie_embeddings, config.rope.theta, config.rope.kind) == (False, 10000.0, "default")
+
+
+def test_key_heads_default_to_heads(read):
+    assert read(LLAMA | {"num_key_value_heads": None}).num_kv_heads == 4
+
+
+def test_eagle3_fields(read):
+    given = {"draft_vocab_size": 41, "target_hidden_size": 64}
+    config = read(EAGLE | given | {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 4, 5]}})
+    assert config.draft == DraftConfig((1, 5, 6), target_hidden_size=64, vocab_size=41)
+    bare = read(EAGLE | {"num_hidden_layers": 2})
+    assert bare.draft == DraftConfig(None, target_hidden_size=48, vocab_size=97)
+    assert bare.draft.states_of(32) == (2, 16, 29)
+    last = read(EAGLE | {"eagle_config": {"use_aux_hidden_state": False}})
+    assert last.draft.states_of(32) == (FINAL,)
+
+
+def test_eagle_reads_the_last_state(read):
+    config = read(LLAMA | {"architectures": ["LlamaForCausalLMEagle"], "num_hidden_layers": 1})
+    assert config.draft == DraftConfig((FINAL,), target_hidden_size=48, vocab_size=97)
+
+
+def test_a_language_model_is_no_head(read):
+    assert read(LLAMA).draft is None
+
+
+def test_dflash_fields(read):
+    config = read(DFLASH | {"dflash_config": {"mask_token_id": 5, "target_layer_ids": [0, 3]}, "block_size": 7})
+    assert config.draft == DraftConfig((1, 4), 48, 97, layers=3, block_size=7, mask_token=5)
+    inner = read(DFLASH | {"dflash_config": {"mask_token_id": 5, "block_size": 4}, "block_size": 7})
+    assert inner.draft.block_size == 4
+    assert read(DFLASH).draft.block_size == 16
+
+
+@pytest.mark.parametrize(
+    ("layers", "target", "states"), [(5, 36, (2, 10, 18, 26, 34)), (1, 8, (5,)), (3, 12, (2, 6, 10)), (2, 4, (2, 2))]
+)
+def test_dflash_spreads_its_states_over_the_target(read, layers, target, states):
+    """Behind layers 1, 9, 17, 25 and 33 for 36 layers and 5 of the draft."""
+    assert read(DFLASH | {"num_hidden_layers": layers}).draft.states_of(target) == states
+
+
+def test_qwen3_fields(read):
+    config = read(QWEN3)
+    assert (config.head_norms, config.windows, config.head_dim) == (True, (), 128)
+    assert not read(LLAMA).head_norms
+    assert read(QWEN3 | {"sliding_window": 7, "layer_types": ["full_attention"] * 3}).windows == ()
+    used = QWEN3 | {"use_sliding_window": True}
+    assert read(used | {"max_window_layers": 1, "sliding_window": 7}).windows == (None, 7, 7)
+    assert read(used | {"max_window_layers": 0}).windows == (4096,) * 3
+    mixed = ["sliding_attention", "full_attention", "sliding_attention"]
+    assert read(used | {"sliding_window": 7, "layer_types": mixed}).windows == (7, None, 7)
+
+
+def test_mistral_fields(read):
+    """transformers takes 4096 where config.json is silent, and no window where it says null."""
+    mistral = LLAMA | {"architectures": ["MistralForCausalLM"]}
+    assert read(mistral).windows == (4096,) * 3
+    assert read(mistral | {"sliding_window": 7}).windows == (7,) * 3
+    assert read(mistral | {"sliding_window": None}).windows == ()
+    assert read(mistral).head_norms is False
+
+
+def test_deepseek_fields(read):
+    config = read(DEEPSEEK)
+    assert config.latent == LatentConfig(32, None, 24, 16, 20, interleaved=True)
+    assert config.experts == ExpertsConfig(8, 2, 56, 1, 2, 1, normed=True, scale=2.5, dense=3)
+    assert (config.head_dim, config.bundled_layers) == (16, 0)
+    other = read(
+        DEEPSEEK
+        | {"q_lora_rank": 48, "rope_interleave": False, "norm_topk_prob": False, "routed_scaling_factor": 1}
+        | {"first_k_dense_replace": 0, "num_nextn_predict_layers": 2, "scoring_func": "sigmoid", "moe_layer_freq": 1}
+        | {"num_key_value_heads": 128, "head_dim": 7}
+    )
+    assert (other.latent.query_rank, other.latent.interleaved) == (48, False)
+    assert (other.experts.normed, other.experts.scale, other.experts.dense) == (False, 1.0, 0)
+    assert (other.bundled_layers, other.head_dim) == (2, 16)
+    assert (read(LLAMA).latent, read(LLAMA).experts) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("raw", "sentence"),
+    [
+        ('{"architectures": [', r"config.json is not valid JSON \(.*\); the file is truncated or damaged"),
+        ("[1]", "config.json must hold a JSON object, got list"),
+        ({}, "architectures None is not supported; allowed: LlamaForCausalLM, .*LlamaForCausalLMEagle3"),
+        (LLAMA | {"architectures": ["GPT2LMHeadModel"]}, r"architectures \['GPT2LMHeadModel'\] is not supported"),
+        (LLAMA | {"attention_bias": True}, "attention_bias = True is not supported; it must be absent"),
+        (LLAMA | {"mlp_bias": True}, "mlp_bias = True is not supported; it must be absent"),
+        (LLAMA | {"quantization_config": {"bits": 4}}, r"quantization_config = \{'bits': 4\} is not supported"),
+        (LLAMA | {"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; allowed: 'silu'"),
+        (LLAMA | {"vocab_size": 0}, "vocab_size must be a positive integer, got 0"),
+        (LLAMA | {"vocab_size": True}, "vocab_size must be a positive integer, got True"),
+        (LLAMA | {"vocab_size": 2**31}, "vocab_size must be at most 2147483647, got 2147483648"),
+        (LLAMA | {"num_hidden_layers": 10**9}, "num_hidden_layers must be at most 4096, got 1000000000"),
+        (
+            LLAMA | {"architectures": ["MistralForCausalLM"], "num_hidden_layers": 10**18},
+            "num_hidden_layers must be at most 4096, got 1000000000000000000",
+        ),
+        (DEEPSEEK | {"num_nextn_predict_layers": 4097}, "num_nextn_predict_layers must be at most 4096, got 4097"),
+        (LLAMA | {"rms_norm_eps": 10**400}, "rms_norm_eps must be a positive number, got 10+$"),
+        (LLAMA | {"rms_norm_eps": float("inf")}, "rms_norm_eps must be a positive number, got inf"),
+        (LLAMA | {"rope_theta": 10**400}, "rope_theta must be a positive number for rope_type 'default', got 10+$"),
+        (f'{{"hidden_size": {"9" * 5000}}}', r"config.json is not valid JSON \(.*\); the file is truncated or damaged"),
+        (LLAMA | {"hidden_size": None}, "hidden_size must be a positive integer, got None"),
+        (LLAMA | {"num_key_value_heads": 3}, "num_attention_heads 4 must be a multiple of num_key_value_heads 3"),
+        (
+            LLAMA | {"architectures": ["MistralForCausalLM"], "sliding_window": 0},
+            "sliding_window must be a positive integer, got 0",
+        ),
+        (QWEN3 | {"use_sliding_window": 1}, "use_sliding_window must be true or false, got 1"),
+        (
+            QWEN3 | {"use_sliding_window": True, "max_window_layers": -1},
+            "max_window_layers must be an integer of at least 0, got -1",
+        ),
+        (
+            QWEN3 | {"use_sliding_window": True, "max_window_layers": 0, "sliding_window": 0},
+            "sliding_window must be a positive integer, got 0",
+        ),
+        (QWEN3 | {"layer_types": ["full_attention"]}, "layer_types must be a list of 3 names, one for each layer"),
+        (
+            QWEN3 | {"layer_types": ["full_attention", "chunked_attention", "full_attention"]},
+            "layer_types 'chunked_attention' is not supported; allowed: 'full_attention' and 'sliding_attention'",
+        ),
+        (
+            QWEN3 | {"layer_types": ["sliding_attention"] * 3},
+            "layer_types holds 'sliding_attention', which needs use_sliding_window true",
+        ),
+        (DEEPSEEK | {"qk_rope_head_dim": 7}, "qk_rope_head_dim 7 must be even"),
+        (DEEPSEEK | {"kv_lora_rank": None}, "kv_lora_rank must be a positive integer, got None"),
+        (DEEPSEEK | {"attention_bias": True}, "attention_bias = True is not supported; it must be absent"),
+        (DEEPSEEK | {"scoring_func": "softmax"}, "scoring_func 'softmax' is not supported; allowed: 'sigmoid'"),
+        (DEEPSEEK | {"topk_method": "greedy"}, "topk_method 'greedy' is not supported; allowed: 'noaux_tc'"),
+        (DEEPSEEK | {"moe_layer_freq": 2}, "moe_layer_freq 2 is not supported; allowed: 1"),
+        (DEEPSEEK | {"norm_topk_prob": 1}, "norm_topk_prob must be true or false, got 1"),
+        (DEEPSEEK | {"n_group": 3}, "n_routed_experts 8 must be a multiple of n_group 3 with at least 2 in a group"),
+        (DEEPSEEK | {"n_group": 8}, "n_routed_experts 8 must be a multiple of n_group 8 with at least 2 in a group"),
+        (DEEPSEEK | {"topk_group": 3}, "topk_group 3 must be at most n_group 2"),
+        (
+            DEEPSEEK | {"num_experts_per_tok": 5},
+            "num_experts_per_tok 5 must be at most the 4 experts of topk_group 1 groups",
+        ),
+        (LLAMA | {"head_dim": 7}, "head_dim 7 must be even"),
+        (LLAMA | {"rms_norm_eps": 0}, "rms_norm_eps must be a positive number, got 0"),
+        (EAGLE | {"norm_before_residual": 1}, "norm_before_residual must be true or false, got 1"),
+        (EAGLE | {"norm_before_fc": True}, "norm_before_fc true is not supported; it must be absent"),
+        (DFLASH | {"dflash_config": {}}, "dflash_config.mask_token_id must be a token id, got None"),
+        (DFLASH | {"dflash_config": {"mask_token_id": -1}}, "dflash_config.mask_token_id must be a token id, got -1"),
+        (DFLASH | {"block_size": 1}, "block_size must be an integer of at least 2, got 1"),
+        (
+            DFLASH | {"layer_types": ["full_attention", "sliding_attention"]},
+            "layer_types 'sliding_attention' is not supported; allowed: 'full_attention'",
+        ),
+        (
+            DFLASH | {"dflash_config": {"mask_token_id": 1, "target_layer_ids": []}},
+            r"target_layer_ids must be a list of layer ids, got \[\]",
+        ),
+        (
+            EAGLE | {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [-1]}},
+            r"eagle_aux_hidden_state_layer_ids must be a list of layer ids, got \[-1\]",
+        ),
+    ],
+)
+def test_refusals(read, raw, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        read(raw)
+
+
+def test_missing_folder_and_file(tmp_path):
+    with pytest.raises(ConfigError, match=r"checkpoint '.*nowhere' does not exist; give a folder with config.json"):
+        load_model_config(tmp_path / "nowhere")
+    with pytest.raises(ConfigError, match=r"config.json is missing; a checkpoint folder needs it"):
+        load_model_config(tmp_path)

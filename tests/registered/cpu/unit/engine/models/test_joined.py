@@ -1,0 +1,57 @@
+"""Few rows in half precision: a layer's projections together with what stands around them, in Triton's interpreter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from specmatrix.engine.device.collectives import Ranks
+from specmatrix.engine.models.layers import Norm
+from specmatrix.engine.models.loader import load_target
+from specmatrix.kernels.backend import check_interpreter, interpreted
+from specmatrix.kernels.fused_linear import FEW
+from specmatrix.matrix.zoo.registry import resolve_path
+
+check_interpreter()
+pytestmark = pytest.mark.register(est_seconds=18, tier="cpu", stage="pr")
+
+
+def told(model, paged):
+    """Logits of a chunk and of a step behind it, and all keys and values that they leave."""
+    requests = paged(model, 2, 32)
+    tokens = torch.arange(40).view(2, 20) * 7 + 3
+    with interpreted(), torch.inference_mode():
+        chunk = requests.run(tokens, [0, 0])
+        step = requests.run(tokens[:, :1], [20, 20])
+    return torch.cat((chunk, step), 1), requests.pool.data
+
+
+@pytest.mark.parametrize("name", ["llama-mini", "qwen3-mini"])
+def test_joined_projections_are_the_projections(name, paged):
+    """qwen3-mini norms its heads, so that its keys are stored by themselves, in two pools."""
+    model = load_target(resolve_path(name), "cpu", torch.float16, deterministic=False)
+    model.norm.eps = 0.5  # as large as what it is added to, so that it shows
+    assert model.norm.joins(torch.zeros(FEW, 1)) is False
+    with interpreted():
+        assert model.norm.joins(torch.zeros(FEW, 1)) and not model.norm.joins(torch.zeros(FEW + 1, 1))
+    logits, cache = told(model, paged)
+    model.norm._joins = False
+    expected, wanted = told(model, paged)
+    assert not torch.equal(logits, expected)
+    assert (logits - expected).abs().max() < 0.02 * expected.abs().max()
+    assert (cache - wanted).abs().max() < 0.02 * wanted.abs().max()
+
+
+def test_deterministic_models_and_single_precision_never_join():
+    with interpreted():
+        for dtype, deterministic in ((torch.float16, True), (torch.float32, False)):
+            model = load_target(resolve_path("llama-mini"), "cpu", dtype, deterministic)
+            assert not model.norm.joins(torch.zeros(1, 1))
+
+
+def test_ranks_that_share_a_model_never_join():
+    """What each of them adds is summed over all of them first."""
+    with interpreted():
+        for size in (1, 2):
+            norm = Norm(64, 1e-5, torch.float16, torch.device("cpu"), deterministic=False, ranks=Ranks(0, size))
+            assert norm.joins(torch.zeros(1, 64)) is (size == 1)

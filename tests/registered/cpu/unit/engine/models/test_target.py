@@ -1,0 +1,259 @@
+"""Every target beside Llama against transformers' own model of the same checkpoint, and its bits against its calls."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from specmatrix.engine.core.draft.algorithms import FINAL
+from specmatrix.engine.models.deepseek.mla import LatentLayer
+from specmatrix.engine.models.loader import load_target
+from specmatrix.engine.models.weights import Take, load_weights
+
+pytestmark = pytest.mark.register(est_seconds=5, tier="cpu", stage="pr")
+
+BOUND = 1e-4  # float32, largest absolute difference of a logit; logits here reach about 10
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 32}
+VARIANTS = {
+    "mistral": ("mistral", {}),
+    "mistral without a window, tied": ("mistral", {"sliding_window": None, "tie_word_embeddings": True}),
+    "qwen3 mixed": ("qwen3", {}),
+    "qwen3 full": ("qwen3", {"layer_types": None, "use_sliding_window": False}),
+    "qwen3 upper layers": ("qwen3", {"layer_types": None, "max_window_layers": 1, "sliding_window": 5}),
+    "qwen3 all sliding": ("qwen3", {"layer_types": ["sliding_attention"] * 4, "sliding_window": 1}),
+    "qwen3 tied, one key head": ("qwen3", {"tie_word_embeddings": True, "num_key_value_heads": 1}),
+    "qwen3 theta": ("qwen3", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}),
+    "deepseek": ("deepseek", {}),
+    "deepseek whole queries": ("deepseek", {"q_lora_rank": None}),
+    "deepseek halves": ("deepseek", {"rope_interleave": False}),
+    "deepseek one group, scores as they are": ("deepseek", {"n_group": 1, "topk_group": 1, "norm_topk_prob": False}),
+    "deepseek all groups": ("deepseek", {"topk_group": 4, "num_experts_per_tok": 8}),
+    "deepseek sparse from the start": ("deepseek", {"first_k_dense_replace": 0, "tie_word_embeddings": True}),
+    "deepseek wide experts": ("deepseek", {"moe_intermediate_size": 140, "rms_norm_eps": 1e-3}),
+    "deepseek yarn": ("deepseek", {"rope_parameters": YARN}),
+    "deepseek yarn with mscale": ("deepseek", {"rope_parameters": YARN | {"mscale": 0.7, "mscale_all_dim": 1.3}}),
+}
+KINDS = {kind: changes for name, (kind, changes) in VARIANTS.items() if not changes}
+# The zoo's widths, on which the order of summation depends.
+WIDE = {
+    "deepseek": {
+        "vocab_size": 768,
+        "hidden_size": 96,
+        "intermediate_size": 320,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "q_lora_rank": 48,
+        "kv_lora_rank": 32,
+        "qk_nope_head_dim": 24,
+        "qk_rope_head_dim": 16,
+        "v_head_dim": 32,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 56,
+        "n_shared_experts": 1,
+        "n_group": 2,
+        "topk_group": 1,
+    },
+    "qwen3": {"vocab_size": 768, "hidden_size": 128, "intermediate_size": 384, "head_dim": 32},
+}
+LINES = torch.randint(0, 768, (33, 65), generator=torch.Generator().manual_seed(2))
+TOKENS = torch.randint(0, 97, (3, 40), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture
+def pair(target_folder, architectures):
+    """A factory: our model and transformers' on one checkpoint."""
+
+    def build(kind: str, deterministic: bool = True, dtype: torch.dtype = torch.float32, **changes: object):
+        folder = target_folder(kind, dtype=dtype, **changes)
+        theirs = architectures[kind][1].from_pretrained(folder, dtype=torch.float32).eval()
+        return load_target(folder, "cpu", torch.float32, deterministic), theirs
+
+    return build
+
+
+def close(ours, theirs):
+    assert ours.dtype is torch.float32
+    assert theirs.abs().max() > 1.0
+    assert (ours - theirs).abs().max() < BOUND
+
+
+@pytest.mark.parametrize(("kind", "changes"), VARIANTS.values(), ids=VARIANTS)
+@torch.inference_mode()
+def test_prefill_chunks_and_decode_match_transformers(pair, paged, kind, changes):
+    ours, theirs = pair(kind, **changes)
+    whole = theirs(TOKENS).logits
+    close(paged(ours, 3, 40).run(TOKENS, [0, 0, 0]), whole)
+    driver, done = paged(ours, 3, 40, page_size=7), 0
+    for width in (9, 1, 16, 1, 1, 12):
+        close(driver.run(TOKENS[:, done : done + width], [done] * 3), whole[:, done : done + width])
+        done += width
+    assert done == 40
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("storage", [torch.bfloat16, torch.float16])
+@torch.inference_mode()
+def test_storage_matches_transformers(pair, paged, kind, storage):
+    ours, theirs = pair(kind, deterministic=False, dtype=storage)
+    close(paged(ours, 3, 40).run(TOKENS, [0, 0, 0]), theirs(TOKENS).logits)
+
+
+@pytest.mark.parametrize("kind", ["llama", *KINDS])
+@torch.inference_mode()
+def test_requests_of_different_lengths_share_a_step(pair, paged, kind):
+    ours, theirs = pair(kind)
+    driver = paged(ours, 3, 40)
+    lengths = [5, 23, 11]
+    for request, length in enumerate(lengths):
+        driver.run(TOKENS[request : request + 1, :length], [0], [request])
+    step = torch.stack([TOKENS[r, n : n + 4] for r, n in enumerate(lengths)])
+    logits = driver.run(step, lengths)
+    for r, n in enumerate(lengths):
+        close(logits[r], theirs(TOKENS[r : r + 1, : n + 4]).logits[0, n:])
+
+
+@pytest.mark.parametrize(("kind", "changes"), VARIANTS.values(), ids=VARIANTS)
+@torch.inference_mode()
+def test_each_path_of_a_tree_has_its_own_logits(pair, paged, kind, changes):
+    """The tree is deeper than the smaller windows, so that a node looks past some of its ancestors."""
+    ours, theirs = pair(kind, **changes)
+    driver = paged(ours, 1, 40)
+    prefix, nodes, parents = TOKENS[:1, :22], TOKENS[0, 22:31], [-1, 0, 0, 1, 2, 3, 4, 6, 7]
+    driver.run(prefix, [0])
+    logits = driver.tree(nodes, parents, 0, 22)
+    for node in range(len(parents)):
+        path, at = [], node
+        while at >= 0:
+            path.insert(0, at)
+            at = parents[at]
+        close(logits[0, node], theirs(torch.cat((prefix[0], nodes[path]))[None]).logits[0, -1])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@torch.inference_mode()
+def test_hidden_and_captured_states_match_transformers(pair, paged, kind):
+    ours, theirs = pair(kind)
+    left = []
+    theirs.model.norm.register_forward_pre_hook(lambda _, args: left.append(args[0]))
+    states = theirs(TOKENS, output_hidden_states=True).hidden_states
+    attend = paged(ours, 3, 40).attend([0, 1, 2], [0, 0, 0], torch.ones(40, 40).tril().bool())
+    capture = (2, 0, FINAL, ours.num_layers)
+    hidden, aux = ours.forward(TOKENS, torch.arange(40).expand(3, 40), attend, capture)
+    close(hidden, states[-1])
+    close(aux, torch.cat((states[2], states[0], states[-1], left[0]), -1))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@torch.inference_mode()
+def test_half_precision_stays_near_float32(target_folder, paged, kind, dtype):
+    folder = target_folder(kind)
+    whole = paged(load_target(folder, "cpu", torch.float32), 3, 40).run(TOKENS, [0, 0, 0])
+    half = paged(load_target(folder, "cpu", dtype), 3, 40).run(TOKENS, [0, 0, 0])
+    # A few layers of a few roundings each, relative to the largest logit. A token may take another expert where two
+    # score alike, and is far off then; few do.
+    off = (half - whole).abs().amax(-1).flatten().sort().values
+    assert 0 < off[int(0.7 * len(off))] < 24 * torch.finfo(dtype).eps * whole.abs().max()
+
+
+class TestBatchInvariance:
+    """With `deterministic`, a token's logits have the same bits however many tokens share its call."""
+
+    @pytest.fixture(params=WIDE)
+    def model(self, request, target_folder):
+        return load_target(target_folder(request.param, **WIDE[request.param]), "cpu", torch.float32)
+
+    @torch.inference_mode()
+    def test_over_batch_sizes(self, model, paged):
+        driver = paged(model, 33, 32)
+        driver.run(LINES[:, :23], [0] * 33)
+        last = LINES[:, 23:24]
+        whole = driver.run(last, [23] * 33)
+        for size in range(1, 33):
+            assert torch.equal(driver.run(last[:size], [23] * size), whole[:size]), f"batch {size}"
+
+    @torch.inference_mode()
+    def test_over_chunk_widths(self, model, paged):
+        line = LINES[:1]
+        whole = paged(model, 1, 80).run(line, [0])
+        for width in (1, 2, 3, 5, 8, 13, 33, 64):
+            driver = paged(model, 1, 80)
+            parts = [driver.run(line[:, at : at + width], [at]) for at in range(0, 65, width)]
+            assert torch.equal(torch.cat(parts, 1), whole), f"chunks of {width}"
+
+    @torch.inference_mode()
+    def test_over_read_lengths_and_other_requests(self, model, paged):
+        driver = paged(model, 3, 600, page_size=8)
+        driver.run(LINES[:3], [0, 0, 0])
+        alone = driver.run(LINES[:1, 20:21], [20], [0], reach=21)
+        for reach in [*range(22, 60, 3), 64, 127, 128, 129, 256, 511, 513, 600]:
+            assert torch.equal(driver.run(LINES[:1, 20:21], [20], [0], reach=reach), alone), f"reach {reach}"
+        mixed = driver.run(torch.stack((LINES[0, 20:21], LINES[2, 64:])), [20, 64], [0, 2])
+        assert torch.equal(mixed[:1], alone)
+
+    @torch.inference_mode()
+    def test_a_tree_node_equals_the_same_token_decoded(self, model, paged):
+        line = LINES[0, :30]
+        decoded, drafted = paged(model, 1, 48), paged(model, 1, 48)
+        decoded.run(line[None, :20], [0])
+        drafted.run(line[None, :20], [0])
+        steps = [decoded.run(line[None, at : at + 1], [at]) for at in (20, 21)]
+        # Nodes: root, a wrong child, the right child.
+        logits = drafted.tree(line[[20, 29, 21]], [-1, 0, 0], 0, 20)
+        assert torch.equal(logits[:, [0, 2]], torch.cat(steps, 1))
+
+
+def test_windows(target_folder):
+    mixed = load_target(target_folder("qwen3"), "cpu", torch.float32)
+    assert [mixed.window_of(i) for i in range(4)] == [None, 11, None, 11]
+    llama = load_target(target_folder("llama"), "cpu", torch.float32)
+    assert [llama.window_of(i) for i in range(3)] == [None] * 3
+
+
+ZOO = ("llama-mini", "qwen3-mini", "qwen3-mini-standalone", "deepseek-mini")
+
+
+@pytest.mark.parametrize("name", ZOO)
+@torch.inference_mode()
+def test_checkpoints_of_the_zoo_match_transformers(zoo, paged, name, monkeypatch):
+    """Prefill, chunks, decode and a tree, over texts longer than qwen3-mini's window of 48 tokens."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    ours = load_target(zoo(name), "cpu", torch.float32)
+    theirs = AutoModelForCausalLM.from_pretrained(zoo(name), dtype=torch.float32).eval()
+    lines = torch.randint(2, 768, (3, 100), generator=torch.Generator().manual_seed(3))
+    whole = theirs(lines).logits
+    close(paged(ours, 3, 100, page_size=16).run(lines, [0] * 3), whole)
+    driver, done = paged(ours, 3, 110, page_size=7), 0
+    for width in (60, 1, 1, 29):
+        close(driver.run(lines[:, done : done + width], [done] * 3), whole[:, done : done + width])
+        done += width
+    nodes, parents = lines[1, 91:96], [-1, 0, 0, 1, 3]
+    logits = driver.tree(nodes, parents, 1, 91)
+    for node, path in enumerate(([0], [0, 1], [0, 2], [0, 1, 3], [0, 1, 3, 4])):
+        close(logits[0, node], theirs(torch.cat((lines[1, :91], nodes[path]))[None]).logits[0, -1])
+
+
+@torch.inference_mode()
+def test_a_bundled_layer_is_a_layer_of_its_target(target_folder, paged, architectures):
+    """Tensors of prediction layers are left alone by the target, and load under their prefix on their own."""
+    folder = target_folder("deepseek", num_hidden_layers=4)
+    raw = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(raw | {"num_hidden_layers": 2, "num_nextn_predict_layers": 2}))
+    ours = load_target(folder, "cpu", torch.float32)
+    theirs = architectures["deepseek"][1].from_pretrained(folder, num_hidden_layers=4).eval()
+    at = "model.layers.3"
+    weights = load_weights(folder, "cpu", torch.float32, (f"{at}.",))
+    take = Take(weights, "bundled")
+    layer = LatentLayer(take, at, ours.config, ours.norm, sparse=True)
+    take.done()
+    states = theirs(TOKENS, output_hidden_states=True).hidden_states
+    left = []
+    theirs.model.norm.register_forward_pre_hook(lambda _, args: left.append(args[0]))
+    theirs(TOKENS)
+    x = states[3].flatten(0, 1).clone()
+    attend = paged(ours, 3, 40).attend([0, 1, 2], [0, 0, 0], torch.ones(40, 40).tril().bool())
+    layer(x, ours.rotations[:40].repeat(3, 1)[:, None], attend, 0, ours.space(3, 40))
+    close(x.view(3, 40, -1), left[0])

@@ -1,0 +1,86 @@
+"""The builders' table: each row makes its algorithm's drafter, and what has no row says so."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from specmatrix.engine.core.config.asked import EngineConfig
+from specmatrix.engine.core.config.resolve import resolve
+from specmatrix.engine.core.draft.algorithms import ALGORITHMS, NONE, Topology, Traits, algorithm
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.engine.device.relay import Carry, Relay
+from specmatrix.engine.models.loader import facts, load_target
+from specmatrix.engine.spec.builders import BUILDERS, RELAYS, BuildContext, build_drafter, build_relay
+
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+
+
+def context(zoo, name="NONE", draft=None, **asked: object) -> BuildContext:
+    config = EngineConfig("llama-mini", name, draft, page_size=4, max_total_tokens=400, **asked)
+    known = facts(zoo("llama-mini"), None if draft is None else zoo(draft), "cpu")
+    resolved = resolve(config, known)
+    return BuildContext(algorithm(name), resolved, known, load_target(zoo("llama-mini"), "cpu", torch.float32), zoo)
+
+
+@pytest.mark.parametrize(
+    ("name", "draft", "carries"),
+    [
+        ("NONE", None, []),
+        ("STANDALONE", "llama-mini-standalone", ["ids"]),
+        ("EAGLE3", "llama-mini-eagle3", ["ids", "probs", "hidden"]),
+        ("EAGLE", "llama-mini-eagle", ["ids", "probs", "hidden"]),
+        ("DFLASH", "llama-mini-dflash", []),
+    ],
+)
+def test_a_builder_makes_the_drafter_of_its_row(zoo, name, draft, carries):
+    built = context(zoo, name, draft)
+    drafter = build_drafter(built)
+    assert drafter.traits is algorithm(name) and drafter.nodes == built.resolved.num_draft_tokens
+    assert [carry.name for carry in drafter.carries] == carries
+    assert drafter.key_span == drafter.traits.key_span
+    assert len(built.pools) == int(drafter.traits.own_kv)
+
+
+def test_every_built_in_algorithm_has_a_builder():
+    assert set(BUILDERS) == {traits.name for traits in ALGORITHMS}
+
+
+def test_a_pool_is_the_targets_twin_page_by_page(zoo):
+    built = context(zoo)
+    pool, draft = built.pool(built.target, stamps=True), built.pool(built.target)
+    assert built.pools == [pool, draft]
+    assert pool.data.shape[1] == draft.data.shape[1] == 4 * (400 // 4 + 1)
+    assert pool.stamps is not None and draft.stamps is None
+    assert pool.data.dtype is torch.float32
+
+
+def test_an_algorithm_without_a_builder_says_what_can_run(zoo):
+    built = context(zoo)
+    odd = BuildContext(Traits("ODD", "", Topology.TREE), built.resolved, built.facts, built.target, zoo)
+    with pytest.raises(ConfigError) as caught:
+        build_drafter(odd)
+    assert str(caught.value) == (
+        f"speculative_algorithm ODD has no drafter in this engine yet; allowed: {', '.join(BUILDERS)}"
+    )
+
+
+def test_a_draft_folder_that_was_not_resolved_is_refused(zoo):
+    with pytest.raises(ConfigError, match="NONE was resolved without a draft checkpoint"):
+        _ = context(zoo).draft_folder
+
+
+def test_the_relay_is_the_standard_one_unless_the_algorithm_has_its_own(zoo, monkeypatch):
+    drafter = build_drafter(context(zoo))
+    standard = build_relay(NONE, 3, drafter, torch.device("cpu"))
+    assert type(standard) is Relay and len(standard.length) == 3 and not standard.carried
+
+    class Own(Relay):
+        pass
+
+    def own(rows, drafter, device):
+        return Own(rows, (*drafter.carries, Carry("more", (2,), torch.int64)), device)
+
+    monkeypatch.setitem(RELAYS, "NONE", own)
+    made = build_relay(NONE, 5, drafter, torch.device("cpu"))
+    assert type(made) is Own and made.carried["more"].shape == (5, 2)

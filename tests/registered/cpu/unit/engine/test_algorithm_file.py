@@ -1,0 +1,86 @@
+"""A user's file: what it registers is known, and one that cannot be loaded is one sentence and leaves nothing."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from specmatrix.engine.algorithm_file import load_algorithms
+from specmatrix.engine.core.draft.algorithms import known_algorithms
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.engine.plugin import forget_algorithm
+
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+
+GOOD = """
+from dataclasses import dataclass
+from specmatrix.engine.plugin import Topology, Traits, register_algorithm
+
+@dataclass
+class Whole:
+    context: object
+    def prime(self): ...
+    def propose(self): ...
+    def absorb(self): ...
+
+for name in ("first", "second"):
+    register_algorithm(Traits(name, "a test's own", Topology.CHAIN), Whole)
+"""
+
+
+def test_what_a_file_registers_is_known_in_its_order(tmp_path: Path):
+    file = tmp_path / "torch.py"  # a name that others need
+    file.write_text(GOOD)
+    before = known_algorithms()
+    found = load_algorithms(file)
+    try:
+        assert [traits.name for traits in found] == ["FIRST", "SECOND"]
+        assert known_algorithms() == before + found
+        with pytest.raises(ConfigError, match="algorithm FIRST is registered already; forget it first"):
+            load_algorithms(file)
+        assert known_algorithms() == before + found
+    finally:
+        for traits in found:
+            forget_algorithm(traits.name)
+
+
+def test_a_file_may_import_what_lies_beside_it(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "name_of_the_neighbour.py").write_text("NAME = 'neighbour'")
+    (tmp_path / "json.py").write_text("1 / 0")  # no neighbour takes the place of another module
+    text = GOOD.replace('("first", "second")', "(name_of_the_neighbour.NAME,)")
+    (tmp_path / "mine.py").write_text(f"import json\nimport name_of_the_neighbour\n{text}")
+    found = load_algorithms(tmp_path / "mine.py")
+    assert [traits.name for traits in found] == ["NEIGHBOUR"]
+    forget_algorithm("NEIGHBOUR")
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("def f(:", "{file}, line 1 cannot be loaded: SyntaxError: invalid syntax"),
+        (GOOD + "\n1 / 0\n", "{file}, line 15 cannot be loaded: ZeroDivisionError: division by zero"),
+        ("import sys\nsys.exit(3)", "{file}, line 2 cannot be loaded: SystemExit: 3"),
+        (
+            GOOD.replace("def absorb", "def absord"),
+            "{file}, line 13 cannot be loaded: algorithm FIRST: Whole lacks the hook absorb; it needs prime, propose, "
+            "absorb",
+        ),
+        ("x = 1", "{file} registers no algorithm; it must call register_algorithm(traits, drafter) at its top level"),
+    ],
+)
+def test_a_file_that_cannot_be_loaded_is_one_sentence_and_leaves_nothing(tmp_path: Path, text: str, sentence: str):
+    file, before = tmp_path / "mine.py", known_algorithms()
+    file.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_algorithms(file)
+    assert str(caught.value) == f"algorithm file {sentence.format(file=file)}"
+    assert known_algorithms() == before
+
+
+def test_a_folder_and_a_missing_file_are_no_algorithm_files(tmp_path: Path):
+    for path in (tmp_path, tmp_path / "none.py"):
+        with pytest.raises(ConfigError, match=f"^algorithm file {path} is missing; give a Python file, which must"):
+            load_algorithms(path)

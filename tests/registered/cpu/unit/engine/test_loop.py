@@ -1,0 +1,245 @@
+"""The step loop at lags 0 to 3 over a toy device: same tokens as plain decoding, every law, every page home."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specmatrix.engine.core.errors import LedgerError, RequestError
+from specmatrix.engine.core.memory.replay import replay
+from specmatrix.engine.core.memory.window_ledger import Window, WindowBook
+from specmatrix.engine.core.schedule.request import Finish, Phase, SamplingParams
+from specmatrix.matrix.oracles.ledger import audit
+from specmatrix.matrix.simulation.toy import VOCAB, reference, request, toy_loop
+
+pytestmark = pytest.mark.register(est_seconds=15, tier="cpu", stage="pr")
+
+JOB = st.tuples(
+    st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=12),
+    st.integers(1, 14),
+    st.sampled_from([(), ("ab",), ("c",), ("dd", "e")]),
+    st.sampled_from([None, None, 0, 3]),
+)
+
+
+def drain(loop, jobs, eos, aborts):
+    requests = [
+        request(i + 1, prompt, SamplingParams(max_new_tokens=n, stop=stop))
+        for i, (prompt, n, stop, _) in enumerate(jobs)
+    ]
+    for r in requests:
+        loop.add(r)
+    for _ in range(20_000):
+        if not loop.busy:
+            return requests
+        loop.step()
+        for r in requests:
+            after = aborts.get(r.rid)
+            if after is not None and len(r.output) >= after and r.phase is not Phase.DONE:
+                loop.abort(r.rid)
+    raise AssertionError("the loop does not end")
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(
+    jobs=st.lists(JOB, min_size=1, max_size=7),
+    lag=st.integers(0, 3),
+    page_size=st.sampled_from([1, 2, 3, 5, 8]),
+    width=st.integers(1, 5),
+    extra=st.integers(0, 30),
+    rows=st.integers(1, 5),
+    chunk=st.sampled_from([None, 1, 3, 7]),
+    cache=st.booleans(),
+    eos=st.sampled_from([(), (2,)]),
+    window=st.sampled_from([None, None, 1, 4, 9]),
+    spare=st.integers(0, 6),
+)
+def test_equals_plain_decoding_and_returns_every_page(
+    jobs, lag, page_size, width, extra, rows, chunk, cache, eos, window, spare
+):
+    longest = max(len(p) + n for p, n, _, _ in jobs) + (lag + 1) * width
+    pages = -(-longest // page_size) + extra // page_size
+    if window is not None:
+        book = WindowBook(Window(window, 1), page_size)
+        window = Window(window, book.peak(longest, (lag + 1) * max(width, chunk or longest)) + spare)
+    loop = toy_loop(
+        lag=lag,
+        page_size=page_size,
+        pages=pages,
+        width=width,
+        rows=rows,
+        chunk=chunk,
+        cache=cache,
+        eos=eos,
+        window=window,
+    )
+    aborts = {i + 1: job[3] for i, job in enumerate(jobs) if job[3] is not None}
+    for r in drain(loop, jobs, eos, aborts):
+        out, text, finish = reference(r.prompt, r.params, eos)
+        if r.finish == Finish("abort"):
+            assert r.output == out[: len(r.output)]
+        else:
+            assert (r.output, r.text, r.finish) == (out, text, finish)
+    ledger = loop.scheduler.ledger
+    assert not ledger.accounts
+    assert len(ledger.free) + ledger.cached == ledger.num_pages
+    assert window is None or len(ledger.window.free) == window.pages
+    replay(ledger.journal, ledger.num_pages, page_size)
+
+
+class Failing:
+    """A toy executor whose calls fail as `plan` says: by number of the call, before or after the real one."""
+
+    def __init__(self, executor, failures) -> None:
+        self.executor, self.failures, self.calls = executor, dict(failures), 0
+
+    def _call(self, function, argument):
+        self.calls += 1
+        kind, late = self.failures.pop(self.calls, (None, False))
+        if kind is not None and not late:
+            raise kind()
+        result = function(argument)
+        if kind is not None:
+            raise kind()
+        return result
+
+    def launch(self, plan):
+        return self._call(self.executor.launch, plan)
+
+    def collect(self, handle):
+        return self._call(self.executor.collect, handle)
+
+    def drop(self):
+        self.executor.drop()
+
+
+@settings(max_examples=120, deadline=None, derandomize=True)
+@given(
+    jobs=st.lists(JOB, min_size=1, max_size=5),
+    lag=st.integers(0, 3),
+    page_size=st.sampled_from([1, 3]),
+    width=st.integers(1, 4),
+    extra=st.integers(0, 20),
+    chunk=st.sampled_from([None, 3]),
+    window=st.sampled_from([None, 4]),
+    failures=st.dictionaries(
+        st.integers(1, 60), st.tuples(st.sampled_from([RuntimeError, KeyboardInterrupt]), st.booleans()), max_size=6
+    ),
+)
+def test_failed_and_interrupted_steps_change_no_token(jobs, lag, page_size, width, extra, chunk, window, failures):
+    longest = max(len(p) + n for p, n, _, _ in jobs) + (lag + 1) * width
+    if window is not None:
+        flying = (lag + 1) * max(width, chunk or longest)
+        window = Window(window, WindowBook(Window(window, 1), page_size).peak(longest, flying))
+    pages = -(-longest // page_size) + extra
+    loop = toy_loop(lag=lag, page_size=page_size, pages=pages, width=width, rows=4, chunk=chunk, window=window)
+    loop.executor = Failing(loop.executor, failures)
+    requests = [
+        request(i, prompt, SamplingParams(max_new_tokens=new, stop=stop))
+        for i, (prompt, new, stop, _) in enumerate(jobs, 1)
+    ]
+    for r in requests:
+        loop.add(r)
+    for _ in range(20_000):
+        try:
+            if not loop.busy:
+                break
+            loop.step()
+        except KeyboardInterrupt:
+            assert not loop.pending and not any(a.in_flight for a in loop.scheduler.ledger.accounts.values())
+        loop.scheduler.check()
+    for r in requests:
+        out, text, finish = reference(r.prompt, r.params)
+        if r.finish.reason == "error":
+            assert RuntimeError in dict(failures.values()) and r.output == out[: len(r.output)]
+        else:
+            assert (r.output, r.text, r.finish) == (out, text, finish)
+    ledger = loop.scheduler.ledger
+    assert not ledger.accounts and len(ledger.free) + ledger.cached == ledger.num_pages
+    replay(ledger.journal, ledger.num_pages, page_size)
+    audit(ledger.journal, ledger.num_pages, page_size)
+
+
+def test_a_tight_pool_retracts_and_still_gives_the_same_tokens():
+    loop = toy_loop(lag=1, page_size=2, pages=14, width=3, rows=4)
+    jobs = [([i, 1, 2], 12, (), None) for i in range(4)]
+    requests = drain(loop, jobs, (), {})
+    assert loop.probes.counts["retract.done"] > 0
+    assert [r.output for r in requests] == [reference(r.prompt, r.params)[0] for r in requests]
+
+
+def test_a_retracted_request_is_not_admitted_into_the_pages_it_gave_up():
+    loop = toy_loop(lag=2, page_size=2, pages=18, rows=5)
+    jobs = [([4, 10, 10, 4, 10, 5, 7, 0, 8], 9, (), None), ([4], 14, (), None), ([4, 9, 3, 4, 6, 5, 8, 3], 9, (), None)]
+    requests = drain(loop, jobs, (), {})
+    assert max(r.retractions for r in requests) <= 2
+
+
+def test_prefix_hits_are_counted_and_change_nothing():
+    loop = toy_loop(lag=1, page_size=2, pages=40, rows=1)
+    prompt = [1, 2, 3, 4, 5, 6, 7]
+    requests = drain(loop, [(prompt, 3, (), None), ([*prompt, 8], 3, (), None)], (), {})
+    assert [r.cached_tokens for r in requests] == [0, 6]
+    assert requests[1].output == reference(requests[1].prompt, requests[1].params)[0]
+
+
+def test_lag_leaves_a_step_unread():
+    seen = {}
+    for lag in (0, 1, 2):
+        loop = toy_loop(lag=lag, page_size=4, pages=20)
+        drain(loop, [([1, 2], 6, (), None)], (), {})
+        seen[lag] = (loop.probes.counts["overlap.in_flight"], loop.probes.counts["overlap.dropped"])
+    assert seen[0] == (0, 0)
+    assert seen[1][0] > 0 and seen[1][1] == 1
+    assert seen[2][1] == 2
+
+
+def test_a_request_that_cannot_fit_is_refused_alone():
+    loop = toy_loop(lag=0, page_size=4, pages=3)
+    with pytest.raises(RequestError, match=r"prompt plus max_new_tokens \(13\) and 1 speculative positions do not fit"):
+        loop.add(request(1, [1], SamplingParams(max_new_tokens=12)))
+    with pytest.raises(RequestError, match="the prompt is empty; allowed: at least one token"):
+        loop.add(request(2, [], SamplingParams(max_new_tokens=1)))
+    with pytest.raises(RequestError, match="allowed: at most the context length, 10000"):
+        loop.add(request(3, [1], SamplingParams(max_new_tokens=10_000)))
+    loop.add(request(4, [1], SamplingParams(max_new_tokens=4)))
+    while loop.busy:
+        loop.step()
+
+
+def test_abort_in_every_phase():
+    loop = toy_loop(lag=1, page_size=2, pages=30, rows=1)
+    running, queued = (request(i, [i, i], SamplingParams(max_new_tokens=8)) for i in (1, 2))
+    loop.add(running)
+    loop.add(queued)
+    loop.step()
+    assert loop.abort(2) and queued.phase is Phase.DONE
+    assert loop.abort(1) and running.phase is Phase.DRAINING
+    assert not loop.abort(1)
+    while loop.busy:
+        loop.step()
+    assert running.finish == queued.finish == Finish("abort")
+    assert not loop.abort(1) and not loop.abort(99)
+
+
+def test_a_window_holds_a_few_pages_of_a_long_answer_and_bounds_admission():
+    window = Window(4, 14)
+    loop = toy_loop(lag=1, page_size=2, pages=60, width=2, rows=4, chunk=3, window=window)
+    requests = drain(loop, [([i, 1, 2, 3, 4], 20, (), None) for i in range(4)], (), {})
+    assert [r.output for r in requests] == [reference(r.prompt, r.params)[0] for r in requests]
+    # A row needs 4 + 2 * 3 positions at most, on 6 pages, so two rows run at once where four would fit without.
+    assert loop.probes.counts["window.slid"] > 20 and loop.probes.counts["queue.waited"] > 0
+    with pytest.raises(RequestError, match="the request needs up to 6 window pages at once and the pool has 5"):
+        toy_loop(lag=1, page_size=2, pages=60, width=2, chunk=3, window=Window(4, 5)).add(
+            request(1, [1], SamplingParams(max_new_tokens=30))
+        )
+
+
+def test_no_progress_is_a_bug_and_raises():
+    loop = toy_loop(lag=0, page_size=2, pages=10)
+    stuck = request(1, [1], SamplingParams(max_new_tokens=2))
+    loop.add(stuck)
+    loop.scheduler._free_rows.clear()
+    with pytest.raises(LedgerError, match="no request can run and nothing is in flight"):
+        loop.step()

@@ -1,0 +1,159 @@
+"""What an engine will allocate is known before it does: the sum against real engines, and the sentences."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from specmatrix.engine import memory_budget as budget
+from specmatrix.engine.api import LLM
+from specmatrix.engine.core.config.asked import EngineConfig
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.engine.device.graph_cache import GIB
+from specmatrix.engine.memory_budget import Need, fits, models_of, needs
+from tests.support.engines import CHECKPOINTS, RUNS, engine
+
+pytestmark = pytest.mark.register(est_seconds=6, tier="cpu", stage="pr")
+
+LLAMA = str(CHECKPOINTS / "llama-mini")
+
+
+def tables(llm: LLM) -> int:
+    executor = llm.loop.executor
+    made = [executor.table, *([] if executor.window is None else [executor.window.table])]
+    return sum(table.slots.nbytes + (0 if table.writers is None else table.writers.nbytes) for table in made)
+
+
+def pools(llm: LLM) -> int:
+    executor = llm.loop.executor
+    made = [*executor.pools, *([] if executor.window is None else [executor.window.pool])]
+    return sum(pool.data.nbytes + (0 if pool.stamps is None else pool.stamps.nbytes) for pool in made)
+
+
+def judged(llm: LLM) -> list[Need]:
+    return needs(llm.resolved, models_of(llm.resolved, Path), 1)
+
+
+@pytest.mark.parametrize(("algorithm", "topk"), RUNS)
+@pytest.mark.parametrize("stamps", [False, True])
+def test_the_sum_is_what_an_engine_allocates(algorithm, topk, stamps):
+    llm = engine(algorithm, topk, kv_stamps=stamps, max_running_requests=37, dtype="float32")
+    executor = llm.loop.executor
+    kv, rows, rotary, *weights = judged(llm)
+    assert kv.device == pools(llm)
+    carried = sum(buffer.nbytes for buffer in executor.relay.carried.values())
+    assert tables(llm) + 0.7 * carried <= rows.device <= 1.1 * tables(llm) + 2 * carried
+    draft = getattr(executor.drafter, "model", None)
+    models = [executor.target, *([] if draft is None else [getattr(draft, "model", draft)])]
+    assert rotary.device == sum(model.rotations.nbytes for model in models)
+    assert sum(need.device for need in weights) >= executor.target.vocab_size * executor.target.hidden_size * 4
+
+
+def test_windowed_layers_and_layers_of_their_own_count_as_they_are():
+    llm = LLM(EngineConfig(str(CHECKPOINTS / "qwen3-mini"), kv_stamps=True, max_total_tokens=2048, page_size=8))
+    assert llm.loop.executor.window is not None
+    kv, rows, *_ = judged(llm)
+    assert (kv.device, rows.device) == (pools(llm), tables(llm))
+    own = {"speculative_num_steps": 2, "enable_multi_layer_eagle": True, "max_total_tokens": 512}
+    llm = LLM(EngineConfig(str(CHECKPOINTS / "deepseek-mini"), "NEXTN", **own))
+    assert judged(llm)[0].device == pools(llm)
+
+
+def test_a_gpu_has_draft_slots_and_graphs_besides_and_ranks_share_the_target():
+    resolved = engine("EAGLE3", 3).resolved
+    models = models_of(resolved, Path)
+    there = replace(resolved, device="cuda", cuda_graph_max_bs=4, cuda_graph_max_gb=3)
+    here, gpu, half = needs(resolved, models, 1), needs(there, models, 1), needs(there, models, 2)
+    assert gpu[1].device > here[1].device and gpu[0] == here[0]
+    assert gpu[3] == Need("cuda_graph_max_gb 3", "CUDA graphs", 3 * GIB)
+    assert half[4].device == gpu[4].device // 2 and half[5] == gpu[5] and half[0].device < gpu[0].device
+
+
+HUGE = {
+    "max_total_tokens": (10**12, "max_total_tokens 1000000000000 takes 1,952,052.1 GiB for KV and the engine "),
+    "max_running_requests": (
+        10**9,
+        "max_running_requests 1000000000 of context_length 4096 takes 30,569.7 GiB for slot tables and drafts and the ",
+    ),
+}
+
+
+@pytest.mark.parametrize("field", HUGE)
+@pytest.mark.parametrize("scale", [1, 10**18])
+def test_a_number_that_does_not_fit_is_named_before_anything_is_loaded(field, scale, monkeypatch):
+    monkeypatch.setattr("specmatrix.engine.build.load_target", None)
+    value, sentence = HUGE[field]
+    if scale > 1:
+        sentence = f"{field} {value * scale} "
+    asked = EngineConfig(LLAMA, **{field: value * scale})
+    with pytest.raises(ConfigError, match=f"^{re.escape(sentence)}.* GiB of host memory is free; lower that or free m"):
+        LLM(asked)
+
+
+def test_a_context_of_a_billion_is_named(tmp_path):
+    shutil.copytree(LLAMA, tmp_path, dirs_exist_ok=True)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 10**9}))
+    with pytest.raises(ConfigError, match=r"^max_running_requests 64 of context_length 1000000000 takes 484\.2 "):
+        LLM(EngineConfig(str(tmp_path)))
+    with pytest.raises(ConfigError, match=r"^context_length 1000000000 takes \d+\.\d GiB for rotary positions and "):
+        LLM(EngineConfig(str(tmp_path), max_running_requests=1))
+    assert LLM(EngineConfig(str(tmp_path), context_length=256)).generate([[5, 6]])
+
+
+def test_a_layer_that_the_weights_lack_is_named_first(tmp_path, monkeypatch):
+    """Its KV would not fit, but the number is wrong, not too large."""
+    llm = LLM(EngineConfig(LLAMA))
+    free = sum(need.device + need.host for need in judged(llm)) + GIB // 16
+    monkeypatch.setattr(budget, "host_memory", lambda: free)
+    shutil.copytree(LLAMA, tmp_path, dirs_exist_ok=True)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 4000}))
+    with pytest.raises(
+        ConfigError, match=r"^LlamaForCausalLM: tensor 'model.layers.\d.*' is missing from the weights$"
+    ):
+        LLM(EngineConfig(str(tmp_path)))
+
+
+def test_the_largest_need_is_named_and_what_is_unknown_refuses_nothing():
+    found = [Need("max_total_tokens 5", "KV", 3 * GIB), Need("dtype float32 of /x", "weights", 9 * GIB // 2)]
+    sizes = [need.device for need in found]
+    fits(found, sizes, None, "host memory")
+    fits(found, sizes, sum(sizes), "host memory")
+    with pytest.raises(ConfigError) as caught:
+        fits(found, sizes, 7 * GIB, "GPU memory")
+    assert str(caught.value) == (
+        "dtype float32 of /x takes 4.5 GiB for weights and the engine 7.5 GiB in all, but 7.0 GiB of GPU memory is "
+        "free; lower that or free memory"
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "folder", "names", "left"),
+    [
+        ("0::/", "", ("memory.max", "memory.current"), 700),
+        ("0::/outer/inner", "outer", ("memory.max", "memory.current"), 700),
+        ("4:cpu,memory:/a/b", "memory/a/b", ("memory.limit_in_bytes", "memory.usage_in_bytes"), 700),
+        ("3:cpuset:/", "", ("memory.max", "memory.current"), None),
+    ],
+)
+def test_a_control_groups_limit_is_heeded(line, folder, names, left, tmp_path):
+    """1,000 bytes are allowed, 500 used, of which 200 are pages of files."""
+    place = tmp_path / folder
+    place.mkdir(parents=True, exist_ok=True)
+    for name, text in zip((*names, "memory.stat"), ("1000\n", "500\n", "cache 9\ninactive_file 200\n"), strict=True):
+        (place / name).write_text(text)
+    (tmp_path / "groups").write_text(f"{line}\n")
+    assert list(budget.group_memory(tmp_path, tmp_path / "groups")) == ([] if left is None else [left])
+    (place / names[0]).write_text("max\n")
+    assert list(budget.group_memory(tmp_path, tmp_path / "groups")) == []
+
+
+def test_this_host_says_what_it_has():
+    free = budget.host_memory()
+    assert free is None or 0 < free < 1 << 50

@@ -1,0 +1,135 @@
+"""What a registration refuses, always by the algorithm's name, and what it leaves behind."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from specmatrix.engine.core.draft.algorithms import ALGORITHMS, Topology, Traits, algorithm, known_algorithms
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.engine.plugin import forget_algorithm, register_algorithm
+from specmatrix.engine.spec.builders import BUILDERS, RELAYS
+
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+
+MINE = Traits("mine", "a test's own", Topology.CHAIN)
+
+
+class Whole:
+    def __init__(self, context) -> None: ...
+
+    def prime(self): ...
+
+    def propose(self): ...
+
+    def absorb(self): ...
+
+
+class NoAbsorb:
+    def prime(self): ...
+
+    def propose(self): ...
+
+
+class PrimeIsNoFunction(Whole):
+    prime = 3
+
+
+def makes_whole(context: object) -> Whole:
+    return Whole(context)
+
+
+def makes_half(context: object) -> NoAbsorb:
+    return NoAbsorb()
+
+
+def makes_something(context):
+    return Whole(context)
+
+
+@pytest.mark.parametrize("build", [Whole, makes_whole])
+def test_a_registered_algorithm_is_known_until_it_is_forgotten(build):
+    def check(asked, facts): ...
+
+    def relay(rows, drafter, device): ...
+
+    before = known_algorithms()
+    made = register_algorithm(MINE, build, check=check, relay=relay)
+    try:
+        assert made == replace(MINE, name="MINE") == algorithm("Mine")
+        assert known_algorithms() == (*before, made)
+        assert BUILDERS["MINE"] is build and RELAYS["MINE"] is relay
+        with pytest.raises(ConfigError) as caught:
+            register_algorithm(MINE, build)
+        assert str(caught.value) == "algorithm MINE is registered already; forget it first or use another name"
+    finally:
+        forget_algorithm("mine")
+    assert known_algorithms() == before and "MINE" not in BUILDERS and "MINE" not in RELAYS
+
+
+def test_what_is_not_registered_cannot_be_forgotten():
+    for name in ("mine", "EAGLE"):
+        with pytest.raises(ConfigError, match=f"algorithm {name.upper()} is not registered; allowed: none is"):
+            forget_algorithm(name)
+
+
+@pytest.mark.parametrize("name", [*(traits.name.lower() for traits in ALGORITHMS)])
+def test_built_in_names_are_reserved(name):
+    with pytest.raises(ConfigError) as caught:
+        register_algorithm(replace(MINE, name=name), Whole)
+    assert str(caught.value) == f"algorithm {name.upper()} is built in; register yours under another name"
+
+
+@pytest.mark.parametrize(
+    ("build", "sentence"),
+    [
+        (NoAbsorb, "algorithm MINE: NoAbsorb lacks the hook absorb; it needs prime, propose, absorb"),
+        (makes_half, "algorithm MINE: NoAbsorb lacks the hook absorb; it needs prime, propose, absorb"),
+        (PrimeIsNoFunction, "algorithm MINE: PrimeIsNoFunction lacks the hook prime; it needs prime, propose, absorb"),
+        (
+            makes_something,
+            "algorithm MINE: build must be a drafter class, or a function annotated with the class that it returns",
+        ),
+        (7, "algorithm MINE: build must be a drafter class or a function, got 7"),
+    ],
+)
+def test_a_missing_hook_is_named_at_the_registration(build, sentence):
+    with pytest.raises(ConfigError) as caught:
+        register_algorithm(MINE, build)
+    assert str(caught.value) == sentence
+    assert all(traits.name != "MINE" for traits in known_algorithms())
+
+
+@pytest.mark.parametrize("hook", ["check", "relay"])
+def test_an_optional_hook_must_be_a_function(hook):
+    with pytest.raises(ConfigError) as caught:
+        register_algorithm(MINE, Whole, **{hook: "x"})
+    assert str(caught.value) == f"algorithm MINE: {hook} must be a function, got 'x'"
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"name": "two words"}, "algorithm name 'TWO WORDS' must be letters, digits and underscores, a letter first"),
+        ({"name": ""}, "algorithm name '' must be letters, digits and underscores, a letter first"),
+        ({"max_lag": 2}, "algorithm MINE: max_lag must be 0 or 1, got 2"),
+        (
+            {"reads_host": True},
+            "algorithm MINE: reads_host needs max_lag 0: what is read must have been resolved",
+        ),
+        ({"key_span": -1}, "algorithm MINE: key_span must be at least 0, got -1"),
+        (
+            {"topology": Topology.TREE, "block": True},
+            "algorithm MINE: a block is a chain, so topology must be chain, got tree",
+        ),
+        (
+            {"draft_architectures": ("X",)},
+            "algorithm MINE: draft_architectures mean nothing with draft_weights none",
+        ),
+    ],
+)
+def test_contradicting_traits_are_refused(changes, sentence):
+    with pytest.raises(ConfigError) as caught:
+        register_algorithm(replace(MINE, **changes), Whole)
+    assert str(caught.value) == sentence

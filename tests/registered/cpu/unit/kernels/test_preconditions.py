@@ -1,0 +1,270 @@
+"""What the public operations refuse, and in which words."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+
+from specmatrix.engine.core.errors import KernelError
+from specmatrix.kernels.accept_path import accept_path
+from specmatrix.kernels.argmax import best_token
+from specmatrix.kernels.compact_kv import move_kv
+from specmatrix.kernels.expand_topk import expand_topk
+from specmatrix.kernels.fused_linear import FEW, Around, Onward, projection
+from specmatrix.kernels.gather_rows import gather, scatter
+from specmatrix.kernels.matmul import matmul
+from specmatrix.kernels.paged_attention import paged_attention, plan_reads
+from specmatrix.kernels.rms_norm import rms_norm
+from specmatrix.kernels.rotary import rotary
+from specmatrix.kernels.sample import draw, uniform
+from specmatrix.kernels.select_tree import select_tree
+from specmatrix.kernels.silu_mul import silu_mul
+from specmatrix.kernels.store_kv import store_kv
+from specmatrix.kernels.tree_layout import tree_layout
+
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+
+ROWS, KV = torch.zeros(5, 4), torch.ones(2, 4)
+SLOTS = torch.tensor([1, 3])
+TREE = torch.tensor([[-1, 0, 0]])
+IDS = torch.tensor([[5, 6, 7]])
+ONE = torch.ones(1)
+TURN = torch.ones(2, 2, dtype=torch.complex64)
+NONE = torch.zeros(1, dtype=torch.int64)
+SQUARE = torch.ones(4, 4)
+COINS = torch.zeros(1, 2, dtype=torch.float64)
+
+
+def plan(**changes: object):
+    given = {"read_slots": torch.zeros(2, 6, dtype=torch.int64), "bias": torch.zeros(2, 1, 1, 6)}
+    return plan_reads(**given | {"heads": 4, "kv_heads": 2, "head_dim": 8} | changes)
+
+
+def join(weight: torch.Tensor = SQUARE, checked: bool = False, **around: object):
+    return projection(KV, weight, torch.zeros(2, 4), Around(**around), checked)
+
+
+REFUSED = {
+    "store_kv shape": (partial(store_kv, ROWS, SLOTS, KV[:, :3]), r"store_kv: kv has shape \[2, 3\], must be \[2, 4\]"),
+    "store_kv count": (partial(store_kv, ROWS, SLOTS, KV[:1]), r"store_kv: kv has shape \[1, 4\], must be \[2, 4\]"),
+    "store_kv view": (
+        partial(store_kv, torch.zeros(4, 5).t(), SLOTS, KV, checked=True),
+        r"store_kv: rows is not contiguous \(strides \[1, 5\]\)",
+    ),
+    "store_kv dtype": (
+        partial(store_kv, ROWS, SLOTS, KV.double(), checked=True),
+        "store_kv: kv is float64, must be float32",
+    ),
+    "store_kv index dtype": (
+        partial(store_kv, ROWS, SLOTS.int(), KV, checked=True),
+        "store_kv: slots is int32, must be int64",
+    ),
+    "store_kv range": (
+        partial(store_kv, ROWS, SLOTS + 2, KV, checked=True),
+        r"store_kv: slots holds values from 3 to 5, must be in \[0, 5\)",
+    ),
+    "move_kv shape": (
+        partial(move_kv, ROWS[None], SLOTS, SLOTS[:1]),
+        r"move_kv: source has shape \[2\], must be \[1\]",
+    ),
+    "move_kv range": (
+        partial(move_kv, ROWS[None], SLOTS - 2, SLOTS, checked=True),
+        r"move_kv: source holds values from -1 to 1, must be in \[0, 5\)",
+    ),
+    "move_kv view": (
+        partial(move_kv, ROWS[None, ::2], SLOTS - 1, SLOTS - 1, checked=True),
+        "move_kv: data is not contiguous",
+    ),
+    "plan_reads bias": (
+        partial(plan, bias=torch.zeros(2, 1, 1, 5)),
+        r"paged_attention: bias has shape \[2, 1, 1, 5\], must be \[2, 1, W, 6\]",
+    ),
+    "plan_reads value_dim": (
+        partial(plan, value_dim=9),
+        r"paged_attention: value_dim 9 must be in \[1, 8\], a part of the keys",
+    ),
+    "plan_reads heads": (partial(plan, heads=3), "paged_attention: 3 heads must be a multiple of 2 key heads"),
+    "plan_reads dtype": (
+        partial(plan, read_slots=torch.zeros(2, 6, dtype=torch.int32), checked=True),
+        "paged_attention: read_slots is int32, must be int64",
+    ),
+    "plan_reads nothing": (
+        partial(plan, bias=torch.full((2, 1, 1, 6), float("-inf")), checked=True),
+        "paged_attention: a query may attend to nothing, each needs at least one 0 in its bias",
+    ),
+    "paged_attention q": (
+        lambda: paged_attention(torch.zeros(2, 2, 4, 8), torch.zeros(12, 8), plan()),
+        r"paged_attention: q has shape \[2, 2, 4, 8\], must be \[2, 1, 4, 8\]",
+    ),
+    "tree_layout shape": (
+        partial(tree_layout, TREE[0]),
+        r"tree_layout: parents has shape \[3\], must be \[B, N >= 1\]",
+    ),
+    "tree_layout root": (
+        partial(tree_layout, torch.tensor([[0, 0]]), checked=True),
+        "tree_layout: parents must be -1 for node 0 and an earlier node for every other",
+    ),
+    "tree_layout order": (
+        partial(tree_layout, torch.tensor([[-1, 2, 0]]), checked=True),
+        "tree_layout: parents must be -1 for node 0 and an earlier node for every other",
+    ),
+    "tree_layout second root": (
+        partial(tree_layout, torch.tensor([[-1, -1]]), checked=True),
+        "tree_layout: parents must be -1 for node 0 and an earlier node for every other",
+    ),
+    "accept_path shape": (
+        partial(accept_path, IDS, TREE, IDS[:, :2], 1),
+        r"accept_path: emit has shape \[1, 2\], must be \[1, 3\]",
+    ),
+    "accept_path depth": (
+        partial(accept_path, IDS, TREE, IDS, 3),
+        r"accept_path: depth 3 is not in \[0, 2\], a path of distinct nodes",
+    ),
+    "accept_path twins": (
+        partial(accept_path, torch.tensor([[5, 6, 6]]), TREE, IDS, 1, checked=True),
+        "accept_path: two children of one node have the same token, siblings must be distinct",
+    ),
+    "best_token": (partial(best_token, KV), r"best_token: logits has shape \[2, 4\], must be \[B, W, >= 1\]"),
+    "expand_topk shape": (
+        partial(expand_topk, torch.ones(1, 3), torch.ones(1, 2, 2)),
+        r"expand_topk: scores has shape \[1, 3\], must be \[1, 2\]",
+    ),
+    "expand_topk no beams": (
+        partial(expand_topk, torch.ones(1, 0), torch.ones(1, 0, 2)),
+        r"expand_topk: probs has shape \[1, 0, 2\], must be \[B, K >= 1, k\]",
+    ),
+    "expand_topk dtype": (
+        partial(expand_topk, torch.ones(1, 2).double(), torch.ones(1, 2, 2), checked=True),
+        "expand_topk: scores is float64, must be float32",
+    ),
+    "select_tree list": (
+        partial(select_tree, torch.ones(1, 6), torch.zeros(1, 2, dtype=torch.int64), 3, 2),
+        r"select_tree: parent_list has shape \[1, 2\], must be \[1, >= 3\]",
+    ),
+    "select_tree nodes": (
+        partial(select_tree, torch.ones(1, 2), torch.zeros(1, 3, dtype=torch.int64), 4, 2),
+        r"select_tree: 4 nodes is not in \[2, 3\], a root and 2 candidates",
+    ),
+    "select_tree NaN": (
+        partial(
+            select_tree, torch.full((1, 2), float("nan")), torch.zeros(1, 3, dtype=torch.int64), 2, 2, checked=True
+        ),
+        "select_tree: scores holds NaN, which has no place in an order",
+    ),
+    "uniform position": (partial(uniform, NONE, NONE), r"uniform: position has shape \[1\], must be \[B, W\]"),
+    "uniform seed": (partial(uniform, SLOTS, NONE[None]), r"uniform: seed has shape \[2\], must be \[1\]"),
+    "uniform dtype": (
+        partial(uniform, NONE.int(), NONE[None]),
+        "uniform: seed is int32, must be int64",
+    ),
+    "draw coins": (
+        partial(draw, torch.zeros(1, 3, 5), COINS, ONE, NONE, ONE),
+        r"draw: coins has shape \[1, 2\], must be \[1, 3\]",
+    ),
+    "matmul x": (partial(matmul, ONE, KV), r"matmul: x has shape \[1\], must be \[M, K\]"),
+    "matmul weight": (partial(matmul, KV, KV), r"matmul: weight has shape \[2, 4\], must be \[4, N\]"),
+    "matmul out": (
+        partial(matmul, KV, KV.t(), torch.zeros(2, 3)),
+        r"matmul: out has shape \[2, 3\], must be \[2, 2\]",
+    ),
+    "matmul add": (partial(matmul, KV, KV.t(), add=True), "matmul: add needs an out to add to"),
+    "matmul dtype": (partial(matmul, KV, KV.t().double(), checked=True), "matmul: weight is float64, must be float32"),
+    "matmul precision": (
+        partial(matmul, KV.double(), KV.t(), checked=True),
+        "matmul: x is float64, must be float32, bfloat16, float16",
+    ),
+    "projection rows": (
+        lambda: projection(torch.ones(FEW + 1, 4), torch.ones(4, 4), torch.ones(FEW + 1, 4)),
+        r"projection: x has shape \[65, 4\], must be \[<= 64, 4\]",
+    ),
+    "projection out": (
+        lambda: projection(KV, torch.ones(4, 4), torch.ones(1, 4)),
+        r"projection: out has shape \[1, 4\], must be \[2, N\]",
+    ),
+    "projection weight": (
+        partial(join, torch.ones(4, 3)),
+        r"projection: weight has shape \[4, 3\], must be \[4, 4\]",
+    ),
+    "projection gates": (partial(join, gated=True), r"projection: weight has shape \[4, 4\], must be \[4, 8\]"),
+    "projection sums": (partial(join, sums=ONE), r"projection: sums has shape \[1\], must be \[2, parts\]"),
+    "projection turn": (
+        partial(join, turn=TURN, heads=2),
+        r"projection: turn has shape \[2, 2\], must be \[2, <= 4 / \(2 \* 2\)\]",
+    ),
+    "projection scaled": (
+        partial(join, onward=Onward(torch.ones(4), KV[:1], torch.zeros(2, 1))),
+        r"projection: scaled has shape \[1, 4\], must be \[2, 4\]",
+    ),
+    "projection squares": (
+        partial(join, onward=Onward(torch.ones(4), KV, torch.zeros(2, 2))),
+        r"projection: squares has shape \[2, 2\], must be \[2, 1\]",
+    ),
+    "projection two at once": (
+        partial(join, add=True, turn=TURN, heads=1),
+        "projection: at most one of turn, add and gated may follow a product",
+    ),
+    "projection sink": (
+        partial(join, sink=(torch.zeros(5, 5), SLOTS)),
+        r"projection: rows of the sink has shape \[5, 5\], must be \[S, <= 4\]",
+    ),
+    "projection slots": (
+        partial(join, sink=(ROWS, NONE)),
+        r"projection: slots of the sink has shape \[1\], must be \[2\]",
+    ),
+    "projection dtype": (
+        partial(join, torch.ones(4, 4).double(), checked=True),
+        "projection: weight is float64, must be float32",
+    ),
+    "rms_norm x": (partial(rms_norm, ONE, KV, 0.1), r"rms_norm: x has shape \[1\], must be \[M, 8\]"),
+    "rms_norm weights": (partial(rms_norm, KV, ONE, 0.1), r"rms_norm: weight has shape \[1\], must be \[G, width\]"),
+    "rms_norm out": (
+        partial(rms_norm, KV, ROWS[:1], 0.1, out=KV[:1]),
+        r"rms_norm: out has shape \[1, 4\], must be \[2, 4\]",
+    ),
+    "rms_norm weight": (
+        partial(rms_norm, KV, ROWS[:, :3], 0.1),
+        r"rms_norm: x has shape \[2, 4\], must be \[M, 15\]",
+    ),
+    "rms_norm residual": (
+        partial(rms_norm, KV, ROWS[:1], 0.1, KV[:1]),
+        r"rms_norm: residual has shape \[1, 4\], must be \[2, 4\]",
+    ),
+    "rms_norm dtype": (
+        partial(rms_norm, KV, ROWS[:1].double(), 0.1, checked=True),
+        "rms_norm: weight is float64, must be float32",
+    ),
+    "rotary rows": (partial(rotary, KV, TURN, 2), r"rotary: rows has shape \[2, 4\], must be \[M, >= 8\]"),
+    "rotary turn": (partial(rotary, KV, TURN[:1], 1), r"rotary: turn has shape \[1, 2\], must be \[2, d / 2\]"),
+    "rotary dtype": (partial(rotary, KV, KV[:, :2], 1, checked=True), "rotary: turn is float32, must be complex64"),
+    "rotary precision": (
+        partial(rotary, KV.double(), TURN, 1, checked=True),
+        "rotary: rows is float64, must be float32, bfloat16, float16",
+    ),
+    "silu_mul": (partial(silu_mul, KV[:, :3]), r"silu_mul: gate_up has shape \[2, 3\], must be \[M, 2 \* inner\]"),
+    "gather rows": (partial(gather, ROWS, SLOTS[:, None]), r"gather: rows has shape \[2, 1\], must be \[B\]"),
+    "gather range": (
+        partial(gather, ROWS, SLOTS + 2, checked=True),
+        r"gather: rows holds values from 3 to 5, must be in \[0, 5\)",
+    ),
+    "gather dtype": (partial(gather, ROWS, SLOTS.int(), checked=True), "gather: rows is int32, must be int64"),
+    "scatter values": (
+        partial(scatter, ROWS, SLOTS, KV[:1]),
+        r"scatter: values has shape \[1, 4\], must be \[2, 4\]",
+    ),
+    "scatter dtype": (
+        partial(scatter, ROWS, SLOTS, KV.double(), checked=True),
+        "scatter: values is float64, must be float32",
+    ),
+    "draw rows": (
+        partial(draw, torch.zeros(1, 2, 5), COINS, ONE, torch.zeros(2, dtype=torch.int64), ONE),
+        r"draw: top_k has shape \[2\], must be \[1\]",
+    ),
+}
+
+
+@pytest.mark.parametrize(("call", "sentence"), REFUSED.values(), ids=REFUSED)
+def test_refusals(call, sentence):
+    with pytest.raises(KernelError, match=sentence):
+        call()

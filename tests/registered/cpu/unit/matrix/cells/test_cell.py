@@ -1,0 +1,201 @@
+import random
+
+import pytest
+
+from specmatrix.engine.core.config.asked import EngineConfig
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.matrix.cells.axes import AXES, LAUNCH, NAMES
+from specmatrix.matrix.cells.cell import AMPLE_TOKENS, CORPUS, TIGHT_TOKENS, Cell, order, parse_assignment
+from specmatrix.matrix.workloads.adaptive_configs import TEXTS
+
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+
+
+def any_cells(count: int) -> list[Cell]:
+    source = random.Random(1)
+    return [Cell(*(source.choice(axis.names) for axis in AXES)) for _ in range(count)]
+
+
+def refusal(call, text) -> str:
+    with pytest.raises(ConfigError) as caught:
+        call(text)
+    return str(caught.value)
+
+
+def test_an_id_is_the_content_of_its_cell():
+    cells = any_cells(2000)
+    assert all(Cell.from_id(cell.id) == cell for cell in cells)
+    assert len({cell.id for cell in cells}) == len(set(cells))
+
+
+def test_ids_are_readable_and_leave_defaults_out():
+    assert Cell().id == "none"
+    cell = Cell.of({"algorithm": "eagle3", "steps": "3", "topk": "4", "draft_tokens": "8", "batch": "ragged"})
+    assert cell.id == "eagle3.s3.k4.n8.ragged"
+
+
+def test_parts_of_an_id_may_come_in_any_order():
+    assert Cell.from_id("ragged.eagle3.s3").id == "eagle3.s3.ragged"
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("eagle3.s4", "cell id 'eagle3.s4' has an unknown part 's4'; there are s1, s2, s3, s5"),
+        ("eagle3.raged", "cell id 'eagle3.raged' has an unknown part 'raged'; the closest is ragged"),
+        ("eagle9", "cell id 'eagle9' has an unknown part 'eagle9'; the closest is eagle3"),
+        ("eagle3.topk", "cell id 'eagle3.topk' has the axis topk where a part must stand; its values are written k1, "),
+        ("eagle3.xyzzy", "cell id 'eagle3.xyzzy' has an unknown part 'xyzzy'; an id is an algorithm and values of "),
+        ("eagle3.s3.s5", "cell id 'eagle3.s3.s5' gives steps twice"),
+        ("s3.k1", "cell id 's3.k1' names no algorithm; begin with none, standalone, eagle3"),
+        ("", "cell id '' has an empty part; write parts joined by single dots, as in eagle3.s3.k4"),
+    ],
+)
+def test_a_bad_id_is_refused_in_one_sentence(text, sentence):
+    assert refusal(Cell.from_id, text).startswith(sentence)
+
+
+def test_cells_are_frozen_hashable_ordered_and_small():
+    cell = Cell()
+    with pytest.raises(AttributeError):
+        cell.topk = "4"
+    assert not hasattr(cell, "__dict__")
+    assert hash(cell) == hash(Cell())
+    assert sorted([Cell(algorithm="standalone"), Cell(algorithm="eagle3")])[0].algorithm == "eagle3"
+
+
+def test_order_follows_the_axes_and_drops_repeats():
+    cells = order([Cell(page_size="64"), Cell(page_size="4"), Cell(page_size="16"), Cell(page_size="4")])
+    assert [cell.page_size for cell in cells] == ["4", "16", "64"]
+
+
+def test_the_launch_key_holds_launch_axes_only():
+    cell = Cell(batch="pair", sampling="mixed", finish="length", abort="running")
+    assert cell.launch_key == Cell().launch_key
+    for name in LAUNCH:
+        other = AXES[NAMES.index(name)].names[1]
+        assert Cell()._replace(**{name: other}).launch_key != Cell().launch_key
+
+
+def test_the_baseline_drops_the_drafter_and_nothing_else():
+    cell = Cell.from_id("eagle3.s3.k4.n8.v2.p16.tight.burst.mixed.length.abort_running")
+    assert cell.baseline.id == "none.v2.p16.tight.burst.mixed.length.abort_running"
+
+
+@pytest.mark.parametrize(
+    ("text", "target", "draft", "canonical"),
+    [
+        ("eagle3.s3.v2.p16.pair", "llama-mini", "llama-mini-eagle3", "none.v1.nocache"),
+        ("eagle3.qwen3.s3.nocache", "qwen3-mini", "qwen3-mini-eagle3", "none.qwen3.v1.nocache"),
+        ("nextn.deepseek.s2.burst", "deepseek-mini", None, "none.deepseek.v1.nocache"),
+        ("ngram.deepseek", "deepseek-mini", None, "none.deepseek.v1.nocache"),
+    ],
+)
+def test_each_model_has_drafts_and_a_plainest_launch_of_its_own(text, target, draft, canonical):
+    cell = Cell.from_id(text)
+    asked = cell.config()
+    assert (asked.model_path, asked.speculative_draft_model_path) == (cell.target, cell.draft) == (target, draft)
+    assert cell.canonical.id == canonical and cell.baseline.model == cell.model
+
+
+def test_config_asks_what_the_cell_says():
+    cell = Cell.from_id("eagle3.s3.k4.n8.v1.sync.p16.nocache.c7.tight.m4.burst")
+    assert cell.config() == EngineConfig(
+        "llama-mini",
+        speculative_algorithm="EAGLE3",
+        speculative_draft_model_path="llama-mini-eagle3",
+        speculative_num_steps=3,
+        speculative_eagle_topk=4,
+        speculative_num_draft_tokens=8,
+        spec_version="v1",
+        disable_overlap_schedule=True,
+        page_size=16,
+        disable_radix_cache=True,
+        chunked_prefill_size=7,
+        max_total_tokens=TIGHT_TOKENS,
+        max_running_requests=4,
+    )
+
+
+@pytest.mark.parametrize("name", ["table", "tiers", "flat"])
+def test_adaptive_steps_are_asked_for_by_their_slots(name):
+    cell = Cell.from_id(f"eagle3.{name}.v2.waves.length")
+    assert cell.config() == EngineConfig(
+        "llama-mini",
+        speculative_algorithm="EAGLE3",
+        speculative_draft_model_path="llama-mini-eagle3",
+        speculative_adaptive=True,
+        speculative_adaptive_config=TEXTS[name],
+        spec_version="v2",
+        page_size=1,
+        chunked_prefill_size=-1,
+        max_total_tokens=AMPLE_TOKENS,
+    )
+    assert cell.baseline.id == "none.v2.waves.length"
+
+
+def test_the_default_cell_asks_for_plain_decoding_and_leaves_the_draft_automatic():
+    assert Cell().config() == EngineConfig(
+        "llama-mini", page_size=1, chunked_prefill_size=-1, max_total_tokens=AMPLE_TOKENS
+    )
+
+
+def test_each_model_looks_ngrams_up_in_a_way_of_its_own():
+    configs = {name: Cell.from_id(name).config() for name in ("ngram", "ngram.qwen3", "ngram.deepseek", "none.qwen3")}
+    asked = {
+        name: (
+            config.speculative_ngram_match_type,
+            config.speculative_ngram_external_corpus_path,
+            config.speculative_ngram_external_sam_budget,
+        )
+        for name, config in configs.items()
+    }
+    plain = ("BFS", None, 0)
+    assert asked == {
+        "ngram": plain,
+        "ngram.qwen3": ("PROB", None, 0),
+        "ngram.deepseek": ("BFS", CORPUS, 3),
+        "none.qwen3": plain,
+    }
+
+
+@pytest.mark.parametrize("memory", ["tight", "snug", "ample"])
+@pytest.mark.parametrize("model", AXES[NAMES.index("model")].names)
+def test_memory_is_whole_pages_of_every_size_and_more_than_one(memory, model):
+    for size in AXES[NAMES.index("page_size")].names:
+        tokens = Cell(model=model, page_size=size, memory=memory).memory_tokens
+        assert tokens % int(size) == 0 and tokens // int(size) >= 2
+
+
+def test_large_pages_take_more_memory():
+    tokens = {name: Cell.from_id(name).memory_tokens for name in ("none.p64.tight", "none.p256.tight", "none.p256")}
+    assert tokens == {"none.p64.tight": TIGHT_TOKENS, "none.p256.tight": 512, "none.p256": 128 * 256}
+    assert Cell.from_id("none.qwen3.p256.tight").memory_tokens == 1024
+    assert Cell.from_id("none.qwen3.p64.tight").memory_tokens == TIGHT_TOKENS
+
+
+def test_prices_add_up():
+    assert Cell(batch="exam").seconds > Cell(batch="burst").seconds > Cell().seconds > 0
+    assert Cell().gpus == 0
+
+
+def test_assignments_take_blanks_commas_and_words_between():
+    assert parse_assignment("algorithm=EAGLE3, topk=4 and  page_size=16") == {
+        "algorithm": "eagle3",
+        "topk": "4",
+        "page_size": "16",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("topk", "'topk' is no assignment; write axis=value, for example algorithm=eagle3 topk=4"),
+        ("topk=", "'topk=' is no assignment; write axis=value, for example algorithm=eagle3 topk=4"),
+        ("topk=4 topk=2", "topk is given twice; give it once"),
+        ("topk=9", "topk has no value '9'; it must be one of auto, 1, 2, 4"),
+        ("tree=9", f"axis 'tree' is unknown; it must be one of {', '.join(NAMES)}"),
+    ],
+)
+def test_a_bad_assignment_is_refused_in_one_sentence(text, sentence):
+    assert refusal(parse_assignment, text) == sentence

@@ -1,0 +1,232 @@
+import random
+from itertools import product
+
+import pytest
+
+from specmatrix.engine.core.config.defaults import DEFAULTS
+from specmatrix.engine.core.config.resolve import resolve
+from specmatrix.engine.core.config.rules.table import RULES
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.matrix.cells import constraints
+from specmatrix.matrix.cells.axes import AXES, LAUNCH, axis
+from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.cells.constraints import (
+    CONSTRAINTS,
+    Constraint,
+    expect,
+    explain,
+    explain_text,
+    read_cell,
+    situation,
+    tables_hash,
+)
+from specmatrix.matrix.cells.model_facts import zoo_facts
+from specmatrix.matrix.gates.registry import GATES
+
+pytestmark = pytest.mark.register(est_seconds=3, tier="cpu", stage="pr")
+
+SHAPE = [name for name in LAUNCH[: LAUNCH.index("page_size")] if name != "tp"]
+ROOMS = ({}, {"page_size": "64", "prefix_cache": "off", "memory": "tight"})
+SHAPES = product(*(axis(name).names for name in SHAPE), ROOMS)
+LAUNCHES = [Cell(**dict(zip(SHAPE, shape, strict=True)), **room) for *shape, room in SHAPES]
+RANKED = product(axis("algorithm").names, axis("model").names, ("2", "4", "8"), axis("prefix_cache").names)
+LAUNCHES += [Cell(*names, prefix_cache=cache, batch="pair") for *names, cache in RANKED]
+
+
+# What several ranks may run, beside which one more value is the only fault.
+SEVERAL = (
+    {"batch": "pair", "session": "streaming", "finish": "length"},
+    {"batch": "ragged"},
+    {"algorithm": "eagle3", "batch": "pair"},
+    {"algorithm": "eagle3", "batch": "pair", "steps": "3"},
+    {"algorithm": "eagle3", "batch": "pair", "steps": "3", "topk": "4"},
+)
+
+
+def named(name: str) -> Constraint:
+    return next(constraint for constraint in CONSTRAINTS if constraint.name == name)
+
+
+@pytest.mark.parametrize("constraint", CONSTRAINTS, ids=lambda c: c.name)
+def test_every_constraint_forbids_a_cell_alone(constraint):
+    rows = [dict(zip(constraint.axes, values, strict=True)) for values in constraint.forbidden]
+    alone = [
+        Cell(**(beside | row)) for row in rows for beside in ({}, *SEVERAL) if row.get("tp", "1") != "1" or not beside
+    ]
+    assert any(explain(cell) == (constraint,) for cell in alone)
+
+
+@pytest.mark.parametrize("constraint", CONSTRAINTS, ids=lambda c: c.name)
+def test_a_constraint_reads_no_other_axes_than_it_says(constraint):
+    source = random.Random(constraint.name)
+    for _ in range(400):
+        cell = Cell(*(source.choice(axis.names) for axis in AXES))
+        assert constraint.forbids(cell) == constraint.applies(cell)
+
+
+def test_the_engine_does_with_every_launch_what_the_matrix_expects():
+    outcomes = set()
+    for cell in LAUNCHES:
+        found = explain(cell)
+        if any(rule.kind == "impossible" for rule in found):
+            continue  # what the engine does with them is no cell's expectation
+        kinds = {constraint.kind for constraint in found} - {"redundant"}
+        try:
+            resolved = resolve(cell.config(), zoo_facts(cell))
+            outcome = "rewritten" if resolved.rewrites else "runs"
+            wanted = "rewritten" if "rewritten" in kinds else "runs"
+            assert "refused" not in kinds and outcome == wanted, cell.id
+        except ConfigError:
+            outcome = "refused"
+            assert "refused" in kinds, cell.id
+        outcomes.add(outcome)
+    assert outcomes == {"runs", "rewritten", "refused"}
+
+
+@pytest.mark.parametrize("constraint", [c for c in CONSTRAINTS if c.kind == "refused"], ids=lambda c: c.name)
+def test_the_engine_refuses_with_the_sentence_of_the_lifted_rule(constraint):
+    rule = next(rule for rule in RULES if rule.name == constraint.name)
+    cells = [cell for cell in LAUNCHES if explain(cell) == (constraint,)]
+    for cell in cells:
+        with pytest.raises(ConfigError) as caught:
+            resolve(cell.config(), zoo_facts(cell))
+        assert str(caught.value) == rule.sentence(situation(cell))
+    assert cells
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("eagle3.s3.k4.n8", []),
+        ("eagle3.s3.k2.n4", ["equal-widths"]),
+        ("eagle3.s3.k1.n4", []),
+        ("eagle3.s3.n8", ["chain-width"]),
+        ("eagle3.s1.k2.n4", ["tree-too-wide"]),
+        ("eagle3.k4", ["steps-auto-alone"]),
+        ("none.s3", ["nothing-to-draft"]),
+        ("none.v2.sync", ["v2-needs-overlap"]),
+        ("none.v1.sync", ["v1-without-overlap"]),
+        ("none.tight", ["alone-under-pressure"]),
+        ("none.snug.pair.stream.length", []),
+        ("none.snug.stream.length", ["snug-for-two"]),
+        ("none.snug.pair.length", ["snug-for-two"]),
+        ("none.snug.pair.stream", ["snug-for-two"]),
+        ("none.ctx.pair.branch.length", []),
+        ("none.ctx.pair", ["context-out-of-reach"]),
+        ("none.ctx.ragged.length", ["context-out-of-reach"]),
+        ("none.ctx.tight.pair.length", ["context-out-of-reach"]),
+        ("none.tp2.ctx.pair.length", ["few-ranks-context"]),
+        ("none.tp2.pair.branch", []),
+        ("none.m4.pair", ["slots-unfilled"]),
+        ("none.mixed", ["mixed-alone"]),
+        ("none.burst.abort_queued", ["queue-empty"]),
+        ("none.m4.burst.abort_queued", []),
+        ("none.exam.length", ["exam-cut-short"]),
+        ("none.tight.exam", ["exam-under-pressure"]),
+        ("none.s3.tight.mixed", ["nothing-to-draft", "alone-under-pressure", "mixed-alone"]),
+        ("nextn.deepseek.s2", []),
+        ("eagle3.tiers.s2", []),
+        ("eagle3.tiers.s5", ["steps-no-candidate"]),
+        ("eagle3.table.waves.length", []),
+        ("eagle3.s2.table", ["steps-no-candidate", "table-of-one-drafter"]),
+        ("eagle.table", ["table-of-one-drafter"]),
+        ("eagle3.flat", ["adaptive-config-flat"]),
+        ("eagle.s3.flat", ["steps-no-candidate", "adaptive-config-flat"]),
+        ("eagle3.s3.k4.n8.tiers", ["adaptive-unsupported"]),
+        ("eagle3.s3.k4.tiers", ["adaptive-unsupported"]),
+        ("eagle3.k4.tiers", ["steps-auto-alone", "adaptive-unsupported"]),
+        ("standalone.tiers", ["adaptive-unsupported"]),
+        ("ngram.tiers", ["adaptive-unsupported"]),
+        ("dflash.tiers", ["adaptive-unsupported"]),
+        ("none.tiers", ["nothing-to-draft"]),
+        ("eagle3.k1.tiers", ["chain-of-its-own-width"]),
+        ("nextn", ["nothing-bundled"]),
+        ("nextn.qwen3", ["nothing-bundled", "window-uncached"]),
+        ("eagle3.qwen3.nocache", []),
+        ("eagle.qwen3.nocache", ["no-draft-trained"]),
+        ("standalone.deepseek", ["no-draft-trained"]),
+    ],
+)
+def test_explain_names_every_constraint_that_applies(text, names):
+    assert [constraint.name for constraint in explain(Cell.from_id(text))] == names
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("eagle3.s3.k4.n8", "runs"),
+        ("eagle3.s3.n8", "rewritten"),
+        ("none.s3", "refused"),
+        ("eagle3.s3.n8.v2.sync", "refused"),
+    ],
+)
+def test_expect(text, expected):
+    assert expect(Cell.from_id(text)) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("none.tight", "cell none.tight is redundant (alone-under-pressure): a lone request is never retracted"),
+        (
+            "none.exam.length",
+            "cell none.exam.length is impossible (exam-cut-short): "
+            "an answer that is cut short or aborted cannot be graded",
+        ),
+    ],
+)
+def test_what_is_no_cell_has_no_expectation(text, sentence):
+    with pytest.raises(ConfigError) as caught:
+        expect(Cell.from_id(text))
+    assert str(caught.value) == sentence
+
+
+def test_explaining_a_cell_that_runs_gives_values_and_reasons():
+    lines = explain_text("algorithm=eagle3 steps=3 topk=4").splitlines()
+    assert lines[0] == "eagle3.s3.k4"
+    assert lines[2] == "runs"
+    assert "  num_draft_tokens: 8" in lines
+    version = "because spec_version = v1: trees (topk > 1) default to v1; ask for spec_version v2 to overlap them"
+    assert f"{version} (held by the gates lossless, ledger, effective)" in lines
+    assert "because device = cpu: no GPU is visible" in lines
+
+
+def test_the_gates_that_hold_a_default_judge_cells():
+    named = {gate for row in DEFAULTS for gate in row.evidence}
+    assert named and named <= {gate.name for gate in GATES}
+
+
+def test_explaining_a_cell_shows_the_configuration_that_a_run_has():
+    lines = explain_text("standalone.s1.stream").splitlines()
+    assert {"  enable_streaming_session: True", "  strict_memory: 1", "  kv_stamps: True"} <= set(lines)
+
+
+def test_explaining_a_rewritten_cell_gives_asked_and_got():
+    text = explain_text("eagle3.s3.n8")
+    assert "rewritten by chain-width: a chain verifies its root and one token per step" in text
+    assert text.endswith(
+        "rewritten speculative_num_draft_tokens: 8 -> 4: with topk 1 a chain of 3 steps verifies 4 tokens"
+    )
+
+
+def test_explaining_a_refused_cell_gives_the_engines_sentence():
+    text = explain_text(Cell.from_id("none.v2.sync"))
+    assert "refused by v2-needs-overlap: v2 is the overlapped timing" in text
+    assert text.endswith(
+        "the engine says: spec_version v2 cannot run with disable_overlap_schedule; "
+        "drop one of them or ask for spec_version v1"
+    )
+
+
+def test_read_cell_takes_ids_and_assignments():
+    assert read_cell("eagle3.k4") == read_cell("algorithm=eagle3 topk=4")
+    with pytest.raises(ConfigError, match="cell id 'medusa' has an unknown part 'medusa'"):
+        read_cell("medusa")
+
+
+def test_the_tables_hash_sees_a_value_and_a_constraint(monkeypatch):
+    before = tables_hash()
+    monkeypatch.setattr(constraints, "CONSTRAINTS", CONSTRAINTS[1:])
+    fewer = tables_hash()
+    monkeypatch.setattr(constraints, "AXES", AXES[1:])
+    assert len({before, fewer, tables_hash()}) == 3

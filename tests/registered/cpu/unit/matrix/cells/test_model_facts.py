@@ -1,0 +1,62 @@
+import subprocess
+import sys
+
+import pytest
+
+from specmatrix.matrix.cells.axes import axis
+from specmatrix.matrix.cells.cell import DRAFTS, MODELS, Cell
+from specmatrix.matrix.cells.model_facts import zoo_facts
+from specmatrix.matrix.zoo.recipes import RECIPES
+from specmatrix.matrix.zoo.registry import TARGETS
+
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+
+
+@pytest.mark.parametrize(
+    ("cell", "architecture"),
+    [
+        (Cell(), None),
+        (Cell("standalone"), "LlamaForCausalLM"),
+        (Cell("eagle3"), "LlamaForCausalLMEagle3"),
+        (Cell("standalone", "qwen3"), "Qwen3ForCausalLM"),
+        (Cell("nextn", "deepseek"), None),
+    ],
+)
+def test_each_algorithm_brings_its_draft(cell, architecture):
+    draft = zoo_facts(cell).draft
+    assert (draft and draft.architecture) == architecture
+
+
+@pytest.mark.parametrize(
+    ("model", "architecture", "window", "bundled"),
+    [
+        ("llama", "LlamaForCausalLM", None, 0),
+        ("qwen3", "Qwen3ForCausalLM", 48, 0),
+        ("deepseek", "DeepseekV3ForCausalLM", None, 2),
+    ],
+)
+def test_each_model_is_a_target_of_its_own(model, architecture, window, bundled):
+    facts = zoo_facts(Cell(model=model))
+    assert (facts.architecture, facts.window) == (architecture, window)
+    assert (facts.bundled.prediction_layers if facts.bundled else 0) == bundled
+
+
+def test_every_draft_of_the_zoo_is_on_the_axes():
+    for (model, algorithm), draft in DRAFTS.items():
+        assert RECIPES[draft].target in (MODELS[model], None) and algorithm in axis("algorithm").names
+    assert set(MODELS) == set(axis("model").names) and set(MODELS.values()) == set(TARGETS)
+    assert {*MODELS.values(), *DRAFTS.values()} == set(RECIPES)
+
+
+def test_widths_differ_so_that_a_mistaken_one_shows():
+    facts = zoo_facts(Cell("eagle3"))
+    assert facts.draft is not None
+    assert facts.draft.target_hidden_size == facts.hidden_size != facts.draft.hidden_size
+    assert facts.draft.draft_vocab_size < facts.vocab_size
+    assert len(set(facts.draft.aux_layers)) == 3 and max(facts.draft.aux_layers) < facts.num_layers
+
+
+def test_reading_them_imports_no_torch():
+    code = "import sys; from specmatrix.matrix.cells.cell import Cell; from specmatrix.matrix.cells.model_facts import zoo_facts\n"
+    code += "zoo_facts(Cell('eagle3')); print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"

@@ -1,0 +1,83 @@
+"""Choosing cells: stages, selectors, single ids, and the whole product."""
+
+from itertools import islice
+
+import pytest
+
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.matrix.cells.axes import LAUNCH
+from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.cells.constraints import explain
+from specmatrix.matrix.cells.enumerate import Prefix
+from specmatrix.matrix.cells.selection import all_cells, is_id, select
+from specmatrix.matrix.cells.selector import parse_selector
+from specmatrix.matrix.cover.lockfile import stage_cells
+
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+
+
+def test_stage_is_the_lock_file():
+    assert select("smoke") == stage_cells("smoke")
+    assert len(select("nightly", limit=3)) == 3
+
+
+def test_selector_narrows_a_stage():
+    cells = select("pr", "algorithm=eagle3 and not memory=tight")
+    assert cells == [c for c in stage_cells("pr") if c.algorithm == "eagle3" and c.memory != "tight"]
+
+
+def test_id_picks_a_cell_outside_the_stage():
+    cell = Cell.from_id("eagle3.s3.k2.n8.p16.pair.topk_topp")
+    assert cell not in stage_cells("smoke")
+    assert select("smoke", " eagle3.s3.k2.n8.p16.pair.topk_topp ") == [cell]
+
+
+@pytest.mark.parametrize(("text", "answer"), [("none", True), ("eagle3.p4", True), ("", False), ("topk=2", False)])
+def test_is_id(text: str, answer: bool):
+    assert is_id(text) is answer
+
+
+def test_product_has_every_cell_that_exists_and_no_other():
+    some = list(islice(all_cells(), 5000))
+    assert len(set(some)) == 5000
+    assert not [c for c in some if {k.kind for k in explain(c)} & {"impossible", "redundant"}]
+    # Within the first launch, each cell that explain lets pass is there.
+    requests = {cell[len(LAUNCH) :] for cell in some if cell.launch_key == Cell().launch_key}
+    assert ("pair", "streaming", "mixed", "length", "running") in requests
+    assert ("single", "none", "mixed", "eos", "none") not in requests
+
+
+@pytest.mark.parametrize(
+    ("stage", "text", "hint"),
+    [
+        ("nightly", "topk=2 and topk=4", "the lock file has none of this kind, and --stage product looks "),
+        ("smoke", "algorithm=eagle3 and page_size=64", "--stage nightly has "),
+        ("smoke", "eagle3.s2.k2.n6.v2.p64.c7.pair and batch=pair", "the lock file has none of this kind, "),
+    ],
+)
+def test_nothing_chosen_says_where_such_cells_are(stage: str, text: str, hint: str):
+    with pytest.raises(ConfigError) as caught:
+        select(stage, text)
+    assert str(caught.value).startswith(f"selector {text!r} picks none of the cells of stage {stage!r}; {hint}")
+
+
+@pytest.mark.parametrize("text", ["", "  "])
+def test_an_empty_selector_is_not_every_cell(text: str):
+    with pytest.raises(ConfigError, match=r"^--cells is empty, as of a shell variable that is not set; leave it out"):
+        select("smoke", text)
+
+
+def test_the_product_is_narrowed_value_by_value_without_losing_a_cell():
+    text = "algorithm=none and model=llama and page_size=16 and overlap=off and batch in (pair, waves) and slots=4"
+    selector = parse_selector(text)
+    asked: list[Prefix] = []
+
+    def may(known: Prefix) -> bool:
+        asked.append(known)
+        return selector.may(known)
+
+    some = list(islice(all_cells(may), 4000))
+    assert {cell[:2] for cell in some} == {("none", "llama")}
+    assert len(asked) < 500
+    first = [cell for cell in islice(all_cells(), 60_000) if selector(cell)]
+    assert first and [cell for cell in some if selector(cell)][: len(first)] == first

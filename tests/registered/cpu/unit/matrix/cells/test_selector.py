@@ -1,0 +1,99 @@
+import pytest
+
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.matrix.cells.axes import LAUNCH, NAMES
+from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.cells.selector import HELP, parse_selector
+
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+
+TREE = Cell.from_id("eagle3.s3.k4.n8.v2.ragged")
+CHAIN = Cell.from_id("eagle3.s3.k1.p16")
+PLAIN = Cell.from_id("none.tight.pair")
+CELLS = {"tree": TREE, "chain": CHAIN, "plain": PLAIN}
+
+
+def chosen(text: str) -> list[str]:
+    selector = parse_selector(text)
+    return [name for name, cell in CELLS.items() if selector(cell)]
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("algorithm=eagle3", ["tree", "chain"]),
+        ("algorithm==eagle3 and topk=4", ["tree"]),
+        ("topk = 4 or memory=tight", ["tree", "plain"]),
+        ("not algorithm=eagle3", ["plain"]),
+        ("algorithm != eagle3", ["plain"]),
+        ("topk in (1, 4)", ["tree", "chain"]),
+        ("topk not in (1,4)", ["plain"]),
+        ("memory=tight or algorithm=eagle3 and topk=4", ["tree", "plain"]),
+        ("(memory=tight or algorithm=eagle3) and topk!=4", ["chain", "plain"]),
+        ("not (topk=4 or topk=1)", ["plain"]),
+        ("not not topk=4", ["tree"]),
+        ("eagle3.s3.k1.p16", ["chain"]),
+        ("eagle3.s3.k1.p16 or none.tight.pair", ["chain", "plain"]),
+        ("none", []),
+    ],
+)
+def test_selects(text, names):
+    assert chosen(text) == names
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", f"selector '' has the end where an axis must stand; {HELP}"),
+        ("topk=4 and", f"selector 'topk=4 and' has the end where an axis must stand; {HELP}"),
+        ("topk=4 batch=pair", f"selector 'topk=4 batch=pair' has 'batch' where the end must stand; {HELP}"),
+        ("(topk=4", f"selector '(topk=4' has the end where ')' must stand; {HELP}"),
+        ("topk=", f"selector 'topk=' has the end where a value of topk must stand; {HELP}"),
+        ("topk 4", f"selector 'topk 4' has '4' where =, != or in must stand; {HELP}"),
+        ("topk in 4", f"selector 'topk in 4' has '4' where '(' must stand; {HELP}"),
+        ("topk in (4 2)", f"selector 'topk in (4 2)' has '2' where ',' or ')' must stand; {HELP}"),
+        ("topk=4 & batch=pair", f"selector 'topk=4 & batch=pair' has '&', which means nothing; {HELP}"),
+        ("topk=3", "topk has no value '3'; it must be one of auto, 1, 2, 4"),
+        ("topk in (4, 3)", "topk has no value '3'; it must be one of auto, 1, 2, 4"),
+        ("width=3", f"axis 'width' is unknown; it must be one of {', '.join(NAMES)}"),
+        ("eagl3", "cell id 'eagl3' has an unknown part 'eagl3'; the closest is eagle3"),
+        ("topq", "axis 'topq' is unknown; the closest is topk"),
+        ("eagle3.k5", "cell id 'eagle3.k5' has an unknown part 'k5'; there are k1, k2, k4"),
+        ("width", f"axis 'width' is unknown; it must be one of {', '.join(NAMES)}"),
+        ("eagle3.s3.s3", "cell id 'eagle3.s3.s3' gives steps twice"),
+    ],
+)
+def test_a_bad_selector_is_refused_in_one_sentence(text, sentence):
+    with pytest.raises(ConfigError) as caught:
+        parse_selector(text)
+    assert str(caught.value) == sentence
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "algorithm=eagle3",
+        "batch=pair",
+        "algorithm=eagle3 and batch=pair",
+        "algorithm=eagle3 or batch=pair",
+        "not (algorithm=eagle3 or batch=pair)",
+        "not (algorithm=eagle3 and batch=pair)",
+        "algorithm!=eagle3 and not not page_size in (4, 16)",
+        "algorithm=eagle3 and not batch in (pair, single) or page_size=4 and batch!=pair",
+        "eagle3.s3.k4.n8",
+        "not eagle3.s3.k4.n8.pair",
+    ],
+)
+def test_a_launch_is_ruled_out_or_let_in_only_if_all_of_its_cells_are(text):
+    selector = parse_selector(text)
+    launches = [Cell.from_id(launch) for launch in ("eagle3", "eagle3.p4", "eagle3.s3.k4.n8", "none", "none.p16")]
+    for launch in launches:
+        picked = [selector(launch._replace(batch=batch)) for batch in ("single", "pair", "ragged", "burst")]
+        for known in (launch[: len(LAUNCH)], launch[:4], ()):
+            assert selector.may(known) or not any(picked)
+            assert not selector.must(known) or all(picked)
+    # The two bounds decide what they can: a condition on the launch alone leaves nothing open.
+    if "batch" not in text and "." not in text:
+        assert all(
+            selector.may(launch[: len(LAUNCH)]) == selector.must(launch) == selector(launch) for launch in launches
+        )

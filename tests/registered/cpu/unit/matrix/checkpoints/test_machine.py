@@ -1,0 +1,151 @@
+"""What a machine lacks to run a pair, on small checkpoints of the published layouts."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.matrix.checkpoints.machine import locate, missing
+from specmatrix.matrix.checkpoints.needs import GIB, needs
+from specmatrix.matrix.checkpoints.pairs import PAIRS
+from specmatrix.matrix.checkpoints.published import MODELS
+from tests.support.published_layouts import shard, small_config, write
+
+pytestmark = pytest.mark.register(est_seconds=2, tier="cpu", stage="pr")
+
+PAIR = PAIRS["llama-3.1-8b.eagle3"]
+H100 = (80 * GIB,)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    root = tmp_path_factory.mktemp("models")
+    for name in PAIR.models:
+        write(root / MODELS[name].repo, name)
+    return root
+
+
+@pytest.fixture
+def models(written, tmp_path, monkeypatch):
+    """A folder with both checkpoints, and a table that knows them by their small sizes."""
+    for name in PAIR.models:
+        monkeypatch.setitem(MODELS, name, replace(MODELS[name], config=small_config(name)))
+    return shutil.copytree(written, tmp_path / "models")
+
+
+@pytest.fixture
+def target(models):
+    return models / MODELS[PAIR.target].repo
+
+
+def test_a_machine_that_has_everything(models):
+    folders = locate(PAIR, H100, models)
+    assert folders == {name: models / MODELS[name].repo for name in PAIR.models}
+    assert missing(PAIR, H100, models) == []
+
+
+@pytest.mark.parametrize(
+    ("memory", "sentence"),
+    [
+        ((), r"llama-3.1-8b.eagle3 needs a GPU with 29.0 GiB of memory and this machine shows none"),
+        ((24 * GIB, 80 * GIB), r"llama-3.1-8b.eagle3 needs 29.0 GiB of GPU memory and the GPU here has 24.0 GiB"),
+    ],
+)
+def test_a_machine_with_too_little(memory, sentence, tmp_path):
+    with pytest.raises(ConfigError, match=f"^checkpoint {sentence}$"):
+        locate(PAIR, memory, tmp_path)
+    first, *rest = missing(PAIR, memory, tmp_path)
+    assert "29.0 GiB" in first
+    assert [sentence.split(" is not in ")[0] for sentence in rest] == [model.repo for model in PAIR.models.values()]
+
+
+def refused(models: Path, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence) as caught:
+        locate(PAIR, H100, models)
+    assert "\n" not in str(caught.value)
+    assert missing(PAIR, H100, models)[0] == str(caught.value)
+
+
+def test_another_config_than_the_published_one(models, target):
+    raw = json.loads((target / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps(raw | {"rope_theta": 10000.0}))
+    refused(
+        models, r"config.json: rope is RopeConfig\(theta=10000.0, .*, meta-llama/.* is known with RopeConfig\(theta=5"
+    )
+
+
+def test_a_field_that_nobody_was_sure_of(models):
+    """The head's own rotation: the file decides, and nothing is refused."""
+    file = models / MODELS[PAIR.draft].repo / "config.json"
+    raw = json.loads(file.read_text())
+    file.write_text(json.dumps(raw | {"rope_theta": 5e5}))
+    assert missing(PAIR, H100, models) == []
+    file.write_text(json.dumps(raw | {"intermediate_size": 96}))
+    refused(models, r"intermediate_size is 96, lmsys/SGLang-EAGLE3-Llama-3.1-8B-Instruct-SpecForge is known with 88; ")
+
+
+def test_files_that_need_more_than_was_known(models, target, monkeypatch):
+    """What is published of the target is half of it; its files then ask for more memory than the GPU has."""
+    monkeypatch.setitem(MODELS, PAIR.target, replace(MODELS[PAIR.target], sure=("architecture",)))
+    small = needs(PAIR).total
+    raw = json.loads((target / "config.json").read_text()) | {"vocab_size": 40_000}
+    (target / "config.json").write_text(json.dumps(raw))
+    tensors = {key: t for file in target.glob("*.safetensors") for key, t in load_file(file).items()}
+    wide = {key: torch.zeros(40_000, 64) for key in ("model.embed_tokens.weight", "lm_head.weight")}
+    shard(target, tensors | wide)
+    head = models / MODELS[PAIR.draft].repo / "config.json"
+    head.write_text(json.dumps(json.loads(head.read_text()) | {"vocab_size": 40_000}))
+    monkeypatch.setitem(MODELS, PAIR.draft, replace(MODELS[PAIR.draft], sure=("architecture",)))
+    with pytest.raises(ConfigError, match=r"eagle3 needs 4.\d GiB of GPU memory and the GPU here has 4.\d "):
+        locate(PAIR, (small,), models)
+    assert "of GPU memory" in missing(PAIR, (small,), models)[0]
+
+
+def test_a_partial_download(models, target):
+    (target / "model-00003-of-00003.safetensors").unlink()
+    refused(models, r"model-00003-of-00003.safetensors is missing; the checkpoint is incomplete$")
+
+
+def test_a_shard_cut_short(models, target):
+    file = target / "model-00001-of-00003.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    refused(
+        models, r"model-00001-of-00003.safetensors cannot be read as safetensors \(.*\); it is truncated or damaged"
+    )
+
+
+def test_a_tensor_short(models, target):
+    tensors = {key: t for file in target.glob("*.safetensors") for key, t in load_file(file).items()}
+    shard(target, {key: t for key, t in tensors.items() if key != "model.norm.weight"})
+    refused(
+        models, r"Instruct holds [\d,]+ numbers, config.json implies [\d,]+; a file is missing or of another model$"
+    )
+
+
+def test_a_shard_without_what_the_index_promises(models, target):
+    shutil.copy(target / "model-00001-of-00003.safetensors", target / "model-00002-of-00003.safetensors")
+    refused(models, r"model-00002-of-00003.safetensors lacks tensor '.*' which model.safetensors.index.json promises$")
+
+
+def test_quantized_weights(models, target):
+    tensors = {key: t for file in target.glob("*.safetensors") for key, t in load_file(file).items()}
+    shard(target, tensors | {"lm_head.weight": tensors["lm_head.weight"].to(torch.float8_e4m3fn)})
+    refused(models, r"tensor 'lm_head.weight' is stored as F8_E4M3; quantized weights are not supported")
+
+
+def test_a_target_without_a_tokenizer(models, target):
+    (target / "tokenizer.json").unlink()
+    refused(models, r"tokenizer.json is missing; the checkpoint brings no tokenizer$")
+
+
+def test_a_draft_in_a_pickle(models):
+    folder = models / MODELS[PAIR.draft].repo
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    refused(models, r"has no weights in safetensors, only pytorch_model.bin; convert it, a pickle is never loaded$")

@@ -1,0 +1,39 @@
+"""Where stdout cannot be written there is one sentence and status 2, whoever prints; where its reader has gone, 141."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from specmatrix.matrix.cli.console import Output
+
+pytestmark = pytest.mark.register(est_seconds=4, tier="cpu", stage="pr")
+
+COMMAND = [sys.executable, "-c", "import sys; from specmatrix.matrix.cli.app import main; sys.exit(main())"]
+
+
+def test_a_reader_that_went_away_is_an_error_and_no_exit():
+    reader, writer = os.pipe()
+    os.close(reader)
+    with pytest.raises(BrokenPipeError), os.fdopen(writer, "w") as file:
+        Output(file=file).print("x\n" * 10_000)
+
+
+def test_a_command_whose_reader_went_away_ends_in_silence():
+    reader, writer = os.pipe()
+    os.close(reader)
+    words = [*COMMAND, "faults", "--list"]
+    done = subprocess.run(words, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_output_beyond_the_largest_file_is_one_sentence(tmp_path: Path):
+    """`ulimit -f 1` allows a kibibyte or half of one."""
+    words = ["bash", "-c", 'ulimit -f 1; exec "$@" > "$0"', str(tmp_path / "list"), *COMMAND, "faults", "--list"]
+    done = subprocess.run(words, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (2, "specmatrix: cannot write the output: File too large\n")

@@ -1,0 +1,107 @@
+import subprocess
+import sys
+from itertools import islice
+from math import prod
+
+import pytest
+
+from specmatrix.matrix.cells.axes import axis
+from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.cells.constraints import CONSTRAINTS, expect, explain
+from specmatrix.matrix.cells.enumerate import launches
+from specmatrix.matrix.cover.generate import (
+    SWEEPS,
+    cover,
+    enumerate_cells,
+    negative_constraints,
+    negatives,
+    sweep,
+)
+from specmatrix.matrix.cover.regressions import NIGHTLY, PR, SMOKE
+from specmatrix.matrix.cover.verify import PIVOT, allowed, components, uncovered, uncovered_sweep
+
+pytestmark = pytest.mark.register(est_seconds=36, tier="cpu", stage="pr")
+
+PRESETS = SMOKE | PR | NIGHTLY
+INCIDENTS = ("sglang#21062", "sglang#26866", "sglang#24055", "sglang#24999", "sglang#22651")
+
+NAMED = """
+import sys
+from itertools import islice
+from specmatrix.matrix.cells import axes, cell, constraints
+from specmatrix.matrix.cover import generate, lock, verify
+ids = [cell.id for cell in islice(generate.enumerate_cells(), 100_000)]
+print(len(set(ids)), "torch" in sys.modules)
+"""
+
+
+def test_every_enumerated_cell_runs():
+    assert all(explain(cell) == () for cell in islice(enumerate_cells(), 0, 3_000_000, 997))
+
+
+def test_the_enumeration_is_the_product_without_what_constraints_forbid():
+    count = sum(len(tails) for _, tails in launches(CONSTRAINTS))
+    assert count == sum(
+        prod(len(allowed(component, pivot)) for component in components()) for pivot in axis(PIVOT).names
+    )
+
+
+def test_a_hundred_thousand_cells_are_named_without_torch():
+    out = subprocess.run([sys.executable, "-c", NAMED], capture_output=True, text=True, check=True).stdout.split()
+    assert out == ["100000", "False"]
+
+
+def test_pairs_are_covered_whole():
+    cells = cover(2)
+    assert uncovered(cells, 2) == []
+    assert all(expect(cell) == "runs" for cell in cells)
+
+
+def test_a_cover_is_the_same_each_time():
+    assert cover(1) == cover(1) != []
+
+
+def test_a_cover_grows_around_the_kept_cells():
+    kept = [Cell.from_id(text) for text in PRESETS]
+    fresh = cover(2, kept)
+    assert uncovered([*kept, *fresh], 2) == []
+    assert not set(kept) & set(fresh)
+    assert uncovered(fresh, 2) != []
+
+
+@pytest.mark.parametrize("text", PRESETS)
+def test_a_preset_runs_and_is_written_as_its_id(text):
+    cell = Cell.from_id(text)
+    assert cell.id == text
+    # A flat file runs as the one slot that it is rewritten to.
+    assert expect(cell) == ("rewritten" if cell.adaptive == "flat" else "runs")
+
+
+@pytest.mark.parametrize("incident", INCIDENTS)
+def test_every_incident_has_presets(incident):
+    assert any(note.startswith(incident) for note in PRESETS.values())
+
+
+def test_a_preset_stands_under_one_stage():
+    assert len(PRESETS) == len(SMOKE) + len(PR) + len(NIGHTLY)
+
+
+@pytest.mark.parametrize("constraint", negative_constraints(), ids=lambda c: c.name)
+def test_negative_cells_trigger_exactly_their_constraint(constraint):
+    cells = negatives(constraint, 4)
+    assert cells and len(set(cells)) == len(cells)
+    assert all(explain(cell) == (constraint,) for cell in cells)
+    assert {expect(cell) for cell in cells} == {constraint.kind}
+
+
+def test_all_refused_and_rewritten_constraints_are_tested():
+    assert {c.kind for c in CONSTRAINTS if c not in negative_constraints()} == {"impossible", "redundant"}
+
+
+@pytest.mark.parametrize("text", [text for launches in SWEEPS.values() for text in launches])
+def test_a_sweep_holds_every_request_pair_on_one_launch(text):
+    launch = Cell.from_id(text)
+    cells = sweep(launch)
+    assert {cell.launch_key for cell in cells} == {launch.launch_key}
+    assert uncovered_sweep(launch, cells) == []
+    assert uncovered_sweep(launch, cells[: len(cells) // 2]) != []

@@ -1,0 +1,77 @@
+import ast
+import random
+from pathlib import Path
+
+import pytest
+
+from specmatrix.matrix.cells.axes import AXES, NAMES, axis
+from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.cells.constraints import CONSTRAINTS, explain
+from specmatrix.matrix.cells.enumerate import launches
+from specmatrix.matrix.cover import verify as verifier
+from specmatrix.matrix.cover.verify import PIVOT, allowed, components, covered, feasible, uncovered
+
+pytestmark = pytest.mark.register(est_seconds=4, tier="cpu", stage="pr")
+
+
+def sampled() -> list[Cell]:
+    """Every 211th request of each launch, one at least, from a random one on each time."""
+    source = random.Random(5)
+    found = ((launch, tails) for launch, tails in launches(CONSTRAINTS) if tails)
+    return [
+        Cell(*launch, *tail) for launch, tails in found for tail in tails[source.randrange(min(211, len(tails))) :: 211]
+    ]
+
+
+def test_it_shares_no_code_with_the_generator():
+    tree = ast.parse(Path(verifier.__file__).read_text())
+    modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert modules <= {
+        "collections.abc",
+        "functools",
+        "itertools",
+        "typing",
+        "specmatrix.matrix.cells.axes",
+        "specmatrix.matrix.cells.cell",
+        "specmatrix.matrix.cells.constraints",
+    }
+
+
+def test_components_partition_the_axes_and_hold_every_constraint():
+    groups = components()
+    assert sorted((PIVOT, *(name for group in groups for name in group))) == sorted(NAMES)
+    assert all(any(set(constraint.axes) <= {*group, PIVOT} for group in groups) for constraint in CONSTRAINTS)
+
+
+@pytest.mark.parametrize("pivot", axis(PIVOT).names)
+def test_components_are_independent_beside_each_value_of_the_pivot(pivot):
+    source = random.Random(3)
+    rows = {group: allowed(group, pivot) for group in components()}
+    for _ in range(500):
+        parts = [source.choice(choices) for choices in rows.values()]
+        cell = Cell(**{name: value for part in parts for name, value in part.items()})
+        assert explain(cell) == () and cell.values[PIVOT] == pivot
+
+
+def test_feasible_combinations_are_those_of_the_enumerated_cells():
+    assert covered(sampled(), 2) == feasible(2)
+
+
+@pytest.mark.parametrize("pair", [(("algorithm", "none"), ("steps", "3")), (("batch", "single"), ("slots", "4"))])
+def test_what_no_cell_holds_is_infeasible(pair):
+    assert tuple(sorted(pair, key=lambda part: NAMES.index(part[0]))) not in feasible(2)
+
+
+def test_a_missing_pair_is_reported():
+    without = [cell for cell in sampled() if not (cell.topk == "4" and cell.page_size == "64")]
+    assert uncovered(without, 2) == [(("topk", "4"), ("page_size", "64"))]
+
+
+def test_cells_that_do_not_run_cover_nothing():
+    refused = Cell.from_id("none.s3.p64")
+    assert explain(refused) and uncovered([refused], 1) == sorted(feasible(1))
+
+
+def test_single_values_are_all_feasible_but_one_that_is_always_rewritten():
+    rewritten = {(("adaptive", "flat"),)}
+    assert feasible(1) == {((axis.name, name),) for axis in AXES for name in axis.names} - rewritten

@@ -1,0 +1,97 @@
+from dataclasses import replace
+
+import pytest
+
+from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.gates.accuracy import AccuracyGate, binomial_below, card_accuracy, extract
+from specmatrix.matrix.gates.gate import State
+from specmatrix.matrix.subjects.protocol import Answer, Ask
+from specmatrix.matrix.workloads.build import EXAM_QUESTIONS
+
+pytestmark = pytest.mark.register(est_seconds=4, tier="cpu", stage="pr")
+
+CELL = Cell.from_id("eagle3.exam")
+GATE = AccuracyGate(card=lambda target: 0.8)
+
+
+@pytest.fixture(scope="session")
+def graded(measured):
+    """A run whose i-th question is answered rightly where `marks[i]` is 1; the rest of it is a real one."""
+    _, run, _ = measured("eagle3.s3.k4.n8.v2.p16.pair")
+
+    def make(marks, text="2+3=<<2+3=5>>5.\n#### {}"):
+        asks = tuple(Ask(f"q{i}", "Question:", 8, answer="so 2+3=5.\n#### 5") for i in range(len(marks)))
+        answers = tuple(
+            Answer(f"q{i}", (1,), (1,), text.format(5 if mark else 7), "stop", 1, 0, ()) for i, mark in enumerate(marks)
+        )
+        return replace(run, asks=asks, answers=answers)
+
+    return make
+
+
+@pytest.mark.parametrize(("lost", "state"), [(0, State.PASS), (6, State.PASS), (7, State.FAIL)])
+def test_seven_lost_questions_are_red(graded, lost, state):
+    """2^-6 > 0.01 > 2^-7."""
+    baseline = [1] * 45 + [0] * 3
+    outcome = GATE.judge(CELL, graded([0] * lost + baseline[lost:]), graded(baseline))
+    assert outcome.state is state
+    assert (outcome.numbers["lost"], outcome.numbers["won"], outcome.numbers["n"]) == (lost, 0, 48)
+    assert outcome.interval[0] < outcome.numbers["accuracy"] < outcome.interval[1]
+
+
+def test_each_extractor_sees_what_the_other_does_not(graded):
+    marks = [1] * 48
+    overrun = GATE.judge(CELL, graded(marks, "#### {}\nQuestion: 12"), graded(marks))
+    assert overrun.state is State.FAIL and "(flexible)" in overrun.message
+    cut = GATE.judge(CELL, graded(marks, "2+3=<<2+3={}"), graded(marks))
+    assert cut.state is State.FAIL and "(strict)" in cut.message
+
+
+def test_a_target_that_lost_its_skill_trips_the_wire(graded):
+    """Both sides wrong alike: only the card of the target shows it. Draws may cost a fifth of its rate."""
+    for cell, rate in ((CELL, 0.8), (CELL._replace(sampling="temperature"), 0.8 * 0.8)):
+        for right in range(48):
+            run = graded([1] * right + [0] * (48 - right))
+            outcome = GATE.judge(cell, run, run)
+            expected = State.FAIL if binomial_below(right, 48, rate) < 1e-4 else State.PASS
+            assert outcome.state is expected
+        outcome = GATE.judge(cell, graded([0] * 48), graded([0] * 48))
+        sampled = "" if rate == 0.8 else ", of which sampled answers reach 64.0% at least"
+        assert outcome.message == f"0 of 48 questions are right, the target's card says 80.0%{sampled}"
+    assert binomial_below(26, 48, 0.8) < 1e-4 < binomial_below(28, 48, 0.8)
+    assert binomial_below(17, 48, 0.64) < 1e-4 < binomial_below(19, 48, 0.64)
+
+
+def test_without_questions_or_card_nothing_is_measured(graded):
+    run = graded([1, 1])
+    blank = replace(run, asks=tuple(replace(ask, answer=None) for ask in run.asks))
+    outcome = GATE.judge(CELL, blank, run)
+    assert (outcome.state, outcome.message) == (State.NOT_MEASURED, "no request has a reference answer")
+    outcome = AccuracyGate(card=lambda target: None).judge(CELL, run, run)
+    assert (outcome.state, outcome.message) == (State.NOT_MEASURED, "the target's card is missing")
+    assert GATE.judge(CELL, replace(run, answers=()), run).state is State.NOT_MEASURED
+
+
+@pytest.mark.parametrize(
+    ("text", "strict", "flexible"),
+    [
+        ("He has 4+5=$<<4+5=9>>9.\n#### 9", "9", "9"),
+        ("#### 1,234", "1234", "1234"),
+        ("#### -3.", "-3", "-3"),
+        ("it is $18.", None, "18"),
+        ("no number", None, None),
+    ],
+)
+def test_extractors(text, strict, flexible):
+    assert (extract(text, "strict"), extract(text, "flexible")) == (strict, flexible)
+
+
+def test_the_reference_engine_passes_its_exam(measured):
+    cell, run, baseline = measured("standalone.s3.v2.p16.exam")
+    outcome = AccuracyGate().judge(cell, run, baseline)
+    assert (outcome.state, outcome.message) == (State.PASS, "")
+    assert outcome.numbers["n"] == EXAM_QUESTIONS and outcome.numbers["card_test_share"] == card_accuracy("llama-mini")
+
+
+def test_a_missing_card_is_none(tmp_path):
+    assert card_accuracy("llama-mini", tmp_path) is None

@@ -1,0 +1,152 @@
+"""The gate of adaptive steps: real runs pass, and each entry that the rule does not give is named."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.gates.adaptive import AdaptiveGate, unmet
+from specmatrix.matrix.gates.gate import State
+from specmatrix.matrix.gates.registry import GATES
+from specmatrix.matrix.subjects.protocol import Observation, Run, Trace
+
+pytestmark = pytest.mark.register(est_seconds=5, tier="cpu", stage="pr")
+
+CELL = "eagle3.tiers.v2.waves.length"
+
+
+def changed(run: Run, index: int, change: Callable[[Observation], Observation]) -> Run:
+    """The run with one observation changed."""
+    assert run.trace is not None
+    seen = list(run.trace.observations)
+    seen[index] = change(seen[index])
+    return replace(run, trace=replace(run.trace, observations=tuple(seen)))
+
+
+def judged(run: Run, baseline: Run, cell_id: str = CELL) -> str:
+    outcome = AdaptiveGate().judge(Cell.from_id(cell_id), run, baseline)
+    assert outcome.state is State.FAIL
+    return outcome.message
+
+
+def test_it_judges_what_adapts_and_stands_in_the_table():
+    for text, applies in (("eagle3.tiers", True), ("eagle.s3.k1.n4.flat", True), ("eagle3", False)):
+        assert AdaptiveGate().applies(Cell.from_id(text)) == applies
+    for static in ("standalone.tiers", "eagle3.s3.k4.n8.tiers", "ngram.tiers", "dflash.tiers", "none.tiers"):
+        assert not AdaptiveGate().applies(Cell.from_id(static))
+    assert any(isinstance(gate, AdaptiveGate) for gate in GATES)
+
+
+@pytest.mark.parametrize(
+    "cell_id",
+    [
+        CELL,
+        "eagle3.tiers.v1.waves.length",
+        "eagle3.table.v2.waves.length",
+        "eagle3.flat.v2.pair",
+        "eagle3.tiers.v2.c7.tight.ragged",
+        "eagle3.tiers.v2.ragged.stream.abort_running",
+    ],
+)
+def test_real_runs_pass(measured, cell_id):
+    cell, run, baseline = measured(cell_id)
+    outcome = AdaptiveGate().judge(cell, run, baseline)
+    assert (outcome.state, outcome.message) == (State.PASS, "")
+    assert outcome.numbers["observations"] > 5 and outcome.numbers["deviation"] < 1e-12
+
+
+def test_waves_move_the_slots(measured):
+    cell, run, baseline = measured(CELL)
+    numbers = AdaptiveGate().judge(cell, run, baseline).numbers
+    assert numbers["slots"] >= 2 and min(numbers["up"], numbers["down"], numbers["by_batch"]) >= 2
+
+
+def test_every_wave_runs_together():
+    cell = Cell.from_id(CELL)
+    assert unmet(cell, [1, 8, 4, 32, 13, 8, 3, 1]) == ""
+    assert unmet(cell, [1, 8, 24, 8, 1]) == "no round holds the 32 requests of wave 2; the rounds hold up to 24"
+    assert unmet(cell, [1, 8, 32, 8]) == "no round holds the 1 requests of wave 4; the rounds hold up to 32"
+    for apart in (cell._replace(slots="4"), cell._replace(prefill_chunk="7"), cell._replace(batch="burst")):
+        assert unmet(apart, [4]) == ""
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (
+            lambda seen: replace(seen, width=seen.width + 1),
+            "is of none of the rounds that may have been read just then",
+        ),
+        (lambda seen: replace(seen, slot=3), "counts for the slot from 3 on; it belongs to the one from 4 on"),
+        (lambda seen: replace(seen, ema=seen.ema + 1e-6), "the slot's own rounds make it"),
+        (lambda seen: replace(seen, correct=(9, *seen.correct[1:])), "counts the accepted drafts [9,"),
+        (lambda seen: replace(seen, correct=(*seen.correct[1:], 0)), "the slot's own rounds make it"),
+        (lambda seen: replace(seen, decision="between"), "decided 'between'"),
+        (lambda seen: replace(seen, steps=seen.steps + 1), "steps; due is"),
+    ],
+)
+def test_an_entry_that_the_rule_does_not_give_is_named(measured, change, sentence):
+    _, run, baseline = measured(CELL)
+    index = next(i for i, seen in enumerate(run.trace.observations) if seen.slot == 4 and sum(seen.correct) > 0)
+    if sentence.startswith("the slot's"):
+        index = next(i for i, s in enumerate(run.trace.observations) if s.slot == 4 and s.correct[0] > 0)
+    message = judged(changed(run, index, change), baseline)
+    assert message.startswith(f"observation {index} (") and sentence in message
+
+
+def test_a_depth_that_waits_for_the_next_observation_is_named(measured):
+    _, run, baseline = measured(CELL)
+    rounds = list(run.trace.rounds)
+    place = next(i for i in range(1, len(rounds)) if rounds[i][1] != rounds[i - 1][1])
+    rounds[place] = (rounds[place][0], rounds[place - 1][1])
+    message = judged(replace(run, trace=replace(run.trace, rounds=tuple(rounds))), baseline)
+    assert message.startswith(f"round {place} of {rounds[place][0]} requests is {rounds[place][1]} wide; the slot from")
+
+
+def test_the_journal_must_hold_the_same_rounds_with_room_for_the_widest(measured):
+    _, run, baseline = measured(CELL)
+    entries, pages, size = run.journal
+    narrow = [
+        (verb, at, (3, *n[1:])) if (verb, n[:1]) == ("reserve", (5,)) else (verb, at, n) for verb, at, n in entries
+    ]
+    message = judged(replace(run, journal=(narrow, pages, size)), baseline)
+    assert "3 reserved, as round" in message and "5 reserved" in message
+
+
+def test_the_answers_must_tell_the_same_rounds(measured, altered):
+    _, run, baseline = measured(CELL)
+    widths = run.answers[3].round_widths
+    wrong = altered(run, 3, round_widths=(widths[0] + 1, *widths[1:]))
+    assert "the answers tell of" in judged(wrong, baseline)
+    short = altered(run, 3, round_widths=widths[1:])
+    assert judged(short, baseline) == f"{run.answers[3].name} reports {len(widths) - 1} widths of {len(widths)} rounds"
+
+
+def test_the_counters_must_count_what_the_trace_shows(measured, witnessed):
+    _, run, baseline = measured(CELL)
+    count = run.witness["adaptive.batch_switch"]
+    message = judged(witnessed(run, {"adaptive.batch_switch": count + 1}), baseline)
+    assert message == f"adaptive.batch_switch was hit {count + 1} times, the trace shows {count}"
+
+
+def test_a_second_run_of_a_session_is_judged_from_the_first_ones_end(measured):
+    """Counters and answers are of this run alone, trace and journal are of the session's life."""
+    _, run, baseline = measured(CELL)
+    silent = replace(run, earlier=run.trace, answers=(), witness={})
+    assert AdaptiveGate().judge(Cell.from_id(CELL), silent, baseline).state is State.PASS
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"trace": None}, "the depth is static"),
+        ({"journal": None}, "the subject shows no journal"),
+        ({"trace": Trace((), ())}, "no round was observed"),
+        ({"trace": Trace(((1, 4),), (), 3)}, "the trace has lost its first 3 rounds"),
+    ],
+)
+def test_missing_evidence_is_not_measured(measured, change, sentence):
+    cell, run, baseline = measured(CELL)
+    outcome = AdaptiveGate().judge(cell, replace(run, **change), baseline)
+    assert (outcome.state, outcome.message) == (State.NOT_MEASURED, sentence)

@@ -1,0 +1,146 @@
+from dataclasses import replace
+
+import pytest
+
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.gates.config import ConfigGate, predicted_refusal
+from specmatrix.matrix.gates.gate import State
+from specmatrix.matrix.golden.outcomes import REFUSED
+from specmatrix.matrix.golden.review import expected, golden_table
+
+pytestmark = pytest.mark.register(est_seconds=5, tier="cpu", stage="pr")
+
+CELL = "eagle3.s3.k4.n8.v2.p16.pair"
+REFUSED_CELL = Cell.from_id("standalone.s1.k2.n16.pair")
+REWRITTEN = "standalone.s3.k1.n6"
+UNCACHED = "eagle3.qwen3.s3.pair"
+GATE = ConfigGate()
+
+
+def without(name):
+    """The golden file without what it says of a field."""
+    return {field: rows for field, rows in golden_table().items() if field != name}
+
+
+def saying(name, outcome):
+    """The golden file with one outcome of a field for every launch."""
+    return {**golden_table(), name: ((outcome, (lambda cell: True,)),)}
+
+
+@pytest.mark.parametrize(
+    "cell_id",
+    [CELL, REWRITTEN, UNCACHED, "eagle3.flat.v2.waves.length", "ngram.k2.n6.pair", "nextn.deepseek.s2.v2.ragged"],
+)
+def test_the_reviewed_resolution_passes(measured, cell_id):
+    outcome = GATE.judge(*measured(cell_id))
+    assert (outcome.state, outcome.message) == (State.PASS, "")
+
+
+def test_a_launch_outside_the_lock_file_is_reviewed_too(measured):
+    assert GATE.judge(*measured("eagle3.s2.k2.n6.v2.p64.c7.pair")).state is State.PASS
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"max_running_requests": 7}, "max_running_requests: '7, told as 48: speculation defaults"),
+        ({"topk": 1}, "speculative_eagle_topk 4 was asked, 1 runs, and no rewrite says so"),
+        ({"radix_cache": False}, "disable_radix_cache False was asked, True runs, and no rewrite says so"),
+        ({"chunked_prefill_size": 64}, "chunked_prefill_size -1 was asked, 64 runs, and no rewrite says so"),
+        ({"reasons": []}, "max_running_requests: '48', the golden says '48: speculation defaults"),
+        ({"rewrites": [{"field": "page_size", "asked": 16, "got": 1, "reason": "r"}]}, "predicted were []"),
+        ({"lag": 0}, "lag is 0; 1 follows from the rest of the configuration"),
+        ({"num_pages": 767}, "num_pages is 767; 768 follows from the rest of the configuration"),
+        ({"window_pages": 1}, "window_pages is 1; 0 follows from the rest of the configuration"),
+        ({"adaptive_slots": [{"candidate_steps": [3]}]}, "speculative_adaptive False was asked, True runs"),
+        ({"ngram": {"match_type": "PROB"}}, "ngram: 'match_type PROB', the golden says 'none'"),
+        ({"window": 48}, "window_pages is 0; 768 follows"),
+    ],
+)
+def test_one_other_value_fails(measured, change, sentence):
+    cell, run, baseline = measured(CELL)
+    outcome = GATE.judge(cell, replace(run, resolved={**run.resolved, **change}), baseline)
+    assert outcome.state is State.FAIL and sentence in outcome.message
+
+
+def test_a_reason_for_what_nobody_chose_fails(measured):
+    cell, run, baseline = measured(CELL)
+    odd = [*run.resolved["reasons"], {"field": "random_seed_of_the_day", "value": 3, "because": "luck"}]
+    outcome = GATE.judge(cell, replace(run, resolved={**run.resolved, "reasons": odd}), baseline)
+    assert outcome.message == "random_seed_of_the_day: '3: luck', the golden says None"
+
+
+@pytest.mark.parametrize(
+    "cell_id",
+    ["eagle3.qwen3.s3.pair", "none.qwen3.v1.nocache.c7.tight.pair", "eagle3.qwen3.tiers.v2.p4.nocache.c7.ragged"],
+)
+def test_window_pages_are_worked_out_again(measured, cell_id):
+    cell, run, baseline = measured(cell_id)
+    assert GATE.judge(cell, run, baseline).state is State.PASS
+    pages = run.resolved["window_pages"]
+    outcome = GATE.judge(cell, replace(run, resolved={**run.resolved, "window_pages": pages - 1}), baseline)
+    assert outcome.message == f"window_pages is {pages - 1}; {pages} follows from the rest of the configuration"
+
+
+def test_a_gpu_changes_the_device_and_nothing_else(measured):
+    cell, run, baseline = measured(CELL)
+    kept = [reason for reason in run.resolved["reasons"] if reason["field"] not in ("device", "dtype")]
+    on_gpu = {**run.resolved, "device": "cuda", "reasons": kept}
+    assert GATE.judge(cell, replace(run, resolved=on_gpu), baseline).state is State.PASS
+    other = replace(run, resolved={**on_gpu, "dtype": "bfloat16"})
+    assert GATE.judge(cell, other, baseline).message == (
+        "dtype float32 was asked, bfloat16 runs, and no rewrite says so"
+    )
+    assert expected(golden_table(), REFUSED_CELL, gpu=True) == {REFUSED: predicted_refusal(REFUSED_CELL)}
+
+
+def test_a_hidden_rewrite_fails(measured):
+    cell, run, baseline = measured(REWRITTEN)
+    outcome = GATE.judge(cell, replace(run, resolved={**run.resolved, "rewrites": []}), baseline)
+    assert outcome.state is State.FAIL and "no rewrite says so" in outcome.message
+
+
+def test_what_was_not_reviewed_is_not_measured(measured):
+    outcome = ConfigGate(golden={}).judge(*measured(CELL))
+    assert outcome.state is State.NOT_MEASURED
+    outcome = ConfigGate(golden=without("spec_version")).judge(*measured(CELL))
+    assert outcome.message == (
+        "matrix/golden/resolved.yaml says nothing of spec_version in launch eagle3.s3.k4.n8.v2.p16; run `python -m "
+        "pytest tests/registered/cpu/unit/matrix/golden/test_outcomes.py --force-regen` and review its diff"
+    )
+
+
+def test_another_reviewed_outcome_fails(measured):
+    outcome = ConfigGate(golden=saying("spec_version", "v1: slower is safer")).judge(*measured(CELL))
+    assert outcome.state is State.FAIL
+    assert outcome.message == "spec_version: 'as asked', the golden says 'v1: slower is safer'"
+    outcome = ConfigGate(golden=saying(REFUSED, "not today")).judge(*measured(CELL))
+    assert outcome.message == "the golden says the launch is refused ('not today'), but it runs"
+
+
+def test_a_refusal_must_be_the_predicted_one():
+    sentence = predicted_refusal(REFUSED_CELL)
+    assert "speculative_num_draft_tokens 16" in sentence
+    assert GATE.judge_refusal(REFUSED_CELL, ConfigError(sentence)).state is State.PASS
+    ran = GATE.judge_refusal(REFUSED_CELL, None)
+    assert (ran.state, ran.message) == (State.FAIL, "the engine ran it; tree-too-wide predicts a refusal")
+    other = GATE.judge_refusal(REFUSED_CELL, ConfigError("no"))
+    assert other.state is State.FAIL and other.message.startswith(
+        "the engine refused with 'no', tree-too-wide predicts"
+    )
+    unexpected = GATE.judge_refusal(Cell.from_id(CELL), ConfigError("no"))
+    assert (unexpected.state, unexpected.message) == (
+        State.FAIL,
+        "no constraint refuses this cell, but the engine says: no",
+    )
+
+
+def test_a_refusal_has_a_golden_too():
+    error = ConfigError(predicted_refusal(REFUSED_CELL))
+    assert ConfigGate(golden={}).judge_refusal(REFUSED_CELL, error).state is State.NOT_MEASURED
+    stale = ConfigGate(golden=saying(REFUSED, "an older sentence")).judge_refusal(REFUSED_CELL, error)
+    assert stale.state is State.FAIL
+    assert stale.message.startswith("the sentence of refusal is not the golden one ('an older sentence'): ")
+    runs = ConfigGate(golden=without(REFUSED)).judge_refusal(REFUSED_CELL, error)
+    assert runs.state is State.FAIL and "is not the golden one (None)" in runs.message

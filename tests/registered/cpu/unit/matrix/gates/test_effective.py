@@ -1,0 +1,105 @@
+from dataclasses import replace
+
+import pytest
+
+from specmatrix.matrix.gates.effective import EffectiveGate
+from specmatrix.matrix.gates.evidence import WITNESSES
+from specmatrix.matrix.gates.gate import State
+
+pytestmark = pytest.mark.register(est_seconds=10, tier="cpu", stage="pr")
+
+CELL = "eagle3.s3.k4.n8.v2.p16.pair"
+# Together they demand every row of WITNESSES.
+CELLS = [
+    CELL,
+    "none.v1.nocache.c7.ragged.temperature.stop_token.abort_running",
+    "standalone.s3.p4.m4.burst.mixed",
+    "standalone.s3.v1.p16.tight.m4.burst.stop_string.abort_queued",
+    "eagle3.s3.k2.n6.v2.ctx.length",
+    "eagle3.s3.k2.n6.v2.stop_string",
+    "eagle3.s3.k4.n8.v2.p16.burst",
+    "eagle3.s5.v2.p16.pair.stream.abort_running",
+    "none.v2.tight.burst.stream",
+    "none.v2.snug.pair.stream.length",
+    "eagle3.qwen3.s3.k4.n8.v2.p16.nocache.pair",
+    "eagle3.tiers.v2.waves.length",
+    "eagle3.table.v1.waves.length",
+    "eagle3.flat.v2.waves.length",
+]
+GATE = EffectiveGate()
+
+
+@pytest.mark.parametrize("cell_id", CELLS)
+def test_the_reference_engine_shows_every_witness(measured, cell_id):
+    outcome = GATE.judge(*measured(cell_id))
+    assert (outcome.state, outcome.message) == (State.PASS, "")
+    assert outcome.numbers["witnesses"] > 5
+
+
+@pytest.mark.parametrize("row", WITNESSES, ids=lambda row: f"{row.probe}{'+' if row.seen else '-'}")
+def test_each_witness_alone_turns_the_cell_red(measured, witnessed, row):
+    found = [measured(cell_id) for cell_id in CELLS]
+    # Two ranks show what one does, and one row more; they run in processes of their own.
+    found.append((found[0][0]._replace(tp="2"), *found[0][1:]))
+    cell, run, baseline = next(one for one in found if row.when(one[0], one[1]))
+    turned = witnessed(run, dict.fromkeys(row.probe.split("|"), 0 if row.seen else 1))
+    outcome = EffectiveGate(witnesses=(row,)).judge(cell, turned, baseline)
+    assert outcome.state is State.FAIL and row.why in outcome.message
+
+
+def test_a_drafter_that_was_put_aside_is_red(measured):
+    cell, run, baseline = measured(CELL)
+    aside = replace(run, readback={**run.readback, "drafter_error": "EAGLE3 read the host in propose"})
+    outcome = GATE.judge(cell, aside, baseline)
+    assert outcome.state is State.FAIL
+    assert outcome.message == "the drafter was put aside: EAGLE3 read the host in propose"
+
+
+def test_rounds_on_a_gpu_must_be_replayed(measured, witnessed):
+    cell, run, baseline = measured(CELL)
+    on_gpu = replace(
+        run,
+        resolved={**run.resolved, "cuda_graph_max_bs": 48},
+        readback={**run.readback, "cuda_graph_max_bs": 48},
+    )
+    seen = witnessed(on_gpu, {"graph.replayed": 9, "graph.eager": 2, "decode.round": 16})
+    assert GATE.judge(cell, seen, baseline).state is State.PASS
+    unseen = witnessed(on_gpu, {"graph.replayed": 0, "graph.eager": 16, "decode.round": 16})
+    assert "rounds of the same shape are replayed" in GATE.judge(cell, unseen, baseline).message
+    few = witnessed(on_gpu, {"graph.replayed": 0, "graph.eager": 15, "decode.round": 15})
+    assert GATE.judge(cell, few, baseline).state is State.PASS
+
+
+@pytest.mark.parametrize(
+    ("cell_id", "share"),
+    [
+        ("standalone.qwen3.s3.k2.n6.v2.p4.nocache.c7.tight.ragged", True),
+        ("standalone.qwen3.s3.k2.n6.v2.p4.nocache.tight.ragged", False),
+    ],
+)
+def test_windows_of_two_requests_are_in_tight_memory_where_prompts_come_in_chunks(measured, cell_id, share):
+    cell, run, baseline = measured(cell_id)
+    assert GATE.judge(cell, run, baseline).state is State.PASS
+    demanded = {row.probe for row in WITNESSES if row.seen and row.when(cell, run)}
+    assert (share, share) == ("decode.batched" in demanded, "retract.done" in demanded)
+    assert (run.witness["retract.done"] > 0) == share and "window.slid" in demanded
+
+
+def test_a_rewritten_prefix_cache_is_not_to_be_seen(measured, witnessed):
+    cell, run, baseline = measured("eagle3.qwen3.s3.pair")
+    assert cell.prefix_cache == "on" and GATE.judge(cell, run, baseline).state is State.PASS
+    assert GATE.judge(cell, witnessed(run, {"prefix.insert": 1}), baseline).state is State.FAIL
+
+
+def test_another_value_that_runs_fails(measured):
+    cell, run, baseline = measured(CELL)
+    outcome = GATE.judge(cell, replace(run, readback={**run.readback, "topk": 1}), baseline)
+    assert (outcome.state, outcome.message) == (State.FAIL, "topk was resolved to 4, but 1 runs")
+
+
+def test_without_readback_or_counters_nothing_is_measured(measured):
+    cell, run, baseline = measured(CELL)
+    blind = GATE.judge(cell, replace(run, readback={}), baseline)
+    assert (blind.state, blind.message) == (State.NOT_MEASURED, "the subject does not read back algorithm")
+    still = GATE.judge(cell, replace(run, witness=dict.fromkeys(run.witness, 0)), baseline)
+    assert (still.state, still.message) == (State.NOT_MEASURED, "no counter was hit, so nothing was witnessed")

@@ -1,0 +1,37 @@
+"""What a preset says that it shows, a witness demands of its cell."""
+
+import pytest
+
+from specmatrix.engine.core.config.resolve import resolve
+from specmatrix.matrix.cells.cell import Cell, asked
+from specmatrix.matrix.cells.model_facts import zoo_facts
+from specmatrix.matrix.cover.regressions import NIGHTLY, PR
+from specmatrix.matrix.gates.evidence import WITNESSES
+from specmatrix.matrix.subjects.protocol import Memory, Run
+
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+
+# A word of a note, and the probe that must be hit where it stands.
+CLAIMS = {
+    "retract": "retract.done",
+    "comes back": "session.restored",
+    "come back": "session.restored",
+    "came back": "session.restored",
+    "aborted": "abort.running",
+    "aborts in": "abort.running",
+}
+
+
+def demanded(cell):
+    """Probes that the cell's launch alone demands."""
+    resolved = resolve(asked(cell), zoo_facts(cell)).as_dict()
+    run = Run((), (), resolved, resolved, {}, Memory(0, 0, 0, 0), None, 0.0)
+    return {row.probe for row in WITNESSES if row.seen and row.when(cell, run)}
+
+
+@pytest.mark.parametrize("word", CLAIMS)
+def test_what_a_note_claims_is_demanded(word):
+    found = [text for text, note in (PR | NIGHTLY).items() if word in note and note.startswith("sessions")]
+    for text in found:
+        assert CLAIMS[word] in demanded(Cell.from_id(text)), text
+    assert found

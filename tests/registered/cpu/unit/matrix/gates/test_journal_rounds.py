@@ -1,0 +1,79 @@
+"""Rounds in a journal, beside the rounds that a controller chose."""
+
+import pytest
+
+from specmatrix.matrix.gates.journal_rounds import Launch, launches, parting
+
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+
+# Two prompts of 5 and 6 tokens, a round of both 3 wide, a round of the first alone 6 wide, one 3 wide.
+JOURNAL = [
+    ("open", 1, ()),
+    ("reserve", 1, (5, 1)),
+    ("launch", 1, (5,)),
+    ("open", 2, ()),
+    ("reserve", 2, (6, 2)),
+    ("launch", 2, (6,)),
+    ("settle", 1, (5,)),
+    ("settle", 2, (6,)),
+    ("reserve", 1, (6,)),
+    ("reserve", 2, (6, 3)),
+    ("launch", 1, (3,)),
+    ("launch", 2, (3,)),
+    ("settle", 1, (2,)),
+    ("settle", 2, (1,)),
+    ("close", 2, (2, 3)),
+    ("reserve", 1, (6,)),
+    ("launch", 1, (6,)),
+    ("settle", 1, (1,)),
+    ("reserve", 1, (6,)),
+    ("launch", 1, (3,)),
+]
+ROUNDS = [(2, 3), (1, 6), (1, 3)]
+
+
+def test_launches_in_a_row_are_one_round():
+    groups = list(launches(JOURNAL))
+    assert [len(group) for group in groups] == [1, 1, 2, 1, 1]
+    assert groups[2] == [Launch(1, 6, 3), Launch(2, 6, 3)]
+
+
+def test_the_rounds_are_found_between_the_prefills():
+    assert parting(JOURNAL, ROUNDS, 6) == ""
+
+
+def test_a_lone_prompt_as_long_as_the_widest_round_is_no_round():
+    assert parting(JOURNAL[:8], [], 6) == ""
+    assert parting(JOURNAL[3:8], [(1, 6)], 6) == ""
+
+
+@pytest.mark.parametrize(
+    ("rounds", "sentence"),
+    [
+        (
+            [(2, 4)],
+            "the journal launches 2 requests 3 wide, 6 reserved, as round 0; due is 2 requests 4 wide, 6 reserved",
+        ),
+        (
+            [(2, 3), (1, 6), (1, 2)],
+            "the journal launches 1 requests 3 wide, 6 reserved, as round 2; due is 1 requests 2 wide, 6 reserved",
+        ),
+        (
+            [(2, 3), (1, 6)],
+            "the journal launches 1 requests 3 wide, 6 reserved, as round 2; due is none",
+        ),
+        ([*ROUNDS, (1, 3)], "the journal launches 3 of 4 rounds"),
+    ],
+)
+def test_other_rounds_are_named(rounds, sentence):
+    assert parting(JOURNAL, rounds, 6) == sentence
+
+
+def test_a_reservation_for_the_current_width_is_named():
+    narrow = [
+        ("reserve", at, (3, *n[1:])) if (verb, n[:1]) == ("reserve", (6,)) and i > 7 else (verb, at, n)
+        for i, (verb, at, n) in enumerate(JOURNAL)
+    ]
+    assert parting(narrow, ROUNDS, 6) == (
+        "the journal launches 2 requests 3 wide, 3 reserved, as round 0; due is 2 requests 3 wide, 6 reserved"
+    )

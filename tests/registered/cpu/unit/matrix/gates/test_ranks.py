@@ -1,0 +1,46 @@
+"""The verdict over what ranks told."""
+
+from __future__ import annotations
+
+import pytest
+
+from specmatrix.engine.core.observe.rank_agreement import Agreement
+from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.gates.gate import State
+from specmatrix.matrix.gates.ranks import RanksGate
+
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+
+CELL = Cell.from_id("eagle3.tp2.pair")
+SAME = ("a", "a")
+
+
+@pytest.mark.parametrize(
+    ("found", "state", "message"),
+    [
+        (Agreement(2, 7, 7, SAME), State.PASS, ""),
+        (None, State.NOT_MEASURED, "no rank told what it did"),
+        (Agreement(2, 3, 2, ("a", "b"), "step 3: why"), State.FAIL, "step 3: why"),
+        (Agreement(4, 7, 7, SAME * 2), State.FAIL, "4 ranks told what they did, the cell asks for 2"),
+        (
+            Agreement(2, 0, 0, SAME),
+            State.NOT_MEASURED,
+            "0 plans and 0 results were compared, a run has as many of both",
+        ),
+        (
+            Agreement(2, 7, 6, SAME),
+            State.NOT_MEASURED,
+            "7 plans and 6 results were compared, a run has as many of both",
+        ),
+        (Agreement(2, 7, 7, ("a", "b")), State.FAIL, "the ranks told 2 different runs, though no step differs"),
+    ],
+)
+def test_the_verdict(found: Agreement | None, state: State, message: str):
+    outcome = RanksGate().judge_agreement(CELL, found)
+    assert (outcome.state, outcome.message) == (state, message)
+    if found is not None:
+        assert outcome.numbers["planned"] == found.planned
+
+
+def test_one_rank_agrees_with_itself():
+    assert RanksGate().applies(CELL) and not RanksGate().applies(Cell())

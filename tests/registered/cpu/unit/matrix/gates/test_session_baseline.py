@@ -1,0 +1,77 @@
+"""Rounds of turns beside those of the same drafter that reads their whole history."""
+
+from dataclasses import replace
+
+import pytest
+
+from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.gates.acceptance import AcceptanceGate
+from specmatrix.matrix.gates.gate import State
+from specmatrix.matrix.gates.session_baseline import turns_left, twinned
+from specmatrix.matrix.run.runner import reference_runner
+from specmatrix.matrix.subjects.protocol import Answer, Ask, Memory, Run
+
+pytestmark = pytest.mark.register(est_seconds=4, tier="cpu", stage="pr")
+
+
+@pytest.mark.parametrize(
+    ("cell_id", "has"),
+    [
+        ("eagle3.s3.pair.stream", True),
+        ("nextn.deepseek.s2.v2.snug.pair.stream.length.abort_running", True),
+        ("eagle3.pair.branch.mixed", True),
+        ("eagle3.nocache.pair.branch", False),
+        ("eagle3.tight.pair.stream", False),
+        ("eagle3.tiers.pair.stream", False),
+        ("eagle3.pair.stream.temperature", False),
+        ("ngram.pair.stream", False),
+        ("none.pair.stream", False),
+        ("eagle3.pair", False),
+    ],
+)
+def test_turns_that_find_kv_to_draft_from_have_a_twin(cell_id, has):
+    assert twinned(Cell.from_id(cell_id)) == has
+
+
+def test_the_twin_has_the_drafters_shape_and_nothing_else():
+    cell = Cell.from_id("eagle3.s3.k4.n8.v2.p16.c7.snug.pair.stream.length")
+    assert cell.twin.id == "eagle3.s3.k4.n8.v1.nocache"
+
+
+def run(lengths, temperature=0.0):
+    """A run of one turn with these rounds."""
+    ask = Ask("q0.turn2", "Why?", 9, temperature=temperature)
+    answer = Answer("q0.turn2", (1,), (1,), "", "length", None, 0, lengths)
+    first = replace(answer, name="q0", accept_lengths=(9,))
+    asks = (replace(ask, name="q0"), ask)
+    return Run(asks, (first, answer), {}, {}, {}, Memory(0, 0, 0, 0), None, 0.0)
+
+
+def test_a_turn_that_accepts_less_is_named_and_first_turns_are_the_oracles():
+    assert turns_left(run((3, 2, 1)), run((3, 2, 1))) == ({"turns": 1, "turns_left": 0}, "")
+    numbers, text = turns_left(run((3, 1, 2)), run((3, 2, 1)))
+    assert numbers == {"turns": 1, "turns_left": 1}
+    assert text == "1 of 1 turns leave the rounds of their whole history, first q0.turn2 at round 1"
+    assert turns_left(run((3, 1, 2), 0.8), run((3, 2, 1), 0.8))[0]["turns"] == 0
+
+
+def test_the_gate_is_red_without_a_twin_and_where_a_turn_leaves_it(measured):
+    cell, seen, baseline = measured("eagle3.s5.v2.p16.pair.stream.abort_running")
+    gate = AcceptanceGate()
+    alone = gate.judge(cell, seen, baseline)
+    assert (alone.state, alone.message) == (State.NOT_MEASURED, "nobody ran the turns with their whole history")
+    assert gate.judge(cell, replace(seen, twin=seen), baseline).state is State.PASS
+    index = next(i for i, a in enumerate(seen.answers) if a.name.endswith(".turn3") and len(a.accept_lengths) > 2)
+    answers = list(seen.answers)
+    more = answers[index].accept_lengths
+    answers[index] = replace(answers[index], accept_lengths=(more[0] + 1, *more[1:]))
+    outcome = gate.judge(cell, replace(seen, twin=replace(seen, answers=tuple(answers))), baseline)
+    assert outcome.state is State.FAIL and ".turn3 at round 0" in outcome.message
+
+
+def test_the_runner_brings_the_twin():
+    runner = reference_runner(0)
+    record = runner.run_cell(Cell.from_id("nextn.deepseek.s2.v2.p4.pair.stream"))
+    acceptance = next(gate for gate in record.gates if gate.name == "acceptance")
+    assert record.state == "PASS" and acceptance.numbers["turns"] > 1 and acceptance.numbers["turns_left"] == 0
+    assert all(launch.algorithm == "none" for launch in runner._plain)

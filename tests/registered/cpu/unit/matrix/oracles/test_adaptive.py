@@ -1,0 +1,124 @@
+"""The second implementation of adaptive depth: against numbers worked out by hand, and against the engine's."""
+
+from dataclasses import fields
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specmatrix.engine.core.config.adaptive_file import DEFAULT_SLOTS, parse
+from specmatrix.engine.core.draft.depth import DraftSteps
+from specmatrix.engine.core.observe.counters import Probes
+from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.oracles.adaptive import SILENT, Mismatch, Replay, decide, first_depth, slots_of, widest
+from specmatrix.matrix.subjects.protocol import Observation, Trace
+from specmatrix.matrix.workloads.adaptive_configs import TEXTS
+
+pytestmark = pytest.mark.register(est_seconds=3, tier="cpu", stage="pr")
+
+
+@pytest.mark.parametrize(
+    ("steps", "ema", "more", "target"),
+    [
+        (7, 2.25, {}, 3),
+        (7, 2.26, {}, 7),
+        (7, 0.25, {}, 1),
+        (3, 0.26, {}, 3),
+        (3, 2.5, {}, 3),
+        (3, 2.51, {}, 7),
+        (1, 0.5, {}, 1),
+        (1, 2.51, {}, 7),
+        (3, 0.5, {"down_hysteresis": 0.0}, 1),
+        (1, 1.0, {"up_hysteresis": 0.5}, 1),
+        (7, 2.4, {"ceiling_coeff": 1.0}, 3),
+        (3, 2.6, {"ceiling_coeff": 1.0}, 7),
+        (3, 0.3, {"ceiling_coeff": 1.0}, 1),
+        (7, 6.9, {"ceiling_coeff": 0.1, "candidate_steps": [3, 7]}, 3),
+    ],
+)
+def test_decisions_by_hand(steps, ema, more, target):
+    assert decide(SILENT | {"candidate_steps": [1, 3, 7]} | more, steps, ema) == target
+
+
+def test_the_table_that_ships_is_the_engines():
+    slots = slots_of(Cell(adaptive="table"))
+    assert {slot.batch_from: slot.as_dict() for slot in DEFAULT_SLOTS} == {
+        size: slot | {"batch_from": size} for size, slot in slots.items()
+    }
+    assert (first_depth(Cell(adaptive="table"), slots), widest(slots)) == (3, 8)
+    assert first_depth(Cell(adaptive="table", steps="1"), slots) == 1
+
+
+@pytest.mark.parametrize("name", ["tiers", "flat"])
+def test_the_files_are_read_as_the_engine_reads_them(name):
+    text = TEXTS[name]
+    assert text is not None
+    read = parse(text)
+    assert read.flat == (name == "flat")
+    assert [slot.as_dict() for slot in read.slots] == [
+        slot | {"batch_from": size} for size, slot in slots_of(Cell(adaptive=name)).items()
+    ]
+
+
+def engines(name: str, steps: int, rounds, lag: int) -> tuple[Trace, Probes]:
+    """What the engine's controller makes of rounds (batch size, accepted share of each live request)."""
+    probes = Probes()
+    made = DraftSteps(DEFAULT_SLOTS if name == "table" else parse(TEXTS[name] or "").slots, steps, probes)
+    flying: list[tuple[int, int, list[float]]] = []
+
+    def read():
+        size, width, shares = flying.pop(0)
+        made.observe(size, width, [int(share * width) for share in shares[:size]])
+
+    for size, shares in rounds:
+        flying.append((size, made.activate(size), shares))
+        while len(flying) > lag:
+            read()
+    while flying:
+        read()
+    names = [each.name for each in fields(Observation)]
+    seen = tuple(Observation(**{n: getattr(record, n) for n in names}) for record in made.trace)
+    return Trace(tuple(map(tuple, made.rounds)), seen), probes
+
+
+ROUNDS = st.lists(st.tuples(st.integers(1, 40), st.lists(st.floats(0, 0.99), max_size=5)), max_size=80)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(st.sampled_from(["table", "tiers", "flat"]), st.sampled_from([1, 2, 3]), ROUNDS, st.integers(0, 2))
+def test_both_implementations_agree_on_every_entry(name, steps, rounds, lag):
+    trace, probes = engines(name, steps, rounds, lag)
+    replay = Replay(Cell(adaptive=name, steps=str(steps)), lag, 1e-9)
+    replay.walk(trace)
+    assert {n: count for n, count in probes.counts.items() if n.startswith("adaptive.")} == {
+        n: replay.counts[n] for n in probes.counts if n.startswith("adaptive.")
+    }
+
+
+def test_what_is_skipped_is_replayed_but_not_counted():
+    trace, _ = engines("tiers", 3, [(4, [0.9]), (4, [0.9]), (4, [0.9]), (1, [0.9])], 0)
+    whole, rest = Replay(Cell(adaptive="tiers"), 0, 1e-9), Replay(Cell(adaptive="tiers"), 0, 1e-9, (3, 3))
+    whole.walk(trace)
+    rest.walk(trace)
+    assert rest.counts["adaptive.activated"] == 1 and whole.counts["adaptive.activated"] == 4
+    assert rest.states == whole.states and rest.counts["adaptive.switched_up"] < whole.counts["adaptive.switched_up"]
+
+
+def mismatch(trace: Trace, lag: int = 0) -> str:
+    with pytest.raises(Mismatch) as caught:
+        Replay(Cell(adaptive="tiers"), lag, 1e-9).walk(trace)
+    return str(caught.value)
+
+
+def test_a_late_observation_is_named():
+    """Lag 1 in the trace of an engine that says lag 0."""
+    trace, _ = engines("tiers", 3, [(4, [0.9]), (1, [0.9]), (4, [0.9])], 1)
+    assert mismatch(trace) == (
+        "observation 0 (4 requests, 3 wide) is of none of the rounds that may have been read just then"
+    )
+
+
+def test_a_round_whose_requests_all_ended_is_not_missed():
+    trace, _ = engines("tiers", 3, [(1, [0.9]), (1, []), (1, [0.9]), (1, [0.9])], 1)
+    assert len(trace.observations) == 3 and len(trace.rounds) == 4
+    Replay(Cell(adaptive="tiers"), 1, 1e-9).walk(trace)

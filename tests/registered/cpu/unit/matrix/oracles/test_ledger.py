@@ -1,0 +1,212 @@
+import pytest
+
+from specmatrix.engine.core.memory.replay import replay
+from specmatrix.matrix.oracles.ledger import AuditError, audit
+
+pytestmark = pytest.mark.register(est_seconds=5, tier="cpu", stage="pr")
+
+# One request of five positions on pages of two, whose first page is cached and evicted at last.
+SOUND = [
+    ("open", 1, ()),
+    ("reserve", 1, (3, 1, 2)),
+    ("launch", 1, (3,)),
+    ("settle", 1, (3,)),
+    ("reserve", 1, (2, 3)),
+    ("launch", 1, (2,)),
+    ("settle", 1, (1,)),
+    ("donate", 1, (1, 1)),
+    ("open", 2, (1,)),
+    ("close", 2, ()),
+    ("close", 1, ()),
+    ("evict", 0, (1,)),
+]
+
+
+def test_a_sound_journal_balances():
+    book = audit(SOUND, pages=3, size=2)
+    assert (book.free, book.cached, book.holdings) == (3, 0, {})
+
+
+# A turn of five positions, three of them kept; the next turn writes two more behind them.
+HELD = [
+    ("open", 1, ()),
+    ("reserve", 1, (5, 1, 2, 3)),
+    ("launch", 1, (5,)),
+    ("settle", 1, (5,)),
+    ("donate", 1, (1, 1)),
+    ("hold", 1, (3, 3)),
+    ("resume", 1, (1,)),
+    ("reserve", 1, (3, 3)),
+    ("launch", 1, (3,)),
+    ("settle", 1, (3,)),
+    ("hold", 1, (5,)),
+    ("close", 1, ()),
+    ("evict", 0, (1,)),
+]
+
+
+def test_a_sound_journal_of_a_session_balances():
+    book = audit(HELD, pages=3, size=2)
+    assert (book.free, book.cached, book.holdings) == (3, 0, {})
+    assert audit(HELD[:6], pages=3, size=2).free == 1
+    replay(HELD, 3, 2)
+
+
+@pytest.mark.parametrize(
+    ("index", "entry", "sentence"),
+    [
+        (3, ("hold", 1, (3, 3)), "steps are still in flight"),
+        (5, ("hold", 1, (6,)), "6 of 5 positions are kept, 2 of them cached"),
+        (5, ("hold", 1, (1, 2, 3)), "1 of 5 positions are kept, 2 of them cached"),
+        (5, ("hold", 1, (3,)), "the pages freed are not those behind position 3"),
+        (5, ("hold", 1, (3, 2, 3)), "the pages freed are not those behind position 3"),
+        (5, ("resume", 1, (0,)), "the account is in use"),
+        (6, ("resume", 1, (2,)), "a turn begins at 1, inside the cache"),
+        (6, ("reserve", 1, (2, 3)), "account 1 is held and nobody resumed it"),
+        (6, ("hold", 1, (3,)), "account 1 is held and nobody resumed it"),
+        (6, ("resume", 2, (0,)), "request 2 holds nothing"),
+    ],
+)
+def test_the_first_broken_law_of_a_session_is_named(index, entry, sentence):
+    with pytest.raises(AuditError) as caught:
+        audit([*HELD[:index], entry], pages=3, size=2)
+    assert f"journal entry {index}" in str(caught.value) and sentence in str(caught.value)
+
+
+def test_it_agrees_with_the_engine_on_a_run_that_retracts(measured):
+    _, run, _ = measured("standalone.s3.v2.p16.tight.pair")
+    book, ledger = audit(*run.journal), replay(*run.journal)
+    assert (book.free, book.cached, len(book.holdings)) == (len(ledger.free), ledger.cached, len(ledger.accounts))
+
+
+@pytest.mark.parametrize(
+    ("index", "entry", "sentence"),
+    [
+        (1, ("reserve", 1, (3, 1)), "1 pages were added, 2 are due"),
+        (1, ("reserve", 1, (3, 1, 1)), "page 1 is handed out, but belongs to 1"),
+        (1, ("reserve", 1, (3, 1, 4)), "page 4 does not exist"),
+        (1, ("seize", 1, (3,)), "the unknown verb 'seize'"),
+        (2, ("launch", 1, (5,)), "a step writes to 5 of 4"),
+        (2, ("settle", 1, (1,)), "nothing is in flight"),
+        (3, ("settle", 1, (4,)), "4 positions of a step of 3 are kept"),
+        (3, ("close", 1, ()), "steps are still in flight"),
+        (4, ("open", 1, ()), "the request is open already"),
+        (4, ("launch", 7, (1,)), "request 7 holds nothing"),
+        (7, ("donate", 1, (1, 2)), "the pages given are not the next ones"),
+        (4, ("donate", 1, (2, 1, 2)), "page 2 is cached before it is whole"),
+        (8, ("open", 2, (2,)), "page 2 is shared, but not cached"),
+        (8, ("evict", 0, (1,)), "page 1 is evicted while 1 requests read it"),
+        (8, ("evict", 0, (2,)), "page 2 is evicted, but not cached"),
+    ],
+)
+def test_the_first_broken_law_is_named(index, entry, sentence):
+    with pytest.raises(AuditError) as caught:
+        audit([*SOUND[:index], entry], pages=3, size=2)
+    assert f"journal entry {index}" in str(caught.value) and sentence in str(caught.value)
+
+
+# Ten positions on pages of two behind a window of three: position 10 reads from 8 on, so four pages go.
+WINDOWED = [
+    ("window", 0, (3, 6, 0)),
+    ("open", 1, ()),
+    ("reserve", 1, (10, 1, 2, 3, 4, 5)),
+    ("cover", 1, (1, 2, 3, 4, 5)),
+    ("launch", 1, (10,)),
+    ("settle", 1, (10,)),
+    ("slide", 1, (4,)),
+    ("reserve", 1, (2, 6)),
+    ("cover", 1, (6,)),
+    ("launch", 1, (2,)),
+    ("settle", 1, (1,)),
+    ("close", 1, ()),
+]
+
+
+def test_a_sound_journal_with_a_window_balances_and_the_engine_agrees():
+    book = audit(WINDOWED, pages=9, size=2)
+    assert book.window is not None and book.window.held == 0 and book.window.lanes == {}
+    assert audit(WINDOWED[:9], pages=9, size=2).window.held == 2
+    ledger = replay(WINDOWED[:7], 9, 2)
+    assert ledger.window.spans[1].pages == [5]
+
+
+@pytest.mark.parametrize(
+    ("index", "entry", "sentence"),
+    [
+        (2, ("window", 0, (3, 6, 0)), "a window comes before all accounts"),
+        (3, ("cover", 1, (1, 2)), "2 window pages were added, 5 are due"),
+        (3, ("cover", 1, (1, 2, 3, 4, 7)), "window page 7 does not exist"),
+        (3, ("cover", 1, (1, 2, 3, 4, 1)), "window page 1 belongs to 1 already"),
+        (3, ("launch", 1, (10,)), "a step writes to 10, but window pages end at 0"),
+        (6, ("slide", 1, (5,)), "a query at 10 reads from 8 on, but window pages begin at 10"),
+        (6, ("slide", 1, (6,)), "6 of 5 window pages are freed"),
+        (9, ("slide", 1, (1,)), "a query at 10 reads from 8 on, but window pages begin at 10"),
+    ],
+)
+def test_the_first_broken_law_of_a_window_is_named(index, entry, sentence):
+    with pytest.raises(AuditError) as caught:
+        audit([*WINDOWED[:index], entry], pages=9, size=2)
+    assert f"journal entry {index}" in str(caught.value) and sentence in str(caught.value)
+
+
+def test_a_held_account_keeps_the_window_pages_that_its_next_turn_reads():
+    journal = [*WINDOWED[:6], ("hold", 1, (7, 5))]
+    assert audit(journal, pages=9, size=2).window.held == 4
+    assert len(replay(journal, 9, 2).window.spans[1].pages) == 4
+    with pytest.raises(AuditError, match="a query at 7 reads from 5 on, but window pages begin at 8"):
+        audit([*WINDOWED[:7], ("hold", 1, (7, 5))], pages=9, size=2)
+
+
+def test_a_windowless_journal_covers_nothing():
+    with pytest.raises(AuditError, match="there is no window"):
+        audit([("open", 1, ()), ("reserve", 1, (1, 1)), ("cover", 1, (1,))], pages=3, size=2)
+
+
+def test_a_windowed_row_shares_nothing():
+    journal = [
+        ("window", 0, (3, 6, 0)),
+        ("open", 1, ()),
+        ("reserve", 1, (2, 1)),
+        ("cover", 1, (1,)),
+        ("launch", 1, (2,)),
+    ]
+    shared = [("settle", 1, (2,)), ("donate", 1, (1, 1)), ("open", 2, (1,))]
+    with pytest.raises(AuditError, match="cached pages lack what windowed layers read"):
+        audit([*journal, *shared], pages=3, size=2)
+
+
+# Five positions on pages of two; four are kept, the next request writes two more, and at last the account is dropped.
+OUTLIVING = [
+    ("open", 1, ()),
+    ("reserve", 1, (5, 1, 2, 3)),
+    ("launch", 1, (5,)),
+    ("settle", 1, (5,)),
+    ("hold", 1, (4, 3)),
+    ("resume", 1, (1,)),
+    ("reserve", 1, (2, 3)),
+    ("launch", 1, (2,)),
+    ("settle", 1, (2,)),
+    ("hold", 1, (5,)),
+    ("close", 1, ()),
+]
+
+
+def test_a_turn_that_stops_before_it_has_computed_everything_again_leaves_what_it_found():
+    back = [*OUTLIVING[:5], ("resume", 1, (2,)), ("reserve", 1, (1,)), ("launch", 1, (1,)), ("settle", 1, (1,))]
+    book = audit([*back, ("hold", 1, (4,))], pages=3, size=2)
+    assert (book.moves[1][-1].computed, book.moves[1][-1].keep, book.holdings[1].committed) == (4, 4, 4)
+    replay([*back, ("hold", 1, (4,))], 3, 2)
+    with pytest.raises(AuditError, match="5 of 4 positions are kept"):
+        audit([*back, ("hold", 1, (5,))], pages=3, size=2)
+
+
+def test_moves_tell_what_each_request_found_and_left():
+    book = audit(OUTLIVING, pages=3, size=2)
+    assert [(m.verb, m.computed, m.keep) for m in book.moves[1]] == [
+        ("open", 0, 0),
+        ("hold", 5, 4),
+        ("resume", 4, 4),  # one of the four is computed again, yet four were found
+        ("hold", 5, 5),
+        ("drop", 5, 0),
+    ]
+    assert audit([("open", 1, ()), ("close", 1, ())], pages=3, size=2).moves[1][1].verb == "close"

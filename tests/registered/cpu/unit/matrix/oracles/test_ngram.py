@@ -1,0 +1,101 @@
+"""The judge's index: by hand, and beside the engine's on random texts."""
+
+import random
+from dataclasses import asdict
+
+import pytest
+
+from specmatrix.engine.core.draft.ngram_index import Cursor, Draft, NgramIndex, NgramOptions
+from specmatrix.engine.core.draft.suffix_automaton import SuffixAutomaton
+from specmatrix.matrix.oracles.ngram import Grams
+
+pytestmark = pytest.mark.register(est_seconds=2, tier="cpu", stage="pr")
+
+
+def grams(texts, options: dict | None = None) -> Grams:
+    made = Grams(asdict(NgramOptions(**(options or {}))))
+    for text in texts:
+        made.show(text, 0)
+    return made
+
+
+def test_the_longest_match_and_then_the_most_recent_continuation():
+    index = grams(["xab1", "yab2", "b3"])
+    assert index.draft("xab", 3, 1, 2) == {"", "1", "1\x00"}
+    assert index.draft("zab", 4, 3, 1) == {"", "2", "1", "3"}
+    assert index.draft("zab", 2, 3, 1) == {"", "2"}
+
+
+def test_the_most_frequent_first_where_asked():
+    texts = ["ab", "ab", "ac"]
+    assert grams(texts).draft("a", 2, 2, 1) == {"", "c"}
+    assert grams(texts, {"match_type": "PROB"}).draft("a", 2, 2, 1) == {"", "b"}
+
+
+def test_a_path_is_as_likely_as_all_of_its_tokens():
+    """Of ab 2/3 go on with 1 or 2, so b is likelier than c, and c than either end of b."""
+    index = grams(["ab1", "ab2", "ac"], {"match_type": "PROB"})
+    assert index.draft("a", 3, 2, 2) == {"", "b", "c"}
+
+
+def test_windows_end_and_breadth_falls():
+    assert grams(["abcd"], {"max_trie_depth": 3}).draft("zab", 3, 2, 9) == {"", "c", "cd"}
+    assert grams(["abcd"], {"max_trie_depth": 2}).draft("zab", 3, 2, 9) == {"", "c", "\x00"}
+    wide = {"max_trie_depth": 3, "min_bfs_breadth": 1, "max_bfs_breadth": 3}
+    assert grams(["b1", "b2"], wide).draft("b", 3, 3, 1) == {"", "2", "1"}
+    assert grams(["ab1", "ab2", "c3"], wide).draft("cab", 3, 3, 1) == {"", "2", "1"}
+    assert grams(["ab1", "ab2", "b3"], wide).draft("cab", 3, 3, 1) == {"", "2", "3"}
+
+
+def test_what_is_known_is_taken_in_once():
+    index = grams([])
+    index.show("ab", 0)
+    index.show("abab", 2)
+    assert index.windows == len({"a", "b", "ab", "ba", "aba", "bab", "abab"})
+
+
+def test_the_corpus_goes_first_within_its_budget():
+    index = Grams(asdict(NgramOptions(external_sam_budget=2)), corpus=("xabcd", "yabce", "zq"))
+    index.show("cab1", 0)
+    assert index.draft("wxab", 4, 2, 3) == {"", "c", "cd", "1"}
+    assert index.draft("ab", 4, 1, 3) == {"", "c", "cd", "cd\x00"}  # d and e came once each
+    assert index.draft("wq", 2, 2, 3) == {"", "\x00"}  # a document's end is followed by nothing
+    assert index.draft("w", 2, 2, 3) == {"", "\x00"}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_it_quotes_the_corpus_as_the_engines_automaton_does(seed):
+    dice = random.Random(seed)
+    documents = [[dice.randrange(4) for _ in range(dice.randrange(1, 40))] for _ in range(5)]
+    automaton = SuffixAutomaton(documents)
+    judge = Grams(asdict(NgramOptions(external_sam_budget=4)), tuple("".join(map(chr, each)) for each in documents))
+    text, state = [], 0
+    for _ in range(200):
+        text.append(dice.randrange(5))
+        state = automaton.step(state, text[-1])
+        assert list(map(ord, judge._quoted("".join(map(chr, text)), 4))) == automaton.follow(state, 4)
+
+
+@pytest.mark.parametrize("match_type", ["BFS", "PROB"])
+@pytest.mark.parametrize("seed", range(3))
+def test_it_proposes_what_the_engines_index_proposes(match_type, seed):
+    dice = random.Random(seed)
+    options = NgramOptions(max_trie_depth=6, min_bfs_breadth=1, max_bfs_breadth=4, match_type=match_type)
+    index, judge = NgramIndex(options), Grams(asdict(options))
+    texts = [[] for _ in range(4)]
+    cursors = [Cursor() for _ in texts]
+    for _ in range(150):
+        place = dice.randrange(4)
+        text, old = texts[place], len(texts[place])
+        text += [dice.randrange(5) for _ in range(dice.randrange(1, 4))]
+        index.learn(cursors[place], text)
+        judge.show("".join(map(chr, text)), old)
+        topk, steps, nodes = dice.choice([(1, 7, 8), (2, 3, 6), (3, 2, 9), (4, 5, 12)])
+        draft = Draft()
+        index.extend(draft, cursors[place], nodes, topk, steps)
+        draft.pad(nodes, topk, steps)
+        paths = [""]
+        for node in range(1, len(draft)):
+            paths.append(paths[draft.parents[node]] + chr(draft.tokens[node]))
+        assert judge.draft("".join(map(chr, text)), nodes, topk, steps) == set(paths)
+    assert judge.windows == len(index)

@@ -1,0 +1,112 @@
+"""Rounds again from journals written by hand: a letter is a token, a page holds one."""
+
+from dataclasses import asdict
+
+import pytest
+
+from specmatrix.engine.core.draft.ngram_index import NgramOptions
+from specmatrix.matrix.cells.cell import CORPUS
+from specmatrix.matrix.oracles.ngram_replay import Replay, ReplayError, Round, corpus
+from specmatrix.matrix.subjects.protocol import Served
+
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+
+RESOLVED = {
+    "ngram": asdict(NgramOptions(max_bfs_breadth=2)),
+    "page_size": 1,
+    "num_draft_tokens": 4,
+    "topk": 2,
+    "num_steps": 3,
+    "max_running_requests": 2,
+}
+
+
+def served(rid, text, prompt, account=0, retractions=0):
+    return Served(f"r{rid}", rid, account or rid, tuple(map(ord, text)), prompt, retractions)
+
+
+def rounds(requests, journal):
+    replay = Replay(RESOLVED, requests)
+    replay.walk(journal)
+    return replay.rounds
+
+
+def read(account, tokens):
+    return [("open", account, ()), ("launch", account, (tokens,)), ("settle", account, (tokens,))]
+
+
+def step(accepted):
+    """A round of every account given, of so many tokens each."""
+    launches = [("launch", account, (4,)) for account in accepted]
+    return launches + [("settle", account, (count,)) for account, count in accepted.items()]
+
+
+def test_a_round_takes_what_its_text_repeats_and_one_more():
+    """ababab: behind the prompt's aba and the first answer b, the index says ab; the answer ends inside the draft."""
+    found = rounds([served(1, "abababx", 3)], read(1, 3) + step({1: 3}) + [("close", 1, ())])
+    assert found == {1: [Round(3, False)]}
+    found = rounds([served(1, "ababab", 3)], read(1, 3) + step({1: 4}))
+    assert found == {1: [Round(3, True)]}
+    assert [found[1][0].allows(n) for n in (2, 3, 4)] == [False, True, True]
+
+
+def test_all_texts_of_a_round_are_read_before_the_first_draft():
+    """The first text goes on as the second one did, which the index only knows from this very round."""
+    requests = [served(1, "pqrs", 1), served(2, "mpqrs", 4)]
+    journal = read(1, 1) + read(2, 4) + step({1: 3, 2: 1})
+    assert rounds(requests, journal)[1] == [Round(3, True)]
+    assert rounds(requests, read(1, 1) + read(2, 4) + step({1: 1}) + step({2: 1}))[1] == [Round(1, False)]
+
+
+def test_what_earlier_workloads_said_is_known():
+    requests = [served(1, "abcdefg", 4), served(2, "xabcdz", 2)]
+    journal = read(1, 4) + step({1: 1}) + step({1: 1}) + [("close", 1, ())] + read(2, 2) + step({2: 3})
+    assert rounds(requests, journal)[2] == [Round(3, False)]
+    assert rounds(requests[1:], read(2, 2) + step({2: 1}))[2] == [Round(1, False)]
+
+
+def test_a_retracted_request_reads_again_what_it_had_said():
+    requests = [served(1, "aaaaaaaa", 2, retractions=1)]
+    journal = [*read(1, 2), *step({1: 1}), ("close", 1, ()), *read(1, 4), *step({1: 3})]
+    assert [one.length for one in rounds(requests, journal)[1]] == [3, 4]
+
+
+def test_a_turn_resumes_what_its_session_held():
+    requests = [served(1, "abc", 2), served(2, "abcdabcd", 4, account=1)]
+    journal = [*read(1, 2), ("hold", 1, (2,)), ("resume", 1, (0,)), ("launch", 1, (2,)), ("settle", 1, (2,))]
+    assert rounds(requests, journal + step({1: 4}))[2] == [Round(4, True)]
+
+
+def test_a_text_that_was_dropped_is_read_from_its_first_token():
+    """With room for one text, the second one makes the first be read again: its old words are the most recent then."""
+    requests = [served(1, "ab-cazzb", 5), served(2, "ad", 1)]
+    journal = read(1, 5) + step({1: 1}) + read(2, 1) + step({2: 1}) + step({1: 1})
+    texts = []
+    for rows in (1, 2):
+        replay = Replay({**RESOLVED, "max_running_requests": rows}, requests)
+        replay.walk(journal)
+        texts.append(list(replay._grams.followers["a"]))
+    assert texts == [["d", "b", "z"], ["b", "z", "d"]]
+
+
+def test_a_round_that_begins_before_the_one_before_was_read():
+    journal = [*read(1, 3), ("launch", 1, (4,)), ("settle", 1, (2,)), ("settle", 1, (1,))]
+    with pytest.raises(ReplayError, match="a round of r1 begins at 6, with 6 tokens known"):
+        rounds([served(1, "abcdef", 3)], [*journal, ("launch", 1, (4,))])
+
+
+def test_an_account_that_serves_nobody():
+    with pytest.raises(ReplayError, match="account 7 of the journal serves no request that was answered"):
+        rounds([], read(7, 1))
+    with pytest.raises(ReplayError, match="account 1 of the journal"):
+        rounds([served(1, "ab", 1)], [*read(1, 1), ("close", 1, ()), *read(1, 1)])
+
+
+def test_the_zoos_corpus_is_asked_where_the_launch_asks_it():
+    document = corpus()[0]
+    text = "?" + document[5:9] + document[9:12]
+    options = asdict(NgramOptions(max_bfs_breadth=2, external_corpus_path=CORPUS, external_sam_budget=3))
+    for resolved, length in ((RESOLVED, 1), ({**RESOLVED, "ngram": options}, 4)):
+        replay = Replay(resolved, [served(1, text, 4)])
+        replay.walk(read(1, 4) + step({1: length}))
+        assert replay.rounds[1][0].length == length

@@ -1,0 +1,94 @@
+"""Pages that change hands through the cache, against texts written down by hand."""
+
+from dataclasses import replace
+
+import pytest
+
+from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.gates.gate import State
+from specmatrix.matrix.gates.ledger import LedgerGate
+from specmatrix.matrix.oracles.prefix import span_of, strayed
+from specmatrix.matrix.subjects.protocol import Served
+
+pytestmark = pytest.mark.register(est_seconds=4, tier="cpu", stage="pr")
+
+# Request 1 gives its first two pages of two tokens to the cache; request 2 reads them.
+JOURNAL = [("open", 1, ()), ("reserve", 1, (6, 7, 8, 9)), ("donate", 1, (2, 7, 8)), ("open", 2, (7, 8))]
+MESSAGE = "request 2 reads page 8 at position 2, which request 1 wrote at 2 for other tokens; "
+
+
+def told(account: int, *tokens: int) -> Served:
+    return Served(f"q{account}", account, account, tokens, len(tokens), 0)
+
+
+@pytest.mark.parametrize(
+    ("reader", "span", "fault"),
+    [
+        ((1, 2, 3, 4, 9), 0, ""),
+        ((1, 2, 3, 4, 9), 1, MESSAGE + "1 past its end count"),
+        ((1, 2, 3, 4, 5), 1, ""),
+        ((1, 2, 3, 4, 5, 9), 1, ""),
+        ((1, 2, 3, 4, 5, 9), 2, MESSAGE + "2 past its end count"),
+        ((1, 2, 3, 9, 5, 6), 0, MESSAGE + "0 past its end count"),
+        ((1, 2, 3, 4), 2, ""),  # what never came may have been anything
+    ],
+)
+def test_a_page_is_of_the_text_of_its_reader(reader, span, fault):
+    served = (told(1, 1, 2, 3, 4, 5, 6), told(2, *reader))
+    assert strayed(JOURNAL, 2, served, span) == (2, fault)
+
+
+def test_pages_are_read_in_the_order_in_which_they_were_written():
+    swapped = [*JOURNAL[:3], ("open", 2, (8, 7))]
+    served = (told(1, 1, 1, 1, 1, 1), told(2, 1, 1, 1, 1, 1))
+    assert strayed(swapped, 2, served, 0)[1].startswith(
+        "request 2 reads page 8 at position 0, which request 1 wrote at 2"
+    )
+
+
+def test_a_reader_goes_on_behind_what_it_read():
+    """Request 2 gives the page behind the two that it read, so it is a third one for request 3."""
+    journal = [*JOURNAL, ("reserve", 2, (4, 5)), ("donate", 2, (1, 5)), ("open", 3, (7, 8, 5))]
+    texts = [told(n, 1, 2, 3, 4, 5, 6, 7) for n in (1, 2, 3)]
+    assert strayed(journal, 2, texts, 1) == (5, "")
+
+
+def test_a_turn_of_a_session_is_one_of_its_texts():
+    later = replace(told(1, 1, 2, 3, 4, 5, 6), name="q1.turn2")
+    assert strayed(JOURNAL, 2, (told(1, 1, 2, 3), later, told(2, 1, 2, 3, 4, 5)), 1)[1] == ""
+
+
+@pytest.mark.parametrize(
+    ("cell_id", "layered", "span"),
+    [
+        ("none", False, 0),
+        ("ngram", False, 0),
+        ("dflash", False, 0),
+        ("standalone", False, 1),
+        ("eagle", False, 1),
+        ("eagle3.qwen3", False, 1),
+        ("nextn.deepseek.s3", False, 1),
+        ("nextn.deepseek.s2", True, 2),
+        ("nextn.deepseek.s1", True, 1),
+    ],
+)
+def test_how_far_draft_kv_looks_ahead(cell_id, layered, span):
+    cell = Cell.from_id(cell_id)
+    steps = 0 if cell.steps == "auto" else int(cell.steps)
+    assert span_of(cell, {"enable_multi_layer_eagle": layered, "num_steps": steps}) == span
+
+
+@pytest.mark.parametrize("cell_id", ["nextn.deepseek.s2.v2.m4.burst", "eagle3.s5.v2.m4.burst"])
+def test_real_runs_read_what_is_theirs_and_one_other_token_shows(measured, cell_id):
+    cell, run, baseline = measured(cell_id)
+    outcome = LedgerGate().judge(cell, run, baseline)
+    assert outcome.state is State.PASS and outcome.numbers["shared"] > 0
+    entries, _, size = run.journal
+    reader, shared = next((account, numbers) for verb, account, numbers in entries if verb == "open" and numbers)
+    last = len(shared) * size + span_of(cell, run.resolved) - 1
+    served = tuple(
+        replace(one, tokens=(*one.tokens[:last], -1, *one.tokens[last + 1 :])) if one.account == reader else one
+        for one in run.served
+    )
+    outcome = LedgerGate().judge(cell, replace(run, served=served), baseline)
+    assert outcome.state is State.FAIL and f"request {reader} reads page " in outcome.message

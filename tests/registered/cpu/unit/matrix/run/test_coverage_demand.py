@@ -1,0 +1,85 @@
+"""What a stage demands of the probes, and that a run which does not show it fails."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from specmatrix import HOME
+from specmatrix.engine.core.observe.counters import GPU, PROBES, RANKS, ZERO
+from specmatrix.matrix.cover.lockfile import stage_cells
+from specmatrix.matrix.faults.plant import planted
+from specmatrix.matrix.run.coverage_demand import demanded
+
+pytestmark = pytest.mark.register(est_seconds=20, tier="cpu", stage="pr")
+
+MAIN = "import sys; from specmatrix.matrix.cli.app import main; sys.exit(main())"
+RUN = ("-c", MAIN, "run", "--stage", "nightly", "--workers", "1")
+
+ROOT = HOME
+TWO = ["none.length", "none.v1.length"]
+FILE = "tests/registered/cpu/test_matrix.py"
+
+
+def test_only_the_whole_stage_demands_probes():
+    assert demanded("pr", 0) is None
+    demand = demanded("nightly", 0)
+    assert demand is not None
+    assert demand.cells == len([cell for cell in stage_cells("nightly") if cell.ranks < 3])
+    on_gpu = demanded("nightly", 1)
+    assert on_gpu is not None and set(on_gpu.hit) - set(demand.hit) == set(GPU) - set(ZERO)
+    assert set(on_gpu.hit) | set(demand.zero) == set(PROBES) - set(RANKS)
+    assert set(demand.hit) - set(on_gpu.hit) == set(RANKS)
+    assert demanded("nightly", 2) is None, "a few cells hit few probes"
+    assert set(demand.zero) == set(ZERO) == {"graph.waited", "stamp.wrong"}
+
+
+@pytest.fixture(scope="module")
+def tree():
+    """A copy of the packages whose nightly stage holds two plain cells, which draft nothing."""
+    with planted(None) as copy:
+        lock = copy / "matrix" / "cells.lock"
+        head = lock.read_text(encoding="utf-8").partition("stage smoke")[0]
+        lock.write_text(head + "stage smoke\n\nstage pr\n\nstage nightly\n" + "\n".join(TWO) + "\n", encoding="utf-8")
+        (copy / FILE).parent.mkdir(parents=True)
+        (copy / FILE).write_text((ROOT / FILE).read_text(encoding="utf-8"), encoding="utf-8")
+        yield copy
+
+
+def inside(tree: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, *command], cwd=tree, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def probes(out: Path) -> dict[str, object]:
+    return json.loads((out / "summary.json").read_text(encoding="utf-8"))["probes"]
+
+
+def test_an_unhit_probe_fails_the_run(tree, tmp_path):
+    done = inside(tree, *RUN, "--out", str(tmp_path))
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert probes(tmp_path)["state"] == "FAIL"
+    assert {"spec.drafted", "retract.done", "session.opened"} <= set(probes(tmp_path)["unhit"])
+    assert "prefill.step" not in probes(tmp_path)["unhit"]
+    assert "probes: prefill.chunked, decode.batched" in done.stdout
+    assert "0 cells red of 2" in done.stdout
+
+
+def test_a_selection_judges_no_probe(tree, tmp_path):
+    done = inside(tree, *RUN, "--limit", "1", "--out", str(tmp_path))
+    assert done.returncode == 0, done.stdout
+    assert "probes are not judged: 1 of the stage's 2 cells ran" in done.stdout
+
+
+def test_an_unhit_probe_fails_pytest(tree, tmp_path):
+    command = ("-m", "pytest", FILE, "-q", "-p", "no:cacheprovider", "--specmatrix-stage", "nightly")
+    done = inside(tree, *command, "-n", "2", "--specmatrix-report", str(tmp_path))
+    assert "2 passed" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 1
+    assert "probes: prefill.chunked, decode.batched" in done.stdout
+    assert probes(tmp_path)["state"] == "FAIL"

@@ -1,0 +1,35 @@
+"""The header of a run."""
+
+import json
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from specmatrix.matrix.gates.registry import GATES
+from specmatrix.matrix.run.provenance import files_hash, run_header
+from specmatrix.reports.codec import decode_header, encode_header
+
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+
+
+def test_header_is_complete_and_writable():
+    header = run_header("cpu", "pr", 7, GATES)
+    assert decode_header(json.loads(encode_header(header))) == header
+    assert (header.tier, header.stage, header.seed) == ("cpu", "pr", 7)
+    assert datetime.fromisoformat(header.created).tzinfo is not None
+    assert set(header.versions) == {"python", "torch", "transformers", "specmatrix"}
+    assert set(header.thresholds) == {gate.name for gate in GATES}
+    assert all(len(digest) == 12 for digest in (header.lock_hash, header.data_hash, header.zoo_hash))
+
+
+def test_hash_depends_on_names_and_contents_only(tmp_path: Path):
+    one, two = tmp_path / "one", tmp_path / "two"
+    one.write_text("1")
+    two.write_text("2")
+    known = files_hash([one, two])
+    assert files_hash([two, one, tmp_path / "missing"]) == known
+    two.write_text("3")
+    assert files_hash([one, two]) != known
+    two.write_text("2")
+    assert files_hash([one, two.rename(tmp_path / "three")]) != known

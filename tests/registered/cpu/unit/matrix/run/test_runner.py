@@ -1,0 +1,257 @@
+"""Records of cells: states, shared sessions, baselines, and subjects that crash, lack something or refuse."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import pytest
+
+from specmatrix.engine.core.config.asked import EngineConfig
+from specmatrix.engine.core.errors import LedgerError
+from specmatrix.matrix.cells.cell import Cell, asked
+from specmatrix.matrix.gates.gate import Gate, Outcome, State
+from specmatrix.matrix.gates.ledger import LedgerGate
+from specmatrix.matrix.gates.lossless import LosslessGate
+from specmatrix.matrix.oracles.transformers import Oracle
+from specmatrix.matrix.run.runner import Runner, drive, reference_runner
+from specmatrix.matrix.subjects.in_process import ReferenceSession, ReferenceSubject
+from specmatrix.matrix.subjects.protocol import Answer, Ask, Capability, Run
+from specmatrix.reports.codec import decode_cell, encode_cell
+
+pytestmark = pytest.mark.register(est_seconds=8, tier="cpu", stage="pr")
+
+PROMPT = "Question: Tom has 12 apples and buys 15 more. How many apples does he have?\nAnswer:"
+
+
+def two_asks(cell: Cell, seed: int) -> tuple[Ask, ...]:
+    return (Ask("a", PROMPT, 12), Ask("b", PROMPT + " Now", 9, abort_after=3 if cell.abort == "running" else None))
+
+
+class Counted(ReferenceSubject):
+    """The reference engine; counts its launches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.launches: list[EngineConfig] = []
+
+    def launch(self, config: EngineConfig) -> ReferenceSession:
+        self.launches.append(config)
+        return super().launch(config)
+
+
+class CrashingSession(ReferenceSession):
+    error: Exception = RuntimeError("a wire came loose")
+
+    def generate(self, asks: Sequence[Ask]) -> list[Answer]:
+        raise self.error
+
+
+class Crashing(ReferenceSubject):
+    """Its first session crashes when it is asked something; the others work."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error: Exception | None = error
+
+    def launch(self, config: EngineConfig) -> ReferenceSession:
+        session = super().launch(config)
+        if self.error is not None:
+            broken = CrashingSession(session.llm, session.clock)
+            broken.error, self.error = self.error, None
+            return broken
+        return session
+
+
+def runner(subject: ReferenceSubject, gates: Sequence[Gate] = (LedgerGate(),), seed: int = 3) -> Runner:
+    return Runner(subject, seed, two_asks, gates)
+
+
+def test_record_says_what_was_asked_and_what_ran():
+    cell = Cell.from_id("eagle3.s3.k1.n4.p4.pair.length")
+    record = runner(ReferenceSubject()).run_cell(cell)
+    assert (record.state, record.error) == ("PASS", None)
+    assert record.id == cell.id and record.axes == cell.values and record.expect == "runs"
+    assert record.requested["page_size"] == 4 and record.requested["kv_stamps"] is True
+    assert record.resolved is not None and record.resolved["num_draft_tokens"] == 4
+    assert "reasons" not in record.resolved and record.reasons
+    assert record.witness["spec.drafted"] > 0
+    assert record.repro == "specmatrix run --cells 'eagle3.s3.k1.n4.p4.pair.length' --seed 3"
+    assert record.seconds > 0
+
+
+def test_record_survives_the_report_format():
+    record = replace(runner(ReferenceSubject()).run_cell(Cell.from_id("eagle3.pair")), seconds=1.0)
+    assert decode_cell(json.loads(encode_cell(record))) == record
+
+
+def test_rewritten_cell_carries_its_rewrite():
+    record = runner(ReferenceSubject()).run_cell(Cell.from_id("eagle3.s5.k1.n16.pair"))
+    assert record.expect == "rewritten"
+    assert [(r.field, r.asked, r.got) for r in record.rewrites] == [("speculative_num_draft_tokens", 16, 6)]
+
+
+def test_cells_of_one_launch_share_a_session_and_baselines():
+    subject = Counted()
+    cells = [Cell.from_id(text) for text in ("eagle3.pair", "eagle3.pair.length", "eagle3.pair.abort_running")]
+    records = list(runner(subject, (LosslessGate(),)).run_launch(cells))
+    assert [record.id for record in records] == [cell.id for cell in cells]
+    assert [config.speculative_algorithm for config in subject.launches] == ["EAGLE3", "NONE"]
+
+
+def test_each_model_is_compared_with_its_own_plain_decoding():
+    subject = Counted()
+    cells = [Cell.from_id(text) for text in ("eagle3.pair", "nextn.deepseek.pair", "none.qwen3.nocache.pair")]
+    made = runner(subject, (LosslessGate(oracle=lambda target: Oracle((), {}, ())),))
+    assert {made.run_cell(cell).state for cell in (*cells, *cells)} == {"PASS"}
+    plain = [config.model_path for config in subject.launches if config.spec_version == "v1"]
+    assert plain == ["llama-mini", "deepseek-mini", "qwen3-mini"], "once each, whoever came before"
+
+
+def test_witness_belongs_to_one_cell():
+    first, second = runner(ReferenceSubject()).run_launch(
+        [Cell.from_id("eagle3.pair"), Cell.from_id("eagle3.pair.length")]
+    )
+    # The second finds the prompts in the prefix cache; what it drafted is its own alone.
+    assert first.witness["prefix.hit"] == 0 < second.witness["prefix.hit"]
+    assert second.witness["spec.drafted"] < 2 * first.witness["spec.drafted"]
+
+
+def test_a_run_knows_what_the_trace_held_before_it():
+    subject = ReferenceSubject()
+    session = subject.launch(asked(Cell.from_id("eagle3.tiers.v2.pair")))
+    first, second = (drive(session, (Ask(name, PROMPT, 9),), subject.capabilities) for name in ("a", "b"))
+    assert first.earlier is not None and first.earlier.rounds == ()
+    assert second.earlier == first.trace and second.trace is not None and first.trace is not None
+    assert second.trace.rounds[: len(first.trace.rounds)] == first.trace.rounds
+    blind = drive(session, (Ask("c", PROMPT, 9),), subject.capabilities - {Capability.TRACE})
+    assert blind.trace is blind.earlier is None
+
+
+def test_crash_is_infra_and_the_next_cell_gets_a_fresh_start():
+    cells = [Cell.from_id("eagle3.pair"), Cell.from_id("eagle3.pair.length")]
+    lost, fine = runner(Crashing(RuntimeError("a wire came loose"))).run_launch(cells)
+    assert lost.state == "INFRA" and lost.gates == ()
+    assert lost.error is not None and lost.error.startswith(
+        "RuntimeError: a wire came loose, in generate (test_runner.py:"
+    )
+    assert fine.state == "PASS"
+
+
+def test_broken_law_is_a_verdict():
+    record = runner(Crashing(LedgerError("page 3 has two owners"))).run_cell(Cell.from_id("none.pair"))
+    assert record.state == "FAIL"
+    assert record.error is not None and "LedgerError: page 3 has two owners" in record.error
+
+
+def test_crash_of_the_baseline_says_so():
+    class PlainCrashes(ReferenceSubject):
+        def launch(self, config: EngineConfig) -> ReferenceSession:
+            session = super().launch(config)
+            return CrashingSession(session.llm, session.clock) if config.speculative_algorithm == "NONE" else session
+
+    record = runner(PlainCrashes()).run_cell(Cell.from_id("eagle3.pair"))
+    assert record.error is not None and record.error.startswith("the baseline: RuntimeError")
+
+
+def test_refused_cell_passes_where_refused_and_fails_where_launched():
+    cell = Cell.from_id("eagle3.k4")
+
+    class Permissive(ReferenceSubject):
+        def launch(self, config: EngineConfig) -> ReferenceSession:
+            return super().launch(asked(Cell()))
+
+    refused = runner(ReferenceSubject()).run_cell(cell)
+    assert [gate.name for gate in refused.gates] == ["config"] and refused.state != "FAIL"
+    launched = runner(Permissive()).run_cell(cell)
+    assert launched.state == "FAIL" and launched.gates[0].message
+
+
+def test_unexpected_refusal_fails():
+    class Strict(ReferenceSubject):
+        def launch(self, config: EngineConfig) -> ReferenceSession:
+            return super().launch(replace(config, page_size=0))
+
+    record = runner(Strict()).run_cell(Cell.from_id("none.pair"))
+    assert record.state == "FAIL" and "page_size" in record.gates[0].message
+
+
+def test_missing_capability_is_not_measured():
+    class Silent(ReferenceSubject):
+        capabilities = frozenset(Capability) - {Capability.JOURNAL}
+
+    record = runner(Silent()).run_cell(Cell.from_id("none.pair"))
+    assert record.state == "NOT MEASURED"
+    assert record.gates[0].message == "subject reference does not show journal"
+
+
+def test_cell_without_a_gate_is_not_measured():
+    record = runner(ReferenceSubject(), ()).run_cell(Cell.from_id("none.pair"))
+    assert (record.state, record.error) == ("NOT MEASURED", "no gate judged this cell")
+
+
+@pytest.mark.parametrize(
+    ("states", "expected"),
+    [
+        ((State.PASS, State.PASS), "PASS"),
+        ((State.PASS, State.NOT_MEASURED), "NOT MEASURED"),
+        ((State.NOT_MEASURED, State.FAIL), "FAIL"),
+    ],
+)
+def test_state_follows_the_worst_gate(states: Sequence[State], expected: str):
+    class Says:
+        needs: frozenset[Capability] = frozenset()
+        thresholds: Mapping[str, float] = {}
+
+        def __init__(self, name: str, state: State) -> None:
+            self.name, self.state = name, state
+
+        def applies(self, cell: Cell) -> bool:
+            return True
+
+        def judge(self, cell: Cell, run: Run, baseline: Run) -> Outcome:
+            return Outcome(self.name, self.state, {"first": None})
+
+    gates = [Says(f"g{index}", state) for index, state in enumerate(states)]
+    record = runner(ReferenceSubject(), gates).run_cell(Cell.from_id("none.pair"))
+    assert record.state == expected
+    assert record.gates[0].numbers == {"first": "none"}
+
+
+def test_drive_takes_differences_and_the_whole_journal():
+    session = ReferenceSubject().launch(asked(Cell.from_id("none")))
+    asks = two_asks(Cell(), 0)
+    first = drive(session, asks, frozenset(Capability))
+    second = drive(session, asks, frozenset(Capability))
+    assert (
+        first.witness["sample.greedy"]
+        == second.witness["sample.greedy"]
+        == sum(len(a.output_ids) for a in first.answers)
+    )
+    assert first.journal is not None and second.journal is not None
+    assert len(second.journal[0]) > len(first.journal[0])
+    assert drive(session, asks, frozenset()).journal is None
+
+
+def test_the_reference_runner_has_every_gate():
+    made = reference_runner(5, stage="smoke")
+    assert (made.seed, made.stage, len(made.gates)) == (5, "smoke", 11)
+    (record,) = made.run_launch([Cell.from_id("none.length")])
+    assert {gate.name for gate in record.gates} >= {"config", "effective", "ledger", "lossless", "finish"}
+
+
+def test_a_session_remembers_what_it_served():
+    """Both workloads of one launch, but none of the launch before; a session's turns share an account."""
+    seen: list[Run] = []
+
+    class Watching(LedgerGate):
+        def judge(self, cell: Cell, run: Run, baseline: Run) -> Outcome:
+            seen.append(run)
+            return super().judge(cell, run, baseline)
+
+    both = runner(ReferenceSubject(), (Watching(),))
+    for name in ("none.pair", "none.pair.abort_running", "none.p4.pair"):
+        assert both.run_cell(Cell.from_id(name)).state == "PASS"
+    assert [[one.name for one in run.served] for run in seen] == [["a", "b"], ["a", "b", "a", "b"], ["a", "b"]]
+    one, answer = seen[1].served[2], seen[1].answers[0]
+    assert one.tokens == (*answer.prompt_ids, *answer.output_ids) and one.prompt == len(answer.prompt_ids)
+    assert len({one.id for one in seen[1].served}) == 4 and all(one.account == one.id for one in seen[1].served)

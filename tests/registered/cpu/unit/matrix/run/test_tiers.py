@@ -1,0 +1,29 @@
+import pytest
+
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.matrix.run.tiers import TIERS, repro, tier, visible_gpus
+
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+
+
+def test_the_folder_is_the_price():
+    assert [(row.name, row.gpus) for row in TIERS] == [("cpu", 0), ("gpu1", 1), ("gpu2", 2), ("gpu4", 4), ("gpu8", 8)]
+    assert all(row.folder == f"tests/registered/{row.name}" for row in TIERS)
+
+
+def test_a_repro_line_names_the_tier_unless_it_is_the_default():
+    assert repro("none.pair", "cpu", 3) == "specmatrix run --cells 'none.pair' --seed 3"
+    assert repro("none.pair", "gpu1", 3) == "specmatrix run --tier gpu1 --cells 'none.pair' --seed 3"
+
+
+def test_a_tier_is_shown_the_gpus_of_the_machine(monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
+    assert [visible_gpus(name) for name in ("cpu", "gpu1", "gpu4")] == [0, 4, 4]
+    with pytest.raises(ConfigError, match=r"^tier 'gpu8' needs 8 GPUs and this machine shows 4; use 'cpu'$"):
+        visible_gpus("gpu8")
+
+
+def test_an_unknown_tier_lists_the_tiers():
+    with pytest.raises(ConfigError) as caught:
+        tier("gpu3")
+    assert str(caught.value) == "tier 'gpu3' is unknown; it must be one of cpu, gpu1, gpu2, gpu4, gpu8"

@@ -1,0 +1,119 @@
+"""The engine over two processes as a subject: what it shows, and what becomes of its cells when ranks fail."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from specmatrix.engine.core.config.asked import EngineConfig
+from specmatrix.engine.core.errors import ConfigError, EngineError
+from specmatrix.engine.parallel.pool import end_spare
+from specmatrix.matrix.cells.cell import Cell, asked
+from specmatrix.matrix.run.runner import Runner
+from specmatrix.matrix.subjects.in_process import ReferenceSession
+from specmatrix.matrix.subjects.protocol import Ask, Session
+from specmatrix.matrix.subjects.tensor_parallel import RankedSession, RankedSubject
+
+pytestmark = pytest.mark.register(est_seconds=25, tier="cpu", stage="pr")
+
+PROMPT = "Question: Tom has 12 apples and buys 15 more. How many apples does he have?\nAnswer:"
+CELL = Cell.from_id("eagle3.tp2.s3.k4.n8.v2.p16.ragged")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nobody_left() -> Iterator[None]:
+    yield
+    end_spare()
+
+
+class Signalled(RankedSubject):
+    """Sends a signal to rank 1 of every engine of several ranks."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+    def launch(self, config: EngineConfig) -> Session:
+        session = super().launch(config)
+        if isinstance(session, RankedSession):
+            session.group.patience = 3.0
+            os.kill(session.group.processes[1].pid, self.number)
+        return session
+
+
+def test_a_session_shows_what_one_process_does():
+    config = asked(CELL)
+    one = RankedSubject().launch(asked(CELL._replace(tp="1")))
+    two = RankedSubject().launch(config)
+    assert isinstance(one, ReferenceSession) and isinstance(two, RankedSession)
+    asks = [Ask("a", PROMPT, 12, ignore_eos=True, top_logprobs=2), Ask("b", PROMPT + " Now", 9, abort_after=4)]
+    first, second = one.generate(asks), two.generate(asks)
+    assert [a.output_ids for a in first] == [a.output_ids for a in second]
+    assert first[0].logprobs == pytest.approx(second[0].logprobs, abs=1e-4)
+    assert one.memory() == two.memory()
+    assert one.journal() == two.journal()
+    counts = {name: count for name, count in two.counters().items() if name != "rank.step"}
+    assert counts == {name: count for name, count in one.counters().items() if name != "rank.step"}
+    assert dict(two.readback()) == {**one.readback(), "tp_size": 2}
+    assert one.ranks() is None and one.trace() is two.trace() is None
+    agreement = two.ranks()
+    assert agreement is not None and agreement.divergence is None and agreement.planned == agreement.read >= 4
+    assert two.resolved["tp_size"] == 2 and two.launch_hash != one.launch_hash
+    ranks = two.group
+    two.close()
+    three = RankedSubject().launch(config)
+    assert isinstance(three, RankedSession) and three.group is ranks
+    two.close()
+    with pytest.raises(EngineError, match=r"^this engine is closed; start another one$"):
+        two.generate(asks)
+    assert [a.output_ids for a in three.generate(asks)] == [a.output_ids for a in first]
+    three.close()
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (signal.SIGKILL, "RankLost: rank 1 of 2 died with exit code -9\nlog of rank 1:"),
+        (signal.SIGSTOP, "RankLost: rank 1 of 2 was silent for 3 s\nlog of rank 1:"),
+    ],
+)
+def test_a_rank_that_is_killed_or_hangs_makes_its_cell_infra(number: int, said: str):
+    runner = Runner(Signalled(number), seed=0)
+    record = runner.run_cell(CELL)
+    assert record.state == "INFRA" and record.error is not None and record.error.startswith(said)
+    assert record.gates == ()
+    assert runner.run_cell(Cell.from_id("none")).state == "PASS", "the next cell has an engine of its own"
+    runner.close()
+
+
+def test_a_rank_that_does_otherwise_makes_the_gate_red():
+    class Parted(RankedSubject):
+        def launch(self, config: EngineConfig) -> Session:
+            session = super().launch(config)
+            if isinstance(session, RankedSession):
+                session.group.call(part)
+            return session
+
+    runner = Runner(Parted(), seed=0)
+    record = runner.run_cell(CELL)
+    assert record.state == "FAIL"
+    (gate,) = record.gates
+    assert (gate.name, gate.state) == ("ranks", "FAIL")
+    assert gate.message is not None and gate.message.startswith("step 1: the ledger journal of rank 1")
+    runner.close()
+
+
+def test_a_launch_that_is_refused_starts_nobody():
+    cell = Cell.from_id("eagle3.qwen3.tp2.s3.nocache.pair")
+    with pytest.raises(ConfigError, match=r"^tp_size 2 cannot share a target with 3 key-value heads"):
+        RankedSubject().launch(asked(cell))
+    assert Runner(RankedSubject(), seed=0).run_cell(cell).state == "PASS"
+
+
+def part(rank) -> None:
+    """Rank 1 hands out its pages in another order."""
+    if rank.place.rank:
+        rank.held.llm.loop.scheduler.ledger.free.reverse()

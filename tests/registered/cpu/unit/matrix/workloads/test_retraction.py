@@ -1,0 +1,70 @@
+"""Two sessions in snug memory: their second turns collide, whatever seed, page and window, and one fits to its end."""
+
+import pytest
+
+from specmatrix.matrix.cells.cell import MODELS, Cell
+from specmatrix.matrix.subjects.protocol import Refusal
+from specmatrix.matrix.workloads.build import SLACK, tokenizer, workload
+from specmatrix.matrix.workloads.memory_sizes import snug, spares
+from specmatrix.matrix.workloads.retraction import EARLIER, MORE
+from specmatrix.matrix.workloads.sessions import REPLIES
+
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+
+# Positions of two rounds in flight of the widest tree that windowed layers let run beside another.
+WINDOWED_SLACK = 2 * 8
+
+
+def pages(tokens, size):
+    return -(-tokens // size)
+
+
+def turns(cell, seed=0):
+    """The turns of each session."""
+    asks = [ask for ask in workload(cell, seed) if ask.refused is None]
+    return [[ask for ask in asks if ask.session.id == name] for name in ("s0", "s1")]
+
+
+@pytest.mark.parametrize("size", [1, 4, 16, 64, 256])
+@pytest.mark.parametrize("model", MODELS)
+def test_the_end_of_one_fits_beside_the_first_turn_of_the_other_and_no_two_ends_fit(model, size):
+    windowed = model == "qwen3"
+    room, slack = snug(windowed, size), WINDOWED_SLACK if windowed else SLACK
+    total = room.memory // size
+    assert Cell(model=model, page_size=str(size), memory="snug").memory_tokens == room.memory == total * size
+    assert pages(room.second + slack, size) + pages(room.first, size) <= total
+    assert pages(room.second, size) + pages(room.second - 1, size) > total
+    said = len(tokenizer().encode(REPLIES[0]).ids)
+    # Both second turns are admitted, so what was inherited is in use when the two collide.
+    assert 2 * pages(room.first + said + slack // 2 + 1, size) <= total
+    assert spares(windowed, size) == (not windowed or size == 256)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 17])
+@pytest.mark.parametrize("launch", ["none", "none.p64", "none.p256", "none.qwen3.p64.nocache.c7"])
+def test_first_turns_end_at_one_length_and_the_second_ones_begin_together(launch, seed):
+    cell = Cell.from_id(f"{launch}.snug.pair.stream.length")
+    room, lines = snug(cell.model == "qwen3", int(cell.page_size)), turns(cell, seed)
+    for line in lines:
+        first, second, *rest = line
+        assert 1 + len(tokenizer().encode(first.prompt).ids) + first.max_new_tokens == room.first
+        said = len(tokenizer().encode(second.prompt).ids) + second.max_new_tokens
+        assert room.first + said == room.second
+        assert {one[0].name for one in lines} < set(second.after) and second.after == lines[0][1].after
+        later = sum(len(tokenizer().encode(ask.prompt).ids) + ask.max_new_tokens for ask in rest)
+        assert room.second + later + SLACK <= room.memory
+        assert all(ask.ignore_eos for ask in line)
+
+
+def test_an_aborted_second_turn_has_come_back_by_then_and_the_third_follows_the_first():
+    cell = Cell.from_id("none.p4.snug.pair.stream.length.abort_running")
+    one, two = turns(cell)
+    plain = turns(cell._replace(abort="none"))[1]
+    assert [ask.abort_after for ask in one] == [None] * 4
+    assert two[1].abort_after == plain[1].max_new_tokens - EARLIER == two[1].max_new_tokens - MORE - EARLIER
+    assert two[2].session.follows == two[0].name and plain[2].session.follows == plain[1].name
+
+
+def test_sessions_refuse_here_too():
+    attempts = {ask.refused for ask in workload(Cell.from_id("none.snug.pair.stream.length"), 0) if ask.refused}
+    assert Refusal.POOL in attempts and Refusal.IN_FLIGHT in attempts

@@ -1,0 +1,233 @@
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from specmatrix.engine.device.attention import StepAttention
+from specmatrix.engine.models.loader import facts
+from specmatrix.matrix.cells.model_facts import model_facts
+from specmatrix.matrix.zoo import card
+from specmatrix.matrix.zoo.checkpoint import read_net
+from specmatrix.matrix.zoo.deepseek_net import DeepseekNet
+from specmatrix.matrix.zoo.evaluate import data_hash, recipe_of
+from specmatrix.matrix.zoo.layouts import architecture_of
+from specmatrix.matrix.zoo.net import FINAL, Cache
+from specmatrix.matrix.zoo.oracle_drafts import DRAFTS, RotatedDraft
+from specmatrix.matrix.zoo.recipes import DATA, RECIPES, LatentShape
+from specmatrix.matrix.zoo.registry import CHECKPOINTS, NAMES
+
+pytestmark = pytest.mark.register(est_seconds=6, tier="cpu", stage="pr")
+
+MODELS = [name for name, recipe in RECIPES.items() if recipe.kind in ("target", "standalone")]
+LLAMAS = ["llama-mini", "llama-mini-standalone"]
+COPIES = ("shared_head.head.weight", "embed_tokens.weight")
+BUNDLED = ("model.layers.4.", "model.layers.5.")
+
+
+@pytest.mark.parametrize("name", LLAMAS)
+def test_llama_keys_shapes_and_dtypes(name):
+    shape = RECIPES[name].shape
+    tensors = load_file(CHECKPOINTS / name / "model.safetensors")
+    assert len(tensors) == 3 + 9 * shape.layers
+    assert {tensor.dtype for tensor in tensors.values()} == {torch.float16}
+    assert tensors["model.embed_tokens.weight"].shape == (shape.vocab, shape.hidden)
+    assert tensors["lm_head.weight"].shape == (shape.vocab, shape.hidden)
+    keys = shape.kv_heads * shape.head_dim
+    assert tensors["model.layers.0.self_attn.k_proj.weight"].shape == (keys, shape.hidden)
+    assert tensors["model.layers.0.mlp.down_proj.weight"].shape == (shape.hidden, shape.intermediate)
+
+
+def test_eagle3_keys_shapes_and_the_draft_vocabulary():
+    recipe = RECIPES["llama-mini-eagle3"]
+    shape = recipe.shape
+    tensors = load_file(CHECKPOINTS / recipe.name / "model.safetensors")
+    layer = [f"midlayer.{norm}.weight" for norm in ("input_layernorm", "hidden_norm", "post_attention_layernorm")]
+    layer += [f"midlayer.self_attn.{each}_proj.weight" for each in "qkvo"]
+    layer += [f"midlayer.mlp.{each}_proj.weight" for each in ("gate", "up", "down")]
+    rest = {"embed_tokens.weight", "fc.weight", "norm.weight", "lm_head.weight", "d2t", "t2d"}
+    assert set(tensors) == {*layer, *rest}
+    assert tensors["fc.weight"].shape == (shape.hidden, 3 * RECIPES["llama-mini"].shape.hidden)
+    assert tensors["midlayer.self_attn.q_proj.weight"].shape == (shape.heads * shape.head_dim, 2 * shape.hidden)
+    assert tensors["lm_head.weight"].shape == (recipe.draft_vocab, shape.hidden)
+    assert (tensors["d2t"].dtype, tensors["t2d"].dtype) == (torch.int64, torch.bool)
+    kept = tensors["d2t"] + torch.arange(recipe.draft_vocab)
+    assert torch.equal(tensors["t2d"].nonzero().flatten(), kept)
+
+
+@pytest.mark.parametrize("target", DRAFTS)
+def test_facts_of_recipes_are_facts_of_checkpoints(target):
+    for draft in (None, *(name for name in DRAFTS[target].values() if name != target)):
+        read = facts(CHECKPOINTS / target, draft and CHECKPOINTS / draft, "cpu")
+        read = replace(read, tokenizer_hash=None, gpus=0)
+        for part in ("draft", "bundled"):
+            if (found := getattr(read, part)) is not None:
+                read = replace(read, **{part: replace(found, tokenizer_hash=None)})
+        assert read == model_facts(target, draft)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@torch.inference_mode()
+def test_transformers_loads_it_unchanged_and_gives_the_same_logits(name, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    from transformers import AutoModelForCausalLM
+
+    folder = CHECKPOINTS / name
+    model, loading = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+    shape = RECIPES[name].shape
+    assert type(model).__name__ == architecture_of(RECIPES[name])
+    assert not any(loading[kind] for kind in ("missing_keys", "mismatched_keys"))
+    # transformers leaves bundled layers to its own multi-token prediction.
+    assert all(key.startswith(BUNDLED) for key in loading["unexpected_keys"])
+    tokens = torch.randint(2, 768, (3, 120), generator=torch.Generator().manual_seed(0))
+    expected = model(input_ids=tokens).logits
+    ours, _ = read_net(folder, RECIPES[name], torch.device("cpu"))(tokens)
+    assert expected.abs().max() > 10.0
+    assert (ours - expected).abs().max() < 1e-4
+    if getattr(shape, "sliding", ()):
+        model.config.sliding_window = 120
+        assert (model(input_ids=tokens).logits - expected).abs().max() > 1.0
+    # As far as a window reaches; beyond it the engine's masks are its step's.
+    assert (_engine_logits(name, tokens[:, :48]) - expected[:, :48]).abs().max() < 1e-4
+
+
+@torch.inference_mode()
+def test_bundled_layers_say_what_transformers_own_say(monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    from transformers import AutoModelForCausalLM
+    from transformers.cache_utils import MtpCache
+    from transformers.modeling_layers import MtpModel
+
+    recipe = RECIPES["deepseek-mini"]
+    model = AutoModelForCausalLM.from_pretrained(CHECKPOINTS / recipe.name, dtype=torch.float32)
+    # transformers knows the bundled layer of the published model alone by its number.
+    model._keys_to_ignore_on_load_unexpected = [r"model\.layers\.4.*", r"model\.layers\.5.*"]
+    bundled = MtpModel.from_pretrained(model)
+    net = read_net(CHECKPOINTS / recipe.name, recipe, torch.device("cpu"))
+    assert isinstance(net, DeepseekNet)
+    tokens = torch.randint(2, 768, (1, 40), generator=torch.Generator().manual_seed(1))
+    final = net(tokens, aux=(FINAL,))[1]
+    assert final is not None
+    assert (final - model.model(input_ids=tokens).last_hidden_state).abs().max() < 1e-4
+    ids, logits, _ = bundled(
+        input_ids=tokens[:, 1:],
+        last_hidden_states=final[:, :-1],
+        attention_mask=torch.ones(1, 39, dtype=torch.int64),
+        position_ids=torch.arange(1, 40)[None],
+        mtp_cache=MtpCache(config=model.config.get_mtp_config()),
+    )
+    draft, states = RotatedDraft([net.bundled(0), net.bundled(1)], tokens[0].tolist(), final[0]), []
+    for depth in range(2):
+        state, ours = draft.after(39, [tuple(ids[0, :depth].tolist())], [states])
+        assert (ours[0] - logits[0, depth]).abs().max() < 1e-4
+        states.append(state[0])
+
+
+@pytest.mark.parametrize("name", MODELS)
+@torch.inference_mode()
+def test_decoding_with_a_cache_is_decoding_without(name):
+    net = read_net(CHECKPOINTS / name, RECIPES[name], torch.device("cpu"))
+    tokens = torch.randint(2, 768, (2, 70), generator=torch.Generator().manual_seed(3))
+    whole, _ = net(tokens)
+    cache = Cache(70)
+    parts = [net(tokens[:, :50], cache)[0], *(net(tokens[:, i : i + 1], cache)[0] for i in range(50, 70))]
+    assert (torch.cat(parts, 1) - whole).abs().max() < 1e-4
+
+
+def _engine_logits(name, tokens):
+    from specmatrix.engine.device.pool import KVPool
+    from specmatrix.engine.models.loader import load_target
+
+    model = load_target(CHECKPOINTS / name, "cpu", torch.float32)
+    rows, width = tokens.shape
+    pool = KVPool(model.kv, rows * width + 1, 1, torch.float32, "cpu")
+    slots = 1 + torch.arange(rows * width).view(rows, width)
+    bias = torch.full((width, width), float("-inf")).triu(1).expand(rows, 1, width, width)
+    positions = torch.arange(width).expand(rows, width)
+    return model.logits(model.forward(tokens, positions, StepAttention(pool, slots, slots, bias))[0])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_cards_tell_parameters_data_and_recipe(name):
+    known, recipe = card.read(CHECKPOINTS / name), RECIPES[name]
+    tensors = load_file(CHECKPOINTS / name / "model.safetensors")
+    others = ("d2t", "t2d", "e_score_correction_bias", *(f"{at}{copy}" for at in BUNDLED for copy in COPIES))
+    assert known.parameters == sum(t.numel() for key, t in tensors.items() if not key.endswith(others))
+    assert known.data_hash == data_hash(DATA)
+    assert known.training["steps"] == recipe.fit.steps == known.recipe["fit"]["steps"]
+    assert known.recipe["data"]["test_mix"] == list(DATA.test_mix)
+    # Older cards lack what later recipes added; what they say must be what the recipe says.
+    plain = recipe_of(recipe, DATA)
+    assert all(plain["shape"][key] == value for key, value in known.recipe["shape"].items())
+
+
+@pytest.mark.parametrize(
+    ("name", "share", "line"),
+    [
+        ("llama-mini", 0.831, "accuracy test: 83.1% of 1000 [80.7%, 85.3%]"),
+        ("qwen3-mini", 0.86, "accuracy test: 86.0% of 1000 [83.7%, 88.0%]"),
+        ("deepseek-mini", 0.662, "accuracy test: 66.2% of 1000 [63.2%, 69.1%]"),
+    ],
+)
+def test_the_targets_err_but_not_much(name, share, line):
+    known = card.read(CHECKPOINTS / name)
+    assert 0.60 <= known.accuracy["test"]["share"] == share <= 0.95
+    assert known.accuracy["test"]["total"] == DATA.test_problems
+    assert known.accuracy["heldout"]["share"] > 0
+    assert line in "\n".join(card.lines(known))
+
+
+@pytest.mark.parametrize("name", [name for target in DRAFTS.values() for name in target.values()])
+def test_drafts_pay_and_are_not_perfect(name):
+    lengths = card.read(CHECKPOINTS / name).acceptance["length"]
+    for steps, least in {"1": 1.88, "3": 3.2, "5": 4.0, "7": 4.5}.items():
+        assert least <= lengths.get(steps, 8.0) and lengths.get(steps, 0.0) < int(steps) + 0.98
+
+
+def test_shapes_differ_wherever_a_layout_allows_it():
+    for target, drafts in DRAFTS.items():
+        for name in set(drafts.values()) - {target}:
+            ours, theirs = RECIPES[name], RECIPES[target].shape
+            assert ours.shape.intermediate != theirs.intermediate and ours.shape.heads != theirs.heads
+            assert isinstance(theirs, LatentShape) or ours.shape.layers != theirs.layers
+    assert len({RECIPES[target].shape.hidden for target in DRAFTS}) == len(DRAFTS)
+
+
+def test_heads_without_a_vocabulary_of_their_own_bring_no_embedding_and_no_head():
+    layer = [f"self_attn.{each}_proj" for each in "qkvo"] + [f"mlp.{each}_proj" for each in ("gate", "up", "down")]
+    norms = ["input_layernorm", "post_attention_layernorm"]
+    normed = [*layer, *norms]
+    expected = {
+        "llama-mini-eagle": ["fc", *(f"layers.0.{each}" for each in [*layer, norms[1]])],
+        "qwen3-mini-eagle3": [
+            "fc",
+            "norm",
+            *(f"midlayer.{each}" for each in [*normed, "hidden_norm"]),
+            *(f"layers.1.{each}" for each in normed),
+        ],
+        "llama-mini-dflash": [
+            *("fc", "norm", "hidden_norm"),
+            *(f"layers.{i}.{each}" for i in (0, 1) for each in [*normed, "self_attn.q_norm", "self_attn.k_norm"]),
+        ],
+    }
+    for name, names in expected.items():
+        tensors = load_file(CHECKPOINTS / name / "model.safetensors")
+        assert set(tensors) == {f"{each}.weight" for each in names}
+        assert {tensor.dtype for tensor in tensors.values()} == {torch.float16}
+
+
+def test_deepseeks_checkpoint_is_that_of_the_published_model():
+    tensors = load_file(CHECKPOINTS / "deepseek-mini" / "model.safetensors")
+    shape = RECIPES["deepseek-mini"].shape
+    assert isinstance(shape, LatentShape)
+    assert "model.layers.0.mlp.gate_proj.weight" in tensors and "model.layers.0.mlp.gate.weight" not in tensors
+    for index in (1, 2, 3, 4, 5):
+        at = f"model.layers.{index}."
+        bias = tensors[f"{at}mlp.gate.e_score_correction_bias"]
+        assert bias.dtype == torch.float32 and bias.abs().max() > 0.01
+        assert tensors[f"{at}mlp.experts.7.down_proj.weight"].shape == (shape.hidden, shape.expert_intermediate)
+        assert tensors[f"{at}self_attn.kv_a_proj_with_mqa.weight"].shape == (32 + 16, shape.hidden)
+    for at in BUNDLED:
+        assert torch.equal(tensors[f"{at}shared_head.head.weight"], tensors["lm_head.weight"])
+        assert torch.equal(tensors[f"{at}embed_tokens.weight"], tensors["model.embed_tokens.weight"])
+        assert tensors[f"{at}eh_proj.weight"].shape == (shape.hidden, 2 * shape.hidden)

@@ -1,0 +1,84 @@
+import re
+from dataclasses import replace
+
+import pytest
+
+from specmatrix.matrix.cells.cell import CORPUS
+from specmatrix.matrix.zoo.evaluate import corpus_rows, split_rows
+from specmatrix.matrix.zoo.gsm_mini import is_test, problem, problems, prompt_of, write_corpus, write_jsonl
+from specmatrix.matrix.zoo.ranges import LEVELS
+from specmatrix.matrix.zoo.recipes import DATA
+from specmatrix.matrix.zoo.registry import CORPUS_FILE, resolve_path
+from specmatrix.matrix.zoo.registry import HELDOUT as HELDOUT_FILE
+from specmatrix.matrix.zoo.registry import TEST as TEST_FILE
+from specmatrix.matrix.zoo.templates import HELDOUT, TRAINED
+
+pytestmark = pytest.mark.register(est_seconds=5, tier="cpu", stage="pr")
+
+ANNOTATION = re.compile(r"<<([^=<>]+)=(\d+)>>")
+
+
+def test_the_data_files_are_what_the_generator_makes(tmp_path):
+    for split, file in (("test", TEST_FILE), ("heldout", HELDOUT_FILE)):
+        write_jsonl(tmp_path / "made.jsonl", split_rows(DATA, split))
+        assert (tmp_path / "made.jsonl").read_bytes() == file.read_bytes()
+
+
+def test_the_corpus_is_what_the_generator_makes_and_holds_no_test_question(tmp_path):
+    rows = corpus_rows(DATA)
+    write_corpus(tmp_path / "corpus.jsonl", rows)
+    assert (tmp_path / "corpus.jsonl").read_bytes() == CORPUS_FILE.read_bytes()
+    assert len(rows) > 50 and not any(is_test(row.question) for row in rows)
+    assert resolve_path(CORPUS) == CORPUS_FILE
+
+
+def test_a_problem_depends_on_seed_split_and_index_alone():
+    first = [problem(5, "train", index, DATA.mix) for index in range(30)]
+    again = [problem(5, "train", index, DATA.mix) for index in reversed(range(30))]
+    assert first == again[::-1]
+    assert first != [problem(6, "train", index, DATA.mix) for index in range(30)]
+
+
+def test_no_question_is_in_two_splits_and_none_is_repeated():
+    test = {row.question for row in split_rows(DATA, "test")}
+    train = {problem(DATA.seed, "train", index, DATA.mix).question for index in range(3000)}
+    assert len(test) == DATA.test_problems
+    assert all(is_test(question) for question in test)
+    assert not any(is_test(question) for question in train)
+
+
+def test_held_out_templates_are_not_trained_on():
+    names = [template.name for template in TRAINED + HELDOUT]
+    phrasings = [text for template in TRAINED + HELDOUT for text in template.questions]
+    assert len(TRAINED) >= 60
+    assert len(set(names)) == len(names)
+    assert len(set(phrasings)) == len(phrasings)
+    assert {row.template for row in split_rows(DATA, "heldout")} <= {template.name for template in HELDOUT}
+
+
+@pytest.mark.parametrize("level", range(LEVELS))
+def test_every_annotation_is_right_and_the_last_one_is_the_answer(level):
+    mix = [float(level == each) for each in range(LEVELS)]
+    for split in ("train", "heldout"):
+        for row in problems(1, split, 150, mix):
+            found = ANNOTATION.findall(row.answer)
+            assert 1 <= len(found) == row.steps <= 6, row
+            for expression, value in found:
+                assert re.fullmatch(r"[\d+\-*/]+", expression)
+                assert eval(expression) == int(value), row
+            assert row.answer.endswith(f"\n#### {found[-1][1]}")
+            assert row.level == level
+
+
+def test_an_unknown_split_is_refused_with_the_allowed_ones():
+    with pytest.raises(ValueError, match="split is 'dev'; allowed: train, test, heldout"):
+        problem(1, "dev", 0, DATA.mix)
+
+
+def test_the_prompt_is_that_of_the_gsm8k_task():
+    assert prompt_of("Why?") == "Question: Why?\nAnswer:"
+
+
+def test_the_mix_moves_the_levels():
+    easy = replace(DATA, test_mix=(1.0, 0, 0, 0, 0, 0), test_problems=20)
+    assert {row.level for row in split_rows(easy, "test")} == {0}

@@ -1,0 +1,147 @@
+import json
+from itertools import accumulate, pairwise
+
+import pytest
+import torch
+
+from specmatrix.matrix.zoo.oracle import (
+    ADAPTING,
+    PROMPTS,
+    Proposals,
+    accept_lengths,
+    account,
+    covered_shapes,
+    questions,
+    reach,
+    tree_paths,
+)
+from specmatrix.matrix.zoo.oracle_drafts import DRAFTS, LAYERS, SINGLE, is_layered
+from specmatrix.matrix.zoo.recipes import RECIPES, LatentShape
+from specmatrix.matrix.zoo.registry import oracle_file
+
+pytestmark = pytest.mark.register(est_seconds=6, tier="cpu", stage="pr")
+
+
+class Scripted:
+    """Fixed probabilities of the next token, whatever came before: 0.5, 0.3, 0.2 for tokens 0, 1, 2."""
+
+    def after(self, known, paths, states):
+        return torch.zeros(len(paths), 1), torch.tensor([[0.5, 0.3, 0.2]]).log().expand(len(paths), 3)
+
+    def to_target(self, index):
+        return index
+
+
+def test_a_tree_takes_the_best_products_of_all_steps():
+    # Products: 0: .5, 1: .3, 00: .25, 01: .15, 10: .15, 11: .09; of the tie the lower candidate id is kept.
+    proposals = Proposals(Scripted())
+    assert tree_paths(proposals, 5, (2, 2, 5)) == {(0,), (1,), (0, 0), (0, 1)}
+    assert tree_paths(proposals, 5, (2, 2, 3)) == {(0,), (1,)}
+    assert tree_paths(proposals, 5, (3, 1, 4)) == {(0,), (0, 0), (0, 0, 0)}
+
+
+def test_reach_counts_the_drafts_in_a_row_that_are_right_from_every_place():
+    tokens = [7, 7, 9, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0]
+    assert reach(Proposals(Scripted()), tokens, 2) == [2, 1, 0, 7, 7]
+
+
+def test_rounds_count_matches_and_the_bonus_to_the_end():
+    # The prefill emitted 9. 0 0 match and 2 is the bonus; then nothing matches; then 0 0 and a bonus.
+    tokens = [7, 7, 9, 0, 0, 2, 2, 0, 0, 0]
+    assert accept_lengths(Proposals(Scripted()), tokens, 2, 6, (2, 1, 3)) == [3, 1, 3]
+
+
+SAMPLE = {
+    "standalone": [(2, 1, 3), (2, 2, 4)],
+    "eagle": [(2, 1, 3), (2, 2, 4)],
+    "eagle3": [(2, 1, 3), (2, 2, 4)],
+    "dflash": [(1, 1, 4), (1, 1, 6)],
+    "nextn": [(2, 1, 3), (3, 1, 4), (2, 2, 4)],
+    SINGLE: [(2, 1, 3)],
+}
+
+
+@pytest.mark.parametrize("target", DRAFTS)
+def test_the_stored_file_is_what_the_account_gives(target):
+    stored = json.loads(oracle_file(target).read_text())
+    chosen = min(range(PROMPTS), key=lambda index: len(stored["continuations"][index]))
+    fresh = account(target, [questions()[chosen]], {algorithm: SAMPLE[algorithm] for algorithm in DRAFTS[target]})
+    assert fresh["continuations"] == [stored["continuations"][chosen]]
+    assert fresh["reach"] == {name: [prompts[chosen]] for name, prompts in stored["reach"].items()}
+    assert fresh["logprobs"][0] == pytest.approx(stored["logprobs"][chosen], abs=2e-5)
+    for algorithm, wanted in fresh["acceptance"].items():
+        for shape, rounds in wanted.items():
+            assert rounds == [stored["acceptance"][algorithm][shape][chosen]]
+
+
+@pytest.mark.parametrize("target", DRAFTS)
+def test_the_reach_gives_the_rounds_of_every_chain(target):
+    """Worked out apart from each other: a round of S steps accepts the reach of its place, or S."""
+    stored = json.loads(oracle_file(target).read_text())
+    assert set(stored["reach"]) == set(DRAFTS[target]) & set(ADAPTING)
+    for drafter, prompts in stored["reach"].items():
+        shapes = [shape for shape in stored["acceptance"][drafter] if shape.split("/")[1] == "1"]
+        assert drafter == SINGLE or len(shapes) >= 5
+        for shape in shapes:
+            steps = int(shape.split("/")[0])
+            for places, rounds in zip(prompts, stored["acceptance"][drafter][shape], strict=True):
+                starts = [0, *accumulate(rounds)][:-1]
+                assert rounds == [min(places[start], steps) + 1 for start in starts]
+
+
+@pytest.mark.parametrize("target", DRAFTS)
+def test_the_stored_file_covers_what_cells_may_ask_for(target):
+    stored = json.loads(oracle_file(target).read_text())["acceptance"]
+    shapes = covered_shapes(target)
+    assert {name: {"/".join(map(str, shape)) for shape in each} for name, each in shapes.items()} == {
+        name: set(each) for name, each in stored.items()
+    }
+    assert (7, 1, 8) in shapes["standalone" if target != "deepseek-mini" else "nextn"]
+
+
+def test_every_locked_cell_with_a_draft_of_the_zoo_is_covered():
+    from specmatrix.engine.core.config.resolve import resolve
+    from specmatrix.engine.core.errors import ConfigError
+    from specmatrix.matrix.cells.model_facts import zoo_facts
+    from specmatrix.matrix.cover.lockfile import STAGES, stage_cells
+
+    known, seen = {target: covered_shapes(target) for target in DRAFTS}, 0
+    for cell in stage_cells(STAGES[-1]):
+        shapes = known[cell.target]
+        if cell.algorithm not in shapes:
+            continue
+        try:
+            resolved = resolve(cell.config(), zoo_facts(cell))
+        except ConfigError:
+            continue
+        seen += 1
+        assert (resolved.num_steps, resolved.topk, resolved.num_draft_tokens) in shapes[cell.algorithm], cell.id
+    assert seen > 50
+
+
+def test_wider_trees_of_the_same_beams_never_need_more_rounds_in_all():
+    stored = json.loads(oracle_file("llama-mini").read_text())["acceptance"]["standalone"]
+    for narrow, wide in pairwise(["2/4/6", "2/4/8", "2/4/16"]):
+        assert sum(map(len, stored[wide])) <= sum(map(len, stored[narrow]))
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+@pytest.mark.parametrize("topk", [1, 2])
+def test_a_layer_drafts_each_step_where_the_engine_resolves_so(steps, topk):
+    from specmatrix.engine.core.config.asked import EngineConfig
+    from specmatrix.engine.core.config.resolve import resolve
+    from specmatrix.matrix.cells.model_facts import model_facts
+
+    shape = RECIPES["deepseek-mini"].shape
+    assert isinstance(shape, LatentShape) and shape.bundled == LAYERS
+    config = EngineConfig(
+        "deepseek-mini",
+        "NEXTN",
+        None,
+        speculative_num_steps=steps,
+        speculative_eagle_topk=topk,
+        speculative_num_draft_tokens=3 if topk == 2 else "auto",
+    )
+    resolved = resolve(config, model_facts("deepseek-mini"))
+    chosen = (resolved.num_steps, resolved.topk, resolved.num_draft_tokens)
+    assert resolved.enable_multi_layer_eagle == is_layered("nextn", chosen)

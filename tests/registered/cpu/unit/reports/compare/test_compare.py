@@ -1,0 +1,316 @@
+"""The states of cells, one by one, through compare() on reports on disk."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+import specmatrix.reports.load
+from specmatrix.reports.codec import encode_cell
+from specmatrix.reports.compare import Acknowledgement, State, compare, comparison_json
+from specmatrix.reports.compare.compare import comparison_record
+from specmatrix.reports.load import load
+from specmatrix.reports.schema import GateResult, Reason, ReportError, Waiver
+
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+
+ACCEPTED = "the fallback is wanted until the tree gates are green"
+
+
+def only(comparison):
+    assert len(comparison.changes) == 1
+    return comparison.changes[0]
+
+
+def test_identical_reports_are_the_same(against, make_cell):
+    comparison = against([make_cell("a", seconds=1)], [make_cell("a", seconds=2)])
+    assert comparison_json(comparison) == {
+        "schema": 1,
+        "verdict": "green",
+        "reasons": [],
+        "states": {
+            "REGRESSED": 0, "IMPROVED": 0, "SAME": 1, "UNKNOWN": 0, "NOT COMPARABLE": 0, "NEW": 0, "LOST": 0,
+            "REWRITTEN": 0, "INFRA": 0,
+        },
+    }  # fmt: skip
+    assert comparison.changes == ()
+
+
+@pytest.mark.parametrize("state", ["FAIL", "NOT MEASURED"])
+def test_a_gate_that_turns_red_is_regressed(against, gated, state):
+    comparison = against([gated("lossless")], [gated("lossless", state, message="3 tokens differ")])
+    change = only(comparison)
+    assert (change.state, change.red) == (State.REGRESSED, True)
+    assert change.why == f"lossless PASS -> {state}: 3 tokens differ"
+    assert change.repro == "specmatrix run --cells id=a"
+    assert comparison.verdict == "red"
+    assert comparison.reasons == ("1 cell regressed",)
+
+
+def test_a_new_gate_that_is_red_is_regressed(against, make_cell):
+    head = make_cell("a", state="FAIL", gates=(*make_cell().gates, GateResult("finish", "FAIL", {}, None, "late")))
+    assert only(against([make_cell("a")], [head])).why == "finish not run -> FAIL: late"
+
+
+def test_a_new_gate_that_is_green_changes_nothing(against, make_cell):
+    head = make_cell("a", gates=(*make_cell().gates, GateResult("finish", "PASS")))
+    comparison = against([make_cell("a")], [head])
+    assert (comparison.counts[State.SAME], comparison.changes) == (1, ())
+
+
+def test_a_gate_that_no_longer_runs_is_regressed(against, make_cell):
+    change = only(against([make_cell("a")], [make_cell("a", gates=make_cell().gates[:1])]))
+    assert (change.state, change.why) == (
+        State.REGRESSED,
+        "lossless PASS -> not run: head does not run this gate",
+    )
+
+
+def test_a_cell_that_fails_without_a_gate_is_regressed(against, make_cell):
+    change = only(against([make_cell("a")], [make_cell("a", state="FAIL", error="no answer")]))
+    assert (change.state, change.why) == (State.REGRESSED, "PASS before, FAIL now: no answer")
+
+
+def test_a_waiver_takes_the_red_and_leaves_the_state(against, gated):
+    waived = gated("lossless", "FAIL", waived=Waiver("known", "2026-12-31"))
+    comparison = against([gated("lossless")], [waived])
+    change = only(comparison)
+    assert (change.state, change.red, change.excused) == (State.REGRESSED, False, "waived until 2026-12-31: known")
+    assert comparison.verdict == "green"
+    expired = replace(waived, waived=Waiver("known", "2026-08-31"))
+    assert against([gated("lossless")], [expired]).verdict == "red"
+
+
+def test_red_on_both_sides_is_the_same_and_says_so(against, gated):
+    comparison = against([gated("lossless", "FAIL")], [gated("lossless", "FAIL", seconds=9)])
+    assert (comparison.counts[State.SAME], comparison.verdict) == (1, "green")
+    assert comparison.still_red == ("a",)
+    other = against([gated("lossless", "FAIL")], [gated("lossless", "FAIL", message="other words")])
+    assert (other.counts[State.SAME], other.still_red) == (1, ("a",))
+
+
+def test_red_on_one_side_is_not_still_red(against, gated):
+    assert against([gated("lossless")], [gated("lossless", "FAIL")]).still_red == ()
+    assert against([gated("lossless", "FAIL")], [gated("lossless")]).still_red == ()
+
+
+def test_what_is_red_comes_first(against, make_cell):
+    base = [make_cell("a"), make_cell("b"), make_cell("c", state="FAIL", gates=())]
+    head = [make_cell("0new"), make_cell("b", state="FAIL", error="x"), make_cell("c", gates=())]
+    changes = against(base, head).changes
+    assert [(change.id, change.red) for change in changes] == [("b", True), ("a", True), ("0new", False), ("c", False)]
+
+
+@pytest.mark.parametrize("state", ["FAIL", "NOT MEASURED"])
+def test_a_gate_that_turns_green_is_improved(against, gated, state):
+    change = only(against([gated("lossless", state)], [gated("lossless")]))
+    assert (change.state, change.red, change.why) == (State.IMPROVED, False, f"lossless {state} -> PASS")
+
+
+def test_infra_is_red_and_no_verdict_about_the_code(against, make_cell):
+    head = make_cell("a", state="INFRA", gates=(), error="no space on the machine")
+    comparison = against([make_cell("a")], [head])
+    assert only(comparison).state is State.INFRA
+    assert only(comparison).why == "the machine failed: no space on the machine"
+    assert comparison.reasons == ("1 cell could not be judged because the machine failed",)
+    assert only(against([], [head])).state is State.INFRA
+
+
+def test_infra_in_base_is_unknown(against, make_cell):
+    comparison = against([make_cell("a", state="INFRA", gates=())], [make_cell("a")])
+    assert only(comparison).why == "base could not run this cell; it is PASS in head"
+    assert (only(comparison).state, comparison.verdict) == (State.UNKNOWN, "green")
+
+
+def test_infra_in_base_and_red_in_head_is_regressed(against, make_cell, gated):
+    comparison = against([make_cell("a", state="INFRA", gates=())], [gated("lossless", "FAIL")])
+    assert (only(comparison).state, comparison.verdict) == (State.REGRESSED, "red")
+
+
+def test_lost_cells_are_red_until_acknowledged(against, make_cell):
+    both, lost = make_cell("kept"), make_cell("eagle3.k16")
+    comparison = against([both, lost], [both])
+    assert (only(comparison).state, only(comparison).red) == (State.LOST, True)
+    assert comparison.reasons == ("1 cell lost without an acknowledgement",)
+    accepted = Acknowledgement("lost", "eagle3.k*", "k16 costs too much", "2026-12-31")
+    comparison = against([both, lost], [both], [accepted])
+    assert (comparison.verdict, only(comparison).excused) == ("green", "k16 costs too much")
+    assert comparison.unused == ()
+    late = replace(accepted, expiry="2026-08-31")
+    assert against([both, lost], [both], [late]).verdict == "red"
+
+
+def test_acknowledgements_of_nothing_are_listed(against, make_cell):
+    idle = Acknowledgement("lost", "eagle3.*", "was removed", "2026-12-31")
+    assert against([make_cell("a")], [make_cell("a")], [idle]).unused == ("lost eagle3.*",)
+
+
+def test_new_cells_are_green_or_red_by_themselves(against, make_cell, gated):
+    green = against([], [make_cell("a")])
+    assert (only(green).state, green.verdict) == (State.NEW, "green")
+    red = against([], [gated("lossless", "FAIL", message="x")])
+    assert (only(red).state, red.reasons) == (State.NEW, ("1 cell new and red",))
+
+
+def moved(make_cell, **changes: object):
+    resolved = {**(make_cell().resolved or {}), "spec_version": "v1", "lag": 0}
+    reason = Reason("spec_version", "v1", "trees run on v1")
+    return make_cell("a", resolved=resolved, reasons=(reason,), **changes)
+
+
+def test_another_path_is_rewritten_and_red_until_acknowledged(against, make_cell):
+    comparison = against([make_cell("a")], [moved(make_cell)])
+    assert only(comparison).state is State.REWRITTEN
+    assert only(comparison).why == "resolves to spec_version=v1 instead of v2: trees run on v1"
+    assert comparison.reasons == (
+        "1 cell rewritten without an acknowledgement",
+        "spec_version: v2 -> v1 in 1 cell is not acknowledged",
+    )
+    accepted = Acknowledgement("rewrite", "spec_version: v2 -> v1", ACCEPTED, "2026-12-31")
+    comparison = against([make_cell("a")], [moved(make_cell)], [accepted])
+    assert (comparison.verdict, only(comparison).state, only(comparison).excused) == (
+        "green",
+        State.REWRITTEN,
+        ACCEPTED,
+    )
+
+
+def test_a_path_without_a_reason_says_so(against, make_cell):
+    change = only(against([make_cell("a")], [replace(moved(make_cell), reasons=())]))
+    assert change.why.endswith("instead of v2: the engine gives no reason")
+
+
+def test_a_new_rewrite_is_rewritten(against, make_cell, rewritten):
+    comparison = against([make_cell("a")], [rewritten("a")])
+    assert only(comparison).why == "rewritten, num_draft_tokens: 6 -> 4: a chain verifies steps + 1 tokens"
+    assert comparison.verdict == "red"
+
+
+def test_where_the_checkpoints_lie_is_no_path(against, make_cell):
+    elsewhere = {**(make_cell().resolved or {}), "model_path": "/other", "random_seed": 3}
+    comparison = against([make_cell("a")], [make_cell("a", resolved=elsewhere)])
+    assert (comparison.counts[State.SAME], comparison.changes) == (1, ())
+
+
+def test_a_cell_that_asks_for_something_else_is_rewritten(against, make_cell):
+    other = make_cell("a", requested={**make_cell().requested, "spec_version": "v2"})
+    change = only(against([make_cell("a")], [other]))
+    assert change.state is State.REWRITTEN
+    assert change.path[0].signature() == "asked spec_version: absent -> v2"
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+def test_refused_and_running_are_different_paths(against, make_cell, backwards):
+    pair = [make_cell("a")], [make_cell("a", resolved=None, error="topk 4 needs v1")]
+    comparison = against(*reversed(pair)) if backwards else against(*pair)
+    signature = "launch: refused -> runs" if backwards else "launch: runs -> refused"
+    assert only(comparison).path[0].signature() == signature
+    assert only(comparison).path[0].because == "topk 4 needs v1"
+
+
+def test_a_red_gate_counts_more_than_a_rewrite(against, make_cell):
+    red = (GateResult("ledger", "PASS"), GateResult("lossless", "FAIL", {}, None, "x"))
+    change = only(against([make_cell("a")], [moved(make_cell, state="FAIL", gates=red)]))
+    assert change.state is State.REGRESSED
+    assert change.path[0].signature() == "spec_version: v2 -> v1"
+
+
+def test_other_axes_under_one_id_are_not_comparable(against, make_cell):
+    change = only(against([make_cell("a")], [make_cell("a", axes={"topk": "1"})]))
+    assert (change.state, change.why) == (
+        State.NOT_COMPARABLE,
+        "the two reports mean different axis values by this id",
+    )
+
+
+@pytest.mark.parametrize("head_header", [{"data_hash": "other"}, {"zoo_hash": "other"}])
+def test_other_prompts_or_models_are_not_comparable(against, gated, make_cell, head_header):
+    facts = make_cell("facts", gates=(GateResult("ledger", "PASS"),))
+    comparison = against(
+        [gated("accuracy", "PASS", {"accuracy": 0.95, "n": 400}), facts],
+        [gated("accuracy", "PASS", {"accuracy": 0.8, "n": 400}), facts],
+        head_header=head_header,
+    )
+    assert only(comparison).state is State.NOT_COMPARABLE
+    assert only(comparison).why == "accuracy: an input differs"
+    assert comparison.counts[State.SAME] == 1
+    assert comparison.verdict == "green"
+
+
+def test_red_under_other_prompts_is_not_comparable_and_red(against, gated):
+    comparison = against([gated("lossless")], [gated("lossless", "FAIL", message="x")], head_header={"data_hash": "o"})
+    assert (only(comparison).state, only(comparison).red) == (State.NOT_COMPARABLE, True)
+    assert comparison.reasons == ("1 cell red in head and not comparable with base",)
+
+
+def test_facts_about_the_engine_stay_comparable(against, gated):
+    comparison = against([gated("ledger")], [gated("ledger", "FAIL", message="a leak")], head_header={"data_hash": "o"})
+    assert only(comparison).state is State.REGRESSED
+
+
+def test_the_first_divergence_is_shown(against, gated):
+    numbers = {"tokens": 9, "first_divergence": "prompt 2, token 9"}
+    assert (
+        only(against([gated("lossless")], [gated("lossless", "FAIL", numbers)])).first_divergence == "prompt 2, token 9"
+    )
+
+
+def test_the_specimen_defect_is_named_in_words(tmp_path, specimen, write_report):
+    base = load(write_report(tmp_path / "base", specimen().cells()))
+    head = load(write_report(tmp_path / "head", specimen(stride=True).cells()))
+    comparison = compare(base, head)
+    assert [factor.text for factor in comparison.factors] == [
+        "red at topk > 1 x spec_version=v2 x batch != single: 16 of 16 failing cells, 0 of 64 passing"
+    ]
+    assert {change.state for change in comparison.changes} == {State.REGRESSED}
+
+
+def test_a_change_of_policy_is_named_in_words(tmp_path, specimen, write_report):
+    base = load(write_report(tmp_path / "base", specimen().cells()))
+    head = load(write_report(tmp_path / "head", specimen(policy="v1").cells()))
+    comparison = compare(base, head)
+    assert comparison.counts[State.REWRITTEN] == 14
+    assert comparison.counts[State.SAME] == 66
+    assert [row.signature for row in comparison.rewrites] == ["spec_version: v2 -> v1"]
+    assert [(row.field, row.base, row.head, len(row.cells)) for row in comparison.choices] == [
+        ("spec_version", "v2", "v1", 14)
+    ]
+
+
+def test_unchanged_cells_are_not_parsed(tmp_path, specimen, write_report, monkeypatch):
+    monkeypatch.setattr(specmatrix.reports.load, "EAGER_BYTES", 100)
+    cells = specimen().cells()
+    base = load(write_report(tmp_path / "base", cells))
+    head = load(write_report(tmp_path / "head", [replace(cells[0], error="x"), *cells[1:]]))
+    assert compare(base, head).counts[State.SAME] == 80
+    for report in (base, head):
+        assert {*report._parsed, *report._axes} == {cells[0].id}
+
+
+def test_a_broken_line_that_matters_is_named(tmp_path, make_cell, write_report, monkeypatch):
+    monkeypatch.setattr(specmatrix.reports.load, "EAGER_BYTES", 100)
+    base = load(write_report(tmp_path / "base", [make_cell("a"), make_cell("b")]))
+    directory = write_report(tmp_path / "head", [make_cell("a"), make_cell("b")])
+    text = (directory / "report.jsonl").read_text()
+    good = encode_cell(make_cell("b"))
+    (directory / "report.jsonl").write_text(text.replace(good, good.replace('"gates":[', '"gates":[[')))
+    with pytest.raises(ReportError, match=r"head/report.jsonl, line 3: broken at column"):
+        compare(base, load(directory))
+
+
+def test_the_record_holds_everything_as_json(tmp_path, specimen, write_report):
+    base = load(write_report(tmp_path / "base", specimen().cells()))
+    head = load(write_report(tmp_path / "head", specimen(stride=True, policy="v1").cells()))
+    record = json.loads(json.dumps(comparison_record(compare(base, head))))
+    assert list(record)[:4] == ["schema", "verdict", "reasons", "states"]
+    assert len(record["changes"]) == sum(record["states"].values()) - record["states"]["SAME"]
+    assert {"coverage", "rewrites", "choices", "factors", "thresholds", "waivers", "mismatches"} <= set(record)
+
+
+def test_other_stages_are_named_before_what_they_lack(against, make_cell):
+    cells = [make_cell("a"), make_cell("b")]
+    comparison = against(cells, cells[:1], head_header={"stage": "smoke"})
+    assert comparison.reasons == (
+        "the stages differ, base ran pr and head smoke", "1 cell lost without an acknowledgement",
+    )  # fmt: skip
+    assert against(cells[:1], cells, base_header={"stage": "smoke"}).verdict == "green"

@@ -1,0 +1,250 @@
+"""Effects of single cells, the edges of the rules that judge them, and the states that they give cells."""
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from specmatrix.reports.compare import State
+from specmatrix.reports.compare.cell_state import Effect
+from specmatrix.reports.compare.evidence import effects, is_bounded, judge
+from specmatrix.reports.schema import GateResult, ReportError
+
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+
+
+@pytest.fixture
+def effect_of(make_cell):
+    """The only effect between two sets of numbers of one gate, or None."""
+
+    def find(gate, base, head, base_interval=None, head_interval=None, states=("PASS", "PASS")):
+        old = make_cell("a", gates=(GateResult(gate, states[0], base, base_interval),))
+        new = make_cell("a", gates=(GateResult(gate, states[1], head, head_interval),))
+        found = effects(old, new, ())
+        assert len(found) <= 1
+        return found[0] if found else None
+
+    return find
+
+
+def made(change, p_loss=0.5, p_gain=0.5, low=0.0, gate="acceptance"):
+    return Effect(gate, 3.0, 3.0, change, (low, 0.1), p_loss, p_gain, "prompts")
+
+
+def test_two_intervals_make_one_effect(effect_of):
+    """Standard errors 0.1 and 0.1 of a base of 2.0: the change of 0.1 has a standard error of 7.07 %."""
+    half = 0.1 * 1.959964
+    effect = effect_of("acceptance", {"length": 2.0}, {"length": 2.1}, (2 - half, 2 + half), (2.1 - half, 2.1 + half))
+    assert effect.change == pytest.approx(0.05)
+    assert effect.interval == pytest.approx((0.05 - 0.13859, 0.05 + 0.13859), abs=1e-4)
+    assert effect.p_loss == pytest.approx(0.76025, abs=1e-4)
+    assert effect.p_gain == pytest.approx(0.23975, abs=1e-4)
+
+
+def test_an_interval_of_a_ratio_counts_in_units_of_its_reference(effect_of):
+    half = 0.1 * 1.959964
+    lengths = effect_of("acceptance", {"length": 2.0}, {"length": 2.1}, (2 - half, 2 + half), (2.1 - half, 2.1 + half))
+    base, head = ({"length": n, "reference": 4.0, "ratio": n / 4} for n in (2.0, 2.1))
+    ratios = [((n - half) / 4, (n + half) / 4) for n in (2.0, 2.1)]
+    assert effect_of("acceptance", base, head, *ratios).interval == pytest.approx(lengths.interval)
+
+
+def test_numbers_without_spread_are_certain(effect_of):
+    effect = effect_of("acceptance", {"length": 2.0}, {"length": 1.9}, (2.0, 2.0), (1.9, 1.9))
+    assert (effect.p_loss, effect.p_gain) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize("intervals", [(None, (1.9, 2.0)), ((1.9, 2.0), None), (None, None)])
+def test_numbers_without_intervals_are_no_evidence(effect_of, intervals):
+    assert effect_of("acceptance", {"length": 2.0}, {"length": 1.5}, *intervals) is None
+
+
+def test_equal_lengths_without_prompts_are_no_effect(effect_of):
+    assert effect_of("acceptance", {"length": 2.0}, {"length": 2.0, "extra": 1}, (1.9, 2.1), (1.8, 2.2)) is None
+
+
+@pytest.mark.parametrize(
+    ("rounds", "pairing"),
+    [
+        ([40.0, 31.0], "prompts"),
+        ([40.0], "intervals"),
+        ([40.0, 0.0], "intervals"),
+        ([40.0, "31"], "intervals"),
+        ("40 31", "intervals"),
+        ([40.0, 31.0, 22.0], "intervals"),
+    ],
+)
+def test_prompts_pair_only_if_both_sides_list_them(effect_of, rounds, pairing):
+    base = {"length": 3.0, "emitted": [120.0, 90.0], "rounds": [40.0, 30.0]}
+    head = {"length": 2.9, "emitted": [120.0, 90.0], "rounds": rounds}
+    effect = effect_of("acceptance", base, head, (2.9, 3.1), (2.8, 3.0))
+    assert effect.pairing == pairing
+
+
+def test_one_prompt_is_not_a_sample(effect_of):
+    one = {"length": 3.0, "emitted": [120.0], "rounds": [40.0]}
+    assert effect_of("acceptance", one, {**one, "length": 2.9, "rounds": [41.0]}, (2.9, 3.1), (2.8, 3.0)).pairing == (
+        "intervals"
+    )
+
+
+@pytest.mark.parametrize("states", [("NOT MEASURED", "PASS"), ("PASS", "NOT MEASURED")])
+def test_what_was_not_measured_is_not_compared(effect_of, states):
+    assert effect_of("accuracy", {"accuracy": 0.5, "n": 9}, {"accuracy": 0.4, "n": 9}, states=states) is None
+
+
+@pytest.mark.parametrize(
+    ("base", "head", "pairing"),
+    [("1100", "1000", "prompts"), ("1100", "10001", "intervals"), ("", "", "intervals"), ("1", "0", "prompts")],
+)
+def test_outcomes_pair_only_if_they_are_of_the_same_questions(effect_of, base, head, pairing):
+    effect = effect_of(
+        "accuracy", {"accuracy": 0.5, "n": 4, "outcomes": base}, {"accuracy": 0.25, "n": 4, "outcomes": head, "x": 1}
+    )
+    assert effect.pairing == pairing
+
+
+def test_equal_shares_without_outcomes_are_no_effect(effect_of):
+    assert effect_of("accuracy", {"accuracy": 0.5, "n": 4}, {"accuracy": 0.5, "n": 4, "lost": 1}) is None
+
+
+def test_incomparable_gates_have_no_effect(make_cell):
+    old = make_cell("a", gates=(GateResult("accuracy", "PASS", {"accuracy": 0.9, "n": 9}),))
+    new = make_cell("a", gates=(GateResult("accuracy", "PASS", {"accuracy": 0.1, "n": 9}),))
+    assert effects(old, new, {"accuracy"}) == ()
+    assert len(effects(old, new, {"acceptance"})) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "p_loss", "p_gain", "significant"),
+    [
+        (-0.01, 0.05, 0.95, "loss"),
+        (-0.0099, 0.0, 1.0, ""),
+        (-0.01, 0.051, 0.949, ""),
+        (0.01, 0.95, 0.05, "gain"),
+        (0.0099, 1.0, 0.0, ""),
+    ],
+)
+def test_an_effect_counts_if_it_is_sure_and_large_enough(change, p_loss, p_gain, significant):
+    assert [effect.significant for effect in judge([made(change, p_loss, p_gain)])] == [significant]
+
+
+@pytest.mark.parametrize(("low", "bounded"), [(-0.02, True), (-0.0201, False), (0.01, True)])
+def test_the_tolerance_bounds_the_loss(low, bounded):
+    assert is_bounded(made(0.0, low=low)) is bounded
+
+
+def accuracy(gated, outcomes, state="PASS"):
+    share = outcomes.count("1") / len(outcomes)
+    return gated("accuracy", state, {"accuracy": share, "n": len(outcomes), "outcomes": outcomes})
+
+
+def acceptance(gated, rounds, emitted=None):
+    emitted = emitted or [90.0 + index for index in range(len(rounds))]
+    numbers = {"length": sum(emitted) / sum(rounds), "emitted": emitted, "rounds": rounds}
+    return gated("acceptance", "PASS", numbers)
+
+
+RIGHT = "1" * 190 + "0" * 10
+
+
+def test_a_significant_loss_of_accuracy_is_regressed(against, gated):
+    worse = "0" * 8 + RIGHT[8:]
+    comparison = against([accuracy(gated, RIGHT)], [accuracy(gated, worse)])
+    change = comparison.changes[0]
+    assert (change.state, change.red, comparison.verdict) == (State.REGRESSED, True, "red")
+    effect = change.effects[0]
+    assert (effect.significant, effect.pairing) == ("loss", "prompts")
+    assert effect.change == pytest.approx(-0.04)
+    assert effect.p_loss == pytest.approx(1 / 256)
+
+
+def test_a_significant_gain_of_accuracy_is_improved(against, gated):
+    change = against([accuracy(gated, RIGHT)], [accuracy(gated, "1" * 198 + "00")]).changes[0]
+    assert (change.state, change.red) == (State.IMPROVED, False)
+
+
+def test_churn_in_many_questions_is_the_same_with_a_bound(against, gated):
+    base, head = "1" * 900 + "0" * 100, "0" + "1" * 900 + "0" * 99
+    change = against([accuracy(gated, base)], [accuracy(gated, head)]).changes[0]
+    assert change.state is State.SAME
+    assert change.bound == "accuracy loss below 0.4 pt"
+
+
+def test_churn_in_few_questions_is_unknown(against, gated):
+    change = against([accuracy(gated, "1" * 19 + "0")], [accuracy(gated, "0" + "1" * 18 + "0")]).changes[0]
+    assert (change.state, change.red) == (State.UNKNOWN, False)
+    assert change.why.endswith("; more samples would tell")
+    assert change.bound.startswith("accuracy loss below")
+
+
+ROUNDS = [30.0 + index % 5 for index in range(24)]
+
+
+def test_a_significant_loss_of_acceptance_is_regressed(against, gated):
+    slower = [rounds * 1.04 for rounds in ROUNDS]
+    change = against([acceptance(gated, ROUNDS)], [acceptance(gated, slower)]).changes[0]
+    assert change.state is State.REGRESSED
+    assert change.why.startswith("acceptance 3.")
+    assert change.effects[0].change == pytest.approx(1 / 1.04 - 1)
+
+
+def test_a_loss_below_the_least_effect_is_the_same_with_a_bound(against, gated):
+    slower = [rounds * 1.005 for rounds in ROUNDS]
+    change = against([acceptance(gated, ROUNDS)], [acceptance(gated, slower)]).changes[0]
+    assert (change.state, change.bound) == (State.SAME, "acceptance loss below 0.5 %")
+
+
+def test_other_lengths_weaken_the_pairing(against, gated):
+    shorter = acceptance(gated, ROUNDS, [80.0 + index for index in range(24)])
+    change = against([acceptance(gated, ROUNDS)], [shorter]).changes[0]
+    assert change.effects[0].pairing == "prompts of other length"
+
+
+def test_summaries_are_compared_by_their_intervals(against, gated):
+    base = gated("acceptance", "PASS", {"length": 3.0}, (2.9, 3.1))
+    far = gated("acceptance", "PASS", {"length": 2.5}, (2.4, 2.6))
+    near = gated("acceptance", "PASS", {"length": 2.98}, (2.88, 3.08))
+    change = against([base], [far]).changes[0]
+    assert (change.state, change.effects[0].pairing) == (State.REGRESSED, "intervals")
+    assert against([base], [near]).changes[0].state is State.UNKNOWN
+    assert against([far], [base]).changes[0].state is State.IMPROVED
+
+
+def test_rates_are_compared_without_outcomes(against, gated):
+    base = gated("accuracy", "PASS", {"accuracy": 0.9, "n": 400})
+    far = gated("accuracy", "PASS", {"accuracy": 0.8, "n": 400})
+    change = against([base], [far]).changes[0]
+    assert (change.state, change.effects[0].pairing) == (State.REGRESSED, "intervals")
+
+
+def test_many_tests_are_judged_together(against, gated):
+    """One cell of a hundred at p = 0.03 is what chance gives."""
+    base, head = "1" * 100 + "0" * 100, "00000" + "1" * 95 + "0" * 100
+    noise = "0" + "1" * 100 + "0" * 99
+    alone = against([accuracy(gated, base)], [accuracy(gated, head)])
+    assert alone.counts[State.REGRESSED] == 1
+    cells = [replace(accuracy(gated, base), id=f"cell{index}") for index in range(60)]
+    others = [replace(accuracy(gated, noise), id=f"cell{index}") for index in range(60)]
+    crowd = against([accuracy(gated, base), *cells], [accuracy(gated, head), *others])
+    assert crowd.counts[State.REGRESSED] == 0
+
+
+@pytest.mark.parametrize(
+    ("numbers", "sentence"),
+    [
+        ({"accuracy": "high", "n": 4}, "gate accuracy of cell 'a' has accuracy = 'high', allowed is a number"),
+        ({"accuracy": 0.5}, "gate accuracy of cell 'a' has n = None, allowed is a number"),
+        ({"accuracy": 0.5, "n": 0}, "gate accuracy of cell 'a' has n = 0, allowed is more than 0"),
+    ],
+)
+def test_numbers_of_the_wrong_kind_are_named(against, gated, numbers, sentence):
+    good = gated("accuracy", "PASS", {"accuracy": 0.25, "n": 4})
+    with pytest.raises(ReportError, match=sentence):
+        against([good], [gated("accuracy", "PASS", numbers)])
+
+
+def test_a_length_of_zero_is_named(against, gated):
+    length = partial(gated, "acceptance", "PASS")
+    with pytest.raises(ReportError, match="gate acceptance of cell 'a' has length = 0, allowed is more than 0"):
+        against([length({"length": 2.0}, (1.9, 2.1))], [length({"length": 0}, (0, 1))])

@@ -1,0 +1,65 @@
+from dataclasses import replace
+
+import pytest
+
+from specmatrix.reports.compare.cell_state import PathChange
+from specmatrix.reports.compare.paths import PathChanges, explanation, path_changes
+from specmatrix.reports.schema import Reason
+
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+
+
+def test_equal_cells_run_the_same_path(make_cell):
+    assert path_changes(make_cell(), make_cell()) == ()
+
+
+def test_derived_values_follow_silently(make_cell):
+    resolved = {**(make_cell().resolved or {}), "lag": 0, "num_pages": 7, "reasons": [1], "rewrites": [2]}
+    assert path_changes(make_cell(), make_cell(resolved=resolved)) == ()
+
+
+def test_a_rewrite_explains_before_a_reason_does(make_cell, rewritten):
+    assert explanation(rewritten(), "num_draft_tokens") == "a chain verifies steps + 1 tokens"
+    reason = Reason("speculative_eagle_topk", 1, "the default")
+    assert explanation(make_cell(reasons=(reason,)), "topk") == "the default"
+    assert explanation(make_cell(reasons=(reason,)), "page_size") == "the engine gives no reason"
+
+
+def test_a_cell_that_the_machine_lost_has_no_path(make_cell):
+    lost = make_cell("a", state="INFRA", requested={}, resolved=None, reasons=(), gates=())
+    assert path_changes(make_cell("a"), lost) == path_changes(lost, make_cell("a")) == ()
+
+
+def test_cells_of_two_launches_are_looked_through_once(make_cell):
+    base = make_cell("a")
+    reason = (Reason("spec_version", "v1", "trees are held back"),)
+    head = replace(base, resolved={**base.resolved, "spec_version": "v1"}, reasons=reason)
+    paths = PathChanges()
+    found = paths.of(base, head)
+    assert found == path_changes(base, head)
+    assert found == (PathChange("spec_version", "v2", "v1", "trees are held back"),)
+    assert paths.of(replace(base, id="b"), replace(head, id="b")) is found
+
+
+@pytest.mark.parametrize("what", ["resolved", "requested", "reasons", "state"])
+def test_whatever_a_launch_says_else_is_looked_through_again(make_cell, what):
+    base = make_cell("a")
+    head = replace(base, resolved={**base.resolved, "spec_version": "v1"})
+    changed = {
+        "resolved": {**head.resolved, "page_size": 64},
+        "requested": {**head.requested, "page_size": 64},
+        "reasons": (Reason("spec_version", "v1", "other words"),),
+        "state": "INFRA",
+    }
+    other = replace(head, **{what: changed[what]})
+    paths = PathChanges()
+    paths.of(base, head)
+    assert paths.of(base, other) == path_changes(base, other) != path_changes(base, head)
+
+
+def test_a_refusal_is_told_with_the_words_of_its_own_cell(make_cell):
+    base = make_cell("a")
+    paths = PathChanges()
+    for words in ("too many tokens", "no such page"):
+        refused = replace(base, resolved=None, error=words)
+        assert paths.of(base, refused) == (PathChange("launch", "runs", "refused", words),)

@@ -1,0 +1,145 @@
+"""The outputs about a comparison: Markdown, page, terminal and files."""
+
+import io
+import json
+import re
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from specmatrix.matrix.run.repro import as_called
+from specmatrix.reports.compare import Acknowledgement, State, compare
+from specmatrix.reports.load import load
+from specmatrix.reports.render.comparison_markdown import comparison_markdown
+from specmatrix.reports.render.comparison_page import comparison_page
+from specmatrix.reports.render.files import write_comparison
+from specmatrix.reports.render.markdown import LIMIT
+from specmatrix.reports.render.terminal import print_comparison
+from specmatrix.reports.schema import GateResult, ReportError
+
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+
+EVIL = "</script><img src=x onerror=alert(2)>|`\n"
+
+
+@pytest.fixture
+def compared(tmp_path, write_report):
+    def run(base, head, acknowledgements=(), **head_header: object):
+        old = load(write_report(tmp_path / "base", base))
+        return compare(old, load(write_report(tmp_path / "head", head, **head_header)), acknowledgements)
+
+    return run
+
+
+@pytest.fixture
+def eventful(compared, specimen, make_cell, rewritten):
+    """Something of everything: regressed, lost, new, rewritten, infra, improved, other inputs and rules."""
+    base = specimen().cells()
+    head = specimen(policy="v1", damage=".64").cells()[4:]
+    head[0] = replace(head[0], state="INFRA", gates=(), error="no memory")
+    base.append(make_cell("better", state="FAIL", gates=(GateResult("lossless", "FAIL"),)))
+    head += [make_cell("better", gates=(GateResult("lossless", "PASS"),)), rewritten("fresh")]
+    return compared(
+        base, head, [Acknowledgement("lost", "nothing", "idle", "2026-12-31")],
+        commit="9bd07c55e1aa", thresholds={"acceptance": {"tripwire": 1.01}}, waivers=(),
+        versions={"python": "3.12.1", "torch": "2.13.0", "specmatrix": "0.1.0"},
+    )  # fmt: skip
+
+
+def printed(comparison):
+    out = io.StringIO()
+    print_comparison(comparison, Console(file=out, width=60))
+    return out.getvalue()
+
+
+def test_markdown_holds_every_part(eventful):
+    text = comparison_markdown(eventful)
+    assert text.startswith("## ❌ specmatrix compare: red, `0f3c2a9d41b7` → `9bd07c55e1aa`\n")
+    for reason in eventful.reasons:
+        assert f"- **{reason.replace('_', chr(92) + '_').replace('>', '&gt;')}**" in text
+    for title in (
+        "What the changes have in common", "Inputs that differ", "Effective coverage", "Rewrite ledger",
+        "Changed cells", "Default choices that changed", "Thresholds that changed", "Waivers that changed",
+    ):  # fmt: skip
+        assert f"### {title}" in text
+    assert "| moved | `spec_version: v2 -> v1` | 13 |" in text
+    assert "| `acceptance.tripwire` | 1.05 | 1.01 |" in text
+    assert "| python | `3.11.7` | `3.12.1` | nothing |" in text
+    assert "Acknowledged, but did not happen: `lost nothing`." in text
+    assert re.search(r"\*\*red at .*page\\_size=64.*: 25 of 25 failing cells, 0 of \d+ passing\*\*", text)
+
+
+def test_every_changed_cell_has_one_repro_line(eventful):
+    text, page = comparison_markdown(eventful), comparison_page(eventful)
+    block = text.split("```sh\n")[1].split("\n```")[0].splitlines()
+    assert block == [change.repro for change in eventful.changes]
+    assert all(change.repro in page for change in eventful.changes)
+
+
+def test_markdown_of_no_change_is_short(compared, specimen):
+    text = comparison_markdown(compared(specimen().cells(), specimen().cells()))
+    assert text.startswith("## ✅ specmatrix compare: green,")
+    assert "SAME 80" in text and len(text) < 400
+
+
+def test_markdown_fits_a_comment_whatever_changed(compared, make_cell):
+    gate = (GateResult("lossless", "FAIL", {}, None, "é|" * 20_000),)
+    base = [make_cell(f"c{index}." + "x" * 150, axes={"a": str(index), "b": str(index % 40)}) for index in range(150)]
+    head = [replace(cell, state="FAIL", gates=gate, repro="run " * 1_000) for cell in base]
+    text = comparison_markdown(compared(base, head))
+    assert 20_000 < len(text.encode()) <= LIMIT
+
+
+def test_the_page_is_whole_and_opens_without_a_network(eventful):
+    text = comparison_page(eventful)
+    for state in State:
+        assert f"<span>{state.lower()}</span>" in text
+    for title in ("Changed cells", "Effects", "Effective coverage", "Rewrite ledger", "Inputs that differ", "Origin"):
+        assert f"<h2>{title}</h2>" in text
+    assert "http" not in text and "url(" not in text
+    assert text.count('<span class="badge bad">REGRESSED</span>') == eventful.counts[State.REGRESSED]
+    for tag in ("table", "tr", "td", "section", "svg", "code", "figure"):
+        assert text.count(f"<{tag} ") + text.count(f"<{tag}>") == text.count(f"</{tag}>")
+
+
+def test_hostile_text_stays_text(compared, make_cell):
+    gate = (GateResult("lossless", "FAIL", {}, None, EVIL),)
+    comparison = compared([make_cell(EVIL)], [make_cell(EVIL, state="FAIL", gates=gate)], commit=EVIL)
+    assert "<img" not in comparison_page(comparison)
+    assert "<img" not in re.sub(r"```sh.*?\n```|(`+).+?\1", "", comparison_markdown(comparison), flags=re.S)
+    assert "<img src=x" in printed(comparison)
+
+
+def test_the_terminal_says_the_same(eventful):
+    lines = printed(eventful).splitlines()
+    assert lines[-1] == f"red: {'; '.join(eventful.reasons)}"
+    assert (
+        "moved rewrite spec_version: v2 -> v1 in 13 cells: trees run on v1 until the tree gates are green on v2"
+        in lines
+    )
+    for state in State:
+        shown = [change for change in eventful.changes if change.state is state][:12]
+        assert all(f"  {as_called(change.repro)}" in lines for change in shown)
+
+
+def test_the_terminal_names_lost_pairs_and_inputs(compared, specimen):
+    lines = printed(compared(specimen().cells(), specimen(stride=True).cells(), data_hash="other"))
+    assert "data differs: the prompts differ, so their results cannot be compared" in lines
+    assert "5 pairs lost, 10 cells are FAIL in head" in lines
+
+
+def test_files_of_a_comparison(tmp_path, eventful):
+    write_comparison(eventful, tmp_path / "out")
+    assert sorted(each.name for each in (tmp_path / "out").iterdir()) == [
+        "comparison.html", "comparison.json", "comparison.md",
+    ]  # fmt: skip
+    record = json.loads((tmp_path / "out" / "comparison.json").read_text())
+    assert record["verdict"] == "red"
+    assert record["states"]["REGRESSED"] == eventful.counts[State.REGRESSED]
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path, eventful):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ReportError, match=r"cannot write .*file/comparison.json: (File exists|Not a directory)"):
+        write_comparison(eventful, tmp_path / "file")

@@ -1,0 +1,331 @@
+"""The outputs about one run: Markdown, page, terminal, and the files beside a report."""
+
+import io
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+from rich.console import Console
+
+from specmatrix.matrix.run.repro import as_called
+from specmatrix.reports.load import load
+from specmatrix.reports.render.files import write_run
+from specmatrix.reports.render.markdown import LIMIT
+from specmatrix.reports.render.run_markdown import run_markdown
+from specmatrix.reports.render.run_page import MOST_ROWS, run_page
+from specmatrix.reports.render.run_plots import (
+    acceptance_plot,
+    acceptance_point,
+    accuracy_point,
+    position_plot,
+    ratio_point,
+    shape,
+)
+from specmatrix.reports.render.terminal import print_run
+from specmatrix.reports.render.view import view
+from specmatrix.reports.schema import GateResult, Reason, ReportError, Rewrite, Waiver
+
+pytestmark = pytest.mark.register(est_seconds=2, tier="cpu", stage="pr")
+
+VOID = {"meta", "br", "wbr", "input", "circle", "line", "polyline", "rect"}
+FACTOR = "red at topk > 1 x spec_version=v2 x batch != single: 16 of 16 failing cells, 0 of 64 passing"
+EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)> \"'&|`"
+
+
+class Page(HTMLParser):
+    """Reads a page: balanced tags, attributes by tag, the embedded data, and the visible text."""
+
+    def __init__(self, text) -> None:
+        super().__init__()
+        self.open, self.tags, self.words, self.data = [], [], [], ""
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open[-1:] == ["script"] and not self.data:
+            self.data = data
+        elif self.open[-1:] not in (["script"], ["style"]):
+            self.words.append(data)
+
+    def all(self, tag, **attrs: str):
+        return [found for name, found in self.tags if name == tag and attrs.items() <= found.items()]
+
+    @property
+    def text(self):
+        return " ".join(self.words)
+
+
+@pytest.fixture
+def run_of(tmp_path, write_report):
+    return lambda cells, **header: view(load(write_report(tmp_path, cells, **header)))
+
+
+@pytest.fixture
+def red_run(run_of, specimen):
+    return run_of(specimen(stride=True).cells())
+
+
+def outside_code(markdown):
+    """Markdown without code, in which nothing is read as HTML."""
+    return re.sub(r"(`+).+?\1", "", re.sub(r"```sh.*?\n```", "", markdown, flags=re.S))
+
+
+def printed(run):
+    out = io.StringIO()
+    print_run(run, Console(file=out, width=60))
+    return out.getvalue()
+
+
+def test_the_view_puts_red_first(run_of, make_cell):
+    waived = make_cell("w", state="FAIL", waived=Waiver("known", "2026-12-31"))
+    run = run_of([make_cell("a"), waived, make_cell("r", state="FAIL")])
+    assert [cell.id for cell in run.cells] == ["r", "w", "a"]
+    assert ([cell.id for cell in run.red], [cell.id for cell in run.waived]) == (["r"], ["w"])
+    assert run.verdict == "red"
+
+
+def test_a_terminal_shows_a_rewrite_once_and_short(run_of, make_cell):
+    whys = ("DFLASH cannot adapt", "STANDALONE cannot adapt")
+    cells = [make_cell(why[0], rewrites=(Rewrite("speculative_adaptive", True, False, why),)) for why in whys]
+    cells.append(make_cell("c", rewrites=(Rewrite("slots", "a" * 300, "b", "why"),)))
+    lines = [line for line in printed(run_of(cells)).splitlines() if line.startswith("rewritten in ")]
+    assert lines == [
+        f"rewritten in 1 cell: slots: {'a' * 62}… -> b",
+        "rewritten in 2 cells: speculative_adaptive: on -> off",
+    ]
+
+
+def test_a_run_is_green_only_with_cells(run_of, make_cell):
+    assert run_of([make_cell("a")]).verdict == "green"
+
+
+def test_an_empty_run_is_red_in_every_output(run_of):
+    run = run_of([])
+    assert run.verdict == "red"
+    assert "red, no cell ran" in run_markdown(run)
+    assert "no cell ran" in Page(run_page(run)).text
+    assert "red: no cell ran" in printed(run)
+
+
+def test_markdown_says_what_is_red_why_and_how_to_run_it(red_run):
+    text = run_markdown(red_run)
+    assert text.startswith("## ❌ specmatrix cpu / pr: red, 16 cells red of 80\n")
+    assert FACTOR.replace("_", r"\_").replace(">", "&gt;") in text
+    for cell in red_run.red:
+        assert f"| FAIL | `{cell.id}` | lossless: 3 of 1280 tokens differ" in text
+        assert f"\n{cell.repro}\n" in text
+    assert "| lossless | 64 | 16 | 0 |" in text
+    assert "PASS 64 · FAIL 16 · NOT MEASURED 0 · INFRA 0 · waived 0" in text
+
+
+def test_markdown_of_a_green_run_is_short(run_of, specimen):
+    text = run_markdown(run_of(specimen().cells()))
+    assert text.startswith("## ✅ specmatrix cpu / pr: green, 0 cells red of 80\n")
+    assert len(text) < 2_000 and "### Red cells" not in text
+
+
+def test_markdown_fits_a_comment_whatever_the_run_holds(run_of, make_cell):
+    gate = (GateResult("lossless", "FAIL", {}, None, "é|" * 20_000),)
+    reasons = tuple(Reason(f"field{index}", index, "because " * 500) for index in range(40))
+    cells = [
+        make_cell(f"c{index}." + "x" * 200, state="FAIL", gates=gate, repro="run " * 1_000, reasons=reasons)
+        for index in range(120)
+    ]
+    text = run_markdown(run_of(cells))
+    assert 20_000 < len(text.encode()) <= LIMIT
+    assert "more rows in the full report" in text
+
+
+def test_markdown_lists_rewrites_choices_and_waivers(run_of, make_cell, rewritten):
+    waived = make_cell("w", state="FAIL", waived=Waiver("leaks on abort", "2026-12-31"))
+    text = run_markdown(run_of([rewritten("n6", expect="rewritten"), waived]))
+    assert "| `num_draft_tokens: 6 -> 4` | 1 | 1 | a chain verifies steps + 1 tokens |" in text
+    assert r"| spec\_version | `v2` | 2 | the overlap schedule is on |" in text
+    assert "| FAIL | `w` | leaks on abort | 2026-12-31 |" in text
+
+
+def test_the_page_holds_every_cell_and_opens_without_a_network(red_run):
+    page = Page(run_page(red_run))
+    rows = [row for row in page.all("tr") if "data-row" in row]
+    assert len(rows) == 80
+    assert [row["data-state"] for row in rows[:17]] == ["FAIL"] * 16 + ["PASS"]
+    data = json.loads(page.data)["cells"]
+    assert [cell["id"] for cell in data] == [cell.id for cell in red_run.cells]
+    assert data[0]["effective"]["spec_version"] == "v2"
+    assert FACTOR in page.text
+    assert all(cell.repro in page.text for cell in red_run.red)
+    links = [found for _, found in page.tags for name in ("src", "href") if name in found]
+    assert links == []
+    assert "http" not in run_page(red_run) and "url(" not in run_page(red_run)
+
+
+def test_the_page_filters_by_effective_values(red_run):
+    page = Page(run_page(red_run))
+    assert {found["data-axis"] for found in page.all("select")} >= {"algorithm", "topk", "spec_version", "batch"}
+    assert {found["data-state"] for found in page.all("input", type="checkbox")} == {"PASS", "FAIL"}
+    assert page.all("input", type="search")
+    assert all("spec_version=v" in row["data-axes"] for row in page.all("tr") if "data-row" in row)
+
+
+def test_the_page_plots_every_measured_cell(red_run):
+    text = run_page(red_run)
+    measured = sum(cell.gate("acceptance") is not None for cell in red_run.cells)
+    assert text.count('class="point ') == 2 * measured
+    assert text.count('class="glyph"') == measured
+    assert text.count('class="point bad"') == 2 * 16
+
+
+def test_hostile_text_stays_text(run_of, make_cell):
+    gate = GateResult("lossless", "FAIL", {"first_divergence": EVIL}, None, EVIL)
+    cell = make_cell(
+        EVIL, state="FAIL", gates=(gate,), error=EVIL, repro=EVIL, axes={EVIL: EVIL, "b": "1"},
+        reasons=(Reason(EVIL, EVIL, EVIL),), rewrites=(Rewrite(EVIL, EVIL, EVIL, EVIL),),
+    )  # fmt: skip
+    run = run_of([cell, make_cell("ok", axes={EVIL: "other", "b": "2"})], commit=EVIL, tier=EVIL)
+    page = Page(run_page(run))
+    assert len(page.all("script")) == 2 and not page.all("img")
+    assert json.loads(page.data)["cells"][0]["id"] == EVIL
+    assert EVIL in page.text
+    assert "<img" not in outside_code(run_markdown(run))
+    assert "alert(1)" in printed(run)
+
+
+def test_a_page_leaves_out_green_cells_before_red_ones(tmp_path, run_of, make_cell):
+    cells = [make_cell(f"g{index}") for index in range(MOST_ROWS)] + [make_cell("red", state="FAIL")]
+    page = Page(run_page(run_of(cells)))
+    assert len([row for row in page.all("tr") if "data-row" in row]) == MOST_ROWS
+    assert json.loads(page.data)["cells"][0]["id"] == "red"
+    assert "Left out of this page, not of report.jsonl: 1 green cell." in page.text
+
+
+def test_terminal_commands_are_never_wrapped(red_run):
+    lines = printed(red_run).splitlines()
+    for cell in red_run.red[:12]:
+        assert f"  {as_called(cell.repro)}" in lines
+    assert "… and 4 more red cells in the report" in lines
+    assert FACTOR in lines
+    assert lines[-1] == "red: 16 cells red of 80"
+
+
+def test_files_beside_the_report(tmp_path, specimen, write_report):
+    report = load(write_report(tmp_path, specimen(stride=True).cells()))
+    run = write_run(report)
+    assert run.verdict == "red"
+    assert sorted(each.name for each in tmp_path.iterdir()) == [
+        "report.html", "report.jsonl", "report.md", "summary.json",
+    ]  # fmt: skip
+    assert json.loads((tmp_path / "summary.json").read_text())["fail"] == 16
+    assert (tmp_path / "report.md").read_text() == run_markdown(run)
+    assert (tmp_path / "report.html").read_text() == run_page(run)
+
+
+def test_a_full_disk_is_named(tmp_path, make_cell, write_report):
+    report = load(write_report(tmp_path, [make_cell("a")]))
+    (tmp_path / "report.md.partial").symlink_to("/dev/full")
+    with pytest.raises(ReportError, match=r"cannot write .*report.md: No space left on device"):
+        write_run(report)
+    assert not (tmp_path / "report.md").exists()
+
+
+def test_accuracy_is_plotted_against_plain_decoding(make_cell):
+    gate = GateResult("accuracy", "FAIL", {"accuracy": 0.7, "baseline": 0.8, "n": 100, "lost": 12, "won": 2})
+    point = accuracy_point(make_cell(gates=(gate,)))
+    assert (point.value, point.tone) == (-10.0, "bad")
+    assert point.low < -10 < point.high
+    assert point.title == "eagle3.k4: 12 lost, 2 won of 100, accuracy 70.0 %"
+    for numbers in ({}, {"lost": "x", "won": 1, "n": 2}, {"lost": 1, "won": 1, "n": 0}):
+        assert accuracy_point(make_cell(gates=(replace(gate, numbers=numbers),))) is None
+    assert accuracy_point(make_cell()) is None
+
+
+def test_shapes_are_those_that_ran(make_cell):
+    ran = make_cell(axes={"algorithm": "eagle3", "steps": "auto", "topk": "2"}, resolved={"num_steps": 3, "topk": 1})
+    assert shape(ran) == "eagle3 s3 k1"
+
+
+def test_positions_are_those_of_the_deepest_green_drafts(make_cell):
+    def drafted(name, state, rates):
+        return make_cell(name, state=state, gates=(GateResult("acceptance", "PASS", {"per_position": rates}),))
+
+    cells = [drafted("a", "PASS", [0.8, 0.6]), drafted("b", "PASS", [0.1]), drafted("c", "FAIL", [0.1, 0.1, 0.1])]
+    assert position_plot(cells).count("<circle") == 2
+    adaptive = replace(drafted("d", "PASS", [0.9, 0.9, 0.05, 1.0]), resolved={"adaptive_slots": [{"steps": 4}]})
+    assert position_plot([*cells, adaptive]) == position_plot(cells)
+    assert position_plot([make_cell()]) == ""
+
+
+def measured(make_cell, name, numbers, interval, state="PASS"):
+    return make_cell(name, gates=(GateResult("acceptance", state, numbers, interval),))
+
+
+def test_acceptance_is_plotted_against_each_cells_own_reference(make_cell):
+    """The gate's interval is that of the ratio; drawn as one of lengths it would lie around 1 token per round."""
+    cell = measured(make_cell, "a", {"length": 5.0, "reference": 4.0, "ratio": 1.25}, (1.2, 1.3))
+    ratio, length = ratio_point(cell), acceptance_point(cell)
+    assert (ratio.value, ratio.low, ratio.high) == pytest.approx((25, 20, 30))
+    assert (length.value, length.low, length.high) == pytest.approx((5.0, 4.8, 5.2))
+    assert length.title == "a: 5.000 tokens per round [4.800, 5.200], reference 4.000"
+    old = measured(make_cell, "b", {"length": 5.0, "reference": 4.0}, (4.8, 5.2))
+    assert (ratio_point(old).low, ratio_point(old).high) == pytest.approx((20, 30))
+
+
+def test_a_cell_without_a_reference_is_in_the_plot_by_its_words(make_cell):
+    replayed = measured(make_cell, "n", {"length": 2.5, "rounds": 4}, None)
+    assert ratio_point(replayed) is None
+    assert acceptance_point(replayed).title == "n: 2.500 tokens per round"
+    assert ">2.50, replayed</text>" in acceptance_plot([replayed])
+    several = [measured(make_cell, str(n), {"length": n, "reference": n, "ratio": 1.0}, (1.0, 1.0)) for n in (2, 3)]
+    plot = acceptance_plot(several, (0.97, 1.03))
+    assert ">2.00–3.00 in 2 cells</text>" in plot and 'class="band"' in plot and plot.count("<circle") == 2
+
+
+def test_gates_and_reasons_stand_above_the_plots(red_run):
+    text = Page(run_page(red_run)).text
+    places = [
+        text.index(words) for words in ("red, 16 red cells", "64 PASS, 16 FAIL", "3 of 1280 tokens", "Measurements")
+    ]
+    assert places == sorted(places)
+
+
+def test_a_row_says_in_words_what_few_cells_have(run_of, make_cell, rewritten):
+    red = make_cell("r", state="FAIL", gates=(GateResult("lossless", "FAIL", {}, None, "3 tokens differ"),))
+    page = run_page(run_of([red, rewritten("n6", expect="rewritten"), make_cell("g")]))
+    assert '<td data-key="lossless: 3 tokens differ" class="noted">' in page
+    assert 'class="noted">rewritten num_draft_tokens: 6 -&gt; 4</td>' in page
+    assert "tokens per round" not in page.partition('id="cells"')[2].partition("</thead>")[0]
+    quiet = run_page(run_of([make_cell("g")]))
+    assert 'class="noted"' not in quiet and ">notes</th>" not in quiet
+
+
+def test_ids_and_commands_may_wrap(run_of, make_cell):
+    name = "eagle3.s3.k4.n8.v2.p16.burst.stream.topk_topp.length.abort_running"
+    page = run_page(run_of([make_cell(name, state="FAIL")]))
+    assert page.count(name.replace(".", ".<wbr>")) == 2
+    assert "nowrap" not in page.partition(".command code")[2].partition("}")[0]
+    assert "nowrap" not in page.partition("code.id")[2].partition("}")[0]
+
+
+def test_every_form_says_which_combinations_ran(run_of, make_cell):
+    axes = {"topk": "4", "spec_version": "v2", "batch": "single"}
+    asked = make_cell("a", axes=axes, resolved={"topk": 4, "spec_version": "v2"})
+    rewritten = make_cell("b", axes=axes | {"batch": "pair"}, resolved={"topk": 4, "spec_version": "v1"})
+    run = run_of([asked, rewritten])
+    console = Console(file=io.StringIO(), width=300)
+    print_run(run, console)
+    sentence = "sked for 5 pairs and 2 triples of axis values; green cells ran 6 and 2 of effective ones"
+    assert sentence in console.file.getvalue() and sentence in run_markdown(run)
+    rows = re.findall(r"<td>(pairs|triples)</td><td>(\d+)</td><td>(\d+)</td>", run_page(run))
+    assert rows == [("pairs", "5", "6"), ("triples", "2", "2")]

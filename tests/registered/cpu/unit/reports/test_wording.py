@@ -1,0 +1,56 @@
+import pytest
+
+from specmatrix.reports.schema import GateResult
+from specmatrix.reports.wording import (
+    build,
+    count,
+    duration,
+    failure,
+    first_divergence,
+    machine,
+    shorten,
+    shorten_rewrite,
+)
+
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+
+
+def test_counts_agree_with_their_noun():
+    assert [count(number, "cell") for number in (0, 1, 2, 12000)] == ["0 cells", "1 cell", "2 cells", "12,000 cells"]
+
+
+@pytest.mark.parametrize(("text", "short"), [("a\n b", "a b"), ("12345", "12345"), ("123456", "1234…")])
+def test_text_is_one_short_line(text, short):
+    assert shorten(text, 5) == short
+
+
+def test_a_long_rewrite_keeps_what_was_asked_and_what_came_of_it():
+    assert shorten_rewrite("spec_version: v2 -> v1") == "spec_version: v2 -> v1"
+    assert shorten_rewrite(f"file: {'a' * 90}\n-> {'b' * 90}") == f"file: {'a' * 63}… -> {'b' * 39}…"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.421, "0.42 s"), (38.4, "38 s"), (725, "12 min 5 s"), (59.7, "1 min 0 s")]
+)
+def test_durations(seconds, text):
+    assert duration(seconds) == text
+
+
+def test_a_failure_names_its_red_gates_and_its_error(make_cell):
+    gates = (GateResult("ledger", "PASS"), GateResult("lossless", "FAIL", {}, None, "3 tokens differ"),
+             GateResult("accuracy", "NOT MEASURED"))  # fmt: skip
+    assert failure(make_cell(state="FAIL", gates=gates)) == "lossless: 3 tokens differ; accuracy: NOT MEASURED"
+    assert failure(make_cell(state="INFRA", gates=(), error="no memory")) == "no memory"
+    assert failure(make_cell(state="FAIL", gates=())) == "FAIL without a red gate"
+
+
+def test_first_divergence_is_what_the_lossless_gate_recorded(make_cell):
+    gate = GateResult("lossless", "FAIL", {"first_divergence": "prompt 2, token 9"})
+    assert first_divergence(make_cell(gates=(gate,))) == "prompt 2, token 9"
+    assert first_divergence(make_cell()) == ""
+
+
+def test_build_and_machine(make_header):
+    assert build(make_header(commit="0123456789abcdef", dirty=True)) == "0123456789ab + changes"
+    assert machine(make_header(host={"cpu": "Xeon", "gpus": ["H100"]})) == "Xeon, H100"
+    assert machine(make_header(host={})) == "unknown CPU"

@@ -1,0 +1,330 @@
+"""Registered drafters for tests: an honest one, and one lie after another on top of it."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from specmatrix.engine.core.draft.algorithms import Topology, Traits
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.engine.device.relay import Carry
+from specmatrix.engine.plugin import BuildContext
+from specmatrix.engine.spec.drafter import DraftTree
+from specmatrix.kernels.tree_layout import tree_layout
+
+TRAITS = Traits("PRETENDER", "three guesses near the last token", Topology.TREE)
+SHAPE = {"speculative_num_steps": 2, "speculative_eagle_topk": 2, "speculative_num_draft_tokens": 4}
+
+
+class Pretender:
+    """The tree root -> a -> b, root -> c of tokens that lie near the root's; carries a score per request."""
+
+    capture: tuple[int, ...] = ()
+    key_span = 0
+    carries = (Carry("score", (3,), torch.float32),)
+    steps, topk, nodes = 2, 2, 4
+
+    def __init__(self, context: BuildContext) -> None:
+        self.traits = context.traits
+        self.vocab_size = context.target.vocab_size
+        self.near = torch.arange(4, device=context.resolved.device)
+        self.parents = torch.tensor([-1, 0, 1, 0], device=context.resolved.device)
+
+    def prime(self, batch, tokens, aux, sampled, following):
+        return {"score": batch.rows.new_ones((len(batch.rows), 3), dtype=torch.float32)}
+
+    def propose(self, batch, relay):
+        parents = self.parents.repeat(len(batch.rows), 1)
+        depths, ancestors = tree_layout(parents)
+        return DraftTree((batch.root + self.near) % self.vocab_size, parents, depths, ancestors, 2)
+
+    def absorb(self, batch, verdict, aux):
+        return {"score": batch.carried["score"] + 1}
+
+
+def first(batch) -> torch.Tensor:
+    """[B, 1]: the row that the first request of a run takes; what a row liar lies about."""
+    return (batch.rows == 1)[:, None]
+
+
+class RowLiar(Pretender):
+    """Lies about one row in one field of its tree."""
+
+    field: str
+    wrong: list[int]
+
+    def propose(self, batch, relay):
+        tree = super().propose(batch, relay)
+        lie = torch.tensor(self.wrong, device=tree.tokens.device).expand_as(tree.tokens)
+        if self.field == "tokens":
+            lie = batch.root + lie
+        return tree._replace(**{self.field: torch.where(first(batch), lie, getattr(tree, self.field))})
+
+
+class OtherRoot(RowLiar):
+    field, wrong = "tokens", [1, 2, 3, 4]
+
+
+class NoToken(RowLiar):
+    field, wrong = "tokens", [0, 1, 10**6, 3]
+
+
+class NegativeToken(RowLiar):
+    field, wrong = "tokens", [0, -(10**6), 2, 3]
+
+
+class ParentAfterChild(RowLiar):
+    field, wrong = "parents", [-1, 2, 0, 0]
+
+
+class NoRoot(RowLiar):
+    field, wrong = "parents", [0, 0, 1, 0]
+
+
+class OtherDepth(RowLiar):
+    field, wrong = "depths", [0, 1, 1, 1]
+
+
+class Twins(RowLiar):
+    field, wrong = "tokens", [0, 1, 2, 1]
+
+
+class OtherAncestors(Pretender):
+    def propose(self, batch, relay):
+        tree = super().propose(batch, relay)
+        shown = torch.where(first(batch)[:, :, None], torch.ones_like(tree.ancestors[0]).tril(), tree.ancestors)
+        return tree._replace(ancestors=shown)
+
+
+class NotFinite(Pretender):
+    def absorb(self, batch, verdict, aux):
+        return {"score": torch.where(first(batch), float("nan"), batch.carried["score"])}
+
+
+class InfinitePrime(Pretender):
+    def prime(self, batch, tokens, aux, sampled, following):
+        honest = super().prime(batch, tokens, aux, sampled, following)
+        return {"score": torch.where(first(batch), float("inf"), honest["score"])}
+
+
+class TooManyNodes(Pretender):
+    def propose(self, batch, relay):
+        tree = super().propose(batch, relay)
+        return tree._replace(tokens=tree.tokens.repeat(1, 2))
+
+
+class WrongType(Pretender):
+    def propose(self, batch, relay):
+        tree = super().propose(batch, relay)
+        return tree._replace(parents=tree.parents.int())
+
+
+class NoTree(Pretender):
+    def propose(self, batch, relay):
+        return batch.root
+
+
+class WrongAncestors(Pretender):
+    def propose(self, batch, relay):
+        tree = super().propose(batch, relay)
+        return tree._replace(ancestors=tree.ancestors[:, :2])
+
+
+class TooDeep(Pretender):
+    def propose(self, batch, relay):
+        return super().propose(batch, relay)._replace(depth=9)
+
+
+class ForgetsState(Pretender):
+    def absorb(self, batch, verdict, aux):
+        return None
+
+
+class OddState(Pretender):
+    def absorb(self, batch, verdict, aux):
+        return [batch.carried["score"]]
+
+
+class OddAncestors(Pretender):
+    def propose(self, batch, relay):
+        return super().propose(batch, relay)._replace(ancestors="all")
+
+
+class OtherDevice(Pretender):
+    def propose(self, batch, relay):
+        tree = super().propose(batch, relay)
+        return tree._replace(tokens=torch.empty_like(tree.tokens, device="meta"))
+
+
+class AncestorsElsewhere(Pretender):
+    def propose(self, batch, relay):
+        tree = super().propose(batch, relay)
+        return tree._replace(ancestors=torch.empty_like(tree.ancestors, device="meta"))
+
+
+class StateElsewhere(Pretender):
+    def prime(self, batch, tokens, aux, sampled, following):
+        return {"score": torch.empty(len(batch.rows), 3, device="meta")}
+
+
+class WideState(Pretender):
+    def prime(self, batch, tokens, aux, sampled, following):
+        return {"score": torch.ones(len(batch.rows), 5)}
+
+
+def reader(name, read):
+    """A liar that reads the batch's roots on the host in `propose`."""
+
+    def propose(self, batch, relay):
+        read(batch.root)
+        return Pretender.propose(self, batch, relay)
+
+    return type(f"Reads{name}", (Pretender,), {"propose": propose})
+
+
+READERS = {
+    "Tensor.tolist": reader("List", lambda t: t.tolist()),
+    "Tensor.item": reader("Item", lambda t: t[0, 0].item()),
+    "Tensor.numpy": reader("Numpy", lambda t: t.numpy()),
+    "Tensor.cpu": reader("Cpu", lambda t: t.cpu()),
+    "Tensor.to": reader("To", lambda t: t.to("cpu")),
+    "Tensor.__bool__": reader("Bool", lambda t: bool((t == t).all())),
+    "Tensor.__int__": reader("Int", lambda t: int(t[0, 0])),
+    "Tensor.__float__": reader("Float", lambda t: float(t[0, 0])),
+    "Tensor.__index__": reader("Index", lambda t: range(t[0, 0])),
+    "Tensor.nonzero": reader("Nonzero", lambda t: t.nonzero()),
+    "torch.nonzero": reader("TorchNonzero", torch.nonzero),
+    "torch.equal": reader("Equal", lambda t: torch.equal(t, t)),
+    "torch.masked_select": reader("MaskedSelect", lambda t: torch.masked_select(t, t > 3)),
+    "torch.unique": reader("Unique", torch.unique),
+    "torch.repeat_interleave": reader("Repeat", lambda t: torch.repeat_interleave(t, t.flatten().clamp(0, 3), 0)),
+    "torch.where of one argument": reader("Where", lambda t: torch.where(t > 3)),
+    "an index by a mask": reader("Mask", lambda t: t[t > 5]),
+}
+
+
+def writer(name, write):
+    """A liar that writes into the batch in `propose`, before it goes on."""
+
+    def propose(self, batch, relay):
+        write(batch, relay)
+        return Pretender.propose(self, batch, relay)
+
+    return type(f"Writes{name}", (Pretender,), {"propose": propose})
+
+
+class WritesVerdict(Pretender):
+    def absorb(self, batch, verdict, aux):
+        verdict.tokens.fill_(3)
+        return super().absorb(batch, verdict, aux)
+
+
+class WritesCount(Pretender):
+    """Alone of its kind: what a round without drafts counts is shared by all engines."""
+
+    def absorb(self, batch, verdict, aux):
+        verdict.count.fill_(3)
+        verdict.path.fill_(1)
+        return super().absorb(batch, verdict, aux)
+
+
+class WritesPrompt(Pretender):
+    def prime(self, batch, tokens, aux, sampled, following):
+        for given in (tokens, sampled, following):
+            given.fill_(5)
+        return super().prime(batch, tokens, aux, sampled, following)
+
+
+class KeepsNumpy(Pretender):
+    """Shares the memory of what it was handed, where no watch sees it, and writes to it a step later."""
+
+    shared = None
+
+    def propose(self, batch, relay):
+        if self.shared is not None:
+            self.shared[:] = 3
+        self.shared = np.from_dlpack(batch.rows)
+        self.shared[:] = 2
+        return super().propose(batch, relay)
+
+
+WRITERS = {
+    writer("Root", lambda batch, relay: batch.root.fill_(3)): "batch.root",
+    writer("Start", lambda batch, relay: batch.start.sub_(1)): "batch.start",
+    writer("Rows", lambda batch, relay: batch.rows.fill_(1)): "batch.rows",
+    writer("Slots", lambda batch, relay: batch.slots.zero_()): "batch.slots",
+    writer("Places", lambda batch, relay: [batch.positions.zero_(), batch.write.zero_()]): (
+        "batch.positions and batch.write"
+    ),
+    writer("Shape", lambda batch, relay: relay.last.t_()): "relay.last",
+    writer("Lengths", lambda batch, relay: relay.length.zero_()): "relay.length",
+    writer("Last", lambda batch, relay: batch.relay.last.zero_()): "relay.last",
+    writer("Seeds", lambda batch, relay: relay.sampling.seed.zero_()): "relay.sampling.seed",
+    WritesVerdict: "verdict.tokens",
+    WritesCount: "verdict.path and verdict.count",
+    WritesPrompt: "tokens and sampled and following",
+    KeepsNumpy: "batch.rows",
+}
+
+
+class Wordless(RuntimeError):
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+def raiser(hook, error):
+    def raises(self, *given: object) -> None:
+        # An exception that is raised again holds the engines of all earlier times by its traceback.
+        raise type(error)(*error.args)
+
+    return type(f"Raises{type(error).__name__}In{hook.title()}", (Pretender,), {hook: raises})
+
+
+class ReadsInAbsorb(Pretender):
+    def absorb(self, batch, verdict, aux):
+        verdict.count.tolist()
+        return super().absorb(batch, verdict, aux)
+
+
+class ReadsInPrime(Pretender):
+    def prime(self, batch, tokens, aux, sampled, following):
+        sampled.tolist()
+        return super().prime(batch, tokens, aux, sampled, following)
+
+
+# What each row liar is told to have done.
+ROW_LIES = {
+    OtherRoot: "proposed another root than the last known token",
+    NoToken: "proposed a token outside the vocabulary",
+    NegativeToken: "proposed a token outside the vocabulary",
+    ParentAfterChild: "put a parent after its child",
+    NoRoot: "put a parent after its child",
+    OtherDepth: "gave a node another depth than its parents do",
+    Twins: "proposed the same token twice under one node",
+    OtherAncestors: "gave a node other ancestors than its parents do",
+    NotFinite: "carried a number that is not finite",
+    InfinitePrime: "carried a number that is not finite",
+}
+BATCH_LIES = {
+    TooManyNodes: "proposed tokens of shape (3, 8) in a round of 3 x 4 nodes",
+    WrongType: "proposed parents that are no int64 tensor",
+    NoTree: "proposed a Tensor, not a DraftTree",
+    WrongAncestors: "proposed ancestors of shape (3, 2, 4) in a round of 3 x 4 nodes",
+    TooDeep: "gave the depth 9 to a round of 4 nodes",
+    ForgetsState: "lost the tensor 'score' that it carries",
+    OddState: "carried a list, not a mapping of tensors",
+    OddAncestors: "proposed ancestors that are no bool tensor",
+    OtherDevice: "proposed tokens on meta in a round on cpu",
+    AncestorsElsewhere: "proposed ancestors on meta in a round on cpu",
+    StateElsewhere: "carried 'score' on meta in a step on cpu",
+    raiser("prime", KeyError("score")): "raised KeyError in prime ('score')",
+    raiser("propose", ZeroDivisionError("division\nby zero")): "raised ZeroDivisionError in propose (division by zero)",
+    raiser("absorb", ConfigError("no such table")): "raised ConfigError in absorb (no such table)",
+    raiser("absorb", Wordless()): "raised Wordless in absorb (its text cannot be made)",
+    WideState: "carried 'score' of shape (3, 5) and torch.float32, not of (3, 3) and torch.float32",
+    ReadsInAbsorb: "read a tensor on the host (Tensor.tolist) without the trait reads_host",
+    ReadsInPrime: "read a tensor on the host (Tensor.tolist) without the trait reads_host",
+    **{
+        drafter: f"read a tensor on the host ({name}) without the trait reads_host" for name, drafter in READERS.items()
+    },
+}

@@ -1,0 +1,82 @@
+"""What the tests ask of ranks; a file of its own with few imports, as every rank imports it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from specmatrix.engine.api import LLM
+from specmatrix.engine.parallel.worker import Rank
+
+# Launches that a rank still takes part in before it leaves the others in the middle of a collective.
+LAUNCHES = 4
+# What it logs then.
+LAST_WORDS = "this rank leaves the others"
+
+
+def at_home(rank: Rank) -> int:
+    """How many tensors of its engine a rank holds; it raises if one is not on the GPU of its number."""
+    llm: LLM = rank.held.llm
+    executor = llm.loop.executor
+    tensors = list(_tensors([executor.target, executor.drafter, executor.pools, executor.relay, executor.table]))
+    elsewhere = {str(tensor.device) for tensor in tensors} - {f"cuda:{rank.place.rank}"}
+    others = [gpu for gpu in range(rank.place.size) if gpu != rank.place.rank and torch.cuda.memory_reserved(gpu)]
+    if elsewhere or others:
+        raise RuntimeError(f"rank {rank.place.rank} has tensors on {sorted(elsewhere)} and memory on the GPUs {others}")
+    return len(tensors)
+
+
+def dies_in_a_round(rank: Rank, prompts: list[str]) -> object:
+    """The last rank is killed where the others wait for it."""
+    return _leaving(rank, prompts, lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def hangs_in_a_round(rank: Rank, prompts: list[str]) -> object:
+    """The last rank sleeps where the others wait for it."""
+    return _leaving(rank, prompts, lambda: time.sleep(60))
+
+
+def raises_in_a_round(rank: Rank, prompts: list[str]) -> object:
+    """The last rank raises where the others wait for it."""
+    return _leaving(rank, prompts, lambda: 1 // 0)
+
+
+def _leaving(rank: Rank, prompts: list[str], leave: Callable[[], object]) -> object:
+    llm: LLM = rank.held.llm
+    forward, left = llm.loop.executor.launch, LAUNCHES
+
+    def launch(plan: object) -> object:
+        nonlocal left
+        left -= 1
+        if rank.place.rank == rank.place.size - 1 and left < 0:
+            print(LAST_WORDS, flush=True)
+            leave()
+        return forward(plan)
+
+    llm.loop.executor.launch = launch
+    return llm.generate(prompts)
+
+
+def _tensors(roots: list[object]) -> Iterator[Tensor]:
+    """Every tensor that these hold, directly or in what they hold."""
+    seen: set[int] = set()
+    queue = list(roots)
+    while queue:
+        item = queue.pop()
+        if id(item) in seen:
+            continue
+        seen.add(id(item))
+        if isinstance(item, Tensor):
+            yield item
+        elif isinstance(item, dict):
+            queue += item.values()
+        elif isinstance(item, list | tuple):
+            queue += item
+        elif type(item).__module__.startswith("engine."):
+            queue += getattr(item, "__dict__", {}).values()
+            queue += [getattr(item, name, None) for name in getattr(type(item), "__slots__", ())]
