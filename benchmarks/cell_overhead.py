@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from specmatrix.benchmarks.metric import Metric, of, red
-from specmatrix.benchmarks.overhead import Clock
+from specmatrix.benchmarks.overhead import CallTimer
 from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.matrix.cells.cell import Cell, order
 from specmatrix.matrix.cells.selection import of_gpus
@@ -35,7 +35,7 @@ class TimedSubject:
     def __init__(self, subject: Subject) -> None:
         self.name = subject.name
         self.capabilities = subject.capabilities
-        self.clock = Clock()
+        self.clock = CallTimer()
         self._launch = self.clock.wrap(subject.launch)
 
     def launch(self, config: EngineConfig) -> Session:

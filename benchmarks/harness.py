@@ -142,7 +142,7 @@ def comparisons() -> list[Metric]:
     return found
 
 
-class Session(NamedTuple):
+class PytestRun(NamedTuple):
     """One pytest session: cells that passed, whether any did not, wall time with start and end, its last line."""
 
     passed: int
@@ -162,7 +162,7 @@ def lossless_rate() -> Metric:
     return cells_per_minute([_session(LOSSLESS) for _ in range(LOSSLESS_RUNS)])
 
 
-def cells_per_minute(sessions: Sequence[Session]) -> Metric:
+def cells_per_minute(sessions: Sequence[PytestRun]) -> Metric:
     """The rate of sessions of at least LOSSLESS_LEAST green cells each; red where one is not."""
     name = LOSSLESS_RATE
     for session in sessions:
@@ -173,10 +173,10 @@ def cells_per_minute(sessions: Sequence[Session]) -> Metric:
     return of(name, rates, LOSSLESS_GOAL, 0.0, note=note)
 
 
-def _session(cells: str) -> Session:
+def _session(cells: str) -> PytestRun:
     done, times = _repeat(_pytest("-q", "-n", "2", "--specmatrix-stage", "product", "--specmatrix-cells", cells), 1)
     found = re.search(r"(\d+) passed", done.stdout)
-    return Session(int(found[1]) if found else 0, bool(done.returncode), times[0], _last(done.stdout + done.stderr))
+    return PytestRun(int(found[1]) if found else 0, bool(done.returncode), times[0], _last(done.stdout + done.stderr))
 
 
 def _missing() -> str:

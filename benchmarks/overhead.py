@@ -29,7 +29,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Clock:
+class CallTimer:
     """Seconds spent inside wrapped calls; nested calls count once.
 
     CPU seconds of this one-threaded process, so that what else runs on the machine has no share.
@@ -56,7 +56,7 @@ class Clock:
 
 def share(llm: LLM, name: str) -> Metric:
     """Share of the time of decode steps that is not inside a model's `forward` or `logits`."""
-    clock = Clock()
+    clock = CallTimer()
     executor: Any = llm.loop.executor
     models = [executor.target, *([executor.drafter.model] if executor.drafter.traits.drafts else [])]
     for model in models:

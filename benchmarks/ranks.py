@@ -28,11 +28,11 @@ from torch import Tensor
 
 import specmatrix.engine.models.causal_lm
 from specmatrix.benchmarks.command import machine
-from specmatrix.benchmarks.shapes import SHAPES, Llama, write_eagle3, write_frame
+from specmatrix.benchmarks.shapes import SHAPES, LlamaShape, write_eagle3, write_frame
 from specmatrix.benchmarks.steady import ROUNDS, Asked, Bench, Decoding, free
 from specmatrix.engine.api import LLM
 from specmatrix.engine.core.errors import ConfigError
-from specmatrix.engine.models.tensor_parallel import TakeShare
+from specmatrix.engine.models.tensor_parallel import ShardedWeightReader
 from specmatrix.engine.parallel.group import RankGroup
 from specmatrix.engine.parallel.worker import Rank
 from specmatrix.reports.atomic import write_text
@@ -46,23 +46,23 @@ Times: TypeAlias = Mapping[int, Sequence[float]]
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class RankSetup:
     """What is measured. turns: of ROUNDS rounds each, by each number of ranks; all end below a graph's next size."""
 
     model: str
-    shape: Llama
+    shape: LlamaShape
     device: str
     prompt: int
     batches: Sequence[int]
     turns: int
 
 
-ON_GPUS: Final = Setup("Llama-3.1-8B", SHAPES["Llama-3.1-8B"], "cuda", 1024, (1, 32), 6)
+ON_GPUS: Final = RankSetup("Llama-3.1-8B", SHAPES["Llama-3.1-8B"], "cuda", 1024, (1, 32), 6)
 # Tries the benchmark itself.
-ON_CPU: Final = Setup("tiny", Llama(32, 56, 6, 4, 2, 8, 768, tied=True), "cpu", 128, (1, 3), 2)
+ON_CPU: Final = RankSetup("tiny", LlamaShape(32, 56, 6, 4, 2, 8, 768, tied=True), "cpu", 128, (1, 3), 2)
 
 
-class DrawnShare(TakeShare):
+class DrawnShare(ShardedWeightReader):
     """Draws the tensors of a target instead of reading them, in bf16; a rank's share is that of the same whole."""
 
     def _take(self, name: str, shape: tuple[int, ...]) -> Tensor:
@@ -77,11 +77,11 @@ class DrawnShare(TakeShare):
 @contextmanager
 def drawn_weights() -> Iterator[None]:
     """Targets loaded meanwhile have random weights, whatever their checkpoint holds."""
-    specmatrix.engine.models.causal_lm.TakeShare = DrawnShare  # type: ignore[misc]
+    specmatrix.engine.models.causal_lm.ShardedWeightReader = DrawnShare  # type: ignore[misc]
     try:
         yield
     finally:
-        specmatrix.engine.models.causal_lm.TakeShare = TakeShare  # type: ignore[misc]
+        specmatrix.engine.models.causal_lm.ShardedWeightReader = ShardedWeightReader  # type: ignore[misc]
 
 
 def begin(rank: Rank, bench: Bench, batch: int, asked: Asked) -> None:
@@ -104,7 +104,7 @@ def turn(rank: Rank) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class RankTimes:
     """What `ranks` ranks take at a batch size. times: of one kind of round; alone: those of the fewest ranks."""
 
     kind: str
@@ -132,7 +132,7 @@ class Row:
         }
 
 
-def measure(setup: Setup, sizes: Sequence[int]) -> list[Row]:
+def measure(setup: RankSetup, sizes: Sequence[int]) -> list[RankTimes]:
     """A row for each kind of round, batch size and number of ranks. RankLost and RanksDiverged as in RankGroup."""
     with TemporaryDirectory() as name, ExitStack() as stack, ThreadPoolExecutor(len(sizes)) as pool:
         starts = pool.map(lambda size: RankGroup(size, setup.device), sizes)
@@ -175,10 +175,10 @@ def by_turns(groups: Sequence[RankGroup], turns: int) -> Times:
     return times
 
 
-def by_size(kind: str, batch: int, times: Times) -> list[Row]:
+def by_size(kind: str, batch: int, times: Times) -> list[RankTimes]:
     """A row for each number of ranks, the fewest first."""
     fewest = min(times)
-    return [Row(kind, batch, size, times[size], times[fewest], fewest) for size in sorted(times)]
+    return [RankTimes(kind, batch, size, times[size], times[fewest], fewest) for size in sorted(times)]
 
 
 def markdown(record: Mapping[str, Any]) -> str:

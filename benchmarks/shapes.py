@@ -30,7 +30,7 @@ ROPE: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Llama:
+class LlamaShape:
     """The sizes of a Llama."""
 
     hidden: int
@@ -55,12 +55,12 @@ class Llama:
 
 
 SHAPES: Final = {
-    "Llama-3.2-1B": Llama(2048, 8192, 16, 32, 8, 64, 128_256, tied=True),
-    "Llama-3.1-8B": Llama(4096, 14336, 32, 32, 8, 128, 128_256, tied=False),
+    "Llama-3.2-1B": LlamaShape(2048, 8192, 16, 32, 8, 64, 128_256, tied=True),
+    "Llama-3.1-8B": LlamaShape(4096, 14336, 32, 32, 8, 128, 128_256, tied=False),
 }
 
 
-def write_target(folder: Path, shape: Llama, device: str) -> Path:
+def write_target(folder: Path, shape: LlamaShape, device: str) -> Path:
     """The checkpoint of a target; its tokenizer is the zoo's. The same weights every time on one kind of device."""
     _begin(folder, _config(shape, "LlamaForCausalLM"))
     draw = _Draw(device)
@@ -80,14 +80,14 @@ def write_target(folder: Path, shape: Llama, device: str) -> Path:
     return folder
 
 
-def write_frame(folder: Path, shape: Llama) -> Path:
+def write_frame(folder: Path, shape: LlamaShape) -> Path:
     """The checkpoint of a target without its tensors, for weights that are drawn where they are used."""
     _begin(folder, _config(shape, "LlamaForCausalLM"))
     save_file({}, folder / "model.safetensors", METADATA)
     return folder
 
 
-def write_eagle3(folder: Path, target: Llama, device: str) -> Path:
+def write_eagle3(folder: Path, target: LlamaShape, device: str) -> Path:
     """An EAGLE-3 head of one layer over three states of the target, with a vocabulary of its own."""
     shape, draw = replace(target, layers=1), _Draw(device)
     states = [2, target.layers // 2, target.layers - 3]
@@ -125,7 +125,7 @@ class _Draw:
         return torch.ones(size, device=self.device, dtype=torch.bfloat16)
 
 
-def _layer(prefix: str, shape: Llama, width: int, draw: _Draw) -> Iterator[tuple[str, Tensor]]:
+def _layer(prefix: str, shape: LlamaShape, width: int, draw: _Draw) -> Iterator[tuple[str, Tensor]]:
     """The tensors of a decoder layer whose q, k and v read rows of `width`."""
     hidden, queries, keys = shape.hidden, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     sizes = {
@@ -143,7 +143,7 @@ def _layer(prefix: str, shape: Llama, width: int, draw: _Draw) -> Iterator[tuple
         yield f"{prefix}.{name}.weight", draw.ones(hidden)
 
 
-def _config(shape: Llama, architecture: str) -> dict[str, Any]:
+def _config(shape: LlamaShape, architecture: str) -> dict[str, Any]:
     return {
         "architectures": [architecture],
         "model_type": "llama",

@@ -20,7 +20,7 @@ BLOCKING: Final = ("cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaMemcpy
 EVENT: Final = "cudaEventSynchronize"
 
 
-class Window(NamedTuple):
+class TraceWindow(NamedTuple):
     """Share of the time in which no kernel or copy ran, and calls of a round: blocking ones, waits for an event."""
 
     idle: float
@@ -38,7 +38,7 @@ def trace(bench: Bench) -> Iterator[Metric]:
         yield of(f"{bench.name}_{name}_blocking_calls", [w.blocking for w in windows], 0.0, 0.0, "lower")
 
 
-def window(rounds: Callable[[int], object]) -> Window:
+def window(rounds: Callable[[int], object]) -> TraceWindow:
     """Profile rounds, and nothing, which says what the profiler and the last wait add.
 
     The GPU is busy in every round with as many things. The first LEAD rounds fill the pipeline that a wait before them
@@ -48,7 +48,7 @@ def window(rounds: Callable[[int], object]) -> Window:
     (busy, names), (_, alone) = _profiled(lambda: rounds(count)), _profiled(lambda: rounds(0))
     blocking = sum(name in BLOCKING for name in names) - sum(name in BLOCKING for name in alone)
     steady = sorted(busy)[len(busy) * LEAD // count :]
-    return Window(idle_share(steady), blocking / count, names.count(EVENT) / count)
+    return TraceWindow(idle_share(steady), blocking / count, names.count(EVENT) / count)
 
 
 def _profiled(call: Callable[[], object]) -> tuple[list[tuple[float, float]], list[str]]:

@@ -17,7 +17,7 @@ from threading import Thread
 from time import monotonic
 from typing import Final
 
-from specmatrix.ci.planner import Plan
+from specmatrix.ci.planner import ShardPlan
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.run.pending import unrun
 from specmatrix.reports.schema import CellResult
@@ -29,7 +29,7 @@ THREADS: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class ShardJob:
     """What every worker must know. limit: seconds that one cell may take, the start of the worker included."""
 
     seed: int
@@ -58,7 +58,9 @@ class Worker:
         return self.owed[0].id if self.ready else "starting"
 
 
-def run_plan(plan: Plan, job: Job, tell: Callable[[list[str]], None] = lambda at: None) -> Iterator[CellResult]:
+def run_plan(
+    plan: ShardPlan, job: ShardJob, tell: Callable[[list[str]], None] = lambda at: None
+) -> Iterator[CellResult]:
     """The records of every cell of the plan, in the order in which they end. However it ends, the workers end too.
 
     tell: called whenever that may have changed with what each worker is at.
@@ -77,7 +79,7 @@ def run_plan(plan: Plan, job: Job, tell: Callable[[list[str]], None] = lambda at
             _stop(worker)
 
 
-def _turn(workers: list[Worker], job: Job) -> Iterator[CellResult]:
+def _turn(workers: list[Worker], job: ShardJob) -> Iterator[CellResult]:
     """Wait for news, and take it from every worker that has some; replace workers that died or hang."""
     patience = min(worker.heard for worker in workers) + job.limit - monotonic()
     ready = wait([worker.connection for worker in workers], max(patience, 0.0))
@@ -101,7 +103,7 @@ def _turn(workers: list[Worker], job: Job) -> Iterator[CellResult]:
         yield from _replace(workers, worker, job, f"it took more than {job.limit:g} s")
 
 
-def _replace(workers: list[Worker], worker: Worker, job: Job, what: str) -> Iterator[CellResult]:
+def _replace(workers: list[Worker], worker: Worker, job: ShardJob, what: str) -> Iterator[CellResult]:
     """Record the cell that a worker was at as lost, and start another worker for what is left.
 
     A worker that never started up takes all its cells with it: another one would not start up either.
@@ -115,13 +117,13 @@ def _replace(workers: list[Worker], worker: Worker, job: Job, what: str) -> Iter
     yield from [lost_cell(cell, job, what) for cell in lost]
 
 
-def lost_cell(cell: Cell, job: Job, what: str) -> CellResult:
+def lost_cell(cell: Cell, job: ShardJob, what: str) -> CellResult:
     """The record of a cell that has no result, for a reason that says nothing about the cell."""
     record = unrun(cell, job.tier, job.stage, job.seed)
     return replace(record, state="INFRA", error=f"the cell has no result: {what}")
 
 
-def _start(cells: Sequence[Cell], job: Job, gpus: tuple[int, ...]) -> Worker:
+def _start(cells: Sequence[Cell], job: ShardJob, gpus: tuple[int, ...]) -> Worker:
     ours, theirs = get_context("spawn").Pipe(duplex=False)
     process = get_context("spawn").Process(target=work, args=(tuple(cells), job, gpus, theirs), daemon=True)
     # Ctrl-C reaches every process of the terminal; a worker inherits that it does not take it, from its first line on.
@@ -143,7 +145,7 @@ def _stop(worker: Worker) -> None:
     worker.connection.close()
 
 
-def work(cells: tuple[Cell, ...], job: Job, gpus: tuple[int, ...], connection: Connection) -> None:
+def work(cells: tuple[Cell, ...], job: ShardJob, gpus: tuple[int, ...], connection: Connection) -> None:
     """The life of a worker: send None when it is ready, then the record of each cell. The parent handles Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     Thread(target=_end_with_parent, daemon=True).start()

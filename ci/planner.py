@@ -49,7 +49,7 @@ class Shard:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ShardPlan:
     """Every cell once. bound: seconds below which no plan of these groups can stay."""
 
     gpus: int
@@ -90,7 +90,7 @@ def plan(
     hosts: Sequence[Host],
     gpus: int = 0,
     start_seconds: float = START_SECONDS,
-) -> Plan:
+) -> ShardPlan:
     """A plan for cells that take `gpus` GPUs each; the order of `cells` does not matter.
 
     durations: measured seconds by cell id; a cell without one costs its estimate. start_seconds: per engine start.
@@ -104,7 +104,7 @@ def plan(
     for part in sorted(parts, key=lambda part: (-part.seconds, part.cells)):
         min(shards, key=lambda shard: shard.seconds).groups.append(part)
     longest = max((part.seconds for part in parts), default=0.0)
-    return Plan(gpus, tuple(shards), max(longest, sum(part.seconds for part in parts) / len(shards)))
+    return ShardPlan(gpus, tuple(shards), max(longest, sum(part.seconds for part in parts) / len(shards)))
 
 
 def _lanes(hosts: Sequence[Host], gpus: int) -> list[Shard]:

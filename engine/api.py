@@ -17,10 +17,10 @@ from specmatrix.engine.core.config.asked import EngineConfig, Facts
 from specmatrix.engine.core.config.resolve import resolve
 from specmatrix.engine.core.errors import ConfigError, EngineError, RequestError
 from specmatrix.engine.core.memory.ledger import Entry
-from specmatrix.engine.core.observe.rank_agreement import Told
+from specmatrix.engine.core.observe.rank_agreement import StepDigest
 from specmatrix.engine.core.schedule.request import Finish, Phase, Request, SamplingParams, shown
 from specmatrix.engine.core.schedule.session import SessionParams, Sessions, Turn
-from specmatrix.engine.core.schedule.stop_rules import settled
+from specmatrix.engine.core.schedule.stop_rules import stable_text_length
 from specmatrix.engine.device.collectives import ALONE, Ranks
 from specmatrix.engine.device.graph_cache import GIB
 from specmatrix.engine.models.loader import facts
@@ -70,7 +70,7 @@ class LLM:
         locate: Locate = Path,
         clock: Callable[[], float] = time.monotonic,
         ranks: Ranks = ALONE,
-        tell: Callable[[Told], None] | None = None,
+        tell: Callable[[StepDigest], None] | None = None,
     ) -> None:
         known = known_facts(config, locate)
         self.resolved = resolve(config, known)
@@ -358,7 +358,7 @@ class LLM:
                 owned.append(request.rid)
                 self._owned.update(owned)
             while True:
-                end = len(request.text) if request.finish else settled(request.text, request.params.stop)
+                end = len(request.text) if request.finish else stable_text_length(request.text, request.params.stop)
                 if end > shown:
                     yield request.text[shown:end]
                     shown = end

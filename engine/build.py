@@ -13,15 +13,15 @@ from specmatrix.engine.core.memory.ledger import Ledger
 from specmatrix.engine.core.memory.prefix_cache import PrefixCache
 from specmatrix.engine.core.memory.window_ledger import Window
 from specmatrix.engine.core.observe.counters import Probes
-from specmatrix.engine.core.observe.rank_agreement import Told
+from specmatrix.engine.core.observe.rank_agreement import StepDigest
 from specmatrix.engine.core.schedule.scheduler import Scheduler
 from specmatrix.engine.device.collectives import ALONE, Ranks
-from specmatrix.engine.device.cuda_graphs import Graphs
+from specmatrix.engine.device.cuda_graphs import CudaGraphs
 from specmatrix.engine.device.graph_cache import GIB
 from specmatrix.engine.device.pool import KVLayout
 from specmatrix.engine.device.slot_table import SlotTable
 from specmatrix.engine.device.staging import StagingRing
-from specmatrix.engine.device.sync_counter import Waits
+from specmatrix.engine.device.sync_counter import SyncCounter
 from specmatrix.engine.device.window_kv import WindowMemory, split
 from specmatrix.engine.executor import DeviceExecutor, InFlight
 from specmatrix.engine.loop import Loop
@@ -29,7 +29,7 @@ from specmatrix.engine.memory_budget import afford
 from specmatrix.engine.models.loader import load_target
 from specmatrix.engine.models.target import Target
 from specmatrix.engine.models.tokenizer import Detokenizer, Tokenizer
-from specmatrix.engine.rank_digest import Witness
+from specmatrix.engine.rank_digest import RankDigest
 from specmatrix.engine.spec.builders import BuildContext, Locate, build_drafter, build_relay
 from specmatrix.engine.spec.drafter import Drafter
 from specmatrix.engine.spec.guard import Guard
@@ -43,7 +43,7 @@ def build(
     tokenizer: Tokenizer,
     locate: Locate,
     ranks: Ranks = ALONE,
-    tell: Callable[[Told], None] | None = None,
+    tell: Callable[[StepDigest], None] | None = None,
 ) -> Loop[InFlight]:
     """Load the models and wire ledger, scheduler, executor and loop.
 
@@ -80,7 +80,7 @@ def build(
         context_length=resolved.context_length,
         tell=drafter.traits.reads_host,
     )
-    witness = None if tell is None else Witness(ledger, tell, probes)
+    witness = None if tell is None else RankDigest(ledger, tell, probes)
     executor = _executor(context, drafter, windows, windowed, scheduler, ranks, witness)
     return Loop(
         scheduler,
@@ -101,7 +101,7 @@ def _executor(
     windowed: KVLayout,
     scheduler: Scheduler,
     ranks: Ranks,
-    witness: Witness | None,
+    witness: RankDigest | None,
 ) -> DeviceExecutor:
     """Every device buffer beside the pools of `context`. windows: by layer; windowed: the layout of those with one."""
     resolved, device = context.resolved, context.device
@@ -124,17 +124,17 @@ def _executor(
         side,
         _guard(resolved, drafter, context.target, scheduler.steps),
         graphs,
-        Waits(graphs) if graphs is not None and resolved.strict_memory else None,
+        SyncCounter(graphs) if graphs is not None and resolved.strict_memory else None,
         ranks,
         witness,
     )
 
 
-def graphs_for(resolved: Resolved, device: torch.device, probes: Probes) -> Graphs | None:
+def graphs_for(resolved: Resolved, device: torch.device, probes: Probes) -> CudaGraphs | None:
     """What holds the rounds that run as graphs, within the memory that they may take."""
     if not resolved.cuda_graph_max_bs:
         return None
-    return Graphs(resolved.cuda_graph_max_bs, device, probes, most_bytes=resolved.cuda_graph_max_gb * GIB)
+    return CudaGraphs(resolved.cuda_graph_max_bs, device, probes, most_bytes=resolved.cuda_graph_max_gb * GIB)
 
 
 def _guard(resolved: Resolved, drafter: Drafter, target: Target, steps: DraftSteps) -> Guard | None:

@@ -15,7 +15,7 @@ from specmatrix.engine.core.schedule.step import PlanRow, StepPlan, StepResult
 from specmatrix.engine.device.attention import StepAttention
 from specmatrix.engine.device.batch import StepBatch, count, tree_bias
 from specmatrix.engine.device.collectives import ALONE, Ranks
-from specmatrix.engine.device.cuda_graphs import Graphs, Results, Shape, reach_of
+from specmatrix.engine.device.cuda_graphs import CudaGraphs, GraphShape, Results, reach_of
 from specmatrix.engine.device.pinned_copy import floats, integers
 from specmatrix.engine.device.pool import KVPool
 from specmatrix.engine.device.relay import DraftState, Relay
@@ -24,10 +24,10 @@ from specmatrix.engine.device.slot_table import SlotTable, stamp
 from specmatrix.engine.device.staging import Staged, StagingRing
 from specmatrix.engine.device.window_kv import SplitAttention, WindowMemory, WindowStep
 from specmatrix.engine.models.target import Target
-from specmatrix.engine.rank_digest import Witness
+from specmatrix.engine.rank_digest import RankDigest
 from specmatrix.engine.spec.drafter import Drafter, agreed_tree
 from specmatrix.engine.spec.guard import Guard
-from specmatrix.engine.spec.verify import judge
+from specmatrix.engine.spec.verify import verify
 
 
 class InFlight(NamedTuple):
@@ -50,10 +50,10 @@ class DeviceExecutor:
         staging: StagingRing,
         window: WindowMemory | None = None,
         guard: Guard | None = None,
-        graphs: Graphs | None = None,
+        graphs: CudaGraphs | None = None,
         waits: AbstractContextManager[None] | None = None,
         ranks: Ranks = ALONE,
-        witness: Witness | None = None,
+        witness: RankDigest | None = None,
     ) -> None:
         self.target = target
         self.drafter = drafter
@@ -142,7 +142,7 @@ class DeviceExecutor:
             return results
 
         try:
-            results = graphs.run(Shape(plan.greedy, plan.logprobs, len(rows), width, reach), whole_round)
+            results = graphs.run(GraphShape(plan.greedy, plan.logprobs, len(rows), width, reach), whole_round)
         except BaseException:
             # What a capture that broke off published was recorded, but never computed.
             self.relay.drop()
@@ -200,7 +200,7 @@ class DeviceExecutor:
         attend = self._attention(batch, side, write, bias, positions)
         hidden, aux = self.target.forward(tree.tokens, positions, attend, self.drafter.capture)
         logits = self.target.logits(hidden)
-        verdict = judge(logits, tree, batch.start, rows, self.ranks)
+        verdict = verify(logits, tree, batch.start, rows, self.ranks)
         results = {"tokens": verdict.tokens, "count": verdict.count}
         if self.witness is not None:
             results["drafts"] = tree.tokens

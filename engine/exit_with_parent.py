@@ -10,7 +10,7 @@ STDIN: Final = 0
 STATUS: Final = 1
 
 
-def end_with_starter() -> None:
+def exit_with_parent() -> None:
     """From now on the end of standard input ends this process with status 1.
 
     It must be a pipe whose other end only the starter holds, and into which nobody writes.

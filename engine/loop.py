@@ -16,7 +16,7 @@ from typing import Generic
 
 from specmatrix.engine.core.errors import EngineBug, EngineError, LedgerError, described
 from specmatrix.engine.core.observe.counters import Probes
-from specmatrix.engine.core.schedule.output_text import TextStream, Transcript
+from specmatrix.engine.core.schedule.output_text import OutputText, TextStream
 from specmatrix.engine.core.schedule.request import Finish, Phase, Request
 from specmatrix.engine.core.schedule.scheduler import Scheduler
 from specmatrix.engine.core.schedule.step import Executor, Handle, PlanRow, StepPlan, StepResult
@@ -64,7 +64,7 @@ class Loop(Generic[Handle]):
     def add(self, request: Request) -> None:
         """Queue a request; RequestError if it can never run."""
         self.scheduler.add(request)
-        request.transcript = Transcript(self._text_stream())
+        request.transcript = OutputText(self._text_stream())
         self._rules[request.rid] = StopRules.of(request.params, self.eos_ids)
 
     def abort(self, rid: int) -> bool:

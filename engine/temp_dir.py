@@ -14,7 +14,7 @@ PREFIX: Final = "specmatrix-"
 LOCK: Final = ".alive"
 
 
-class Scratch:
+class TempDir:
     """A new empty folder `path`, but for its lock, until `close` or the end of a `with`.
 
     kind: part of its name. First, every such folder goes that a killed process left.

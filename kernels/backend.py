@@ -17,7 +17,7 @@ INTERPRETER = "TRITON_INTERPRET"
 _everywhere = False
 
 
-def chosen(eager: ModuleType, tensor: Tensor) -> ModuleType:
+def select_backend(eager: ModuleType, tensor: Tensor) -> ModuleType:
     """The module that runs an operation on `tensor`; eager: the torch form, whose neighbour is Triton's."""
     return _neighbour(eager.__name__) if on_triton(tensor) else eager
 

@@ -18,7 +18,7 @@ def wide(operand: Tensor) -> bool:
 
 
 @triton.jit
-def product(a, b, WIDE: tl.constexpr):
+def dot(a, b, WIDE: tl.constexpr):
     """a @ b, summed in float32. Neither operand is rounded to a shorter form."""
     if WIDE:
         out = tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")

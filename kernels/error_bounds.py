@@ -69,12 +69,12 @@ def product(arguments: Arguments, wanted: Sequence[Tensor]) -> Bound:
 
 def projection(arguments: Arguments, wanted: Sequence[Tensor]) -> tuple[Bound, ...]:
     """What is returned and `out`; then the pool's rows; or the rows that a norm scales, and its sums of squares."""
-    x, weight, out, sums, eps, turn, heads, add, gated = arguments[:9]
+    x, weight, out, sums, eps, rotation, heads, add, gated = arguments[:9]
     if not out.numel():
         return (0.0,) * len(wanted)
     off = _joined(x, weight, out if add else None, sums, eps, gated)
-    if turn is not None:
-        pairs = off[:, : 2 * heads * turn.shape[1]].unflatten(1, (-1, 2))
+    if rotation is not None:
+        pairs = off[:, : 2 * heads * rotation.shape[1]].unflatten(1, (-1, 2))
         pairs[:] = pairs.sum(2, keepdim=True)
     if len(arguments) == 12:
         return off, off, *_begun(off, wanted[1], arguments[9], wanted[2])

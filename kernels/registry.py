@@ -11,19 +11,19 @@ from specmatrix.kernels import batch_invariance, error_bounds, preconditions
 from specmatrix.kernels.accept_path import accept_path
 from specmatrix.kernels.accept_path import cases as accept_path_cases
 from specmatrix.kernels.accept_path import reference as accept_path_reference
-from specmatrix.kernels.argmax import best_token
-from specmatrix.kernels.argmax import cases as best_token_cases
-from specmatrix.kernels.argmax import reference as best_token_reference
+from specmatrix.kernels.argmax import argmax
+from specmatrix.kernels.argmax import cases as argmax_cases
+from specmatrix.kernels.argmax import reference as argmax_reference
 from specmatrix.kernels.case import Kernel
-from specmatrix.kernels.compact_kv import cases as move_kv_cases
-from specmatrix.kernels.compact_kv import move_kv
-from specmatrix.kernels.compact_kv import reference as move_kv_reference
+from specmatrix.kernels.compact_kv import cases as compact_kv_cases
+from specmatrix.kernels.compact_kv import compact_kv
+from specmatrix.kernels.compact_kv import reference as compact_kv_reference
 from specmatrix.kernels.expand_topk import cases as expand_topk_cases
 from specmatrix.kernels.expand_topk import expand_topk
 from specmatrix.kernels.expand_topk import reference as expand_topk_reference
-from specmatrix.kernels.fused_linear import Around, Onward, projection
-from specmatrix.kernels.fused_linear import cases as projection_cases
-from specmatrix.kernels.fused_linear import reference as projection_reference
+from specmatrix.kernels.fused_linear import Fusion, NextNorm, fused_linear
+from specmatrix.kernels.fused_linear import cases as fused_linear_cases
+from specmatrix.kernels.fused_linear import reference as fused_linear_reference
 from specmatrix.kernels.gather_rows import cases as relay_cases
 from specmatrix.kernels.gather_rows import gather, scatter
 from specmatrix.kernels.gather_rows import reference as relay_reference
@@ -83,10 +83,10 @@ def _several(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _joined(*arguments: Tensor) -> Tensor:
-    """projection on the arguments of the reference, which end with those of a norm behind it or of a sink."""
-    onward = Onward(*arguments[9:12]) if len(arguments) == 12 else None
-    around = Around(*arguments[3:9])._replace(onward=onward, sink=arguments[12:] or None)
-    return projection(*arguments[:3], around, checked=True)
+    """fused_linear on the arguments of the reference, which end with those of a norm behind it or of a sink."""
+    next_norm = NextNorm(*arguments[9:12]) if len(arguments) == 12 else None
+    fusion = Fusion(*arguments[3:9])._replace(next_norm=next_norm, kv_slots=arguments[12:] or None)
+    return fused_linear(*arguments[:3], fusion, checked=True)
 
 
 def _chained(
@@ -95,15 +95,15 @@ def _chained(
     out: Tensor,
     scale: Tensor,
     scaled: Tensor,
-    squares: Tensor,
+    partial_sumsq: Tensor,
     behind: Tensor,
     last: Tensor,
     eps: float,
 ) -> Tensor:
     """Two launches, the second of which reads all that the first leaves."""
-    preconditions.contiguous("projection", behind=behind, last=last)
-    projection(x, weight, out, Around(onward=Onward(scale, scaled, squares)), checked=True)
-    return projection(scaled, behind, last, Around(squares, eps), checked=True)
+    preconditions.contiguous("fused_linear", behind=behind, last=last)
+    fused_linear(x, weight, out, Fusion(next_norm=NextNorm(scale, scaled, partial_sumsq)), checked=True)
+    return fused_linear(scaled, behind, last, Fusion(partial_sumsq, eps), checked=True)
 
 
 _MATMUL = partial(
@@ -116,7 +116,7 @@ _MATMUL = partial(
 _PROJECTION = partial(
     Kernel,
     fast=_joined,
-    reference=projection_reference.projection,
+    reference=fused_linear_reference.fused_linear,
     bound=error_bounds.projection,
     why="float32 sums of K products, and a rounding behind each operation that is joined",
 )
@@ -138,7 +138,13 @@ _ATTENTION = partial(
 
 KERNELS: Final = (
     Kernel("store_kv", partial(store_kv, checked=True), store_kv_reference.store_kv, store_kv_cases.CASES, writes=(0,)),
-    Kernel("move_kv", partial(move_kv, checked=True), move_kv_reference.move_kv, move_kv_cases.CASES, writes=(0,)),
+    Kernel(
+        "compact_kv",
+        partial(compact_kv, checked=True),
+        compact_kv_reference.compact_kv,
+        compact_kv_cases.CASES,
+        writes=(0,),
+    ),
     _ATTENTION(name="paged_attention", fast=partial(_attend, deterministic=False)),
     _ATTENTION(
         name="paged_attention deterministic",
@@ -203,14 +209,14 @@ KERNELS: Final = (
         why="float32 arithmetic, and one rounding at the store",
         parts=batch_invariance.of_rows,
     ),
-    _PROJECTION(name="projection", cases=projection_cases.CASES, writes=(2,)),
-    _PROJECTION(name="projection into a pool", cases=projection_cases.SUNK_CASES, writes=(2, 12)),
-    _PROJECTION(name="projection before a norm", cases=projection_cases.ONWARD_CASES, writes=(2, 10, 11)),
+    _PROJECTION(name="fused_linear", cases=fused_linear_cases.CASES, writes=(2,)),
+    _PROJECTION(name="fused_linear into a pool", cases=fused_linear_cases.SUNK_CASES, writes=(2, 12)),
+    _PROJECTION(name="fused_linear before a norm", cases=fused_linear_cases.ONWARD_CASES, writes=(2, 10, 11)),
     Kernel(
-        "projection behind another",
+        "fused_linear behind another",
         _chained,
-        projection_reference.chained,
-        projection_cases.CHAINED_CASES,
+        fused_linear_reference.chained,
+        fused_linear_cases.CHAINED_CASES,
         writes=(2, 4, 5, 7),
         bound=error_bounds.chained,
         why="the bound of a projection, for the second and for what it makes of the first",
@@ -218,6 +224,6 @@ KERNELS: Final = (
     Kernel("gather", partial(gather, checked=True), relay_reference.gather, relay_cases.GATHER_CASES),
     Kernel("scatter", partial(scatter, checked=True), relay_reference.scatter, relay_cases.SCATTER_CASES, writes=(0,)),
     Kernel("uniform", uniform, sample_reference.uniform, sample_cases.UNIFORM_CASES, why="the same 53 bits"),
-    Kernel("best_token", best_token, best_token_reference.best_token, best_token_cases.CASES, why="ids"),
+    Kernel("argmax", argmax, argmax_reference.argmax, argmax_cases.CASES, why="ids"),
     Kernel("draw", draw, sample_reference.draw, sample_cases.DRAW_CASES, why="ids"),
 )

@@ -43,7 +43,7 @@ class StepAttention:
         self._plan = (read_slots, bias)
         self._reads: Reads | None = None
 
-    def sink(self, layer: int) -> tuple[Tensor, Tensor] | None:
+    def kv_slots(self, layer: int) -> tuple[Tensor, Tensor] | None:
         """Rows of the pool [S, planes * kv_heads * head_dim], and the slots [B * W] to store to."""
         return self._pool.rows[layer], self._write
 
@@ -94,9 +94,9 @@ class DraftAttention:
             scratch.masked_fill_(~ancestors, float("-inf"))
         self._keys.begin(self._bias, offset)
 
-    def sink(self, layer: int) -> tuple[Tensor, Tensor] | None:
+    def kv_slots(self, layer: int) -> tuple[Tensor, Tensor] | None:
         """Where a layer's keys and values go, None where scratch is made for a layer when it is called."""
-        return self._keys.sink(layer)
+        return self._keys.kv_slots(layer)
 
     def __call__(self, layer: int, q: Tensor, kv: Tensor | None) -> Tensor:
         return self._keys(layer, q, kv)
@@ -121,8 +121,8 @@ class _InPlace:
         write = self._own[:, offset : offset + bias.shape[2]].contiguous()
         self._step = StepAttention(self._pool, write, self._slots, bias)
 
-    def sink(self, layer: int) -> tuple[Tensor, Tensor] | None:
-        return self._step.sink(layer)
+    def kv_slots(self, layer: int) -> tuple[Tensor, Tensor] | None:
+        return self._step.kv_slots(layer)
 
     def __call__(self, layer: int, q: Tensor, kv: Tensor | None) -> Tensor:
         return self._step(layer, q, kv)
@@ -147,7 +147,7 @@ class _Gathered:
     def begin(self, bias: Tensor, offset: int) -> None:
         self._bias, self._offset, self._spread = bias, offset, None
 
-    def sink(self, layer: int) -> tuple[Tensor, Tensor] | None:
+    def kv_slots(self, layer: int) -> tuple[Tensor, Tensor] | None:
         return None
 
     def __call__(self, layer: int, q: Tensor, kv: Tensor | None) -> Tensor:

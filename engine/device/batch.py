@@ -18,7 +18,7 @@ from specmatrix.engine.device.slot_table import SlotTable
 LONGEST_TRIANGLE: Final = {"cpu": 1024, "cuda": 4096}
 
 
-class Known(NamedTuple):
+class HostTokens(NamedTuple):
     """What the host knows of one row: a number that stays with its text and is no other's, and all its tokens."""
 
     key: int
@@ -55,7 +55,7 @@ class StepBatch:
     reach: int
     slots: Tensor
     lengths: Tensor | None
-    known: tuple[Known, ...] = ()
+    known: tuple[HostTokens, ...] = ()
     relay: Relay | None = None
     generations: Tensor | None = None
     positions: Tensor = field(init=False)
@@ -81,7 +81,7 @@ class StepBatch:
             start = integers([r.start for r in plan.rows], device)
             lengths = integers([r.width for r in plan.rows], device)
         width, reach = max([r.width for r in plan.rows]), table.reach(max([r.bound for r in plan.rows]))
-        known = () if plan.prefill else tuple([Known(r.rid, r.tokens) for r in plan.rows if r.tokens])
+        known = () if plan.prefill else tuple([HostTokens(r.rid, r.tokens) for r in plan.rows if r.tokens])
         generations = None if table.writers is None else integers([r.generation for r in plan.rows], device)
         return cls(rows, start, root, width, reach, table.read(rows, reach), lengths, known, relay, generations)
 

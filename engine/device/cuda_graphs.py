@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from specmatrix.engine.core.observe.counters import Probes
-from specmatrix.engine.device.graph_cache import KEPT, MOST_BYTES, Bundle, Bundles, Shape
+from specmatrix.engine.device.graph_cache import KEPT, MOST_BYTES, GraphBundle, GraphCache, GraphShape
 from specmatrix.engine.device.pinned_copy import integers
 
 __all__ = ["Captured", "Graphs", "Results", "Shape", "padded", "reach_of"]
@@ -36,7 +36,7 @@ class Captured(NamedTuple):
     results: Results
 
 
-class Graphs:
+class CudaGraphs:
     """Captures and replays rounds of up to `max_batch` requests on one device.
 
     A round is given rows and generations, int64 [max_batch]. bundles: the graphs, at most `kept` of a width and
@@ -52,7 +52,7 @@ class Graphs:
         self._last: tuple[int, ...] = ()
         self.made = 0
         self._cuda = device.type == "cuda"
-        self.bundles: Bundles[Captured] = Bundles(_held, kept, most_bytes)
+        self.bundles: GraphCache[Captured] = GraphCache(_held, kept, most_bytes)
         self._stream = torch.cuda.Stream(device) if self._cuda else None
 
     @property
@@ -71,7 +71,7 @@ class Graphs:
             self._given[:, :size].copy_(sent, non_blocking=True)
         return self._given[0, :size], self._given[1, :size]
 
-    def run(self, shape: Shape, round_: Callable[[], Results]) -> Results:
+    def run(self, shape: GraphShape, round_: Callable[[], Results]) -> Results:
         """The results of a round, valid until the next one; round_ computes them on the device, from what was given.
 
         The first round of a shape runs as it is, which compiles what is needed and makes the tables that rounds share;
@@ -89,7 +89,7 @@ class Graphs:
             torch.cuda.empty_cache()
         return captured.results
 
-    def _capture(self, bundle: Bundle[Captured], round_: Callable[[], Results]) -> Captured:
+    def _capture(self, bundle: GraphBundle[Captured], round_: Callable[[], Results]) -> Captured:
         graph = torch.cuda.CUDAGraph()
         stream, main = self._stream, torch.cuda.current_stream()
         assert stream is not None
@@ -110,7 +110,7 @@ class Graphs:
         return Captured(graph, results)
 
 
-def _held(bundle: Bundle[Captured]) -> int:
+def _held(bundle: GraphBundle[Captured]) -> int:
     """The bytes of a bundle's pool."""
     return sum(block["total_size"] for block in torch.cuda.memory_snapshot(bundle.pool))
 

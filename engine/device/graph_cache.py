@@ -25,7 +25,7 @@ GIB: Final = 1 << 30
 MOST_BYTES: Final = 4 * GIB
 
 
-class Shape(NamedTuple):
+class GraphShape(NamedTuple):
     """What a graph is made for: how a round samples and how many log-probabilities it shows, requests with padding,
     nodes of each, positions read."""
 
@@ -37,26 +37,26 @@ class Shape(NamedTuple):
 
 
 @dataclass(eq=False)
-class Bundle(Generic[Graph]):
+class GraphBundle(Generic[Graph]):
     """The graphs of one width, the one used longest ago first; None for a shape that ran once without.
 
     bytes: of the pool of memory that the graphs share, which goes back only when all of them are dropped. used: the
     round in which each shape came last. refused: shapes that did not fit beside what is in use.
     """
 
-    graphs: OrderedDict[Shape, Graph | None] = field(default_factory=OrderedDict)
+    graphs: OrderedDict[GraphShape, Graph | None] = field(default_factory=OrderedDict)
     pool: tuple[int, int] | None = None
     bytes: int = 0
-    used: dict[Shape, int] = field(default_factory=dict)
+    used: dict[GraphShape, int] = field(default_factory=dict)
     last: int = 0
-    refused: set[Shape] = field(default_factory=set)
+    refused: set[GraphShape] = field(default_factory=set)
 
     @property
     def count(self) -> int:
         """Graphs, shapes without one not counted."""
         return sum(graph is not None for graph in self.graphs.values())
 
-    def forget(self, shape: Shape) -> None:
+    def forget(self, shape: GraphShape) -> None:
         """Drop a shape and its graph."""
         del self.graphs[shape], self.used[shape]
 
@@ -66,7 +66,7 @@ class Bundle(Generic[Graph]):
         self.pool, self.bytes = None, 0
 
 
-class Bundles(Generic[Graph]):
+class GraphCache(Generic[Graph]):
     """The bundles of an engine, the one used longest ago first. dropped: how often the graphs of one were dropped.
 
     hold: called with a bundle that gained a graph, the bytes of its pool. kept: graphs of a bundle at most; most_bytes:
@@ -75,7 +75,7 @@ class Bundles(Generic[Graph]):
 
     def __init__(
         self,
-        hold: Callable[[Bundle[Graph]], int],
+        hold: Callable[[GraphBundle[Graph]], int],
         kept: int = KEPT,
         most_bytes: int = MOST_BYTES,
         rested: int = RESTED,
@@ -84,9 +84,9 @@ class Bundles(Generic[Graph]):
         self.kept, self.most_bytes, self.rested = kept, most_bytes, rested
         self._hold = hold
         self._round = 0
-        self._by_width: OrderedDict[int, Bundle[Graph]] = OrderedDict()
+        self._by_width: OrderedDict[int, GraphBundle[Graph]] = OrderedDict()
 
-    def __iter__(self) -> Iterator[tuple[int, Bundle[Graph]]]:
+    def __iter__(self) -> Iterator[tuple[int, GraphBundle[Graph]]]:
         """Widths and their bundles."""
         return iter(self._by_width.items())
 
@@ -96,14 +96,14 @@ class Bundles(Generic[Graph]):
         counts = [(bundle.count, bundle.bytes) for bundle in self._by_width.values()]
         return sum(count for count, _ in counts), sum(size for count, size in counts if count)
 
-    def swap(self, width: int) -> Bundle[Graph]:
+    def swap(self, width: int) -> GraphBundle[Graph]:
         """The bundle of a width, which is now the one used last."""
-        bundle = self._by_width.setdefault(width, Bundle())
+        bundle = self._by_width.setdefault(width, GraphBundle())
         self._by_width.move_to_end(width)
         bundle.last = self._round
         return bundle
 
-    def seen(self, shape: Shape) -> bool:
+    def seen(self, shape: GraphShape) -> bool:
         """Whether a round of this shape is a graph, or may be captured: it ran before, and there is room.
 
         Once for each round. A shape that did not run before has from now on.
@@ -119,7 +119,7 @@ class Bundles(Generic[Graph]):
             return False
         return bundle.graphs[shape] is not None or self._has_room(bundle, shape)
 
-    def keep(self, shape: Shape, graph: Graph) -> bool:
+    def keep(self, shape: GraphShape, graph: Graph) -> bool:
         """Keep a graph in its bundle. True if a bundle's graphs were dropped for memory: others, or these."""
         bundle = self.swap(shape.width)
         bundle.graphs[shape] = graph
@@ -139,14 +139,14 @@ class Bundles(Generic[Graph]):
                 other.refused.clear()
         return self.dropped > before
 
-    def _trim(self, bundle: Bundle[Graph]) -> None:
+    def _trim(self, bundle: GraphBundle[Graph]) -> None:
         """Forget one shape of a bundle that has too many: one without a graph, else a rested one, else the newest."""
         if len(bundle.graphs) > self.kept:
             *others, newest = bundle.graphs
             without = (shape for shape in others if bundle.graphs[shape] is None)
             bundle.forget(next(without, others[0] if others and self._has_rested(bundle.used[others[0]]) else newest))
 
-    def _has_room(self, bundle: Bundle[Graph], shape: Shape) -> bool:
+    def _has_room(self, bundle: GraphBundle[Graph], shape: GraphShape) -> bool:
         """Whether one more graph of the mean size fits, or something makes room for it."""
         count, size = self.memory
         fits = count == 0 or size + size / count <= self.most_bytes

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specmatrix.kernels.compact_kv import move_kv
+from specmatrix.kernels.compact_kv import compact_kv
 from specmatrix.kernels.store_kv import store_kv
 
 
@@ -76,6 +76,6 @@ class KVPool:
 
     def move(self, source: Tensor, target: Tensor) -> None:
         """Copy slots source [M] to target [M] in all layers, all reads before all writes; stamps move along."""
-        move_kv(self.data, source, target)
+        compact_kv(self.data, source, target)
         if self.stamps is not None:
-            move_kv(self.stamps[None], source, target)
+            compact_kv(self.stamps[None], source, target)

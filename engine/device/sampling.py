@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specmatrix.kernels.argmax import best_token
+from specmatrix.kernels.argmax import argmax
 from specmatrix.kernels.sample import draw, uniform
 
 __all__ = ["SamplingRows", "chosen_logprobs", "pick", "top_logprobs", "uniform"]
@@ -31,7 +31,7 @@ def pick(logits: Tensor, emit_positions: Tensor | None, rows: SamplingRows | Non
     nothing.
     """
     if rows is None or emit_positions is None:
-        return best_token(logits)
+        return argmax(logits)
     coins = uniform(rows.seed, emit_positions)
     return draw(logits, coins, rows.temperature, rows.top_k, rows.top_p, truncate)
 

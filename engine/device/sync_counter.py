@@ -11,17 +11,17 @@ from typing import Final
 
 import torch
 
-from specmatrix.engine.device.cuda_graphs import Graphs
+from specmatrix.engine.device.cuda_graphs import CudaGraphs
 
 # torch's words for an operation that waits, and for its listening to them.
 WAITED: Final = "called a synchronizing CUDA operation"
 LISTENS: Final = "Synchronization debug mode"
 
 
-class Waits:
+class SyncCounter:
     """Entered around a launch on a GPU, as often as there are launches. Other warnings of the launch are passed on."""
 
-    def __init__(self, graphs: Graphs) -> None:
+    def __init__(self, graphs: CudaGraphs) -> None:
         self._graphs = graphs
         self._before = self._rounds()
         self._mode = 0

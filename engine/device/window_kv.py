@@ -33,9 +33,9 @@ class SplitAttention:
         self._parts = (full, windowed)
         self._routes = routes
 
-    def sink(self, layer: int) -> tuple[Tensor, Tensor] | None:
+    def kv_slots(self, layer: int) -> tuple[Tensor, Tensor] | None:
         windowed, index = self._routes[layer]
-        return self._parts[windowed].sink(index)
+        return self._parts[windowed].kv_slots(index)
 
     def __call__(self, layer: int, q: Tensor, kv: Tensor | None) -> Tensor:
         windowed, index = self._routes[layer]

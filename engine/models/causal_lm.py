@@ -13,10 +13,10 @@ from specmatrix.engine.device.collectives import ALONE, Ranks
 from specmatrix.engine.device.pool import KVLayout
 from specmatrix.engine.models.config import ModelConfig
 from specmatrix.engine.models.layers import Attend, Norm
-from specmatrix.engine.models.linear_ops import FAST, Products
+from specmatrix.engine.models.linear_ops import FAST, LinearOps
 from specmatrix.engine.models.rope import rotations
-from specmatrix.engine.models.tensor_parallel import TakeShare, Vocabulary, share
-from specmatrix.engine.models.weights import Take
+from specmatrix.engine.models.tensor_parallel import ShardedWeightReader, Vocabulary, share
+from specmatrix.engine.models.weights import WeightReader
 
 
 class CausalLM(ABC):
@@ -44,7 +44,7 @@ class CausalLM(ABC):
         self.device, self.dtype, self.deterministic = device, dtype, deterministic
         self.num_layers = config.num_layers
         self.hidden_size, self.vocab_size = config.hidden_size, config.vocab_size
-        take = TakeShare(weights, config.architecture, config, ranks, device)
+        take = ShardedWeightReader(weights, config.architecture, config, ranks, device)
         self.norm = Norm(config.hidden_size, config.norm_eps, dtype, device, deterministic, ranks)
         embedding = take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
         self.layers = [self.layer(take, f"model.layers.{i}", i) for i in range(config.num_layers)]
@@ -81,14 +81,14 @@ class CausalLM(ABC):
 
     @abstractmethod
     def prepare(self) -> None:
-        """Set `kv` and whatever `space` hands out, last of the construction."""
+        """Set `kv` and whatever `workspace` hands out, last of the construction."""
 
     @abstractmethod
-    def layer(self, take: Take, prefix: str, index: int) -> Callable[..., None]:
+    def layer(self, take: WeightReader, prefix: str, index: int) -> Callable[..., None]:
         """The decoder layer `index`, of the tensors under `prefix`: layer(x, turn, attend, index, space) adds to x."""
 
     @abstractmethod
-    def space(self, batch: int, width: int) -> object:
+    def workspace(self, batch: int, width: int) -> object:
         """What the layers of one forward of B requests by W tokens share."""
 
     def forward(
@@ -102,14 +102,14 @@ class CausalLM(ABC):
         """
         batch, width = tokens.shape
         rows, hidden = batch * width, self.hidden_size
-        space = self.space(batch, width)
+        workspace = self.workspace(batch, width)
         x = self.vocabulary.words(tokens.reshape(rows))
-        turn = self.rotations.index_select(0, positions.reshape(rows))[:, None]
+        rotation = self.rotations.index_select(0, positions.reshape(rows))[:, None]
         states = x.new_empty(batch, width, len(capture) * hidden) if capture else None
         for i, layer in enumerate(self.layers):
             if states is not None:
                 self._keep(x, i, capture, states)
-            layer(x, turn, attend, i, space)
+            layer(x, rotation, attend, i, workspace)
         final = self.norm.whole(x, self.final_norm)
         if states is not None:
             self._keep(x, self.num_layers, capture, states)
@@ -133,7 +133,7 @@ class CausalLM(ABC):
         return self.config.windows[layer] if self.config.windows else None
 
 
-def head_logits(hidden: Tensor, head: Tensor, products: Products) -> Tensor:
+def head_logits(hidden: Tensor, head: Tensor, products: LinearOps) -> Tensor:
     """hidden [..., H] @ head [H, V] -> float32 [..., V]."""
     x = hidden.reshape(-1, head.shape[0])
     if x.is_cuda and products is FAST and x.dtype is not torch.float32:

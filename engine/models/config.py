@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from specmatrix.engine.core.errors import ConfigError
-from specmatrix.engine.models.config_reader import MOST_LAYERS, Fields
-from specmatrix.engine.models.deepseek.config import ExpertsConfig, LatentConfig, read_experts, read_latent
+from specmatrix.engine.models.config_reader import MOST_LAYERS, ConfigReader
+from specmatrix.engine.models.deepseek.config import MLAConfig, MoEConfig, read_mla, read_moe
 from specmatrix.engine.models.draft_config import DRAFT_ARCHITECTURES, DraftConfig, read_draft
 from specmatrix.engine.models.rope import RopeConfig
 from specmatrix.engine.models.sliding_window import read_windows
@@ -49,15 +49,15 @@ class ModelConfig:
     rope: RopeConfig
     head_norms: bool = False
     windows: tuple[int | None, ...] = ()
-    latent: LatentConfig | None = None
-    experts: ExpertsConfig | None = None
+    latent: MLAConfig | None = None
+    experts: MoEConfig | None = None
     bundled_layers: int = 0
     draft: DraftConfig | None = None
 
     def kept_numbers(self, ranks: int = 1) -> int:
         """Numbers that one layer keeps of a token on each rank: keys and values, or the latent and its rotated key."""
         if self.latent is not None:
-            return self.latent.rank + self.latent.turned_dim
+            return self.latent.rank + self.latent.rotated_dim
         return 2 * max(1, self.num_kv_heads // ranks) * self.head_dim
 
 
@@ -68,7 +68,7 @@ def load_model_config(path: str | Path) -> ModelConfig:
 
 def read_model_config(raw: Mapping[str, Any], file: Path) -> ModelConfig:
     """What a config.json of this content says. ConfigError, which names `file`, if it is unsupported."""
-    return _Reader(raw, file).read()
+    return _ModelConfigReader(raw, file).read()
 
 
 def read_raw(path: str | Path) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def read_raw(path: str | Path) -> dict[str, Any]:
     return raw
 
 
-class _Reader(Fields):
+class _ModelConfigReader(ConfigReader):
     """The fields that every architecture has."""
 
     def read(self) -> ModelConfig:
@@ -99,8 +99,8 @@ class _Reader(Fields):
             raise ConfigError(f"{self.file}: hidden_act {act!r} is not supported; allowed: 'silu'")
         heads = self.size("num_attention_heads")
         hidden = self.size("hidden_size")
-        latent = read_latent(architecture, self)
-        head_dim = self._head_dim(architecture, hidden // heads) if latent is None else latent.turned_dim
+        latent = read_mla(architecture, self)
+        head_dim = self._head_dim(architecture, hidden // heads) if latent is None else latent.rotated_dim
         # Latent attention has one row of keys for all heads, whatever this field says.
         kv_heads = heads if latent is not None else self.size("num_key_value_heads", heads)
         if heads % kv_heads:
@@ -125,7 +125,7 @@ class _Reader(Fields):
             head_norms=architecture in HEAD_NORM_ARCHITECTURES,
             windows=read_windows(architecture, self),
             latent=latent,
-            experts=read_experts(architecture, self),
+            experts=read_moe(architecture, self),
             bundled_layers=0 if latent is None else self.count("num_nextn_predict_layers", 0, MOST_LAYERS),
             draft=read_draft(architecture, self),
         )

@@ -16,7 +16,7 @@ MOST_LAYERS: Final = 4096
 LARGEST: Final = sys.float_info.max
 
 
-class Fields:
+class ConfigReader:
     """The fields of one config.json. A field that is null counts as absent."""
 
     def __init__(self, raw: Mapping[str, Any], file: Path) -> None:

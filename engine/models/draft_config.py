@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from specmatrix.engine.core.draft.algorithms import FINAL
 from specmatrix.engine.core.errors import ConfigError
-from specmatrix.engine.models.config_reader import Fields
+from specmatrix.engine.models.config_reader import ConfigReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ DEFAULT_BLOCK: Final = 16
 UNSUPPORTED_NORMS: Final = ("norm_before_fc", "fc_norm", "norm_output")
 
 
-def read_draft(architecture: str, fields: Fields) -> DraftConfig | None:
+def read_draft(architecture: str, fields: ConfigReader) -> DraftConfig | None:
     """The draft's part of a config.json; None for a language model. ConfigError on what this engine does not run."""
     if architecture in EAGLE_ARCHITECTURES:
         return DraftConfig((FINAL,), fields.size("hidden_size"), fields.size("vocab_size"))
@@ -59,7 +59,7 @@ def read_draft(architecture: str, fields: Fields) -> DraftConfig | None:
     return None
 
 
-def _eagle3(fields: Fields) -> DraftConfig:
+def _eagle3(fields: ConfigReader) -> DraftConfig:
     eagle = fields.raw.get("eagle_config") or {}
     states: tuple[int, ...] | None = (FINAL,)
     if eagle.get("use_aux_hidden_state", True):
@@ -75,7 +75,7 @@ def _eagle3(fields: Fields) -> DraftConfig:
     )
 
 
-def _dflash(fields: Fields) -> DraftConfig:
+def _dflash(fields: ConfigReader) -> DraftConfig:
     own = fields.raw.get("dflash_config") or {}
     if kinds := set(fields.raw.get("layer_types") or ()) - {"full_attention"}:
         raise ConfigError(f"{fields.file}: layer_types {min(kinds)!r} is not supported; allowed: 'full_attention'")
@@ -95,7 +95,7 @@ def _dflash(fields: Fields) -> DraftConfig:
     )
 
 
-def _behind(fields: Fields, name: str, part: Mapping[str, Any]) -> tuple[int, ...] | None:
+def _behind(fields: ConfigReader, name: str, part: Mapping[str, Any]) -> tuple[int, ...] | None:
     """Ids name layers whose output is captured, which is the state entering the next one."""
     ids = part.get(name)
     if ids is None:

@@ -15,12 +15,12 @@ from torch.nn.functional import silu
 
 from specmatrix.engine.device.collectives import ALONE, Ranks
 from specmatrix.engine.models.config import ModelConfig
-from specmatrix.engine.models.linear_ops import products
+from specmatrix.engine.models.linear_ops import linear_ops
 from specmatrix.engine.models.rope import pair_up, rotate
-from specmatrix.engine.models.weights import Take
+from specmatrix.engine.models.weights import WeightReader
 from specmatrix.engine.models.workspace import Workspace
 from specmatrix.kernels.backend import on_triton
-from specmatrix.kernels.fused_linear import FEW, Around, Onward, projection
+from specmatrix.kernels.fused_linear import MAX_ROWS, Fusion, NextNorm, fused_linear
 from specmatrix.kernels.rms_norm import rms_norm
 from specmatrix.kernels.silu_mul import silu_mul
 
@@ -29,13 +29,13 @@ class Attend(Protocol):
     """Stores keys and values of one layer's new tokens, then attends to all that each query may see.
 
     q [B, W, heads, head_dim] and kv [B * W, 2 * kv_heads * head_dim] (a row: key heads, then value heads) are views
-    -> [B * W, heads * head_dim]. kv is None where the caller stored it: a layer's `sink` says where to, rows [S, C] and
+    -> [B * W, heads * head_dim]. kv is None where the caller stored it: a layer's `kv_slots` says where to, rows [S, C] and
     slots int64 [B * W], or is None.
     """
 
     def __call__(self, layer: int, q: Tensor, kv: Tensor | None) -> Tensor: ...
 
-    def sink(self, layer: int) -> tuple[Tensor, Tensor] | None: ...
+    def kv_slots(self, layer: int) -> tuple[Tensor, Tensor] | None: ...
 
 
 def steady_sigmoid(x: Tensor) -> Tensor:
@@ -70,7 +70,7 @@ class Norm:
         ranks: Ranks = ALONE,
     ) -> None:
         self.dtype, self.device, self.ranks = dtype, device, ranks
-        self.own = products(deterministic)
+        self.own = linear_ops(deterministic)
         self.products = self.own.over(ranks)
         steady = deterministic and device.type == "cpu"
         self.silu, self.sigmoid = (steady_silu, steady_sigmoid) if steady else (silu, torch.sigmoid)
@@ -82,11 +82,11 @@ class Norm:
         self._tail = torch.tensor(math.sqrt(width * eps), dtype=dtype, device=device)
 
     def joins(self, x: Tensor) -> bool:
-        """Whether projections of so few rows [R, in] are taken together with what stands around them (`projection`).
+        """Whether projections of so few rows [R, in] are taken together with what stands around them (`fused_linear`).
 
         Its sums have another order than those of more rows, so no deterministic model does, nor ranks that share one.
         """
-        return self._joins and x.shape[0] <= FEW and on_triton(x)
+        return self._joins and x.shape[0] <= MAX_ROWS and on_triton(x)
 
     def fold(self, weights: Tensor, weight: Tensor) -> Tensor:
         """The projection [out, width] behind this norm, with what the norm leaves to it."""
@@ -128,7 +128,7 @@ class Norm:
 class HeadNorm:
     """RMS norm of each query and key head before rotation, as Qwen3 has it: one weight for queries, one for keys."""
 
-    def __init__(self, take: Take, prefix: str, config: ModelConfig) -> None:
+    def __init__(self, take: WeightReader, prefix: str, config: ModelConfig) -> None:
         d = config.head_dim
         q, k = (pair_up(take(f"{prefix}.{name}_norm.weight", d)[:, None], d).view(1, d) for name in "qk")
         weight = torch.cat((q.expand(config.num_heads, d), k.expand(config.num_kv_heads, d)))
@@ -140,7 +140,7 @@ class HeadNorm:
         self.norm.each(heads, self.scale)
 
 
-class Layer:
+class DecoderLayer:
     """One Llama decoder layer: grouped-query attention and a gated feed-forward part, both behind a norm.
 
     prefix: of its tensor names. front: name of the norm before attention, None for none (EAGLE's first layer).
@@ -150,7 +150,7 @@ class Layer:
 
     def __init__(
         self,
-        take: Take,
+        take: WeightReader,
         prefix: str,
         config: ModelConfig,
         norm: Norm,
@@ -161,7 +161,7 @@ class Layer:
         hidden, inner = config.hidden_size, config.intermediate_size
         self.norm = norm
         self.linear, self.add_linear = norm.products.linear, norm.products.add
-        self.turned, self.head_dim = heads + kv_heads, d
+        self.rotated, self.head_dim = heads + kv_heads, d
         width = 2 * hidden if paired else hidden
         q = pair_up(take(f"{prefix}.self_attn.q_proj.weight", heads * d, width), d)
         k = pair_up(take(f"{prefix}.self_attn.k_proj.weight", kv_heads * d, width), d)
@@ -182,15 +182,15 @@ class Layer:
         self.gate_up = norm.stored(norm.fold(torch.cat((gate, up)), self.post_norm))
         self.down = norm.stored(take(f"{prefix}.mlp.down_proj.weight", hidden, inner))
 
-    def __call__(self, x: Tensor, turn: Tensor, attend: Attend, layer: int, space: Workspace) -> None:
+    def __call__(self, x: Tensor, rotation: Tensor, attend: Attend, layer: int, workspace: Workspace) -> None:
         """Adds this layer's two parts to the residual stream x [R, hidden], in place."""
         if self.begun and self.norm.joins(x):
-            self.attention(x, space.scaled, turn, attend, layer, space, space.squares)
+            self.attention(x, workspace.scaled, rotation, attend, layer, workspace, workspace.partial_sumsq)
         else:
-            self.attention(x, self.front(x), turn, attend, layer, space)
-        self.feed_forward(x, space)
+            self.attention(x, self.front(x), rotation, attend, layer, workspace)
+        self.feed_forward(x, workspace)
 
-    def lead(self, behind: Layer) -> None:
+    def lead(self, behind: DecoderLayer) -> None:
         """From now on the norm in front of the layer behind this one begins here."""
         behind.begun, self.behind = True, behind.input_norm
 
@@ -202,47 +202,52 @@ class Layer:
         self,
         x: Tensor,
         h: Tensor,
-        turn: Tensor,
+        rotation: Tensor,
         attend: Attend,
         layer: int,
-        space: Workspace,
+        workspace: Workspace,
         sums: Tensor | None = None,
     ) -> None:
         """Adds to x [R, hidden], in place, what its tokens attend to; h [R, in] is what the projections read.
 
-        sums: where the norm of h is still to be finished, sums of squares, see `projection`.
+        sums: where the norm of h is still to be finished, sums of squares, see `fused_linear`.
         """
         joins = self.norm.joins(h)
         turns = joins and self.head_norm is None
         # A head norm stands between the projection and what is stored.
-        sink = attend.sink(layer) if turns else None
+        kv_slots = attend.kv_slots(layer) if turns else None
         if joins:
-            by = turn[:, 0].contiguous() if turns else None
-            projection(h, self.qkv, space.qkv, Around(sums, self.norm.eps, by, self.turned, sink=sink))
+            by = rotation[:, 0].contiguous() if turns else None
+            fused_linear(h, self.qkv, workspace.qkv, Fusion(sums, self.norm.eps, by, self.rotated, kv_slots=kv_slots))
         else:
-            self.linear(h, self.qkv, space.qkv)
+            self.linear(h, self.qkv, workspace.qkv)
         if self.head_norm is not None:
-            self.head_norm(space.heads)
-        if space.turned is not None:
-            space.turned.mul_(turn)
+            self.head_norm(workspace.heads)
+        if workspace.rotated is not None:
+            workspace.rotated.mul_(rotation)
         elif not turns:
-            rotate(space.qkv, self.turned, self.head_dim, turn)
-        mixed = attend(layer, space.q, space.kv if sink is None else None)
+            rotate(workspace.qkv, self.rotated, self.head_dim, rotation)
+        mixed = attend(layer, workspace.q, workspace.kv if kv_slots is None else None)
         if joins:
-            begin = Onward(self.post_norm, space.scaled, space.squares)
-            projection(mixed, self.out, x, Around(add=True, onward=begin))
+            begin = NextNorm(self.post_norm, workspace.scaled, workspace.partial_sumsq)
+            fused_linear(mixed, self.out, x, Fusion(add=True, next_norm=begin))
         else:
             self.add_linear(x, mixed, self.out)
 
-    def feed_forward(self, x: Tensor, space: Workspace) -> None:
+    def feed_forward(self, x: Tensor, workspace: Workspace) -> None:
         """Adds the gated feed-forward part to x [R, hidden], in place."""
         if self.norm.joins(x):
-            projection(space.scaled, self.gate_up, space.gate, Around(space.squares, self.norm.eps, gated=True))
-            begin = None if self.behind is None else Onward(self.behind, space.scaled, space.squares)
-            projection(space.gate, self.down, x, Around(add=True, onward=begin))
+            fused_linear(
+                workspace.scaled,
+                self.gate_up,
+                workspace.gate,
+                Fusion(workspace.partial_sumsq, self.norm.eps, gated=True),
+            )
+            begin = None if self.behind is None else NextNorm(self.behind, workspace.scaled, workspace.partial_sumsq)
+            fused_linear(workspace.gate, self.down, x, Fusion(add=True, next_norm=begin))
             return
-        self.linear(self.norm(x, self.post_norm), self.gate_up, space.gate_up)
-        inner = silu_mul(space.gate_up) if on_triton(x) else self.norm.silu(space.gate).mul_(space.up)
+        self.linear(self.norm(x, self.post_norm), self.gate_up, workspace.gate_up)
+        inner = silu_mul(workspace.gate_up) if on_triton(x) else self.norm.silu(workspace.gate).mul_(workspace.up)
         self.add_linear(x, inner, self.down)
 
 

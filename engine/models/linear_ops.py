@@ -55,7 +55,7 @@ FORMS: Final = (
 )
 
 
-class Products(NamedTuple):
+class LinearOps(NamedTuple):
     """linear: x [M, in] @ weight [in, out] -> [M, out], into `out` if given. add(out, x, weight): out += x @ weight, in
     place. each: x [H, M, in] @ weight [H, in, out] -> [H, M, out].
 
@@ -66,9 +66,9 @@ class Products(NamedTuple):
     linear: Callable[..., Tensor]
     add: Callable[[Tensor, Tensor, Tensor], object]
     each: Callable[[Tensor, Tensor], Tensor]
-    rows: Rows | None = None
+    rows: RowInvariantOps | None = None
 
-    def over(self, ranks: Ranks) -> Products:
+    def over(self, ranks: Ranks) -> LinearOps:
         """The same where each rank holds a part of the layers."""
         if ranks.size == 1:
             return self
@@ -81,7 +81,7 @@ class Products(NamedTuple):
         return weight
 
 
-class Rows:
+class RowInvariantOps:
     """Products of a deterministic model. forms: how it multiplies on a CPU, by shape and dtype of the weight
     and by threads."""
 
@@ -153,12 +153,12 @@ def holds(form: Form, shape: tuple[int, ...], dtype: torch.dtype, threads: int) 
 
 
 # Whatever is fastest: a row's bits depend on M.
-FAST: Final = Products(lambda x, weight, out=None: torch.mm(x, weight, out=out), Tensor.addmm_, torch.bmm)
+FAST: Final = LinearOps(lambda x, weight, out=None: torch.mm(x, weight, out=out), Tensor.addmm_, torch.bmm)
 
 
-def products(deterministic: bool) -> Products:
+def linear_ops(deterministic: bool) -> LinearOps:
     """The projections of a model that is deterministic or not."""
     if not deterministic:
         return FAST
-    rows = Rows()
-    return Products(rows.linear, rows.add, rows.each, rows)
+    rows = RowInvariantOps()
+    return LinearOps(rows.linear, rows.add, rows.each, rows)

@@ -152,23 +152,23 @@ def pair_up(weight: Tensor, head_dim: int) -> Tensor:
     return weight.view(heads, 2, head_dim // 2, -1).transpose(1, 2).reshape(weight.shape)
 
 
-def rotate(rows: Tensor, heads: int, head_dim: int, turn: Tensor) -> None:
+def rotate(rows: Tensor, heads: int, head_dim: int, rotation: Tensor) -> None:
     """Turn the first `heads` heads of each row in place. rows [M, >= heads * head_dim] contiguous, heads paired up.
 
     turn: complex64 [M or 1, 1, head_dim / 2].
     """
     if on_triton(rows):
-        rotary(rows, turn[:, 0].expand(len(rows), -1).contiguous(), heads)
+        rotary(rows, rotation[:, 0].expand(len(rows), -1).contiguous(), heads)
         return
     part = rows[:, : heads * head_dim]
-    pairs = torch.view_as_complex(part.float().view(-1, heads, head_dim // 2, 2)).mul_(turn)
+    pairs = torch.view_as_complex(part.float().view(-1, heads, head_dim // 2, 2)).mul_(rotation)
     part.copy_(torch.view_as_real(pairs).flatten(1))
 
 
-def turned(part: Tensor, head_dim: int, turn: Tensor) -> Tensor:
+def rotated(part: Tensor, head_dim: int, rotation: Tensor) -> Tensor:
     """A turned copy [R, heads, head_dim] of part [R, heads * head_dim], paired up, which may be a view.
 
     turn: as for `rotate`.
     """
-    pairs = torch.view_as_complex(part.float().contiguous().view(-1).view(len(part), -1, head_dim // 2, 2)) * turn
+    pairs = torch.view_as_complex(part.float().contiguous().view(-1).view(len(part), -1, head_dim // 2, 2)) * rotation
     return torch.view_as_real(pairs).flatten(2).to(part.dtype)

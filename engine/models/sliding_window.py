@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Final
 
 from specmatrix.engine.core.errors import ConfigError
-from specmatrix.engine.models.config_reader import MOST_LAYERS, Fields
+from specmatrix.engine.models.config_reader import MOST_LAYERS, ConfigReader
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 # What transformers assumes where a Mistral's config.json says nothing; null is no window.
 MISTRAL_WINDOW: Final = 4096
 
 
-def read_windows(architecture: str, fields: Fields) -> tuple[int | None, ...]:
+def read_windows(architecture: str, fields: ConfigReader) -> tuple[int | None, ...]:
     """Tokens that each layer may look back, the query's own included; None for all. Empty: no layer has a window.
 
     As transformers reads them: all of Mistral's layers have `sliding_window`; Qwen3's are those of `layer_types`, or
@@ -26,13 +26,13 @@ def read_windows(architecture: str, fields: Fields) -> tuple[int | None, ...]:
     return ()
 
 
-def _mistral(fields: Fields) -> tuple[int | None, ...]:
+def _mistral(fields: ConfigReader) -> tuple[int | None, ...]:
     if fields.raw.get("sliding_window", MISTRAL_WINDOW) is None:
         return ()
     return (fields.size("sliding_window", MISTRAL_WINDOW),) * fields.size("num_hidden_layers", most=MOST_LAYERS)
 
 
-def _qwen3(fields: Fields) -> tuple[int | None, ...]:
+def _qwen3(fields: ConfigReader) -> tuple[int | None, ...]:
     layers = fields.size("num_hidden_layers", most=MOST_LAYERS)
     used = fields.flag("use_sliding_window", False)
     kinds = fields.raw.get("layer_types")

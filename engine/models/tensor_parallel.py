@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 from specmatrix.engine.device.collectives import Ranks
 from specmatrix.engine.models.config import ModelConfig
 from specmatrix.engine.models.layers import stored
-from specmatrix.engine.models.weights import Take
+from specmatrix.engine.models.weights import WeightReader
 
 Unit = Literal["heads", "kv_heads", "numbers"]
 # Last parts of a tensor's name: the dimension that is split, and what must stay whole.
@@ -47,7 +47,7 @@ def share(config: ModelConfig, size: int) -> ModelConfig:
     )
 
 
-class TakeShare(Take):
+class ShardedWeightReader(WeightReader):
     """Hands out this rank's part of each tensor, by the shape of the part; config: the whole model's."""
 
     def __init__(

@@ -8,10 +8,10 @@ from specmatrix.engine.core.draft.algorithms import FINAL
 from specmatrix.engine.core.errors import ConfigError
 from specmatrix.engine.models.config import ModelConfig
 from specmatrix.engine.models.target import Target
-from specmatrix.engine.models.weights import Take
+from specmatrix.engine.models.weights import WeightReader
 
 
-def shared_embedding(take: Take, config: ModelConfig, target: Target) -> Tensor:
+def shared_embedding(take: WeightReader, config: ModelConfig, target: Target) -> Tensor:
     """[target vocabulary, H]: the draft's own embed_tokens.weight, or the target's where the checkpoint has none.
 
     ConfigError if neither is as wide as the draft.
@@ -26,7 +26,7 @@ def shared_embedding(take: Take, config: ModelConfig, target: Target) -> Tensor:
     return target.embedding
 
 
-def shared_head(take: Take, config: ModelConfig, vocab_size: int, target: Target) -> Tensor:
+def shared_head(take: WeightReader, config: ModelConfig, vocab_size: int, target: Target) -> Tensor:
     """[draft vocabulary, H]: the draft's own lm_head.weight, or the target's where the checkpoint has none.
 
     ConfigError if neither has the draft's vocabulary and width.

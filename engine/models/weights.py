@@ -141,7 +141,7 @@ def _plain(file: Path, name: str, kind: str) -> None:
         )
 
 
-class Take:
+class WeightReader:
     """Hands out tensors by name and expected shape, and at the end refuses names that nobody asked for.
 
     It empties `weights`: what a model makes a copy of for itself is freed at once, not when the model is whole.

@@ -31,14 +31,14 @@ class Workspace(NamedTuple):
     width: int
     qkv: Tensor
     heads: Tensor
-    turned: Tensor | None
+    rotated: Tensor | None
     q: Tensor
     kv: Tensor
     gate_up: Tensor
     gate: Tensor
     up: Tensor
     scaled: Tensor
-    squares: Tensor
+    partial_sumsq: Tensor
 
 
 class Workspaces:
@@ -53,16 +53,16 @@ class Workspaces:
 
         On a GPU each forward has its own, as a graph keeps the memory that it was captured with.
         """
-        space = self._kept.get((batch, width))
-        if space is None:
+        workspace = self._kept.get((batch, width))
+        if workspace is None:
             # Made as ordinary tensors, so that a model can be called in and out of inference mode.
             with torch.inference_mode(False):
-                space = self._make(batch, width)
+                workspace = self._make(batch, width)
             if batch * width <= KEPT_ROWS and self._device.type == "cpu":
-                self._kept[batch, width] = space
+                self._kept[batch, width] = workspace
                 if len(self._kept) > KEPT_SHAPES:
                     self._kept.popitem(last=False)
-        return space
+        return workspace
 
     def _make(self, batch: int, width: int) -> Workspace:
         c, d = self._config, self._config.head_dim
@@ -71,20 +71,20 @@ class Workspaces:
         qkv = torch.empty(rows, queries + 2 * keys, dtype=self._dtype, device=self._device)
         gate_up = torch.empty(rows, 2 * c.intermediate_size, dtype=self._dtype, device=self._device)
         heads = qkv[:, : queries + keys].view(rows, -1, d)
-        turned = None
+        rotated = None
         if self._dtype is torch.float32:
-            turned = torch.view_as_complex(heads.view(rows, -1, d // 2, 2))
+            rotated = torch.view_as_complex(heads.view(rows, -1, d // 2, 2))
         return Workspace(
             batch=batch,
             width=width,
             qkv=qkv,
             heads=heads,
-            turned=turned,
+            rotated=rotated,
             q=qkv[:, :queries].view(batch, width, c.num_heads, d),
             kv=qkv[:, queries:],
             gate_up=gate_up,
             gate=gate_up[:, : c.intermediate_size],
             up=gate_up[:, c.intermediate_size :],
             scaled=torch.empty(rows, c.hidden_size, dtype=self._dtype, device=self._device),
-            squares=torch.empty(rows, -(-c.hidden_size // PART), device=self._device),
+            partial_sumsq=torch.empty(rows, -(-c.hidden_size // PART), device=self._device),
         )

@@ -13,7 +13,7 @@ class RankFailed(Exception):
     """What a call raised on a rank, where that exception does not survive pickling: its type, text and traceback."""
 
 
-class Failure(NamedTuple):
+class RemoteFailure(NamedTuple):
     """An exception as a rank sends it.
 
     kind: its type; text: type and message; refusal: an EngineError; pickled: empty where it does not pickle.
@@ -26,7 +26,7 @@ class Failure(NamedTuple):
     pickled: bytes
 
     @classmethod
-    def of(cls, error: Exception) -> Failure:
+    def of(cls, error: Exception) -> RemoteFailure:
         """Works for any exception, also one whose `__str__` raises."""
         try:
             pickled = dumps(error)

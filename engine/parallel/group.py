@@ -23,10 +23,10 @@ from typing import Any, Final
 import torch
 
 from specmatrix.engine.core.errors import EngineError
-from specmatrix.engine.core.observe.rank_agreement import Agreement, Comparison
-from specmatrix.engine.parallel.failure import Failure
+from specmatrix.engine.core.observe.rank_agreement import Agreement, RankComparison
+from specmatrix.engine.parallel.failure import RemoteFailure
 from specmatrix.engine.parallel.worker import Place, Sent
-from specmatrix.engine.temp_dir import Scratch
+from specmatrix.engine.temp_dir import TempDir
 
 # Seconds without a sign of life from any rank: the first steps of a GPU compile their kernels.
 PATIENCE: Final = 100.0
@@ -60,9 +60,9 @@ class RankGroup:
     def __init__(self, size: int, device: str, patience: float = PATIENCE) -> None:
         self.size, self.device, self.patience = size, device, patience
         self.ended: str | None = None
-        scratch = Scratch("ranks")
+        scratch = TempDir("ranks")
         self._logs = [scratch.path / f"rank{rank}.log" for rank in range(size)]
-        self._comparison = Comparison(size)
+        self._comparison = RankComparison(size)
         self.processes: list[subprocess.Popen[bytes]] = []
         self._connections: list[Connection[Any, Sent]] = []
         self._finalizer = weakref.finalize(self, _end, self.processes, scratch)
@@ -118,7 +118,7 @@ class RankGroup:
 
     def begin(self) -> None:
         """What the ranks tell from here on is compared afresh: another engine's steps follow."""
-        self._comparison = Comparison(self.size)
+        self._comparison = RankComparison(self.size)
 
     @property
     def alive(self) -> bool:
@@ -168,7 +168,7 @@ class RankGroup:
                 self._drain(error)
             raise
         _, value = self._answers[0]
-        if isinstance(value, Failure):
+        if isinstance(value, RemoteFailure):
             raise value.exception()
         return loads(value)
 
@@ -231,7 +231,7 @@ class RankGroup:
         try:
             drained = self._whole and self._collect(time.monotonic() + DRAIN)
         except Exception as ended:
-            error.add_note(Failure.of(ended).text)
+            error.add_note(RemoteFailure.of(ended).text)
         finally:
             if not drained:
                 self._end(f"a call was interrupted by {type(error).__name__}")
@@ -305,7 +305,7 @@ def _limit_sending(connection: Connection[Any, Sent], seconds: float) -> None:
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
 
-def _end(processes: list[subprocess.Popen[bytes]], scratch: Scratch) -> None:
+def _end(processes: list[subprocess.Popen[bytes]], scratch: TempDir) -> None:
     # All before the first wait: one that holds a GPU takes a second to end.
     for process in processes:
         process.kill()

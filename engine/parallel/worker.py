@@ -21,10 +21,10 @@ from typing import Any, Final, Literal, TypeAlias
 import torch
 from torch import distributed
 
-from specmatrix.engine.core.observe.rank_agreement import Told
+from specmatrix.engine.core.observe.rank_agreement import StepDigest
 from specmatrix.engine.device.collectives import Ranks
-from specmatrix.engine.exit_with_parent import end_with_starter
-from specmatrix.engine.parallel.failure import Failure
+from specmatrix.engine.exit_with_parent import exit_with_parent
+from specmatrix.engine.parallel.failure import RemoteFailure
 
 # What a rank sends: a record of its steps, the pickled value of a call (rank 0's only, a Failure where it does not
 # pickle), or the Failure that the call was.
@@ -48,7 +48,7 @@ class Rank:
     """A rank as the calls see it. held: what they keep between them, an engine mostly. now: the caller's clock."""
 
     place: Place
-    tell: Callable[[Told], None]
+    tell: Callable[[StepDigest], None]
     held: Any = None
     now: float = 0.0
 
@@ -61,7 +61,7 @@ def main(descriptor: int) -> None:
     """Join the others and serve calls, until the starter ends or sends an empty one."""
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)
-    end_with_starter()
+    exit_with_parent()
     connection: Connection[Sent, Any] = Connection(descriptor)
     serve(_join(connection.recv(), connection), connection)
     distributed.destroy_process_group()
@@ -83,11 +83,11 @@ def _answer(rank: Rank, call: bytes) -> Sent:
         value = function(rank, *arguments)
     except Exception as error:  # The caller decides what it means; this rank goes on if it is called again.
         traceback.print_exc()
-        return "raised", Failure.of(error)
+        return "raised", RemoteFailure.of(error)
     try:
         return "done", dumps(None if rank.place.rank else value)
     except Exception as error:  # The ranks agree all the same.
-        return "done", Failure.of(error)
+        return "done", RemoteFailure.of(error)
 
 
 def _join(place: Place, connection: Connection[Sent, Any]) -> Rank:

@@ -17,8 +17,8 @@ from specmatrix.engine.device.attention import DraftAttention, StepAttention
 from specmatrix.engine.device.batch import StepBatch, prefix_bias
 from specmatrix.engine.device.pool import KVPool
 from specmatrix.engine.device.relay import Carry, DraftState, Relay
-from specmatrix.engine.spec.drafter import DraftTree, Verdict, one_further, shared_chain
-from specmatrix.kernels.argmax import best_token
+from specmatrix.engine.spec.drafter import DraftTree, Verdict, shared_chain, shift_left
+from specmatrix.kernels.argmax import argmax
 from specmatrix.kernels.expand_topk import expand_topk
 from specmatrix.kernels.select_tree import select_tree
 from specmatrix.kernels.tree_layout import tree_layout
@@ -81,7 +81,7 @@ class AutoregressiveDrafter:
         self, batch: StepBatch, tokens: Tensor, aux: Tensor | None, sampled: Tensor, following: Tensor
     ) -> DraftState:
         assert batch.lengths is not None
-        return self._extend(batch, one_further(tokens, batch.lengths, sampled, following), aux, batch.lengths)
+        return self._extend(batch, shift_left(tokens, batch.lengths, sampled, following), aux, batch.lengths)
 
     def absorb(self, batch: StepBatch, verdict: Verdict, aux: Tensor | None) -> DraftState:
         # Rows at and past `count` write KV that the next round overwrites before it is read.
@@ -106,7 +106,7 @@ class AutoregressiveDrafter:
         logits = self.model.logits(out)
         if self.topk == 1:
             # A chain takes no part in selection, where equal scores would tie.
-            best = best_token(logits)[..., None]
+            best = argmax(logits)[..., None]
             return torch.ones_like(best, dtype=torch.float32), self.model.to_target(best)
         probs, ids = torch.softmax(logits, -1).topk(self.topk, -1)
         return probs, self.model.to_target(ids)

@@ -222,7 +222,7 @@ def build_drafter(context: BuildContext) -> Drafter:
         raise ConfigError(
             f"speculative_algorithm {name} has no drafter in this engine yet; allowed: {', '.join(BUILDERS)}"
         )
-    with _theirs(name, "drafter"):
+    with as_config_error(name, "drafter"):
         drafter = BUILDERS[name](context)
     missing = [attribute for attribute in ATTRIBUTES if not hasattr(drafter, attribute)]
     if missing:
@@ -235,12 +235,12 @@ def build_relay(traits: Traits, rows: int, drafter: Drafter, device: torch.devic
     own = RELAYS.get(traits.name)
     if own is None:
         return Relay(rows, drafter.carries, device)
-    with _theirs(traits.name, "relay"):
+    with as_config_error(traits.name, "relay"):
         return own(rows, drafter, device)
 
 
 @contextmanager
-def _theirs(name: str, made: str) -> Iterator[None]:
+def as_config_error(name: str, made: str) -> Iterator[None]:
     """What a registered algorithm's own code raises while its part is made is its user's to mend: a ConfigError."""
     try:
         yield

@@ -99,7 +99,7 @@ def agreed_tree(tree: DraftTree, ranks: Ranks) -> DraftTree:
     return DraftTree(tokens, parents, depths, whole[..., 3:].bool(), tree.depth)
 
 
-def one_further(tokens: Tensor, lengths: Tensor, sampled: Tensor, following: Tensor) -> Tensor:
+def shift_left(tokens: Tensor, lengths: Tensor, sampled: Tensor, following: Tensor) -> Tensor:
     """The token behind each of a prompt chunk's [B, W], of `lengths` [B] tokens: what a drafter reads that pairs a
     position's state with the next token. sampled, following [B]: as in `Drafter.prime`."""
     tail = torch.where(following < 0, sampled, following)

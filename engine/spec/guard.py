@@ -26,8 +26,8 @@ from specmatrix.engine.core.errors import EngineBug, text_of
 from specmatrix.engine.device.batch import StepBatch, count
 from specmatrix.engine.device.relay import DraftState, Relay
 from specmatrix.engine.spec.drafter import Drafter, DraftTree, Verdict, chain
-from specmatrix.engine.spec.input_copies import NAMES, Lending
-from specmatrix.engine.spec.sync_detector import HostWatch
+from specmatrix.engine.spec.input_copies import NAMES, InputCopies
+from specmatrix.engine.spec.sync_detector import SyncDetector
 
 # Bit i of a row's code. The bits behind are lending.NAMES, the same in every row.
 LIES: Final = (
@@ -60,12 +60,12 @@ class Guard:
         self._catches = catches
         self._wrote = False
         self._codes: Tensor | None = None
-        self._lending: Lending | None = None
+        self._lending: InputCopies | None = None
 
     def begin(self, batch: StepBatch) -> None:
         """Before a step: no row of it has lied yet."""
         self._codes = torch.zeros_like(batch.rows)
-        self._lending = None if self.error is not None else Lending(batch)
+        self._lending = None if self.error is not None else InputCopies(batch)
 
     def of(self, drafter: Drafter) -> Guard:
         """This guard in front of `drafter`, with the same three hooks."""
@@ -124,7 +124,7 @@ class Guard:
 
     def _asked(self, hook: str, *given: object) -> object:
         """What the drafter's hook returns, or None when it raises."""
-        watch = HostWatch()
+        watch = SyncDetector()
         answer: object = None
         try:
             with nullcontext() if self._drafter.traits.reads_host else watch:

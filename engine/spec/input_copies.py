@@ -31,7 +31,7 @@ NAMES: Final = (
 )
 
 
-class Loan(NamedTuple):
+class InputCopy(NamedTuple):
     """One tensor: the engine's, which nobody writes to while it is lent, and the drafter's copy."""
 
     name: str
@@ -45,11 +45,11 @@ class Loan(NamedTuple):
         return (self.own != self.lent).any()
 
 
-class Lending:
+class InputCopies:
     """The loans of one step. batch: the drafter's, with a relay that shares only what the drafter carries."""
 
     def __init__(self, batch: StepBatch) -> None:
-        self._loans: list[Loan] = []
+        self._loans: list[InputCopy] = []
         given = {name: getattr(batch, name) for name in BATCH}
         lent = {name: self.lend(f"batch.{name}", tensor) for name, tensor in given.items() if tensor is not None}
         positions, write = lent.pop("positions"), lent.pop("write")
@@ -59,7 +59,7 @@ class Lending:
 
     def lend(self, name: str, tensor: Tensor) -> Tensor:
         """A copy of an engine's tensor, which `written` compares with it. name: one of NAMES."""
-        loan = Loan(name, tensor, tensor.clone(memory_format=torch.contiguous_format))
+        loan = InputCopy(name, tensor, tensor.clone(memory_format=torch.contiguous_format))
         self._loans.append(loan)
         return loan.lent
 

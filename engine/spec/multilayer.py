@@ -20,7 +20,7 @@ from specmatrix.engine.device.batch import StepBatch, causal_bias, count
 from specmatrix.engine.device.pool import KVPool
 from specmatrix.engine.device.relay import Carry, DraftState, Relay
 from specmatrix.engine.models.layers import Attend
-from specmatrix.engine.spec.drafter import DraftTree, Verdict, one_further, shared_chain
+from specmatrix.engine.spec.drafter import DraftTree, Verdict, shared_chain, shift_left
 
 
 class ChainLayer(Protocol):
@@ -62,7 +62,7 @@ class MultiLayerDrafter:
         self, batch: StepBatch, tokens: Tensor, aux: Tensor | None, sampled: Tensor, following: Tensor
     ) -> DraftState:
         assert batch.lengths is not None
-        return self._extend(batch, one_further(tokens, batch.lengths, sampled, following), aux, batch.lengths)
+        return self._extend(batch, shift_left(tokens, batch.lengths, sampled, following), aux, batch.lengths)
 
     def absorb(self, batch: StepBatch, verdict: Verdict, aux: Tensor | None) -> DraftState:
         # Rows at and past `count` write KV that the next round overwrites before it is read.

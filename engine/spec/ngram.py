@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from specmatrix.engine.core.draft.algorithms import Traits
-from specmatrix.engine.core.draft.ngram_index import Cursor, Draft, NgramIndex, NgramOptions
+from specmatrix.engine.core.draft.ngram_index import Cursor, NgramDraft, NgramIndex, NgramOptions
 from specmatrix.engine.core.draft.suffix_automaton import SuffixAutomaton
 from specmatrix.engine.core.draft.tree import max_depth
-from specmatrix.engine.device.batch import Known, StepBatch
+from specmatrix.engine.device.batch import HostTokens, StepBatch
 from specmatrix.engine.device.pinned_copy import integers
 from specmatrix.engine.device.relay import Carry, Relay
 from specmatrix.engine.spec.drafter import DraftTree, Verdict, shared_chain
@@ -79,7 +79,7 @@ class NgramDrafter:
         depths, ancestors = tree_layout(parents)
         return DraftTree(tokens, parents, depths, ancestors, self.depth)
 
-    def _read(self, known: Known) -> Reader:
+    def _read(self, known: HostTokens) -> Reader:
         """The reader of a text, brought up to its last token; the text that was read longest ago makes room."""
         reader = self._readers.pop(known.key, None) or Reader()
         self._readers[known.key] = reader
@@ -91,9 +91,9 @@ class NgramDrafter:
         self.index.learn(reader.cursor, known.tokens)
         return reader
 
-    def _draft(self, reader: Reader, width: int) -> Draft:
+    def _draft(self, reader: Reader, width: int) -> NgramDraft:
         """The corpus first, within its budget, then the index; the rest is padding."""
-        draft, node = Draft(), 0
+        draft, node = NgramDraft(), 0
         if self._corpus is not None:
             budget = min(self.options.external_sam_budget, self.steps, width - 1)
             for token in self._corpus.follow(reader.state, budget):

@@ -52,17 +52,17 @@ OPERATIONS: Final = {
     "bincount": "torch.bincount",
 }
 COPIES: Final = ("to", "_to_copy", "copy_")
-_watching: list[HostWatch] = []
+_watching: list[SyncDetector] = []
 
 
-class HostWatch:
+class SyncDetector:
     """While entered, `seen` takes the name of the first read; the read itself goes on, so results stay right."""
 
     def __init__(self) -> None:
         self.seen: str | None = None
         self._operations = _Operations(self)
 
-    def __enter__(self) -> HostWatch:
+    def __enter__(self) -> SyncDetector:
         _watching.append(self)
         for name, spy in SPIES.items():
             setattr(Tensor, name, spy)
@@ -84,7 +84,7 @@ class HostWatch:
 class _Operations(TorchDispatchMode):
     """Tells a watch which operation was a read."""
 
-    def __init__(self, watch: HostWatch) -> None:
+    def __init__(self, watch: SyncDetector) -> None:
         super().__init__()
         self._watch = watch
 

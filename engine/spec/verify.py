@@ -20,7 +20,7 @@ from specmatrix.engine.spec.drafter import DraftTree, Verdict
 from specmatrix.kernels.accept_path import accept_path
 
 
-def judge(logits: Tensor, tree: DraftTree, start: Tensor, rows: SamplingRows | None, ranks: Ranks = ALONE) -> Verdict:
+def verify(logits: Tensor, tree: DraftTree, start: Tensor, rows: SamplingRows | None, ranks: Ranks = ALONE) -> Verdict:
     """Accept a path of each tree.
 
     logits [B, N, V]; start [B] KV length before the round; rows: None if no row of the batch draws at random.

@@ -8,7 +8,7 @@ from torch import Tensor
 from specmatrix.engine.core.errors import KernelError
 from specmatrix.kernels import preconditions
 from specmatrix.kernels.accept_path import eager
-from specmatrix.kernels.backend import chosen
+from specmatrix.kernels.backend import select_backend
 from specmatrix.kernels.tree_layout import tree_layout
 
 
@@ -34,7 +34,7 @@ def accept_path(
     if checked:
         preconditions.dtype("accept_path", (torch.int64,), tokens=tokens, parents=parents, emit=emit)
         _refuse_twins(tokens, parents)
-    return chosen(eager, tokens).accept_path(tokens, parents, emit, depth, ancestors)
+    return select_backend(eager, tokens).accept_path(tokens, parents, emit, depth, ancestors)
 
 
 def _refuse_twins(tokens: Tensor, parents: Tensor) -> None:

@@ -6,14 +6,14 @@ from torch import Tensor
 
 from specmatrix.kernels import preconditions
 from specmatrix.kernels.argmax import eager
-from specmatrix.kernels.backend import chosen
+from specmatrix.kernels.backend import select_backend
 
 
-def best_token(logits: Tensor) -> Tensor:
+def argmax(logits: Tensor) -> Tensor:
     """argmax over the last axis of float logits [B, W, V] -> int64 [B, W]; the first of equal ones, NaN before all.
 
     KernelError on other shapes.
     """
     if logits.dim() != 3 or not logits.shape[2]:
-        raise preconditions.shape_error("best_token", "logits", logits, ("B", "W", ">= 1"))
-    return chosen(eager, logits).best_token(logits)
+        raise preconditions.shape_error("argmax", "logits", logits, ("B", "W", ">= 1"))
+    return select_backend(eager, logits).argmax(logits)

@@ -1,4 +1,4 @@
-"""Cases of best_token: (logits,)."""
+"""Cases of argmax: (logits,)."""
 
 from __future__ import annotations
 

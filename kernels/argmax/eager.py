@@ -1,7 +1,7 @@
-"""best_token as one torch call."""
+"""argmax as one torch call."""
 
 from torch import Tensor
 
 
-def best_token(logits: Tensor) -> Tensor:
+def argmax(logits: Tensor) -> Tensor:
     return logits.argmax(-1)

@@ -1,4 +1,4 @@
-"""The definition of best_token."""
+"""The definition of argmax."""
 
 import math
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 
-def best_token(logits: Tensor) -> Tensor:
+def argmax(logits: Tensor) -> Tensor:
     """One row after the other."""
     out = torch.empty(logits.shape[:2], dtype=torch.int64)
     for b, w in torch.cartesian_prod(*(torch.arange(size) for size in out.shape)).tolist():

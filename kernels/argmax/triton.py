@@ -1,4 +1,4 @@
-"""best_token in two launches: the best of each block of a row, and the best of those."""
+"""argmax in two launches: the best of each block of a row, and the best of those."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def _rows(tops, firsts, out, blocks, BLOCKS: tl.constexpr, EARLY: tl.constexpr):
     tl.store(out + row, first.to(tl.int64))
 
 
-def best_token(logits: Tensor) -> Tensor:
-    preconditions.contiguous("best_token", logits=logits)
+def argmax(logits: Tensor) -> Tensor:
+    preconditions.contiguous("argmax", logits=logits)
     batch, width, vocab = logits.shape
     out = torch.empty(batch, width, dtype=torch.int64, device=logits.device)
     if rows := batch * width:

@@ -1,4 +1,4 @@
-"""Cases of move_kv: (data, source, target)."""
+"""Cases of compact_kv: (data, source, target)."""
 
 import torch
 from torch import Generator, Tensor

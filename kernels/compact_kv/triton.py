@@ -1,4 +1,4 @@
-"""move_kv as a gather into new memory and a scatter from it: no program may write what another has yet to read."""
+"""compact_kv as a gather into new memory and a scatter from it: no program may write what another has yet to read."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def _copy(data, buffer, slots, moved, length, width, BLOCK: tl.constexpr, GATHER
         tl.store(there, tl.load(here, mask=inside), mask=inside)
 
 
-def move_kv(data: Tensor, source: Tensor, target: Tensor) -> None:
-    preconditions.contiguous("move_kv", data=data, source=source, target=target)
+def compact_kv(data: Tensor, source: Tensor, target: Tensor) -> None:
+    preconditions.contiguous("compact_kv", data=data, source=source, target=target)
     layers, length = data.shape[:2]
     moved = source.shape[0]
     if not moved or not layers:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from specmatrix.kernels import preconditions
-from specmatrix.kernels.backend import chosen
+from specmatrix.kernels.backend import select_backend
 from specmatrix.kernels.expand_topk import eager
 
 
@@ -24,4 +24,4 @@ def expand_topk(scores: Tensor, probs: Tensor, checked: bool = False) -> tuple[T
         raise preconditions.shape_error("expand_topk", "scores", scores, tuple(probs.shape[:2]))
     if checked:
         preconditions.dtype("expand_topk", (torch.float32,), scores=scores, probs=probs)
-    return chosen(eager, scores).expand_topk(scores, probs)
+    return select_backend(eager, scores).expand_topk(scores, probs)

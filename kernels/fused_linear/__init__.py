@@ -6,48 +6,54 @@ from torch import Tensor
 
 from specmatrix.engine.core.errors import KernelError
 from specmatrix.kernels import preconditions
-from specmatrix.kernels.backend import chosen
+from specmatrix.kernels.backend import select_backend
 from specmatrix.kernels.fused_linear import eager
-from specmatrix.kernels.fused_linear.eager import FEW, NOTHING, PART, Around, Onward
+from specmatrix.kernels.fused_linear.eager import MAX_ROWS, NOTHING, PART, Fusion, NextNorm
 
-__all__ = ["FEW", "PART", "Around", "Onward", "projection"]
+__all__ = ["MAX_ROWS", "PART", "Fusion", "NextNorm", "fused_linear"]
 
 
-def projection(x: Tensor, weight: Tensor, out: Tensor, around: Around = NOTHING, checked: bool = False) -> Tensor:
+def fused_linear(x: Tensor, weight: Tensor, out: Tensor, fusion: Fusion = NOTHING, checked: bool = False) -> Tensor:
     """x [M, K] @ weight [K, N] into `out` [M, N], M at most FEW; returns out. Sums are float32, rounded once.
 
-    An RMS norm is split between the projection in front of it and the one behind it, see `Around`.
+    An RMS norm is split between the projection in front of it and the one behind it, see `Fusion`.
 
     x and out may be views whose rows lie apart. KernelError on other shapes; with `checked` also on dtypes.
     """
     (rows, depth), columns = x.shape, out.shape[1]
-    if rows > FEW:
-        raise preconditions.shape_error("projection", "x", x, (f"<= {FEW}", depth))
+    if rows > MAX_ROWS:
+        raise preconditions.shape_error("fused_linear", "x", x, (f"<= {MAX_ROWS}", depth))
     if out.shape[0] != rows:
-        raise preconditions.shape_error("projection", "out", out, (rows, "N"))
-    wide = 2 * columns if around.gated else columns
+        raise preconditions.shape_error("fused_linear", "out", out, (rows, "N"))
+    wide = 2 * columns if fusion.gated else columns
     if weight.shape != (depth, wide):
-        raise preconditions.shape_error("projection", "weight", weight, (depth, wide))
-    _fits(rows, columns, around)
+        raise preconditions.shape_error("fused_linear", "weight", weight, (depth, wide))
+    _fits(rows, columns, fusion)
     if checked:
-        preconditions.dtype("projection", (x.dtype,), weight=weight, out=out)
-    return chosen(eager, x).projection(x, weight, out, around)
+        preconditions.dtype("fused_linear", (x.dtype,), weight=weight, out=out)
+    return select_backend(eager, x).projection(x, weight, out, fusion)
 
 
-def _fits(rows: int, columns: int, around: Around) -> None:
+def _fits(rows: int, columns: int, fusion: Fusion) -> None:
     """KernelError unless what stands around has the shapes that `rows` rows of `columns` columns ask for."""
-    sums, turn, heads, onward, sink = around.sums, around.turn, around.heads, around.onward, around.sink
+    sums, rotation, heads, next_norm, kv_slots = (
+        fusion.sums,
+        fusion.rotation,
+        fusion.heads,
+        fusion.next_norm,
+        fusion.kv_slots,
+    )
     if sums is not None and (sums.dim() != 2 or sums.shape[0] != rows):
-        raise preconditions.shape_error("projection", "sums", sums, (rows, "parts"))
-    if turn is not None and (turn.shape[0] != rows or heads * 2 * turn.shape[1] > columns):
-        raise preconditions.shape_error("projection", "turn", turn, (rows, f"<= {columns} / (2 * {heads})"))
-    if onward is not None and onward.scaled.shape != (rows, columns):
-        raise preconditions.shape_error("projection", "scaled", onward.scaled, (rows, columns))
-    if onward is not None and onward.squares.shape != (rows, -(-columns // PART)):
-        raise preconditions.shape_error("projection", "squares", onward.squares, (rows, -(-columns // PART)))
-    if (turn is not None) + around.add + around.gated > 1:
+        raise preconditions.shape_error("fused_linear", "sums", sums, (rows, "parts"))
+    if rotation is not None and (rotation.shape[0] != rows or heads * 2 * rotation.shape[1] > columns):
+        raise preconditions.shape_error("fused_linear", "turn", rotation, (rows, f"<= {columns} / (2 * {heads})"))
+    if next_norm is not None and next_norm.scaled.shape != (rows, columns):
+        raise preconditions.shape_error("fused_linear", "scaled", next_norm.scaled, (rows, columns))
+    if next_norm is not None and next_norm.partial_sumsq.shape != (rows, -(-columns // PART)):
+        raise preconditions.shape_error("fused_linear", "squares", next_norm.partial_sumsq, (rows, -(-columns // PART)))
+    if (rotation is not None) + fusion.add + fusion.gated > 1:
         raise KernelError("projection: at most one of turn, add and gated may follow a product")
-    if sink is not None and (sink[0].dim() != 2 or sink[0].shape[1] > columns):
-        raise preconditions.shape_error("projection", "rows of the sink", sink[0], ("S", f"<= {columns}"))
-    if sink is not None and sink[1].shape != (rows,):
-        raise preconditions.shape_error("projection", "slots of the sink", sink[1], (rows,))
+    if kv_slots is not None and (kv_slots[0].dim() != 2 or kv_slots[0].shape[1] > columns):
+        raise preconditions.shape_error("fused_linear", "rows of the sink", kv_slots[0], ("S", f"<= {columns}"))
+    if kv_slots is not None and kv_slots[1].shape != (rows,):
+        raise preconditions.shape_error("fused_linear", "slots of the sink", kv_slots[1], (rows,))

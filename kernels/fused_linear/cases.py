@@ -20,7 +20,7 @@ def _case(
     normed: bool = False,
     kind: Literal["", "add", "gated", "turn"] = "",
     heads: tuple[int, int] = (0, 0),
-    onward: bool = False,
+    next_norm: bool = False,
     sunk: int = 0,
     size: Literal["small", "medium"] = "small",
 ) -> Case:
@@ -34,15 +34,15 @@ def _case(
         out = torch.randn(rows, columns, generator=g).to(dtype)
         sums = torch.rand(rows, -(-depth // PART), generator=g) * PART if normed else None
         angle = torch.randn(rows, heads[1], generator=g)
-        turn = torch.polar(torch.ones_like(angle), angle) if kind == "turn" else None
+        rotation = torch.polar(torch.ones_like(angle), angle) if kind == "turn" else None
         rest: Arguments = ()
-        if onward:
+        if next_norm:
             scale = torch.rand(columns, generator=g).to(dtype)
             rest = scale, torch.zeros(rows, columns, dtype=dtype), torch.zeros(rows, -(-columns // PART))
         if sunk:
             pool = torch.full((rows + 5, sunk), 7.0, dtype=dtype)
             rest = None, None, None, pool, torch.randperm(rows + 5, generator=g)[:rows]
-        return x, weight.to(dtype), out, sums, 1e-5, turn, heads[0], kind == "add", kind == "gated", *rest
+        return x, weight.to(dtype), out, sums, 1e-5, rotation, heads[0], kind == "add", kind == "gated", *rest
 
     shape = f"{rows} x {depth} x {columns} {str(dtype).removeprefix('torch.')}"
     return Case(f"{shape}{' normed' if normed else ''} {kind}".strip(), make, size)
@@ -108,20 +108,20 @@ SUNK_CASES = (
     _case(48, 4096, 6144, BF16, normed=True, kind="turn", heads=(40, 64), sunk=2048, size="medium"),
 )
 ONWARD_CASES = (
-    _case(0, 8, 4, onward=True),
-    _case(1, 40, 130, onward=True),
-    _case(3, 1100, 70, BF16, kind="add", onward=True),
-    _case(41, 1030, 100, BF16, kind="add", onward=True),
-    _case(23, 1030, 70, BF16, kind="add", onward=True),
-    _case(19, 64, 70, BF16, kind="add", onward=True),
-    _case(40, 64, 70, torch.float16, kind="add", onward=True),
-    _case(6, 14336, 512, BF16, kind="add", onward=True, size="medium"),
-    _case(13, 2048, 2048, BF16, kind="add", onward=True, size="medium"),
-    _case(31, 2048, 2048, BF16, kind="add", onward=True, size="medium"),
-    _case(32, 4200, 4100, BF16, kind="add", onward=True, size="medium"),
-    _case(27, 4096, 4096, BF16, kind="add", onward=True, size="medium"),
-    _case(47, 4096, 4096, BF16, kind="add", onward=True, size="medium"),
-    _case(64, 4200, 4100, BF16, kind="add", onward=True, size="medium"),
+    _case(0, 8, 4, next_norm=True),
+    _case(1, 40, 130, next_norm=True),
+    _case(3, 1100, 70, BF16, kind="add", next_norm=True),
+    _case(41, 1030, 100, BF16, kind="add", next_norm=True),
+    _case(23, 1030, 70, BF16, kind="add", next_norm=True),
+    _case(19, 64, 70, BF16, kind="add", next_norm=True),
+    _case(40, 64, 70, torch.float16, kind="add", next_norm=True),
+    _case(6, 14336, 512, BF16, kind="add", next_norm=True, size="medium"),
+    _case(13, 2048, 2048, BF16, kind="add", next_norm=True, size="medium"),
+    _case(31, 2048, 2048, BF16, kind="add", next_norm=True, size="medium"),
+    _case(32, 4200, 4100, BF16, kind="add", next_norm=True, size="medium"),
+    _case(27, 4096, 4096, BF16, kind="add", next_norm=True, size="medium"),
+    _case(47, 4096, 4096, BF16, kind="add", next_norm=True, size="medium"),
+    _case(64, 4200, 4100, BF16, kind="add", next_norm=True, size="medium"),
 )
 CHAINED_CASES = (
     _chain(0, 8, 4, 8, torch.float32),

@@ -11,19 +11,19 @@ from specmatrix.kernels.rotary.reference import rotary
 from specmatrix.kernels.silu_mul.reference import silu_mul
 
 
-def projection(
+def fused_linear(
     x: Tensor,
     weight: Tensor,
     out: Tensor,
     sums: Tensor | None = None,
     eps: float = 0.0,
-    turn: Tensor | None = None,
+    rotation: Tensor | None = None,
     heads: int = 0,
     add: bool = False,
     gated: bool = False,
     scale: Tensor | None = None,
     scaled: Tensor | None = None,
-    squares: Tensor | None = None,
+    partial_sumsq: Tensor | None = None,
     rows: Tensor | None = None,
     slots: Tensor | None = None,
 ) -> Tensor:
@@ -36,12 +36,12 @@ def projection(
         out.copy_(silu_mul(product.to(x.dtype)))
     else:
         out.copy_(torch.add(out, product) if add else product)
-    if turn is not None:
-        rotary(out, turn, heads)
-    if scale is not None and scaled is not None and squares is not None:
+    if rotation is not None:
+        rotary(out, rotation, heads)
+    if scale is not None and scaled is not None and partial_sumsq is not None:
         scaled.copy_(out.double() * scale.double())
-        for part in range(squares.shape[1]):
-            squares[:, part] = out[:, part * PART : (part + 1) * PART].double().square().sum(1)
+        for part in range(partial_sumsq.shape[1]):
+            partial_sumsq[:, part] = out[:, part * PART : (part + 1) * PART].double().square().sum(1)
     if rows is not None and slots is not None:
         first = out.shape[1] - rows.shape[1]
         for row, slot in enumerate(slots.tolist()):
@@ -56,11 +56,11 @@ def chained(
     out: Tensor,
     scale: Tensor,
     scaled: Tensor,
-    squares: Tensor,
+    partial_sumsq: Tensor,
     behind: Tensor,
     last: Tensor,
     eps: float,
 ) -> Tensor:
     """A projection, a norm, and the projection behind it."""
-    projection(x, weight, out, scale=scale, scaled=scaled, squares=squares)
-    return projection(scaled, behind, last, squares, eps)
+    fused_linear(x, weight, out, scale=scale, scaled=scaled, partial_sumsq=partial_sumsq)
+    return fused_linear(scaled, behind, last, partial_sumsq, eps)

@@ -19,8 +19,8 @@ import triton.language as tl
 from torch import Tensor
 
 from specmatrix.kernels import preconditions
-from specmatrix.kernels.dot import product, wide
-from specmatrix.kernels.fused_linear.eager import PART, Around
+from specmatrix.kernels.dot import dot, wide
+from specmatrix.kernels.fused_linear.eager import PART, Fusion
 from specmatrix.kernels.pdl import fetch, launch, signal, starts_early, wait
 
 # Programs that a projection is cut into at least, and the numbers of K that one takes at least.
@@ -40,7 +40,7 @@ CROWDED = 4096
 ROOM_IN_TURN = 96 * 1024
 
 
-class Tile(NamedTuple):
+class LinearTile(NamedTuple):
     """Rows, columns and depth of a program's tile, and into how many ranges K is cut.
 
     ahead: numbers of K whose weights are fetched before the wait of an early launch, a power of 2, 0 for none. late:
@@ -60,27 +60,35 @@ class Tile(NamedTuple):
 class Tall(NamedTuple):
     """Tiles of more rows: for streams of CROWDED columns or more, and for narrower ones."""
 
-    wide: Tile
-    narrow: Tile
+    wide: LinearTile
+    narrow: LinearTile
 
 
 # By rows and by what is projected: the quickest of a search at 32 and 48 rows of Llama-3.1-8B and Llama-3.2-1B on an
 # H100. `_taller` says into how many ranges K is cut.
 TALL: Final = {
-    (32, "heads"): Tall(Tile(32, 64, 128, 1, 4, 6, AHEAD, late=True), Tile(32, 32, 128, 1, 4, 10, AHEAD, late=True)),
-    (64, "heads"): Tall(Tile(64, 64, 64, 1, 4, 10, AHEAD, late=True), Tile(64, 32, 64, 1, 4, 10, AHEAD, late=True)),
-    (32, "attended"): Tall(*[Tile(32, 32, 128, 1, 4, 10, AHEAD, late=True)] * 2),
-    (64, "attended"): Tall(*[Tile(64, 32, 64, 1, 4, 10, AHEAD)] * 2),
-    (32, "gate_up"): Tall(Tile(32, 64, 128, 1, 8, 4, late=True), Tile(32, 64, 128, 1, 8, 4, AHEAD, late=True)),
-    (64, "gate_up"): Tall(Tile(64, 64, 128, 1, 8, 3, late=True), Tile(64, 64, 128, 1, 8, 3, AHEAD, late=True)),
-    (32, "down"): Tall(*[Tile(32, 64, 128, 1, 4, 4, late=True)] * 2),
-    (64, "down"): Tall(Tile(64, 64, 64, 1, 4, 6), Tile(64, 32, 128, 1, 4, 6, AHEAD, late=True)),
+    (32, "heads"): Tall(
+        LinearTile(32, 64, 128, 1, 4, 6, AHEAD, late=True), LinearTile(32, 32, 128, 1, 4, 10, AHEAD, late=True)
+    ),
+    (64, "heads"): Tall(
+        LinearTile(64, 64, 64, 1, 4, 10, AHEAD, late=True), LinearTile(64, 32, 64, 1, 4, 10, AHEAD, late=True)
+    ),
+    (32, "attended"): Tall(*[LinearTile(32, 32, 128, 1, 4, 10, AHEAD, late=True)] * 2),
+    (64, "attended"): Tall(*[LinearTile(64, 32, 64, 1, 4, 10, AHEAD)] * 2),
+    (32, "gate_up"): Tall(
+        LinearTile(32, 64, 128, 1, 8, 4, late=True), LinearTile(32, 64, 128, 1, 8, 4, AHEAD, late=True)
+    ),
+    (64, "gate_up"): Tall(
+        LinearTile(64, 64, 128, 1, 8, 3, late=True), LinearTile(64, 64, 128, 1, 8, 3, AHEAD, late=True)
+    ),
+    (32, "down"): Tall(*[LinearTile(32, 64, 128, 1, 4, 4, late=True)] * 2),
+    (64, "down"): Tall(LinearTile(64, 64, 64, 1, 4, 6), LinearTile(64, 32, 128, 1, 4, 6, AHEAD, late=True)),
 }
 
 
 @triton.jit
 def _read(
-    at, sums, turn, scale, slots, m, n, live, held, first, columns, lengths, pairs, turned,
+    at, sums, rotation, scale, slots, m, n, live, held, first, columns, lengths, pairs, rotated,
     COLUMNS: tl.constexpr, LENGTHS: tl.constexpr, ADD: tl.constexpr, TURN: tl.constexpr, ONWARD: tl.constexpr,
     SINK: tl.constexpr,
 ):  # fmt: skip
@@ -95,8 +103,8 @@ def _read(
         before = tl.load(at, mask=live[:, None] & held[None, :], other=0.0)
     if TURN:
         pair = first // 2 + tl.arange(0, COLUMNS // 2)
-        by = turn + (tl.where(live, m, 0) * pairs * 2)[:, None] + (pair % pairs * 2)[None, :]
-        inside = (pair * 2 < turned)[None, :]
+        by = rotation + (tl.where(live, m, 0) * pairs * 2)[:, None] + (pair % pairs * 2)[None, :]
+        inside = (pair * 2 < rotated)[None, :]
         cosine, sine = tl.load(by, mask=inside, other=1.0), tl.load(by + 1, mask=inside, other=0.0)
     if ONWARD:
         factor = tl.load(scale + n, mask=held, other=0.0)
@@ -120,16 +128,16 @@ def _product(
         row = (k.to(tl.int64) * w_k)[:, None]
         a = tl.load(x[:, None] + k[None, :], mask=live[:, None] & inside[None, :], other=0.0)
         b = tl.load(weight[None, :] + row, mask=inside[:, None] & held[None, :], other=0.0)
-        total += product(a, b, WIDE)
+        total += dot(a, b, WIDE)
         if GATED:
             c = tl.load(weight[None, :] + columns + row, mask=inside[:, None] & held[None, :], other=0.0)
-            other += product(a, c, WIDE)
+            other += dot(a, c, WIDE)
     return total, other
 
 
 @triton.jit
 def _finish(
-    total, other, pieces, before, cosine, sine, factor, slot, at, scaled, squares, sink, m, n, live, held, first,
+    total, other, pieces, before, cosine, sine, factor, slot, at, scaled, partial_sumsq, kv_slots, m, n, live, held, first,
     columns, depth, eps, sunk,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, PART: tl.constexpr, NORMED: tl.constexpr, GATED: tl.constexpr,
     ADD: tl.constexpr, TURN: tl.constexpr, ONWARD: tl.constexpr, SINK: tl.constexpr,
@@ -156,7 +164,7 @@ def _finish(
         y = (gate * (tl.where(gate >= 0, 1.0, fall) / (1.0 + fall)) * up).to(kind)
     if SINK:
         begin = columns - sunk
-        tl.store(sink + slot[:, None] * sunk + (n - begin)[None, :], y, mask=written & (n >= begin)[None, :])
+        tl.store(kv_slots + slot[:, None] * sunk + (n - begin)[None, :], y, mask=written & (n >= begin)[None, :])
         written = written & (n < begin)[None, :]
     tl.store(at, y, mask=written)
     if ONWARD:
@@ -164,13 +172,13 @@ def _finish(
         tl.store(scaled + m[:, None] * columns + n[None, :], whole * factor.to(tl.float32)[None, :], mask=written)
         sums, parts = tl.sum(tl.reshape(whole * whole, (ROWS, COLUMNS // PART, PART)), 2), tl.cdiv(columns, PART)
         part = first // PART + tl.arange(0, COLUMNS // PART)
-        tl.store(squares + m[:, None] * parts + part[None, :], sums, mask=live[:, None] & (part < parts)[None, :])
+        tl.store(partial_sumsq + m[:, None] * parts + part[None, :], sums, mask=live[:, None] & (part < parts)[None, :])
 
 
 @triton.jit(do_not_specialize=["rows"])
 def _project(
-    x, weight, out, sums, turn, scale, scaled, squares, sink, slots, parts, counts, rows, columns, depth, span, lengths,
-    x_m, w_k, o_m, eps, pairs, turned, sunk,
+    x, weight, out, sums, rotation, scale, scaled, partial_sumsq, kv_slots, slots, parts, counts, rows, columns, depth, span, lengths,
+    x_m, w_k, o_m, eps, pairs, rotated, sunk,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, RANGES: tl.constexpr, PART: tl.constexpr,
     LENGTHS: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, TURN: tl.constexpr, ONWARD: tl.constexpr,
     SINK: tl.constexpr, WIDE: tl.constexpr, AHEAD: tl.constexpr, LATE: tl.constexpr, EARLY: tl.constexpr,
@@ -190,7 +198,7 @@ def _project(
     wait(EARLY)
     at = out + m.to(tl.int64)[:, None] * o_m + n[None, :]
     pieces, before, cosine, sine, factor, slot = _read(
-        at, sums, turn, scale, slots, m, n, live, held, first, columns, lengths, pairs, turned, COLUMNS, LENGTHS, ADD,
+        at, sums, rotation, scale, slots, m, n, live, held, first, columns, lengths, pairs, rotated, COLUMNS, LENGTHS, ADD,
         TURN, ONWARD, SINK,
     )  # fmt: skip
     total, other = _product(
@@ -213,16 +221,16 @@ def _project(
                 total += tl.load(parts + number * (ROWS * COLUMNS) + place, cache_modifier=".cg")
     if last:
         _finish(
-            total, other, pieces, before, cosine, sine, factor, slot, at, scaled, squares, sink, m, n, live, held,
+            total, other, pieces, before, cosine, sine, factor, slot, at, scaled, partial_sumsq, kv_slots, m, n, live, held,
             first, columns, depth, eps, sunk, ROWS, COLUMNS, PART, LENGTHS > 0, GATED, ADD, TURN, ONWARD, SINK,
         )  # fmt: skip
 
 
-def tile(rows: int, columns: int, depth: int, size: int, gated: bool, add: bool, early: bool) -> Tile:
+def tile(rows: int, columns: int, depth: int, size: int, gated: bool, add: bool, early: bool) -> LinearTile:
     """A quick shape for numbers of `size` bytes. early: the launch begins early."""
     tall = max(LEAST, triton.next_power_of_2(rows))
     if size == 4:
-        return Tile(tall, PART, 32, 1, warps=4, stages=3)
+        return LinearTile(tall, PART, 32, 1, warps=4, stages=3)
     # What is added is the output of attention or, from more numbers, of the gates.
     behind = add and depth <= columns
     if tall > LEAST:
@@ -230,20 +238,20 @@ def tile(rows: int, columns: int, depth: int, size: int, gated: bool, add: bool,
         return _taller(tall, what, columns, depth, early)
     if gated:
         if columns > 64 * ALONE:
-            return Tile(tall, 64, 64, 1, warps=8, stages=3, late=True)
+            return LinearTile(tall, 64, 64, 1, warps=8, stages=3, late=True)
         # Deeper where each program has a multiprocessor to itself.
-        found = Tile(tall, 64, 128, 1, warps=8, stages=3, late=True)
+        found = LinearTile(tall, 64, 128, 1, warps=8, stages=3, late=True)
         return found._replace(stages=LONE_GATED, ahead=AHEAD) if early else found
     if columns >= 6144:
-        return Tile(tall, 64, 128, 1, warps=4, stages=4)
+        return LinearTile(tall, 64, 128, 1, warps=4, stages=4)
     ranges = _ranges(columns, PART, depth)
-    found = Tile(tall, PART, 128, ranges, warps=4, stages=6)
+    found = LinearTile(tall, PART, 128, ranges, warps=4, stages=6)
     if behind and early and triton.cdiv(columns, PART) * ranges <= ALONE:
         return found._replace(stages=LONE, ahead=AHEAD, late=columns >= CROWDED)
     return found
 
 
-def _taller(tall: int, what: str, columns: int, depth: int, early: bool) -> Tile:
+def _taller(tall: int, what: str, columns: int, depth: int, early: bool) -> LinearTile:
     """The tile of TALL, cut along K until its programs occupy a GPU; sums of gates are not cut."""
     tiles = TALL[tall, what]
     found = tiles.wide if min(columns, depth) >= CROWDED else tiles.narrow
@@ -270,14 +278,21 @@ def _counters(device: torch.device) -> Tensor:
         return torch.zeros(TILES, dtype=torch.int32, device=device)
 
 
-def projection(x: Tensor, weight: Tensor, out: Tensor, around: Around) -> Tensor:
-    preconditions.dense("projection", x=x, out=out)
-    sums, eps, turn, heads, add, gated, onward, sink = around
-    scale, scaled, squares = (None, None, None) if onward is None else onward
-    pool, slots = (None, None) if sink is None else sink
-    named = {"weight": weight, "sums": sums, "turn": turn, "scale": scale, "scaled": scaled, "squares": squares}
+def fused_linear(x: Tensor, weight: Tensor, out: Tensor, fusion: Fusion) -> Tensor:
+    preconditions.dense("fused_linear", x=x, out=out)
+    sums, eps, rotation, heads, add, gated, next_norm, kv_slots = fusion
+    scale, scaled, partial_sumsq = (None, None, None) if next_norm is None else next_norm
+    pool, slots = (None, None) if kv_slots is None else kv_slots
+    named = {
+        "weight": weight,
+        "sums": sums,
+        "turn": rotation,
+        "scale": scale,
+        "scaled": scaled,
+        "squares": partial_sumsq,
+    }
     named |= {"rows": pool, "slots": slots}
-    preconditions.contiguous("projection", **{name: given for name, given in named.items() if given is not None})
+    preconditions.contiguous("fused_linear", **{name: given for name, given in named.items() if given is not None})
     (rows, depth), columns = x.shape, out.shape[1]
     if not out.numel():
         return out
@@ -285,17 +300,17 @@ def projection(x: Tensor, weight: Tensor, out: Tensor, around: Around) -> Tensor
     span = triton.cdiv(triton.cdiv(depth, shape.ranges), shape.depth) * shape.depth
     tiles, split = triton.cdiv(columns, shape.columns), shape.ranges > 1
     parts = torch.empty(tiles * shape.ranges * shape.rows * shape.columns if split else 0, device=x.device)
-    lengths, pairs = 0 if sums is None else sums.shape[1], 1 if turn is None else turn.shape[1]
+    lengths, pairs = 0 if sums is None else sums.shape[1], 1 if rotation is None else rotation.shape[1]
     # What is not given is not read.
-    turns = parts if turn is None else torch.view_as_real(turn)
-    given = (parts if one is None else one for one in (scale, scaled, squares, pool, slots))
+    turns = parts if rotation is None else torch.view_as_real(rotation)
+    given = (parts if one is None else one for one in (scale, scaled, partial_sumsq, pool, slots))
     _project[tiles, shape.ranges](
         x, weight, out, parts if sums is None else sums, turns, *given, parts, _counters(x.device) if split else parts,
         rows, columns, depth, span, lengths, x.stride(0), weight.stride(0), out.stride(0), eps, pairs,
         2 * heads * pairs, 0 if pool is None else pool.shape[1],
         ROWS=shape.rows, COLUMNS=shape.columns, DEPTH=shape.depth, RANGES=shape.ranges, PART=PART,
-        LENGTHS=triton.next_power_of_2(lengths) if lengths else 0, GATED=gated, ADD=add, TURN=turn is not None,
-        ONWARD=onward is not None, SINK=sink is not None, WIDE=wide(x), AHEAD=shape.ahead, LATE=shape.late,
+        LENGTHS=triton.next_power_of_2(lengths) if lengths else 0, GATED=gated, ADD=add, TURN=rotation is not None,
+        ONWARD=next_norm is not None, SINK=kv_slots is not None, WIDE=wide(x), AHEAD=shape.ahead, LATE=shape.late,
         num_warps=shape.warps, num_stages=shape.stages, **launch(x),
     )  # fmt: skip
     return out

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from specmatrix.kernels import preconditions
-from specmatrix.kernels.backend import chosen
+from specmatrix.kernels.backend import select_backend
 from specmatrix.kernels.gather_rows import eager
 
 __all__ = ["gather", "scatter"]
@@ -18,7 +18,7 @@ def gather(buffer: Tensor, rows: Tensor, checked: bool = False) -> Tensor:
     KernelError on other shapes; with `checked` also on the dtype and range of rows.
     """
     _refuse("gather", buffer, rows, checked)
-    return chosen(eager, buffer).gather(buffer, rows)
+    return select_backend(eager, buffer).gather(buffer, rows)
 
 
 def scatter(buffer: Tensor, rows: Tensor, values: Tensor, checked: bool = False) -> None:
@@ -31,7 +31,7 @@ def scatter(buffer: Tensor, rows: Tensor, values: Tensor, checked: bool = False)
         raise preconditions.shape_error("scatter", "values", values, (*rows.shape, *buffer.shape[1:]))
     if checked:
         preconditions.dtype("scatter", (buffer.dtype,), values=values)
-    chosen(eager, buffer).scatter(buffer, rows, values)
+    select_backend(eager, buffer).scatter(buffer, rows, values)
 
 
 def _refuse(op: str, buffer: Tensor, rows: Tensor, checked: bool) -> None:

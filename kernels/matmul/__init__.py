@@ -7,7 +7,7 @@ from torch import Tensor
 
 from specmatrix.engine.core.errors import KernelError
 from specmatrix.kernels import preconditions
-from specmatrix.kernels.backend import chosen
+from specmatrix.kernels.backend import select_backend
 from specmatrix.kernels.matmul import eager
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -35,4 +35,4 @@ def matmul(x: Tensor, weight: Tensor, out: Tensor | None = None, add: bool = Fal
     if checked:
         preconditions.dtype("matmul", DTYPES, x=x)
         preconditions.dtype("matmul", (x.dtype,), weight=weight, out=x if out is None else out)
-    return chosen(eager, x).matmul(x, weight, out, add)
+    return select_backend(eager, x).matmul(x, weight, out, add)

@@ -13,7 +13,7 @@ def _product(
     depth: int,
     columns: int,
     dtype: torch.dtype = torch.float32,
-    turned: bool = False,
+    rotated: bool = False,
     added: bool = False,
     big: bool = False,
 ) -> Case:
@@ -21,13 +21,13 @@ def _product(
 
     def make(g: Generator) -> Arguments:
         x = torch.randn(rows, depth, generator=g).to(dtype)
-        if turned:
+        if rotated:
             weight = torch.randn(columns, depth, generator=g).to(dtype).t()
         else:
             weight = torch.randn(depth, columns, generator=g).to(dtype)
         return (x, weight, torch.randn(rows, columns, generator=g).to(dtype), True) if added else (x, weight)
 
-    name = f"{rows} x {depth} x {columns} {str(dtype).removeprefix('torch.')}{' turned' if turned else ''}"
+    name = f"{rows} x {depth} x {columns} {str(dtype).removeprefix('torch.')}{' rotated' if rotated else ''}"
     return Case(name, make, size="medium" if big else "small")
 
 
@@ -35,16 +35,16 @@ def _view(g: Generator) -> Arguments:
     return torch.randn(3, 50, generator=g)[:, 5:38], torch.randn(33, 9, generator=g)
 
 
-def _far(turned: bool) -> Case:
+def _far(rotated: bool) -> Case:
     """A weight of more numbers than an int32 counts; most are 0."""
 
     def make(g: Generator) -> Arguments:
         stored = torch.zeros(65600, 32768, dtype=BF16)
         stored[-300:] = torch.randn(300, 32768, generator=g).to(BF16)
-        weight = stored.t() if turned else stored
+        weight = stored.t() if rotated else stored
         return torch.randn(2, weight.shape[0], generator=g).to(BF16), weight
 
-    return Case(f"a large weight{', turned' if turned else ''}", make, size="large")
+    return Case(f"a large weight{', rotated' if rotated else ''}", make, size="large")
 
 
 def _several(matrices: int, rows: int, depth: int, columns: int, dtype: torch.dtype = torch.float32) -> Case:
@@ -62,17 +62,17 @@ PLAIN_CASES = (
     _product(0, 8, 4),
     _product(1, 1, 1),
     _product(2, 33, 5),
-    _product(17, 64, 40, turned=True),
+    _product(17, 64, 40, rotated=True),
     _product(9, 40, 70, BF16),
-    _product(3, 130, 7, torch.float16, turned=True),
+    _product(3, 130, 7, torch.float16, rotated=True),
     _product(5, 1100, 33, BF16),
     Case("rows that lie apart", _view),
-    _far(turned=False),
-    _far(turned=True),
+    _far(rotated=False),
+    _far(rotated=True),
     _product(64, 1500, 130, big=True),
-    _product(64, 4096, 1024, BF16, turned=True, big=True),
+    _product(64, 4096, 1024, BF16, rotated=True, big=True),
     _product(64, 2085, 321, BF16, big=True),
-    _product(300, 4096, 4128, BF16, turned=True, big=True),
+    _product(300, 4096, 4128, BF16, rotated=True, big=True),
 )
 SEVERAL_CASES = (
     _several(0, 1, 8, 4),
@@ -84,7 +84,7 @@ SEVERAL_CASES = (
 ADDED_CASES = (
     _product(0, 8, 4, added=True),
     _product(1, 20, 6, added=True),
-    _product(18, 70, 33, BF16, turned=True, added=True),
+    _product(18, 70, 33, BF16, rotated=True, added=True),
     _product(4, 2000, 20, added=True),
-    _product(40, 4096, 512, BF16, turned=True, added=True, big=True),
+    _product(40, 4096, 512, BF16, rotated=True, added=True, big=True),
 )

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from specmatrix.engine.core.errors import KernelError
 from specmatrix.kernels import preconditions
-from specmatrix.kernels.dot import product, wide
+from specmatrix.kernels.dot import dot, wide
 
 # Programs that fill a GPU, and that occupy most of one.
 FULL, SOME = 264, 96
@@ -23,7 +23,7 @@ FULL, SOME = 264, 96
 NARROW, MOST_RANGES, SHORTEST_RANGE, UNIT = 32, 8, 512, 128
 
 
-class Tile(NamedTuple):
+class MatmulTile(NamedTuple):
     """Rows, columns and depth of a program's tile."""
 
     rows: int
@@ -43,7 +43,7 @@ def _range(x, weight, live, held, first, span, depth, w_k, DEPTH: tl.constexpr, 
         inside = k < depth
         a = tl.load(x[:, None] + k[None, :], mask=live[:, None] & inside[None, :], other=0.0)
         b = tl.load(weight[None, :] + (k.to(tl.int64) * w_k)[:, None], mask=inside[:, None] & held[None, :], other=0.0)
-        total += product(a, b, WIDE)
+        total += dot(a, b, WIDE)
     return total
 
 
@@ -90,18 +90,18 @@ def _sum(parts, out, rows, columns, o_h, o_m, ranges, COLUMNS: tl.constexpr, ADD
     tl.store(at, total, mask=held)
 
 
-def tile(rows: int, columns: int, dtype: torch.dtype) -> Tile:
+def tile(rows: int, columns: int, dtype: torch.dtype) -> MatmulTile:
     """A shape that is quick for so many rows; none changes a bit, as a tile's sum runs over K in order."""
     if dtype is torch.float32:
-        return Tile(16, 32, 32, warps=4, stages=3)
+        return MatmulTile(16, 32, 32, warps=4, stages=3)
     if rows > 256:
-        return Tile(128, 256, 64, warps=8, stages=3)
+        return MatmulTile(128, 256, 64, warps=8, stages=3)
     few = 16 if rows <= 16 else 64
     if columns >= 16384:
-        return Tile(few, 128, 64, warps=4, stages=4)
+        return MatmulTile(few, 128, 64, warps=4, stages=4)
     if columns >= 6144:
-        return Tile(few, 64, 128, warps=4, stages=4) if rows <= 16 else Tile(few, 64, 64, warps=4, stages=6)
-    return Tile(few, 32, 128, warps=4, stages=5)
+        return MatmulTile(few, 64, 128, warps=4, stages=4) if rows <= 16 else MatmulTile(few, 64, 64, warps=4, stages=6)
+    return MatmulTile(few, 32, 128, warps=4, stages=5)
 
 
 def ranges(columns: int, depth: int) -> int:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from specmatrix.engine.core.errors import KernelError
 from specmatrix.kernels import preconditions
-from specmatrix.kernels.backend import chosen
+from specmatrix.kernels.backend import select_backend
 from specmatrix.kernels.paged_attention import eager
 from specmatrix.kernels.paged_attention.eager import ALIGNED, Reads, attend, spread_bias, spread_slots
 
@@ -61,7 +61,7 @@ def plan_reads(
         preconditions.dtype("paged_attention", (torch.int64,), read_slots=read_slots)
         if not bool((bias == 0).any(-1).all()):
             raise KernelError("paged_attention: a query may attend to nothing, each needs at least one 0 in its bias")
-    form = chosen(eager, bias)
+    form = select_backend(eager, bias)
     return form.plan_reads(read_slots, bias, heads, kv_heads, head_dim, deterministic, value_dim, scale, sparse, start)
 
 
@@ -75,4 +75,4 @@ def paged_attention(q: Tensor, cache: Tensor, reads: Reads) -> Tensor:
     """
     if q.shape != reads.query:
         raise preconditions.shape_error("paged_attention", "q", q, reads.query)
-    return chosen(eager, q).paged_attention(q, cache, reads)
+    return select_backend(eager, q).paged_attention(q, cache, reads)

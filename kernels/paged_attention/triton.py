@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from specmatrix.kernels import preconditions
-from specmatrix.kernels.dot import product, wide
+from specmatrix.kernels.dot import dot, wide
 from specmatrix.kernels.paged_attention.eager import ALIGNED
 from specmatrix.kernels.pdl import begin, launch
 
@@ -37,7 +37,7 @@ FULL = 264
 CAUSAL = 8
 
 
-class Shape(NamedTuple):
+class AttentionShape(NamedTuple):
     """Queries and keys of a tile; d1 and d2: key_dim, and what a latent key has behind it, as powers of 2."""
 
     rows: int
@@ -48,7 +48,7 @@ class Shape(NamedTuple):
     stages: int
 
 
-class Reads(NamedTuple):
+class SplitReads(NamedTuple):
     """What the layers of one step share, for T keys rounded up to a multiple of ALIGNED.
 
     query: shape of q; slots [B, T], the padding slot 0 past the keys; masks [B, W, T], 0 for keys that a query may see;
@@ -78,7 +78,7 @@ def plan_reads(
     scale: float | None,
     sparse: bool,
     start: Tensor | None,
-) -> Reads:
+) -> SplitReads:
     """As in eager.py; without `deterministic` a small step may split its keys further."""
     preconditions.dense("paged_attention", read_slots=read_slots, bias=bias)
     if start is not None:
@@ -90,20 +90,20 @@ def plan_reads(
     if beyond:
         slots, masks = pad(slots, (0, beyond)), pad(masks, (0, beyond), value=float("-inf"))
     slots, masks = slots.contiguous(), masks.contiguous()
-    return Reads(query, kv_heads, value_dim, factor, slots, masks, sparse, deterministic, start)
+    return SplitReads(query, kv_heads, value_dim, factor, slots, masks, sparse, deterministic, start)
 
 
 @lru_cache(maxsize=64)
-def shape(head_dim: int, value_dim: int, size: int, group: int) -> Shape:
+def shape(head_dim: int, value_dim: int, size: int, group: int) -> AttentionShape:
     """The tile for keys of head_dim numbers of `size` bytes, which `group` heads share; the same in every step."""
     d1 = max(16, triton.next_power_of_2(value_dim))
     d2 = max(16, triton.next_power_of_2(head_dim - value_dim)) if head_dim > value_dim else 0
     if (d1 + d2) * size > 512:
-        return Shape(64 if group >= 64 and size == 2 else 16, 32, d1, d2, warps=8, stages=2)
-    return Shape(WIDE_TILE, 128 if (d1 + d2) * size <= 256 else 64, d1, d2, warps=4, stages=2)
+        return AttentionShape(64 if group >= 64 and size == 2 else 16, 32, d1, d2, warps=8, stages=2)
+    return AttentionShape(WIDE_TILE, 128 if (d1 + d2) * size <= 256 else 64, d1, d2, warps=4, stages=2)
 
 
-def quick(tile: Shape, rows: int, length: int, pairs: int) -> tuple[Shape, int]:
+def quick(tile: AttentionShape, rows: int, length: int, pairs: int) -> tuple[AttentionShape, int]:
     """The tile and the keys of a split for a step whose queries fit into one tile, where bits may depend on the step.
 
     Short splits while all programs find room on the GPU at once; else small tiles, of which many do.
@@ -138,11 +138,11 @@ def _split(
         here = row + (tl.load(slots + at) * slot_size)[:, None]
         wanted = (column < key_dim)[None, :]
         keys = tl.load(here + column[None, :], mask=wanted, other=0.0)
-        score = product(q1, tl.trans(keys), WIDE)
+        score = dot(q1, tl.trans(keys), WIDE)
         if D2 > 0:
             rest = (key_dim + tail < head_dim)[None, :]
             more = tl.load(here + key_dim + tail[None, :], mask=rest, other=0.0)
-            score += product(q2, tl.trans(more), WIDE)
+            score += dot(q2, tl.trans(more), WIDE)
         hides = tl.load(masks[:, None] + at[None, :], mask=live[:, None], other=float("-inf"))
         score = tl.where(hides == 0, score * factor, float("-inf"))
         top = tl.maximum(peak, tl.max(score, 1))
@@ -150,9 +150,9 @@ def _split(
         mass = tl.exp2(score - calm[:, None]).to(keys.dtype)
         fade = tl.exp2(peak - calm)
         # Summed as a product: the order of a tile's own sum depends on how the compiler spreads the tile.
-        total = total * fade + tl.sum(tl.where(first_column, product(mass, ones, WIDE), 0.0), 1)
+        total = total * fade + tl.sum(tl.where(first_column, dot(mass, ones, WIDE), 0.0), 1)
         values = tl.load(here + value_at + column[None, :], mask=wanted, other=0.0)
-        mixed = mixed * fade[:, None] + product(mass, values, WIDE)
+        mixed = mixed * fade[:, None] + dot(mass, values, WIDE)
         peak = top
     return peak, total, mixed
 
@@ -275,7 +275,7 @@ def _gather(
     tl.store(place, mixed / total[:, None], mask=(column < value_dim)[None, :])
 
 
-def paged_attention(q: Tensor, cache: Tensor, reads: Reads) -> Tensor:
+def paged_attention(q: Tensor, cache: Tensor, reads: SplitReads) -> Tensor:
     preconditions.contiguous("paged_attention", cache=cache)
     preconditions.dense("paged_attention", q=q)
     batch, width, heads, head_dim = reads.query

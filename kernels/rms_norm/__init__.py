@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from specmatrix.kernels import preconditions
-from specmatrix.kernels.backend import chosen
+from specmatrix.kernels.backend import select_backend
 from specmatrix.kernels.rms_norm import eager
 
 
@@ -34,4 +34,4 @@ def rms_norm(
     if checked:
         preconditions.dtype("rms_norm", (x.dtype,), weight=weight, residual=x if residual is None else residual)
         preconditions.dtype("rms_norm", (x.dtype,), out=x if out is None else out)
-    return chosen(eager, x).rms_norm(x, weight, eps, residual, out)
+    return select_backend(eager, x).rms_norm(x, weight, eps, residual, out)

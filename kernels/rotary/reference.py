@@ -3,11 +3,11 @@
 from torch import Tensor
 
 
-def rotary(rows: Tensor, turn: Tensor, heads: int) -> None:
+def rotary(rows: Tensor, rotation: Tensor, heads: int) -> None:
     """One pair after the other, in double precision."""
-    pairs = turn.shape[1]
+    pairs = rotation.shape[1]
     for m in range(len(rows)):
         for pair in range(heads * pairs):
-            factor = complex(turn[m, pair % pairs])
+            factor = complex(rotation[m, pair % pairs])
             value = complex(float(rows[m, 2 * pair]), float(rows[m, 2 * pair + 1])) * factor
             rows[m, 2 * pair], rows[m, 2 * pair + 1] = value.real, value.imag

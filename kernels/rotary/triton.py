@@ -14,26 +14,26 @@ BLOCK = 1024
 
 
 @triton.jit
-def _turn(rows, turn, stride, pairs, size, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+def _turn(rows, rotation, stride, pairs, size, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     begin(EARLY)
     row = tl.program_id(0).to(tl.int64)
     pair = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = pair < size
     at = rows + row * stride + 2 * pair
-    by = turn + (row * pairs + pair % pairs) * 2
+    by = rotation + (row * pairs + pair % pairs) * 2
     x, y = tl.load(at, mask=inside).to(tl.float32), tl.load(at + 1, mask=inside).to(tl.float32)
     cosine, sine = tl.load(by, mask=inside), tl.load(by + 1, mask=inside)
     tl.store(at, x * cosine - y * sine, mask=inside)
     tl.store(at + 1, x * sine + y * cosine, mask=inside)
 
 
-def rotary(rows: Tensor, turn: Tensor, heads: int) -> None:
+def rotary(rows: Tensor, rotation: Tensor, heads: int) -> None:
     preconditions.dense("rotary", rows=rows)
-    preconditions.contiguous("rotary", turn=turn)
-    count, pairs = turn.shape
+    preconditions.contiguous("rotary", rotation=rotation)
+    count, pairs = rotation.shape
     size = heads * pairs
     if count and size:
         block = min(BLOCK, triton.next_power_of_2(size))
-        parts = torch.view_as_real(turn)
+        parts = torch.view_as_real(rotation)
         grid = (count, triton.cdiv(size, block))
         _turn[grid](rows, parts, rows.stride(0), pairs, size, BLOCK=block, **launch(rows))

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from specmatrix.kernels import preconditions
-from specmatrix.kernels.backend import chosen
+from specmatrix.kernels.backend import select_backend
 from specmatrix.kernels.sample import eager
 
 __all__ = ["draw", "uniform"]
@@ -22,7 +22,7 @@ def uniform(seed: Tensor, position: Tensor) -> Tensor:
     if seed.shape != position.shape[:1]:
         raise preconditions.shape_error("uniform", "seed", seed, tuple(position.shape[:1]))
     preconditions.dtype("uniform", (torch.int64,), seed=seed, position=position)
-    return chosen(eager, position).uniform(seed, position)
+    return select_backend(eager, position).uniform(seed, position)
 
 
 def draw(
@@ -42,4 +42,4 @@ def draw(
     for name, row in (("temperature", temperature), ("top_k", top_k), ("top_p", top_p)):
         if row.shape != logits.shape[:1]:
             raise preconditions.shape_error("draw", name, row, tuple(logits.shape[:1]))
-    return chosen(eager, logits).draw(logits, coins, temperature, top_k, top_p, truncate)
+    return select_backend(eager, logits).draw(logits, coins, temperature, top_k, top_p, truncate)

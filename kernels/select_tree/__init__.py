@@ -7,7 +7,7 @@ from torch import Tensor
 
 from specmatrix.engine.core.errors import KernelError
 from specmatrix.kernels import preconditions
-from specmatrix.kernels.backend import chosen
+from specmatrix.kernels.backend import select_backend
 from specmatrix.kernels.select_tree import eager
 
 
@@ -33,4 +33,4 @@ def select_tree(
         preconditions.dtype("select_tree", (torch.int64,), parent_list=parent_list)
         if bool(scores.isnan().any()):
             raise KernelError("select_tree: scores holds NaN, which has no place in an order")
-    return chosen(eager, scores).select_tree(scores, parent_list, nodes, topk)
+    return select_backend(eager, scores).select_tree(scores, parent_list, nodes, topk)

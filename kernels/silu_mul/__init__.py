@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from specmatrix.kernels import preconditions
-from specmatrix.kernels.backend import chosen
+from specmatrix.kernels.backend import select_backend
 from specmatrix.kernels.silu_mul import eager
 
 
@@ -17,4 +17,4 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     """
     if gate_up.dim() != 2 or gate_up.shape[1] % 2:
         raise preconditions.shape_error("silu_mul", "gate_up", gate_up, ("M", "2 * inner"))
-    return chosen(eager, gate_up).silu_mul(gate_up)
+    return select_backend(eager, gate_up).silu_mul(gate_up)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from specmatrix.kernels import preconditions
-from specmatrix.kernels.backend import chosen
+from specmatrix.kernels.backend import select_backend
 from specmatrix.kernels.store_kv import eager
 
 
@@ -23,4 +23,4 @@ def store_kv(rows: Tensor, slots: Tensor, kv: Tensor, checked: bool = False) -> 
         preconditions.dtype("store_kv", (torch.int64,), slots=slots)
         preconditions.dtype("store_kv", (rows.dtype,), kv=kv)
         preconditions.within("store_kv", 0, rows.shape[0], slots=slots)
-    chosen(eager, rows).store_kv(rows, slots, kv)
+    select_backend(eager, rows).store_kv(rows, slots, kv)

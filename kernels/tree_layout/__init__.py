@@ -7,7 +7,7 @@ from torch import Tensor
 
 from specmatrix.engine.core.errors import KernelError
 from specmatrix.kernels import preconditions
-from specmatrix.kernels.backend import chosen
+from specmatrix.kernels.backend import select_backend
 from specmatrix.kernels.tree_layout import eager
 
 
@@ -24,4 +24,4 @@ def tree_layout(parents: Tensor, checked: bool = False) -> tuple[Tensor, Tensor]
         order = torch.arange(parents.shape[1], device=parents.device)
         if not bool(((parents < order) & ((parents >= 0) | (order == 0)) & ((parents == -1) | (order > 0))).all()):
             raise KernelError("tree_layout: parents must be -1 for node 0 and an earlier node for every other")
-    return chosen(eager, parents).tree_layout(parents)
+    return select_backend(eager, parents).tree_layout(parents)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from specmatrix.engine.core.errors import ConfigError
-from specmatrix.matrix.accuracy.compared import Compared, Launch, of_cell, of_pair
+from specmatrix.matrix.accuracy.compared import Compared, ComparedEngine, of_cell, of_pair
 from specmatrix.matrix.accuracy.data import Split, split
 from specmatrix.matrix.accuracy.record import SCHEMA, markdown, write_record
 from specmatrix.matrix.checkpoints.pairs import pair_of
@@ -124,7 +124,7 @@ def measure(task: str, questions: Split, compared: Compared, max_new_tokens: int
 def _run(
     task: str,
     questions: Split,
-    launch: Launch,
+    launch: ComparedEngine,
     compared: Compared,
     max_new_tokens: int,
     tick: Callable[[int], None],

@@ -11,7 +11,7 @@ from specmatrix.engine.core.config.asked import AUTO, EngineConfig
 from specmatrix.engine.core.errors import ConfigError
 from specmatrix.matrix.cells.axes import AXES, describe
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.checkpoints.pairs import Pair
+from specmatrix.matrix.checkpoints.pairs import ModelPair
 from specmatrix.matrix.zoo.registry import resolve_path, verify_cells
 
 # The task brings its own questions, sampling and stop strings.
@@ -19,7 +19,7 @@ FIXED: Final = ("sampling", "finish", "abort")
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class ComparedEngine:
     """An engine of the comparison: how a report calls it, and its configuration."""
 
     name: str
@@ -31,8 +31,8 @@ class Compared:
     """algorithm: the cell's, in small letters. folders: of each model that either engine loads, the target first."""
 
     algorithm: str
-    baseline: Launch
-    cell: Launch
+    baseline: ComparedEngine
+    cell: ComparedEngine
     folders: Mapping[str, Path]
 
     def locate(self, name: str) -> Path:
@@ -50,15 +50,15 @@ def of_cell(text: str) -> Compared:
     if cell.ranks > 1:
         raise ConfigError(f"cell {text} has {cell.ranks} ranks and accuracy runs engines of one; leave tp{cell.tp} out")
     names = [name for name in (cell.target, cell.draft) if name is not None]
-    baseline, launch = (Launch(each.id, _ample(each)) for each in (cell.canonical, cell))
+    baseline, launch = (ComparedEngine(each.id, _ample(each)) for each in (cell.canonical, cell))
     verify_cells([cell])
     return Compared(cell.algorithm, baseline, launch, {name: resolve_path(name) for name in names})
 
 
-def of_pair(pair: Pair, folders: Mapping[str, Path]) -> Compared:
+def of_pair(pair: ModelPair, folders: Mapping[str, Path]) -> Compared:
     """A pair of published checkpoints that lie in `folders`."""
-    baseline = Launch(f"{pair.target}.none", _deterministic(pair.baseline))
-    return Compared(pair.algorithm.lower(), baseline, Launch(pair.name, _deterministic(pair.config)), folders)
+    baseline = ComparedEngine(f"{pair.target}.none", _deterministic(pair.baseline))
+    return Compared(pair.algorithm.lower(), baseline, ComparedEngine(pair.name, _deterministic(pair.config)), folders)
 
 
 def _ample(cell: Cell) -> EngineConfig:

@@ -17,7 +17,7 @@ import yaml
 
 from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.errors import ConfigError
-from specmatrix.engine.temp_dir import Scratch
+from specmatrix.engine.temp_dir import TempDir
 from specmatrix.matrix.accuracy.data import Question, Split
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def evaluate(
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     model = EngineModel(config, locate, tick)
     name = f"{task}_local"
-    with Scratch("accuracy") as folder:
+    with TempDir("accuracy") as folder:
         _write_task(folder, name, installed, questions)
         # lm-eval's own bars ignore every switch; they would bury the one sentence of a refusal.
         with redirect_stderr(StringIO()):

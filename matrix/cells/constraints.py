@@ -13,7 +13,7 @@ from functools import cache, cached_property
 from itertools import product
 from typing import Final, Literal
 
-from specmatrix.engine.core.config.context import Rule, Situation
+from specmatrix.engine.core.config.context import Rule, RuleContext
 from specmatrix.engine.core.config.resolve import resolve
 from specmatrix.engine.core.config.rules.table import RULES
 from specmatrix.engine.core.draft.tree import tree_pool
@@ -56,9 +56,9 @@ class Constraint:
 
 
 @cache
-def situation(cell: Cell) -> Situation:
+def situation(cell: Cell) -> RuleContext:
     """What the engine's launch rules look at for this cell; for reading only."""
-    return Situation.of(cell.config(), zoo_facts(cell))
+    return RuleContext.of(cell.config(), zoo_facts(cell))
 
 
 def _lifted(name: str, *axes: str) -> Constraint:

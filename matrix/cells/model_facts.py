@@ -6,7 +6,7 @@ from specmatrix.engine.core.config.asked import DraftFacts, Facts
 from specmatrix.engine.core.draft.algorithms import FINAL
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.zoo.layouts import architecture_of
-from specmatrix.matrix.zoo.recipes import RECIPES, LatentShape, Recipe, Shape
+from specmatrix.matrix.zoo.recipes import RECIPES, LatentShape, ModelShape, Recipe
 
 
 def zoo_facts(cell: Cell) -> Facts:
@@ -29,10 +29,10 @@ def model_facts(target: str, draft: str | None = None) -> Facts:
         num_layers=shape.layers,
         context_length=shape.max_positions,
         draft=None if draft is None else _draft(RECIPES[draft], recipe),
-        window=shape.window if isinstance(shape, Shape) and shape.sliding else None,
+        window=shape.window if isinstance(shape, ModelShape) and shape.sliding else None,
         bundled=_bundled(shape) if isinstance(shape, LatentShape) and shape.bundled else None,
         heads=shape.heads,
-        kv_heads=shape.kv_heads if isinstance(shape, Shape) else 1,
+        kv_heads=shape.kv_heads if isinstance(shape, ModelShape) else 1,
         widths=(shape.intermediate, *((shape.expert_intermediate,) if isinstance(shape, LatentShape) else ())),
     )
 

@@ -11,7 +11,7 @@ from specmatrix.engine.models.config import ModelConfig
 from specmatrix.engine.models.eagle.formats import load_draft_config
 from specmatrix.engine.models.weights import count_numbers
 from specmatrix.matrix.checkpoints.needs import GIB, Configs, config_of, needs
-from specmatrix.matrix.checkpoints.pairs import Pair
+from specmatrix.matrix.checkpoints.pairs import ModelPair
 from specmatrix.matrix.checkpoints.published import MODELS, Published
 from specmatrix.matrix.checkpoints.size import possible, stored
 from specmatrix.matrix.checkpoints.store import find
@@ -24,7 +24,7 @@ def gpus() -> tuple[int, ...]:
     return tuple(torch.cuda.get_device_properties(i).total_memory for i in range(torch.cuda.device_count()))
 
 
-def locate(pair: Pair, memory: tuple[int, ...], models: Path | None = None) -> Mapping[str, Path]:
+def locate(pair: ModelPair, memory: tuple[int, ...], models: Path | None = None) -> Mapping[str, Path]:
     """The folder of each of a pair's models, whole by the headers of its files, for GPUs with `memory` bytes each.
 
     ConfigError, one sentence, on the first thing that is missing: a GPU, its memory, a checkpoint, or a part of one.
@@ -41,7 +41,7 @@ def locate(pair: Pair, memory: tuple[int, ...], models: Path | None = None) -> M
     return folders
 
 
-def missing(pair: Pair, memory: tuple[int, ...], models: Path | None = None) -> list[str]:
+def missing(pair: ModelPair, memory: tuple[int, ...], models: Path | None = None) -> list[str]:
     """What `locate` would refuse one after the other, a sentence for the machine and one for each model."""
     found = [short] if (short := _shortage(pair, memory)) else []
     target_layers = config_of(MODELS[pair.target]).num_layers
@@ -59,7 +59,7 @@ def missing(pair: Pair, memory: tuple[int, ...], models: Path | None = None) -> 
     return found
 
 
-def _shortage(pair: Pair, memory: tuple[int, ...], configs: Configs | None = None) -> str | None:
+def _shortage(pair: ModelPair, memory: tuple[int, ...], configs: Configs | None = None) -> str | None:
     total = needs(pair, configs).total
     if not memory:
         return f"checkpoint {pair.name} needs a GPU with {total / GIB:.1f} GiB of memory and this machine shows none"

@@ -11,7 +11,7 @@ from specmatrix.engine.core.config.asked import Resolved
 from specmatrix.engine.core.config.resolve import resolve
 from specmatrix.engine.models.config import ModelConfig, read_model_config
 from specmatrix.engine.models.loader import facts_of
-from specmatrix.matrix.checkpoints.pairs import Pair
+from specmatrix.matrix.checkpoints.pairs import ModelPair
 from specmatrix.matrix.checkpoints.published import Published
 from specmatrix.matrix.checkpoints.size import bundled, held, stored
 
@@ -53,13 +53,13 @@ def config_of(model: Published) -> ModelConfig:
     return read_model_config(model.config, Path(model.repo) / "config.json")
 
 
-def resolved(pair: Pair, configs: Configs | None = None) -> Resolved:
+def resolved(pair: ModelPair, configs: Configs | None = None) -> Resolved:
     """What would run on one GPU. configs: of the pair's models as files say them; else as they were published."""
     target, draft = _both(pair, configs)
     return resolve(pair.config, facts_of(target, draft, "cuda", 1))
 
 
-def needs(pair: Pair, configs: Configs | None = None) -> Needs:
+def needs(pair: ModelPair, configs: Configs | None = None) -> Needs:
     """The memory of a pair at the sizes of its launch; configs as for `resolved`."""
     target, draft = _both(pair, configs)
     launch = resolved(pair, configs)
@@ -84,6 +84,6 @@ def needs(pair: Pair, configs: Configs | None = None) -> Needs:
     )
 
 
-def _both(pair: Pair, configs: Configs | None) -> tuple[ModelConfig, ModelConfig | None]:
+def _both(pair: ModelPair, configs: Configs | None) -> tuple[ModelConfig, ModelConfig | None]:
     known = configs or {name: config_of(model) for name, model in pair.models.items()}
     return known[pair.target], None if pair.draft is None else known[pair.draft]

@@ -18,7 +18,7 @@ LAUNCH: Final[Mapping[str, Any]] = {"context_length": 4096, "max_running_request
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class ModelPair:
     """A target, and what drafts for it.
 
     algorithm: as the engine names it; draft: a name in MODELS, None where the drafter needs no weights or the target
@@ -64,20 +64,20 @@ CHAIN: Final = {"speculative_num_steps": 3, "speculative_eagle_topk": 1, "specul
 TREE: Final = {"speculative_num_steps": 5, "speculative_eagle_topk": 4, "speculative_num_draft_tokens": 8}
 LAYER: Final = {"speculative_num_steps": 1, "speculative_eagle_topk": 1, "speculative_num_draft_tokens": 2}
 
-PAIRS: Final[Mapping[str, Pair]] = {
+PAIRS: Final[Mapping[str, ModelPair]] = {
     pair.name: pair
     for pair in (
-        Pair("llama-3.1-8b.eagle3", "llama-3.1-8b-instruct", "EAGLE3", "llama-3.1-8b-eagle3", TREE),
-        Pair("llama-3.1-8b.standalone", "llama-3.1-8b-instruct", "STANDALONE", "llama-3.2-1b-instruct", CHAIN),
-        Pair("qwen3-8b.eagle3", "qwen3-8b", "EAGLE3", "qwen3-8b-eagle3", CHAIN),
-        Pair("qwen3-8b.dflash", "qwen3-8b", "DFLASH", "qwen3-8b-dflash"),
-        Pair("mistral-7b.ngram", "mistral-7b-instruct", "NGRAM"),
-        Pair("gigachat3-10b.nextn", "gigachat3-10b", "NEXTN", flags=LAYER),
+        ModelPair("llama-3.1-8b.eagle3", "llama-3.1-8b-instruct", "EAGLE3", "llama-3.1-8b-eagle3", TREE),
+        ModelPair("llama-3.1-8b.standalone", "llama-3.1-8b-instruct", "STANDALONE", "llama-3.2-1b-instruct", CHAIN),
+        ModelPair("qwen3-8b.eagle3", "qwen3-8b", "EAGLE3", "qwen3-8b-eagle3", CHAIN),
+        ModelPair("qwen3-8b.dflash", "qwen3-8b", "DFLASH", "qwen3-8b-dflash"),
+        ModelPair("mistral-7b.ngram", "mistral-7b-instruct", "NGRAM"),
+        ModelPair("gigachat3-10b.nextn", "gigachat3-10b", "NEXTN", flags=LAYER),
     )
 }
 
 
-def pair_of(name: str) -> Pair:
+def pair_of(name: str) -> ModelPair:
     """The pair of a name. ConfigError with the closest name, or all of them."""
     if name in PAIRS:
         return PAIRS[name]

@@ -8,7 +8,7 @@ import os
 from rich.console import Console
 
 
-class Output(Console):
+class StdoutConsole(Console):
     """A reader that went away is an error for the command line to tell. rich would end the process with the status of a
     red run."""
 

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from specmatrix.engine.core.config.suggest import nearest
 from specmatrix.engine.core.errors import ConfigError
-from specmatrix.matrix.cli.console import Output
+from specmatrix.matrix.cli.console import StdoutConsole
 from specmatrix.matrix.cli.errors import check_parallel, check_seed
 from specmatrix.matrix.cli.progress import counting
 from specmatrix.matrix.cli.stopping import Stopped
@@ -102,8 +102,8 @@ def list_faults(only: Sequence[str], tier: str, json_: bool) -> int:
 
 def _console() -> Console:
     """The terminal as it is; a file or a pipe as wide as the table needs."""
-    console = Output()
-    return console if console.is_terminal else Output(width=WIDE)
+    console = StdoutConsole()
+    return console if console.is_terminal else StdoutConsole(width=WIDE)
 
 
 def _run(

@@ -21,7 +21,7 @@ RED: Final = ("FAIL", "NOT MEASURED")
 JUDGES: Final = (*GATES, KERNELS)
 
 
-class Job(NamedTuple):
+class TrialJob(NamedTuple):
     """One process: a fault or none, and what is judged with it."""
 
     fault: Fault | None
@@ -116,10 +116,10 @@ def kill_matrix(
     verify_cells(every)
     plain: list[Trial] = []
     found: dict[str, Trial] = {}
-    parts = [Job(None, tuple(part)) for part in shares(every, workers)]
+    parts = [TrialJob(None, tuple(part)) for part in shares(every, workers)]
     if operations := tuple(sorted({name for fault in faults for name in fault.operations})):
-        parts.append(Job(None, (), operations))
-    jobs = [*parts, *(Job(fault, tuple(chosen[fault.id]), fault.operations) for fault in faults)]
+        parts.append(TrialJob(None, (), operations))
+    jobs = [*parts, *(TrialJob(fault, tuple(chosen[fault.id]), fault.operations) for fault in faults)]
     for fault, result in _run(jobs, seed, workers, tier):
         if fault is None:
             plain.append(result)
@@ -162,7 +162,7 @@ def judge(fault: Fault, result: Trial, green: dict[tuple[str, str], bool]) -> Ki
     return Kill(fault, killed_by, crashed, messages, sum(verdict.seconds for verdict in result.verdicts))
 
 
-def _run(jobs: Sequence[Job], seed: int, workers: int, tier: str) -> Iterator[tuple[Fault | None, Trial]]:
+def _run(jobs: Sequence[TrialJob], seed: int, workers: int, tier: str) -> Iterator[tuple[Fault | None, Trial]]:
     """Trials as they end. The threads only wait for their processes, which end when nobody wants more."""
     processes = Processes()
     with ThreadPoolExecutor(workers) as pool:
@@ -179,7 +179,7 @@ def _run(jobs: Sequence[Job], seed: int, workers: int, tier: str) -> Iterator[tu
             processes.stop()
 
 
-def _trial(job: Job, seed: int, processes: Processes, tier: str) -> Trial:
+def _trial(job: TrialJob, seed: int, processes: Processes, tier: str) -> Trial:
     """The unfaulted run holds the cells of all faults, so it has no limit of one trial."""
     seconds = SECONDS if job.fault is not None else 3600.0
     return trial(job.fault, job.cells, seed, seconds, processes, tier, job.operations)

@@ -16,7 +16,7 @@ from typing import Any, Final
 import specmatrix
 from specmatrix.ci.local import VISIBLE
 from specmatrix.engine.core.errors import ConfigError
-from specmatrix.engine.temp_dir import Scratch
+from specmatrix.engine.temp_dir import TempDir
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.faults.fault import Fault
 from specmatrix.matrix.faults.kernels import PREFIX
@@ -53,7 +53,7 @@ class Trial:
 def planted(fault: Fault | None) -> Iterator[Path]:
     """A copy of the packages, laid out as in a checkout, with the fault in it (None: as they are). ConfigError if the
     fault does not apply."""
-    with Scratch("fault") as tree:
+    with TempDir("fault") as tree:
         for package in PACKAGES:
             shutil.copytree(ROOT / package, tree / package)
         (tree / "specmatrix").mkdir()

@@ -16,7 +16,7 @@ from typing import Any
 
 import specmatrix.engine
 from specmatrix.engine.core.errors import ConfigError
-from specmatrix.engine.exit_with_parent import end_with_starter
+from specmatrix.engine.exit_with_parent import exit_with_parent
 from specmatrix.matrix.cells.cell import Cell, order
 from specmatrix.matrix.faults.kernels import PREFIX, judged
 
@@ -50,5 +50,5 @@ def _cells(cells: Sequence[Cell], tier: str, seed: int) -> Iterator[dict[str, An
 
 if __name__ == "__main__":
     # A fault may make the engine loop for ever, and then nobody else would end it.
-    end_with_starter()
+    exit_with_parent()
     main(sys.argv[1:])

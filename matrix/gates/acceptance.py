@@ -11,7 +11,7 @@ from specmatrix.matrix.gates.gate import Number, Outcome, State
 from specmatrix.matrix.gates.round_alignment import first_apart, first_left, oracle_rounds
 from specmatrix.matrix.gates.session_baseline import turns_left, twinned
 from specmatrix.matrix.gates.thresholds import Threshold, values
-from specmatrix.matrix.oracles.ngram_replay import Replay, ReplayError, Round
+from specmatrix.matrix.oracles.ngram_replay import NgramReplay, ReplayError, Round
 from specmatrix.matrix.oracles.transformers import Combination, Oracle, oracle_index, oracle_of
 from specmatrix.matrix.subjects.protocol import Answer, Capability, Run
 from specmatrix.reports.stats import ratio_change
@@ -38,7 +38,7 @@ class Rounds:
     oracle: float
 
 
-class Pair(NamedTuple):
+class RoundsPair(NamedTuple):
     """Tokens of each verify round of one request, the engine's and the oracle's, and how often it was retracted.
 
     widths, reach: where the depth changes from round to round, the width of each round and what the oracle knows.
@@ -121,7 +121,7 @@ class AcceptanceGate:
         """Each round of every request, drawn or greedy, against a replay of the index that all of them share."""
         if run.journal is None:
             return Outcome(self.name, State.NOT_MEASURED, message="the subject shows no journal to replay")
-        replay = Replay(run.resolved, run.served)
+        replay = NgramReplay(run.resolved, run.served)
         try:
             replay.walk(run.journal[0])
         except ReplayError as broken:
@@ -146,7 +146,7 @@ class AcceptanceGate:
             return Outcome(self.name, State.NOT_MEASURED, numbers, message="no request decoded a round")
         return Outcome(self.name, State.PASS, numbers)
 
-    def _left(self, greedy: Sequence[Pair], numbers: dict[str, Number]) -> str:
+    def _left(self, greedy: Sequence[RoundsPair], numbers: dict[str, Number]) -> str:
         """A loss too small for a ratio, such as draft KV of another prompt behind one prefix hit (sglang#10846)."""
         places = [place for pair in greedy if (place := pair.left()) is not None]
         numbers |= {"left": len(places), "retracted": sum(pair.retractions > 0 for pair in greedy)}
@@ -168,20 +168,20 @@ def first_other(mine: Sequence[int], due: Sequence[Round]) -> int | None:
     return None if len(mine) == len(due) else min(len(mine), len(due))
 
 
-def _fixed(cell: Cell, run: Run, oracle: Oracle | None) -> list[Pair] | str:
+def _fixed(cell: Cell, run: Run, oracle: Oracle | None) -> list[RoundsPair] | str:
     """The greedy requests beside the oracle's rounds of the one combination that runs, or what is missing."""
     key = combination(cell, run.resolved)
     rounds = None if oracle is None else oracle.rounds.get(key)
     if rounds is None:
         return f"the oracle has no rounds for {key[0]} {key[1]}/{key[2]}/{key[3]}"
     return [
-        Pair(answer.accept_lengths, rounds[index], answer.retractions)
+        RoundsPair(answer.accept_lengths, rounds[index], answer.retractions)
         for answer, index in _greedy(run)
         if index < len(rounds) and rounds[index]
     ]
 
 
-def _adapted(cell: Cell, run: Run, oracle: Oracle | None) -> list[Pair] | str:
+def _adapted(cell: Cell, run: Run, oracle: Oracle | None) -> list[RoundsPair] | str:
     """The greedy requests beside what the oracle's chain would accept in rounds of the same widths."""
     drafter = "nextn.single" if cell.algorithm == "nextn" else cell.algorithm
     if oracle is None or drafter not in oracle.reach:
@@ -189,7 +189,7 @@ def _adapted(cell: Cell, run: Run, oracle: Oracle | None) -> list[Pair] | str:
     pairs = []
     for answer, index in _greedy(run):
         reach, mine, widths = oracle.reach[drafter][index], answer.accept_lengths, answer.round_widths
-        pairs.append(Pair(mine, oracle_rounds(reach, widths, sum(mine)), answer.retractions, widths, reach))
+        pairs.append(RoundsPair(mine, oracle_rounds(reach, widths, sum(mine)), answer.retractions, widths, reach))
     return pairs
 
 

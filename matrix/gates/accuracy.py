@@ -12,7 +12,7 @@ from typing import Final
 
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Number, Outcome, State
-from specmatrix.matrix.gates.pairing import Pair, pairs, unpaired
+from specmatrix.matrix.gates.pairing import AnswerPair, pairs, unpaired
 from specmatrix.matrix.gates.thresholds import Threshold, values
 from specmatrix.matrix.oracles.finish import CHECKPOINTS
 from specmatrix.matrix.subjects.protocol import Capability, Run
@@ -109,7 +109,7 @@ def _plain(number: str) -> str:
     return number.replace(",", "").replace("$", "").strip().rstrip(".")
 
 
-def _numbers(graded: list[Pair]) -> tuple[dict[str, Number], tuple[float, float]]:
+def _numbers(graded: list[AnswerPair]) -> tuple[dict[str, Number], tuple[float, float]]:
     numbers: dict[str, Number] = {"n": len(graded)}
     n = len(graded)
     interval = (0.0, 1.0)

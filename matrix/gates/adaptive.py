@@ -9,9 +9,9 @@ from typing import Final
 
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Number, Outcome, State
-from specmatrix.matrix.gates.journal_rounds import parting
+from specmatrix.matrix.gates.journal_rounds import first_journal_mismatch
 from specmatrix.matrix.gates.thresholds import Threshold, values
-from specmatrix.matrix.oracles.adaptive import Mismatch, Replay, widest
+from specmatrix.matrix.oracles.adaptive import AdaptiveMismatch, AdaptiveReplay, widest
 from specmatrix.matrix.subjects.protocol import Capability, Run, Trace
 from specmatrix.matrix.workloads.sessions import WAVES
 
@@ -49,14 +49,14 @@ class AdaptiveGate:
             return Outcome(self.name, State.NOT_MEASURED, message="no round was observed")
         earlier = run.earlier or Trace((), ())
         skipped = len(earlier.rounds), len(earlier.observations)
-        replay = Replay(cell, int(run.resolved["lag"]), self.thresholds["average"], skipped)
+        replay = AdaptiveReplay(cell, int(run.resolved["lag"]), self.thresholds["average"], skipped)
         try:
             replay.walk(trace)
-        except Mismatch as mismatch:
+        except AdaptiveMismatch as mismatch:
             return Outcome(self.name, State.FAIL, _numbers(replay, trace, skipped), message=str(mismatch))
         fault = (
-            parting(run.journal[0], trace.rounds, widest(replay.slots))
-            or unmet(cell, [size for size, _ in trace.rounds[skipped[0] :]])
+            first_journal_mismatch(run.journal[0], trace.rounds, widest(replay.slots))
+            or wave_not_batched(cell, [size for size, _ in trace.rounds[skipped[0] :]])
             or _unlike(run, trace, skipped[1])
             or _miscounted(run, replay)
         )
@@ -64,7 +64,7 @@ class AdaptiveGate:
         return Outcome(self.name, State.FAIL if fault else State.PASS, numbers, message=fault)
 
 
-def unmet(cell: Cell, sizes: Sequence[int]) -> str:
+def wave_not_batched(cell: Cell, sizes: Sequence[int]) -> str:
     """Where nothing holds a wave's requests apart, some round holds all of them, wave after wave; a sentence if not."""
     together = (cell.batch, cell.slots, cell.prefill_chunk) == ("waves", "auto", "off")
     left = iter(sizes)
@@ -92,14 +92,14 @@ def _unlike(run: Run, trace: Trace, skipped: int) -> str:
     return ""
 
 
-def _miscounted(run: Run, replay: Replay) -> str:
+def _miscounted(run: Run, replay: AdaptiveReplay) -> str:
     for probe in ("adaptive.activated", "adaptive.batch_switch", "adaptive.switched_up", "adaptive.switched_down"):
         if run.witness.get(probe, 0) != replay.counts[probe]:
             return f"{probe} was hit {run.witness.get(probe, 0)} times, the trace shows {replay.counts[probe]}"
     return ""
 
 
-def _numbers(replay: Replay, trace: Trace, skipped: tuple[int, int]) -> dict[str, Number]:
+def _numbers(replay: AdaptiveReplay, trace: Trace, skipped: tuple[int, int]) -> dict[str, Number]:
     rounds, observations = trace.rounds[skipped[0] :], trace.observations[skipped[1] :]
     return {
         "rounds": len(rounds),

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Number, Outcome, State
-from specmatrix.matrix.gates.pairing import Pair, pairs, unpaired
+from specmatrix.matrix.gates.pairing import AnswerPair, pairs, unpaired
 from specmatrix.matrix.gates.thresholds import Threshold, values
 from specmatrix.matrix.subjects.protocol import Ask, Capability, Run
 from specmatrix.matrix.workloads.build import draws_apply, tokenizer
@@ -146,7 +146,7 @@ def _kept(ask: Ask, context: Context, index: int, edge: float) -> Floats:
     return kept
 
 
-def _largest_gap(drawn: Sequence[Pair]) -> float:
+def _largest_gap(drawn: Sequence[AnswerPair]) -> float:
     """Largest difference of a log-probability between run and baseline at equal prefixes, and of a token's own."""
     largest = 0.0
     for pair in drawn:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 
-class Launch(NamedTuple):
+class JournalRound(NamedTuple):
     """One row of a step: positions that were reserved for it behind everything in flight, and those it may write."""
 
     account: int
@@ -14,13 +14,13 @@ class Launch(NamedTuple):
     width: int
 
 
-def launches(journal: Iterable[tuple[str, int, tuple[int, ...]]]) -> Iterator[list[Launch]]:
+def journal_rounds(journal: Iterable[tuple[str, int, tuple[int, ...]]]) -> Iterator[list[JournalRound]]:
     """Launches that follow each other without another verb: a whole verify round, or one row of a prefill step."""
     reserved: dict[int, int] = {}
-    group: list[Launch] = []
+    group: list[JournalRound] = []
     for verb, account, numbers in journal:
         if verb == "launch":
-            group.append(Launch(account, reserved[account], numbers[0]))
+            group.append(JournalRound(account, reserved[account], numbers[0]))
             continue
         if group:
             yield group
@@ -31,13 +31,15 @@ def launches(journal: Iterable[tuple[str, int, tuple[int, ...]]]) -> Iterator[li
         yield group
 
 
-def parting(journal: Iterable[tuple[str, int, tuple[int, ...]]], rounds: Sequence[tuple[int, int]], widest: int) -> str:
+def first_journal_mismatch(
+    journal: Iterable[tuple[str, int, tuple[int, ...]]], rounds: Sequence[tuple[int, int]], widest: int
+) -> str:
     """Where the journal leaves the rounds (batch size, width), each reserved for `widest`, in a sentence; "" if never.
 
     A lone row that was reserved for exactly what it wrote may be of a prefill step or of a round; both are tried.
     """
     places = {0}  # rounds that may have been launched by now
-    for group in launches(journal):
+    for group in journal_rounds(journal):
         lone = len(group) == 1 and group[0].reserved == group[0].width
         fitting = {place + 1 for place in places if place < len(rounds) and _fits(group, *rounds[place], widest)}
         left = fitting | places if lone else fitting
@@ -49,11 +51,11 @@ def parting(journal: Iterable[tuple[str, int, tuple[int, ...]]], rounds: Sequenc
     return ""
 
 
-def _fits(group: Sequence[Launch], batch_size: int, width: int, widest: int) -> bool:
+def _fits(group: Sequence[JournalRound], batch_size: int, width: int, widest: int) -> bool:
     return len(group) == batch_size and all((row.reserved, row.width) == (widest, width) for row in group)
 
 
-def _sentence(group: Sequence[Launch], place: int, rounds: Sequence[tuple[int, int]], widest: int) -> str:
+def _sentence(group: Sequence[JournalRound], place: int, rounds: Sequence[tuple[int, int]], widest: int) -> str:
     reserved, width = group[0].reserved, group[0].width
     due = "none" if place == len(rounds) else f"{rounds[place][0]} requests {rounds[place][1]} wide, {widest} reserved"
     return (

@@ -10,7 +10,7 @@ from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Number, Outcome, State
 from specmatrix.matrix.gates.thresholds import Threshold, values
 from specmatrix.matrix.oracles.ledger import AuditError, Move, audit
-from specmatrix.matrix.oracles.prefix import span_of, strayed
+from specmatrix.matrix.oracles.prefix import misread_pages, span_of
 from specmatrix.matrix.subjects.protocol import Capability, Memory, Run
 
 THRESHOLDS: Final = {
@@ -47,7 +47,7 @@ class LedgerGate:
         fault = _rest(memory, leaked) or _audited(run, memory)
         if not fault:
             entries, _, size = run.journal
-            numbers["shared"], fault = strayed(entries, size, run.served, span_of(cell, run.resolved))
+            numbers["shared"], fault = misread_pages(entries, size, run.served, span_of(cell, run.resolved))
         if not fault and wrong > self.thresholds["wrong_stamps"]:
             fault = f"{wrong} of {checked} KV slots held another request's or position's stamp"
         if fault:

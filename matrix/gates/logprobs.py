@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specmatrix.matrix.gates.pairing import Pair, first_difference
+from specmatrix.matrix.gates.pairing import AnswerPair, first_difference
 
 
-def apart(pair: Pair) -> tuple[int, float]:
+def max_logprob_gap(pair: AnswerPair) -> tuple[int, float]:
     """Tokens whose log-probabilities both sides show, and the largest difference of them or their alternatives, in
     nats.
 

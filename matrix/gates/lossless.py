@@ -11,8 +11,8 @@ from typing import Final
 
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Number, Outcome, State
-from specmatrix.matrix.gates.logprobs import apart
-from specmatrix.matrix.gates.pairing import TIE_NATS, Pair, first_difference, is_tie, pairs, unpaired
+from specmatrix.matrix.gates.logprobs import max_logprob_gap
+from specmatrix.matrix.gates.pairing import TIE_NATS, AnswerPair, first_difference, is_tie, pairs, unpaired
 from specmatrix.matrix.gates.thresholds import Threshold, values
 from specmatrix.matrix.oracles.transformers import Oracle, oracle_index, oracle_of
 from specmatrix.matrix.subjects.protocol import Capability, Run
@@ -64,7 +64,7 @@ class LosslessGate:
         if not numbers["tokens"]:
             return Outcome(self.name, State.NOT_MEASURED, numbers, message="no token was produced")
         exact = baseline.resolved["dtype"] == "float32"
-        scored = [(pair.ask.name, *apart(pair)) for pair in every]
+        scored = [(pair.ask.name, *max_logprob_gap(pair)) for pair in every]
         worst, _, nats = max(scored, key=lambda one: one[2])
         numbers |= {"scored": sum(count for _, count, _ in scored), "score_nats": nats}
         if exact and nats > self.thresholds["score_nats"]:
@@ -73,7 +73,7 @@ class LosslessGate:
         return self._against_oracle(every, numbers, self.oracle(cell.target), exact)
 
     def _against_oracle(
-        self, every: list[Pair], numbers: dict[str, Number], oracle: Oracle | None, exact: bool
+        self, every: list[AnswerPair], numbers: dict[str, Number], oracle: Oracle | None, exact: bool
     ) -> Outcome:
         """exact: in half precision only tokens are compared."""
         greedy = [pair for pair in every if pair.ask.temperature == 0 and oracle_index(pair.ask) is not None]
@@ -82,7 +82,7 @@ class LosslessGate:
         if oracle is None:
             text = "the continuations of the oracle are missing, so the baseline itself is unproven"
             return Outcome(self.name, State.NOT_MEASURED, numbers, message=text)
-        checked, apart = 0, 0.0
+        checked, max_logprob_gap = 0, 0.0
         for pair in greedy:
             expected = oracle.continuation(pair.ask)
             index = first_difference(expected, pair.baseline.output_ids, prefix=True)
@@ -96,10 +96,10 @@ class LosslessGate:
                 text = f"the baseline of {pair.ask.name} shows no log-probabilities to hold against the oracle's"
                 return Outcome(self.name, State.NOT_MEASURED, numbers, message=text)
             checked += same
-            apart = max(apart, _apart(oracle.scores(pair.ask)[:same], pair.baseline.logprobs))
-        numbers |= {"oracle_tokens": checked, "oracle_nats": apart}
-        if exact and apart > self.thresholds["oracle_nats"]:
-            text = f"a log-probability of the baseline is {apart:.2g} nats from the oracle's"
+            max_logprob_gap = max(max_logprob_gap, _apart(oracle.scores(pair.ask)[:same], pair.baseline.logprobs))
+        numbers |= {"oracle_tokens": checked, "oracle_nats": max_logprob_gap}
+        if exact and max_logprob_gap > self.thresholds["oracle_nats"]:
+            text = f"a log-probability of the baseline is {max_logprob_gap:.2g} nats from the oracle's"
             return Outcome(self.name, State.FAIL, numbers, message=text)
         return Outcome(self.name, State.PASS, numbers)
 
@@ -109,16 +109,16 @@ def _apart(expected: Sequence[float], got: Sequence[float]) -> float:
     return max((abs(one - other) for one, other in zip(expected, got, strict=False)), default=0.0)
 
 
-def _divergence(pair: Pair) -> int | None:
+def _divergence(pair: AnswerPair) -> int | None:
     """Where a pair first differs; an aborted request is held to what it produced."""
     aborted = pair.ask.abort_after is not None and "abort" in (pair.answer.finish, pair.baseline.finish)
     return first_difference(pair.answer.output_ids, pair.baseline.output_ids, prefix=aborted)
 
 
-def _describe(pair: Pair, index: int) -> str:
+def _describe(pair: AnswerPair, index: int) -> str:
     return _place(pair, pair.answer.output_ids, pair.baseline.output_ids, index)
 
 
-def _place(pair: Pair, got: Sequence[int], expected: Sequence[int], index: int) -> str:
+def _place(pair: AnswerPair, got: Sequence[int], expected: Sequence[int], index: int) -> str:
     words = [str(ids[index]) if index < len(ids) else "its end" for ids in (got, expected)]
     return f"{pair.ask.name} at token {index}: {words[0]} instead of {words[1]}"

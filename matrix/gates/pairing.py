@@ -11,7 +11,7 @@ from specmatrix.matrix.subjects.protocol import Answer, Ask, Run
 TIE_NATS = 1e-3
 
 
-class Pair(NamedTuple):
+class AnswerPair(NamedTuple):
     """One request with both answers."""
 
     ask: Ask
@@ -19,11 +19,13 @@ class Pair(NamedTuple):
     baseline: Answer
 
 
-def pairs(run: Run, baseline: Run) -> list[Pair]:
+def pairs(run: Run, baseline: Run) -> list[AnswerPair]:
     """Every request that both sides answered, in the order of the run; see `unpaired` for the others."""
     base = {answer.name: answer for answer in baseline.answers}
     mine = {answer.name: answer for answer in run.answers}
-    return [Pair(ask, mine[ask.name], base[ask.name]) for ask in run.asks if ask.name in mine and ask.name in base]
+    return [
+        AnswerPair(ask, mine[ask.name], base[ask.name]) for ask in run.asks if ask.name in mine and ask.name in base
+    ]
 
 
 def unpaired(gate: str, run: Run, baseline: Run) -> Outcome | None:

@@ -70,7 +70,7 @@ def decide(slot: Mapping[str, Any], steps: int, ema: float) -> int:
 
 
 @dataclass(slots=True)
-class State:
+class SlotState:
     """What one slot remembers."""
 
     steps: int
@@ -78,11 +78,11 @@ class State:
     rounds: int = 0
 
 
-class Mismatch(Exception):
+class AdaptiveMismatch(Exception):
     """The trace and the rule part; the message says where."""
 
 
-class Replay:
+class AdaptiveReplay:
     """Walks a trace from an empty start. lag: steps that may wait unread; tolerance: of an average, in drafts.
 
     counts: what the controller's counters must say of the rounds and observations behind the first `skipped` ones.
@@ -121,7 +121,7 @@ class Replay:
         size = self.slot_of(batch_size)
         steps = self.states[size].steps
         if width != steps + 1:
-            raise Mismatch(
+            raise AdaptiveMismatch(
                 f"round {place} of {batch_size} requests is {width} wide; the slot from {size} on is at {steps} steps"
             )
         if place >= self.skipped[0]:
@@ -134,21 +134,25 @@ class Replay:
         what = f"observation {index} ({seen.batch_size} requests, {seen.width} wide)"
         self._find(what, seen)
         if not seen.correct or len(seen.correct) > seen.batch_size or max(seen.correct) >= seen.width:
-            raise Mismatch(f"{what} counts the accepted drafts {list(seen.correct)}")
+            raise AdaptiveMismatch(f"{what} counts the accepted drafts {list(seen.correct)}")
         size = self.slot_of(seen.batch_size)
         if seen.slot != size:
-            raise Mismatch(f"{what} counts for the slot from {seen.slot} on; it belongs to the one from {size} on")
+            raise AdaptiveMismatch(
+                f"{what} counts for the slot from {seen.slot} on; it belongs to the one from {size} on"
+            )
         state, rule = self.states[size], self.slots[size]
         mean = sum(seen.correct) / len(seen.correct)
         ema = (1 - rule["ema_alpha"]) * state.ema + rule["ema_alpha"] * mean
         self.deviation = max(self.deviation, abs(ema - seen.ema))
         if not abs(ema - seen.ema) <= self.tolerance:
-            raise Mismatch(f"{what} makes the average {seen.ema:.6g}; the slot's own rounds make it {ema:.6g}")
+            raise AdaptiveMismatch(f"{what} makes the average {seen.ema:.6g}; the slot's own rounds make it {ema:.6g}")
         state.rounds += 1
         # The average as told: at a threshold the last bit must not decide.
         decision, steps = self._decided(rule, state, seen.ema)
         if (seen.decision, seen.steps) != (decision, steps):
-            raise Mismatch(f"{what} decided {seen.decision!r}, {seen.steps} steps; due is {decision!r}, {steps} steps")
+            raise AdaptiveMismatch(
+                f"{what} decided {seen.decision!r}, {seen.steps} steps; due is {decision!r}, {steps} steps"
+            )
         state.steps, state.ema = steps, seen.ema
         if index >= self.skipped[1]:
             self.counts["adaptive.switched_up"] += decision == "up"
@@ -162,9 +166,9 @@ class Replay:
         while self._unread:
             if self._unread.popleft() == (seen.batch_size, seen.width):
                 return
-        raise Mismatch(f"{what} is of none of the rounds that may have been read just then")
+        raise AdaptiveMismatch(f"{what} is of none of the rounds that may have been read just then")
 
-    def _decided(self, rule: Mapping[str, Any], state: State, ema: float) -> tuple[str, int]:
+    def _decided(self, rule: Mapping[str, Any], state: SlotState, ema: float) -> tuple[str, int]:
         due = state.rounds - rule["warmup_batches"]
         if due <= 0:
             return "warm-up", state.steps
@@ -174,7 +178,7 @@ class Replay:
         return "up" if steps > state.steps else "down" if steps < state.steps else "stay", steps
 
 
-def _begin(slot: Mapping[str, Any], first: int) -> State:
+def _begin(slot: Mapping[str, Any], first: int) -> SlotState:
     candidates = sorted(set(slot["candidate_steps"]))
     steps = first if first in candidates else candidates[len(candidates) // 2]
-    return State(steps, float(steps - 1))
+    return SlotState(steps, float(steps - 1))

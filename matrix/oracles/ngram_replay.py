@@ -62,7 +62,7 @@ def corpus() -> tuple[str, ...]:
     return tuple("".join(map(chr, ids)) for ids in found)
 
 
-class Replay:
+class NgramReplay:
     """Walks a journal beside what was served; `rounds` of each request by its id, as they must have been.
 
     resolved: the configuration that runs, with the options of the index under `ngram`.

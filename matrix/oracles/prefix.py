@@ -19,7 +19,7 @@ def span_of(cell: Cell, resolved: Mapping[str, Any]) -> int:
     return int(resolved["num_steps"]) if resolved["enable_multi_layer_eagle"] else 1
 
 
-def strayed(
+def misread_pages(
     journal: Iterable[tuple[str, int, tuple[int, ...]]], size: int, served: Iterable[Served], span: int
 ) -> tuple[int, str]:
     """Pages that were read from the cache, and the first whose reader has another text than its writer, in a sentence.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from specmatrix.ci.local import Job, lost_cell
+from specmatrix.ci.local import ShardJob, lost_cell
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.selection import is_id
 from specmatrix.matrix.gates.registry import GATES
@@ -27,7 +27,7 @@ class CellReports:
     def __init__(self, config: pytest.Config) -> None:
         self.uncollected = False
         self.directory = Path(config.option.specmatrix_report)
-        self.job = Job(config.option.specmatrix_seed, CPU, config.option.specmatrix_stage)
+        self.job = ShardJob(config.option.specmatrix_seed, CPU, config.option.specmatrix_stage)
         self.probes: ProbeVerdict | None = None
         header = run_header(self.job.tier, self.job.stage, self.job.seed, GATES)
         try:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specmatrix.engine.core.config.asked import UNASKED, Facts
-from specmatrix.engine.core.config.context import Situation
+from specmatrix.engine.core.config.context import RuleContext
 from specmatrix.engine.core.draft.algorithms import algorithm
 from specmatrix.matrix.policy.knobs import Knob, owners
 
@@ -75,7 +75,7 @@ class Space:
         """Launches in the product."""
         return prod(len(knob.settings) for knob in self.knobs)
 
-    def tabulate(self, function: Callable[[Situation], Hashable]) -> Table:
+    def tabulate(self, function: Callable[[RuleContext], Hashable]) -> Table:
         """The function's table. It must be pure and read nothing but the situation."""
         leaves: dict[Hashable, int] = {}
         index = _squeezed(self._grow(function, {}, leaves))
@@ -119,7 +119,7 @@ class Space:
         return tuple(int(i) for i in np.unravel_index(int(among.argmax()), among.shape))
 
     def _grow(
-        self, function: Callable[[Situation], Hashable], known: dict[Variable, int], leaves: dict[Hashable, int]
+        self, function: Callable[[RuleContext], Hashable], known: dict[Variable, int], leaves: dict[Hashable, int]
     ) -> Indices:
         try:
             value = function(self._situation(known))
@@ -143,7 +143,7 @@ class Space:
             grown = np.where(at == number, case, grown)
         return grown
 
-    def _situation(self, known: Mapping[Variable, int]) -> Situation:
+    def _situation(self, known: Mapping[Variable, int]) -> RuleContext:
         asked = _Reader(self, known, "asked", UNASKED)
         facts = _Reader(self, known, "facts", FACT_DEFAULTS)
         chosen = _Chosen(self, known)
@@ -161,15 +161,15 @@ def _squeezed(index: Indices) -> Indices:
 
 def _shared(name: str) -> Any:  # noqa: ANN401 - a property of any type
     """A property of Situation that is read from its table where there is one."""
-    own: Any = getattr(Situation, name)
+    own: Any = getattr(RuleContext, name)
 
-    def read(s: Situation) -> Any:  # noqa: ANN401 - as the property
+    def read(s: RuleContext) -> Any:  # noqa: ANN401 - as the property
         return s.chosen[name] if name in s.chosen else own.fget(s)
 
     return property(read)
 
 
-class _Open(Situation):
+class _Open(RuleContext):
     """A situation whose costliest properties are tabulated first."""
 
     adaptive = _shared("adaptive")

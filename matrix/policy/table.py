@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specmatrix.engine.core.config.asked import AUTO, Reason
-from specmatrix.engine.core.config.context import Rule, Situation, Value
+from specmatrix.engine.core.config.context import Rule, RuleContext, Value
 from specmatrix.engine.core.config.defaults import DEFAULTS, Default
 from specmatrix.engine.core.config.resolve import path_reasons, resolve
 from specmatrix.engine.core.config.rules.multi_layer import layer_reasons
@@ -26,7 +26,7 @@ from specmatrix.matrix.policy.space import Space, Table
 
 MOST_VALUES: Final = 12  # of one row, spelt out
 # Choices that are made beside the table of defaults.
-REASONS: Final[dict[str, Callable[[Situation], tuple[Reason, ...]]]] = {
+REASONS: Final[dict[str, Callable[[RuleContext], tuple[Reason, ...]]]] = {
     "speculative_draft_model_path": path_reasons,
     "enable_multi_layer_eagle": layer_reasons,
     "speculative_ngram_max_bfs_breadth": lambda s: ngram_options(s)[1],
@@ -87,7 +87,7 @@ def policy(
     return Policy(space, refusals, refused, runs, rewriting, rewritten, chosen, reasons)
 
 
-def _choose(name: str, rewriting: Sequence[Rule], defaults: Sequence[Default], s: Situation) -> Choice:
+def _choose(name: str, rewriting: Sequence[Rule], defaults: Sequence[Default], s: RuleContext) -> Choice:
     for rule in rewriting:
         if rule.field == name and rule.got is not None and rule.broken(s):
             return Choice(rule.got(s), "rewritten", rule.name)
@@ -98,7 +98,7 @@ def _choose(name: str, rewriting: Sequence[Rule], defaults: Sequence[Default], s
     return Choice(row.value(s), "default", f"{row.condition}: {row.reason}")
 
 
-def _rewrite(rule: Rule, s: Situation) -> tuple[Value, Value] | None:
+def _rewrite(rule: Rule, s: RuleContext) -> tuple[Value, Value] | None:
     assert rule.got is not None
     return (getattr(s.asked, rule.field), rule.got(s)) if rule.broken(s) else None
 

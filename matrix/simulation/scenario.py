@@ -14,7 +14,7 @@ STOPS: Final[tuple[tuple[str, ...], ...]] = ((), (), (), ("ab",), ("c",), ("dd",
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class SimulationSetup:
     """Sizes of one engine. pages and page_size in pages and tokens; window in tokens (None: no windowed layers).
 
     steps: draft depth; adaptive lets it move between 1 and 3. spare_window: window pages beyond what one row needs.
@@ -37,7 +37,7 @@ class Setup:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class ArrivingRequest:
     """A request arrives. session: which streaming session's next turn it is, None for a plain one.
 
     A session that is not open is opened first.
@@ -66,22 +66,22 @@ class Close:
     session: int
 
 
-Event = Ask | Abort | Close
+Event = ArrivingRequest | Abort | Close
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
     """A setup and its events in the order of their steps."""
 
-    setup: Setup
+    setup: SimulationSetup
     events: tuple[Event, ...]
 
     def text(self) -> str:
         """The schedule, one line per event."""
-        defaults = Setup()
+        defaults = SimulationSetup()
         sizes = ", ".join(
             f"{name} {getattr(self.setup, name)}"
-            for name in Setup.__slots__
+            for name in SimulationSetup.__slots__
             if getattr(self.setup, name) != getattr(defaults, name) or name in ("lag", "page_size", "pages", "steps")
         )
         return "\n".join([sizes, *(f"  step {event.at}: {_said(event)}" for event in self.events)])
@@ -102,7 +102,7 @@ def draw(seed: int) -> Scenario:
     rng = random.Random(seed)
     size = rng.choice((1, 1, 2, 3, 4, 8))
     window = rng.choice((None, None, None, None, 1, 3, 6))
-    setup = Setup(
+    setup = SimulationSetup(
         lag=rng.choice((0, 1, 1, 2, 3)),
         page_size=size,
         pages=max(2, rng.randrange(20, 60) // size),
@@ -130,7 +130,7 @@ def draw(seed: int) -> Scenario:
         else:
             session = rng.choice((None, None, 0, 0, 0, 1))
             at += rng.choice((0, 0, 0, 2)) if session is None else rng.choice((0, 2, 6, 12))
-            events.append(Ask(at, _prompt(rng), rng.randrange(1, 15), rng.choice(STOPS), session))
+            events.append(ArrivingRequest(at, _prompt(rng), rng.randrange(1, 15), rng.choice(STOPS), session))
             asked += 1
     return Scenario(setup, tuple(events))
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Final
 
-from specmatrix.matrix.simulation.scenario import Abort, Ask, Event, Scenario, Setup
+from specmatrix.matrix.simulation.scenario import Abort, ArrivingRequest, Event, Scenario, SimulationSetup
 
 # Plainer values to try, field by field; a larger pool is plainer than a tight one.
 PLAINER: Final[dict[str, tuple[int | bool | None, ...]]] = {
@@ -52,7 +52,7 @@ def _cuts(scenario: Scenario) -> Iterator[Scenario]:
 
 def _without(events: tuple[Event, ...], start: int, stop: int) -> tuple[Event, ...]:
     """The other events; aborts still mean the requests they meant."""
-    asks = [index for index, event in enumerate(events) if isinstance(event, Ask)]
+    asks = [index for index, event in enumerate(events) if isinstance(event, ArrivingRequest)]
     kept = {old: new for new, old in enumerate([index for index in asks if not start <= index < stop])}
     numbers = {number: kept[index] for number, index in enumerate(asks) if index in kept}
     left: list[Event] = []
@@ -64,22 +64,22 @@ def _without(events: tuple[Event, ...], start: int, stop: int) -> tuple[Event, .
     return tuple(left)
 
 
-def _plainer(setup: Setup, field: str, values: tuple[int | bool | None, ...]) -> Iterator[Setup]:
+def _plainer(setup: SimulationSetup, field: str, values: tuple[int | bool | None, ...]) -> Iterator[SimulationSetup]:
     now = getattr(setup, field)
     for value in values[: values.index(now) if now in values else None]:
         yield _with(setup, field, value)
 
 
-def _with(setup: Setup, field: str, value: int | bool | None) -> Setup:
-    values = {name: getattr(setup, name) for name in Setup.__slots__}
-    return Setup(**(values | {field: value}))
+def _with(setup: SimulationSetup, field: str, value: int | bool | None) -> SimulationSetup:
+    values = {name: getattr(setup, name) for name in SimulationSetup.__slots__}
+    return SimulationSetup(**(values | {field: value}))
 
 
 def _smaller(event: Event, earliest: int) -> Iterator[Event]:
     for at in sorted({earliest, (earliest + event.at) // 2, event.at - 1}):
         if earliest <= at < event.at:
             yield replace(event, at=at)
-    if not isinstance(event, Ask):
+    if not isinstance(event, ArrivingRequest):
         return
     if event.stop:
         yield replace(event, stop=())

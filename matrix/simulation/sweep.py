@@ -15,7 +15,7 @@ AUDIT_EVERY = 16  # schedules between two whose journal is replayed too; the law
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class SweepFailure:
     """A schedule that broke something. error is the sentence of `smallest`, which fails as the drawn one did."""
 
     seed: int
@@ -31,7 +31,7 @@ class Sweep:
     schedules: int = 0
     hits: Counter[str] = field(default_factory=Counter)
     probes: Counter[str] = field(default_factory=Counter)
-    failure: Failure | None = None
+    failure: SweepFailure | None = None
 
 
 def sweep(seed: int, more: Callable[[int], bool]) -> Sweep:
@@ -49,12 +49,12 @@ def sweep(seed: int, more: Callable[[int], bool]) -> Sweep:
     return done
 
 
-def reduce(seed: int, error: Exception) -> Failure:
+def reduce(seed: int, error: Exception) -> SweepFailure:
     """The smallest schedule that fails as the seed's does."""
     drawn = draw(seed)
     smallest = shrink(drawn, lambda scenario: type(attempt(scenario)[0]) is type(error))
     found = attempt(smallest)[0] or error
-    return Failure(seed, drawn, smallest, f"{type(found).__name__}: {found}")
+    return SweepFailure(seed, drawn, smallest, f"{type(found).__name__}: {found}")
 
 
 def attempt(scenario: Scenario, audited: bool = True) -> tuple[Exception | None, Counter[str]]:

@@ -15,7 +15,7 @@ from specmatrix.engine.core.memory.ledger import Ledger
 from specmatrix.engine.core.memory.prefix_cache import PrefixCache
 from specmatrix.engine.core.memory.window_ledger import Window
 from specmatrix.engine.core.observe.counters import Probes
-from specmatrix.engine.core.schedule.output_text import Transcript
+from specmatrix.engine.core.schedule.output_text import OutputText
 from specmatrix.engine.core.schedule.request import Finish, Request, SamplingParams
 from specmatrix.engine.core.schedule.scheduler import Scheduler
 from specmatrix.engine.core.schedule.step import PlanRow, StepPlan, StepResult
@@ -181,7 +181,7 @@ def reference(
     prompt: Sequence[int], params: SamplingParams, eos: Collection[int] = ()
 ) -> tuple[list[int], str, Finish]:
     """What plain token-by-token decoding gives: tokens, text and finish."""
-    rules, transcript = StopRules.of(params, frozenset(eos)), Transcript(Letters())
+    rules, transcript = StopRules.of(params, frozenset(eos)), OutputText(Letters())
     state = zlib.crc32(bytes(prompt))
     out: list[int] = []
     while True:

@@ -13,13 +13,13 @@ from specmatrix.engine.core.config.adaptive_file import AdaptiveSlot
 from specmatrix.engine.core.errors import RequestError
 from specmatrix.engine.core.memory.ledger import Entry
 from specmatrix.engine.core.memory.replay import replay
-from specmatrix.engine.core.memory.window_ledger import Window, WindowBook
+from specmatrix.engine.core.memory.window_ledger import Window, WindowLedger
 from specmatrix.engine.core.schedule.request import Phase, Request, SamplingParams
 from specmatrix.engine.core.schedule.session import SessionParams, Sessions
 from specmatrix.engine.core.schedule.step import StepResult
 from specmatrix.engine.loop import Loop
 from specmatrix.matrix.oracles.ledger import audit
-from specmatrix.matrix.simulation.scenario import BOS, Abort, Ask, Event, Scenario, Setup
+from specmatrix.matrix.simulation.scenario import BOS, Abort, ArrivingRequest, Event, Scenario, SimulationSetup
 from specmatrix.matrix.simulation.toy import ToyExecutor, reference, toy_loop
 
 LIMIT: Final = 3_000  # steps; a schedule of a few requests that takes more goes round in circles
@@ -31,7 +31,7 @@ class Violation(Exception):
     """The engine broke a promise that is not a law of the ledger."""
 
 
-class Line:
+class SessionModel:
     """What one streaming session must remember, seen from the outside."""
 
     def __init__(self, name: str, now: int) -> None:
@@ -52,7 +52,7 @@ class Line:
 class World:
     """One engine on the toy device and the schedule's progress on it. Violation where the engine breaks a promise."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: SimulationSetup) -> None:
         self.setup = setup
         self.loop = _loop(setup)
         self.scheduler = self.loop.scheduler
@@ -61,8 +61,8 @@ class World:
         self.ledger.subscribe(self.journal.append)
         self.eos = EOS if setup.eos else ()
         self.sessions = Sessions(self.scheduler, streaming=True, bos_id=BOS, text_length=len)
-        self.lines: dict[int, Line] = {}
-        self.closed: list[Line] = []
+        self.lines: dict[int, SessionModel] = {}
+        self.closed: list[SessionModel] = []
         self.asked: list[Request | None] = []  # None where the request was refused
         self.now = 0
         self._waiting: list[Request] = []  # turns that were waiting when last seen
@@ -87,7 +87,7 @@ class World:
 
     def fire(self, event: Event) -> None:
         """Let one event happen now."""
-        if isinstance(event, Ask):
+        if isinstance(event, ArrivingRequest):
             self._ask(event)
         elif isinstance(event, Abort):
             request = self.asked[event.request] if event.request < len(self.asked) else None
@@ -98,23 +98,23 @@ class World:
             self.closed.append(line)
             self.sessions.close(line.name)
 
-    def _ask(self, ask: Ask) -> None:
+    def _ask(self, ask: ArrivingRequest) -> None:
         """Queue a request, or see it refused for exactly the reasons there are."""
         request = self._request(ask, ask.tokens) if ask.session is None else self._turn(ask, ask.session)
         self.asked.append(request)
         if request is not None:
             self.loop.add(request)
 
-    def _request(self, ask: Ask, prompt: tuple[int, ...]) -> Request | None:
+    def _request(self, ask: ArrivingRequest, prompt: tuple[int, ...]) -> Request | None:
         if not self._fits(len(prompt) + ask.new):
             return None
         params = SamplingParams(max_new_tokens=ask.new, stop=ask.stop)
         return Request(len(self.asked) + 1, prompt, params, 0)
 
-    def _turn(self, ask: Ask, key: int) -> Request | None:
+    def _turn(self, ask: ArrivingRequest, key: int) -> Request | None:
         if key not in self.lines:
             name = self.sessions.open(1_000_000, None, True, self.setup.timeout, self.now)
-            self.lines[key] = Line(name, self.now)
+            self.lines[key] = SessionModel(name, self.now)
         line = self.lines[key]
         history = line.shown()
         new = ask.tokens[1:] if history and ask.tokens[0] == BOS else ask.tokens
@@ -254,7 +254,7 @@ class World:
             raise Violation(f"the second book ends with {book.free} free and {book.cached} cached pages")
 
 
-def _loop(setup: Setup) -> Loop[StepResult]:
+def _loop(setup: SimulationSetup) -> Loop[StepResult]:
     slots = SLOTS if setup.adaptive else None
     width = setup.steps + 1
     slack = (setup.lag + 1) * (max(SLOTS[0].candidate_steps) + 1 if slots else width)
@@ -262,7 +262,7 @@ def _loop(setup: Setup) -> Loop[StepResult]:
     if setup.window is not None:
         room = setup.pages * setup.page_size
         step = (setup.lag + 1) * max(slack // (setup.lag + 1), room if setup.chunk is None else setup.chunk)
-        pages = WindowBook(Window(setup.window, 1, slack), setup.page_size).peak(room, step)
+        pages = WindowLedger(Window(setup.window, 1, slack), setup.page_size).peak(room, step)
         window = Window(setup.window, pages + setup.spare_window, slack)
     return toy_loop(
         lag=setup.lag,

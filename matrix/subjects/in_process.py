@@ -30,7 +30,7 @@ from specmatrix.matrix.zoo.registry import resolve_path
 checkpoint = resolve_path
 
 
-class Clock:
+class ManualClock:
     """Seconds that pass only when somebody says so."""
 
     def __init__(self) -> None:
@@ -51,14 +51,14 @@ class ReferenceSubject:
 
     def launch(self, config: EngineConfig) -> ReferenceSession:
         """Load the models and wire the engine. ConfigError for what cannot run."""
-        clock = Clock()
+        clock = ManualClock()
         return ReferenceSession(LLM(config, self.locate, clock), clock)
 
 
 class ReferenceSession:
     """One engine in process, driven step by step so that a request can be aborted at a token."""
 
-    def __init__(self, llm: LLM, clock: Clock) -> None:
+    def __init__(self, llm: LLM, clock: ManualClock) -> None:
         self.llm = llm
         self.clock = clock
         self._journal: list[Entry] = []
@@ -105,7 +105,7 @@ class ReferenceSession:
 class Conversation:
     """Asks on their way through one engine: sent when due, aborted at their token, answered in order."""
 
-    def __init__(self, llm: LLM, clock: Clock, asks: Sequence[Ask]) -> None:
+    def __init__(self, llm: LLM, clock: ManualClock, asks: Sequence[Ask]) -> None:
         self.llm = llm
         self.clock = clock
         self.asks = asks

@@ -13,7 +13,7 @@ from specmatrix.engine.core.observe.rank_agreement import Agreement
 from specmatrix.engine.parallel.group import PATIENCE, RankGroup, RanksDiverged
 from specmatrix.engine.parallel.pool import Lease
 from specmatrix.engine.parallel.worker import Rank
-from specmatrix.matrix.subjects.in_process import Clock, ReferenceSession, ReferenceSubject
+from specmatrix.matrix.subjects.in_process import ManualClock, ReferenceSession, ReferenceSubject
 from specmatrix.matrix.subjects.protocol import Answer, Ask, Diverged, Memory, Session, Trace
 from specmatrix.matrix.zoo.registry import resolve_path
 
@@ -102,7 +102,7 @@ class RankedSession:
 
 
 def _launch(rank: Rank, config: EngineConfig, locate: Callable[[str], Path]) -> None:
-    clock = Clock()
+    clock = ManualClock()
     llm = LLM(config, locate, clock, rank.ranks(config.enable_deterministic_inference), rank.tell)
     rank.held = ReferenceSession(llm, clock)
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from specmatrix.matrix.subjects.protocol import Ask, Refusal
 
 
-class Told(NamedTuple):
+class PriorTokens(NamedTuple):
     """Tokens of a request's prompt, history included, and behind its last token."""
 
     prompt: int
@@ -23,7 +23,7 @@ def to_the_brim(asks: Sequence[Ask], context: int, tokens: Callable[[str], int])
     before its limit. tokens: counts those of a prompt, its begin token included.
     """
     followed = {ask.session.follows for ask in asks if ask.session is not None and ask.refused is None}
-    told: dict[str, Told] = {}
+    told: dict[str, PriorTokens] = {}
     out: list[Ask] = []
     for ask in asks:
         if ask.refused is None:
@@ -34,12 +34,12 @@ def to_the_brim(asks: Sequence[Ask], context: int, tokens: Callable[[str], int])
                     over = _one_more(ask)
                     out.append(over)
                     ask = replace(ask, after=(*ask.after, over.name))
-            told[ask.name] = Told(prompt, prompt + ask.max_new_tokens)
+            told[ask.name] = PriorTokens(prompt, prompt + ask.max_new_tokens)
         out.append(ask)
     return out
 
 
-def _history(ask: Ask, told: dict[str, Told]) -> int:
+def _history(ask: Ask, told: dict[str, PriorTokens]) -> int:
     """Tokens in front of the prompt, which then loses its begin token."""
     here = ask.session
     if here is None or here.follows is None:

@@ -13,7 +13,7 @@ from specmatrix.matrix.zoo.dflash_net import DflashNet
 from specmatrix.matrix.zoo.eagle_net import EagleNet, FeatureNet, Shared
 from specmatrix.matrix.zoo.layouts import config_of
 from specmatrix.matrix.zoo.net import CausalNet, DenseNet
-from specmatrix.matrix.zoo.recipes import LatentShape, Recipe, Shape
+from specmatrix.matrix.zoo.recipes import LatentShape, ModelShape, Recipe
 from specmatrix.matrix.zoo.tokenizer import BOS_ID, EOS_ID
 from specmatrix.matrix.zoo.tokenizer import save as save_tokenizer
 
@@ -31,7 +31,7 @@ def new_net(recipe: Recipe) -> CausalNet:
 
 def new_draft(recipe: Recipe, target: CausalNet) -> Draft:
     """An untrained draft that reads `target`."""
-    assert isinstance(recipe.shape, Shape)
+    assert isinstance(recipe.shape, ModelShape)
     shared = Shared(target.model.embed_tokens.weight, target.lm_head.weight)
     width = len(recipe.aux_layers) * target.hidden
     if recipe.kind == "eagle":

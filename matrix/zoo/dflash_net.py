@@ -7,13 +7,13 @@ from torch import Tensor, nn
 
 from specmatrix.matrix.zoo.eagle_net import Shared
 from specmatrix.matrix.zoo.net import MLP, Attention, Layer, RMSNorm, Table, initialise, rope_table, rotate, widened
-from specmatrix.matrix.zoo.recipes import Shape
+from specmatrix.matrix.zoo.recipes import ModelShape
 
 
 class DflashNet(nn.Module):
     """Qwen3-style layers over context keys made of the target's states; embedding and head are the target's."""
 
-    def __init__(self, shape: Shape, captured_width: int, block: int, mask_id: int, shared: Shared) -> None:
+    def __init__(self, shape: ModelShape, captured_width: int, block: int, mask_id: int, shared: Shared) -> None:
         super().__init__()
         self.shape, self.block, self.mask_id, self.shared = shape, block, mask_id, shared
         self.fc = nn.Linear(captured_width, shape.hidden, bias=False)

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from specmatrix.matrix.zoo.heads import Attend, unroll
 from specmatrix.matrix.zoo.net import MLP, Attention, Layer, RMSNorm, Table, initialise
-from specmatrix.matrix.zoo.recipes import Shape
+from specmatrix.matrix.zoo.recipes import ModelShape
 
 
 class Shared:
@@ -19,7 +19,7 @@ class Shared:
 class BareLayer(nn.Module):
     """The first layer of EAGLE: no norm in front of its attention."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: ModelShape) -> None:
         super().__init__()
         self.self_attn = Attention(shape, shape.hidden)
         self.post_attention_layernorm = RMSNorm(shape.hidden, shape.eps)
@@ -29,7 +29,7 @@ class BareLayer(nn.Module):
 class FeatureNet(nn.Module):
     """EAGLE head in the checkpoint layout of LlamaForCausalLMEagle; embedding and head are the target's."""
 
-    def __init__(self, shape: Shape, shared: Shared) -> None:
+    def __init__(self, shape: ModelShape, shared: Shared) -> None:
         super().__init__()
         self.shape = self.turned = shape
         self.shared = shared
@@ -55,7 +55,7 @@ class FeatureNet(nn.Module):
 class MidLayer(nn.Module):
     """The first layer of EAGLE3; attention reads the normed embedding beside the normed hidden state."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: ModelShape) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(shape.hidden, shape.eps)
         self.hidden_norm = RMSNorm(shape.hidden, shape.eps)
@@ -70,7 +70,7 @@ class EagleNet(nn.Module):
     With `shared` the embedding and the head are the target's; plain layers follow the first one.
     """
 
-    def __init__(self, shape: Shape, captured_width: int, draft_vocab: int, shared: Shared | None = None) -> None:
+    def __init__(self, shape: ModelShape, captured_width: int, draft_vocab: int, shared: Shared | None = None) -> None:
         super().__init__()
         self.shape = self.turned = shape
         self.shared = shared
@@ -110,5 +110,5 @@ class EagleNet(nn.Module):
         return [logits for _, logits in unroll(self, tokens, captured, steps)]
 
 
-def _plain(shape: Shape) -> Layer[Attention]:
+def _plain(shape: ModelShape) -> Layer[Attention]:
     return Layer(shape.hidden, shape.eps, Attention(shape, shape.hidden), MLP(shape.hidden, shape.intermediate))

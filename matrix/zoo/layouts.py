@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from specmatrix.matrix.zoo.recipes import LatentShape, Recipe, Shape
+from specmatrix.matrix.zoo.recipes import LatentShape, ModelShape, Recipe
 from specmatrix.matrix.zoo.tokenizer import BOS_ID, EOS_ID
 
 ARCHITECTURES = {
@@ -51,14 +51,14 @@ def config_of(recipe: Recipe, target: Recipe | None) -> dict[str, Any]:
     config |= _latent(shape) if isinstance(shape, LatentShape) else _dense(shape)
     if recipe.family == "llama":
         config["mlp_bias"] = False
-    if recipe.family == "qwen3" and isinstance(shape, Shape):
+    if recipe.family == "qwen3" and isinstance(shape, ModelShape):
         config |= _windows(shape)
     if target is not None:
         config |= _draft(recipe, target)
     return config
 
 
-def _dense(shape: Shape) -> dict[str, Any]:
+def _dense(shape: ModelShape) -> dict[str, Any]:
     return {
         "num_key_value_heads": shape.kv_heads,
         "head_dim": shape.head_dim,
@@ -66,7 +66,7 @@ def _dense(shape: Shape) -> dict[str, Any]:
     }
 
 
-def _windows(shape: Shape) -> dict[str, Any]:
+def _windows(shape: ModelShape) -> dict[str, Any]:
     kinds = {True: "sliding_attention", False: "full_attention"}
     return {
         "use_sliding_window": bool(shape.sliding),

@@ -179,7 +179,7 @@ def _rate(lengths: Sequence[int], place: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class MeasurementPlan:
     """One row of the table; `random`: with random weights in place of the draft's."""
 
     target: str
@@ -189,21 +189,23 @@ class Plan:
     random: bool = False
 
 
-def plans(targets: Sequence[str], algorithms: Sequence[str] = ()) -> list[Plan]:
+def plans(targets: Sequence[str], algorithms: Sequence[str] = ()) -> list[MeasurementPlan]:
     """The rows of the table, of some algorithms if any is named; n-grams read no weights, so one target will do."""
-    made: list[Plan] = []
+    made: list[MeasurementPlan] = []
     for place, target in enumerate(targets):
         for algorithm, draft in DRAFTS[target].items():
             named = None if draft == target else draft
-            made += [Plan(target, algorithm, named, asked) for asked in SHAPES.get(algorithm, CHAINS + TREES)]
+            made += [
+                MeasurementPlan(target, algorithm, named, asked) for asked in SHAPES.get(algorithm, CHAINS + TREES)
+            ]
             if algorithm != SINGLE:
-                made.append(Plan(target, algorithm, named, CONTROLS.get(algorithm, CONTROL), random=True))
+                made.append(MeasurementPlan(target, algorithm, named, CONTROLS.get(algorithm, CONTROL), random=True))
         if place == 0:
-            made += [Plan(target, "ngram", None, asked) for asked in SHAPES["ngram"]]
+            made += [MeasurementPlan(target, "ngram", None, asked) for asked in SHAPES["ngram"]]
     return [plan for plan in made if not algorithms or plan.algorithm in algorithms]
 
 
-def table(rows: Sequence[Plan], prompts: Sequence[str], limit: int, scratch: Path) -> Iterator[Length]:
+def table(rows: Sequence[MeasurementPlan], prompts: Sequence[str], limit: int, scratch: Path) -> Iterator[Length]:
     """The rows, measured. `scratch`: an empty folder for checkpoints of random weights."""
     for plan in rows:
         if not plan.random:

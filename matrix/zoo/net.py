@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specmatrix.matrix.zoo.recipes import Shape
+from specmatrix.matrix.zoo.recipes import ModelShape
 
 # The index of the target's state behind its final norm, among the layers whose outputs are captured.
 FINAL: Final = -1
@@ -71,7 +71,7 @@ AnyAttention = TypeVar("AnyAttention", bound=Projections)
 class Attention(Projections):
     """Projections of grouped-query attention; `width` is the input's (twice the hidden width in the EAGLE3 head)."""
 
-    def __init__(self, shape: Shape, width: int) -> None:
+    def __init__(self, shape: ModelShape, width: int) -> None:
         super().__init__()
         self.shape = shape
         self.q_proj = nn.Linear(width, shape.heads * shape.head_dim, bias=False)
@@ -228,7 +228,7 @@ class CausalNet(nn.Module):
 class DenseNet(CausalNet):
     """The layouts of LlamaForCausalLM and, with normed queries and keys, Qwen3ForCausalLM."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: ModelShape) -> None:
         layers = [
             Layer(
                 shape.hidden,

@@ -19,7 +19,16 @@ from specmatrix.engine.core.config.resolve import resolve
 from specmatrix.engine.core.errors import ConfigError
 from specmatrix.matrix.cells.model_facts import model_facts
 from specmatrix.matrix.zoo.gsm_mini import prompt_of
-from specmatrix.matrix.zoo.oracle_drafts import DRAFTS, SINGLE, Draft, Drafts, Shape, TokenPath, is_layered, key_of
+from specmatrix.matrix.zoo.oracle_drafts import (
+    DRAFTS,
+    SINGLE,
+    Drafts,
+    OracleDraft,
+    Shape,
+    TokenPath,
+    is_layered,
+    key_of,
+)
 from specmatrix.matrix.zoo.registry import CHECKPOINTS, TEST, oracle_file
 from specmatrix.matrix.zoo.tokenizer import EOS_ID
 
@@ -43,7 +52,7 @@ CHAIN: Final = (DEEPEST, 1, DEEPEST + 1)
 class Proposals:
     """The best WIDEST children (probability, target id) of every path that is asked for, each worked out once."""
 
-    def __init__(self, draft: Draft) -> None:
+    def __init__(self, draft: OracleDraft) -> None:
         self.draft = draft
         self.children: dict[tuple[int, TokenPath], list[tuple[float, int]]] = {}
         self.states: dict[tuple[int, TokenPath], Tensor] = {}

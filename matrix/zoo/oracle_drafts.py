@@ -24,7 +24,7 @@ TokenPath = tuple[int, ...]
 Shape = tuple[int, int, int]  # steps, topk, draft tokens
 
 
-class Draft(Protocol):
+class OracleDraft(Protocol):
     """Answers for one sequence: the state and the logits after the pairs of slots 0..L-1 and the drafts of a path."""
 
     def after(
@@ -161,7 +161,7 @@ class Drafts:
             elif recipe.target:
                 self.nets[algorithm] = checkpoint.read_draft(CHECKPOINTS / recipe.name, recipe, self.target, cpu)
 
-    def of(self, algorithm: str, shape: Shape, tokens: list[int]) -> Draft:
+    def of(self, algorithm: str, shape: Shape, tokens: list[int]) -> OracleDraft:
         """The draft of one sequence in one shape."""
         found, target = self.nets.get(algorithm), self.target
         if isinstance(found, CausalNet):

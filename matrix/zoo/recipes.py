@@ -5,7 +5,7 @@ from typing import Final
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ModelShape:
     """Sizes of a model or draft head in the layouts of Llama and Qwen3.
 
     qk_norm: queries and keys are normed per head. tied: the head is the embedding. sliding: layers that see only
@@ -100,7 +100,7 @@ class Recipe:
 
     name: str
     kind: str
-    shape: Shape | LatentShape
+    shape: ModelShape | LatentShape
     fit: Fit
     seed: int
     target: str | None = None
@@ -119,33 +119,33 @@ RECIPES: dict[str, Recipe] = {
     recipe.name: recipe
     for recipe in (
         Recipe(
-            "llama-mini", "target", Shape(hidden=128, layers=4, heads=4, kv_heads=2, intermediate=384),
+            "llama-mini", "target", ModelShape(hidden=128, layers=4, heads=4, kv_heads=2, intermediate=384),
             Fit(steps=6264, share=0.40, batch_tokens=49_152, peak_rate=4e-3, warmup=200), seed=1,
         ),
         Recipe(
-            "llama-mini-standalone", "standalone", Shape(hidden=64, layers=2, heads=2, kv_heads=1, intermediate=160),
+            "llama-mini-standalone", "standalone", ModelShape(hidden=64, layers=2, heads=2, kv_heads=1, intermediate=160),
             Fit(steps=2693, share=0.15, batch_tokens=49_152, peak_rate=6e-3), seed=2, target="llama-mini",
         ),
         Recipe(
-            "llama-mini-eagle3", "eagle3", Shape(hidden=96, layers=1, heads=3, kv_heads=1, intermediate=256),
+            "llama-mini-eagle3", "eagle3", ModelShape(hidden=96, layers=1, heads=3, kv_heads=1, intermediate=256),
             Fit(steps=1145, share=0.25, batch_tokens=24_576, peak_rate=4e-3, prompt_weight=0.0),
             seed=3, target="llama-mini",
             aux_layers=(0, 1, 2), draft_vocab=320, unroll=7,
         ),
         Recipe(
-            "llama-mini-eagle", "eagle", Shape(hidden=128, layers=1, heads=6, kv_heads=3, intermediate=288),
+            "llama-mini-eagle", "eagle", ModelShape(hidden=128, layers=1, heads=6, kv_heads=3, intermediate=288),
             Fit(steps=2400, share=0.6, batch_tokens=24_576, peak_rate=4e-3, prompt_weight=0.0),
             seed=4, target="llama-mini", unroll=7,
         ),
         Recipe(
             "llama-mini-dflash", "dflash",
-            Shape(hidden=128, layers=2, heads=3, kv_heads=1, intermediate=320, eps=1e-6, qk_norm=True),
+            ModelShape(hidden=128, layers=2, heads=3, kv_heads=1, intermediate=320, eps=1e-6, qk_norm=True),
             Fit(steps=5000, share=0.6, batch_tokens=24_576, peak_rate=4e-3, prompt_weight=0.0),
             seed=5, target="llama-mini", aux_layers=(0, 2, 3), block=6, family="qwen3",
         ),
         Recipe(
             "qwen3-mini", "target",
-            Shape(
+            ModelShape(
                 hidden=112, layers=4, heads=6, kv_heads=3, intermediate=352, rope_theta=20_000.0, eps=1e-6,
                 qk_norm=True, window=48, sliding=(0, 2),
             ),
@@ -153,7 +153,7 @@ RECIPES: dict[str, Recipe] = {
         ),
         Recipe(
             "qwen3-mini-standalone", "standalone",
-            Shape(
+            ModelShape(
                 hidden=72, layers=2, heads=4, kv_heads=2, intermediate=176, head_dim=16, rope_theta=20_000.0, eps=1e-6,
                 qk_norm=True, tied=True,
             ),
@@ -161,7 +161,7 @@ RECIPES: dict[str, Recipe] = {
             seed=7, target="qwen3-mini", family="qwen3",
         ),
         Recipe(
-            "qwen3-mini-eagle3", "eagle3", Shape(hidden=112, layers=2, heads=5, kv_heads=1, intermediate=272, eps=1e-6),
+            "qwen3-mini-eagle3", "eagle3", ModelShape(hidden=112, layers=2, heads=5, kv_heads=1, intermediate=272, eps=1e-6),
             Fit(steps=1600, share=0.6, batch_tokens=24_576, peak_rate=4e-3, prompt_weight=0.0),
             seed=8, target="qwen3-mini", aux_layers=(0, 2), unroll=7,
         ),

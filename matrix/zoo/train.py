@@ -36,7 +36,7 @@ HERE = Path(__file__).parent
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class TrainingPlan:
     """Where and how long: `seconds` of wall clock are shared out by the recipes' shares, which add up to `whole`."""
 
     device: torch.device
@@ -66,7 +66,7 @@ class Plan:
 
 
 def _finish(
-    plan: Plan, recipe: Recipe, module: nn.Module, done: Trained, card_parts: dict[str, dict[str, Any]]
+    plan: TrainingPlan, recipe: Recipe, module: nn.Module, done: Trained, card_parts: dict[str, dict[str, Any]]
 ) -> None:
     name = torch.cuda.get_device_name() if plan.device.type == "cuda" else "cpu"
     training = {"seconds": round(done.seconds, 1), "loss": round(done.loss, 5), "device": name}
@@ -83,7 +83,7 @@ def _finish(
     plan.say(f"{recipe.name}: {card_parts}")
 
 
-def train_target(plan: Plan, recipe: Recipe, sequences: Sequences, own: Sequences | None) -> None:
+def train_target(plan: TrainingPlan, recipe: Recipe, sequences: Sequences, own: Sequences | None) -> None:
     """Train, save and score a target; `own`: problems for the second optimisation of its bundled layers."""
     buckets = Buckets(sequences, plan.device)
     plan.say(f"{recipe.name}: {sequences.flat.size / 1e6:.1f} M tokens in {len(buckets.groups)} buckets")
@@ -113,7 +113,7 @@ def train_target(plan: Plan, recipe: Recipe, sequences: Sequences, own: Sequence
     )
 
 
-def train_bundled(plan: Plan, recipe: Recipe, net: DeepseekNet, made: Sequences) -> None:
+def train_bundled(plan: TrainingPlan, recipe: Recipe, net: DeepseekNet, made: Sequences) -> None:
     """Train the bundled layers of a stored target on its own answers and save it anew; the model itself is frozen."""
     assert recipe.bundled_fit is not None
     layers = net.model.layers[net.depth :].requires_grad_(True).train()
@@ -128,7 +128,7 @@ def train_bundled(plan: Plan, recipe: Recipe, net: DeepseekNet, made: Sequences)
     checkpoint.write(plan.out / recipe.name, recipe, net, plan.tokenizer_json())
 
 
-def own_answers(plan: Plan, target: CausalNet, made: Sequences) -> Sequences:
+def own_answers(plan: TrainingPlan, target: CausalNet, made: Sequences) -> Sequences:
     """The target's greedy answers to the problems in `made`."""
     prompts = [row[:length] for row, length in zip(made.rows(), made.prompts.tolist(), strict=True)]
     plan.say(f"greedy answers to {len(prompts):,} problems")
@@ -139,14 +139,14 @@ def own_answers(plan: Plan, target: CausalNet, made: Sequences) -> Sequences:
     return Sequences.of([prompts[i] + answers[i] for i in chosen], [len(prompts[i]) for i in chosen])
 
 
-def _accepted(plan: Plan, recipe: Recipe, target: CausalNet) -> dict[str, dict[str, Any]]:
+def _accepted(plan: TrainingPlan, recipe: Recipe, target: CausalNet) -> dict[str, dict[str, Any]]:
     answers = score(
         target, Tokenizer.from_str(plan.tokenizer_json()), split_rows(plan.data, "test"), plan.data.answer_limit
     )[1]
     return {"acceptance": figures(draft_acceptance(recipe, plan.out, target, answers, plan.device))}
 
 
-def train_standalone(plan: Plan, recipe: Recipe, target: CausalNet, answers: Sequences) -> None:
+def train_standalone(plan: TrainingPlan, recipe: Recipe, target: CausalNet, answers: Sequences) -> None:
     """Train a small model on the target's answers; half of the batches lack BOS, as the engine's drafts do."""
     buckets = Buckets(answers, plan.device)
     torch.manual_seed(recipe.seed)
@@ -171,7 +171,7 @@ def frequent(answers: Sequences, size: int) -> Tensor:
     return torch.argsort(counts, descending=True, stable=True)[:size].sort().values
 
 
-def train_head(plan: Plan, recipe: Recipe, target: CausalNet, answers: Sequences) -> None:
+def train_head(plan: TrainingPlan, recipe: Recipe, target: CausalNet, answers: Sequences) -> None:
     """Train a draft on the target's states over its own answers."""
     buckets = Buckets(answers, plan.device)
     torch.manual_seed(recipe.seed)
@@ -194,7 +194,7 @@ def train_head(plan: Plan, recipe: Recipe, target: CausalNet, answers: Sequences
     _finish(plan, recipe, net, done, _accepted(plan, recipe, target))
 
 
-def train(plan: Plan, names: Sequence[str]) -> None:
+def train(plan: TrainingPlan, names: Sequence[str]) -> None:
     """Train the named recipes in the order of RECIPES; a draft learns from its target in the same folder, or from the
     committed one where there is none."""
     data = plan.data
@@ -224,8 +224,8 @@ def train(plan: Plan, names: Sequence[str]) -> None:
         (train_standalone if recipe.kind == "standalone" else train_head)(plan, recipe, target, answers[parent.name])
 
 
-def plan_of(device: str, out: Path, minutes: float, short: bool) -> Plan:
+def plan_of(device: str, out: Path, minutes: float, short: bool) -> TrainingPlan:
     """A plan from the command line's values; `short` takes a few steps on a few problems."""
     recipes = {name: smoke(recipe) if short else recipe for name, recipe in RECIPES.items()}
     data = SMOKE_DATA if short else DATA
-    return Plan(torch.device(device), out, minutes * 60, data, recipes, time.monotonic())
+    return TrainingPlan(torch.device(device), out, minutes * 60, data, recipes, time.monotonic())

@@ -3,7 +3,7 @@
 import pytest
 
 from specmatrix.engine.core.config.asked import DraftFacts, EngineConfig, Facts
-from specmatrix.engine.core.config.context import Situation
+from specmatrix.engine.core.config.context import RuleContext
 from specmatrix.engine.core.config.resolve import resolve
 from specmatrix.engine.core.config.rules.table import RULES
 from specmatrix.engine.core.errors import ConfigError
@@ -34,7 +34,7 @@ def standalone(**asked: object) -> EngineConfig:
 
 def broken(config: EngineConfig, known: Facts) -> list[str]:
     """The names of the rules that an ask breaks."""
-    situation = Situation.of(config, known)
+    situation = RuleContext.of(config, known)
     return [row.name for row in RULES if row.broken(situation)]
 
 

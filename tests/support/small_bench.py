@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from specmatrix.benchmarks.shapes import Llama, write_eagle3, write_target
+from specmatrix.benchmarks.shapes import LlamaShape, write_eagle3, write_target
 from specmatrix.benchmarks.steady import Bench
 
-SMALL = Llama(hidden=32, inner=56, layers=6, heads=4, kv_heads=2, head_dim=8, vocab=768, tied=True)
+SMALL = LlamaShape(hidden=32, inner=56, layers=6, heads=4, kv_heads=2, head_dim=8, vocab=768, tied=True)
 
 
 def small_bench(folder: Path, prompt: int = 128) -> Bench:

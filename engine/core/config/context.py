@@ -17,7 +17,7 @@ ENOUGH: Final = 1 << 16
 
 
 @dataclass(slots=True)
-class Situation:
+class RuleContext:
     """One resolution under way; only `engine.core.config.resolve` writes `chosen`.
 
     asked and facts never change; chosen maps a field of EngineConfig to the value that will run.
@@ -112,7 +112,7 @@ class Situation:
         return topk
 
 
-def gram_room(s: Situation) -> int:
+def gram_room(s: RuleContext) -> int:
     """Nodes of the fullest n-gram tree of the asked depth and topk, root included; counted up to ENOUGH."""
     steps, total, level = s.asked.speculative_num_steps, 1, 1
     if steps == AUTO:
@@ -125,7 +125,7 @@ def gram_room(s: Situation) -> int:
     return total
 
 
-def gram_width(s: Situation) -> int:
+def gram_width(s: RuleContext) -> int:
     """Nodes of an n-gram draft: as asked, else of its chain, else 12 or the whole of a smaller tree."""
     width, steps = s.asked.speculative_num_draft_tokens, s.asked.speculative_num_steps
     if width != AUTO:
@@ -146,9 +146,9 @@ class Rule:
     kind: Literal["refused", "rewritten"]
     field: str
     why: str
-    broken: Callable[[Situation], bool]
-    sentence: Callable[[Situation], str]
-    got: Callable[[Situation], Value] | None = None
+    broken: Callable[[RuleContext], bool]
+    sentence: Callable[[RuleContext], str]
+    got: Callable[[RuleContext], Value] | None = None
 
 
 def outside(value: int | str, low: int, high: int) -> bool:

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Final
 
 from specmatrix.engine.core.config.asked import AUTO, Reason
-from specmatrix.engine.core.config.context import Situation, Value, gram_width
+from specmatrix.engine.core.config.context import RuleContext, Value, gram_width
 from specmatrix.engine.core.config.rules.cuda_graph import MOST, graphless, largest_batch, on_gpu
 from specmatrix.engine.core.config.rules.multi_layer import prediction_layers
 from specmatrix.engine.core.draft.algorithms import Topology
@@ -32,31 +32,31 @@ class Default:
 
     field: str
     condition: str
-    when: Callable[[Situation], bool]
-    value: Callable[[Situation], Value]
+    when: Callable[[RuleContext], bool]
+    value: Callable[[RuleContext], Value]
     reason: str
     evidence: tuple[str, ...] = ()
 
 
-def _always(s: Situation) -> bool:
+def _always(s: RuleContext) -> bool:
     return True
 
 
-def _constant(value: Value, s: Situation) -> Value:
+def _constant(value: Value, s: RuleContext) -> Value:
     return value
 
 
-def _rootless(s: Situation) -> bool:
+def _rootless(s: RuleContext) -> bool:
     return not s.traits.drafts
 
 
 def _shape(
-    condition: str, when: Callable[[Situation], bool], shape: tuple[int, int, int], reason: str
+    condition: str, when: Callable[[RuleContext], bool], shape: tuple[int, int, int], reason: str
 ) -> tuple[Default, ...]:
     """Depth, topk and width of a fully automatic draft; they are chosen together."""
     names = ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")
 
-    def applies(s: Situation) -> bool:
+    def applies(s: RuleContext) -> bool:
         return s.asked.speculative_num_steps == AUTO and when(s)
 
     return tuple(
@@ -65,33 +65,33 @@ def _shape(
     )
 
 
-def _adaptive(s: Situation) -> bool:
+def _adaptive(s: RuleContext) -> bool:
     return s.adaptive is not None
 
 
-def _layered(s: Situation) -> bool:
+def _layered(s: RuleContext) -> bool:
     """A layer per step was asked for, and no depth."""
     asked = s.asked.enable_multi_layer_eagle is True and s.asked.speculative_num_steps == AUTO
     return s.traits.layered and asked
 
 
-def _block(s: Situation) -> bool:
+def _block(s: RuleContext) -> bool:
     return s.traits.block
 
 
-def _block_width(s: Situation) -> int:
+def _block_width(s: RuleContext) -> int:
     return (s.draft.block_size if s.draft else None) or 16
 
 
-def _irregular(s: Situation) -> bool:
+def _irregular(s: RuleContext) -> bool:
     return s.traits.irregular
 
 
-def _tree_width(s: Situation) -> int:
+def _tree_width(s: RuleContext) -> int:
     return min(tree_pool(s.integer("speculative_num_steps"), s.integer("speculative_eagle_topk")) + 1, 8)
 
 
-def _pool_tokens(s: Situation) -> int:
+def _pool_tokens(s: RuleContext) -> int:
     """Room for every running request at full length, at most MAX_AUTO_TOKENS, in whole pages."""
     page = s.integer("page_size")
     request = s.integer("context_length") + 2 * s.widest
@@ -290,7 +290,7 @@ DEFAULTS: Final[tuple[Default, ...]] = (
 )
 
 
-def default_for(field: str, situation: Situation) -> Reason:
+def default_for(field: str, situation: RuleContext) -> Reason:
     """The automatic value of a field and its reason; every field has a last row that always applies."""
     row = next(row for row in DEFAULTS if row.field == field and row.when(situation))
     return Reason(field, row.value(situation), row.reason, row.evidence)

@@ -4,7 +4,7 @@ from typing import Any, Final
 
 from specmatrix.engine.core.config.adaptive_file import dump
 from specmatrix.engine.core.config.asked import AUTO, EngineConfig, Facts, Reason, Resolved, Rewrite
-from specmatrix.engine.core.config.context import Situation
+from specmatrix.engine.core.config.context import RuleContext
 from specmatrix.engine.core.config.defaults import DEFAULTS, default_for
 from specmatrix.engine.core.config.rules.multi_layer import layer_per_step, layer_reasons
 from specmatrix.engine.core.config.rules.ngram import ngram_flags, ngram_options
@@ -23,7 +23,7 @@ def resolve(config: EngineConfig, facts: Facts) -> Resolved:
     Every automatic value carries a Reason and every departure from an explicit value a Rewrite.
     ConfigError, one sentence that names the fix, if it cannot run.
     """
-    situation = Situation.of(config, facts)
+    situation = RuleContext.of(config, facts)
     _refuse(situation)
     rewrites = _rewrites(situation)
     reasons = _choose(situation, {rewrite.field: rewrite.got for rewrite in rewrites})
@@ -32,7 +32,7 @@ def resolve(config: EngineConfig, facts: Facts) -> Resolved:
     return _resolved(situation, reasons, rewrites)
 
 
-def _refuse(situation: Situation) -> None:
+def _refuse(situation: RuleContext) -> None:
     check = own_check(situation.traits.name)
     if check is not None:
         check(situation.asked, situation.facts)
@@ -41,7 +41,7 @@ def _refuse(situation: Situation) -> None:
             raise ConfigError(rule.sentence(situation))
 
 
-def _rewrites(situation: Situation) -> tuple[Rewrite, ...]:
+def _rewrites(situation: RuleContext) -> tuple[Rewrite, ...]:
     return tuple(
         Rewrite(rule.field, getattr(situation.asked, rule.field), rule.got(situation), rule.sentence(situation))
         for rule in RULES
@@ -49,7 +49,7 @@ def _rewrites(situation: Situation) -> tuple[Rewrite, ...]:
     )
 
 
-def _choose(situation: Situation, rewritten: dict[str, Any]) -> tuple[Reason, ...]:
+def _choose(situation: RuleContext, rewritten: dict[str, Any]) -> tuple[Reason, ...]:
     """Fill `situation.chosen` field by field; the reasons of the automatic ones."""
     reasons = []
     for field in ORDER:
@@ -62,14 +62,14 @@ def _choose(situation: Situation, rewritten: dict[str, Any]) -> tuple[Reason, ..
     return (*reasons, *path_reasons(situation), *layer_reasons(situation), *ngram_options(situation)[1])
 
 
-def _draft_path(situation: Situation) -> str | None:
+def _draft_path(situation: RuleContext) -> str | None:
     """Bundled weights without a path of their own are in the target's checkpoint."""
     asked = situation.asked
     bundled = situation.traits.draft_weights == "bundled"
     return asked.speculative_draft_model_path or (asked.model_path if bundled else None)
 
 
-def path_reasons(situation: Situation) -> tuple[Reason, ...]:
+def path_reasons(situation: RuleContext) -> tuple[Reason, ...]:
     """The reason of a draft path that nobody gave."""
     path = _draft_path(situation)
     if path == situation.asked.speculative_draft_model_path:
@@ -77,7 +77,7 @@ def path_reasons(situation: Situation) -> tuple[Reason, ...]:
     return (Reason("speculative_draft_model_path", path, "the target's checkpoint brings the draft's layers"),)
 
 
-def _resolved(situation: Situation, reasons: tuple[Reason, ...], rewrites: tuple[Rewrite, ...]) -> Resolved:
+def _resolved(situation: RuleContext, reasons: tuple[Reason, ...], rewrites: tuple[Rewrite, ...]) -> Resolved:
     asked = situation.asked
     chosen: dict[str, Any] = situation.chosen
     uncached = any(rewrite.field == "disable_radix_cache" for rewrite in rewrites)
@@ -118,7 +118,7 @@ def _resolved(situation: Situation, reasons: tuple[Reason, ...], rewrites: tuple
     )
 
 
-def _window_pages(situation: Situation) -> int:
+def _window_pages(situation: RuleContext) -> int:
     if situation.facts.window is None:
         return 0
     chosen: dict[str, Any] = situation.chosen

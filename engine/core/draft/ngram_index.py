@@ -38,7 +38,7 @@ class NgramOptions:
 
 
 @dataclass(slots=True)
-class Draft:
+class NgramDraft:
     """A tree under construction: node 0 is the root (token -1 here), parents precede their children."""
 
     tokens: list[int] = field(default_factory=lambda: [-1])
@@ -79,17 +79,17 @@ class Draft:
                 token += 1
 
 
-class Gram:
+class NgramNode:
     """One window: the path from the trie's root to here. `children` are in order of their last showing."""
 
     __slots__ = ("alive", "children", "count", "depth", "parent", "token")
 
-    def __init__(self, parent: Gram | None, token: int) -> None:
+    def __init__(self, parent: NgramNode | None, token: int) -> None:
         self.parent = parent
         self.token = token
         self.depth: int = ROOT_DEPTH if parent is None else parent.depth + 1
         self.count = 0
-        self.children: dict[int, Gram] = {}
+        self.children: dict[int, NgramNode] = {}
         self.alive = True
 
 
@@ -97,7 +97,7 @@ class Gram:
 class Cursor:
     """Where one text stands: the nodes of its suffixes, longest first, and how many of its tokens were indexed."""
 
-    grams: list[Gram] = field(default_factory=list)
+    grams: list[NgramNode] = field(default_factory=list)
     seen: int = 0
 
 
@@ -106,8 +106,8 @@ class NgramIndex:
 
     def __init__(self, options: NgramOptions) -> None:
         self.options = options
-        self._root = Gram(None, -1)
-        self._by_age: dict[Gram, None] = {}
+        self._root = NgramNode(None, -1)
+        self._by_age: dict[NgramNode, None] = {}
 
     def __len__(self) -> int:
         return len(self._by_age)
@@ -124,7 +124,7 @@ class NgramIndex:
                 self._evict()
         cursor.seen = len(tokens)
 
-    def extend(self, draft: Draft, cursor: Cursor, limit: int, topk: int, steps: int) -> None:
+    def extend(self, draft: NgramDraft, cursor: Cursor, limit: int, topk: int, steps: int) -> None:
         """Grow `draft` to at most `limit` nodes with what followed the text's suffixes, the longest one's first.
 
         topk: children of a node; steps: tokens of a path.
@@ -136,10 +136,10 @@ class NgramIndex:
                 grow = self._by_level if self.options.match_type == "BFS" else self._by_share
                 grow(draft, gram, limit, topk, steps)
 
-    def _by_level(self, draft: Draft, anchor: Gram, limit: int, topk: int, steps: int) -> None:
+    def _by_level(self, draft: NgramDraft, anchor: NgramNode, limit: int, topk: int, steps: int) -> None:
         level = [(anchor, 0)]
         while level:
-            below: list[tuple[Gram, int]] = []
+            below: list[tuple[NgramNode, int]] = []
             for gram, node in level:
                 for child in self._first(reversed(gram.children.values()), gram.depth):
                     at = self._place(draft, node, child.token, limit, topk, steps)
@@ -147,9 +147,9 @@ class NgramIndex:
                         below.append((child, at))
             level = below
 
-    def _by_share(self, draft: Draft, anchor: Gram, limit: int, topk: int, steps: int) -> None:
+    def _by_share(self, draft: NgramDraft, anchor: NgramNode, limit: int, topk: int, steps: int) -> None:
         """Best first: a node's score is the share of its path among all that followed the anchor."""
-        heap: list[tuple[float, int, Gram, int]] = [(-1.0, 0, anchor, 0)]
+        heap: list[tuple[float, int, NgramNode, int]] = [(-1.0, 0, anchor, 0)]
         order = 0
         while heap:
             score, _, gram, node = heapq.heappop(heap)
@@ -164,23 +164,23 @@ class NgramIndex:
                 order += 1
                 heapq.heappush(heap, (score * child.count / shown, order, child, node))
 
-    def _place(self, draft: Draft, node: int, token: int, limit: int, topk: int, steps: int) -> int | None:
+    def _place(self, draft: NgramDraft, node: int, token: int, limit: int, topk: int, steps: int) -> int | None:
         """The child of a draft's node, or None if the draft has no room for it."""
         siblings = draft.children[node]
         if token not in siblings and (len(draft) >= limit or len(siblings) >= topk or draft.depths[node] >= steps):
             return None
         return draft.add(node, token)
 
-    def _first(self, grams: Iterable[Gram], matched: int) -> Iterator[Gram]:
+    def _first(self, grams: Iterable[NgramNode], matched: int) -> Iterator[NgramNode]:
         """As many as the breadth allows after `matched` tokens: the most after one, the fewest after a whole window."""
         low, high = self.options.min_bfs_breadth, self.options.max_bfs_breadth
         span = max(1, self.options.max_trie_depth - 2)
         breadth = high - (high - low) * (matched - 1) // span
         return (gram for gram, _ in zip(grams, range(breadth), strict=False))
 
-    def _show(self, gram: Gram, token: int) -> Gram:
+    def _show(self, gram: NgramNode, token: int) -> NgramNode:
         """The child of `gram` with this token, made if new; it is now the most recent."""
-        child = gram.children.pop(token, None) or Gram(gram, token)
+        child = gram.children.pop(token, None) or NgramNode(gram, token)
         self._by_age.pop(child, None)
         gram.children[token] = child
         self._by_age[child] = None

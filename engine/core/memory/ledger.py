@@ -23,7 +23,7 @@ from typing import Final
 
 from specmatrix.engine.core.errors import EngineError, LedgerError
 from specmatrix.engine.core.memory.account import Account, spans
-from specmatrix.engine.core.memory.window_ledger import Window, WindowBook
+from specmatrix.engine.core.memory.window_ledger import Window, WindowLedger
 
 KEPT: Final = 4096  # entries of the journal, the latest ones
 FREE: Final = 0
@@ -57,9 +57,9 @@ class Ledger:
         self._journal: deque[Entry] = deque(maxlen=KEPT)
         self._entries = 0
         self._subscribers: list[Callable[[Entry], None]] = []
-        self.window: WindowBook | None = None
+        self.window: WindowLedger | None = None
         if window is not None:
-            self.window = WindowBook(window, page_size)
+            self.window = WindowLedger(window, page_size)
             self._record("window", 0, (window.tokens, window.pages, window.margin))
 
     @property

@@ -15,7 +15,7 @@ from specmatrix.engine.core.memory.ledger import Ledger
 from specmatrix.engine.core.observe.counters import Probes
 
 
-class HeldAccounts:
+class SessionKV:
     """The held accounts of the ledger, the one whose turn ended longest ago first."""
 
     def __init__(self, ledger: Ledger, probes: Probes) -> None:

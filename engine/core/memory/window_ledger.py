@@ -42,7 +42,7 @@ def pool_pages(
 
 
 @dataclass(eq=False, slots=True)
-class Span:
+class WindowSpan:
     """One account's live window pages: pages[i] covers positions [(first + i) * P, (first + i + 1) * P)."""
 
     first: int = 0
@@ -54,7 +54,7 @@ class Span:
         return self.first + len(self.pages)
 
 
-class WindowBook:
+class WindowLedger:
     """Who owns which window page. Accounts are the ledger's; positions are in tokens."""
 
     def __init__(self, window: Window, page_size: int) -> None:
@@ -64,11 +64,11 @@ class WindowBook:
         self.page_size = page_size
         self.owner: list[int] = [NOBODY] * (window.pages + 1)
         self.free: list[int] = list(range(window.pages, 0, -1))
-        self.spans: dict[int, Span] = {}
+        self.spans: dict[int, WindowSpan] = {}
 
     def open(self, account: int) -> None:
         """An account without pages."""
-        self.spans[account] = Span()
+        self.spans[account] = WindowSpan()
 
     def missing(self, account: int, end: int) -> int:
         """Pages that covering every position below `end` would add."""

@@ -16,7 +16,7 @@ PLAN: Final = ("ledger journal", "plan")
 RESULT: Final = ("accepted tokens", "draft tokens", "verdicts of the guard")
 
 
-class Told(NamedTuple):
+class StepDigest(NamedTuple):
     """One record of a rank: which parts it is about (PLAN or RESULT), and a digest of each."""
 
     parts: tuple[str, ...]
@@ -37,12 +37,12 @@ class Agreement:
     divergence: str | None = None
 
 
-class Comparison:
+class RankComparison:
     """Compares the records of all ranks in their order, each as soon as every rank has told it."""
 
     def __init__(self, ranks: int) -> None:
         self.told = [0] * ranks
-        self._waiting: list[deque[Told]] = [deque() for _ in range(ranks)]
+        self._waiting: list[deque[StepDigest]] = [deque() for _ in range(ranks)]
         self._whole = [blake2b(digest_size=8) for _ in range(ranks)]
         self._counts = {PLAN: 0, RESULT: 0}
         self.divergence: str | None = None
@@ -52,7 +52,7 @@ class Comparison:
         digests = tuple(each.hexdigest() for each in self._whole)
         return Agreement(len(self.told), self._counts[PLAN], self._counts[RESULT], digests, self.divergence)
 
-    def tell(self, rank: int, record: Told) -> None:
+    def tell(self, rank: int, record: StepDigest) -> None:
         """Take a rank's next record."""
         self.told[rank] += 1
         self._whole[rank].update(repr(record).encode())
@@ -66,7 +66,7 @@ class Comparison:
             counts = ", ".join(map(str, self.told))
             self.divergence = f"the ranks come to rest behind different steps: they told {counts} of them"
 
-    def _compare(self, records: Sequence[Told]) -> None:
+    def _compare(self, records: Sequence[StepDigest]) -> None:
         first = records[0]
         if first.parts in self._counts:
             self._counts[first.parts] += 1

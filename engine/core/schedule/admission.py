@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from specmatrix.engine.core.errors import RequestError
 from specmatrix.engine.core.memory.ledger import Ledger
 from specmatrix.engine.core.memory.prefix_cache import PrefixCache
-from specmatrix.engine.core.memory.session_kv import HeldAccounts
+from specmatrix.engine.core.memory.session_kv import SessionKV
 from specmatrix.engine.core.observe.counters import Probes
 from specmatrix.engine.core.schedule.request import Phase, Request
 
@@ -22,7 +22,7 @@ class Admission:
         self,
         ledger: Ledger,
         cache: PrefixCache,
-        held: HeldAccounts,
+        held: SessionKV,
         probes: Probes,
         waiting: Sequence[Request],
         active: Sequence[Request],

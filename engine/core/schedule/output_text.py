@@ -12,7 +12,7 @@ class TextStream(Protocol):
     def push(self, tokens: Sequence[int]) -> str: ...
 
 
-class Transcript:
+class OutputText:
     """Tokens taken wait undecoded until the text is read: most texts are read once, at the end."""
 
     __slots__ = ("_stream", "_text", "_waiting")

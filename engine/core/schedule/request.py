@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from specmatrix.engine.core.errors import LedgerError, RequestError
 from specmatrix.engine.core.observe.spec_metrics import SpecMetrics
-from specmatrix.engine.core.schedule.output_text import Transcript
+from specmatrix.engine.core.schedule.output_text import OutputText
 
 
 class Phase(Enum):
@@ -128,7 +128,7 @@ class Request:
     phase: Phase = Phase.WAITING
     row: int = 0
     output: list[int] = field(default_factory=list)
-    transcript: Transcript | None = None  # of the output, from the loop that runs the request
+    transcript: OutputText | None = None  # of the output, from the loop that runs the request
     prefilled: int = 0  # positions covered by prefill launches since admission, cached prefix included
     prefill_target: int = 0  # positions that prefill must cover before decode rounds start
     retracting: bool = False

@@ -12,7 +12,7 @@ from specmatrix.engine.core.draft.depth import DraftSteps
 from specmatrix.engine.core.memory.account import Account
 from specmatrix.engine.core.memory.ledger import Ledger, OutOfPages
 from specmatrix.engine.core.memory.prefix_cache import PrefixCache
-from specmatrix.engine.core.memory.session_kv import HeldAccounts
+from specmatrix.engine.core.memory.session_kv import SessionKV
 from specmatrix.engine.core.observe.counters import Probes
 from specmatrix.engine.core.schedule.admission import Admission
 from specmatrix.engine.core.schedule.request import Finish, Phase, Request
@@ -56,7 +56,7 @@ class Scheduler:
         self.active: list[Request] = []  # running or draining, by age
         # Requests that share no step with another, as one of theirs failed: its kind, and how many tokens each had.
         self.isolated: dict[int, tuple[bool, int]] = {}
-        self.held = HeldAccounts(ledger, probes)
+        self.held = SessionKV(ledger, probes)
         self.admission = Admission(
             ledger,
             cache,

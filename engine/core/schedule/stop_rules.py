@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specmatrix.engine.core.schedule.output_text import Transcript
+from specmatrix.engine.core.schedule.output_text import OutputText
 from specmatrix.engine.core.schedule.request import Finish, SamplingParams
 
 
@@ -26,7 +26,7 @@ class StopRules:
         eos = frozenset() if params.ignore_eos else eos_ids
         return cls(eos | frozenset(params.stop_token_ids), params.stop, params.max_new_tokens)
 
-    def judge(self, token: int, count: int, transcript: Transcript) -> Finish | None:
+    def judge(self, token: int, count: int, transcript: OutputText) -> Finish | None:
         """Judge one token, the `count`th of the output, and enter it in the transcript.
 
         Returns the finish or None. A stop token leaves no text; a stop string is cut off, with what follows it.
@@ -57,7 +57,7 @@ class StopRules:
         return start, stop
 
 
-def settled(text: str, stop_strings: tuple[str, ...]) -> int:
+def stable_text_length(text: str, stop_strings: tuple[str, ...]) -> int:
     """Length of the text of a running request that no stop string can cut any more.
 
     A tail that begins a stop string may turn out to belong to it.

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from specmatrix.engine.core.errors import ConfigError
-from specmatrix.engine.models.config_reader import Fields
+from specmatrix.engine.models.config_reader import ConfigReader
 
 DEEPSEEK_ARCHITECTURES: Final = ("DeepseekV3ForCausalLM",)
 # Fields that may stand in a checkpoint with one value only; the last field of each row.
@@ -15,10 +15,10 @@ ONLY: Final = (("scoring_func", "sigmoid"), ("topk_method", "noaux_tc"), ("moe_l
 
 
 @dataclass(frozen=True, slots=True)
-class LatentConfig:
+class MLAConfig:
     """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434).
 
-    A query and a key are `plain_dim` numbers of the head's own beside `turned_dim` rotated ones; all heads share one
+    A query and a key are `plain_dim` numbers of the head's own beside `rotated_dim` rotated ones; all heads share one
     rotated key. Keys and values come from a latent of `rank` numbers. query_rank: None for queries without a latent.
     interleaved: rotated numbers lie in the checkpoint pair by pair, not half by half.
     """
@@ -26,13 +26,13 @@ class LatentConfig:
     rank: int
     query_rank: int | None
     plain_dim: int
-    turned_dim: int
+    rotated_dim: int
     value_dim: int
     interleaved: bool
 
 
 @dataclass(frozen=True, slots=True)
-class ExpertsConfig:
+class MoEConfig:
     """A mixture of experts with sigmoid scores (DeepSeek-V3, arXiv 2412.19437, section 2.1.2).
 
     Each token takes the best `chosen` of `routed` experts of `inner` numbers, out of the best `open_groups` of
@@ -51,31 +51,31 @@ class ExpertsConfig:
     dense: int
 
 
-def read_latent(architecture: str, fields: Fields) -> LatentConfig | None:
+def read_mla(architecture: str, fields: ConfigReader) -> MLAConfig | None:
     """The attention part of a config.json; None for other architectures. ConfigError on a missing size."""
     if architecture not in DEEPSEEK_ARCHITECTURES:
         return None
-    turned = fields.size("qk_rope_head_dim", 64)
-    if turned % 2:
-        raise ConfigError(f"{fields.file}: qk_rope_head_dim {turned} must be even, rotary positions turn pairs")
-    return LatentConfig(
+    rotated = fields.size("qk_rope_head_dim", 64)
+    if rotated % 2:
+        raise ConfigError(f"{fields.file}: qk_rope_head_dim {rotated} must be even, rotary positions turn pairs")
+    return MLAConfig(
         rank=fields.size("kv_lora_rank"),
         query_rank=fields.size("q_lora_rank") if fields.raw.get("q_lora_rank") is not None else None,
         plain_dim=fields.size("qk_nope_head_dim"),
-        turned_dim=turned,
+        rotated_dim=rotated,
         value_dim=fields.size("v_head_dim"),
         interleaved=fields.flag("rope_interleave", True),
     )
 
 
-def read_experts(architecture: str, fields: Fields) -> ExpertsConfig | None:
+def read_moe(architecture: str, fields: ConfigReader) -> MoEConfig | None:
     """The feed-forward part of a config.json; None for other architectures. ConfigError on sizes that do not fit."""
     if architecture not in DEEPSEEK_ARCHITECTURES:
         return None
     for name, value in ONLY:
         if (got := fields.raw.get(name, value)) != value:
             raise ConfigError(f"{fields.file}: {name} {got!r} is not supported; allowed: {value!r}")
-    experts = ExpertsConfig(
+    experts = MoEConfig(
         routed=fields.size("n_routed_experts"),
         chosen=fields.size("num_experts_per_tok"),
         inner=fields.size("moe_intermediate_size"),
@@ -90,7 +90,7 @@ def read_experts(architecture: str, fields: Fields) -> ExpertsConfig | None:
     return experts
 
 
-def _fit(experts: ExpertsConfig, file: Path) -> None:
+def _fit(experts: MoEConfig, file: Path) -> None:
     """ConfigError unless every token finds `chosen` experts in `open_groups` groups."""
     e = experts
     if e.routed % e.groups or e.routed // e.groups < 2:

@@ -13,37 +13,37 @@ from torch import Tensor
 
 from specmatrix.engine.device.pool import KVLayout
 from specmatrix.engine.models.config import ModelConfig
-from specmatrix.engine.models.deepseek.moe import Experts, Gated
+from specmatrix.engine.models.deepseek.moe import GatedMLP, MoE
 from specmatrix.engine.models.layers import Attend, Norm
-from specmatrix.engine.models.rope import pair_up, turned
-from specmatrix.engine.models.weights import Take
+from specmatrix.engine.models.rope import pair_up, rotated
+from specmatrix.engine.models.weights import WeightReader
 
 # The norms of the two latents keep this epsilon, whatever the checkpoint's is.
 LATENT_EPS: Final = 1e-6
 
 
-class Shape(NamedTuple):
+class MLAShape(NamedTuple):
     """B requests of W tokens."""
 
     batch: int
     width: int
 
 
-def latent_layout(config: ModelConfig, layers: int) -> KVLayout:
+def mla_layout(config: ModelConfig, layers: int) -> KVLayout:
     """What a slot of `layers` such layers holds. Scores are scaled by the width of a whole query, and YaRN's factor."""
     c = config.latent
     assert c is not None
-    scale = (c.plain_dim + c.turned_dim) ** -0.5 * config.rope.score_factor
-    return KVLayout(layers, 1, c.rank + c.turned_dim, value_dim=c.rank, scale=scale)
+    scale = (c.plain_dim + c.rotated_dim) ** -0.5 * config.rope.score_factor
+    return KVLayout(layers, 1, c.rank + c.rotated_dim, value_dim=c.rank, scale=scale)
 
 
-class LatentLayer:
+class MLALayer:
     """One DeepSeek-V3 decoder layer; bundled prediction layers have the same.
 
     prefix: of its tensor names. sparse: with a mixture of experts, not a plain feed-forward part.
     """
 
-    def __init__(self, take: Take, prefix: str, config: ModelConfig, norm: Norm, sparse: bool) -> None:
+    def __init__(self, take: WeightReader, prefix: str, config: ModelConfig, norm: Norm, sparse: bool) -> None:
         assert config.latent is not None
         self.config, self.heads = config.latent, config.num_heads
         c, hidden, at = config.latent, config.hidden_size, f"{prefix}.self_attn"
@@ -52,7 +52,7 @@ class LatentLayer:
         self.linear, self.add_linear, self.each_linear, _ = norm.products
         self.input_norm = take(f"{prefix}.input_layernorm.weight", hidden)
         self.post_norm = take(f"{prefix}.post_attention_layernorm.weight", hidden)
-        shared = take(f"{at}.kv_a_proj_with_mqa.weight", c.rank + c.turned_dim, hidden)
+        shared = take(f"{at}.kv_a_proj_with_mqa.weight", c.rank + c.rotated_dim, hidden)
         latent, key = shared[: c.rank], shared[c.rank :]
         self.latent_norm = Norm(c.rank, LATENT_EPS, dtype, device)
         self.latent_scale = self.latent_norm.scale(take(f"{at}.kv_a_layernorm.weight", c.rank))
@@ -64,15 +64,15 @@ class LatentLayer:
         self.values = norm.own.hold(made[:, c.plain_dim :].transpose(1, 2).contiguous())
         self.out = norm.stored(take(f"{at}.o_proj.weight", hidden, self.heads * c.value_dim))
         if sparse:
-            self.feed_forward: Experts | Gated = Experts(take, f"{prefix}.mlp", config, norm, self.post_norm)
+            self.feed_forward: MoE | GatedMLP = MoE(take, f"{prefix}.mlp", config, norm, self.post_norm)
         else:
             inner = config.intermediate_size
-            self.feed_forward = Gated(take, f"{prefix}.mlp", hidden, inner, norm, self.post_norm)
+            self.feed_forward = GatedMLP(take, f"{prefix}.mlp", hidden, inner, norm, self.post_norm)
 
-    def _queries(self, take: Take, at: str, hidden: int, norm: Norm) -> Tensor:
+    def _queries(self, take: WeightReader, at: str, hidden: int, norm: Norm) -> Tensor:
         """The part of the first projection [out, hidden] that queries come from; `up` makes them from their latent."""
         c = self.config
-        size = self.heads * (c.plain_dim + c.turned_dim)
+        size = self.heads * (c.plain_dim + c.rotated_dim)
         self.up: Tensor | None = None
         if c.query_rank is None:
             return self._turned_first(take(f"{at}.q_proj.weight", size, hidden))
@@ -85,32 +85,34 @@ class LatentLayer:
     def _turned_first(self, weight: Tensor) -> Tensor:
         """Rows of a query projection, from head by head to the rotated numbers of all heads, then the plain ones."""
         c = self.config
-        split = weight.view(self.heads, c.plain_dim + c.turned_dim, -1)
+        split = weight.view(self.heads, c.plain_dim + c.rotated_dim, -1)
         plain, turning = split[:, : c.plain_dim].flatten(0, 1), split[:, c.plain_dim :].flatten(0, 1)
         return torch.cat((self._paired(turning), plain))
 
     def _paired(self, weight: Tensor) -> Tensor:
-        return weight if self.config.interleaved else pair_up(weight, self.config.turned_dim)
+        return weight if self.config.interleaved else pair_up(weight, self.config.rotated_dim)
 
-    def __call__(self, x: Tensor, turn: Tensor, attend: Attend, layer: int, space: Shape) -> None:
+    def __call__(self, x: Tensor, rotation: Tensor, attend: Attend, layer: int, workspace: MLAShape) -> None:
         """Adds this layer's two parts to the residual stream x [R, hidden], in place."""
-        self.attention(x, turn, attend, layer, space)
+        self.attention(x, rotation, attend, layer, workspace)
         self.feed_forward(x, self.norm(x, self.post_norm))
 
-    def attention(self, x: Tensor, turn: Tensor, attend: Attend, layer: int, space: Shape) -> None:
+    def attention(self, x: Tensor, rotation: Tensor, attend: Attend, layer: int, workspace: MLAShape) -> None:
         """Adds to x [R, hidden], in place, what its tokens attend to.
 
         turn: complex64 [B * W, 1, turned_dim / 2].
         """
         c, heads, rows = self.config, self.heads, len(x)
         first = self.linear(self.norm(x, self.input_norm), self.down)
-        key, query, latent = first.tensor_split((c.turned_dim, first.shape[1] - c.rank), 1)
+        key, query, latent = first.tensor_split((c.rotated_dim, first.shape[1] - c.rank), 1)
         if self.up is not None:
             query = self.linear(self.query_norm(query, self.query_weight), self.up)
-        turning, plain = query.tensor_split((heads * c.turned_dim,), 1)
+        turning, plain = query.tensor_split((heads * c.rotated_dim,), 1)
         lifted = self.each_linear(plain.reshape(rows, heads, c.plain_dim).transpose(0, 1), self.lift)
-        whole = torch.cat((lifted.transpose(0, 1), turned(turning, c.turned_dim, turn)), 2)
-        row = torch.cat((self.latent_norm.whole(latent, self.latent_scale), turned(key, c.turned_dim, turn)[:, 0]), 1)
-        mixed = attend(layer, whole.view(*space, heads, -1), row)
+        whole = torch.cat((lifted.transpose(0, 1), rotated(turning, c.rotated_dim, rotation)), 2)
+        row = torch.cat(
+            (self.latent_norm.whole(latent, self.latent_scale), rotated(key, c.rotated_dim, rotation)[:, 0]), 1
+        )
+        mixed = attend(layer, whole.view(*workspace, heads, -1), row)
         values = self.each_linear(mixed.view(rows, heads, c.rank).transpose(0, 1), self.values)
         self.add_linear(x, values.transpose(0, 1).reshape(rows, heads * c.value_dim), self.out)

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from specmatrix.engine.models.causal_lm import CausalLM
-from specmatrix.engine.models.deepseek.mla import LatentLayer, Shape, latent_layout
-from specmatrix.engine.models.weights import Take
+from specmatrix.engine.models.deepseek.mla import MLALayer, MLAShape, mla_layout
+from specmatrix.engine.models.weights import WeightReader
 
 
 class Deepseek(CausalLM):
     """A DeepseekV3ForCausalLM. Its bundled prediction layers are left for a draft to load."""
 
     def prepare(self) -> None:
-        self.kv = latent_layout(self.config, self.num_layers)
+        self.kv = mla_layout(self.config, self.num_layers)
 
-    def layer(self, take: Take, prefix: str, index: int) -> LatentLayer:
+    def layer(self, take: WeightReader, prefix: str, index: int) -> MLALayer:
         assert self.config.experts is not None
-        return LatentLayer(take, prefix, self.share, self.norm, sparse=index >= self.config.experts.dense)
+        return MLALayer(take, prefix, self.share, self.norm, sparse=index >= self.config.experts.dense)
 
-    def space(self, batch: int, width: int) -> Shape:
-        return Shape(batch, width)
+    def workspace(self, batch: int, width: int) -> MLAShape:
+        return MLAShape(batch, width)

@@ -13,14 +13,14 @@ from torch import Tensor
 
 from specmatrix.engine.models.config import ModelConfig
 from specmatrix.engine.models.layers import Norm
-from specmatrix.engine.models.linear_ops import Products
-from specmatrix.engine.models.weights import Take
+from specmatrix.engine.models.linear_ops import LinearOps
+from specmatrix.engine.models.weights import WeightReader
 
 # Inner numbers of a product over several experts: as far as rows are known to keep their bits, see `linear`.
 WIDEST: Final = 384
 
 
-class Gated:
+class GatedMLP:
     """down(silu(gate(h)) * up(h)); `front` is the weight of the norm before it.
 
     products: the norm's, unless a part of it is summed by somebody else.
@@ -28,13 +28,13 @@ class Gated:
 
     def __init__(
         self,
-        take: Take,
+        take: WeightReader,
         prefix: str,
         hidden: int,
         inner: int,
         norm: Norm,
         front: Tensor,
-        products: Products | None = None,
+        products: LinearOps | None = None,
     ) -> None:
         self.linear, self.add_linear, _, _ = products or norm.products
         self.silu = norm.silu
@@ -49,7 +49,7 @@ class Gated:
         self.add_linear(x, self.silu(gate).mul_(up), self.down)
 
 
-class Block(NamedTuple):
+class ExpertBlock(NamedTuple):
     """Neighbouring experts as one product: gate_up [hidden, 2 * n * inner], gates first; down [n * inner, hidden]."""
 
     experts: slice
@@ -57,23 +57,23 @@ class Block(NamedTuple):
     down: Tensor
 
 
-class Experts:
+class MoE:
     """Routed experts beside shared ones (arXiv 2412.19437, equations 12 to 16)."""
 
-    def __init__(self, take: Take, prefix: str, config: ModelConfig, norm: Norm, front: Tensor) -> None:
+    def __init__(self, take: WeightReader, prefix: str, config: ModelConfig, norm: Norm, front: Tensor) -> None:
         assert config.experts is not None
         self.config = c = config.experts
         hidden = config.hidden_size
         self.ranks = norm.ranks
         self.linear, self.add_linear, _, _ = norm.own
         self.silu, self.sigmoid = norm.silu, norm.sigmoid
-        self.shared = Gated(take, f"{prefix}.shared_experts", hidden, c.inner * c.shared, norm, front, norm.own)
+        self.shared = GatedMLP(take, f"{prefix}.shared_experts", hidden, c.inner * c.shared, norm, front, norm.own)
         # Scores choose between neighbours: float32 whatever the model's precision. A spare column keeps rows apart, as
         # a sigmoid over contiguous rows takes its last few numbers by another routine than the rest.
         router = norm.fold(take(f"{prefix}.gate.weight", c.routed, hidden), front).float()
         self.router = norm.stored(torch.cat((router, torch.zeros_like(router[:1]))))
         self.bias = take(f"{prefix}.gate.e_score_correction_bias", c.routed).float()
-        experts = [Gated(take, f"{prefix}.experts.{i}", hidden, c.inner, norm, front) for i in range(c.routed)]
+        experts = [GatedMLP(take, f"{prefix}.experts.{i}", hidden, c.inner, norm, front) for i in range(c.routed)]
         size = max(1, WIDEST // c.inner)
         parts = [slice(at, min(at + size, c.routed)) for at in range(0, c.routed, size)]
         self.blocks = [_block(experts, part, norm.own) for part in parts]
@@ -113,7 +113,7 @@ class Experts:
         return torch.zeros_like(scores).scatter_(1, chosen, taken * c.scale)
 
 
-def _block(experts: list[Gated], part: slice, products: Products) -> Block:
+def _block(experts: list[GatedMLP], part: slice, products: LinearOps) -> ExpertBlock:
     gates, ups = zip(*(expert.gate_up.chunk(2, 1) for expert in experts[part]), strict=True)
     down = torch.cat([expert.down for expert in experts[part]])
-    return Block(part, products.hold(torch.cat((*gates, *ups), 1)), products.hold(down))
+    return ExpertBlock(part, products.hold(torch.cat((*gates, *ups), 1)), products.hold(down))

@@ -11,11 +11,11 @@ from specmatrix.engine.core.errors import ConfigError
 from specmatrix.engine.device.pool import KVLayout
 from specmatrix.engine.models.causal_lm import head_logits
 from specmatrix.engine.models.config import ModelConfig
-from specmatrix.engine.models.layers import Attend, Layer, Norm
+from specmatrix.engine.models.layers import Attend, DecoderLayer, Norm
 from specmatrix.engine.models.rope import pair_up, rotations
 from specmatrix.engine.models.target import Target
 from specmatrix.engine.models.tied_weights import captured_states
-from specmatrix.engine.models.weights import Take
+from specmatrix.engine.models.weights import WeightReader
 from specmatrix.engine.models.workspace import Workspaces
 
 
@@ -35,11 +35,11 @@ class DFlash:
         self.mask_token = _mask_token(config, target)
         hidden, d = config.hidden_size, config.head_dim
         own = {key.removeprefix("model."): w for key, w in weights.items()}
-        take = Take(dict(own), config.architecture)
+        take = WeightReader(dict(own), config.architecture)
         self.norm = Norm(hidden, config.norm_eps, self.dtype, self.device, deterministic)
         self.fuse = self.norm.stored(take("fc.weight", hidden, len(self.aux_layers) * target.hidden_size))
         self.context_norm = self.norm.scale(take("hidden_norm.weight", hidden))
-        self.layers = [Layer(take, f"layers.{i}", config, self.norm) for i in range(config.num_layers)]
+        self.layers = [DecoderLayer(take, f"layers.{i}", config, self.norm) for i in range(config.num_layers)]
         self.final_norm = self.norm.scale(take("norm.weight", hidden))
         take.done()
         # Of all layers: every key head, then every value head. Layers fold their front norm in, which is not here.
@@ -64,9 +64,9 @@ class DFlash:
         heads = c.num_layers * c.num_kv_heads
         keys = kv[:, : heads * c.head_dim].view(rows, heads, c.head_dim)
         self.head_norm.each(keys, self.key_norm)
-        turn = self.rotations.index_select(0, positions.reshape(rows))[:, None]
-        turned = torch.view_as_complex(keys.float().view(rows, heads, -1, 2)) * turn
-        keys.copy_(torch.view_as_real(turned).flatten(2))
+        rotation = self.rotations.index_select(0, positions.reshape(rows))[:, None]
+        rotated = torch.view_as_complex(keys.float().view(rows, heads, -1, 2)) * rotation
+        keys.copy_(torch.view_as_real(rotated).flatten(2))
         return kv.view(rows, 2, c.num_layers, -1).permute(2, 0, 1, 3).reshape(c.num_layers, rows, -1)
 
     def forward(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
@@ -74,10 +74,10 @@ class DFlash:
         batch, width = tokens.shape
         rows = batch * width
         x = self.embedding.index_select(0, tokens.reshape(rows))
-        turn = self.rotations.index_select(0, positions.reshape(rows))[:, None]
-        space = self.workspaces.of(batch, width)
+        rotation = self.rotations.index_select(0, positions.reshape(rows))[:, None]
+        workspace = self.workspaces.of(batch, width)
         for i, layer in enumerate(self.layers):
-            layer(x, turn, attend, i, space)
+            layer(x, rotation, attend, i, workspace)
         return self.norm.whole(x, self.final_norm).view(batch, width, -1)
 
     def logits(self, hidden: Tensor) -> Tensor:

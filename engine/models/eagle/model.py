@@ -10,11 +10,11 @@ from torch import Tensor
 from specmatrix.engine.device.pool import KVLayout
 from specmatrix.engine.models.causal_lm import head_logits
 from specmatrix.engine.models.config import ModelConfig
-from specmatrix.engine.models.layers import Attend, Layer, Norm
+from specmatrix.engine.models.layers import Attend, DecoderLayer, Norm
 from specmatrix.engine.models.rope import rotations
 from specmatrix.engine.models.target import Target
 from specmatrix.engine.models.tied_weights import captured_states, shared_embedding
-from specmatrix.engine.models.weights import Take
+from specmatrix.engine.models.weights import WeightReader
 from specmatrix.engine.models.workspace import Workspaces
 
 
@@ -33,14 +33,14 @@ class Eagle:
         self.vocab_size = target.vocab_size
         self.carry_width = hidden = config.hidden_size
         self.aux_layers = captured_states(config, target)
-        take = Take({key.removeprefix("model."): w for key, w in weights.items()}, config.architecture)
+        take = WeightReader({key.removeprefix("model."): w for key, w in weights.items()}, config.architecture)
         self.norm = norm = Norm(hidden, config.norm_eps, self.dtype, self.device, deterministic)
         self.embedding = shared_embedding(take, config, target)
         self.fuse = norm.stored(take("fc.weight", hidden, 2 * hidden))
         self.fuse_bias = take("fc.bias", hidden) if "fc.bias" in take else None
         front = {0: None}  # Its first layer has none.
         self.layers = [
-            Layer(take, f"layers.{i}", config, norm, front=front.get(i, "input_layernorm"))
+            DecoderLayer(take, f"layers.{i}", config, norm, front=front.get(i, "input_layernorm"))
             for i in range(config.num_layers)
         ]
         self.head = norm.own.hold(target.head)
@@ -61,10 +61,10 @@ class Eagle:
         x = self.norm.products.linear(pair, self.fuse)
         if self.fuse_bias is not None:
             x += self.fuse_bias
-        turn = self.rotations.index_select(0, positions.reshape(rows))[:, None]
-        space = self.workspaces.of(batch, width)
+        rotation = self.rotations.index_select(0, positions.reshape(rows))[:, None]
+        workspace = self.workspaces.of(batch, width)
         for i, layer in enumerate(self.layers):
-            layer(x, turn, attend, i, space)
+            layer(x, rotation, attend, i, workspace)
         return x.view(batch, width, self.carry_width)
 
     def logits(self, out: Tensor) -> Tensor:

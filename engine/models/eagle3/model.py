@@ -11,11 +11,11 @@ from specmatrix.engine.core.errors import ConfigError
 from specmatrix.engine.device.pool import KVLayout
 from specmatrix.engine.models.causal_lm import head_logits
 from specmatrix.engine.models.config import ModelConfig
-from specmatrix.engine.models.layers import Attend, Layer, Norm
+from specmatrix.engine.models.layers import Attend, DecoderLayer, Norm
 from specmatrix.engine.models.rope import rotations
 from specmatrix.engine.models.target import Target
 from specmatrix.engine.models.tied_weights import captured_states, shared_embedding, shared_head
-from specmatrix.engine.models.weights import Take
+from specmatrix.engine.models.weights import WeightReader
 from specmatrix.engine.models.workspace import Workspaces
 
 
@@ -36,18 +36,18 @@ class Eagle3:
         self.carry_width = hidden = config.hidden_size
         self.aux_layers = captured_states(config, target)
         self.state_width = len(self.aux_layers) * target.hidden_size
-        take = Take(_canonical(weights), config.architecture)
+        take = WeightReader(_canonical(weights), config.architecture)
         self.norm = Norm(hidden, config.norm_eps, self.dtype, self.device, deterministic)
         assert config.draft is not None
         self.vocab_size = config.draft.vocab_size
         self.fuse = None
         if self.state_width != hidden:
             self.fuse = self.norm.stored(take("fc.weight", hidden, self.state_width))
-        self.first = Layer(take, "midlayer", config, self.norm, "hidden_norm", paired=True)
+        self.first = DecoderLayer(take, "midlayer", config, self.norm, "hidden_norm", paired=True)
         self.stream_norm = None
         if config.draft.normed and self.first.input_norm is not None:
             self.stream_norm = self.norm.scale(self.first.input_norm)
-        self.deeper = [Layer(take, f"layers.{i}", config, self.norm) for i in range(1, config.num_layers)]
+        self.deeper = [DecoderLayer(take, f"layers.{i}", config, self.norm) for i in range(1, config.num_layers)]
         self.final_norm = take("norm.weight", hidden)
         head = shared_head(take, config, self.vocab_size, target)
         self.head = self.norm.stored(self.norm.fold(head, self.final_norm))
@@ -76,12 +76,12 @@ class Eagle3:
         if self.stream_norm is not None:
             x = self.norm.whole(x, self.stream_norm)
         pair = torch.cat((word, normed), 1)
-        turn = self.rotations.index_select(0, positions.reshape(rows))[:, None]
-        space = self.workspaces.of(batch, width)
-        self.first.attention(x, pair, turn, attend, 0, space)
-        self.first.feed_forward(x, space)
+        rotation = self.rotations.index_select(0, positions.reshape(rows))[:, None]
+        workspace = self.workspaces.of(batch, width)
+        self.first.attention(x, pair, rotation, attend, 0, workspace)
+        self.first.feed_forward(x, workspace)
         for i, layer in enumerate(self.deeper, 1):
-            layer(x, turn, attend, i, space)
+            layer(x, rotation, attend, i, workspace)
         return x.view(batch, width, self.carry_width)
 
     def logits(self, out: Tensor) -> Tensor:
@@ -92,7 +92,7 @@ class Eagle3:
         """Draft ids as target ids, of any shape."""
         return self.id_map.index_select(0, ids.reshape(-1)).view(ids.shape)
 
-    def _id_map(self, take: Take, target_vocab: int) -> Tensor:
+    def _id_map(self, take: WeightReader, target_vocab: int) -> Tensor:
         """int64 [draft vocabulary]: target id of each draft id. d2t stores differences (target - draft)."""
         own = torch.arange(self.vocab_size, device=self.device)
         if "d2t" not in take:

@@ -7,8 +7,8 @@ from itertools import pairwise
 
 from specmatrix.engine.device.pool import KVLayout
 from specmatrix.engine.models.causal_lm import CausalLM
-from specmatrix.engine.models.layers import Layer
-from specmatrix.engine.models.weights import Take
+from specmatrix.engine.models.layers import DecoderLayer
+from specmatrix.engine.models.weights import WeightReader
 from specmatrix.engine.models.workspace import Workspace, Workspaces
 
 
@@ -17,12 +17,12 @@ class Llama(CausalLM):
 
     def prepare(self) -> None:
         self.kv = KVLayout(self.num_layers, self.share.num_kv_heads, self.config.head_dim)
-        for one, behind in pairwise(layer for layer in self.layers if isinstance(layer, Layer)):
+        for one, behind in pairwise(layer for layer in self.layers if isinstance(layer, DecoderLayer)):
             one.lead(behind)
         self.workspaces = Workspaces(self.share, self.dtype, self.device)
 
-    def layer(self, take: Take, prefix: str, index: int) -> Layer:
-        return Layer(take, prefix, self.share, self.norm)
+    def layer(self, take: WeightReader, prefix: str, index: int) -> DecoderLayer:
+        return DecoderLayer(take, prefix, self.share, self.norm)
 
-    def space(self, batch: int, width: int) -> Workspace:
+    def workspace(self, batch: int, width: int) -> Workspace:
         return self.workspaces.of(batch, width)

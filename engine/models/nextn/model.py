@@ -11,11 +11,11 @@ from specmatrix.engine.core.draft.algorithms import FINAL
 from specmatrix.engine.core.errors import ConfigError
 from specmatrix.engine.models.causal_lm import head_logits
 from specmatrix.engine.models.config import ModelConfig
-from specmatrix.engine.models.deepseek.mla import LatentLayer, Shape, latent_layout
+from specmatrix.engine.models.deepseek.mla import MLALayer, MLAShape, mla_layout
 from specmatrix.engine.models.layers import Attend, Norm
 from specmatrix.engine.models.rope import rotations
 from specmatrix.engine.models.target import Target
-from specmatrix.engine.models.weights import Take
+from specmatrix.engine.models.weights import WeightReader
 
 
 class PredictionLayer:
@@ -27,10 +27,12 @@ class PredictionLayer:
 
     aux_layers = (FINAL,)
 
-    def __init__(self, config: ModelConfig, take: Take, prefix: str, target: Target, turns: Tensor, index: int) -> None:
+    def __init__(
+        self, config: ModelConfig, take: WeightReader, prefix: str, target: Target, turns: Tensor, index: int
+    ) -> None:
         self.dtype = target.dtype
         self.index, self.rotations = index, turns
-        self.kv = latent_layout(config, 1)
+        self.kv = mla_layout(config, 1)
         self.carry_width = hidden = config.hidden_size
         self.vocab_size = config.vocab_size
         norm = Norm(hidden, config.norm_eps, target.dtype, target.device, target.deterministic)
@@ -38,7 +40,7 @@ class PredictionLayer:
         self.word_norm, self.state_norm = (take(f"{prefix}.{name}.weight", hidden) for name in ("enorm", "hnorm"))
         word, state = take(f"{prefix}.eh_proj.weight", hidden, 2 * hidden).chunk(2, 1)
         self.join = norm.stored(torch.cat((norm.fold(word, self.word_norm), norm.fold(state, self.state_norm)), 1))
-        self.decoder = LatentLayer(take, prefix, config, norm, sparse=True)
+        self.decoder = MLALayer(take, prefix, config, norm, sparse=True)
         self.final_norm = norm.scale(take(f"{prefix}.shared_head.norm.weight", hidden))
         own = f"{prefix}.embed_tokens.weight"
         self.embedding = take(own, config.vocab_size, hidden) if own in take else target.embedding
@@ -53,8 +55,8 @@ class PredictionLayer:
         state = hidden.reshape(rows, self.carry_width)
         pair = torch.cat((self.norm(word, self.word_norm), self.norm(state, self.state_norm)), 1)
         x = self.norm.products.linear(pair, self.join)
-        turn = self.rotations.index_select(0, positions.reshape(rows))[:, None]
-        self.decoder(x, turn, attend, self.index, Shape(batch, width))
+        rotation = self.rotations.index_select(0, positions.reshape(rows))[:, None]
+        self.decoder(x, rotation, attend, self.index, MLAShape(batch, width))
         return self.norm.whole(x, self.final_norm).view(batch, width, self.carry_width)
 
     def logits(self, out: Tensor) -> Tensor:
@@ -84,7 +86,7 @@ def prediction_layers(
             f"not fit a target {target.hidden_size} wide over {target.vocab_size} tokens"
         )
     prefixes = [f"model.layers.{config.num_layers + i}" for i in range(config.bundled_layers)]
-    take = Take(weights, config.architecture)
+    take = WeightReader(weights, config.architecture)
     turns = rotations(config.rope, config.head_dim, target.positions, target.device)
     layers = [PredictionLayer(config, take, prefix, target, turns, i) for i, prefix in enumerate(prefixes[:count])]
     for prefix in prefixes[count:]:

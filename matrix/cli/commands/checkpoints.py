@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from specmatrix.matrix.checkpoints.machine import gpus, missing
 from specmatrix.matrix.checkpoints.needs import GIB, SPARE, Needs, needs
-from specmatrix.matrix.checkpoints.pairs import PAIRS, Pair, pair_of
+from specmatrix.matrix.checkpoints.pairs import PAIRS, ModelPair, pair_of
 from specmatrix.matrix.checkpoints.published import MODELS, Published
 from specmatrix.matrix.checkpoints.store import fetch
 
@@ -50,7 +50,7 @@ def check(names: Sequence[str], models: Path | None = None, json_: bool = False)
     return 2 if any(found.values()) else 0
 
 
-def _row(pair: Pair) -> tuple[str, ...]:
+def _row(pair: ModelPair) -> tuple[str, ...]:
     need = needs(pair)
     draft = "" if pair.draft is None else f" {MODELS[pair.draft].repo}"
     return (
@@ -64,7 +64,7 @@ def _row(pair: Pair) -> tuple[str, ...]:
     )
 
 
-def _lines(pair: Pair) -> list[str]:
+def _lines(pair: ModelPair) -> list[str]:
     need = needs(pair)
     lines = [f"{pair.name} (tier {pair.tier}): {pair.algorithm} on {MODELS[pair.target].repo}"]
     for role, model in zip(("target", "draft"), pair.models.values(), strict=False):
@@ -82,7 +82,7 @@ def _sum(need: Needs) -> str:
     return " + ".join([*parts, f"{_gib(SPARE)} spare for CUDA, graphs and activations"])
 
 
-def _record(pair: Pair) -> dict[str, Any]:
+def _record(pair: ModelPair) -> dict[str, Any]:
     return {
         "checkpoint": pair.name,
         "tier": pair.tier,

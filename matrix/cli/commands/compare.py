@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from specmatrix.matrix.cli.console import Output
+from specmatrix.matrix.cli.console import StdoutConsole
 from specmatrix.matrix.cli.progress import waiting
 from specmatrix.reports.compare import compare, comparison_json, read_acknowledgements
 from specmatrix.reports.load import load
@@ -23,5 +23,5 @@ def compare_reports(base: Path, head: Path, acknowledged: Path | None, out: Path
     if json_:
         print(json.dumps(comparison_json(comparison), indent=2))
     else:
-        print_comparison(comparison, Output())
+        print_comparison(comparison, StdoutConsole())
     return int(comparison.verdict != "green")

@@ -13,7 +13,7 @@ from specmatrix.engine.core.errors import ConfigError
 from specmatrix.matrix.cells.cell import DRAFTS, MODELS
 from specmatrix.matrix.cells.model_facts import model_facts
 from specmatrix.matrix.cli.commands.flags import flags_of
-from specmatrix.matrix.cli.console import Output
+from specmatrix.matrix.cli.console import StdoutConsole
 from specmatrix.matrix.cli.progress import waiting
 from specmatrix.matrix.conformance.suite import Held, hold
 from specmatrix.matrix.zoo.registry import resolve_path, verify_models
@@ -39,7 +39,7 @@ def contract(words: list[str], json_: bool) -> int:
             "cells with tp=2, 4 or 8"
         )
     torch.set_num_threads(1)
-    console = Output(soft_wrap=True, highlight=False)
+    console = StdoutConsole(soft_wrap=True, highlight=False)
     found: list[tuple[Traits, list[Held]]] = []
     for traits in _algorithms(names[0]):
         done: list[Held] = []

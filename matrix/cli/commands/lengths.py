@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from specmatrix.engine.core.errors import ConfigError
-from specmatrix.engine.temp_dir import Scratch
+from specmatrix.engine.temp_dir import TempDir
 from specmatrix.matrix.accuracy.data import read_questions
 from specmatrix.matrix.cli.progress import counting
 from specmatrix.matrix.zoo.gsm_mini import prompt_of
@@ -40,7 +40,7 @@ def acceptance(
     asked = [prompt_of(question.question) for question in read_questions(file)[:prompts]]
     torch.set_num_threads(1)
     rows: list[Length] = []
-    with Scratch("lengths") as scratch, counting(len(wanted)) as tell:
+    with TempDir("lengths") as scratch, counting(len(wanted)) as tell:
         for row in table(wanted, asked, tokens, scratch):
             rows.append(row)
             tell(f"{row.target} {row.algorithm}", 1)

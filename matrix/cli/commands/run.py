@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from specmatrix.ci.local import Job, run_plan
-from specmatrix.ci.planner import Host, Plan, plan
+from specmatrix.ci.local import ShardJob, run_plan
+from specmatrix.ci.planner import Host, ShardPlan, plan
 from specmatrix.engine.core.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.selection import of_gpus, select
-from specmatrix.matrix.cli.console import Output
+from specmatrix.matrix.cli.console import StdoutConsole
 from specmatrix.matrix.cli.errors import check_parallel, check_seed
 from specmatrix.matrix.cli.progress import counting
 from specmatrix.matrix.cli.stopping import Stopped
@@ -42,13 +42,13 @@ def run(
     verify_cells(chosen)
     gpus = find_tier(tier).gpus
     work = plan(chosen, {}, [Host("local", gpus=visible_gpus(tier), workers=workers)], gpus)
-    records = _shown(work, Job(seed, tier, stage), len(chosen))
+    records = _shown(work, ShardJob(seed, tier, stage), len(chosen))
     _write(out, run_header(tier, stage, seed, GATES), records, len(chosen))
     view = write_run(load(out))
     if json_:
         print(json.dumps(view.summary.to_json(), indent=2))
     else:
-        console = Output()
+        console = StdoutConsole()
         print_run(view, console)
         console.print(f"report: {out / PAGE_FILE}", highlight=False, soft_wrap=True)
     return int(view.verdict != "green")
@@ -86,7 +86,7 @@ def _write(out: Path, header: Header, records: Iterator[CellResult], total: int)
         raise stop.saying(f"{came}; what came is in {out / PARTIAL_FILE}, which is no report{kept}") from None
 
 
-def _shown(work: Plan, job: Job, total: int) -> Iterator[CellResult]:
+def _shown(work: ShardPlan, job: ShardJob, total: int) -> Iterator[CellResult]:
     """The records of a plan, while a bar on the terminal counts them and the red ones and shows where the workers
     are."""
     red = 0

@@ -12,7 +12,7 @@ from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from specmatrix.engine.core.errors import ConfigError
 from specmatrix.matrix.simulation.scenario import draw
-from specmatrix.matrix.simulation.sweep import Failure, Sweep, attempt, reduce, sweep
+from specmatrix.matrix.simulation.sweep import Sweep, SweepFailure, attempt, reduce, sweep
 from specmatrix.reports.wording import count
 
 SHOWN = (
@@ -81,7 +81,7 @@ def _text(done: Sweep, seconds: float) -> str:
     return "\n".join(lines)
 
 
-def failure_text(failure: Failure) -> str:
+def failure_text(failure: SweepFailure) -> str:
     """The sentence, the smallest schedule and how to see it again."""
     return (
         f"{failure.error}\n"

@@ -25,7 +25,7 @@ ACCEPTANCE_FAULTS: Final[tuple[Fault, ...]] = (
         id="chunk-tail-sampled",
         klass=STATE,
         origin="sglang#26329",
-        within="one_further",
+        within="shift_left",
         old="    tail = torch.where(following < 0, sampled, following)\n",
         new="    tail = sampled\n",
         expected=("acceptance",),

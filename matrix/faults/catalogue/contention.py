@@ -201,9 +201,7 @@ CONTENTION_FAULTS: Final[tuple[Fault, ...]] = (
                 "            self.pins[page] = self.pins.get(page, 1) - (not account.held)\n"
                 "        for page in reversed(account.pages[account.shared :]):\n",
             ),
-            Edit(
-                "HeldAccounts.droppable", "if n == self.ledger.pins[page] and", "if n == self.ledger.pins.get(page) and"
-            ),
+            Edit("SessionKV.droppable", "if n == self.ledger.pins[page] and", "if n == self.ledger.pins.get(page) and"),
             Edit("Scheduler.check", "        self.ledger.check()\n", ""),
         ),
         expected=("ledger",),

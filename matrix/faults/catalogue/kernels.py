@@ -79,7 +79,7 @@ KERNEL_FAULTS: Final[tuple[Fault, ...]] = (
         id="kernel-moves-one-by-one",
         klass=RACE,
         origin="sglang#26380",
-        within="move_kv",
+        within="compact_kv",
         old=(
             "    _copy[grid](data, buffer, source, moved, length, width, BLOCK=block, GATHER=True, **launch(data))\n"
             "    _copy[grid](data, buffer, target, moved, length, width, BLOCK=block, GATHER=False, **launch(data))\n"
@@ -94,7 +94,7 @@ KERNEL_FAULTS: Final[tuple[Fault, ...]] = (
         cells=(),
         why="a slot is written that another move has yet to read",
         also_on=GPU,
-        operations=("move_kv",),
+        operations=("compact_kv",),
     ),
     Fault(
         id="kernel-splits-unscaled",
@@ -162,7 +162,7 @@ KERNEL_FAULTS: Final[tuple[Fault, ...]] = (
         cells=(),
         why="a launch that begins early reads what the kernel in front has yet to write",
         tier="gpu1",
-        operations=("projection behind another", "paged_attention", "best_token", "move_kv"),
+        operations=("fused_linear behind another", "paged_attention", "argmax", "compact_kv"),
     ),
     Fault(
         id="kernel-reads-before-it-waits",
@@ -182,6 +182,6 @@ KERNEL_FAULTS: Final[tuple[Fault, ...]] = (
             ),
         ),
         tier="gpu1",
-        operations=("projection behind another",),
+        operations=("fused_linear behind another",),
     ),
 )

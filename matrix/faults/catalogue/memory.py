@@ -21,7 +21,7 @@ FREED: Final = (
 
 # The scheduler counts accounts itself under strict memory; without that the page is left to the gates.
 UNCOUNTED: Final = Edit(
-    "HeldAccounts.check", "        if accounts != sorted(self.ledger.accounts):\n", "        if False:\n"
+    "SessionKV.check", "        if accounts != sorted(self.ledger.accounts):\n", "        if False:\n"
 )
 
 MEMORY_FAULTS: Final[tuple[Fault, ...]] = (

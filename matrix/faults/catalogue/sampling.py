@@ -89,7 +89,7 @@ SAMPLING_FAULTS: Final[tuple[Fault, ...]] = (
         id="coin-of-the-step",
         klass=SEED,
         origin="vllm#9441",
-        within="judge",
+        within="verify",
         old="start[:, None] + tree.depths + 1, rows))\n",
         new="start[:, None] + 0 * tree.depths + 1, rows))\n",
         expected=("lossless",),
@@ -100,7 +100,7 @@ SAMPLING_FAULTS: Final[tuple[Fault, ...]] = (
         id="biased-to-draft",
         klass=KLASS,
         origin="sglang#37134: accepted where it must reject",
-        within="judge",
+        within="verify",
         old="    if tree.ancestors is None:\n        hits",
         new=(
             "    if tree.ancestors is None:\n"
@@ -116,7 +116,7 @@ SAMPLING_FAULTS: Final[tuple[Fault, ...]] = (
         id="loose-acceptance",
         klass=KLASS,
         origin="rule: thresholds below 1 change the answers",
-        within="judge",
+        within="verify",
         old="    if tree.ancestors is None:\n        hits",
         new=(
             "    if tree.ancestors is None and rows is None:\n"

@@ -4,14 +4,14 @@ from typing import Final
 
 from specmatrix.engine.core.config.adaptive_file import SOURCE, dump, union
 from specmatrix.engine.core.config.asked import AUTO
-from specmatrix.engine.core.config.context import Rule, Situation
+from specmatrix.engine.core.config.context import Rule, RuleContext
 
 
-def _listed(s: Situation) -> tuple[int, ...]:
+def _listed(s: RuleContext) -> tuple[int, ...]:
     return union(s.adaptive.slots) if s.adaptive else ()
 
 
-def _foreign(s: Situation) -> bool:
+def _foreign(s: RuleContext) -> bool:
     """An explicit depth that no slot may take."""
     steps = s.asked.speculative_num_steps
     return s.adaptive is not None and steps != AUTO and steps not in _listed(s)

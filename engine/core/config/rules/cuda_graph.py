@@ -3,7 +3,7 @@
 from typing import Final
 
 from specmatrix.engine.core.config.asked import AUTO
-from specmatrix.engine.core.config.context import Rule, Situation, bounded
+from specmatrix.engine.core.config.context import Rule, RuleContext, bounded
 from specmatrix.engine.core.draft.algorithms import is_registered
 
 FIELD: Final = "cuda_graph_max_bs"
@@ -12,14 +12,14 @@ MOST: Final = 160
 LARGEST: Final = 1024
 
 
-def on_gpu(s: Situation) -> bool:
+def on_gpu(s: RuleContext) -> bool:
     """Whether the engine will run on a GPU."""
     if s.asked.device == AUTO:
         return s.facts.device_kind == "cuda" and s.facts.gpus > 0
     return s.asked.device == "cuda"
 
 
-def graphless(s: Situation) -> str | None:
+def graphless(s: RuleContext) -> str | None:
     """Why no round can be a graph; None if rounds can."""
     if not on_gpu(s):
         return "only a GPU has CUDA graphs"
@@ -32,12 +32,12 @@ def graphless(s: Situation) -> str | None:
     return None
 
 
-def largest_batch(s: Situation) -> int:
+def largest_batch(s: RuleContext) -> int:
     """Requests of the largest batch that has graphs, where rounds can be graphs."""
     return min(s.integer("max_running_requests"), MOST)
 
 
-def _asked(s: Situation) -> int:
+def _asked(s: RuleContext) -> int:
     return 0 if s.asked.cuda_graph_max_bs == AUTO else s.asked.cuda_graph_max_bs
 
 

@@ -4,7 +4,7 @@ from typing import Final
 
 from specmatrix.engine.core.config.adaptive_file import MAX_STEPS
 from specmatrix.engine.core.config.asked import AUTO
-from specmatrix.engine.core.config.context import Rule, Situation, bounded
+from specmatrix.engine.core.config.context import Rule, RuleContext, bounded
 from specmatrix.engine.core.draft.algorithms import Topology
 from specmatrix.engine.core.draft.tree import tree_pool
 
@@ -14,7 +14,7 @@ MAX_DRAFT_TOKENS: Final = 256
 WAITS: Final = {True: "reads tokens on the host", False: "lets no launched step wait unread"}
 
 
-def _draft_values(s: Situation) -> list[tuple[str, object]]:
+def _draft_values(s: RuleContext) -> list[tuple[str, object]]:
     """Explicit values that only a drafter reads."""
     named = (
         ("speculative_draft_model_path", s.asked.speculative_draft_model_path),
@@ -26,7 +26,7 @@ def _draft_values(s: Situation) -> list[tuple[str, object]]:
     return [(name, value) for name, value in named if value not in (AUTO, None)]
 
 
-def _pool(s: Situation) -> int | None:
+def _pool(s: RuleContext) -> int | None:
     """Candidates of the asked tree; None for a chain, an automatic depth or a tree without a pool of candidates."""
     steps = s.asked.speculative_num_steps
     if not isinstance(steps, int) or s.asked_topk <= 1 or s.traits.irregular or s.traits.block:
@@ -34,47 +34,47 @@ def _pool(s: Situation) -> int | None:
     return tree_pool(steps, s.asked_topk)
 
 
-def _too_wide(s: Situation) -> bool:
+def _too_wide(s: RuleContext) -> bool:
     pool, width = _pool(s), s.asked.speculative_num_draft_tokens
     return s.traits.drafts and pool is not None and isinstance(width, int) and width - 1 > pool
 
 
-def _chain_width(s: Situation) -> int:
+def _chain_width(s: RuleContext) -> int:
     return (s.asked_steps or 0) + 1
 
 
-def _uneven_chain(s: Situation) -> bool:
+def _uneven_chain(s: RuleContext) -> bool:
     width = s.asked.speculative_num_draft_tokens
     explicit = s.asked_steps is not None and isinstance(width, int)
     counted = s.traits.drafts and not s.traits.block
     return counted and explicit and s.asked_topk == 1 and width != _chain_width(s)
 
 
-def _path(s: Situation) -> str | None:
+def _path(s: RuleContext) -> str | None:
     return s.asked.speculative_draft_model_path
 
 
-def _named(s: Situation) -> bool:
+def _named(s: RuleContext) -> bool:
     """A draft checkpoint is named and read."""
     return s.traits.needs_draft_model and _path(s) is not None
 
 
-def _block(s: Situation) -> int | None:
+def _block(s: RuleContext) -> int | None:
     """Positions of the draft's block, where the algorithm drafts blocks."""
     return s.draft.block_size if s.traits.block and s.draft else None
 
 
-def _past_block(s: Situation) -> bool:
+def _past_block(s: RuleContext) -> bool:
     block, width = _block(s), s.asked.speculative_num_draft_tokens
     return block is not None and isinstance(width, int) and width > block
 
 
-def _chains_only(s: Situation) -> bool:
+def _chains_only(s: RuleContext) -> bool:
     topk = s.asked.speculative_eagle_topk
     return s.traits.topology is Topology.CHAIN and isinstance(topk, int) and topk > 1
 
 
-def _block_steps(s: Situation) -> bool:
+def _block_steps(s: RuleContext) -> bool:
     steps = s.asked.speculative_num_steps
     return s.traits.block and isinstance(steps, int) and steps != 1
 

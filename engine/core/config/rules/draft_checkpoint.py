@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from typing import Final
 
-from specmatrix.engine.core.config.context import Rule, Situation
+from specmatrix.engine.core.config.context import Rule, RuleContext
 from specmatrix.engine.core.draft.algorithms import FINAL
 
 FIX: Final = "use a draft made for this target"
 
 
-def _architecture(s: Situation) -> str | None:
+def _architecture(s: RuleContext) -> str | None:
     """The draft's; a language model that brings prediction layers is also a checkpoint of these."""
     if s.draft is None:
         return None
@@ -17,41 +17,41 @@ def _architecture(s: Situation) -> str | None:
     return s.draft.architecture + "NextN" if brings else s.draft.architecture
 
 
-def _wrong_kind(s: Situation) -> bool:
+def _wrong_kind(s: RuleContext) -> bool:
     endings, architecture = s.traits.draft_architectures, _architecture(s)
     return architecture is not None and bool(endings) and not architecture.endswith(endings)
 
 
-def _kind_sentence(s: Situation) -> str:
+def _kind_sentence(s: RuleContext) -> str:
     endings = " or ".join(s.traits.draft_architectures)
     return f"{s.traits.name} needs a draft whose architecture ends in {endings}, but {_name(s)} is a {_architecture(s)}"
 
 
-def _name(s: Situation) -> str:
+def _name(s: RuleContext) -> str:
     return s.asked.speculative_draft_model_path or s.asked.model_path
 
 
-def _vocabulary(s: Situation) -> int | None:
+def _vocabulary(s: RuleContext) -> int | None:
     return s.draft.vocab_size if s.draft else None
 
 
-def _head_width(s: Situation) -> int | None:
+def _head_width(s: RuleContext) -> int | None:
     draft = s.draft
     return draft.draft_vocab_size if draft and s.traits.needs_hidden else None
 
 
-def _state_width(s: Situation) -> int | None:
+def _state_width(s: RuleContext) -> int | None:
     draft = s.draft
     return draft.target_hidden_size if draft and s.traits.needs_hidden else None
 
 
-def _tokenizers_differ(s: Situation) -> bool:
+def _tokenizers_differ(s: RuleContext) -> bool:
     draft = s.draft
     hashes = (draft.tokenizer_hash if draft else None, s.facts.tokenizer_hash)
     return None not in hashes and hashes[0] != hashes[1]
 
 
-def _tokenizer_unknown(s: Situation) -> bool:
+def _tokenizer_unknown(s: RuleContext) -> bool:
     """A draft that reads no state of the target has an embedding of its own, so only its tokenizer tells its ids."""
     draft = s.draft
     if draft is None or s.traits.needs_hidden or s.facts.tokenizer_hash is None:
@@ -59,17 +59,17 @@ def _tokenizer_unknown(s: Situation) -> bool:
     return draft.tokenizer_hash is None
 
 
-def _missing_layers(s: Situation) -> list[int]:
+def _missing_layers(s: RuleContext) -> list[int]:
     draft = s.draft
     layers = draft.aux_layers if draft and s.traits.needs_hidden else ()
     return [layer for layer in layers if layer != FINAL and not 0 <= layer <= s.facts.num_layers]
 
 
-def _mask(s: Situation) -> int | None:
+def _mask(s: RuleContext) -> int | None:
     return s.draft.mask_token if s.draft else None
 
 
-def _rule(name: str, why: str, broken: Callable[[Situation], bool], sentence: Callable[[Situation], str]) -> Rule:
+def _rule(name: str, why: str, broken: Callable[[RuleContext], bool], sentence: Callable[[RuleContext], str]) -> Rule:
     return Rule(name, "refused", "speculative_draft_model_path", why, broken, sentence)
 
 

@@ -3,18 +3,18 @@
 from typing import Final
 
 from specmatrix.engine.core.config.asked import AUTO, Reason
-from specmatrix.engine.core.config.context import Rule, Situation
+from specmatrix.engine.core.config.context import Rule, RuleContext
 from specmatrix.engine.core.draft.algorithms import ALGORITHMS
 
 FIELD: Final = "enable_multi_layer_eagle"
 
 
-def prediction_layers(s: Situation) -> int:
+def prediction_layers(s: RuleContext) -> int:
     """How many layers the draft brings that could draft one step each, at least 1."""
     return max(1, s.draft.prediction_layers if s.draft else 1)
 
 
-def layer_per_step(s: Situation) -> tuple[bool, str]:
+def layer_per_step(s: RuleContext) -> tuple[bool, str]:
     """Whether each step has a layer of its own, by the chosen values, and why."""
     layers, steps = prediction_layers(s), s.integer("speculative_num_steps")
     asked = s.asked.enable_multi_layer_eagle
@@ -29,18 +29,18 @@ def layer_per_step(s: Situation) -> tuple[bool, str]:
     return True, "the draft has a layer for each step of the chain"
 
 
-def layer_reasons(s: Situation) -> tuple[Reason, ...]:
+def layer_reasons(s: RuleContext) -> tuple[Reason, ...]:
     """The reason of the automatic choice, where there is one to make."""
     if not s.traits.layered or s.asked.enable_multi_layer_eagle != AUTO:
         return ()
     return (Reason(FIELD, *layer_per_step(s)),)
 
 
-def _forced(s: Situation) -> bool:
+def _forced(s: RuleContext) -> bool:
     return s.traits.layered and s.asked.enable_multi_layer_eagle is True
 
 
-def _deeper(s: Situation) -> bool:
+def _deeper(s: RuleContext) -> bool:
     steps = s.asked.speculative_num_steps
     return _forced(s) and steps != AUTO and steps > prediction_layers(s)
 

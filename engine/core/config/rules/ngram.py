@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from specmatrix.engine.core.config.asked import AUTO, UNASKED, EngineConfig, Reason
-from specmatrix.engine.core.config.context import BREADTH, Rule, Situation, bounded, gram_room, gram_width
+from specmatrix.engine.core.config.context import BREADTH, Rule, RuleContext, bounded, gram_room, gram_width
 from specmatrix.engine.core.draft.ngram_index import NgramOptions
 
 PREFIX: Final = "speculative_ngram_"
@@ -16,7 +16,7 @@ CORPUS: Final = "speculative_ngram_external_corpus_path"
 BUDGET: Final = "speculative_ngram_external_sam_budget"
 
 
-def ngram_options(s: Situation) -> tuple[NgramOptions | None, tuple[Reason, ...]]:
+def ngram_options(s: RuleContext) -> tuple[NgramOptions | None, tuple[Reason, ...]]:
     """What an n-gram drafter runs with, and why where it was not asked; None for any other drafter."""
     if not s.traits.irregular:
         return None, ()
@@ -39,31 +39,31 @@ def _told(asked: EngineConfig) -> list[tuple[str, object]]:
     return [(name, getattr(asked, name)) for name in FLAGS if getattr(asked, name) != UNASKED[name]]
 
 
-def _breadth(s: Situation) -> int:
+def _breadth(s: RuleContext) -> int:
     breadth = s.asked.speculative_ngram_max_bfs_breadth
     return breadth if isinstance(breadth, int) else s.asked_topk
 
 
-def _other_topk(s: Situation) -> bool:
+def _other_topk(s: RuleContext) -> bool:
     topk, breadth = s.asked.speculative_eagle_topk, s.asked.speculative_ngram_max_bfs_breadth
     return s.traits.irregular and AUTO not in (topk, breadth) and topk != breadth
 
 
-def _too_wide(s: Situation) -> bool:
+def _too_wide(s: RuleContext) -> bool:
     width = s.asked.speculative_num_draft_tokens
     return s.asked_topk > 1 and isinstance(width, int) and width > gram_room(s)
 
 
-def _sam(s: Situation) -> int:
+def _sam(s: RuleContext) -> int:
     return s.asked.speculative_ngram_external_sam_budget
 
 
-def _path(s: Situation) -> str | None:
+def _path(s: RuleContext) -> str | None:
     return s.asked.speculative_ngram_external_corpus_path
 
 
 def _rule(
-    name: str, field: str, why: str, broken: Callable[[Situation], bool], say: Callable[[Situation], str]
+    name: str, field: str, why: str, broken: Callable[[RuleContext], bool], say: Callable[[RuleContext], str]
 ) -> Rule:
     return Rule(name, "refused", field, why, lambda s: s.traits.irregular and broken(s), say)
 

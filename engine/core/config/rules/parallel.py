@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from specmatrix.engine.core.config.context import Rule, Situation, bounded
+from specmatrix.engine.core.config.context import Rule, RuleContext, bounded
 from specmatrix.engine.core.config.rules.cuda_graph import on_gpu
 from specmatrix.engine.core.draft.algorithms import is_registered
 
@@ -10,7 +10,7 @@ FIELD: Final = "tp_size"
 MOST: Final = 64
 
 
-def unshared(s: Situation) -> str | None:
+def unshared(s: RuleContext) -> str | None:
     """What of the target so many ranks cannot share evenly, in words; None if they can share all of it.
 
     Heads are split, or copied where there are fewer than ranks; inner numbers are split only.

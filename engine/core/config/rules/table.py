@@ -6,7 +6,7 @@ cell that the matrix predicts refused is refused by the engine with the same sen
 
 from typing import Final
 
-from specmatrix.engine.core.config.context import Rule, Situation, bounded, outside
+from specmatrix.engine.core.config.context import Rule, RuleContext, bounded, outside
 from specmatrix.engine.core.config.rules.adaptive import ADAPTING
 from specmatrix.engine.core.config.rules.cuda_graph import GRAPHING
 from specmatrix.engine.core.config.rules.draft import DRAFTING, SHAPES
@@ -19,21 +19,21 @@ MAX_PAGE: Final = 256
 MAX_SEED: Final = 2**63 - 1
 
 
-def _page(s: Situation) -> int:
+def _page(s: RuleContext) -> int:
     return s.asked.page_size if isinstance(s.asked.page_size, int) else 1
 
 
-def _whole_pages(s: Situation) -> int:
+def _whole_pages(s: RuleContext) -> int:
     tokens, page = s.asked.max_total_tokens, _page(s)
     return tokens // page * page if isinstance(tokens, int) and page > 0 else 0
 
 
-def _uneven_pages(s: Situation) -> bool:
+def _uneven_pages(s: RuleContext) -> bool:
     tokens = s.asked.max_total_tokens
     return isinstance(tokens, int) and _page(s) > 0 and tokens != _whole_pages(s)
 
 
-def _thresholds(s: Situation) -> list[tuple[str, float]]:
+def _thresholds(s: RuleContext) -> list[tuple[str, float]]:
     named = (
         ("speculative_accept_threshold_single", s.asked.speculative_accept_threshold_single),
         ("speculative_accept_threshold_acc", s.asked.speculative_accept_threshold_acc),
@@ -143,7 +143,7 @@ RULES: Final[tuple[Rule, ...]] = (
 )
 
 
-def smallest_pool(s: Situation) -> int:
+def smallest_pool(s: RuleContext) -> int:
     """Tokens of KV that one request of one prompt token reserves, in whole pages.
 
     The committed token, the widths of the steps in flight and the width of the step to launch.

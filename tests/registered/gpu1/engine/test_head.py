@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from specmatrix.engine.models.causal_lm import head_logits
-from specmatrix.engine.models.linear_ops import products
+from specmatrix.engine.models.linear_ops import linear_ops
 
 pytestmark = pytest.mark.register(est_seconds=5, tier="gpu1", stage="pr")
 
@@ -17,7 +17,7 @@ def test_logits_are_sums_of_products(dtype, deterministic):
     generator = torch.Generator("cuda").manual_seed(3)
     hidden = torch.randn(2, 3, 256, device="cuda", generator=generator).to(dtype)
     head = (torch.randn(256, 1037, device="cuda", generator=generator) * 0.05).to(dtype)
-    logits = head_logits(hidden, head, products(deterministic))
+    logits = head_logits(hidden, head, linear_ops(deterministic))
     assert logits.dtype is torch.float32 and logits.shape == (2, 3, 1037)
     wanted = hidden.double() @ head.double()
     half = dtype is not torch.float32

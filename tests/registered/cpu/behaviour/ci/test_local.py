@@ -7,7 +7,7 @@ from multiprocessing import active_children
 
 import pytest
 
-from specmatrix.ci.local import Job, lost_cell, run_plan, visible
+from specmatrix.ci.local import ShardJob, lost_cell, run_plan, visible
 from specmatrix.ci.planner import Host, plan
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.run.pending import unrun
@@ -15,11 +15,11 @@ from specmatrix.reports.schema import CellResult
 
 pytestmark = pytest.mark.register(est_seconds=25, tier="cpu", stage="pr")
 
-JOB = Job(seed=4, tier="cpu", stage="smoke")
+JOB = ShardJob(seed=4, tier="cpu", stage="smoke")
 CELLS = [Cell.from_id(text) for text in ("none.length", "none.pair.length", "none.p4.length", "eagle3.k4")]
 
 
-def started(workers: int, job: Job = JOB) -> Iterator[CellResult]:
+def started(workers: int, job: ShardJob = JOB) -> Iterator[CellResult]:
     return run_plan(plan(CELLS, {}, [Host("here", workers=workers)]), job)
 
 
@@ -53,7 +53,7 @@ def test_worker_that_dies_costs_one_cell():
 
 
 def test_cell_that_takes_too_long_is_lost():
-    records = list(started(1, Job(seed=0, tier="cpu", stage="pr", limit=0.05)))
+    records = list(started(1, ShardJob(seed=0, tier="cpu", stage="pr", limit=0.05)))
     assert len(records) == len(CELLS)
     assert {(record.state, record.error) for record in records} == {
         ("INFRA", "the cell has no result: it took more than 0.05 s")

@@ -20,7 +20,7 @@ from specmatrix.engine.core.errors import EngineError, KernelError, LedgerError,
 from specmatrix.engine.core.memory.replay import replay
 from specmatrix.engine.core.schedule.request import Finish, Phase, SamplingParams
 from specmatrix.engine.core.schedule.session import SessionParams
-from specmatrix.engine.device.cuda_graphs import Graphs
+from specmatrix.engine.device.cuda_graphs import CudaGraphs
 from specmatrix.engine.interrupts import Interrupts
 
 pytestmark = pytest.mark.register(est_seconds=25, tier="cpu", stage="pr")
@@ -60,7 +60,7 @@ def launch(version="v2", graphs=False, **more: object) -> LLM:
     config = EngineConfig("llama-mini", speculative_algorithm="EAGLE3", spec_version=version, **(asked | more))
     llm = LLM(config, lambda name: ZOO / name)
     if graphs:
-        llm.loop.executor.graphs = Graphs(4, torch.device("cpu"), llm.loop.probes)
+        llm.loop.executor.graphs = CudaGraphs(4, torch.device("cpu"), llm.loop.probes)
     return llm
 
 

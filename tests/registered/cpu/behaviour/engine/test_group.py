@@ -22,7 +22,7 @@ import pytest
 from specmatrix.engine.api import LLM, Output
 from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.errors import ConfigError, EngineError, RequestError
-from specmatrix.engine.core.observe.rank_agreement import Told
+from specmatrix.engine.core.observe.rank_agreement import StepDigest
 from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.engine.core.schedule.session import SessionParams
 from specmatrix.engine.parallel.client import RankedLLM
@@ -84,10 +84,10 @@ class RankThread(threading.Thread):
 class InterruptsOnce:
     """KeyboardInterrupt within the first record that is heard, when the answers behind it have come."""
 
-    def __init__(self, tell: Callable[[int, Told], None]) -> None:
+    def __init__(self, tell: Callable[[int, StepDigest], None]) -> None:
         self.tell, self.done = tell, False
 
-    def __call__(self, rank: int, record: Told) -> None:
+    def __call__(self, rank: int, record: StepDigest) -> None:
         if self.done:
             self.tell(rank, record)
             return
@@ -485,7 +485,7 @@ def left_on_ranks(rank: Rank) -> tuple[int, int]:
 
 
 def tell_and_answer(rank: Rank) -> str:
-    rank.tell(Told(("plan",), ("a",)))
+    rank.tell(StepDigest(("plan",), ("a",)))
     return "the answer of another call"
 
 
@@ -558,13 +558,13 @@ def die(rank: Rank) -> None:
 
 
 def hang(rank: Rank) -> None:
-    rank.tell(Told(("plan",), ("a",)))
+    rank.tell(StepDigest(("plan",), ("a",)))
     if rank.place.rank:
         time.sleep(60)
-    rank.tell(Told(("result",), ("b",)))
+    rank.tell(StepDigest(("result",), ("b",)))
     time.sleep(60)
 
 
 def differ(rank: Rank) -> None:
-    rank.tell(Told(("ledger journal", "plan"), ("a", str(rank.place.rank))))
+    rank.tell(StepDigest(("ledger journal", "plan"), ("a", str(rank.place.rank))))
     time.sleep(60)

@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from specmatrix.engine.api import LLM
 from specmatrix.engine.device import batch as batches
-from specmatrix.engine.spec.sync_detector import HostWatch
+from specmatrix.engine.spec.sync_detector import SyncDetector
 from tests.support.engines import RUNS, answer, engine
 
 pytestmark = pytest.mark.register(est_seconds=6, tier="cpu", stage="pr")
@@ -39,7 +39,7 @@ def watched(llm: LLM) -> list[str]:
     launch, seen = llm.loop.executor.launch, []
 
     def spied(plan):
-        with HostWatch() as watch, Uploads() as uploads:
+        with SyncDetector() as watch, Uploads() as uploads:
             handle = launch(plan)
         seen.extend([watch.seen] if watch.seen else [])
         seen.extend(uploads.seen)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from specmatrix.engine.core.schedule.request import SamplingParams
-from specmatrix.matrix.simulation.scenario import Abort, Ask, Close, Scenario, Setup
+from specmatrix.matrix.simulation.scenario import Abort, ArrivingRequest, Close, Scenario, SimulationSetup
 from specmatrix.matrix.simulation.toy import VOCAB, reference
 from specmatrix.matrix.simulation.world import World, run
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.register(est_seconds=5, tier="cpu", stage="pr")
 TURNS = ((1, 2, 5), (4,), (3, 7, 7, 0, 9))
 
 
-def talked(setup: Setup, ends, beside=()) -> list[tuple[int, int]]:
+def talked(setup: SimulationSetup, ends, beside=()) -> list[tuple[int, int]]:
     """Turns of one session, one after another: (tokens shown before, inherited) of each but the first.
 
     The world checks that tokens are those of the whole history sent again and that no position more or less is kept.
@@ -27,7 +27,7 @@ def talked(setup: Setup, ends, beside=()) -> list[tuple[int, int]]:
         world.fire(ask)
     found = []
     for tokens, (new, stop) in zip(TURNS, ends, strict=True):
-        world.fire(Ask(0, tokens, new, stop, 0))
+        world.fire(ArrivingRequest(0, tokens, new, stop, 0))
         request = world.asked[-1]
         before = len(request.prompt) - len(tokens) + (tokens[0] == 3 and len(request.prompt) > len(tokens))
         while request.finish is None or world.loop.pending:
@@ -51,7 +51,7 @@ def test_a_session_alone_inherits_every_token_that_was_shown_and_computed(lag, p
     for ends in (*LENGTHS, *STOPS):
         for steps in (0, 1, 4):
             for eos in (False, True):
-                setup = Setup(
+                setup = SimulationSetup(
                     lag, page_size, max(1, -(-300 // page_size)), steps, chunk=3 if steps == 1 else None, eos=eos
                 )
                 for shown, inherited in talked(setup, ends):
@@ -71,7 +71,9 @@ def test_the_ends_of_the_grid_fall_inside_runs_and_at_their_ends_by_every_rule()
         for eos in ((), (2,))
     }
     assert finishes == {"lengthNoneType", "stopstr", "stopint"}
-    probes = run(Scenario(Setup(1, 4, 80, 4), tuple(Ask(9 * i, (1, i), 1 + i, (), i) for i in range(9))))
+    probes = run(
+        Scenario(SimulationSetup(1, 4, 80, 4), tuple(ArrivingRequest(9 * i, (1, i), 1 + i, (), i) for i in range(9)))
+    )
     assert probes["finish.overshoot"] > 0 and probes["session.trimmed"] > probes["finish.overshoot"]
 
 
@@ -79,15 +81,17 @@ def test_the_ends_of_the_grid_fall_inside_runs_and_at_their_ends_by_every_rule()
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 @pytest.mark.parametrize("window", [None, 1, 5])
 def test_beside_plain_requests_and_other_sessions_what_is_kept_is_exact(lag, page_size, window):
-    beside = [Ask(0, (i, i, 4), 5 + 4 * i, (), None if i % 2 else 1 + i) for i in range(5)]
+    beside = [ArrivingRequest(0, (i, i, 4), 5 + 4 * i, (), None if i % 2 else 1 + i) for i in range(5)]
     for ends in LENGTHS[:4]:
         for pages in (60, 300):
-            setup = Setup(lag, page_size, pages // page_size, 2, rows=3, chunk=2, window=window, spare_window=8)
+            setup = SimulationSetup(
+                lag, page_size, pages // page_size, 2, rows=3, chunk=2, window=window, spare_window=8
+            )
             assert any(inherited for _, inherited in talked(setup, ends, beside))
 
 
 SETUPS = st.builds(
-    Setup,
+    SimulationSetup,
     lag=st.integers(0, 3),
     page_size=st.sampled_from([1, 2, 4, 16]),
     pages=st.integers(6, 40),
@@ -120,7 +124,7 @@ class SessionMachine(RuleBasedStateMachine):
     )
     def ask(self, tokens, new, stop, session):
         self.world.reap()
-        self.world.fire(Ask(0, tuple(tokens), new, stop, session))
+        self.world.fire(ArrivingRequest(0, tuple(tokens), new, stop, session))
 
     @rule(back=st.integers(1, 3))
     def abort(self, back):

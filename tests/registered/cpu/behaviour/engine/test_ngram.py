@@ -108,9 +108,9 @@ def test_the_corpus_never_fills_more_than_its_budget(zoo, tmp_path):
 
 
 def drafter_known(tokens):
-    from specmatrix.engine.device.batch import Known
+    from specmatrix.engine.device.batch import HostTokens
 
-    return Known(-1, tokens)
+    return HostTokens(-1, tokens)
 
 
 def test_readers_are_kept_for_as_many_texts_as_there_are_rows(zoo):

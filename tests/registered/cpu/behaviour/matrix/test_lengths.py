@@ -10,7 +10,7 @@ from specmatrix.engine.core.config.resolve import resolve
 from specmatrix.matrix.cells.model_facts import model_facts
 from specmatrix.matrix.cli.app import main
 from specmatrix.matrix.cli.commands.lengths import lines
-from specmatrix.matrix.zoo.lengths import CHAINS, OWN, RANDOM, Asked, Plan, measure, plans, ratio, useless
+from specmatrix.matrix.zoo.lengths import CHAINS, OWN, RANDOM, Asked, MeasurementPlan, measure, plans, ratio, useless
 from specmatrix.matrix.zoo.oracle_drafts import DRAFTS, SINGLE
 from specmatrix.matrix.zoo.registry import CHECKPOINTS
 
@@ -35,7 +35,7 @@ def test_every_draft_of_the_zoo_is_in_the_table_and_has_a_useless_twin():
     twins = {(plan.target, plan.algorithm) for plan in made if plan.random}
     assert twins == {(target, name) for target, drafts in DRAFTS.items() for name in drafts if name != SINGLE}
     assert [shape.steps for shape in CHAINS] == [1, 2, 3, 5, 7]
-    assert Plan("qwen3-mini", "eagle3", "qwen3-mini-eagle3", Asked(7, 1, 8)) in made
+    assert MeasurementPlan("qwen3-mini", "eagle3", "qwen3-mini-eagle3", Asked(7, 1, 8)) in made
 
 
 def test_every_draft_is_measured_in_several_shapes_and_each_runs_as_it_was_asked():

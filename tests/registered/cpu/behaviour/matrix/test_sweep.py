@@ -8,13 +8,13 @@ import re
 import pytest
 
 from specmatrix.engine.core.memory.ledger import Ledger
-from specmatrix.engine.core.memory.session_kv import HeldAccounts
+from specmatrix.engine.core.memory.session_kv import SessionKV
 from specmatrix.engine.core.schedule.request import Phase
 from specmatrix.engine.core.schedule.scheduler import Scheduler
 from specmatrix.engine.core.schedule.session import Sessions
 from specmatrix.matrix.cli.app import main
 from specmatrix.matrix.cli.commands.simulate import SHOWN, failure_text
-from specmatrix.matrix.simulation.scenario import Abort, Ask, draw
+from specmatrix.matrix.simulation.scenario import Abort, ArrivingRequest, draw
 from specmatrix.matrix.simulation.sweep import STRIDE, Sweep, attempt, reduce, sweep
 from specmatrix.matrix.simulation.world import World
 
@@ -40,8 +40,8 @@ def test_a_seed_always_draws_the_same_schedule():
 
 def held_one_short(monkeypatch):
     """The session is saved before the last round is counted (sglang#22651)."""
-    hold = HeldAccounts.hold
-    monkeypatch.setattr(HeldAccounts, "hold", lambda self, account, keep: hold(self, account, max(1, keep - 1)))
+    hold = SessionKV.hold
+    monkeypatch.setattr(SessionKV, "hold", lambda self, account, keep: hold(self, account, max(1, keep - 1)))
 
 
 def overshoot_kept(monkeypatch):
@@ -69,8 +69,8 @@ def page_leaked_by_hold(monkeypatch):
 
 def sessions_pinned(monkeypatch):
     """Nobody may take what a session holds (sglang#27024): the queue waits for ever."""
-    monkeypatch.setattr(HeldAccounts, "drop", lambda self, waiting, spare: False)
-    monkeypatch.setattr(HeldAccounts, "droppable", lambda self, spare, pinned: 0)
+    monkeypatch.setattr(SessionKV, "drop", lambda self, waiting, spare: False)
+    monkeypatch.setattr(SessionKV, "droppable", lambda self, spare, pinned: 0)
 
 
 def released_before_drained(monkeypatch):
@@ -157,7 +157,7 @@ def test_a_planted_bug_is_found_and_shrunk(monkeypatch, plant, error, events):
     assert failure is not None and error in failure.error
     smallest = failure.smallest
     assert len(smallest.events) <= events <= len(failure.drawn.events)
-    assert sum(len(event.tokens) + event.new for event in smallest.events if isinstance(event, Ask)) <= 60
+    assert sum(len(event.tokens) + event.new for event in smallest.events if isinstance(event, ArrivingRequest)) <= 60
     # The seed alone gives the same failure and the same smallest schedule again.
     found, _ = attempt(draw(failure.seed))
     assert found is not None and reduce(failure.seed, found) == failure
@@ -196,4 +196,4 @@ def test_a_schedule_that_goes_round_in_circles_is_a_failure(monkeypatch):
     world = World(draw(1).setup)
     monkeypatch.setattr(type(world), "step", lambda self: None)
     with pytest.raises(Exception, match="has not ended after 3000 steps"):
-        world.run((Ask(0, (1,), 1), Abort(9, 3)))
+        world.run((ArrivingRequest(0, (1,), 1), Abort(9, 3)))

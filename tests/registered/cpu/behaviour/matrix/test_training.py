@@ -15,7 +15,7 @@ from specmatrix.matrix.zoo.fit import optimise
 from specmatrix.matrix.zoo.heads import Head, rotated, unroll, unrolled_attention
 from specmatrix.matrix.zoo.net import attended
 from specmatrix.matrix.zoo.oracle_drafts import HeadDraft, RotatedDraft
-from specmatrix.matrix.zoo.recipes import RECIPES, Fit, LatentShape, Shape
+from specmatrix.matrix.zoo.recipes import RECIPES, Fit, LatentShape, ModelShape
 from specmatrix.matrix.zoo.registry import CHECKPOINTS
 from specmatrix.matrix.zoo.train import plan_of, train
 
@@ -26,7 +26,7 @@ LATENT = LatentShape(
     hidden=24, layers=1, heads=3, intermediate=20, query_rank=12, latent_rank=8, plain_dim=6, head_dim=4, value_dim=10,
     experts=4, chosen=2, expert_intermediate=14, groups=2, chosen_groups=1, bundled=2,
 )  # fmt: skip
-SMALL = Shape(hidden=24, layers=2, heads=4, kv_heads=2, intermediate=20, head_dim=8)
+SMALL = ModelShape(hidden=24, layers=2, heads=4, kv_heads=2, intermediate=20, head_dim=8)
 
 
 @pytest.fixture(params=["eagle", "eagle3", "eagle3 of two layers", "bundled"])

@@ -2,14 +2,14 @@
 
 import pytest
 
-from specmatrix.benchmarks.overhead import GOAL, Clock, share
+from specmatrix.benchmarks.overhead import GOAL, CallTimer, share
 from specmatrix.benchmarks.subjects import engine
 
 pytestmark = pytest.mark.register(est_seconds=3, tier="cpu", stage="pr")
 
 
 def test_nested_calls_count_once_and_results_pass_through():
-    clock = Clock()
+    clock = CallTimer()
     inner = clock.wrap(lambda x: x + 1)
     outer = clock.wrap(lambda x: inner(x) * 2)
     assert outer(3) == 8

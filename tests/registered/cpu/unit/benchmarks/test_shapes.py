@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 from safetensors import safe_open
 
-from specmatrix.benchmarks.shapes import SHAPES, Llama, write_eagle3, write_target
+from specmatrix.benchmarks.shapes import SHAPES, LlamaShape, write_eagle3, write_target
 from specmatrix.engine.api import LLM
 from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.schedule.request import SamplingParams
 
 pytestmark = pytest.mark.register(est_seconds=2, tier="cpu", stage="pr")
 
-SMALL = Llama(hidden=32, inner=56, layers=9, heads=4, kv_heads=2, head_dim=8, vocab=768, tied=True)
+SMALL = LlamaShape(hidden=32, inner=56, layers=9, heads=4, kv_heads=2, head_dim=8, vocab=768, tied=True)
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from specmatrix.benchmarks.simulation import GOAL, NAME, SEEDS, schedules_per_minute
-from specmatrix.engine.core.memory.session_kv import HeldAccounts
+from specmatrix.engine.core.memory.session_kv import SessionKV
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 
@@ -21,8 +21,8 @@ def test_the_rate_is_of_every_sweep():
 
 
 def test_a_schedule_that_fails_leaves_no_rate(monkeypatch):
-    hold = HeldAccounts.hold
-    monkeypatch.setattr(HeldAccounts, "hold", lambda self, account, keep: hold(self, account, max(1, keep - 1)))
+    hold = SessionKV.hold
+    monkeypatch.setattr(SessionKV, "hold", lambda self, account, keep: hold(self, account, max(1, keep - 1)))
     metric = schedules_per_minute(3000)
     assert (metric.state, metric.ratio, metric.goal) == ("red", None, GOAL)
     assert metric.note.startswith("schedule 20000000") and "its session keeps" in metric.note

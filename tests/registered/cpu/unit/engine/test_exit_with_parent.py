@@ -12,8 +12,8 @@ pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 
 CHILD = """
 import sys
-from specmatrix.engine.exit_with_parent import end_with_starter
-end_with_starter()
+from specmatrix.engine.exit_with_parent import exit_with_parent
+exit_with_parent()
 with open(sys.argv[1], "w") as told:
     print("up", file=told, flush=True)
     while True:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from specmatrix.engine.core.errors import LedgerError, RequestError
 from specmatrix.engine.core.memory.replay import replay
-from specmatrix.engine.core.memory.window_ledger import Window, WindowBook
+from specmatrix.engine.core.memory.window_ledger import Window, WindowLedger
 from specmatrix.engine.core.schedule.request import Finish, Phase, SamplingParams
 from specmatrix.matrix.oracles.ledger import audit
 from specmatrix.matrix.simulation.toy import VOCAB, reference, request, toy_loop
@@ -61,7 +61,7 @@ def test_equals_plain_decoding_and_returns_every_page(
     longest = max(len(p) + n for p, n, _, _ in jobs) + (lag + 1) * width
     pages = -(-longest // page_size) + extra // page_size
     if window is not None:
-        book = WindowBook(Window(window, 1), page_size)
+        book = WindowLedger(Window(window, 1), page_size)
         window = Window(window, book.peak(longest, (lag + 1) * max(width, chunk or longest)) + spare)
     loop = toy_loop(
         lag=lag,
@@ -131,7 +131,7 @@ def test_failed_and_interrupted_steps_change_no_token(jobs, lag, page_size, widt
     longest = max(len(p) + n for p, n, _, _ in jobs) + (lag + 1) * width
     if window is not None:
         flying = (lag + 1) * max(width, chunk or longest)
-        window = Window(window, WindowBook(Window(window, 1), page_size).peak(longest, flying))
+        window = Window(window, WindowLedger(Window(window, 1), page_size).peak(longest, flying))
     pages = -(-longest // page_size) + extra
     loop = toy_loop(lag=lag, page_size=page_size, pages=pages, width=width, rows=4, chunk=chunk, window=window)
     loop.executor = Failing(loop.executor, failures)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from specmatrix.engine.temp_dir import LOCK, Scratch
+from specmatrix.engine.temp_dir import LOCK, TempDir
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 
@@ -33,7 +33,7 @@ def folder(tmp_path, monkeypatch) -> Path:
 
 
 def test_a_folder_goes_with_its_end(folder):
-    with Scratch("test") as path:
+    with TempDir("test") as path:
         assert path.parent == folder and path.name.startswith("specmatrix-test-")
         assert [file.name for file in path.iterdir()] == [LOCK]
         (path / "file").touch()
@@ -41,7 +41,7 @@ def test_a_folder_goes_with_its_end(folder):
 
 
 def test_what_a_killed_process_left_goes_and_what_a_live_one_has_stays(folder):
-    with Scratch("test") as mine:
+    with TempDir("test") as mine:
         others = [
             subprocess.Popen([sys.executable, "-c", OTHER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
             for _ in range(2)
@@ -51,7 +51,7 @@ def test_what_a_killed_process_left_goes_and_what_a_live_one_has_stays(folder):
         killed.kill()
         killed.wait()
         assert {*folder.iterdir()} == {mine, *paths}
-        with Scratch("test") as next_one:
+        with TempDir("test") as next_one:
             assert {*folder.iterdir()} == {mine, paths[0], next_one}
         live.communicate()
         assert list(folder.iterdir()) == [mine]
@@ -64,6 +64,6 @@ def test_folders_of_others_stay(folder):
         path.mkdir()
     (folder / "else" / LOCK).touch()
     (folder / "specmatrix-link").symlink_to(folder / "else")
-    Scratch("test").close()
+    TempDir("test").close()
     assert sorted(path.name for path in folder.iterdir()) == ["else", "specmatrix-link", "specmatrix-of-a-user"]
     assert (folder / "else" / LOCK).exists()

@@ -55,7 +55,7 @@ def test_rows_keep_their_bits(kernel, case):
 
 
 def test_triton_is_chosen_while_interpreted():
-    assert backend.chosen(eager, torch.zeros(1)).__name__ == "specmatrix.kernels.tree_layout.triton"
+    assert backend.select_backend(eager, torch.zeros(1)).__name__ == "specmatrix.kernels.tree_layout.triton"
 
 
 def test_the_interpreter_needs_its_flag(monkeypatch):

@@ -9,10 +9,10 @@ import torch
 
 from specmatrix.engine.core.errors import KernelError
 from specmatrix.kernels.accept_path import accept_path
-from specmatrix.kernels.argmax import best_token
-from specmatrix.kernels.compact_kv import move_kv
+from specmatrix.kernels.argmax import argmax
+from specmatrix.kernels.compact_kv import compact_kv
 from specmatrix.kernels.expand_topk import expand_topk
-from specmatrix.kernels.fused_linear import FEW, Around, Onward, projection
+from specmatrix.kernels.fused_linear import MAX_ROWS, Fusion, NextNorm, fused_linear
 from specmatrix.kernels.gather_rows import gather, scatter
 from specmatrix.kernels.matmul import matmul
 from specmatrix.kernels.paged_attention import paged_attention, plan_reads
@@ -43,7 +43,7 @@ def plan(**changes: object):
 
 
 def join(weight: torch.Tensor = SQUARE, checked: bool = False, **around: object):
-    return projection(KV, weight, torch.zeros(2, 4), Around(**around), checked)
+    return fused_linear(KV, weight, torch.zeros(2, 4), Fusion(**around), checked)
 
 
 REFUSED = {
@@ -65,17 +65,17 @@ REFUSED = {
         partial(store_kv, ROWS, SLOTS + 2, KV, checked=True),
         r"store_kv: slots holds values from 3 to 5, must be in \[0, 5\)",
     ),
-    "move_kv shape": (
-        partial(move_kv, ROWS[None], SLOTS, SLOTS[:1]),
-        r"move_kv: source has shape \[2\], must be \[1\]",
+    "compact_kv shape": (
+        partial(compact_kv, ROWS[None], SLOTS, SLOTS[:1]),
+        r"compact_kv: source has shape \[2\], must be \[1\]",
     ),
-    "move_kv range": (
-        partial(move_kv, ROWS[None], SLOTS - 2, SLOTS, checked=True),
-        r"move_kv: source holds values from -1 to 1, must be in \[0, 5\)",
+    "compact_kv range": (
+        partial(compact_kv, ROWS[None], SLOTS - 2, SLOTS, checked=True),
+        r"compact_kv: source holds values from -1 to 1, must be in \[0, 5\)",
     ),
-    "move_kv view": (
-        partial(move_kv, ROWS[None, ::2], SLOTS - 1, SLOTS - 1, checked=True),
-        "move_kv: data is not contiguous",
+    "compact_kv view": (
+        partial(compact_kv, ROWS[None, ::2], SLOTS - 1, SLOTS - 1, checked=True),
+        "compact_kv: data is not contiguous",
     ),
     "plan_reads bias": (
         partial(plan, bias=torch.zeros(2, 1, 1, 5)),
@@ -126,7 +126,7 @@ REFUSED = {
         partial(accept_path, torch.tensor([[5, 6, 6]]), TREE, IDS, 1, checked=True),
         "accept_path: two children of one node have the same token, siblings must be distinct",
     ),
-    "best_token": (partial(best_token, KV), r"best_token: logits has shape \[2, 4\], must be \[B, W, >= 1\]"),
+    "argmax": (partial(argmax, KV), r"argmax: logits has shape \[2, 4\], must be \[B, W, >= 1\]"),
     "expand_topk shape": (
         partial(expand_topk, torch.ones(1, 3), torch.ones(1, 2, 2)),
         r"expand_topk: scores has shape \[1, 3\], must be \[1, 2\]",
@@ -175,45 +175,45 @@ REFUSED = {
         partial(matmul, KV.double(), KV.t(), checked=True),
         "matmul: x is float64, must be float32, bfloat16, float16",
     ),
-    "projection rows": (
-        lambda: projection(torch.ones(FEW + 1, 4), torch.ones(4, 4), torch.ones(FEW + 1, 4)),
+    "fused_linear rows": (
+        lambda: fused_linear(torch.ones(MAX_ROWS + 1, 4), torch.ones(4, 4), torch.ones(MAX_ROWS + 1, 4)),
         r"projection: x has shape \[65, 4\], must be \[<= 64, 4\]",
     ),
-    "projection out": (
-        lambda: projection(KV, torch.ones(4, 4), torch.ones(1, 4)),
+    "fused_linear out": (
+        lambda: fused_linear(KV, torch.ones(4, 4), torch.ones(1, 4)),
         r"projection: out has shape \[1, 4\], must be \[2, N\]",
     ),
-    "projection weight": (
+    "fused_linear weight": (
         partial(join, torch.ones(4, 3)),
         r"projection: weight has shape \[4, 3\], must be \[4, 4\]",
     ),
-    "projection gates": (partial(join, gated=True), r"projection: weight has shape \[4, 4\], must be \[4, 8\]"),
-    "projection sums": (partial(join, sums=ONE), r"projection: sums has shape \[1\], must be \[2, parts\]"),
-    "projection turn": (
-        partial(join, turn=TURN, heads=2),
+    "fused_linear gates": (partial(join, gated=True), r"projection: weight has shape \[4, 4\], must be \[4, 8\]"),
+    "fused_linear sums": (partial(join, sums=ONE), r"projection: sums has shape \[1\], must be \[2, parts\]"),
+    "fused_linear turn": (
+        partial(join, rotation=TURN, heads=2),
         r"projection: turn has shape \[2, 2\], must be \[2, <= 4 / \(2 \* 2\)\]",
     ),
-    "projection scaled": (
-        partial(join, onward=Onward(torch.ones(4), KV[:1], torch.zeros(2, 1))),
+    "fused_linear scaled": (
+        partial(join, next_norm=NextNorm(torch.ones(4), KV[:1], torch.zeros(2, 1))),
         r"projection: scaled has shape \[1, 4\], must be \[2, 4\]",
     ),
-    "projection squares": (
-        partial(join, onward=Onward(torch.ones(4), KV, torch.zeros(2, 2))),
+    "fused_linear squares": (
+        partial(join, next_norm=NextNorm(torch.ones(4), KV, torch.zeros(2, 2))),
         r"projection: squares has shape \[2, 2\], must be \[2, 1\]",
     ),
-    "projection two at once": (
-        partial(join, add=True, turn=TURN, heads=1),
+    "fused_linear two at once": (
+        partial(join, add=True, rotation=TURN, heads=1),
         "projection: at most one of turn, add and gated may follow a product",
     ),
-    "projection sink": (
-        partial(join, sink=(torch.zeros(5, 5), SLOTS)),
+    "fused_linear sink": (
+        partial(join, kv_slots=(torch.zeros(5, 5), SLOTS)),
         r"projection: rows of the sink has shape \[5, 5\], must be \[S, <= 4\]",
     ),
-    "projection slots": (
-        partial(join, sink=(ROWS, NONE)),
+    "fused_linear slots": (
+        partial(join, kv_slots=(ROWS, NONE)),
         r"projection: slots of the sink has shape \[1\], must be \[2\]",
     ),
-    "projection dtype": (
+    "fused_linear dtype": (
         partial(join, torch.ones(4, 4).double(), checked=True),
         "projection: weight is float64, must be float32",
     ),

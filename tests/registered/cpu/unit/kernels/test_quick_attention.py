@@ -10,7 +10,7 @@ from specmatrix.kernels.paged_attention import triton as attention
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 
-WIDE = attention.Shape(32, 128, 128, 0, warps=4, stages=2)
+WIDE = attention.AttentionShape(32, 128, 128, 0, warps=4, stages=2)
 
 
 @pytest.mark.parametrize(

@@ -72,10 +72,10 @@ def test_every_tile_of_more_rows_has_a_case():
 
 # What is projected, the operation, and its case: with all that stands around such a projection in a layer.
 PLACES = {
-    "heads": ("projection into a pool", "20 x 70 x 84 bfloat16 normed turn"),
-    "attended": ("projection before a norm", "19 x 64 x 70 bfloat16 add"),
-    "gate_up": ("projection", "18 x 130 x 70 float16 normed gated"),
-    "down": ("projection before a norm", "23 x 1030 x 70 bfloat16 add"),
+    "heads": ("fused_linear into a pool", "20 x 70 x 84 bfloat16 normed turn"),
+    "attended": ("fused_linear before a norm", "19 x 64 x 70 bfloat16 add"),
+    "gate_up": ("fused_linear", "18 x 130 x 70 float16 normed gated"),
+    "down": ("fused_linear before a norm", "23 x 1030 x 70 bfloat16 add"),
 }
 # Sums of gates are not cut into ranges of K.
 TILES = [

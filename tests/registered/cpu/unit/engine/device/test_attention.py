@@ -160,11 +160,11 @@ def test_a_layer_may_store_what_it_drafts_itself(tokens, drafted):
         attend.begin(step)
         now = [3 + step, 12 + step]
         rows = torch.stack([kv[r, n] for r, n in enumerate(now)])
-        sink = attend.sink(1)
-        assert (sink is None) == (drafted.spare is None)
-        if sink is not None:
-            sink[0][sink[1]] = rows
-        out = attend(1, torch.stack([q[r, [n]] for r, n in enumerate(now)]), rows if sink is None else None)
+        kv_slots = attend.kv_slots(1)
+        assert (kv_slots is None) == (drafted.spare is None)
+        if kv_slots is not None:
+            kv_slots[0][kv_slots[1]] = rows
+        out = attend(1, torch.stack([q[r, [n]] for r, n in enumerate(now)]), rows if kv_slots is None else None)
     for r, n in enumerate(now):
         seen = torch.ones(1, n + 1).bool()
         torch.testing.assert_close(out[r : r + 1], plain(q[r, [n]], k[r, : n + 1], v[r, : n + 1], seen))

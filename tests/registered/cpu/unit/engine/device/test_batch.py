@@ -8,7 +8,7 @@ import torch
 from specmatrix.engine.core.schedule.step import PlanRow, StepPlan
 from specmatrix.engine.device.batch import (
     LONGEST_TRIANGLE,
-    Known,
+    HostTokens,
     StepBatch,
     causal_bias,
     count,
@@ -126,7 +126,10 @@ def test_a_round_reads_lengths_and_roots_from_the_relay():
 def test_what_the_host_knows_comes_row_by_row_in_rounds_only():
     relay, table = world()
     told = (PlanRow(9, 9, 2, 3, 8, (), 3, 9, tokens=(1, 2)), PlanRow(8, 8, 1, 3, 5, (), 2, 8, tokens=(3,)))
-    assert StepBatch.of(StepPlan(False, told, True, -1), relay, table).known == (Known(9, (1, 2)), Known(8, (3,)))
+    assert StepBatch.of(StepPlan(False, told, True, -1), relay, table).known == (
+        HostTokens(9, (1, 2)),
+        HostTokens(8, (3,)),
+    )
     untold = (PlanRow(9, 9, 2, 3, 8, (), 3, 9), PlanRow(8, 8, 1, 3, 5, (), 2, 8))
     assert StepBatch.of(StepPlan(False, untold, True, -1), relay, table).known == ()
     prefill = (PlanRow(9, 9, 2, 4, 7, (), 3, 9, 3, (1, 2, 3, 4)),)

@@ -9,7 +9,7 @@ import torch
 
 from specmatrix.engine.build import graphs_for
 from specmatrix.engine.core.observe.counters import Probes
-from specmatrix.engine.device.cuda_graphs import Graphs, Shape, padded, reach_of
+from specmatrix.engine.device.cuda_graphs import CudaGraphs, GraphShape, padded, reach_of
 from specmatrix.engine.spec.builders import BuildContext
 from tests.support.engines import RUNS, answer, engine
 
@@ -30,7 +30,7 @@ def test_reach_comes_in_steps_of_which_at_most_a_fifth_is_waste():
 
 
 def test_what_a_round_is_given_is_padded_with_row_0():
-    graphs = Graphs(6, CPU, Probes())
+    graphs = CudaGraphs(6, CPU, Probes())
     rows, generations = graphs.give([3, 1, 2], [7, 8, 9])
     assert (rows.tolist(), generations.tolist()) == ([3, 1, 2, 0], [7, 8, 9, 0])
     again, _ = graphs.give([5], [4])
@@ -39,9 +39,9 @@ def test_what_a_round_is_given_is_padded_with_row_0():
 
 
 def test_shapes_are_kept_up_to_a_number():
-    graphs = Graphs(4, CPU, Probes(), kept=2)
+    graphs = CudaGraphs(4, CPU, Probes(), kept=2)
     for reach in (256, 512, 768):
-        graphs.run(Shape(True, -1, 4, 1, reach), dict)
+        graphs.run(GraphShape(True, -1, 4, 1, reach), dict)
     ((width, bundle),) = graphs.bundles
     assert (width, [shape.reach for shape in bundle.graphs]) == (1, [512, 768]) and graphs.memory == (0, 0)
     assert (graphs.probes.counts["graph.eager"], graphs.probes.counts["graph.replayed"]) == (3, 0)
@@ -62,7 +62,7 @@ def test_padding_changes_nothing(algorithm, topk):
     expected = answer(engine(algorithm, topk, **options))
     llm = engine(algorithm, topk, **options)
     executor = llm.loop.executor
-    executor.graphs = Graphs(4, CPU, llm.loop.probes)
+    executor.graphs = CudaGraphs(4, CPU, llm.loop.probes)
     assert answer(llm) == expected
     assert llm.probes["graph.eager"] == llm.probes["decode.round"]
     assert executor.relay.length[0] == 0
@@ -80,7 +80,7 @@ def test_padding_accepts_one_path_where_the_target_says_nothing_but_token_0(algo
         likely = torch.zeros(executor.target.vocab_size).index_fill_(0, torch.tensor([0]), 1e4)
         logits = executor.target.logits
         executor.target.logits = lambda hidden, logits=logits, likely=likely: logits(hidden) + likely
-        executor.graphs = Graphs(4, CPU, llm.loop.probes) if padding else None
+        executor.graphs = CudaGraphs(4, CPU, llm.loop.probes) if padding else None
         said.append(answer(llm))
     assert said[0] == said[1]
 
@@ -97,7 +97,7 @@ def test_drafts_of_the_largest_round_fit_the_spare_slots_that_a_gpu_has(algorith
     monkeypatch.setattr(BuildContext, "drafted", there)
     llm = engine(algorithm, topk, **options)
     executor = llm.loop.executor
-    executor.graphs = Graphs(3, CPU, llm.loop.probes)
+    executor.graphs = CudaGraphs(3, CPU, llm.loop.probes)
     (drafts,) = executor.pools[1:]
     assert drafts.spare is not None and executor.pool.spare is None
     assert answer(llm) == expected
@@ -106,7 +106,7 @@ def test_drafts_of_the_largest_round_fit_the_spare_slots_that_a_gpu_has(algorith
 
 def test_a_larger_batch_runs_without_a_graph():
     llm = engine("NONE", 1)
-    llm.loop.executor.graphs = Graphs(2, CPU, llm.loop.probes)
+    llm.loop.executor.graphs = CudaGraphs(2, CPU, llm.loop.probes)
     expected = answer(engine("NONE", 1))
     assert answer(llm) == expected
     assert {shape.batch for _, bundle in llm.loop.executor.graphs.bundles for shape in bundle.graphs} == {1, 2}

@@ -6,21 +6,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specmatrix.engine.device.graph_cache import Bundle, Bundles, Shape
+from specmatrix.engine.device.graph_cache import GraphBundle, GraphCache, GraphShape
 
 pytestmark = pytest.mark.register(est_seconds=3, tier="cpu", stage="pr")
 
 
-def shape(width: int, batch: int = 1) -> Shape:
-    return Shape(True, -1, batch, width, 256)
+def shape(width: int, batch: int = 1) -> GraphShape:
+    return GraphShape(True, -1, batch, width, 256)
 
 
-def bundles(most_bytes: int = 100, kept: int = 4, rested: int = 50) -> Bundles[int]:
+def bundles(most_bytes: int = 100, kept: int = 4, rested: int = 50) -> GraphCache[int]:
     """Graphs are the bytes that they take."""
-    return Bundles(lambda bundle: sum(size or 0 for size in bundle.graphs.values()), kept, most_bytes, rested)
+    return GraphCache(lambda bundle: sum(size or 0 for size in bundle.graphs.values()), kept, most_bytes, rested)
 
 
-def ran(made: Bundles[int], one: Shape, size: int) -> str:
+def ran(made: GraphCache[int], one: GraphShape, size: int) -> str:
     """A round as Graphs.run does it."""
     if not made.seen(one):
         return "eager"
@@ -31,7 +31,7 @@ def ran(made: Bundles[int], one: Shape, size: int) -> str:
     return "captured"
 
 
-def counts(made: Bundles[int]) -> dict[int, int]:
+def counts(made: GraphCache[int]) -> dict[int, int]:
     return {width: bundle.count for width, bundle in made}
 
 
@@ -154,7 +154,7 @@ def test_the_bounds_hold_behind_every_round(shapes, sizes, kept):
 
 
 def test_a_bundle_without_graphs_holds_nothing():
-    bundle: Bundle[int] = Bundle(bytes=7)
+    bundle: GraphBundle[int] = GraphBundle(bytes=7)
     assert bundle.count == 0
     made = bundles(kept=1, rested=1)
     made.keep(shape(4), 10)

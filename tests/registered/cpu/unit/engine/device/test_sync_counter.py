@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from specmatrix.engine.core.observe.counters import Probes
-from specmatrix.engine.device.cuda_graphs import Graphs
-from specmatrix.engine.device.sync_counter import WAITED, Waits
+from specmatrix.engine.device.cuda_graphs import CudaGraphs
+from specmatrix.engine.device.sync_counter import WAITED, SyncCounter
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 @pytest.fixture
 def graphs(monkeypatch):
     """Graphs of a device whose debug mode is set with torch's warning, and the modes that it was set to."""
-    made = Graphs(2, torch.device("cpu"), Probes())
+    made = CudaGraphs(2, torch.device("cpu"), Probes())
     made.modes = []
 
     def set_mode(mode):
@@ -37,7 +37,7 @@ def launch(graphs, waits: int, replayed: int = 1, made: int = 0) -> int:
     before = graphs.probes.counts["graph.waited"]
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Synchronization debug mode")
-        with Waits(graphs):
+        with SyncCounter(graphs):
             for _ in range(waits):
                 warnings.warn(f"{WAITED} (Triggered internally)", UserWarning, stacklevel=1)
             graphs.probes.hit("graph.replayed", replayed)
@@ -55,7 +55,7 @@ def test_what_makes_a_graph_or_has_none_may_wait(graphs):
 
 
 def test_one_watch_serves_every_launch(graphs):
-    waits = Waits(graphs)
+    waits = SyncCounter(graphs)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Synchronization debug mode")
         for _ in range(3):
@@ -66,13 +66,13 @@ def test_one_watch_serves_every_launch(graphs):
 
 
 def test_other_warnings_are_passed_on_and_so_are_errors(graphs):
-    with pytest.warns(RuntimeWarning, match="put aside") as caught, Waits(graphs):
+    with pytest.warns(RuntimeWarning, match="put aside") as caught, SyncCounter(graphs):
         warnings.warn("put aside", RuntimeWarning, stacklevel=1)
         warnings.warn(WAITED, UserWarning, stacklevel=1)
     assert [str(one.message) for one in caught if one.category is RuntimeWarning] == ["put aside"]
     assert not [one for one in caught if WAITED in str(one.message)]
     with pytest.raises(ZeroDivisionError), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Synchronization debug mode")
-        with Waits(graphs):
+        with SyncCounter(graphs):
             _ = 1 / 0
     assert graphs.modes[-1] == 2

@@ -9,7 +9,7 @@ import pytest
 from specmatrix.engine.core.draft.algorithms import FINAL
 from specmatrix.engine.core.errors import ConfigError
 from specmatrix.engine.models.config import load_model_config
-from specmatrix.engine.models.deepseek.config import ExpertsConfig, LatentConfig
+from specmatrix.engine.models.deepseek.config import MLAConfig, MoEConfig
 from specmatrix.engine.models.draft_config import DraftConfig
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
@@ -120,8 +120,8 @@ def test_mistral_fields(read):
 
 def test_deepseek_fields(read):
     config = read(DEEPSEEK)
-    assert config.latent == LatentConfig(32, None, 24, 16, 20, interleaved=True)
-    assert config.experts == ExpertsConfig(8, 2, 56, 1, 2, 1, normed=True, scale=2.5, dense=3)
+    assert config.latent == MLAConfig(32, None, 24, 16, 20, interleaved=True)
+    assert config.experts == MoEConfig(8, 2, 56, 1, 2, 1, normed=True, scale=2.5, dense=3)
     assert (config.head_dim, config.bundled_layers) == (16, 0)
     other = read(
         DEEPSEEK

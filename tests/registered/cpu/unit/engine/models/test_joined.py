@@ -9,7 +9,7 @@ from specmatrix.engine.device.collectives import Ranks
 from specmatrix.engine.models.layers import Norm
 from specmatrix.engine.models.loader import load_target
 from specmatrix.kernels.backend import check_interpreter, interpreted
-from specmatrix.kernels.fused_linear import FEW
+from specmatrix.kernels.fused_linear import MAX_ROWS
 from specmatrix.matrix.zoo.registry import resolve_path
 
 check_interpreter()
@@ -31,9 +31,9 @@ def test_joined_projections_are_the_projections(name, paged):
     """qwen3-mini norms its heads, so that its keys are stored by themselves, in two pools."""
     model = load_target(resolve_path(name), "cpu", torch.float16, deterministic=False)
     model.norm.eps = 0.5  # as large as what it is added to, so that it shows
-    assert model.norm.joins(torch.zeros(FEW, 1)) is False
+    assert model.norm.joins(torch.zeros(MAX_ROWS, 1)) is False
     with interpreted():
-        assert model.norm.joins(torch.zeros(FEW, 1)) and not model.norm.joins(torch.zeros(FEW + 1, 1))
+        assert model.norm.joins(torch.zeros(MAX_ROWS, 1)) and not model.norm.joins(torch.zeros(MAX_ROWS + 1, 1))
     logits, cache = told(model, paged)
     model.norm._joins = False
     expected, wanted = told(model, paged)

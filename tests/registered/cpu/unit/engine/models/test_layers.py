@@ -95,15 +95,15 @@ def test_views_of_a_workspace():
     assert space.q.shape == (3, 2, 4, 6)
     assert space.q[2, 1, 0, 0] == space.qkv[5, 0]
     assert torch.equal(space.kv, space.qkv[:, 24:])
-    assert space.turned.shape == (6, 6, 3)
-    assert space.turned[5, 1, 0] == complex(space.qkv[5, 6], space.qkv[5, 7])
+    assert space.rotated.shape == (6, 6, 3)
+    assert space.rotated[5, 1, 0] == complex(space.qkv[5, 6], space.qkv[5, 7])
     space.gate_up.copy_(torch.arange(6 * 14.0).view(6, 14))
     assert torch.equal(space.gate, space.gate_up[:, :7])
     assert torch.equal(space.up, space.gate_up[:, 7:])
 
 
 def test_half_precision_is_not_turned_as_complex_numbers():
-    assert Workspaces(CONFIG, torch.bfloat16, CPU).of(1, 1).turned is None
+    assert Workspaces(CONFIG, torch.bfloat16, CPU).of(1, 1).rotated is None
 
 
 @torch.inference_mode()

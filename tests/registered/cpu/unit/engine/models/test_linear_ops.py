@@ -9,7 +9,7 @@ from specmatrix.engine.api import LLM
 from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.errors import ConfigError
 from specmatrix.engine.models import linear_ops as module
-from specmatrix.engine.models.linear_ops import FAST, FORMS, MOST, Rows, holds, products
+from specmatrix.engine.models.linear_ops import FAST, FORMS, MOST, RowInvariantOps, holds, linear_ops
 from specmatrix.matrix.zoo.registry import resolve_path
 
 pytestmark = pytest.mark.register(est_seconds=3, tier="cpu", stage="pr")
@@ -27,7 +27,7 @@ def afresh():
 
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_both_kinds_of_products_are_products(deterministic):
-    form = products(deterministic)
+    form = linear_ops(deterministic)
     assert (form is FAST) is not deterministic
     out, x, weight = torch.randn(5, 8), torch.randn(5, 12), torch.randn(12, 8)
     torch.testing.assert_close(form.linear(x, form.hold(weight)), x @ weight)
@@ -51,7 +51,7 @@ def test_every_form_is_a_product(form, rows):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_rows_keep_their_bits_whatever_the_blas(shape):
     """Beyond what the law tries: every number of rows, and products that are cut."""
-    held = products(True)
+    held = linear_ops(True)
     weight = held.hold(torch.randn(shape))
     x = torch.randn(*shape[:-2], 2 * MOST + 9, shape[-2])
     multiply = held.linear if len(shape) == 2 else held.each
@@ -82,7 +82,7 @@ def uneven(blocks):
 )
 def test_the_first_form_that_holds_is_taken(blocks, name, monkeypatch):
     monkeypatch.setattr(torch, "matmul", uneven(blocks))
-    rows = Rows()
+    rows = RowInvariantOps()
     rows.hold(torch.zeros(6, 4))
     assert rows.names == name
 
@@ -96,7 +96,7 @@ def test_each_shape_of_a_model_has_its_form(monkeypatch):
         return form.block >= shape[0]
 
     monkeypatch.setattr(module, "holds", law)
-    rows = Rows()
+    rows = RowInvariantOps()
     rows.hold(torch.zeros(24, 4))
     assert rows.names == "padded to 24"
     rows.hold(torch.zeros(8, 4))
@@ -107,7 +107,7 @@ def test_each_shape_of_a_model_has_its_form(monkeypatch):
 def test_a_machine_without_such_products_is_refused(monkeypatch):
     monkeypatch.setattr(module, "holds", lambda *_: False)
     with pytest.raises(ConfigError) as refused:
-        Rows().hold(torch.zeros(6, 4))
+        RowInvariantOps().hold(torch.zeros(6, 4))
     assert str(refused.value) == (
         "enable_deterministic_inference: this machine's products [rows, in] @ [6, 4] in float32 change a row's bits "
         "with the rows beside it in every form (plain, at least 2 rows, at least 4 rows, padded to 8, padded to 24, "
@@ -119,9 +119,9 @@ def test_a_shape_is_tried_once_in_a_process(monkeypatch):
     counted = []
     matmul = torch.matmul
     monkeypatch.setattr(torch, "matmul", lambda *given: counted.append(1) or matmul(*given))
-    Rows().hold(torch.zeros(6, 4))
+    RowInvariantOps().hold(torch.zeros(6, 4))
     first = len(counted)
-    Rows().hold(torch.zeros(6, 4))
+    RowInvariantOps().hold(torch.zeros(6, 4))
     assert 0 < first == len(counted)
 
 

@@ -9,7 +9,7 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import yarn_apply_msca
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from specmatrix.engine.core.errors import ConfigError
-from specmatrix.engine.models.rope import RopeConfig, frequencies, pair_up, rotate, rotations, turned
+from specmatrix.engine.models.rope import RopeConfig, frequencies, pair_up, rotate, rotated, rotations
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 
@@ -57,19 +57,19 @@ def test_yarn_lengthens_pairs_as_transformers_does(changes):
     ours = RopeConfig.read({"rope_parameters": YARN | changes}, "config.json")
     assert ours.attention_factor == pytest.approx(theirs.attention_scaling, rel=1e-6)
     assert ours.score_factor == pytest.approx(yarn_apply_mscale(YARN | changes, 1.0), rel=1e-6)
-    turn = rotations(ours, 16, 50, torch.device("cpu"))
+    rotation = rotations(ours, 16, 50, torch.device("cpu"))
     cos, sin = theirs(torch.zeros(1), torch.arange(50)[None])
-    torch.testing.assert_close(torch.view_as_real(turn), torch.stack((cos[0, :, :8], sin[0, :, :8]), -1))
+    torch.testing.assert_close(torch.view_as_real(rotation), torch.stack((cos[0, :, :8], sin[0, :, :8]), -1))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_a_turned_copy_is_what_turning_in_place_gives(dtype):
-    turn = rotations(RopeConfig(100.0), 6, 5, torch.device("cpu"))[:, None]
+    rotation = rotations(RopeConfig(100.0), 6, 5, torch.device("cpu"))[:, None]
     wide = torch.randn(5, 31).to(dtype)
     part = wide[:, 12:24]
-    copy = turned(part, 6, turn)
+    copy = rotated(part, 6, rotation)
     rows = part.clone()
-    rotate(rows, 2, 6, turn)
+    rotate(rows, 2, 6, rotation)
     assert torch.equal(copy, rows.view(5, 2, 6))
 
 
@@ -86,13 +86,13 @@ def test_turning_pairs_equals_rotating_halves(dtype):
     torch.manual_seed(0)
     heads, d, tokens, width = 3, 8, 5, 16
     x, weight = torch.randn(tokens, width), torch.randn(heads * d, width)
-    turn = rotations(RopeConfig(100.0), d, 40, torch.device("cpu"))[7 : 7 + tokens]
+    rotation = rotations(RopeConfig(100.0), d, 40, torch.device("cpu"))[7 : 7 + tokens]
     half = (x @ weight.T).view(1, tokens, heads, d).transpose(1, 2)
     angle = torch.arange(7, 7 + tokens)[:, None] * frequencies(RopeConfig(100.0), d)
     cos, sin = angle.cos().repeat(1, 2)[None], angle.sin().repeat(1, 2)[None]
     theirs, _ = apply_rotary_pos_emb(half, half, cos, sin)
     ours = torch.cat((x @ pair_up(weight, d).T, torch.full((tokens, d), 9.0)), 1).to(dtype)
-    rotate(ours, heads, d, turn[:, None])
+    rotate(ours, heads, d, rotation[:, None])
     assert bool((ours[:, heads * d :] == 9.0).all())
     ours = ours[:, : heads * d].float().view(1, tokens, heads, d).transpose(1, 2)
     bound = 1e-4 if dtype is torch.float32 else 1.0

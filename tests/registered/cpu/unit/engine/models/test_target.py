@@ -9,9 +9,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from specmatrix.engine.core.draft.algorithms import FINAL
-from specmatrix.engine.models.deepseek.mla import LatentLayer
+from specmatrix.engine.models.deepseek.mla import MLALayer
 from specmatrix.engine.models.loader import load_target
-from specmatrix.engine.models.weights import Take, load_weights
+from specmatrix.engine.models.weights import WeightReader, load_weights
 
 pytestmark = pytest.mark.register(est_seconds=5, tier="cpu", stage="pr")
 
@@ -246,8 +246,8 @@ def test_a_bundled_layer_is_a_layer_of_its_target(target_folder, paged, architec
     theirs = architectures["deepseek"][1].from_pretrained(folder, num_hidden_layers=4).eval()
     at = "model.layers.3"
     weights = load_weights(folder, "cpu", torch.float32, (f"{at}.",))
-    take = Take(weights, "bundled")
-    layer = LatentLayer(take, at, ours.config, ours.norm, sparse=True)
+    take = WeightReader(weights, "bundled")
+    layer = MLALayer(take, at, ours.config, ours.norm, sparse=True)
     take.done()
     states = theirs(TOKENS, output_hidden_states=True).hidden_states
     left = []

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from specmatrix.engine.core.errors import ConfigError
-from specmatrix.engine.models.weights import Take, _numbered, has_weights, load_weights, tensor_names
+from specmatrix.engine.models.weights import WeightReader, _numbered, has_weights, load_weights, tensor_names
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 
@@ -60,7 +60,7 @@ def test_a_promised_tensor_is_missed_only_where_it_is_wanted(tmp_path):
 
 
 def test_tensors_of_another_model_are_left(tmp_path):
-    take = Take({"layers.1.a": TENSORS["a"], "layers.10.a": TENSORS["a"]}, "Model")
+    take = WeightReader({"layers.1.a": TENSORS["a"], "layers.10.a": TENSORS["a"]}, "Model")
     take.leave("layers.1.")
     with pytest.raises(ConfigError, match=r"Model: tensor 'layers\.10\.a' has no place"):
         take.done()
@@ -145,7 +145,7 @@ def test_names_are_read_without_the_shards(tmp_path):
 
 
 def test_take_refuses_numbers_of_the_wrong_kind():
-    take = Take({"a": torch.arange(3), "b": torch.zeros(2), "c": torch.ones(2, dtype=torch.bool)}, "Model")
+    take = WeightReader({"a": torch.arange(3), "b": torch.zeros(2), "c": torch.ones(2, dtype=torch.bool)}, "Model")
     with pytest.raises(ConfigError, match="Model: tensor 'a' holds int64, it must hold floating numbers"):
         take("a", 3)
     with pytest.raises(ConfigError, match="Model: tensor 'b' holds float32, it must hold integers"):
@@ -158,14 +158,14 @@ def test_take_lets_go_of_what_it_handed_out():
     """A model keeps copies of its own; the checkpoint's would be a second model in memory."""
     weights = {"a": torch.zeros(2), "b": torch.zeros(2), "layers.9.c": torch.zeros(2)}
     kept = weakref.ref(weights["a"])
-    take = Take(weights, "Model")
+    take = WeightReader(weights, "Model")
     take("a", 2)
     take.leave("layers.9.")
     assert set(weights) == {"b"} and kept() is None
 
 
 def test_take_refuses_what_is_missing_misshapen_or_left_over():
-    take = Take({"a": torch.zeros(2, 3), "b": torch.zeros(1), "x.rotary_emb.inv_freq": torch.zeros(4)}, "Model")
+    take = WeightReader({"a": torch.zeros(2, 3), "b": torch.zeros(1), "x.rotary_emb.inv_freq": torch.zeros(4)}, "Model")
     with pytest.raises(ConfigError, match="Model: tensor 'c' is missing from the weights"):
         take("c", 1)
     with pytest.raises(ConfigError, match=r"Model: tensor 'b' has shape \(1,\), config.json implies \(2,\)"):

@@ -11,7 +11,7 @@ import torch
 from specmatrix.engine.device.batch import StepBatch
 from specmatrix.engine.spec.drafter import DraftTree, chain
 from specmatrix.engine.spec.guard import LIES, Guard
-from specmatrix.engine.spec.verify import judge
+from specmatrix.engine.spec.verify import verify
 from specmatrix.kernels.tree_layout import tree_layout
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
@@ -82,7 +82,7 @@ def test_a_bad_row_of_a_tree_becomes_a_tree_that_verifies_exactly(row):
     assert len(set(mended.tokens[row, 1:].tolist())) == 4 and mended.parents[row].tolist() == [-1, 0, 0, 0, 0]
     logits = torch.zeros(3, 5, VOCAB)
     logits[:, :, 2] = 1  # the target says 2 everywhere: one of the padding nodes happens to be right
-    verdict = judge(logits, mended, batch.start, None)
+    verdict = verify(logits, mended, batch.start, None)
     assert verdict.count[row] == 2 and verdict.tokens[row, :2].tolist() == [2, 2]
 
 

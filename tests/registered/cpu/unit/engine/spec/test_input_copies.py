@@ -8,7 +8,7 @@ import torch
 from specmatrix.engine.device.batch import StepBatch
 from specmatrix.engine.device.relay import Carry, Relay
 from specmatrix.engine.spec.drafter import Verdict
-from specmatrix.engine.spec.input_copies import BATCH, NAMES, Lending
+from specmatrix.engine.spec.input_copies import BATCH, NAMES, InputCopies
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 
@@ -30,7 +30,7 @@ def names(told: torch.Tensor) -> list[str]:
 @pytest.mark.parametrize("width", [1, 3])
 def test_the_copy_is_alike_and_shares_no_memory(width):
     batch = batch_of(width)
-    lending = Lending(batch)
+    lending = InputCopies(batch)
     for name in BATCH:
         own, lent = getattr(batch, name), getattr(lending.batch, name)
         assert torch.equal(own, lent)
@@ -42,7 +42,7 @@ def test_the_copy_is_alike_and_shares_no_memory(width):
 def test_a_write_is_told_and_stays_in_the_copy(name):
     batch = batch_of(3)
     before = getattr(batch, name).clone()
-    lending = Lending(batch)
+    lending = InputCopies(batch)
     getattr(lending.batch, name).add_(1)
     assert names(lending.written()) == [f"batch.{name}"]
     assert torch.equal(getattr(batch, name), before)
@@ -50,7 +50,7 @@ def test_a_write_is_told_and_stays_in_the_copy(name):
 
 def test_the_relay_is_a_settled_copy_that_shares_what_is_carried():
     batch = batch_of(1)
-    relay, lending = batch.relay, Lending(batch)
+    relay, lending = batch.relay, InputCopies(batch)
     own = lending.batch.relay
     assert own.length.tolist() == [0, 5, 6, 0] and own.last.flatten().tolist() == [0, 7, 8, 0]
     assert relay.length.tolist() == [0, 0, 0, 0]  # the engine's is not settled behind its back
@@ -65,7 +65,7 @@ def test_the_relay_is_a_settled_copy_that_shares_what_is_carried():
 
 
 def test_another_shape_and_another_type_are_writes():
-    lending = Lending(batch_of(3))
+    lending = InputCopies(batch_of(3))
     verdict = lending.verdict(Verdict(torch.zeros(2, 3).long(), torch.ones(2).long(), torch.zeros(2, 3).long()))
     verdict.path.resize_(1, 3)
     verdict.tokens.data = verdict.tokens.float()
@@ -74,6 +74,6 @@ def test_another_shape_and_another_type_are_writes():
 
 def test_a_table_that_is_spread_out_is_lent_as_numbers_of_its_own():
     """Depths of a chain are one row of a table, shown for every request."""
-    lent = Lending(batch_of(3)).lend("tokens", torch.arange(3).expand(2, -1))
+    lent = InputCopies(batch_of(3)).lend("tokens", torch.arange(3).expand(2, -1))
     lent[0, 0] = 9
     assert lent.tolist() == [[9, 1, 2], [0, 1, 2]]

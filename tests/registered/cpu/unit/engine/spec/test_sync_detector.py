@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from specmatrix.engine.spec.sync_detector import OPERATIONS, READS, HostWatch, read_of
+from specmatrix.engine.spec.sync_detector import OPERATIONS, READS, SyncDetector, read_of
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 
 WATCHED = """
 import sys
 import torch
-from specmatrix.engine.spec.sync_detector import HostWatch
-with HostWatch():
+from specmatrix.engine.spec.sync_detector import SyncDetector
+with SyncDetector():
     torch.ones(2) + 1
 print("torch._dynamo" in sys.modules)
 """
@@ -75,7 +75,7 @@ def test_every_way_is_tried():
 @pytest.mark.parametrize("name", WAYS)
 def test_a_read_is_seen_by_its_name_and_goes_on(name):
     before = {read: getattr(torch.Tensor, read) for read in READS}
-    with HostWatch() as watch:
+    with SyncDetector() as watch:
         inside = WAYS[name]()
     assert watch.seen == f"Tensor.{name}"
     assert np.array_equal(np.asarray(inside), np.asarray(WAYS[name]()))
@@ -91,7 +91,7 @@ def test_every_operation_is_tried():
 def test_an_operation_that_reads_is_seen(name, inference):
     """Within inference mode composed operations arrive whole, else as their parts."""
     with torch.inference_mode(inference):
-        with HostWatch() as watch:
+        with SyncDetector() as watch:
             inside = OPERATED[name]()
         assert watch.seen == name if inference else watch.seen is not None
         assert np.array_equal(np.asarray(inside), np.asarray(OPERATED[name]()))
@@ -100,7 +100,7 @@ def test_an_operation_that_reads_is_seen(name, inference):
 @pytest.mark.parametrize("name", NEAR)
 def test_what_is_near_a_read_is_none(name):
     with torch.inference_mode():
-        with HostWatch() as watch:
+        with SyncDetector() as watch:
             NEAR[name]()
         assert watch.seen is None
 
@@ -113,21 +113,21 @@ def test_a_copy_is_a_read_where_it_leaves_the_device(copy):
 
 
 def test_what_stays_on_the_device_is_no_read():
-    with HostWatch() as watch:
+    with SyncDetector() as watch:
         total = (ROW + ONE).sum() * torch.where(ROW > 1, ROW, 0).max()
     assert watch.seen is None and total == 18
 
 
 def test_the_first_read_is_the_one_told():
-    with HostWatch() as watch:
+    with SyncDetector() as watch:
         ROW.tolist()
         ONE.item()
     assert watch.seen == "Tensor.tolist"
 
 
 def test_watches_within_each_other_end_one_by_one():
-    with HostWatch() as outer:
-        with HostWatch() as inner:
+    with SyncDetector() as outer:
+        with SyncDetector() as inner:
             ONE.item()
         ROW.tolist()
     assert (outer.seen, inner.seen) == ("Tensor.item", "Tensor.item")
@@ -136,7 +136,7 @@ def test_watches_within_each_other_end_one_by_one():
 
 
 def test_a_watch_ends_with_an_error():
-    with pytest.raises(ZeroDivisionError), HostWatch():
+    with pytest.raises(ZeroDivisionError), SyncDetector():
         _ = 1 / 0
     assert "item" not in vars(torch.Tensor)
 

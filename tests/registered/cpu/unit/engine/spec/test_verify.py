@@ -8,7 +8,7 @@ from torch import Tensor
 
 from specmatrix.engine.device.sampling import SamplingRows, pick
 from specmatrix.engine.spec.drafter import DraftTree, chain
-from specmatrix.engine.spec.verify import judge
+from specmatrix.engine.spec.verify import verify
 from specmatrix.kernels.tree_layout import tree_layout
 from specmatrix.kernels.tree_layout.cases import random_parents
 
@@ -40,7 +40,7 @@ def test_the_worked_example():
     assert (5 + tree.depths).tolist() == [[5, 6, 6, 7, 7, 8]]
     rows = [sum(int(bit) << m for m, bit in enumerate(line)) for line in tree.ancestors[0]]
     assert rows == [1, 3, 5, 11, 21, 43]
-    verdict = judge(wants([B, 1, E, 1, X, 1]), tree, torch.tensor([5]), None)
+    verdict = verify(wants([B, 1, E, 1, X, 1]), tree, torch.tensor([5]), None)
     assert verdict.count.tolist() == [3]
     assert verdict.path[0, :3].tolist() == [0, 2, 4]
     assert verdict.tokens[0, :3].tolist() == [B, E, X]
@@ -60,7 +60,7 @@ def test_the_worked_example():
 )
 def test_exactly_the_path_of_the_target_is_accepted(choices, path, emitted):
     tree = tree_of(torch.tensor([[ROOT, A, B, C, E, G]]), WORKED, 3)
-    verdict = judge(wants(choices), tree, torch.tensor([5]), None)
+    verdict = verify(wants(choices), tree, torch.tensor([5]), None)
     assert verdict.count.item() == len(path)
     assert verdict.path[0, : len(path)].tolist() == path
     assert verdict.tokens[0, : len(path)].tolist() == emitted
@@ -73,18 +73,18 @@ def test_a_chain_is_accepted_up_to_its_first_miss(agree, count):
     choices = [*tokens[1 : agree + 1], *[X] * (4 - agree)]
     if agree < 2:
         choices[3] = G  # what follows a miss does not matter
-    verdict = judge(wants(choices), chain(torch.tensor([tokens])), torch.tensor([9]), None)
+    verdict = verify(wants(choices), chain(torch.tensor([tokens])), torch.tensor([9]), None)
     assert verdict.count.item() == count and verdict.tokens[0, :count].tolist() == choices[:count]
     assert verdict.path.tolist() == [[0, 1, 2, 3]]
 
 
 def test_a_later_agreement_does_not_heal_a_miss():
-    verdict = judge(wants([X, B, C, G]), chain(torch.tensor([[ROOT, A, B, C]])), torch.tensor([9]), None)
+    verdict = verify(wants([X, B, C, G]), chain(torch.tensor([[ROOT, A, B, C]])), torch.tensor([9]), None)
     assert verdict.count.item() == 1
 
 
 def test_a_root_alone_gives_one_token():
-    verdict = judge(wants([A]), chain(torch.tensor([[ROOT]])), torch.tensor([0]), None)
+    verdict = verify(wants([A]), chain(torch.tensor([[ROOT]])), torch.tensor([0]), None)
     assert (verdict.count.tolist(), verdict.tokens.tolist()) == ([1], [[A]])
 
 
@@ -117,7 +117,7 @@ def test_the_verdict_is_what_drawing_one_token_after_the_other_gives(shape, samp
     start = torch.arange(batch) + 3
     logits = torch.randn(batch, nodes, VOCAB, generator=g) * 2
     rows = rows_of(batch) if sampled else None
-    verdict = judge(logits, tree, start, rows)
+    verdict = verify(logits, tree, start, rows)
     longest = 0
     for b in range(batch):
         node, path, emitted = 0, [0], []

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from specmatrix.matrix.cli.console import Output
+from specmatrix.matrix.cli.console import StdoutConsole
 
 pytestmark = pytest.mark.register(est_seconds=4, tier="cpu", stage="pr")
 
@@ -20,7 +20,7 @@ def test_a_reader_that_went_away_is_an_error_and_no_exit():
     reader, writer = os.pipe()
     os.close(reader)
     with pytest.raises(BrokenPipeError), os.fdopen(writer, "w") as file:
-        Output(file=file).print("x\n" * 10_000)
+        StdoutConsole(file=file).print("x\n" * 10_000)
 
 
 def test_a_command_whose_reader_went_away_ends_in_silence():

@@ -23,7 +23,7 @@ def test_an_operation_keeps_the_laws():
 
 
 def test_an_unknown_operation_lists_the_known_ones():
-    with pytest.raises(ConfigError, match="operation 'store' is unknown; it must be one of store_kv, move_kv, "):
+    with pytest.raises(ConfigError, match="operation 'store' is unknown; it must be one of store_kv, compact_kv, "):
         verdict("store")
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.gates.adaptive import AdaptiveGate, unmet
+from specmatrix.matrix.gates.adaptive import AdaptiveGate, wave_not_batched
 from specmatrix.matrix.gates.gate import State
 from specmatrix.matrix.gates.registry import GATES
 from specmatrix.matrix.subjects.protocol import Observation, Run, Trace
@@ -64,11 +64,13 @@ def test_waves_move_the_slots(measured):
 
 def test_every_wave_runs_together():
     cell = Cell.from_id(CELL)
-    assert unmet(cell, [1, 8, 4, 32, 13, 8, 3, 1]) == ""
-    assert unmet(cell, [1, 8, 24, 8, 1]) == "no round holds the 32 requests of wave 2; the rounds hold up to 24"
-    assert unmet(cell, [1, 8, 32, 8]) == "no round holds the 1 requests of wave 4; the rounds hold up to 32"
+    assert wave_not_batched(cell, [1, 8, 4, 32, 13, 8, 3, 1]) == ""
+    assert (
+        wave_not_batched(cell, [1, 8, 24, 8, 1]) == "no round holds the 32 requests of wave 2; the rounds hold up to 24"
+    )
+    assert wave_not_batched(cell, [1, 8, 32, 8]) == "no round holds the 1 requests of wave 4; the rounds hold up to 32"
     for apart in (cell._replace(slots="4"), cell._replace(prefill_chunk="7"), cell._replace(batch="burst")):
-        assert unmet(apart, [4]) == ""
+        assert wave_not_batched(apart, [4]) == ""
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from specmatrix.matrix.gates.journal_rounds import Launch, launches, parting
+from specmatrix.matrix.gates.journal_rounds import JournalRound, first_journal_mismatch, journal_rounds
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 
@@ -33,18 +33,18 @@ ROUNDS = [(2, 3), (1, 6), (1, 3)]
 
 
 def test_launches_in_a_row_are_one_round():
-    groups = list(launches(JOURNAL))
+    groups = list(journal_rounds(JOURNAL))
     assert [len(group) for group in groups] == [1, 1, 2, 1, 1]
-    assert groups[2] == [Launch(1, 6, 3), Launch(2, 6, 3)]
+    assert groups[2] == [JournalRound(1, 6, 3), JournalRound(2, 6, 3)]
 
 
 def test_the_rounds_are_found_between_the_prefills():
-    assert parting(JOURNAL, ROUNDS, 6) == ""
+    assert first_journal_mismatch(JOURNAL, ROUNDS, 6) == ""
 
 
 def test_a_lone_prompt_as_long_as_the_widest_round_is_no_round():
-    assert parting(JOURNAL[:8], [], 6) == ""
-    assert parting(JOURNAL[3:8], [(1, 6)], 6) == ""
+    assert first_journal_mismatch(JOURNAL[:8], [], 6) == ""
+    assert first_journal_mismatch(JOURNAL[3:8], [(1, 6)], 6) == ""
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_a_lone_prompt_as_long_as_the_widest_round_is_no_round():
     ],
 )
 def test_other_rounds_are_named(rounds, sentence):
-    assert parting(JOURNAL, rounds, 6) == sentence
+    assert first_journal_mismatch(JOURNAL, rounds, 6) == sentence
 
 
 def test_a_reservation_for_the_current_width_is_named():
@@ -74,6 +74,6 @@ def test_a_reservation_for_the_current_width_is_named():
         ("reserve", at, (3, *n[1:])) if (verb, n[:1]) == ("reserve", (6,)) and i > 7 else (verb, at, n)
         for i, (verb, at, n) in enumerate(JOURNAL)
     ]
-    assert parting(narrow, ROUNDS, 6) == (
+    assert first_journal_mismatch(narrow, ROUNDS, 6) == (
         "the journal launches 2 requests 3 wide, 3 reserved, as round 0; due is 2 requests 3 wide, 6 reserved"
     )

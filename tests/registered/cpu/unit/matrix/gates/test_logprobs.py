@@ -2,8 +2,8 @@
 
 import pytest
 
-from specmatrix.matrix.gates.logprobs import apart
-from specmatrix.matrix.gates.pairing import Pair
+from specmatrix.matrix.gates.logprobs import max_logprob_gap
+from specmatrix.matrix.gates.pairing import AnswerPair
 from specmatrix.matrix.subjects.protocol import Answer, Ask
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
@@ -17,7 +17,7 @@ def answer(ids=(5, 6, 7), logprobs=(-0.1, -0.2, -0.4), top=TOP):
 
 
 def measure(mine, theirs=None):
-    return apart(Pair(ASK, mine, answer() if theirs is None else theirs))
+    return max_logprob_gap(AnswerPair(ASK, mine, answer() if theirs is None else theirs))
 
 
 def test_equal_ones_are_not_apart_and_those_that_one_side_lacks_are_not_counted():

@@ -10,7 +10,15 @@ from specmatrix.engine.core.config.adaptive_file import DEFAULT_SLOTS, parse
 from specmatrix.engine.core.draft.depth import DraftSteps
 from specmatrix.engine.core.observe.counters import Probes
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.oracles.adaptive import SILENT, Mismatch, Replay, decide, first_depth, slots_of, widest
+from specmatrix.matrix.oracles.adaptive import (
+    SILENT,
+    AdaptiveMismatch,
+    AdaptiveReplay,
+    decide,
+    first_depth,
+    slots_of,
+    widest,
+)
 from specmatrix.matrix.subjects.protocol import Observation, Trace
 from specmatrix.matrix.workloads.adaptive_configs import TEXTS
 
@@ -88,7 +96,7 @@ ROUNDS = st.lists(st.tuples(st.integers(1, 40), st.lists(st.floats(0, 0.99), max
 @given(st.sampled_from(["table", "tiers", "flat"]), st.sampled_from([1, 2, 3]), ROUNDS, st.integers(0, 2))
 def test_both_implementations_agree_on_every_entry(name, steps, rounds, lag):
     trace, probes = engines(name, steps, rounds, lag)
-    replay = Replay(Cell(adaptive=name, steps=str(steps)), lag, 1e-9)
+    replay = AdaptiveReplay(Cell(adaptive=name, steps=str(steps)), lag, 1e-9)
     replay.walk(trace)
     assert {n: count for n, count in probes.counts.items() if n.startswith("adaptive.")} == {
         n: replay.counts[n] for n in probes.counts if n.startswith("adaptive.")
@@ -97,7 +105,10 @@ def test_both_implementations_agree_on_every_entry(name, steps, rounds, lag):
 
 def test_what_is_skipped_is_replayed_but_not_counted():
     trace, _ = engines("tiers", 3, [(4, [0.9]), (4, [0.9]), (4, [0.9]), (1, [0.9])], 0)
-    whole, rest = Replay(Cell(adaptive="tiers"), 0, 1e-9), Replay(Cell(adaptive="tiers"), 0, 1e-9, (3, 3))
+    whole, rest = (
+        AdaptiveReplay(Cell(adaptive="tiers"), 0, 1e-9),
+        AdaptiveReplay(Cell(adaptive="tiers"), 0, 1e-9, (3, 3)),
+    )
     whole.walk(trace)
     rest.walk(trace)
     assert rest.counts["adaptive.activated"] == 1 and whole.counts["adaptive.activated"] == 4
@@ -105,8 +116,8 @@ def test_what_is_skipped_is_replayed_but_not_counted():
 
 
 def mismatch(trace: Trace, lag: int = 0) -> str:
-    with pytest.raises(Mismatch) as caught:
-        Replay(Cell(adaptive="tiers"), lag, 1e-9).walk(trace)
+    with pytest.raises(AdaptiveMismatch) as caught:
+        AdaptiveReplay(Cell(adaptive="tiers"), lag, 1e-9).walk(trace)
     return str(caught.value)
 
 
@@ -121,4 +132,4 @@ def test_a_late_observation_is_named():
 def test_a_round_whose_requests_all_ended_is_not_missed():
     trace, _ = engines("tiers", 3, [(1, [0.9]), (1, []), (1, [0.9]), (1, [0.9])], 1)
     assert len(trace.observations) == 3 and len(trace.rounds) == 4
-    Replay(Cell(adaptive="tiers"), 1, 1e-9).walk(trace)
+    AdaptiveReplay(Cell(adaptive="tiers"), 1, 1e-9).walk(trace)

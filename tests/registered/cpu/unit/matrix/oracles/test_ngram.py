@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 import pytest
 
-from specmatrix.engine.core.draft.ngram_index import Cursor, Draft, NgramIndex, NgramOptions
+from specmatrix.engine.core.draft.ngram_index import Cursor, NgramDraft, NgramIndex, NgramOptions
 from specmatrix.engine.core.draft.suffix_automaton import SuffixAutomaton
 from specmatrix.matrix.oracles.ngram import Grams
 
@@ -91,7 +91,7 @@ def test_it_proposes_what_the_engines_index_proposes(match_type, seed):
         index.learn(cursors[place], text)
         judge.show("".join(map(chr, text)), old)
         topk, steps, nodes = dice.choice([(1, 7, 8), (2, 3, 6), (3, 2, 9), (4, 5, 12)])
-        draft = Draft()
+        draft = NgramDraft()
         index.extend(draft, cursors[place], nodes, topk, steps)
         draft.pad(nodes, topk, steps)
         paths = [""]

@@ -6,7 +6,7 @@ import pytest
 
 from specmatrix.engine.core.draft.ngram_index import NgramOptions
 from specmatrix.matrix.cells.cell import CORPUS
-from specmatrix.matrix.oracles.ngram_replay import Replay, ReplayError, Round, corpus
+from specmatrix.matrix.oracles.ngram_replay import NgramReplay, ReplayError, Round, corpus
 from specmatrix.matrix.subjects.protocol import Served
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
@@ -26,7 +26,7 @@ def served(rid, text, prompt, account=0, retractions=0):
 
 
 def rounds(requests, journal):
-    replay = Replay(RESOLVED, requests)
+    replay = NgramReplay(RESOLVED, requests)
     replay.walk(journal)
     return replay.rounds
 
@@ -83,7 +83,7 @@ def test_a_text_that_was_dropped_is_read_from_its_first_token():
     journal = read(1, 5) + step({1: 1}) + read(2, 1) + step({2: 1}) + step({1: 1})
     texts = []
     for rows in (1, 2):
-        replay = Replay({**RESOLVED, "max_running_requests": rows}, requests)
+        replay = NgramReplay({**RESOLVED, "max_running_requests": rows}, requests)
         replay.walk(journal)
         texts.append(list(replay._grams.followers["a"]))
     assert texts == [["d", "b", "z"], ["b", "z", "d"]]
@@ -107,6 +107,6 @@ def test_the_zoos_corpus_is_asked_where_the_launch_asks_it():
     text = "?" + document[5:9] + document[9:12]
     options = asdict(NgramOptions(max_bfs_breadth=2, external_corpus_path=CORPUS, external_sam_budget=3))
     for resolved, length in ((RESOLVED, 1), ({**RESOLVED, "ngram": options}, 4)):
-        replay = Replay(resolved, [served(1, text, 4)])
+        replay = NgramReplay(resolved, [served(1, text, 4)])
         replay.walk(read(1, 4) + step({1: length}))
         assert replay.rounds[1][0].length == length

@@ -7,7 +7,7 @@ import pytest
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import State
 from specmatrix.matrix.gates.ledger import LedgerGate
-from specmatrix.matrix.oracles.prefix import span_of, strayed
+from specmatrix.matrix.oracles.prefix import misread_pages, span_of
 from specmatrix.matrix.subjects.protocol import Served
 
 pytestmark = pytest.mark.register(est_seconds=4, tier="cpu", stage="pr")
@@ -35,13 +35,13 @@ def told(account: int, *tokens: int) -> Served:
 )
 def test_a_page_is_of_the_text_of_its_reader(reader, span, fault):
     served = (told(1, 1, 2, 3, 4, 5, 6), told(2, *reader))
-    assert strayed(JOURNAL, 2, served, span) == (2, fault)
+    assert misread_pages(JOURNAL, 2, served, span) == (2, fault)
 
 
 def test_pages_are_read_in_the_order_in_which_they_were_written():
     swapped = [*JOURNAL[:3], ("open", 2, (8, 7))]
     served = (told(1, 1, 1, 1, 1, 1), told(2, 1, 1, 1, 1, 1))
-    assert strayed(swapped, 2, served, 0)[1].startswith(
+    assert misread_pages(swapped, 2, served, 0)[1].startswith(
         "request 2 reads page 8 at position 0, which request 1 wrote at 2"
     )
 
@@ -50,12 +50,12 @@ def test_a_reader_goes_on_behind_what_it_read():
     """Request 2 gives the page behind the two that it read, so it is a third one for request 3."""
     journal = [*JOURNAL, ("reserve", 2, (4, 5)), ("donate", 2, (1, 5)), ("open", 3, (7, 8, 5))]
     texts = [told(n, 1, 2, 3, 4, 5, 6, 7) for n in (1, 2, 3)]
-    assert strayed(journal, 2, texts, 1) == (5, "")
+    assert misread_pages(journal, 2, texts, 1) == (5, "")
 
 
 def test_a_turn_of_a_session_is_one_of_its_texts():
     later = replace(told(1, 1, 2, 3, 4, 5, 6), name="q1.turn2")
-    assert strayed(JOURNAL, 2, (told(1, 1, 2, 3), later, told(2, 1, 2, 3, 4, 5)), 1)[1] == ""
+    assert misread_pages(JOURNAL, 2, (told(1, 1, 2, 3), later, told(2, 1, 2, 3, 4, 5)), 1)[1] == ""
 
 
 @pytest.mark.parametrize(

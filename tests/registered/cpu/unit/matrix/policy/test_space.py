@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from specmatrix.engine.core.config.asked import Facts
-from specmatrix.engine.core.config.context import Situation
+from specmatrix.engine.core.config.context import RuleContext
 from specmatrix.matrix.policy.knobs import Knob, Setting, describe, launch
 from specmatrix.matrix.policy.space import Space
 
@@ -63,7 +63,7 @@ FUNCTIONS = [
 def test_a_table_says_what_the_function_says_along_the_settings_that_matter(function, shape):
     space = Space(KNOBS)
     table = space.tabulate(function)
-    said = {point: function(Situation.of(*launch(KNOBS, point))) for point in POINTS}
+    said = {point: function(RuleContext.of(*launch(KNOBS, point))) for point in POINTS}
     assert {point: at(table, point) for point in POINTS} == said
     assert table.index.shape == shape and space.size == len(POINTS) == 72
     assert space.counts(table, ALL) == Counter(said.values())

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from specmatrix.engine.core.config.context import Situation
+from specmatrix.engine.core.config.context import RuleContext
 from specmatrix.engine.core.config.defaults import DEFAULTS
 from specmatrix.engine.core.config.resolve import resolve
 from specmatrix.engine.core.config.rules.table import CAPACITY
@@ -67,7 +67,7 @@ def test_every_tabulated_decision_is_that_of_resolve(whole):
             if rule is CAPACITY:
                 assert str(error).startswith(f"max_total_tokens {config.max_total_tokens} holds no request")
             else:
-                assert str(error) == rule.sentence(Situation.of(config, facts))
+                assert str(error) == rule.sentence(RuleContext.of(config, facts))
             continue
         assert not number, f"{whole.refusals[number - 1].name} refuses {config}, and resolve does not"
         ran += 1

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 import specmatrix.matrix.run.pending
-from specmatrix.ci.local import Job, lost_cell
+from specmatrix.ci.local import ShardJob, lost_cell
 from specmatrix.matrix.cells.cell import Cell, asked
 from specmatrix.matrix.run.pending import unrun
 from specmatrix.matrix.run.waivers import waiver_for
@@ -29,5 +29,5 @@ def test_a_cell_carries_its_waiver_whether_it_ran_or_was_lost(monkeypatch, text,
     rule = WaiverRule("algorithm=none", "the machines of June are slow", "2026-06-30")
     monkeypatch.setattr(specmatrix.matrix.run.pending, "waiver_for", lambda cell: waiver_for(cell, (rule,)))
     cell = Cell.from_id(text)
-    for record in (unrun(cell, "cpu", "pr", 0), lost_cell(cell, Job(0, "cpu", "pr"), "the power went")):
+    for record in (unrun(cell, "cpu", "pr", 0), lost_cell(cell, ShardJob(0, "cpu", "pr"), "the power went")):
         assert record.waived == (Waiver(rule.reason, rule.expiry) if waived else None)

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from specmatrix.engine.core.draft.ngram_index import Cursor, Draft, NgramIndex, NgramOptions
+from specmatrix.engine.core.draft.ngram_index import Cursor, NgramDraft, NgramIndex, NgramOptions
 from specmatrix.engine.core.draft.tree import depths
 
 pytestmark = pytest.mark.register(est_seconds=2, tier="cpu", stage="pr")
@@ -20,8 +20,8 @@ def index_of(*texts: tuple[int, ...], **options: object) -> NgramIndex:
     return index
 
 
-def drafted(index, text, limit=9, topk=10, steps=8) -> Draft:
-    cursor, draft = Cursor(), Draft()
+def drafted(index, text, limit=9, topk=10, steps=8) -> NgramDraft:
+    cursor, draft = Cursor(), NgramDraft()
     index.learn(cursor, text)
     index.extend(draft, cursor, limit, topk, steps)
     return draft
@@ -82,7 +82,7 @@ def test_breadth_falls_from_the_widest_behind_one_token_to_the_narrowest_behind_
     assert len(paths(drafted(index, (9, 1)))) == 4
     wide = drafted(index_of(*fans, max_bfs_breadth=4, min_bfs_breadth=4), (2, 3, 4, 5, 1), limit=2)
     assert paths(wide) == [(94,)]
-    whole = Draft()
+    whole = NgramDraft()
     cursor = Cursor()
     index.learn(cursor, (2, 3, 4, 5, 1))
     cursor.grams = cursor.grams[:1]
@@ -166,7 +166,7 @@ def test_an_index_of_one_window_still_learns_and_drafts_nothing_false():
 
 @pytest.mark.parametrize(("nodes", "topk", "steps"), [(4, 1, 3), (12, 10, 11), (15, 2, 3), (7, 2, 2), (5, 4, 1)])
 def test_padding_fills_the_tree_within_its_bounds_and_makes_no_twins(nodes, topk, steps):
-    draft = Draft()
+    draft = NgramDraft()
     draft.add(0, 1)
     draft.pad(nodes, topk, steps)
     assert len(draft) == nodes and max(depths(draft.parents)) <= steps

@@ -8,7 +8,7 @@ from specmatrix.engine.core.draft.depth import DraftSteps
 from specmatrix.engine.core.errors import LedgerError
 from specmatrix.engine.core.memory.ledger import Ledger
 from specmatrix.engine.core.memory.prefix_cache import PrefixCache
-from specmatrix.engine.core.memory.session_kv import HeldAccounts
+from specmatrix.engine.core.memory.session_kv import SessionKV
 from specmatrix.engine.core.memory.window_ledger import Window
 from specmatrix.engine.core.observe.counters import Probes
 from specmatrix.engine.core.schedule.request import Finish, Phase, Request, SamplingParams
@@ -384,7 +384,7 @@ def test_held_window_pages_are_given_up_for_a_peak():
 
 def test_an_account_without_a_user_or_with_two_is_a_bug():
     ledger = Ledger(8, 2)
-    held = HeldAccounts(ledger, Probes())
+    held = SessionKV(ledger, Probes())
     ledger.open(1)
     held.check([1])
     with pytest.raises(LedgerError, match=r"^accounts \[1\] are open, but \[\] are in use or held$"):

@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from specmatrix.engine.core.errors import LedgerError
 from specmatrix.engine.core.memory.ledger import Ledger
 from specmatrix.engine.core.memory.replay import replay
-from specmatrix.engine.core.memory.window_ledger import Window, WindowBook, pool_pages
+from specmatrix.engine.core.memory.window_ledger import Window, WindowLedger, pool_pages
 
 pytestmark = pytest.mark.register(est_seconds=3.0, tier="cpu", stage="pr")
 
@@ -115,7 +115,7 @@ def test_what_is_in_flight_keeps_its_window():
 
 
 def test_a_trim_keeps_the_partial_page_and_says_whether_the_window_still_reaches():
-    book = WindowBook(Window(6, PAGES, 4), 4)
+    book = WindowLedger(Window(6, PAGES, 4), 4)
     book.open(1)
     book.cover(1, 20)
     book.slide(1, 20)  # first page 2: position 8 on
@@ -128,7 +128,7 @@ def test_a_trim_keeps_the_partial_page_and_says_whether_the_window_still_reaches
 
 def test_refusals_name_the_numbers():
     with pytest.raises(LedgerError, match="a window needs at least one token and one page"):
-        WindowBook(Window(0, 4), 4)
+        WindowLedger(Window(0, 4), 4)
     ledger = Ledger(4, 4, window=Window(6, 1))
     ledger.open(1)
     ledger.reserve(1, 8)

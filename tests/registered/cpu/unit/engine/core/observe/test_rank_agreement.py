@@ -6,17 +6,17 @@ import pytest
 
 from specmatrix.engine.core.memory.ledger import Ledger
 from specmatrix.engine.core.observe.counters import Probes
-from specmatrix.engine.core.observe.rank_agreement import PLAN, RESULT, Comparison, Told, digest
+from specmatrix.engine.core.observe.rank_agreement import PLAN, RESULT, RankComparison, StepDigest, digest
 from specmatrix.engine.core.schedule.step import StepPlan
-from specmatrix.engine.rank_digest import Witness
+from specmatrix.engine.rank_digest import RankDigest
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 
-A, B, C = Told(PLAN, ("j1", "p1")), Told(RESULT, ("t1", "d1", "v1")), Told(PLAN, ("j2", "p2"))
+A, B, C = StepDigest(PLAN, ("j1", "p1")), StepDigest(RESULT, ("t1", "d1", "v1")), StepDigest(PLAN, ("j2", "p2"))
 
 
-def told(*ranks: list[Told]) -> Comparison:
-    found = Comparison(len(ranks))
+def told(*ranks: list[StepDigest]) -> RankComparison:
+    found = RankComparison(len(ranks))
     for rank, records in enumerate(ranks):
         for record in records:
             found.tell(rank, record)
@@ -34,12 +34,12 @@ def test_ranks_that_tell_the_same_agree():
 @pytest.mark.parametrize(
     ("other", "sentence"),
     [
-        (Told(PLAN, ("j1", "other")), "step 1: the plan of rank 1 and that of rank 0 differ"),
-        (Told(PLAN, ("other", "p1")), "step 1: the ledger journal of rank 1 and that of rank 0 differ"),
+        (StepDigest(PLAN, ("j1", "other")), "step 1: the plan of rank 1 and that of rank 0 differ"),
+        (StepDigest(PLAN, ("other", "p1")), "step 1: the ledger journal of rank 1 and that of rank 0 differ"),
         (B, "step 1: rank 0 tells its ledger journal where rank 1 tells its accepted tokens"),
     ],
 )
-def test_the_first_difference_is_named(other: Told, sentence: str):
+def test_the_first_difference_is_named(other: StepDigest, sentence: str):
     found = told([A, B, C], [other, B, C])
     assert found.divergence == sentence
     assert (found.agreement.planned, found.agreement.read) == (1, 0)
@@ -47,7 +47,7 @@ def test_the_first_difference_is_named(other: Told, sentence: str):
 
 
 def test_a_difference_in_what_was_read():
-    found = told([A, B], [A, Told(RESULT, ("t1", "other", "v1"))])
+    found = told([A, B], [A, StepDigest(RESULT, ("t1", "other", "v1"))])
     assert found.divergence == "step 1: the draft tokens of rank 1 and that of rank 0 differ"
 
 
@@ -59,11 +59,11 @@ def test_nothing_is_compared_before_all_have_told_it():
 
 
 def test_a_plan_is_told_with_a_digest_of_the_whole_journal_in_its_order():
-    told: list[list[Told]] = []
+    told: list[list[StepDigest]] = []
     for rids in ((1, 2), (1, 2), (2, 1)):
         ledger, mine = Ledger(4, 2), []
         ledger.open(9)
-        witness = Witness(ledger, mine.append, Probes())
+        witness = RankDigest(ledger, mine.append, Probes())
         for rid in rids:
             ledger.open(rid)
             witness.planned(StepPlan(True, (), True, -1))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specmatrix.engine.core.schedule.output_text import Transcript
+from specmatrix.engine.core.schedule.output_text import OutputText
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 
@@ -22,7 +22,7 @@ class Runs:
 
 def test_tokens_wait_until_the_text_is_read():
     stream = Runs()
-    transcript = Transcript(stream)
+    transcript = OutputText(stream)
     assert transcript.read() == "" and not stream.runs
     for token in (4, 7):
         transcript.take(token)
@@ -34,7 +34,7 @@ def test_tokens_wait_until_the_text_is_read():
 
 
 def test_a_cut_decodes_first():
-    transcript = Transcript(Runs())
+    transcript = OutputText(Runs())
     for token in (4, 7, 1):
         transcript.take(token)
     transcript.cut(2)

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specmatrix.engine.core.schedule.output_text import Transcript
+from specmatrix.engine.core.schedule.output_text import OutputText
 from specmatrix.engine.core.schedule.request import Finish, SamplingParams
-from specmatrix.engine.core.schedule.stop_rules import StopRules, settled
+from specmatrix.engine.core.schedule.stop_rules import StopRules, stable_text_length
 
 pytestmark = pytest.mark.register(est_seconds=3, tier="cpu", stage="pr")
 
@@ -28,7 +28,7 @@ class Words:
 
 def deliver(words, params, eos=frozenset()):
     """Hand a whole accepted run to the rules as the loop does. Returns (tokens kept, text, finish)."""
-    rules, transcript = StopRules.of(params, eos), Transcript(Words())
+    rules, transcript = StopRules.of(params, eos), OutputText(Words())
     for count, token in enumerate(words, 1):
         finish = rules.judge(token, count, transcript)
         if finish is not None:
@@ -124,18 +124,18 @@ def test_the_end_of_sequence_stops_unless_it_is_ignored():
     ],
 )
 def test_a_tail_that_begins_a_stop_string_is_not_settled(text, stop, length):
-    assert settled(text, stop) == length
+    assert stable_text_length(text, stop) == length
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(st.text("ab", max_size=8), st.lists(st.text("ab", min_size=1, max_size=4), max_size=3))
 def test_settled_text_is_never_taken_back(text, stop):
-    rules, transcript = StopRules(frozenset(), tuple(stop), 100), Transcript(Words())
+    rules, transcript = StopRules(frozenset(), tuple(stop), 100), OutputText(Words())
     shown = ""
     for count, letter in enumerate(text, 1):
         finish = rules.judge(WORDS.index(letter), count, transcript)
         now = transcript.read()
-        end = len(now) if finish else settled(now, tuple(stop))
+        end = len(now) if finish else stable_text_length(now, tuple(stop))
         assert end >= len(shown) and now.startswith(shown)
         shown = now[:end]
         if finish:

@@ -13,7 +13,7 @@ from specmatrix.engine.models.config import load_model_config
 from specmatrix.engine.models.loader import load_eagle3, load_target
 from specmatrix.engine.models.weights import load_weights
 from specmatrix.matrix.zoo.eagle_net import EagleNet
-from specmatrix.matrix.zoo.recipes import Shape
+from specmatrix.matrix.zoo.recipes import ModelShape
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 
@@ -36,7 +36,7 @@ def draft(llama_folder, eagle_folder):
 def network(folder) -> EagleNet:
     """The training code's network with the weights of a checkpoint folder."""
     c = load_model_config(folder)
-    shape = Shape(
+    shape = ModelShape(
         hidden=c.hidden_size,
         layers=1,
         heads=c.num_heads,

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from specmatrix.engine.core.config.asked import DraftFacts, EngineConfig
-from specmatrix.engine.core.config.context import Situation
+from specmatrix.engine.core.config.context import RuleContext
 from specmatrix.engine.core.config.resolve import resolve
 from specmatrix.engine.core.config.rules.draft_checkpoint import PAIRING
 from specmatrix.engine.core.config.rules.ngram import NGRAM_RULES, TOPK_IS_BREADTH
@@ -307,7 +307,7 @@ def test_refused_in_one_sentence_by_one_rule_alone(rule, config, known, sentence
 def test_rewritten_with_asked_got_and_reason(rule, config, rewrite):
     draft = BLOCK if config.speculative_algorithm == "DFLASH" else HEAD
     known = facts(draft, window=40 if rule == "window-uncached" else None)
-    situation = Situation.of(config, known)
+    situation = RuleContext.of(config, known)
     (row,) = (row for row in RULES if row.broken(situation))
     (made,) = resolve(config, known).rewrites
     assert row.name == rule and made.field == row.field
@@ -349,7 +349,7 @@ def test_a_pool_that_holds_no_request_is_refused_at_each_timing(version, need):
 
 def test_a_registered_chain_with_no_step_in_flight_says_so():
     traits = Traits("SLOW", "", Topology.CHAIN, max_lag=0)
-    situation = Situation(EngineConfig("m", "SLOW", speculative_eagle_topk=2, spec_version="v2"), facts(), traits)
+    situation = RuleContext(EngineConfig("m", "SLOW", speculative_eagle_topk=2, spec_version="v2"), facts(), traits)
     assert [row.sentence(situation) for row in RULES if row.broken(situation) and row.kind == "rewritten"] == [
         "SLOW drafts chains, never trees",
         "SLOW lets no launched step wait unread, so every step resolves before the next",
