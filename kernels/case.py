@@ -50,9 +50,8 @@ class Kernel:
 
     Both take a case's arguments and return a tensor, several, or None. writes: places of the arguments that they
     change, which count as results. bound: how far floating results may be off for given arguments and the reference's
-    results (`kernels.error_bounds`), None where results must be equal; why: where the bound comes from. parts: other ways to
-    ask for rows of a result, for operations whose Triton form gives a row the same bits whatever stands beside it:
-    (arguments, rows of the result).
+    results (`kernels.error_bounds`), None where results must be equal; why: where the bound comes from. parts: other
+    ways to compute some rows, for operations whose Triton form is batch-invariant: (arguments, rows of the result).
     """
 
     name: str

@@ -83,7 +83,7 @@ def _several(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _joined(*arguments: Tensor) -> Tensor:
-    """fused_linear on the arguments of the reference, which end with those of a norm behind it or of a sink."""
+    """fused_linear on the reference's arguments, which end with those of a following norm or of KV slots."""
     next_norm = NextNorm(*arguments[9:12]) if len(arguments) == 12 else None
     fusion = Fusion(*arguments[3:9])._replace(next_norm=next_norm, kv_slots=arguments[12:] or None)
     return fused_linear(*arguments[:3], fusion, checked=True)

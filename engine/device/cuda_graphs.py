@@ -19,7 +19,7 @@ from specmatrix.engine.core.observe.counters import Probes
 from specmatrix.engine.device.graph_cache import KEPT, MOST_BYTES, GraphBundle, GraphCache, GraphShape
 from specmatrix.engine.device.pinned_copy import integers
 
-__all__ = ["Captured", "Graphs", "Results", "Shape", "padded", "reach_of"]
+__all__ = ["Captured", "CudaGraphs", "GraphShape", "Results", "padded", "reach_of"]
 
 Results: TypeAlias = dict[str, Tensor]
 # Batches up to SMALL are padded to a power of two, larger ones to a multiple of it.

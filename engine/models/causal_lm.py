@@ -85,7 +85,7 @@ class CausalLM(ABC):
 
     @abstractmethod
     def layer(self, take: WeightReader, prefix: str, index: int) -> Callable[..., None]:
-        """The decoder layer `index`, of the tensors under `prefix`: layer(x, turn, attend, index, space) adds to x."""
+        """Decoder layer `index`, of the tensors under `prefix`: layer(x, rotation, attend, index, workspace)."""
 
     @abstractmethod
     def workspace(self, batch: int, width: int) -> object:

@@ -108,7 +108,7 @@ class _ModelConfigReader(ConfigReader):
                 f"{self.file}: num_attention_heads {heads} must be a multiple of num_key_value_heads {kv_heads}"
             )
         if head_dim % 2:
-            raise ConfigError(f"{self.file}: head_dim {head_dim} must be even, rotary positions turn pairs")
+            raise ConfigError(f"{self.file}: head_dim {head_dim} must be even, rotary positions rotate pairs")
         return ModelConfig(
             architecture=architecture,
             vocab_size=self.size("vocab_size"),

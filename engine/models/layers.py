@@ -29,8 +29,8 @@ class Attend(Protocol):
     """Stores keys and values of one layer's new tokens, then attends to all that each query may see.
 
     q [B, W, heads, head_dim] and kv [B * W, 2 * kv_heads * head_dim] (a row: key heads, then value heads) are views
-    -> [B * W, heads * head_dim]. kv is None where the caller stored it: a layer's `kv_slots` says where to, rows [S, C] and
-    slots int64 [B * W], or is None.
+    -> [B * W, heads * head_dim]. kv is None if the caller stored it already, where `kv_slots` of the layer says: rows
+    [S, C] and slots int64 [B * W], or None.
     """
 
     def __call__(self, layer: int, q: Tensor, kv: Tensor | None) -> Tensor: ...

@@ -137,7 +137,7 @@ def _yarn(rope: RopeConfig, frequency: Tensor) -> Tensor:
 
 
 def rotations(rope: RopeConfig, head_dim: int, length: int, device: torch.device) -> Tensor:
-    """What positions 0..length-1 turn pairs by: complex64 [length, head_dim / 2], unit numbers but for YaRN."""
+    """What positions 0..length-1 rotate pairs by: complex64 [length, head_dim / 2], unit numbers but for YaRN."""
     angle = torch.arange(length, dtype=torch.float32)[:, None] * frequencies(rope, head_dim)
     return (torch.complex(angle.cos(), angle.sin()) * rope.attention_factor).to(device)
 
@@ -155,7 +155,7 @@ def pair_up(weight: Tensor, head_dim: int) -> Tensor:
 def rotate(rows: Tensor, heads: int, head_dim: int, rotation: Tensor) -> None:
     """Turn the first `heads` heads of each row in place. rows [M, >= heads * head_dim] contiguous, heads paired up.
 
-    turn: complex64 [M or 1, 1, head_dim / 2].
+    rotation: complex64 [M or 1, 1, head_dim / 2].
     """
     if on_triton(rows):
         rotary(rows, rotation[:, 0].expand(len(rows), -1).contiguous(), heads)
@@ -168,7 +168,7 @@ def rotate(rows: Tensor, heads: int, head_dim: int, rotation: Tensor) -> None:
 def rotated(part: Tensor, head_dim: int, rotation: Tensor) -> Tensor:
     """A turned copy [R, heads, head_dim] of part [R, heads * head_dim], paired up, which may be a view.
 
-    turn: as for `rotate`.
+    rotation: as for `rotate`.
     """
     pairs = torch.view_as_complex(part.float().contiguous().view(-1).view(len(part), -1, head_dim // 2, 2)) * rotation
     return torch.view_as_real(pairs).flatten(2).to(part.dtype)

@@ -36,7 +36,7 @@ SPLIT: Final[dict[str, tuple[int, Unit]]] = {
 
 
 def share(config: ModelConfig, size: int) -> ModelConfig:
-    """The shape of what each of `size` ranks holds; they must be able to share it (engine.core.config.rules.parallel)."""
+    """The shape of one rank's share; `engine.core.config.rules.parallel` refuses what cannot be divided."""
     experts = config.experts
     return replace(
         config,

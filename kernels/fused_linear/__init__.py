@@ -14,7 +14,7 @@ __all__ = ["MAX_ROWS", "PART", "Fusion", "NextNorm", "fused_linear"]
 
 
 def fused_linear(x: Tensor, weight: Tensor, out: Tensor, fusion: Fusion = NOTHING, checked: bool = False) -> Tensor:
-    """x [M, K] @ weight [K, N] into `out` [M, N], M at most FEW; returns out. Sums are float32, rounded once.
+    """x [M, K] @ weight [K, N] into `out` [M, N], M at most MAX_ROWS; returns out. Sums are float32, rounded once.
 
     An RMS norm is split between the projection in front of it and the one behind it, see `Fusion`.
 
@@ -46,14 +46,16 @@ def _fits(rows: int, columns: int, fusion: Fusion) -> None:
     if sums is not None and (sums.dim() != 2 or sums.shape[0] != rows):
         raise preconditions.shape_error("fused_linear", "sums", sums, (rows, "parts"))
     if rotation is not None and (rotation.shape[0] != rows or heads * 2 * rotation.shape[1] > columns):
-        raise preconditions.shape_error("fused_linear", "turn", rotation, (rows, f"<= {columns} / (2 * {heads})"))
+        raise preconditions.shape_error("fused_linear", "rotation", rotation, (rows, f"<= {columns} / (2 * {heads})"))
     if next_norm is not None and next_norm.scaled.shape != (rows, columns):
         raise preconditions.shape_error("fused_linear", "scaled", next_norm.scaled, (rows, columns))
     if next_norm is not None and next_norm.partial_sumsq.shape != (rows, -(-columns // PART)):
-        raise preconditions.shape_error("fused_linear", "squares", next_norm.partial_sumsq, (rows, -(-columns // PART)))
+        raise preconditions.shape_error(
+            "fused_linear", "partial_sumsq", next_norm.partial_sumsq, (rows, -(-columns // PART))
+        )
     if (rotation is not None) + fusion.add + fusion.gated > 1:
-        raise KernelError("projection: at most one of turn, add and gated may follow a product")
+        raise KernelError("fused_linear: at most one of rotation, add and gated may follow a product")
     if kv_slots is not None and (kv_slots[0].dim() != 2 or kv_slots[0].shape[1] > columns):
-        raise preconditions.shape_error("fused_linear", "rows of the sink", kv_slots[0], ("S", f"<= {columns}"))
+        raise preconditions.shape_error("fused_linear", "kv_slots rows", kv_slots[0], ("S", f"<= {columns}"))
     if kv_slots is not None and kv_slots[1].shape != (rows,):
-        raise preconditions.shape_error("fused_linear", "slots of the sink", kv_slots[1], (rows,))
+        raise preconditions.shape_error("fused_linear", "kv_slots slots", kv_slots[1], (rows,))

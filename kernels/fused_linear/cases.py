@@ -1,4 +1,4 @@
-"""Cases of projection: (x, weight, out, sums, eps, turn, heads, add, gated[, scale, scaled, squares[, rows,
+"""Cases of fused_linear: (x, weight, out, sums, eps, rotation, heads, add, gated[, scale, scaled, partial_sumsq[, rows,
 slots]])."""
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ def _case(
     columns: int,
     dtype: torch.dtype = torch.float32,
     normed: bool = False,
-    kind: Literal["", "add", "gated", "turn"] = "",
+    kind: Literal["", "add", "gated", "rotation"] = "",
     heads: tuple[int, int] = (0, 0),
     next_norm: bool = False,
     sunk: int = 0,
     size: Literal["small", "medium"] = "small",
 ) -> Case:
     """columns: of out. normed: behind a norm. heads: how many are turned, and the
-    pairs of each. onward: before one. sunk: columns that go to rows of a pool.
+    pairs of each. next_norm: before one. sunk: columns that go to rows of a pool.
     """
 
     def make(g: Generator) -> Arguments:
@@ -34,7 +34,7 @@ def _case(
         out = torch.randn(rows, columns, generator=g).to(dtype)
         sums = torch.rand(rows, -(-depth // PART), generator=g) * PART if normed else None
         angle = torch.randn(rows, heads[1], generator=g)
-        rotation = torch.polar(torch.ones_like(angle), angle) if kind == "turn" else None
+        rotation = torch.polar(torch.ones_like(angle), angle) if kind == "rotation" else None
         rest: Arguments = ()
         if next_norm:
             scale = torch.rand(columns, generator=g).to(dtype)
@@ -57,7 +57,7 @@ def _view(g: Generator) -> Arguments:
 def _chain(
     rows: int, depth: int, middle: int, columns: int, dtype: torch.dtype, size: Literal["small", "medium"] = "small"
 ) -> Case:
-    """(x, weight, out, scale, scaled, squares, weight and out behind the norm, eps)."""
+    """(x, weight, out, scale, scaled, partial_sumsq, weight and out behind the norm, eps)."""
 
     def make(g: Generator) -> Arguments:
         x, scale = torch.randn(rows, depth, generator=g).to(dtype), torch.rand(middle, generator=g).to(dtype)
@@ -77,18 +77,18 @@ CASES = (
     _case(3, 70, 40, kind="add"),
     _case(5, 130, 24, normed=True, kind="gated"),
     _case(4, 40, 70, BF16, kind="gated"),
-    _case(7, 96, 28, normed=True, kind="turn", heads=(3, 4)),
+    _case(7, 96, 28, normed=True, kind="rotation", heads=(3, 4)),
     _case(2, 1100, 33, BF16, kind="add"),
-    _case(16, 64, 20, torch.float16, kind="turn", heads=(2, 5)),
+    _case(16, 64, 20, torch.float16, kind="rotation", heads=(2, 5)),
     _case(15, 1030, 12, BF16, normed=True),
     _case(17, 130, 24, normed=True, kind="gated"),
     _case(18, 130, 70, torch.float16, normed=True, kind="gated"),
     _case(39, 70, 66, BF16, kind="gated"),
     _case(21, 130, 40, torch.float16, normed=True),
-    _case(33, 70, 40, BF16, normed=True, kind="turn", heads=(3, 5)),
+    _case(33, 70, 40, BF16, normed=True, kind="rotation", heads=(3, 5)),
     _case(64, 1100, 33, BF16, kind="add"),
     Case("rows that lie apart", _view),
-    _case(1, 4096, 6144, BF16, normed=True, kind="turn", heads=(40, 64), size="medium"),
+    _case(1, 4096, 6144, BF16, normed=True, kind="rotation", heads=(40, 64), size="medium"),
     _case(8, 4096, 1434, BF16, normed=True, kind="gated", size="medium"),
     _case(16, 2048, 1030, BF16, kind="add", size="medium"),
     _case(48, 4096, 1434, BF16, normed=True, kind="gated", size="medium"),
@@ -100,12 +100,12 @@ CASES = (
 SUNK_CASES = (
     _case(0, 8, 12, sunk=4),
     _case(1, 40, 7, sunk=7),
-    _case(5, 70, 84, BF16, normed=True, kind="turn", heads=(3, 10), sunk=40),
-    _case(3, 4096, 6144, BF16, normed=True, kind="turn", heads=(40, 64), sunk=2048, size="medium"),
-    _case(20, 70, 84, BF16, normed=True, kind="turn", heads=(3, 10), sunk=40),
-    _case(24, 4096, 6144, BF16, normed=True, kind="turn", heads=(40, 64), sunk=2048, size="medium"),
-    _case(29, 2048, 3072, BF16, normed=True, kind="turn", heads=(40, 32), sunk=1024, size="medium"),
-    _case(48, 4096, 6144, BF16, normed=True, kind="turn", heads=(40, 64), sunk=2048, size="medium"),
+    _case(5, 70, 84, BF16, normed=True, kind="rotation", heads=(3, 10), sunk=40),
+    _case(3, 4096, 6144, BF16, normed=True, kind="rotation", heads=(40, 64), sunk=2048, size="medium"),
+    _case(20, 70, 84, BF16, normed=True, kind="rotation", heads=(3, 10), sunk=40),
+    _case(24, 4096, 6144, BF16, normed=True, kind="rotation", heads=(40, 64), sunk=2048, size="medium"),
+    _case(29, 2048, 3072, BF16, normed=True, kind="rotation", heads=(40, 32), sunk=1024, size="medium"),
+    _case(48, 4096, 6144, BF16, normed=True, kind="rotation", heads=(40, 64), sunk=2048, size="medium"),
 )
 ONWARD_CASES = (
     _case(0, 8, 4, next_norm=True),

@@ -7,10 +7,10 @@ from typing import Final, NamedTuple
 from torch import Tensor
 from torch.nn.functional import pad
 
-from specmatrix.kernels.rotary import eager as turns
-from specmatrix.kernels.silu_mul import eager as gates
+from specmatrix.kernels.rotary import eager as rotary_eager
+from specmatrix.kernels.silu_mul import eager as silu_eager
 
-# Rows up to which one launch is quicker than a product and what stands around it; columns that share a sum of squares.
+# MAX_ROWS: above it, separate launches are faster. PART: columns per partial sum of squares.
 MAX_ROWS: Final = 64
 PART: Final = 32
 
@@ -18,8 +18,8 @@ PART: Final = 32
 class NextNorm(NamedTuple):
     """The beginning of the norm behind a projection of N columns: what it reads, then what it leaves.
 
-    scale: the norm's weight [N]. scaled [M, N]: the rows times it. squares float32 [M, ceil(N / PART)]: the sums of
-    squares of PART columns each.
+    scale: the norm's weight [N]. scaled [M, N]: the rows times it. partial_sumsq float32
+    [M, ceil(N / PART)]: sums of squares over PART columns each.
     """
 
     scale: Tensor
@@ -28,14 +28,14 @@ class NextNorm(NamedTuple):
 
 
 class Fusion(NamedTuple):
-    """What a projection of M rows joins; at most one of turn, add and gated.
+    """Prologue and epilogue fused into a linear layer over M rows; at most one of rotation, add and gated.
 
-    sums, eps: the end of the norm in front, whose beginning left x as `scaled` and sums as `partial_sumsq`: the product is
-    divided by the length of a row, sqrt(sum of sums / K + eps).
-    turn complex64 [M, d / 2]: turns the pairs of the first `heads` heads of a row (`rotary`). add: out += the product.
-    gated: weight [K, 2 * N] has gates, then as many others, and out is silu(gates) * others (`silu_mul`).
-    onward: the beginning of the norm behind. sink: rows [S, C] and slots int64 [M]; the last C columns, keys and
-    values, go to rows[slots] and not to out (`store_kv`).
+    sums, eps: finish the preceding norm, which left x as `scaled` and sums as `partial_sumsq`: the product is divided
+    by the row's length, sqrt(sum of sums / K + eps).
+    rotation complex64 [M, d / 2]: rotates the pairs of a row's first `heads` heads (`rotary`). add: out += product.
+    gated: weight [K, 2 * N] holds the gates, then the up projection, and out is silu(gate) * up (`silu_mul`).
+    next_norm: the first half of the following norm. kv_slots: rows [S, C] and slots int64 [M]; the last C columns,
+    keys and values, go to rows[slots] instead of out (`store_kv`).
     """
 
     sums: Tensor | None = None
@@ -62,11 +62,11 @@ def projection(x: Tensor, weight: Tensor, out: Tensor, fusion: Fusion) -> Tensor
     if fusion.sums is not None:
         product = product / (fusion.sums.sum(1, keepdim=True) / x.shape[1] + fusion.eps).sqrt()
     if fusion.gated:
-        out.copy_(gates.silu_mul(product.to(x.dtype)))
+        out.copy_(silu_eager.silu_mul(product.to(x.dtype)))
     else:
         out.copy_(product + out.float() if fusion.add else product)
     if fusion.rotation is not None:
-        turns.rotary(out, fusion.rotation, fusion.heads)
+        rotary_eager.rotary(out, fusion.rotation, fusion.heads)
     if fusion.next_norm is not None:
         scale, scaled, partial_sumsq = fusion.next_norm
         scaled.copy_(out.float() * scale.float())

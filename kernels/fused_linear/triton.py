@@ -137,8 +137,8 @@ def _product(
 
 @triton.jit
 def _finish(
-    total, other, pieces, before, cosine, sine, factor, slot, at, scaled, partial_sumsq, kv_slots, m, n, live, held, first,
-    columns, depth, eps, sunk,
+    total, other, pieces, before, cosine, sine, factor, slot, at, scaled, partial_sumsq, kv_slots, m, n, live, held,
+    first, columns, depth, eps, sunk,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, PART: tl.constexpr, NORMED: tl.constexpr, GATED: tl.constexpr,
     ADD: tl.constexpr, TURN: tl.constexpr, ONWARD: tl.constexpr, SINK: tl.constexpr,
 ):  # fmt: skip
@@ -177,8 +177,8 @@ def _finish(
 
 @triton.jit(do_not_specialize=["rows"])
 def _project(
-    x, weight, out, sums, rotation, scale, scaled, partial_sumsq, kv_slots, slots, parts, counts, rows, columns, depth, span, lengths,
-    x_m, w_k, o_m, eps, pairs, rotated, sunk,
+    x, weight, out, sums, rotation, scale, scaled, partial_sumsq, kv_slots, slots, parts, counts, rows, columns, depth,
+    span, lengths, x_m, w_k, o_m, eps, pairs, rotated, sunk,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, RANGES: tl.constexpr, PART: tl.constexpr,
     LENGTHS: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, TURN: tl.constexpr, ONWARD: tl.constexpr,
     SINK: tl.constexpr, WIDE: tl.constexpr, AHEAD: tl.constexpr, LATE: tl.constexpr, EARLY: tl.constexpr,
@@ -198,8 +198,8 @@ def _project(
     wait(EARLY)
     at = out + m.to(tl.int64)[:, None] * o_m + n[None, :]
     pieces, before, cosine, sine, factor, slot = _read(
-        at, sums, rotation, scale, slots, m, n, live, held, first, columns, lengths, pairs, rotated, COLUMNS, LENGTHS, ADD,
-        TURN, ONWARD, SINK,
+        at, sums, rotation, scale, slots, m, n, live, held, first, columns, lengths, pairs, rotated, COLUMNS, LENGTHS,
+        ADD, TURN, ONWARD, SINK,
     )  # fmt: skip
     total, other = _product(
         x + m.to(tl.int64) * x_m, weight + n, live, held, part * span, part * span + span, depth, columns, w_k, ROWS,
@@ -221,8 +221,8 @@ def _project(
                 total += tl.load(parts + number * (ROWS * COLUMNS) + place, cache_modifier=".cg")
     if last:
         _finish(
-            total, other, pieces, before, cosine, sine, factor, slot, at, scaled, partial_sumsq, kv_slots, m, n, live, held,
-            first, columns, depth, eps, sunk, ROWS, COLUMNS, PART, LENGTHS > 0, GATED, ADD, TURN, ONWARD, SINK,
+            total, other, pieces, before, cosine, sine, factor, slot, at, scaled, partial_sumsq, kv_slots, m, n, live,
+            held, first, columns, depth, eps, sunk, ROWS, COLUMNS, PART, LENGTHS > 0, GATED, ADD, TURN, ONWARD, SINK,
         )  # fmt: skip
 
 
@@ -286,10 +286,10 @@ def fused_linear(x: Tensor, weight: Tensor, out: Tensor, fusion: Fusion) -> Tens
     named = {
         "weight": weight,
         "sums": sums,
-        "turn": rotation,
+        "rotation": rotation,
         "scale": scale,
         "scaled": scaled,
-        "squares": partial_sumsq,
+        "partial_sumsq": partial_sumsq,
     }
     named |= {"rows": pool, "slots": slots}
     preconditions.contiguous("fused_linear", **{name: given for name, given in named.items() if given is not None})

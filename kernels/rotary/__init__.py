@@ -11,16 +11,16 @@ from specmatrix.kernels.rotary import eager
 
 
 def rotary(rows: Tensor, rotation: Tensor, heads: int, checked: bool = False) -> None:
-    """Turn the pairs of the first `heads` heads of each row, in place.
+    """Rotate the pairs of the first `heads` heads of each row, in place.
 
-    rows [M, >= heads * d], a pair's two numbers side by side; turn complex64 [M, d / 2], what each pair is multiplied
-    with. Products are float32, rounded once to rows' dtype.
+    rows [M, >= heads * d], a pair's two numbers adjacent; rotation complex64 [M, d / 2], the factor of each pair.
+    Products are float32, rounded once to rows' dtype.
     KernelError on other shapes; with `checked` also on dtypes.
     """
     if rows.dim() != 2 or rotation.dim() != 2 or rows.shape[1] < heads * 2 * rotation.shape[1]:
         raise preconditions.shape_error("rotary", "rows", rows, ("M", f">= {heads * 2 * rotation.shape[-1]}"))
     if rotation.shape[0] != rows.shape[0]:
-        raise preconditions.shape_error("rotary", "turn", rotation, (rows.shape[0], "d / 2"))
+        raise preconditions.shape_error("rotary", "rotation", rotation, (rows.shape[0], "d / 2"))
     if checked:
         preconditions.dtype("rotary", (torch.complex64,), rotation=rotation)
         preconditions.dtype("rotary", (torch.float32, torch.bfloat16, torch.float16), rows=rows)

@@ -1,4 +1,4 @@
-"""Cases of rotary: (rows, turn, heads)."""
+"""Cases of rotary: (rows, rotation, heads)."""
 
 from __future__ import annotations
 

@@ -89,9 +89,9 @@ def _attention(c: ModelConfig) -> int:
 def _latent(c: ModelConfig) -> int:
     assert c.latent is not None
     a, hidden, heads = c.latent, c.hidden_size, c.num_heads
-    query = heads * (a.plain_dim + a.turned_dim)
+    query = heads * (a.plain_dim + a.rotated_dim)
     queries = hidden * query if a.query_rank is None else a.query_rank * (hidden + 1 + query)
-    shared = hidden * (a.rank + a.turned_dim) + a.rank
+    shared = hidden * (a.rank + a.rotated_dim) + a.rank
     return queries + shared + a.rank * heads * (a.plain_dim + a.value_dim) + heads * a.value_dim * hidden
 
 

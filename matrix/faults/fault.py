@@ -33,8 +33,8 @@ class Fault:
     further replacements where one place alone would be caught by a guard. expected: gates that must fail, at least one
     of them. cells: ids or selectors (up to two cells each) of the smallest cells that exercise it. why: its effect.
     tier: where the cells must run to exercise it; also_on: further tiers.
-    operations: kernels whose laws it breaks (`matrix.faults.kernels`). Cells of such a fault run on a GPU only, as other
-    forms of the operations run on a CPU.
+    operations: kernels whose laws it breaks (`matrix.faults.kernels`). Its cells run on a GPU only, because a CPU runs
+    other forms of the operations.
     """
 
     id: str

@@ -123,7 +123,8 @@ RECIPES: dict[str, Recipe] = {
             Fit(steps=6264, share=0.40, batch_tokens=49_152, peak_rate=4e-3, warmup=200), seed=1,
         ),
         Recipe(
-            "llama-mini-standalone", "standalone", ModelShape(hidden=64, layers=2, heads=2, kv_heads=1, intermediate=160),
+            "llama-mini-standalone", "standalone",
+            ModelShape(hidden=64, layers=2, heads=2, kv_heads=1, intermediate=160),
             Fit(steps=2693, share=0.15, batch_tokens=49_152, peak_rate=6e-3), seed=2, target="llama-mini",
         ),
         Recipe(
@@ -161,7 +162,8 @@ RECIPES: dict[str, Recipe] = {
             seed=7, target="qwen3-mini", family="qwen3",
         ),
         Recipe(
-            "qwen3-mini-eagle3", "eagle3", ModelShape(hidden=112, layers=2, heads=5, kv_heads=1, intermediate=272, eps=1e-6),
+            "qwen3-mini-eagle3", "eagle3",
+            ModelShape(hidden=112, layers=2, heads=5, kv_heads=1, intermediate=272, eps=1e-6),
             Fit(steps=1600, share=0.6, batch_tokens=24_576, peak_rate=4e-3, prompt_weight=0.0),
             seed=8, target="qwen3-mini", aux_layers=(0, 2), unroll=7,
         ),

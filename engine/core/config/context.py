@@ -29,7 +29,7 @@ class RuleContext:
     chosen: dict[str, Value] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, asked: EngineConfig, facts: Facts) -> "Situation":
+    def of(cls, asked: EngineConfig, facts: Facts) -> "RuleContext":
         """ConfigError if the algorithm does not exist."""
         return cls(asked, facts, algorithm(asked.speculative_algorithm))
 

@@ -57,7 +57,7 @@ def read_mla(architecture: str, fields: ConfigReader) -> MLAConfig | None:
         return None
     rotated = fields.size("qk_rope_head_dim", 64)
     if rotated % 2:
-        raise ConfigError(f"{fields.file}: qk_rope_head_dim {rotated} must be even, rotary positions turn pairs")
+        raise ConfigError(f"{fields.file}: qk_rope_head_dim {rotated} must be even, rotary positions rotate pairs")
     return MLAConfig(
         rank=fields.size("kv_lora_rank"),
         query_rank=fields.size("q_lora_rank") if fields.raw.get("q_lora_rank") is not None else None,

@@ -100,7 +100,7 @@ class MLALayer:
     def attention(self, x: Tensor, rotation: Tensor, attend: Attend, layer: int, workspace: MLAShape) -> None:
         """Adds to x [R, hidden], in place, what its tokens attend to.
 
-        turn: complex64 [B * W, 1, turned_dim / 2].
+        rotation: complex64 [B * W, 1, rotated_dim / 2].
         """
         c, heads, rows = self.config, self.heads, len(x)
         first = self.linear(self.norm(x, self.input_norm), self.down)

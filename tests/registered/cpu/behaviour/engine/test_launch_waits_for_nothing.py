@@ -1,4 +1,4 @@
-"""A launch reads no tensor on the host, and what it uploads goes through `engine.device.pinned_copy`, which does not wait.
+"""A launch reads no tensor on the host; its uploads go through `engine.device.pinned_copy`, which does not wait.
 
 On a GPU either would make the host wait for the device, so that nothing overlaps at lag 1; tests/registered/gpu1 has
 the same runs under CUDA's own detector.

@@ -203,15 +203,15 @@ REFUSED = {
     ),
     "fused_linear two at once": (
         partial(join, add=True, rotation=TURN, heads=1),
-        "projection: at most one of turn, add and gated may follow a product",
+        "fused_linear: at most one of rotation, add and gated may follow a product",
     ),
     "fused_linear sink": (
         partial(join, kv_slots=(torch.zeros(5, 5), SLOTS)),
-        r"projection: rows of the sink has shape \[5, 5\], must be \[S, <= 4\]",
+        r"projection: kv_slots rows has shape \[5, 5\], must be \[S, <= 4\]",
     ),
     "fused_linear slots": (
         partial(join, kv_slots=(ROWS, NONE)),
-        r"projection: slots of the sink has shape \[1\], must be \[2\]",
+        r"projection: kv_slots slots has shape \[1\], must be \[2\]",
     ),
     "fused_linear dtype": (
         partial(join, torch.ones(4, 4).double(), checked=True),

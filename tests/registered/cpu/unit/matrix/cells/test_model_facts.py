@@ -57,6 +57,7 @@ def test_widths_differ_so_that_a_mistaken_one_shows():
 
 
 def test_reading_them_imports_no_torch():
-    code = "import sys; from specmatrix.matrix.cells.cell import Cell; from specmatrix.matrix.cells.model_facts import zoo_facts\n"
+    code = "import sys; from specmatrix.matrix.cells.cell import Cell\n"
+    code += "from specmatrix.matrix.cells.model_facts import zoo_facts\n"
     code += "zoo_facts(Cell('eagle3')); print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
