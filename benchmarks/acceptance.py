@@ -24,12 +24,12 @@ def accepted_by_coins(rate: Tensor) -> Iterator[None]:
 
     The coins are the same for all requests of one length, so that those which begin together end together.
     """
-    judge = specmatrix.engine.executor.judge
+    verify = specmatrix.engine.executor.verify
 
     def tossed(
         logits: Tensor, tree: DraftTree, start: Tensor, rows: SamplingRows | None, ranks: Ranks = ALONE
     ) -> Verdict:
-        verdict = judge(logits, tree, start, rows, ranks)
+        verdict = verify(logits, tree, start, rows, ranks)
         if not tree.depth:
             return verdict
         positions = start[:, None] + tree.depths[:, 1:]
@@ -37,7 +37,7 @@ def accepted_by_coins(rate: Tensor) -> Iterator[None]:
         return verdict._replace(count=1 + (coins < rate).long().cumprod(1).sum(1))
 
     try:
-        specmatrix.engine.executor.judge = tossed
+        specmatrix.engine.executor.verify = tossed
         yield
     finally:
-        specmatrix.engine.executor.judge = judge
+        specmatrix.engine.executor.verify = verify

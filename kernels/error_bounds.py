@@ -67,7 +67,7 @@ def product(arguments: Arguments, wanted: Sequence[Tensor]) -> Bound:
     return torch.finfo(x.dtype).eps * largest + _chained(x, wide_product(x, weight, sizes=True) + before)
 
 
-def projection(arguments: Arguments, wanted: Sequence[Tensor]) -> tuple[Bound, ...]:
+def fused_linear(arguments: Arguments, wanted: Sequence[Tensor]) -> tuple[Bound, ...]:
     """What is returned and `out`; then the pool's rows; or the rows that a norm scales, and its sums of squares."""
     x, weight, out, sums, eps, rotation, heads, add, gated = arguments[:9]
     if not out.numel():

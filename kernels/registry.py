@@ -117,7 +117,7 @@ _PROJECTION = partial(
     Kernel,
     fast=_joined,
     reference=fused_linear_reference.fused_linear,
-    bound=error_bounds.projection,
+    bound=error_bounds.fused_linear,
     why="float32 sums of K products, and a rounding behind each operation that is joined",
 )
 _NORM = partial(

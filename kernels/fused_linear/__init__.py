@@ -31,7 +31,7 @@ def fused_linear(x: Tensor, weight: Tensor, out: Tensor, fusion: Fusion = NOTHIN
     _fits(rows, columns, fusion)
     if checked:
         preconditions.dtype("fused_linear", (x.dtype,), weight=weight, out=out)
-    return select_backend(eager, x).projection(x, weight, out, fusion)
+    return select_backend(eager, x).fused_linear(x, weight, out, fusion)
 
 
 def _fits(rows: int, columns: int, fusion: Fusion) -> None:

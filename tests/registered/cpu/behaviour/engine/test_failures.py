@@ -41,7 +41,7 @@ PLACES = {
     "graph capture": ("graphs", "run"),
     "drafter": ("drafter", "propose"),
     "target": ("target", "forward"),
-    "verification": (None, "judge"),
+    "verification": (None, "verify"),
     "collect": ("staging", "take"),
 }
 

@@ -441,7 +441,7 @@ def test_a_launch_that_cannot_run_starts_nobody(monkeypatch):
 
 
 def test_one_process_is_no_engine_of_two_ranks():
-    said = r"^tp_size 2 needs as many processes and LLM runs in one; use RankedLLM of specmatrix\.engine\.ranks\.llm$"
+    said = r"^tp_size 2 needs as many processes and LLM runs in one; use RankedLLM of specmatrix\.engine\.parallel"
     with pytest.raises(ConfigError, match=said):
         LLM(EngineConfig("llama-mini", tp_size=2), resolve_path)
 
@@ -491,7 +491,7 @@ def tell_and_answer(rank: Rank) -> str:
 
 def refuse_elsewhere(name: str) -> Path:
     """As the machine of a rank may."""
-    if Path(sys.argv[0]).name == "process.py":
+    if Path(sys.argv[0]).name == "worker.py":
         raise ConfigError("refused on the ranks")
     return resolve_path(name)
 

@@ -15,8 +15,8 @@ pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 
 OTHER = """
 import sys
-from specmatrix.engine.temp_dir import Scratch
-scratch = Scratch("test")
+from specmatrix.engine.temp_dir import TempDir
+scratch = TempDir("test")
 (scratch.path / "deep").mkdir()
 (scratch.path / "deep" / "file").touch()
 print(scratch.path, flush=True)

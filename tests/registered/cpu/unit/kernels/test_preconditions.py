@@ -177,45 +177,45 @@ REFUSED = {
     ),
     "fused_linear rows": (
         lambda: fused_linear(torch.ones(MAX_ROWS + 1, 4), torch.ones(4, 4), torch.ones(MAX_ROWS + 1, 4)),
-        r"projection: x has shape \[65, 4\], must be \[<= 64, 4\]",
+        r"fused_linear: x has shape \[65, 4\], must be \[<= 64, 4\]",
     ),
     "fused_linear out": (
         lambda: fused_linear(KV, torch.ones(4, 4), torch.ones(1, 4)),
-        r"projection: out has shape \[1, 4\], must be \[2, N\]",
+        r"fused_linear: out has shape \[1, 4\], must be \[2, N\]",
     ),
     "fused_linear weight": (
         partial(join, torch.ones(4, 3)),
-        r"projection: weight has shape \[4, 3\], must be \[4, 4\]",
+        r"fused_linear: weight has shape \[4, 3\], must be \[4, 4\]",
     ),
-    "fused_linear gates": (partial(join, gated=True), r"projection: weight has shape \[4, 4\], must be \[4, 8\]"),
-    "fused_linear sums": (partial(join, sums=ONE), r"projection: sums has shape \[1\], must be \[2, parts\]"),
-    "fused_linear turn": (
+    "fused_linear gates": (partial(join, gated=True), r"fused_linear: weight has shape \[4, 4\], must be \[4, 8\]"),
+    "fused_linear sums": (partial(join, sums=ONE), r"fused_linear: sums has shape \[1\], must be \[2, parts\]"),
+    "fused_linear rotation": (
         partial(join, rotation=TURN, heads=2),
-        r"projection: turn has shape \[2, 2\], must be \[2, <= 4 / \(2 \* 2\)\]",
+        r"fused_linear: rotation has shape \[2, 2\], must be \[2, <= 4 / \(2 \* 2\)\]",
     ),
     "fused_linear scaled": (
         partial(join, next_norm=NextNorm(torch.ones(4), KV[:1], torch.zeros(2, 1))),
-        r"projection: scaled has shape \[1, 4\], must be \[2, 4\]",
+        r"fused_linear: scaled has shape \[1, 4\], must be \[2, 4\]",
     ),
-    "fused_linear squares": (
+    "fused_linear partial_sumsq": (
         partial(join, next_norm=NextNorm(torch.ones(4), KV, torch.zeros(2, 2))),
-        r"projection: squares has shape \[2, 2\], must be \[2, 1\]",
+        r"fused_linear: partial_sumsq has shape \[2, 2\], must be \[2, 1\]",
     ),
     "fused_linear two at once": (
         partial(join, add=True, rotation=TURN, heads=1),
         "fused_linear: at most one of rotation, add and gated may follow a product",
     ),
-    "fused_linear sink": (
+    "fused_linear kv_slots": (
         partial(join, kv_slots=(torch.zeros(5, 5), SLOTS)),
-        r"projection: kv_slots rows has shape \[5, 5\], must be \[S, <= 4\]",
+        r"fused_linear: kv_slots rows has shape \[5, 5\], must be \[S, <= 4\]",
     ),
     "fused_linear slots": (
         partial(join, kv_slots=(ROWS, NONE)),
-        r"projection: kv_slots slots has shape \[1\], must be \[2\]",
+        r"fused_linear: kv_slots slots has shape \[1\], must be \[2\]",
     ),
     "fused_linear dtype": (
         partial(join, torch.ones(4, 4).double(), checked=True),
-        "projection: weight is float64, must be float32",
+        "fused_linear: weight is float64, must be float32",
     ),
     "rms_norm x": (partial(rms_norm, ONE, KV, 0.1), r"rms_norm: x has shape \[1\], must be \[M, 8\]"),
     "rms_norm weights": (partial(rms_norm, KV, ONE, 0.1), r"rms_norm: weight has shape \[1\], must be \[G, width\]"),
@@ -236,8 +236,8 @@ REFUSED = {
         "rms_norm: weight is float64, must be float32",
     ),
     "rotary rows": (partial(rotary, KV, TURN, 2), r"rotary: rows has shape \[2, 4\], must be \[M, >= 8\]"),
-    "rotary turn": (partial(rotary, KV, TURN[:1], 1), r"rotary: turn has shape \[1, 2\], must be \[2, d / 2\]"),
-    "rotary dtype": (partial(rotary, KV, KV[:, :2], 1, checked=True), "rotary: turn is float32, must be complex64"),
+    "rotary rotation": (partial(rotary, KV, TURN[:1], 1), r"rotary: rotation has shape \[1, 2\], must be \[2, d / 2\]"),
+    "rotary dtype": (partial(rotary, KV, KV[:, :2], 1, checked=True), "rotary: rotation is float32, must be complex64"),
     "rotary precision": (
         partial(rotary, KV.double(), TURN, 1, checked=True),
         "rotary: rows is float64, must be float32, bfloat16, float16",

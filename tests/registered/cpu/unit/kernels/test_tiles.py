@@ -1,4 +1,4 @@
-"""Tiles of `projection`: their room, their ranges, and each of those of more rows on a case."""
+"""Tiles of `fused_linear`: their room, their ranges, and each of those of more rows on a case."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from specmatrix.kernels import check
 from specmatrix.kernels.backend import check_interpreter, interpreted
 from specmatrix.kernels.fused_linear import cases
-from specmatrix.kernels.fused_linear import triton as projection
+from specmatrix.kernels.fused_linear import triton as fused_linear_triton
 from specmatrix.kernels.fused_linear.triton import tile
 from specmatrix.kernels.pdl import ROOM
 from specmatrix.kernels.registry import KERNELS
@@ -41,7 +41,7 @@ def test_the_order_of_sums_is_the_same_where_launches_begin_early(rows, gated, a
 @pytest.mark.parametrize(("gated", "add"), [(False, False), (False, True), (True, False)])
 def test_tiles_of_more_rows_fit_into_shared_memory_and_fill_a_gpu(rows, gated, add):
     for columns, depth in (*SIZES, (4096, 14336), (64, 64)):
-        for early, room in ((True, ROOM), (False, projection.ROOM_IN_TURN)):
+        for early, room in ((True, ROOM), (False, fused_linear_triton.ROOM_IN_TURN)):
             found = tile(rows, columns, depth, 2, gated, add, early)
             assert 2 * found.stages * found.depth * (found.rows + found.columns * (2 if gated else 1)) <= room
             assert found.stages >= 2
@@ -49,16 +49,24 @@ def test_tiles_of_more_rows_fit_into_shared_memory_and_fill_a_gpu(rows, gated, a
             if gated:
                 assert ranges == 1
             else:
-                assert tiles * ranges >= projection.PROGRAMS or depth < 2 * ranges * projection.SHORTEST
-                assert ranges == 1 or tiles <= projection.TILES
+                assert (
+                    tiles * ranges >= fused_linear_triton.PROGRAMS or depth < 2 * ranges * fused_linear_triton.SHORTEST
+                )
+                assert ranges == 1 or tiles <= fused_linear_triton.TILES
 
 
 def test_tiles_of_published_shapes_are_those_that_were_found():
-    assert tile(32, 6144, 4096, 2, False, False, early=True) == projection.TALL[32, "heads"].wide
-    assert tile(48, 8192, 2048, 2, True, False, early=True) == projection.TALL[64, "gate_up"].narrow
-    assert tile(48, 2048, 8192, 2, False, True, early=True) == projection.TALL[64, "down"].narrow._replace(ranges=2)
-    assert tile(48, 4096, 14336, 2, False, True, early=True) == projection.TALL[64, "down"].wide._replace(ranges=2)
-    assert tile(32, 14336, 4096, 2, True, False, early=False) == projection.TALL[32, "gate_up"].wide._replace(stages=2)
+    assert tile(32, 6144, 4096, 2, False, False, early=True) == fused_linear_triton.TALL[32, "heads"].wide
+    assert tile(48, 8192, 2048, 2, True, False, early=True) == fused_linear_triton.TALL[64, "gate_up"].narrow
+    assert tile(48, 2048, 8192, 2, False, True, early=True) == fused_linear_triton.TALL[64, "down"].narrow._replace(
+        ranges=2
+    )
+    assert tile(48, 4096, 14336, 2, False, True, early=True) == fused_linear_triton.TALL[64, "down"].wide._replace(
+        ranges=2
+    )
+    assert tile(32, 14336, 4096, 2, True, False, early=False) == fused_linear_triton.TALL[32, "gate_up"].wide._replace(
+        stages=2
+    )
 
 
 def test_every_tile_of_more_rows_has_a_case():
@@ -67,12 +75,12 @@ def test_every_tile_of_more_rows_has_a_case():
         x, _, out, _, _, _, _, add, gated, *_ = case.arguments()
         if out.numel():
             reached.add(tile(*out.shape, x.shape[1], x.element_size(), gated, add, early=True)._replace(ranges=1))
-    assert {one for tiles in projection.TALL.values() for one in tiles} <= reached
+    assert {one for tiles in fused_linear_triton.TALL.values() for one in tiles} <= reached
 
 
 # What is projected, the operation, and its case: with all that stands around such a projection in a layer.
 PLACES = {
-    "heads": ("fused_linear into a pool", "20 x 70 x 84 bfloat16 normed turn"),
+    "heads": ("fused_linear into a pool", "20 x 70 x 84 bfloat16 normed rotation"),
     "attended": ("fused_linear before a norm", "19 x 64 x 70 bfloat16 add"),
     "gate_up": ("fused_linear", "18 x 130 x 70 float16 normed gated"),
     "down": ("fused_linear before a norm", "23 x 1030 x 70 bfloat16 add"),
@@ -80,7 +88,7 @@ PLACES = {
 # Sums of gates are not cut into ranges of K.
 TILES = [
     pytest.param(what, one._replace(ranges=ranges), id=f"{what} {one.rows}x{one.columns}x{one.depth} in {ranges}")
-    for (_, what), tiles in projection.TALL.items()
+    for (_, what), tiles in fused_linear_triton.TALL.items()
     for one in dict.fromkeys(each._replace(ahead=0, late=False) for each in tiles)
     for ranges in ((1,) if what == "gate_up" else (1, 2))
 ]
@@ -92,7 +100,7 @@ def test_a_tile_of_more_rows_gives_the_definition(monkeypatch, what, found):
     name, of = PLACES[what]
     kernel = next(kernel for kernel in KERNELS if kernel.name == name)
     case = next(case for case in kernel.cases if case.name == of)
-    monkeypatch.setattr(projection, "tile", lambda *_: found)
+    monkeypatch.setattr(fused_linear_triton, "tile", lambda *_: found)
     torch.set_num_threads(1)
     with interpreted():
         check.at_once(kernel, case)

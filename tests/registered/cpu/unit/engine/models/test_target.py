@@ -255,5 +255,5 @@ def test_a_bundled_layer_is_a_layer_of_its_target(target_folder, paged, architec
     theirs(TOKENS)
     x = states[3].flatten(0, 1).clone()
     attend = paged(ours, 3, 40).attend([0, 1, 2], [0, 0, 0], torch.ones(40, 40).tril().bool())
-    layer(x, ours.rotations[:40].repeat(3, 1)[:, None], attend, 0, ours.space(3, 40))
+    layer(x, ours.rotations[:40].repeat(3, 1)[:, None], attend, 0, ours.workspace(3, 40))
     close(x.view(3, 40, -1), left[0])
