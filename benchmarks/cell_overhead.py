@@ -18,30 +18,30 @@ from specmatrix.matrix.gates.registry import GATES
 from specmatrix.matrix.run.provenance import run_header
 from specmatrix.matrix.run.runner import Runner
 from specmatrix.matrix.subjects.in_process import ReferenceSubject
-from specmatrix.matrix.subjects.protocol import Session, Subject
+from specmatrix.matrix.subjects.protocol import RunningEngine, Subject
 from specmatrix.reports.writer import ReportWriter
 
 NAME: Final = "harness_overhead_per_cell"
 GOAL: Final = 0.05
 WINDOWS: Final = 5
-# Cells that follow each other share launches; every second one keeps all drafters and modes in.
+# Cells that follow each other share engine starts; every second one keeps all drafters and modes in.
 EVERY: Final = 2
 
 
 class TimedSubject:
-    """A subject whose clock runs while it launches, generates or closes; what is read from it afterwards is the
+    """A subject whose clock runs while it starts, generates or closes; what is read from it afterwards is the
     harness's time."""
 
     def __init__(self, subject: Subject) -> None:
         self.name = subject.name
         self.capabilities = subject.capabilities
         self.clock = CallTimer()
-        self._launch = self.clock.wrap(subject.launch)
+        self._start = self.clock.wrap(subject.start)
 
-    def launch(self, config: EngineConfig) -> Session:
-        session: Any = self._launch(config)
-        session.generate, session.close = self.clock.wrap(session.generate), self.clock.wrap(session.close)
-        started: Session = session
+    def start(self, config: EngineConfig) -> RunningEngine:
+        engine: Any = self._start(config)
+        engine.generate, engine.close = self.clock.wrap(engine.generate), self.clock.wrap(engine.close)
+        started: RunningEngine = engine
         return started
 
 

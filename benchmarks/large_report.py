@@ -13,12 +13,12 @@ from typing import Any, Final
 from specmatrix.engine.core.config.resolve import resolve
 from specmatrix.engine.core.observe.counters import PROBES
 from specmatrix.matrix.cells.axes import LAUNCH
-from specmatrix.matrix.cells.cell import Cell, asked
+from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.constraints import expect
-from specmatrix.matrix.cells.model_facts import zoo_facts
 from specmatrix.matrix.cells.selection import all_cells, of_gpus
 from specmatrix.matrix.cover.lockfile import stage_cells
-from specmatrix.matrix.run.pending import unrun
+from specmatrix.matrix.run.prepared_cell import prepare
+from specmatrix.matrix.run.record import record
 from specmatrix.matrix.run.tiers import repro
 from specmatrix.reports.schema import CellResult, GateResult, Header, Json, Reason, Rewrite
 from specmatrix.reports.writer import ReportWriter
@@ -66,8 +66,8 @@ def write(directory: Path, cells: int, seconds: float, change: Change | None = N
                 shared = replace(shared, resolved=resolved | {"spec_version": change.version}, launch_hash="0" * 12)
             for cell in row:
                 differs = moves or (change.version is None and moved < change.share * (number + 1))
-                record = _record(shared, cell, number, 1.6875 if differs else 1.6944444444444444)
-                writer.write(replace(record, seconds=seconds + number / cells))
+                line = _record(shared, cell, number, 1.6875 if differs else 1.6944444444444444)
+                writer.write(replace(line, seconds=seconds + number / cells))
                 number, moved = number + 1, moved + differs
 
 
@@ -98,14 +98,14 @@ def launches(cells: int) -> list[list[Cell]]:
 
 def _shared(cell: Cell) -> CellResult:
     """What the cells of a launch have in common, as a record of the first of them."""
-    resolved = resolve(asked(cell), zoo_facts(cell))
+    prepared = prepare(cell, stage="nightly")
+    resolved = resolve(prepared.configuration, prepared.facts)
     fields: dict[str, Any] = resolved.as_dict()
     reasons, rewrites = fields.pop("reasons"), fields.pop("rewrites")
     return replace(
-        unrun(cell, "cpu", "nightly", 0),
-        state="PASS",
+        record(prepared, "PASS"),
         resolved=fields,
-        launch_hash=resolved.launch_hash(),
+        launch_hash=resolved.start_hash(),
         reasons=tuple(Reason(**reason) for reason in reasons),
         rewrites=tuple(Rewrite(**rewrite) for rewrite in rewrites),
     )

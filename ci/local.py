@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from multiprocessing import get_context, parent_process, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -19,7 +19,8 @@ from typing import Final
 
 from specmatrix.ci.planner import ShardPlan
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.run.pending import unrun
+from specmatrix.matrix.run.prepared_cell import prepare
+from specmatrix.matrix.run.record import record
 from specmatrix.reports.schema import CellResult
 
 # A cell takes seconds; a silence of this length means that its engine hangs.
@@ -85,20 +86,20 @@ def _turn(workers: list[Worker], job: ShardJob) -> Iterator[CellResult]:
     ready = wait([worker.connection for worker in workers], max(patience, 0.0))
     for worker in [worker for worker in workers if worker.connection in ready]:
         try:
-            record: CellResult | None = worker.connection.recv()
+            news: CellResult | None = worker.connection.recv()
         except (EOFError, ConnectionResetError):
             worker.process.join()
             yield from _replace(workers, worker, job, f"its worker died with exit code {worker.process.exitcode}")
             continue
         worker.heard = monotonic()
-        if record is None:
+        if news is None:
             worker.ready = True
             continue
-        worker.owed = [cell for cell in worker.owed if cell.id != record.id]
+        worker.owed = [cell for cell in worker.owed if cell.id != news.id]
         if not worker.owed:
             workers.remove(worker)
             _stop(worker)
-        yield record
+        yield news
     for worker in [worker for worker in workers if monotonic() - worker.heard > job.limit]:
         yield from _replace(workers, worker, job, f"it took more than {job.limit:g} s")
 
@@ -119,8 +120,7 @@ def _replace(workers: list[Worker], worker: Worker, job: ShardJob, what: str) ->
 
 def lost_cell(cell: Cell, job: ShardJob, what: str) -> CellResult:
     """The record of a cell that has no result, for a reason that says nothing about the cell."""
-    record = unrun(cell, job.tier, job.stage, job.seed)
-    return replace(record, state="INFRA", error=f"the cell has no result: {what}")
+    return record(prepare(cell, job.tier, job.stage, job.seed), "INFRA", error=f"the cell has no result: {what}")
 
 
 def _start(cells: Sequence[Cell], job: ShardJob, gpus: tuple[int, ...]) -> Worker:

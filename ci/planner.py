@@ -1,6 +1,6 @@
 """Which host runs which cells: a pure function from cells, durations and hosts to a plan, as data.
 
-Cells with one launch key form a group, because one engine start serves them all. Groups longer than SPLIT average
+Cells with one start key form a group, because one engine start serves them all. Groups longer than SPLIT average
 shards are split; then the longest group goes to the shard that has least to do (LPT). Executors only read the plan.
 """
 
@@ -29,7 +29,7 @@ class Host:
 class Group:
     """Cells for one engine start, the longest first; seconds include the start."""
 
-    launch: tuple[str, ...]
+    start_key: tuple[str, ...]
     cells: tuple[Cell, ...]
     seconds: float
 
@@ -62,7 +62,7 @@ class ShardPlan:
         return max(shard.seconds for shard in self.shards)
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able, in a fixed order: shard -> ordered launch groups -> cell ids."""
+        """JSON-able, in a fixed order: shard -> ordered groups -> cell ids."""
         return {
             "schema": 1,
             "gpus": self.gpus,
@@ -134,13 +134,13 @@ def _costs(cells: Iterable[Cell], durations: Mapping[str, float], gpus: int) -> 
 def _groups(costs: Mapping[Cell, float], start_seconds: float) -> list[Group]:
     members: dict[tuple[str, ...], list[Cell]] = {}
     for cell in costs:
-        members.setdefault(cell.launch_key, []).append(cell)
+        members.setdefault(cell.start_key, []).append(cell)
     return [_group(cells, costs, start_seconds) for cells in members.values()]
 
 
 def _group(cells: Sequence[Cell], costs: Mapping[Cell, float], start_seconds: float) -> Group:
     ordered = tuple(sorted(cells, key=lambda cell: (-costs[cell], cell)))
-    return Group(ordered[0].launch_key, ordered, start_seconds + sum(costs[cell] for cell in ordered))
+    return Group(ordered[0].start_key, ordered, start_seconds + sum(costs[cell] for cell in ordered))
 
 
 def _split(group: Group, costs: Mapping[Cell, float], average: float, start_seconds: float) -> list[Group]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from specmatrix.engine.core.errors import ConfigError
-from specmatrix.matrix.accuracy.compared import Compared, ComparedEngine, of_cell, of_pair
+from specmatrix.matrix.accuracy.compared import Compared, Start, of_cell, of_pair
 from specmatrix.matrix.accuracy.data import Split, split
 from specmatrix.matrix.accuracy.record import SCHEMA, markdown, write_record
 from specmatrix.matrix.checkpoints.pairs import pair_of
@@ -91,12 +91,12 @@ def measure(task: str, questions: Split, compared: Compared, max_new_tokens: int
     definition(task)
     torch.set_num_threads(1)
     runs: dict[str, Sequence[Sample]] = {}
-    launches: dict[str, dict[str, Any]] = {}
-    for name, launch in (("baseline", compared.baseline), ("cell", compared.cell)):
-        with _Bar(f"{name} {launch.name}", len(questions.asked), progress) as tick:
-            runs[name], launches[name] = _run(task, questions, launch, compared, max_new_tokens, tick)
+    starts: dict[str, dict[str, Any]] = {}
+    for name, engine in (("baseline", compared.baseline), ("cell", compared.cell)):
+        with _Bar(f"{name} {engine.name}", len(questions.asked), progress) as tick:
+            runs[name], starts[name] = _run(task, questions, engine, compared, max_new_tokens, tick)
     tests = pair(runs["baseline"], runs["cell"])
-    doubt = unproven(compared.algorithm, launches["cell"]["witness"])
+    doubt = unproven(compared.algorithm, starts["cell"]["evidence"])
     return {
         "schema": SCHEMA,
         "kind": "accuracy",
@@ -114,7 +114,7 @@ def measure(task: str, questions: Split, compared: Compared, max_new_tokens: int
         "baseline": compared.baseline.name,
         "weights": {name: _weights(folder) for name, folder in compared.folders.items()},
         "versions": {"lm_eval": version("lm_eval"), "torch": torch.__version__},
-        "launches": launches,
+        "launches": starts,
         "tests": [test.as_dict() for test in tests],
         "runs": {name: counts(samples) for name, samples in runs.items()},
         **_answers(runs["baseline"], runs["cell"]),
@@ -124,7 +124,7 @@ def measure(task: str, questions: Split, compared: Compared, max_new_tokens: int
 def _run(
     task: str,
     questions: Split,
-    launch: ComparedEngine,
+    engine: Start,
     compared: Compared,
     max_new_tokens: int,
     tick: Callable[[int], None],
@@ -133,12 +133,12 @@ def _run(
     from specmatrix.matrix.accuracy.task import evaluate
 
     start = time.perf_counter()
-    samples, model = evaluate(task, questions, launch.config, compared.locate, max_new_tokens=max_new_tokens, tick=tick)
+    samples, model = evaluate(task, questions, engine.config, compared.locate, max_new_tokens=max_new_tokens, tick=tick)
     return samples, {
-        "cell": launch.name,
+        "cell": engine.name,
         "resolved": model.llm.resolved.as_dict(),
         "readback": model.llm.readback(),
-        "witness": model.llm.probes,
+        "evidence": model.llm.probes,
         "seconds": time.perf_counter() - start,
     }
 

@@ -19,8 +19,8 @@ FIXED: Final = ("sampling", "finish", "abort")
 
 
 @dataclass(frozen=True, slots=True)
-class ComparedEngine:
-    """An engine of the comparison: how a report calls it, and its configuration."""
+class Start:
+    """An engine of the comparison: its name in the report, and its configuration."""
 
     name: str
     config: EngineConfig
@@ -31,8 +31,8 @@ class Compared:
     """algorithm: the cell's, in small letters. folders: of each model that either engine loads, the target first."""
 
     algorithm: str
-    baseline: ComparedEngine
-    cell: ComparedEngine
+    baseline: Start
+    cell: Start
     folders: Mapping[str, Path]
 
     def locate(self, name: str) -> Path:
@@ -50,15 +50,15 @@ def of_cell(text: str) -> Compared:
     if cell.ranks > 1:
         raise ConfigError(f"cell {text} has {cell.ranks} ranks and accuracy runs engines of one; leave tp{cell.tp} out")
     names = [name for name in (cell.target, cell.draft) if name is not None]
-    baseline, launch = (ComparedEngine(each.id, _ample(each)) for each in (cell.canonical, cell))
+    baseline, start = (Start(each.id, _ample(each)) for each in (cell.canonical, cell))
     verify_cells([cell])
-    return Compared(cell.algorithm, baseline, launch, {name: resolve_path(name) for name in names})
+    return Compared(cell.algorithm, baseline, start, {name: resolve_path(name) for name in names})
 
 
 def of_pair(pair: ModelPair, folders: Mapping[str, Path]) -> Compared:
     """A pair of published checkpoints that lie in `folders`."""
-    baseline = ComparedEngine(f"{pair.target}.none", _deterministic(pair.baseline))
-    return Compared(pair.algorithm.lower(), baseline, ComparedEngine(pair.name, _deterministic(pair.config)), folders)
+    baseline = Start(f"{pair.target}.none", _deterministic(pair.baseline))
+    return Compared(pair.algorithm.lower(), baseline, Start(pair.name, _deterministic(pair.config)), folders)
 
 
 def _ample(cell: Cell) -> EngineConfig:

@@ -81,9 +81,9 @@ def pair(baseline: Sequence[Sample], cell: Sequence[Sample]) -> tuple[Test, ...]
     return tuple(_test(name, good, baseline, cell) for name, good in goods.items())
 
 
-def unproven(algorithm: str, witness: Mapping[str, int]) -> str:
+def unproven(algorithm: str, evidence: Mapping[str, int]) -> str:
     """Why the run of a cell is no evidence about its drafter, or "" if its drafts were proposed and accepted."""
-    silent = [probe for probe in ("spec.drafted", "spec.accepted") if not witness.get(probe)]
+    silent = [probe for probe in ("spec.drafted", "spec.accepted") if not evidence.get(probe)]
     if algorithm == "none" or not silent:
         return ""
     return f"the cell asks for {algorithm}, yet {silent[0]} stayed 0: its answers say nothing about speculation"

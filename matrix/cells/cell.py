@@ -40,6 +40,11 @@ SHORT_CONTEXT: Final = 192
 # Ample memory holds every request of the largest workload at once; more only makes its checks slower.
 AMPLE_TOKENS: Final = 12_288
 AMPLE_PAGES: Final = 128
+# What gates need of every engine: stamps, every law, results that do not depend on the batch, and sessions that any
+# cell of a start may open.
+INSTRUMENTS: Final[dict[str, Any]] = {
+    "kv_stamps": True, "strict_memory": 1, "enable_deterministic_inference": True, "enable_streaming_session": True,
+}  # fmt: skip
 
 
 class Cell(NamedTuple):
@@ -97,8 +102,8 @@ class Cell(NamedTuple):
         return self._asdict()
 
     @property
-    def launch_key(self) -> tuple[str, ...]:
-        """The values of the launch axes; cells with equal keys share one engine start."""
+    def start_key(self) -> tuple[str, ...]:
+        """The values of the axes that one engine start serves; cells with equal keys share a start."""
         return self[: len(LAUNCH)]
 
     @property
@@ -118,12 +123,12 @@ class Cell(NamedTuple):
 
     @property
     def canonical(self) -> "Cell":
-        """The plainest launch of the model and context: what every drafter, timing and page size is compared with."""
+        """The plainest start of the model and context: what every drafter, timing and page size is compared with."""
         return Cell(model=self.model, prefix_cache="off", spec_version="v1", context=self.context)
 
     @property
     def twin(self) -> "Cell":
-        """The plainest launch of the cell's drafter: what turns that begin on KV of others are compared with."""
+        """The plainest start of the cell's drafter: what turns that begin on KV of others are compared with."""
         shape = {name: self.values[name] for name in ("algorithm", "steps", "topk", "draft_tokens")}
         return self.canonical._replace(**shape)
 
@@ -190,11 +195,14 @@ MEANINGS: Final = {value.token: (axis.name, value.name) for axis in AXES for val
 
 
 def asked(cell: Cell, gpus: int = 0) -> EngineConfig:
-    """What a cell asks of an engine when it is judged: bits that do not depend on the batch, stamps, every law, and
-    sessions, which any of the launch's cells may open. With GPUs the same on them, in the precision of the CPU tier."""
-    judged = replace(cell.config(), kv_stamps=True, strict_memory=1, enable_deterministic_inference=True)
-    judged = replace(judged, enable_streaming_session=True)
-    return replace(judged, device="cuda", dtype="float32") if gpus else judged
+    """The configuration of the engine that a cell is judged on, see `instrumented`."""
+    return instrumented(cell.config(), gpus)
+
+
+def instrumented(config: EngineConfig, gpus: int = 0) -> EngineConfig:
+    """A configuration with the instruments that gates need; with GPUs on a GPU, in the precision of the CPU tier."""
+    config = replace(config, **INSTRUMENTS)
+    return replace(config, device="cuda", dtype="float32") if gpus else config
 
 
 def _unknown_part(token: str) -> str:

@@ -7,7 +7,7 @@ raise, with its own sentence; *rewritten*: the engine must report the rewrite. T
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import product
@@ -264,7 +264,12 @@ def explain(cell: Cell) -> tuple[Constraint, ...]:
 
 def expect(cell: Cell) -> Expect:
     """What the engine must do with a cell. ConfigError for a combination that is no cell."""
-    kinds = {constraint.kind: constraint for constraint in reversed(explain(cell))}
+    return expectation(cell, explain(cell))
+
+
+def expectation(cell: Cell, found: Sequence[Constraint]) -> Expect:
+    """As `expect`, for a cell whose constraints are known."""
+    kinds = {constraint.kind: constraint for constraint in reversed(found)}
     for kind in ("impossible", "redundant"):
         if kind in kinds:
             raise ConfigError(f"cell {cell.id} is {kind} ({kinds[kind].name}): {kinds[kind].why}")

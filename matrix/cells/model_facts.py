@@ -1,4 +1,4 @@
-"""What a launch needs to know of the zoo's models, from their recipes: no checkpoint is read and no torch imported."""
+"""The facts of the zoo's models that a configuration depends on, from their recipes, without checkpoint or torch."""
 
 from functools import cache
 

@@ -2,7 +2,7 @@
 
 Whatever an algorithm proposes, an engine that runs it answers what plain decoding answers, at both timings, over pages,
 chunks and retractions, cached prompts and sampled tokens; its drafter is what its traits say; and it is never put
-aside. Under strict_memory the guard checks each proposal, so a launch without a complaint is one in which every
+aside. Under strict_memory the guard checks each proposal, so an engine without a complaint is one in which every
 proposal was as the protocol says (`engine.spec.drafter`).
 """
 
@@ -29,7 +29,7 @@ PARAMS: Final = (
     SamplingParams(max_new_tokens=20, temperature=0.9, seed=3, ignore_eos=True),
     SamplingParams(max_new_tokens=17, temperature=0.6, top_k=20, seed=4, return_logprob=True),
 )
-LAUNCHES: Final[dict[str, dict[str, object]]] = {
+STARTS: Final[dict[str, dict[str, object]]] = {
     "v2": {"spec_version": "v2"},
     "v1, pages of 7, chunks of 5": {"spec_version": "v1", "page_size": 7, "chunked_prefill_size": 5},
     "v2, memory for two": {
@@ -45,13 +45,13 @@ SHAPE: Final = {"speculative_num_steps", "speculative_eagle_topk", "speculative_
 
 
 class Held(NamedTuple):
-    """What became of one launch. broken: a sentence for each promise that was not kept.
+    """What became of one engine start. broken: a sentence for each promise that was not kept.
 
     rounds: tokens of every verify round, request by request, of the first time that the prompts were answered.
     retracted: how often a request was taken back for want of memory.
     """
 
-    launch: str
+    start: str
     broken: tuple[str, ...]
     rounds: tuple[tuple[int, ...], ...]
     retracted: int
@@ -63,16 +63,16 @@ class Held(NamedTuple):
 
 
 def hold(traits: Traits, asked: Mapping[str, Any], locate: Locate) -> Iterator[Held]:
-    """Every launch of an algorithm, one after another.
+    """Every engine start of an algorithm, one after another.
 
-    asked: fields of the configuration that all launches share; the target is one of them. ConfigError or RequestError
+    asked: fields of the configuration that all starts share; the target is one of them. ConfigError or RequestError
     where they cannot run.
     """
     shared: dict[str, Any] = {**STRICT, **asked, "speculative_algorithm": traits.name}
     truth = _answers(LLM(EngineConfig.from_flags(_without_draft(asked)), locate))
     for shape, sizes in shapes(traits, asked).items():
-        for name, launch in LAUNCHES.items():
-            config = EngineConfig.from_flags({**launch, **sizes, **shared})
+        for name, start in STARTS.items():
+            config = EngineConfig.from_flags({**start, **sizes, **shared})
             # No name holds the engine: the next one needs its memory.
             yield _held(f"{shape}, {name}", LLM(config, locate), traits, truth)
 
@@ -101,7 +101,7 @@ def _answers(llm: LLM) -> list[Output]:
     return llm.generate(PROMPTS, PARAMS)
 
 
-def _held(launch: str, llm: LLM, traits: Traits, truth: Sequence[Output]) -> Held:
+def _held(start: str, llm: LLM, traits: Traits, truth: Sequence[Output]) -> Held:
     with warnings.catch_warnings():
         # The same sentence is among what is broken.
         warnings.filterwarnings("ignore", message="the drafter of ", category=RuntimeWarning)
@@ -111,7 +111,7 @@ def _held(launch: str, llm: LLM, traits: Traits, truth: Sequence[Output]) -> Hel
     broken += [*_differences(first, truth), *_differences(second, truth)]
     broken += [sentence for holds, sentence in _promises(llm, traits) if not holds]
     rounds = tuple(output.accept_lengths for output in first)
-    return Held(launch, tuple(dict.fromkeys(broken)), rounds, llm.probes["retract.done"])
+    return Held(start, tuple(dict.fromkeys(broken)), rounds, llm.probes["retract.done"])
 
 
 def _differences(outputs: Sequence[Output], truth: Sequence[Output]) -> Iterator[str]:

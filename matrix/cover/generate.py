@@ -49,7 +49,7 @@ def sweep(launch: Cell, kept: Iterable[Cell] = ()) -> list[Cell]:
     """New cells that hold, with the kept ones, every pair of request values (exams excepted) on this launch."""
     factors = {name: [launch.values[name]] for name in LAUNCH}
     factors |= {axis.name: [v for v in axis.names if v != "exam"] for axis in AXES if axis.scope == "request"}
-    here = [cell for cell in kept if cell.launch_key == launch.launch_key and cell.batch != "exam"]
+    here = [cell for cell in kept if cell.start_key == launch.start_key and cell.batch != "exam"]
     return _make(factors, 2, here)
 
 

@@ -104,7 +104,7 @@ def uncovered_sweep(launch: Cell, cells: Iterable[Cell]) -> list[Combination]:
     names = [axis.name for axis in requests]
     swept = [launch._replace(**dict(zip(names, values, strict=True))) for values in every]
     wanted = _request_pairs(cell for cell in swept if cell.batch != "exam" and not explain(cell))
-    held = _request_pairs(cell for cell in cells if cell.launch_key == launch.launch_key and not explain(cell))
+    held = _request_pairs(cell for cell in cells if cell.start_key == launch.start_key and not explain(cell))
     return sorted(wanted - held)
 
 

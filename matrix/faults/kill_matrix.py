@@ -139,12 +139,12 @@ def _matrix(faults: Sequence[Fault], found: Mapping[str, Trial], plain: Sequence
 
 
 def shares(cells: Sequence[Cell], count: int) -> list[list[Cell]]:
-    """Cells in `count` parts of about the same price; cells of one launch stay together."""
-    launches: dict[tuple[str, ...], list[Cell]] = {}
+    """Cells in `count` parts of about the same price; cells of one engine start stay together."""
+    starts: dict[tuple[str, ...], list[Cell]] = {}
     for cell in cells:
-        launches.setdefault(cell.launch_key, []).append(cell)
+        starts.setdefault(cell.start_key, []).append(cell)
     parts: list[list[Cell]] = [[] for _ in range(count)]
-    for group in sorted(launches.values(), key=lambda group: -sum(cell.seconds for cell in group)):
+    for group in sorted(starts.values(), key=lambda group: -sum(cell.seconds for cell in group)):
         min(parts, key=lambda part: sum(cell.seconds for cell in part)).extend(group)
     return [part for part in parts if part]
 

@@ -13,6 +13,7 @@ from specmatrix.matrix.gates.session_baseline import turns_left, twinned
 from specmatrix.matrix.gates.thresholds import Threshold, values
 from specmatrix.matrix.oracles.ngram_replay import NgramReplay, ReplayError, Round
 from specmatrix.matrix.oracles.transformers import Combination, Oracle, oracle_index, oracle_of
+from specmatrix.matrix.run.prepared_cell import PreparedCell
 from specmatrix.matrix.subjects.protocol import Answer, Capability, Run
 from specmatrix.reports.stats import ratio_change
 
@@ -72,10 +73,11 @@ class AcceptanceGate:
             return True
         return _proven(cell) or twinned(cell)
 
-    def judge(self, cell: Cell, run: Run, baseline: Run) -> Outcome:
+    def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
         """NOT MEASURED where the oracle lacks the combination or no round was decoded."""
         if run.resolved.get("ngram") is not None:
             return self._replayed(run)
+        cell = prepared.cell
         if not twinned(cell):
             return self._against_oracle(cell, run)
         outcome = self._against_oracle(cell, run) if _proven(cell) else Outcome(self.name, State.PASS)

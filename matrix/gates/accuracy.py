@@ -15,6 +15,7 @@ from specmatrix.matrix.gates.gate import Number, Outcome, State
 from specmatrix.matrix.gates.pairing import AnswerPair, pairs, unpaired
 from specmatrix.matrix.gates.thresholds import Threshold, values
 from specmatrix.matrix.oracles.finish import CHECKPOINTS
+from specmatrix.matrix.run.prepared_cell import PreparedCell
 from specmatrix.matrix.subjects.protocol import Capability, Run
 from specmatrix.reports.stats import mcnemar, wilson
 
@@ -53,7 +54,7 @@ class AccuracyGate:
         """Exam cells."""
         return cell.batch == "exam"
 
-    def judge(self, cell: Cell, run: Run, baseline: Run) -> Outcome:
+    def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
         """NOT MEASURED without questions or without the target's card."""
         missing = unpaired(self.name, run, baseline)
         if missing:
@@ -61,12 +62,12 @@ class AccuracyGate:
         graded = [pair for pair in pairs(run, baseline) if pair.ask.answer is not None]
         if not graded:
             return Outcome(self.name, State.NOT_MEASURED, message="no request has a reference answer")
-        card = self.card(cell.target)
+        card = self.card(prepared.cell.target)
         if card is None:
             return Outcome(self.name, State.NOT_MEASURED, message="the target's card is missing")
         numbers, interval = _numbers(graded)
         numbers["card_test_share"] = card
-        rate = card * (1.0 if cell.sampling == "greedy" else self.thresholds["sampled_share"])
+        rate = card * (1.0 if prepared.cell.sampling == "greedy" else self.thresholds["sampled_share"])
         fault = self._lost(numbers) or self._collapsed(numbers, len(graded), card, rate)
         return Outcome(self.name, State.FAIL if fault else State.PASS, numbers, interval, fault)
 

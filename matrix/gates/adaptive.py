@@ -12,6 +12,7 @@ from specmatrix.matrix.gates.gate import Number, Outcome, State
 from specmatrix.matrix.gates.journal_rounds import first_journal_mismatch
 from specmatrix.matrix.gates.thresholds import Threshold, values
 from specmatrix.matrix.oracles.adaptive import AdaptiveMismatch, AdaptiveReplay, widest
+from specmatrix.matrix.run.prepared_cell import PreparedCell
 from specmatrix.matrix.subjects.protocol import Capability, Run, Trace
 from specmatrix.matrix.workloads.sessions import WAVES
 
@@ -25,7 +26,7 @@ class AdaptiveGate:
     """Replays the controller's trace by a second implementation, entry for entry; holds its rounds against the journal
     and its observations against the answers.
 
-    Trace and journal cover the session's life, so what an earlier cell of the launch broke is red here too.
+    Trace and journal begin with the engine, so what an earlier cell of the same start broke is red here too.
     """
 
     name: str = "adaptive"
@@ -36,7 +37,7 @@ class AdaptiveGate:
         """Cells whose depth adapts; where the engine makes it static, `config` and `effective` say so."""
         return cell.adapts
 
-    def judge(self, cell: Cell, run: Run, baseline: Run) -> Outcome:
+    def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
         """NOT MEASURED without trace and journal, or where the trace has lost its beginning."""
         trace = run.trace
         if trace is None or run.journal is None:
@@ -49,14 +50,14 @@ class AdaptiveGate:
             return Outcome(self.name, State.NOT_MEASURED, message="no round was observed")
         earlier = run.earlier or Trace((), ())
         skipped = len(earlier.rounds), len(earlier.observations)
-        replay = AdaptiveReplay(cell, int(run.resolved["lag"]), self.thresholds["average"], skipped)
+        replay = AdaptiveReplay(prepared.cell, int(run.resolved["lag"]), self.thresholds["average"], skipped)
         try:
             replay.walk(trace)
         except AdaptiveMismatch as mismatch:
             return Outcome(self.name, State.FAIL, _numbers(replay, trace, skipped), message=str(mismatch))
         fault = (
             first_journal_mismatch(run.journal[0], trace.rounds, widest(replay.slots))
-            or wave_not_batched(cell, [size for size, _ in trace.rounds[skipped[0] :]])
+            or wave_not_batched(prepared.cell, [size for size, _ in trace.rounds[skipped[0] :]])
             or _unlike(run, trace, skipped[1])
             or _miscounted(run, replay)
         )
@@ -94,8 +95,8 @@ def _unlike(run: Run, trace: Trace, skipped: int) -> str:
 
 def _miscounted(run: Run, replay: AdaptiveReplay) -> str:
     for probe in ("adaptive.activated", "adaptive.batch_switch", "adaptive.switched_up", "adaptive.switched_down"):
-        if run.witness.get(probe, 0) != replay.counts[probe]:
-            return f"{probe} was hit {run.witness.get(probe, 0)} times, the trace shows {replay.counts[probe]}"
+        if run.evidence.get(probe, 0) != replay.counts[probe]:
+            return f"{probe} was hit {run.evidence.get(probe, 0)} times, the trace shows {replay.counts[probe]}"
     return ""
 
 

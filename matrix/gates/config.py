@@ -8,15 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from specmatrix.engine.core.config.asked import AUTO, EngineConfig
-from specmatrix.engine.core.config.resolve import resolve
 from specmatrix.engine.core.errors import ConfigError
-from specmatrix.matrix.cells.cell import Cell, asked
-from specmatrix.matrix.cells.constraints import expect, explain
-from specmatrix.matrix.cells.model_facts import zoo_facts
+from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Number, Outcome, State
 from specmatrix.matrix.gates.thresholds import Threshold, values
 from specmatrix.matrix.golden.outcomes import DEPENDS, REFUSED, outcomes, ran
 from specmatrix.matrix.golden.review import GOLDEN_FILE, Golden, expected, golden_table, launch_id
+from specmatrix.matrix.run.prepared_cell import PreparedCell
 from specmatrix.matrix.subjects.protocol import Capability, Run
 
 THRESHOLDS: Final = {
@@ -35,34 +33,32 @@ class ConfigGate:
     golden: Golden = field(default_factory=golden_table)
 
     def applies(self, cell: Cell) -> bool:
-        """Every cell has a launch."""
+        """Every cell has a configuration."""
         return True
 
-    def judge(self, cell: Cell, run: Run, baseline: Run) -> Outcome:
-        """NOT MEASURED where some field of the launch was never reviewed."""
-        gpu = run.resolved["device"] != "cpu"
-        config = asked(cell, gpus=int(gpu))
-        found = outcomes(config, run.resolved)
+    def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
+        """NOT MEASURED where some field of the configuration was never reviewed."""
+        found = outcomes(prepared.configuration, run.resolved)
         numbers: dict[str, Number] = {"fields": len(found), "rewrites": len(run.resolved["rewrites"])}
-        fault = _dishonoured(config, run) or _rewrites(cell, run) or _underived(run)
+        fault = _dishonoured(prepared.configuration, run) or _rewrites(prepared, run) or _underived(run)
         if fault:
             return Outcome(self.name, State.FAIL, numbers, message=fault)
-        golden = expected(self.golden, cell, gpu)
+        golden = expected(self.golden, prepared.cell, prepared.gpus > 0)
         if REFUSED in golden:
             text = f"the golden says the launch is refused ({golden[REFUSED]!r}), but it runs"
             return Outcome(self.name, State.FAIL, numbers, message=text)
         for name in found:
             if name in DEPENDS and name not in golden:
-                return Outcome(self.name, State.NOT_MEASURED, numbers, message=_unproven(cell, name))
+                return Outcome(self.name, State.NOT_MEASURED, numbers, message=_unproven(prepared.cell, name))
             if found[name] != golden.get(name):
                 text = f"{name}: {found[name]!r}, the golden says {golden.get(name)!r}"
                 return Outcome(self.name, State.FAIL, numbers, message=text)
         return Outcome(self.name, State.PASS, numbers)
 
-    def judge_refusal(self, cell: Cell, error: ConfigError | None) -> Outcome:
-        """A cell that the constraints refuse: `error` is what the launch raised, None if it ran."""
-        rules = [constraint.name for constraint in explain(cell) if constraint.kind == "refused"]
-        predicted = predicted_refusal(cell)
+    def judge_refusal(self, prepared: PreparedCell, error: ConfigError | None) -> Outcome:
+        """A cell that the constraints refuse: `error` is what the start raised, None if it ran."""
+        rules = [constraint.name for constraint in prepared.constraints if constraint.kind == "refused"]
+        predicted = prepared.predicted_refusal
         numbers: dict[str, Number] = {"rules": ", ".join(rules), "predicted": predicted}
         if not rules or not predicted:
             text = "no constraint refuses this cell" + (f", but the engine says: {error}" if error else "")
@@ -72,9 +68,9 @@ class ConfigGate:
         if str(error) != predicted:
             text = f"the engine refused with {str(error)!r}, {rules[0]} predicts {predicted!r}"
             return Outcome(self.name, State.FAIL, numbers, message=text)
-        golden = expected(self.golden, cell)
+        golden = expected(self.golden, prepared.cell)
         if not golden:
-            return Outcome(self.name, State.NOT_MEASURED, numbers, message=_unproven(cell, REFUSED))
+            return Outcome(self.name, State.NOT_MEASURED, numbers, message=_unproven(prepared.cell, REFUSED))
         if golden.get(REFUSED) != predicted:
             text = f"the sentence of refusal is not the golden one ({golden.get(REFUSED)!r}): {predicted!r}"
             return Outcome(self.name, State.FAIL, numbers, message=text)
@@ -84,15 +80,6 @@ class ConfigGate:
 def _unproven(cell: Cell, name: str) -> str:
     file = GOLDEN_FILE.relative_to(GOLDEN_FILE.parents[2])
     return f"{file} says nothing of {name} in launch {launch_id(cell)}; run `{REVIEW}` and review its diff"
-
-
-def predicted_refusal(cell: Cell) -> str:
-    """The sentence of the first rule that refuses the cell, "" if none does."""
-    try:
-        resolve(cell.config(), zoo_facts(cell))
-    except ConfigError as error:
-        return str(error)
-    return ""
 
 
 def _dishonoured(config: EngineConfig, run: Run) -> str:
@@ -130,12 +117,14 @@ def _window_pages(now: Mapping[str, Any]) -> int:
     return max(1, min(pages, shared))
 
 
-def _rewrites(cell: Cell, run: Run) -> str:
+def _rewrites(prepared: PreparedCell, run: Run) -> str:
     """Rewrites must be exactly the predicted ones."""
-    predicted = resolve(cell.config(), zoo_facts(cell)).as_dict()["rewrites"]
+    if isinstance(prepared.predicted, ConfigError):
+        return f"the engine ran it; predicted is the refusal {str(prepared.predicted)!r}"
+    predicted = prepared.predicted.as_dict()["rewrites"]
     reported = list(run.resolved["rewrites"])
     if predicted != reported:
         return f"the rewrites are {reported}, predicted were {predicted}"
-    if bool(reported) != (expect(cell) == "rewritten"):
-        return f"the cell is expected to be {expect(cell)}, but the engine reports {len(reported)} rewrites"
+    if bool(reported) != (prepared.expectation == "rewritten"):
+        return f"the cell is expected to be {prepared.expectation}, but the engine reports {len(reported)} rewrites"
     return ""

@@ -14,6 +14,7 @@ from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Number, Outcome, State
 from specmatrix.matrix.gates.pairing import AnswerPair, pairs, unpaired
 from specmatrix.matrix.gates.thresholds import Threshold, values
+from specmatrix.matrix.run.prepared_cell import PreparedCell
 from specmatrix.matrix.subjects.protocol import Ask, Capability, Run
 from specmatrix.matrix.workloads.build import draws_apply, tokenizer
 from specmatrix.reports.stats import ks_uniform, randomised_pit
@@ -45,7 +46,7 @@ class DistributionGate:
         """Cells whose workload holds draws."""
         return draws_apply(cell)
 
-    def judge(self, cell: Cell, run: Run, baseline: Run) -> Outcome:
+    def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
         """NOT MEASURED with fewer draws than `least_draws` or without log-probabilities of the whole vocabulary."""
         missing = unpaired(self.name, run, baseline)
         if missing:

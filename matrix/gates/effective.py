@@ -7,14 +7,15 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.gates.evidence import GPU_WITNESSES, WITNESSES, Witness
+from specmatrix.matrix.gates.evidence import EVIDENCE, GPU_EVIDENCE, Evidence
 from specmatrix.matrix.gates.gate import Number, Outcome, State
 from specmatrix.matrix.gates.thresholds import Threshold, values
+from specmatrix.matrix.run.prepared_cell import PreparedCell
 from specmatrix.matrix.subjects.protocol import Capability, Run
 
 THRESHOLDS: Final = {
     "differences": Threshold(0, "a running part that differs from the resolved configuration is another configuration"),
-    "unseen": Threshold(0, "every row of WITNESSES was measured to hold on the reference engine"),
+    "unseen": Threshold(0, "every row of EVIDENCE was measured to hold on the reference engine"),
 }
 # Without these read back, nothing is known of what runs.
 REQUIRED: Final = (
@@ -25,27 +26,27 @@ REQUIRED: Final = (
 
 @dataclass
 class EffectiveGate:
-    """The read-back equals what was resolved, no drafter was put aside, and each witness demanded of the cell holds."""
+    """The read-back equals what was resolved, no drafter was put aside, and all evidence due from the cell is there."""
 
     name: str = "effective"
     needs: frozenset[Capability] = frozenset({Capability.READBACK, Capability.COUNTERS})
     thresholds: Mapping[str, float] = field(default_factory=lambda: values(THRESHOLDS))
-    witnesses: tuple[Witness, ...] = (*WITNESSES, *GPU_WITNESSES)
+    evidence: tuple[Evidence, ...] = (*EVIDENCE, *GPU_EVIDENCE)
 
     def applies(self, cell: Cell) -> bool:
         """Every cell asks for something."""
         return True
 
-    def judge(self, cell: Cell, run: Run, baseline: Run) -> Outcome:
+    def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
         """NOT MEASURED where a required key is not read back, or no counter was hit at all."""
         missing = [key for key in REQUIRED if key not in run.readback or key not in run.resolved]
         if missing:
             return Outcome(self.name, State.NOT_MEASURED, message=f"the subject does not read back {missing[0]}")
-        if not any(run.witness.values()):
+        if not any(run.evidence.values()):
             return Outcome(self.name, State.NOT_MEASURED, message="no counter was hit, so nothing was witnessed")
         common = [key for key in run.readback if key in run.resolved]
         differing = [key for key in common if run.readback[key] != run.resolved[key]]
-        demanded = [row for row in self.witnesses if row.when(cell, run)]
+        demanded = [row for row in self.evidence if row.when(prepared.cell, run)]
         unseen = [row for row in demanded if not row.holds(run)]
         numbers: dict[str, Number] = {
             "keys": len(common),
@@ -64,7 +65,7 @@ class EffectiveGate:
         return Outcome(self.name, State.PASS, numbers)
 
 
-def _sentence(row: Witness, run: Run) -> str:
-    hits = sum(run.witness.get(probe, 0) for probe in row.probe.split("|"))
+def _sentence(row: Evidence, run: Run) -> str:
+    hits = sum(run.evidence.get(probe, 0) for probe in row.probe.split("|"))
     wanted = "more than 0" if row.seen else "0"
     return f"{row.probe.replace('|', ' or ')} was hit {hits} times, expected {wanted}: {row.why}"

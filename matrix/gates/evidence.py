@@ -20,7 +20,7 @@ REPEATED_ROUNDS: Final = 16
 
 
 @dataclass(frozen=True)
-class Witness:
+class Evidence:
     """Where `when` holds, the probe (or one of several, joined by `|`) must have been hit (`seen`), or none of them."""
 
     probe: str
@@ -30,7 +30,7 @@ class Witness:
 
     def holds(self, run: Run) -> bool:
         """A probe that the subject does not know counts as never hit."""
-        return any(run.witness.get(probe, 0) > 0 for probe in self.probe.split("|")) == self.seen
+        return any(run.evidence.get(probe, 0) > 0 for probe in self.probe.split("|")) == self.seen
 
 
 def _graphs(run: Run) -> bool:
@@ -181,83 +181,87 @@ def _finished(cell: Cell, run: Run, kind: str) -> bool:
     return cell.finish == kind and lives and (short or (kind == "stop_token" and cell.batch != "pair"))
 
 
-WITNESSES: Final[tuple[Witness, ...]] = (
-    Witness("prefill.step", True, "a prompt is read", lambda cell, run: True),
-    Witness("decode.round", True, "tokens are decoded", lambda cell, run: True),
-    Witness("decode.batched", True, "two requests share a round", _share),
-    Witness("rank.step", True, "several ranks compare their steps", lambda cell, run: cell.ranks > 1),
-    Witness("rank.step", False, "there is one rank", lambda cell, run: cell.ranks == 1),
-    Witness("spec.drafted", True, "a drafter proposes", _drafts),
-    Witness("spec.drafted", False, "nobody drafts", lambda cell, run: cell.algorithm == "none"),
-    Witness("spec.accepted", True, "a trained draft is right at times", _trained),
-    Witness("adaptive.activated", True, "the controller sets each depth", lambda cell, run: cell.adapts),
-    Witness("adaptive.switched_up", True, "good drafts deepen the next ones", _moves),
-    Witness("adaptive.switched_down", True, "poor drafts shorten the next ones", _moves),
-    Witness("adaptive.batch_switch", True, "the batch size changes the depth", _moves),
-    Witness("adaptive.batch_switch", True, "the batch size changes the depth", _leaves_depth),
-    Witness("adaptive.switched_up", True, "good drafts deepen the next ones", _deepens),
-    Witness("adaptive.batch_switch", False, "one slot serves batches of every size", _flat),
+EVIDENCE: Final[tuple[Evidence, ...]] = (
+    Evidence("prefill.step", True, "a prompt is read", lambda cell, run: True),
+    Evidence("decode.round", True, "tokens are decoded", lambda cell, run: True),
+    Evidence("decode.batched", True, "two requests share a round", _share),
+    Evidence("rank.step", True, "several ranks compare their steps", lambda cell, run: cell.ranks > 1),
+    Evidence("rank.step", False, "there is one rank", lambda cell, run: cell.ranks == 1),
+    Evidence("spec.drafted", True, "a drafter proposes", _drafts),
+    Evidence("spec.drafted", False, "nobody drafts", lambda cell, run: cell.algorithm == "none"),
+    Evidence("spec.accepted", True, "a trained draft is right at times", _trained),
+    Evidence("adaptive.activated", True, "the controller sets each depth", lambda cell, run: cell.adapts),
+    Evidence("adaptive.switched_up", True, "good drafts deepen the next ones", _moves),
+    Evidence("adaptive.switched_down", True, "poor drafts shorten the next ones", _moves),
+    Evidence("adaptive.batch_switch", True, "the batch size changes the depth", _moves),
+    Evidence("adaptive.batch_switch", True, "the batch size changes the depth", _leaves_depth),
+    Evidence("adaptive.switched_up", True, "good drafts deepen the next ones", _deepens),
+    Evidence("adaptive.batch_switch", False, "one slot serves batches of every size", _flat),
     *(
-        Witness(f"adaptive.{name}", False, "the depth is static", lambda cell, run: not cell.adapts)
+        Evidence(f"adaptive.{name}", False, "the depth is static", lambda cell, run: not cell.adapts)
         for name in ("activated", "switched_up", "switched_down", "batch_switch")
     ),
-    Witness("tree.branched", True, "topk above 1 makes branches", _must_branch),
-    Witness("tree.branched", False, "a chain has no branches", lambda cell, run: not _tree(cell, run)),
-    Witness("tree.compacted", True, "the accepted path is moved together", _must_compact),
-    Witness("tree.compacted", False, "an accepted chain lies dense", lambda cell, run: not _tree(cell, run)),
-    Witness("overlap.in_flight", True, "v2 launches before it reads", _lag(1)),
-    Witness("overlap.in_flight", False, "v1 reads before it launches", _lag(0)),
-    Witness("overlap.dropped", False, "v1 never runs past an end", lambda cell, run: _lag(0)(cell, run)),
-    Witness("prefill.chunked", True, "a prompt longer than the chunk is split", _splits),
-    Witness("prefill.chunked", False, "whole prompts are not split", lambda cell, run: cell.prefill_chunk == "off"),
-    Witness("retract.done", True, "two requests do not fit to their end", _starved),
-    Witness("retract.done", False, "nothing is retracted with room for all", lambda cell, run: cell.memory == "ample"),
-    Witness("prefix.hit", False, "there is no prefix cache", _uncached),
-    Witness("prefix.insert", False, "there is no prefix cache", _uncached),
-    Witness("prefix.insert|prefix.hit|prefix.twin", True, "whole pages are cached", _caches),
-    Witness("prefix.hit", True, "a repeated prompt is served from the cache", _repeats),
-    Witness("window.slid", True, "a text outgrows the window", _slides),
-    Witness("window.slid", False, "every layer sees all", lambda cell, run: run.resolved.get("window") is None),
-    Witness("queue.waited", True, "more requests than slots", _waits),
-    Witness("session.opened", True, "sessions are opened", lambda cell, run: cell.session != "none"),
-    Witness("session.opened", False, "there are no sessions", lambda cell, run: cell.session == "none"),
-    Witness("session.refused", True, "a session refuses what it must", lambda cell, run: cell.session != "none"),
-    Witness("session.refused", False, "there is nothing to refuse", lambda cell, run: cell.session == "none"),
-    Witness("session.timed_out", True, "an idle session is closed", lambda cell, run: cell.session == "streaming"),
-    Witness("session.timed_out", False, "nobody is idle", lambda cell, run: cell.session != "streaming"),
-    Witness("session.dropped", True, "more sessions than memory", _oversubscribed),
-    Witness("session.held", True, "KV outlives its turn", lambda cell, run: cell.session == "streaming"),
-    Witness("session.inherited", True, "a turn inherits KV", _inherits),
-    Witness("session.spared", True, "a retracted turn leaves what it inherited", _spares),
-    Witness("session.restored", True, "it comes back to that", _spares),
-    Witness("session.spared|session.restored", False, "nothing is retracted", lambda cell, run: cell.memory == "ample"),
-    Witness("session.rolled_back", True, "an aborted turn is undone", _rolls_back),
-    Witness("session.held", False, "nothing outlives a request", lambda cell, run: cell.session != "streaming"),
-    Witness("sample.random", True, "tokens are drawn", lambda cell, run: cell.sampling != "greedy"),
-    Witness("sample.random", False, "tokens are the best ones", lambda cell, run: cell.sampling == "greedy"),
-    Witness("sample.greedy", True, "tokens are the best ones", lambda cell, run: cell.sampling in ("greedy", "mixed")),
-    Witness("abort.waiting", True, "a request is aborted in the queue", lambda cell, run: cell.abort == "queued"),
-    Witness("abort.running", True, "a request is aborted while it runs", lambda cell, run: cell.abort == "running"),
-    Witness("abort.waiting", False, "nothing is aborted", lambda cell, run: cell.abort == "none"),
-    Witness("abort.running", False, "nothing is aborted", lambda cell, run: cell.abort == "none"),
-    Witness("finish.stop_token", True, "an answer ends", lambda cell, run: _finished(cell, run, "eos")),
-    Witness(
+    Evidence("tree.branched", True, "topk above 1 makes branches", _must_branch),
+    Evidence("tree.branched", False, "a chain has no branches", lambda cell, run: not _tree(cell, run)),
+    Evidence("tree.compacted", True, "the accepted path is moved together", _must_compact),
+    Evidence("tree.compacted", False, "an accepted chain lies dense", lambda cell, run: not _tree(cell, run)),
+    Evidence("overlap.in_flight", True, "v2 launches before it reads", _lag(1)),
+    Evidence("overlap.in_flight", False, "v1 reads before it launches", _lag(0)),
+    Evidence("overlap.dropped", False, "v1 never runs past an end", lambda cell, run: _lag(0)(cell, run)),
+    Evidence("prefill.chunked", True, "a prompt longer than the chunk is split", _splits),
+    Evidence("prefill.chunked", False, "whole prompts are not split", lambda cell, run: cell.prefill_chunk == "off"),
+    Evidence("retract.done", True, "two requests do not fit to their end", _starved),
+    Evidence("retract.done", False, "nothing is retracted with room for all", lambda cell, run: cell.memory == "ample"),
+    Evidence("prefix.hit", False, "there is no prefix cache", _uncached),
+    Evidence("prefix.insert", False, "there is no prefix cache", _uncached),
+    Evidence("prefix.insert|prefix.hit|prefix.twin", True, "whole pages are cached", _caches),
+    Evidence("prefix.hit", True, "a repeated prompt is served from the cache", _repeats),
+    Evidence("window.slid", True, "a text outgrows the window", _slides),
+    Evidence("window.slid", False, "every layer sees all", lambda cell, run: run.resolved.get("window") is None),
+    Evidence("queue.waited", True, "more requests than slots", _waits),
+    Evidence("session.opened", True, "sessions are opened", lambda cell, run: cell.session != "none"),
+    Evidence("session.opened", False, "there are no sessions", lambda cell, run: cell.session == "none"),
+    Evidence("session.refused", True, "a session refuses what it must", lambda cell, run: cell.session != "none"),
+    Evidence("session.refused", False, "there is nothing to refuse", lambda cell, run: cell.session == "none"),
+    Evidence("session.timed_out", True, "an idle session is closed", lambda cell, run: cell.session == "streaming"),
+    Evidence("session.timed_out", False, "nobody is idle", lambda cell, run: cell.session != "streaming"),
+    Evidence("session.dropped", True, "more sessions than memory", _oversubscribed),
+    Evidence("session.held", True, "KV outlives its turn", lambda cell, run: cell.session == "streaming"),
+    Evidence("session.inherited", True, "a turn inherits KV", _inherits),
+    Evidence("session.spared", True, "a retracted turn leaves what it inherited", _spares),
+    Evidence("session.restored", True, "it comes back to that", _spares),
+    Evidence(
+        "session.spared|session.restored", False, "nothing is retracted", lambda cell, run: cell.memory == "ample"
+    ),
+    Evidence("session.rolled_back", True, "an aborted turn is undone", _rolls_back),
+    Evidence("session.held", False, "nothing outlives a request", lambda cell, run: cell.session != "streaming"),
+    Evidence("sample.random", True, "tokens are drawn", lambda cell, run: cell.sampling != "greedy"),
+    Evidence("sample.random", False, "tokens are the best ones", lambda cell, run: cell.sampling == "greedy"),
+    Evidence("sample.greedy", True, "tokens are the best ones", lambda cell, run: cell.sampling in ("greedy", "mixed")),
+    Evidence("abort.waiting", True, "a request is aborted in the queue", lambda cell, run: cell.abort == "queued"),
+    Evidence("abort.running", True, "a request is aborted while it runs", lambda cell, run: cell.abort == "running"),
+    Evidence("abort.waiting", False, "nothing is aborted", lambda cell, run: cell.abort == "none"),
+    Evidence("abort.running", False, "nothing is aborted", lambda cell, run: cell.abort == "none"),
+    Evidence("finish.stop_token", True, "an answer ends", lambda cell, run: _finished(cell, run, "eos")),
+    Evidence(
         "finish.stop_token", True, "a stop token ends an answer", lambda cell, run: _finished(cell, run, "stop_token")
     ),
-    Witness("finish.stop_string", True, "a stop string ends it", lambda cell, run: _finished(cell, run, "stop_string")),
-    Witness("finish.length", True, "the limit ends an answer", lambda cell, run: _finished(cell, run, "length")),
-    Witness("finish.context", True, "answers end where the context does", lambda cell, run: cell.context == "short"),
-    Witness("finish.context", False, "no text is that long", lambda cell, run: cell.context == "model"),
-    Witness("finish.stop_token", False, "no end of text is heeded", lambda cell, run: cell.finish == "length"),
-    Witness("graph.replayed|graph.eager", False, "there are no graphs", lambda cell, run: not _graphs(run)),
+    Evidence(
+        "finish.stop_string", True, "a stop string ends it", lambda cell, run: _finished(cell, run, "stop_string")
+    ),
+    Evidence("finish.length", True, "the limit ends an answer", lambda cell, run: _finished(cell, run, "length")),
+    Evidence("finish.context", True, "answers end where the context does", lambda cell, run: cell.context == "short"),
+    Evidence("finish.context", False, "no text is that long", lambda cell, run: cell.context == "model"),
+    Evidence("finish.stop_token", False, "no end of text is heeded", lambda cell, run: cell.finish == "length"),
+    Evidence("graph.replayed|graph.eager", False, "there are no graphs", lambda cell, run: not _graphs(run)),
 )
 # What only a GPU shows.
-GPU_WITNESSES: Final[tuple[Witness, ...]] = (
-    Witness(
+GPU_EVIDENCE: Final[tuple[Evidence, ...]] = (
+    Evidence(
         "graph.replayed",
         True,
         "rounds of the same shape are replayed",
-        lambda cell, run: _graphs(run) and run.witness.get("decode.round", 0) >= REPEATED_ROUNDS,
+        lambda cell, run: _graphs(run) and run.evidence.get("decode.round", 0) >= REPEATED_ROUNDS,
     ),
-    Witness("graph.waited", False, "a graph is launched behind the device's back", lambda cell, run: _graphs(run)),
+    Evidence("graph.waited", False, "a graph is launched behind the device's back", lambda cell, run: _graphs(run)),
 )

@@ -12,6 +12,7 @@ from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Number, Outcome, State
 from specmatrix.matrix.gates.thresholds import Threshold, values
 from specmatrix.matrix.oracles.finish import ending
+from specmatrix.matrix.run.prepared_cell import PreparedCell
 from specmatrix.matrix.subjects.protocol import Answer, Ask, Capability, Run
 
 THRESHOLDS: Final = {
@@ -31,14 +32,14 @@ class FinishGate:
         """Every request ends."""
         return True
 
-    def judge(self, cell: Cell, run: Run, baseline: Run) -> Outcome:
+    def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
         """NOT MEASURED where a request has no answer."""
         answers = {answer.name: answer for answer in run.answers}
         missing = [ask.name for ask in run.asks if ask.name not in answers]
         if missing or not run.asks:
             text = f"the run has no answer to {missing[0]}" if missing else "the cell has no requests"
             return Outcome(self.name, State.NOT_MEASURED, message=text)
-        faults = []
+        cell, faults = prepared.cell, []
         for ask in run.asks:
             answer = answers[ask.name]
             fault = _end(ask, answer, cell.target) or _logprobs(ask, answer) or _metrics(cell, run.resolved, answer)

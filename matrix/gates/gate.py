@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.run.prepared_cell import PreparedCell
 from specmatrix.matrix.subjects.protocol import Capability, Run
 
 Number = float | int | str | bool | list[float] | None
@@ -33,7 +34,7 @@ class Outcome:
 
 
 class Gate(Protocol):
-    """Judges a cell's run, paired with the same workload on drafter `none` in its canonical launch.
+    """Judges a cell's run, paired with the same workload on plain decoding (`PreparedCell.baseline`).
 
     needs: what a subject must show of itself, else NOT MEASURED. thresholds: what numbers are held against, by name.
     """
@@ -46,6 +47,6 @@ class Gate(Protocol):
         """Whether the gate judges such cells at all."""
         ...
 
-    def judge(self, cell: Cell, run: Run, baseline: Run) -> Outcome:
+    def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
         """The verdict on what the cell's requests did, beside the same requests without a drafter."""
         ...

@@ -11,6 +11,7 @@ from specmatrix.matrix.gates.gate import Number, Outcome, State
 from specmatrix.matrix.gates.thresholds import Threshold, values
 from specmatrix.matrix.oracles.ledger import AuditError, Move, audit
 from specmatrix.matrix.oracles.prefix import misread_pages, span_of
+from specmatrix.matrix.run.prepared_cell import PreparedCell
 from specmatrix.matrix.subjects.protocol import Capability, Memory, Run
 
 THRESHOLDS: Final = {
@@ -24,7 +25,7 @@ class LedgerGate:
     """Audits the journal against the laws, counts the pages at rest, holds each cached page's reader against its
     writer and each request's `cached_tokens` against its first admission, and reads the stamps of the KV slots.
 
-    The journal covers the session's life, so a law that an earlier cell of the launch broke is red here too.
+    The journal begins with the engine, so a law that an earlier cell of the same start broke is red here too.
     """
 
     name: str = "ledger"
@@ -35,11 +36,11 @@ class LedgerGate:
         """Every cell holds KV memory."""
         return True
 
-    def judge(self, cell: Cell, run: Run, baseline: Run) -> Outcome:
+    def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
         """NOT MEASURED without a journal or without compared stamps."""
         memory = run.memory
         leaked = memory.pages - memory.free - memory.cached
-        checked, wrong = run.witness.get("stamp.checked", 0), run.witness.get("stamp.wrong", 0)
+        checked, wrong = run.evidence.get("stamp.checked", 0), run.evidence.get("stamp.wrong", 0)
         numbers: dict[str, Number] = {"pages": memory.pages, "leaked": leaked, "stamps": checked, "wrong_stamps": wrong}
         if run.journal is None or not run.journal[0]:
             return Outcome(self.name, State.NOT_MEASURED, numbers, message="the subject shows no journal")
@@ -47,7 +48,7 @@ class LedgerGate:
         fault = _rest(memory, leaked) or _audited(run, memory)
         if not fault:
             entries, _, size = run.journal
-            numbers["shared"], fault = misread_pages(entries, size, run.served, span_of(cell, run.resolved))
+            numbers["shared"], fault = misread_pages(entries, size, run.served, span_of(prepared.cell, run.resolved))
         if not fault and wrong > self.thresholds["wrong_stamps"]:
             fault = f"{wrong} of {checked} KV slots held another request's or position's stamp"
         if fault:

@@ -15,6 +15,7 @@ from specmatrix.matrix.gates.logprobs import max_logprob_gap
 from specmatrix.matrix.gates.pairing import TIE_NATS, AnswerPair, first_difference, is_tie, pairs, unpaired
 from specmatrix.matrix.gates.thresholds import Threshold, values
 from specmatrix.matrix.oracles.transformers import Oracle, oracle_index, oracle_of
+from specmatrix.matrix.run.prepared_cell import PreparedCell
 from specmatrix.matrix.subjects.protocol import Capability, Run
 
 THRESHOLDS: Final = {
@@ -39,10 +40,10 @@ class LosslessGate:
     oracle: Callable[[str], Oracle | None] = oracle_of
 
     def applies(self, cell: Cell) -> bool:
-        """Every cell, the cells without a drafter included: their launch differs from the baseline's."""
+        """Every cell, the cells without a drafter included: their configuration differs from the baseline's."""
         return True
 
-    def judge(self, cell: Cell, run: Run, baseline: Run) -> Outcome:
+    def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
         """A greedy divergence where the baseline's two best tokens are closer than `tie_nats` is a tie, not red."""
         missing = unpaired(self.name, run, baseline)
         if missing:
@@ -70,7 +71,7 @@ class LosslessGate:
         if exact and nats > self.thresholds["score_nats"]:
             text = f"a log-probability of {worst} is {nats:.2g} nats from the baseline's"
             return Outcome(self.name, State.FAIL, numbers, message=text)
-        return self._against_oracle(every, numbers, self.oracle(cell.target), exact)
+        return self._against_oracle(every, numbers, self.oracle(prepared.cell.target), exact)
 
     def _against_oracle(
         self, every: list[AnswerPair], numbers: dict[str, Number], oracle: Oracle | None, exact: bool

@@ -10,6 +10,7 @@ from specmatrix.engine.core.observe.rank_agreement import Agreement
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Number, Outcome, State
 from specmatrix.matrix.gates.thresholds import Threshold, values
+from specmatrix.matrix.run.prepared_cell import PreparedCell
 from specmatrix.matrix.subjects.protocol import Capability, Run
 
 THRESHOLDS: Final = {
@@ -29,11 +30,11 @@ class RanksGate:
         """Cells with several ranks."""
         return cell.ranks > 1
 
-    def judge(self, cell: Cell, run: Run, baseline: Run) -> Outcome:
+    def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
         """NOT MEASURED where nothing was compared."""
-        return self.judge_agreement(cell, run.ranks)
+        return self.judge_agreement(prepared, run.ranks)
 
-    def judge_agreement(self, cell: Cell, found: Agreement | None) -> Outcome:
+    def judge_agreement(self, prepared: PreparedCell, found: Agreement | None) -> Outcome:
         """The verdict over what the ranks told; also where they could not go on."""
         if found is None:
             return Outcome(self.name, State.NOT_MEASURED, message="no rank told what it did")
@@ -46,8 +47,8 @@ class RanksGate:
         }
         if found.divergence is not None:
             return Outcome(self.name, State.FAIL, numbers, message=found.divergence)
-        if found.ranks != cell.ranks:
-            text = f"{found.ranks} ranks told what they did, the cell asks for {cell.ranks}"
+        if found.ranks != prepared.cell.ranks:
+            text = f"{found.ranks} ranks told what they did, the cell asks for {prepared.cell.ranks}"
             return Outcome(self.name, State.FAIL, numbers, message=text)
         if not found.planned or found.planned != found.read:
             text = f"{found.planned} plans and {found.read} results were compared, a run has as many of both"

@@ -34,7 +34,7 @@ def refusal_fault(run: Run) -> str:
             return f"{ask.name} was answered, and had to be refused ({ask.refused})"
         if not re.fullmatch(SENTENCES[ask.refused].format(id=re.escape(ask.session.id)), sentence):
             return f"{ask.name} had to be refused ({ask.refused}), but was for another reason: {sentence}"
-    refused = run.witness.get("session.refused", 0)
+    refused = run.evidence.get("session.refused", 0)
     if refused != len(run.attempts):
         return f"{refused} turns were refused, {len(run.attempts)} had to be"
     return ""

@@ -15,6 +15,7 @@ from specmatrix.matrix.gates.refusals import refusal_fault
 from specmatrix.matrix.gates.thresholds import Threshold, values
 from specmatrix.matrix.oracles.ledger import AuditError, Move, audit
 from specmatrix.matrix.oracles.prefix import span_of
+from specmatrix.matrix.run.prepared_cell import PreparedCell
 from specmatrix.matrix.subjects.protocol import Answer, Capability, Run
 
 THRESHOLDS: Final = {
@@ -35,7 +36,7 @@ class SessionGate:
         """Cells whose requests are turns or branches of sessions."""
         return cell.session != "none"
 
-    def judge(self, cell: Cell, run: Run, baseline: Run) -> Outcome:
+    def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
         """NOT MEASURED without a journal, or where no turn continued another."""
         if run.journal is None:
             return Outcome(self.name, State.NOT_MEASURED, message="the subject shows no journal")
@@ -45,7 +46,7 @@ class SessionGate:
             return Outcome(self.name, State.FAIL, message=str(broken))
         resent = {answer.name: answer.prompt_ids for answer in baseline.answers}
         apart = [a.name for a in run.answers if a.name in resent and a.prompt_ids != resent[a.name]]
-        windowed, span = run.resolved.get("window") is not None, span_of(cell, run.resolved)
+        windowed, span = run.resolved.get("window") is not None, span_of(prepared.cell, run.resolved)
         walks = [Walk(turns, moves.get(int(turns[0][0].meta_info["id"]), []), windowed, span) for turns in lines(run)]
         faults = [fault for walk in walks for fault in walk.faults()]
         numbers: dict[str, Number] = {
@@ -86,7 +87,7 @@ def lines(run: Run) -> list[list[tuple[Answer, bool]]]:
 
 def _given_up(walks: Sequence[Walk], run: Run) -> str:
     """Only a request that needs the pages takes a session's KV."""
-    lost, dropped = sum(walk.lost for walk in walks), run.witness.get("session.dropped", 0)
+    lost, dropped = sum(walk.lost for walk in walks), run.evidence.get("session.dropped", 0)
     return f"{lost} turns began anew, and {dropped} sessions were given up for room" if lost > dropped else ""
 
 

@@ -1,6 +1,6 @@
 """The pytest plugin: cells as test items.
 
-A test file that holds `cells = MatrixCells()` collects one item per cell, in the order of their launches, so that
+A test file that holds `cells = MatrixCells()` collects one item per cell, in the order of their engine starts, so that
 neighbours share an engine. Every pytest of an environment imports this file, whatever it tests: the rest of the package
 is imported where cells are collected or a report is asked for, and nothing else here does anything before.
 """

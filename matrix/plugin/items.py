@@ -51,7 +51,7 @@ class CellGroup(pytest.Collector):
         self.hooks: Final = super().ihook
 
     def collect(self) -> Iterator[CellItem]:
-        """One item per cell; those of one launch follow each other."""
+        """One item per cell; those of one engine start follow each other."""
         config = self.config
         try:
             visible_gpus(self.tier)
@@ -74,7 +74,7 @@ class CellGroup(pytest.Collector):
         for cell in cells:
             item = CellItem.from_parent(self, name=cell.id, cell=cell, tier=self.tier)
             if grouped:
-                item.add_marker(pytest.mark.xdist_group("-".join(cell.launch_key)))
+                item.add_marker(pytest.mark.xdist_group("-".join(cell.start_key)))
             yield item
 
 
@@ -93,7 +93,7 @@ class CellItem(pytest.Item):
         return self._group.hooks
 
     def runtest(self) -> None:
-        """Run the cell on the session that the previous item left, if it has the same launch."""
+        """Run the cell, on the engine of the previous item if both share a start."""
         record = _runner(self.config, self.tier).run_cell(self.cell)
         if self.config.option.specmatrix_report:
             self.user_properties.append((RECORD, encode_cell(record)))

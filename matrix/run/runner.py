@@ -1,181 +1,185 @@
-"""Running cells on a subject: one engine start per launch, a baseline beside each workload, every gate's verdict.
+"""Running cells on a subject: prepare, start, run, judge, record.
 
-A subject that crashes is that cell's result and nobody else's: the next cell of the launch gets a fresh start.
+Cells that follow each other share an engine start where they can. A crash is the result of the cell that it happened
+in; the next cell gets a fresh engine.
 """
 
 from __future__ import annotations
 
-import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from time import perf_counter
-from typing import Any, Final
 
-from specmatrix.engine.core.errors import ConfigError, EngineBug
+from specmatrix.engine.core.errors import ConfigError
 from specmatrix.engine.core.observe.rank_agreement import Agreement
-from specmatrix.matrix.cells.cell import Cell, asked
+from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.config import ConfigGate
 from specmatrix.matrix.gates.gate import Gate, Outcome, State
 from specmatrix.matrix.gates.ranks import RanksGate
 from specmatrix.matrix.gates.registry import GATES
 from specmatrix.matrix.gates.session_baseline import twinned
-from specmatrix.matrix.run.pending import unrun
-from specmatrix.matrix.run.tiers import tier as find_tier
-from specmatrix.matrix.subjects.protocol import Answer, Ask, Capability, Diverged, Run, Served, Session, Subject
+from specmatrix.matrix.run.prepared_cell import PreparedCell, Workload, prepare
+from specmatrix.matrix.run.record import BaselineError, crashed, judged
+from specmatrix.matrix.subjects.protocol import Answer, Ask, Capability, Diverged, Run, RunningEngine, Served, Subject
 from specmatrix.matrix.workloads.build import workload
-from specmatrix.reports.schema import CellResult, CellState, GateResult, Reason, Rewrite
+from specmatrix.reports.schema import CellResult
 
-LAST_FRAMES: Final = 3
+
+@dataclass(slots=True)
+class Baselines:
+    """Runs of plain engines beside the cells, each once per process.
+
+    engines: those without a drafter, kept for other workloads of the same start.
+    """
+
+    subject: Subject
+    engines: dict[Cell, RunningEngine] = field(default_factory=dict)
+    runs: dict[tuple[Cell, tuple[Ask, ...]], Run] = field(default_factory=dict)
+
+    def run(self, plain: PreparedCell) -> Run:
+        """The run of `PreparedCell.baseline` or `PreparedCell.twin`. BaselineError if it crashes."""
+        key = plain.cell, plain.asks
+        if key not in self.runs:
+            try:
+                self.runs[key] = self._run(plain)
+            except Exception as error:
+                raise BaselineError(error) from error
+        return self.runs[key]
+
+    def _run(self, plain: PreparedCell) -> Run:
+        # An engine that crashes is not used again.
+        engine = self.engines.pop(plain.cell, None) or self.subject.start(plain.configuration)
+        run = drive(engine, plain.asks, self.subject.capabilities)
+        if plain.cell.algorithm == "none":
+            self.engines[plain.cell] = engine
+        else:  # Few cells share a drafter of one shape, and each engine holds memory.
+            engine.close()
+        return run
 
 
 @dataclass(slots=True)
 class Runner:
-    """Runs cells on one subject. Keeps the session of the last launch and the baselines of every workload.
+    """Runs cells on one subject.
 
-    workload: the asks of a cell for a seed. gates: judge in this order. refusal: judges a launch that was refused
-    (with the error) or should have been (with None). divergence: judges ranks that cannot go on, as they differ.
-    tier, stage: what the records say.
+    workload: the asks of a cell for a seed. gates: judge in this order. refusal: judges a start that was refused (with
+    the error) or should have been (with None). divergence: judges ranks that cannot go on, as they differ. tier, stage:
+    of the records. engine: the one that is running, of the last cell. baselines: those of every workload so far.
     """
 
     subject: Subject
     seed: int
-    workload: Callable[[Cell, int], tuple[Ask, ...]] = workload
+    workload: Workload = workload
     gates: Sequence[Gate] = GATES
-    refusal: Callable[[Cell, ConfigError | None], Outcome] = ConfigGate().judge_refusal
-    divergence: Callable[[Cell, Agreement | None], Outcome] = RanksGate().judge_agreement
+    refusal: Callable[[PreparedCell, ConfigError | None], Outcome] = ConfigGate().judge_refusal
+    divergence: Callable[[PreparedCell, Agreement | None], Outcome] = RanksGate().judge_agreement
     tier: str = "cpu"
     stage: str = "pr"
-    _launch: tuple[str, ...] | None = None
-    _session: Session | None = None
-    _plain: dict[Cell, Session] = field(default_factory=dict)
-    _baselines: dict[tuple[Cell, tuple[Ask, ...]], Run] = field(default_factory=dict)
-    _served: tuple[Served, ...] = ()
+    engine: RunningEngine | None = field(default=None, init=False)
+    baselines: Baselines = field(init=False)
+    _start_key: tuple[str, ...] | None = field(default=None, init=False)
+    _served: tuple[Served, ...] = field(default=(), init=False)
 
-    @property
-    def gpus(self) -> int:
-        """GPUs that the tier gives to a cell."""
-        return find_tier(self.tier).gpus
+    def __post_init__(self) -> None:
+        self.baselines = Baselines(self.subject)
 
-    def run_launch(self, cells: Iterable[Cell]) -> Iterator[CellResult]:
-        """The records of cells that share a launch, as they come."""
+    def run_start(self, cells: Iterable[Cell]) -> Iterator[CellResult]:
+        """The records of cells that share an engine start, as they come."""
         for cell in cells:
             yield self.run_cell(cell)
         self.close()
 
     def run_cell(self, cell: Cell) -> CellResult:
-        """The record of one cell. Cells of one launch that follow each other share its session."""
-        start = perf_counter()
-        record = unrun(cell, self.tier, self.stage, self.seed)
+        """The record of one cell, on the engine of the cell before if both have one start. ConfigError if it is no
+        cell."""
+        began = perf_counter()
+        prepared = prepare(cell, self.tier, self.stage, self.seed, self.workload)
         try:
-            record = self._judged(cell, record)
+            record = self._judged(prepared)
         except Exception as error:  # A crash of the subject is this cell's result; the other cells go on.
             self._drop()
-            record = _crashed(record, error)
-        return replace(record, seconds=perf_counter() - start)
+            record = crashed(prepared, error)
+        return replace(record, seconds=perf_counter() - began)
 
-    def close(self) -> None:
-        """End the current launch; baselines stay."""
-        if self._session is not None:
-            self._session.close()
-        self._drop()
-
-    def _drop(self) -> None:
-        self._launch = self._session = None
-        self._served = ()
-
-    def _judged(self, cell: Cell, record: CellResult) -> CellResult:
+    def _judged(self, prepared: PreparedCell) -> CellResult:
         try:
-            session = self._started(cell)
+            engine = self._started(prepared)
         except ConfigError as error:
-            return _ended(record, [self.refusal(cell, error)])
+            return judged(prepared, [self.refusal(prepared, error)])
+        if prepared.expectation == "refused":
+            return judged(prepared, [self.refusal(prepared, None)], engine)
         try:
-            return self._run(cell, record, session)
-        except Diverged as found:
-            # Ranks that differ have no answers to judge.
+            run = drive(engine, prepared.asks, self.subject.capabilities, self._served)
+        except Diverged as found:  # Ranks that differ have no answers to judge.
             self._drop()
-            return _ended(_configured(record, session), [self.divergence(cell, found.agreement)])
-
-    def _run(self, cell: Cell, record: CellResult, session: Session) -> CellResult:
-        record = _configured(record, session)
-        if record.expect == "refused":
-            return _ended(record, [self.refusal(cell, None)])
-        asks = self.workload(cell, self.seed)
-        run = drive(session, asks, self.subject.capabilities, self._served)
+            return judged(prepared, [self.divergence(prepared, found.agreement)], engine)
         self._served = run.served
-        baseline = self._baseline(cell.canonical, asks)
-        if twinned(cell):
-            run = replace(run, twin=self._baseline(cell.twin, asks))
-        outcomes = [self._verdict(gate, cell, run, baseline) for gate in self.gates if gate.applies(cell)]
-        return _ended(replace(record, witness=dict(run.witness)), outcomes)
+        baseline = self.baselines.run(prepared.baseline)
+        if twinned(prepared.cell):
+            run = replace(run, twin=self.baselines.run(prepared.twin))
+        outcomes = [self._verdict(gate, prepared, run, baseline) for gate in self.gates if gate.applies(prepared.cell)]
+        return judged(prepared, outcomes, engine, run.evidence)
 
-    def _started(self, cell: Cell) -> Session:
-        if self._session is None or self._launch != cell.launch_key:
+    def _started(self, prepared: PreparedCell) -> RunningEngine:
+        if self.engine is None or self._start_key != prepared.cell.start_key:
             self.close()
-            self._session = self.subject.launch(asked(cell, self.gpus))
-            self._launch = cell.launch_key
-        return self._session
+            self.engine = self.subject.start(prepared.configuration)
+            self._start_key = prepared.cell.start_key
+        return self.engine
 
-    def _verdict(self, gate: Gate, cell: Cell, run: Run, baseline: Run) -> Outcome:
+    def _verdict(self, gate: Gate, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
         lacking = sorted(gate.needs - self.subject.capabilities)
         if lacking:
             message = f"subject {self.subject.name} does not show {', '.join(lacking)}"
             return Outcome(gate.name, State.NOT_MEASURED, message=message)
-        return gate.judge(cell, run, baseline)
+        return gate.judge(prepared, run, baseline)
 
-    def _baseline(self, plainest: Cell, asks: Sequence[Ask]) -> Run:
-        """The same asks, none aborted, in one of the plainest launches; once per process."""
-        plain = whole(asks)
-        if (plainest, plain) not in self._baselines:
-            # A session that crashes is not asked again.
-            session = self._plain.pop(plainest, None) or self.subject.launch(asked(plainest, self.gpus))
-            self._baselines[plainest, plain] = drive(session, plain, self.subject.capabilities)
-            if plainest.algorithm == "none":
-                self._plain[plainest] = session
-            else:  # Few cells share a drafter of one shape, and each session holds memory.
-                session.close()
-        return self._baselines[plainest, plain]
+    def close(self) -> None:
+        """End the running engine; baselines stay."""
+        if self.engine is not None:
+            self.engine.close()
+        self._drop()
+
+    def _drop(self) -> None:
+        self._start_key = self.engine = None
+        self._served = ()
 
 
 def reference_runner(seed: int, tier: str = "cpu", stage: str = "pr") -> Runner:
     """The reference engine, in this process or in one for each rank, judged by every gate."""
-    # It imports torch, which who only plans or collects cells need not wait for.
+    # It imports torch, which planning and collecting cells do without.
     from specmatrix.matrix.subjects.tensor_parallel import RankedSubject
 
     return Runner(RankedSubject(), seed, tier=tier, stage=stage)
 
 
 def drive(
-    session: Session, asks: Sequence[Ask], capabilities: frozenset[Capability], history: Sequence[Served] = ()
+    engine: RunningEngine, asks: Sequence[Ask], capabilities: frozenset[Capability], history: Sequence[Served] = ()
 ) -> Run:
-    """Run asks on a session, and take down what it witnessed meanwhile (differences of its counters).
-
-    history: what the session had served already.
-    """
-    before = session.counters()
+    """Run asks on an engine. history: the requests that it has served before."""
+    before = engine.counters()
     traces = Capability.TRACE in capabilities
-    earlier = session.trace() if traces else None
+    earlier = engine.trace() if traces else None
     start = perf_counter()
-    answers = session.generate(asks)
+    answers = engine.generate(asks)
     seconds = perf_counter() - start
     both = list(zip(asks, answers, strict=True))
     kept = [(ask, answer) for ask, answer in both if ask.refused is None]
-    witness = {name: count - before.get(name, 0) for name, count in session.counters().items()}
-    journal = session.journal() if Capability.JOURNAL in capabilities else None
+    evidence = {name: count - before.get(name, 0) for name, count in engine.counters().items()}
+    journal = engine.journal() if Capability.JOURNAL in capabilities else None
     return Run(
-        tuple(ask for ask, _ in kept),
-        tuple(answer for _, answer in kept),
-        session.resolved,
-        session.readback(),
-        witness,
-        session.memory(),
-        journal,
-        seconds,
-        session.trace() if traces else None,
-        earlier,
-        () if journal is None else (*history, *served(kept)),
-        tuple((ask, answer.refusal) for ask, answer in both if ask.refused is not None),
-        session.ranks() if Capability.RANKS in capabilities else None,
+        asks=tuple(ask for ask, _ in kept),
+        answers=tuple(answer for _, answer in kept),
+        resolved=engine.resolved,
+        readback=engine.readback(),
+        evidence=evidence,
+        memory=engine.memory(),
+        journal=journal,
+        seconds=seconds,
+        trace=engine.trace() if traces else None,
+        earlier=earlier,
+        served=() if journal is None else (*history, *served(kept)),
+        attempts=tuple((ask, answer.refusal) for ask, answer in both if ask.refused is not None),
+        ranks=engine.parallel() if Capability.RANKS in capabilities else None,
     )
 
 
@@ -192,58 +196,3 @@ def served(answered: Iterable[tuple[Ask, Answer]]) -> Iterator[Served]:
                 continue
         tokens = (*answer.prompt_ids, *answer.output_ids)
         yield Served(answer.name, rid, account, tokens, len(answer.prompt_ids), answer.retractions)
-
-
-def whole(asks: Sequence[Ask]) -> tuple[Ask, ...]:
-    """The baseline's form of a workload: none aborted or refused, histories sent again; greedy asks show two tokens, to
-    tell ties."""
-    refused = {ask.name for ask in asks if ask.refused is not None}
-    plain = []
-    for ask in asks:
-        if ask.name in refused:
-            continue
-        shown = ask.top_logprobs if ask.temperature else max(2, ask.top_logprobs)
-        session = None if ask.session is None else replace(ask.session, resend=True)
-        after = tuple(name for name in ask.after if name not in refused)
-        ask = replace(ask, abort_after=None, closes_after=None, top_logprobs=shown, session=session, after=after)
-        plain.append(ask)
-    return tuple(plain)
-
-
-def _configured(record: CellResult, session: Session) -> CellResult:
-    resolved: dict[str, Any] = dict(session.resolved)
-    reasons: Iterable[Mapping[str, Any]] = resolved.pop("reasons", ())
-    rewrites: Iterable[Mapping[str, Any]] = resolved.pop("rewrites", ())
-    return replace(
-        record,
-        resolved=resolved,
-        launch_hash=session.launch_hash,
-        reasons=tuple(Reason(**reason) for reason in reasons),
-        rewrites=tuple(Rewrite(**rewrite) for rewrite in rewrites),
-    )
-
-
-def _ended(record: CellResult, outcomes: Sequence[Outcome]) -> CellResult:
-    """The record with its gates and the state that follows: no gate, no proof."""
-    states = {outcome.state for outcome in outcomes}
-    state: CellState = "PASS"
-    if State.FAIL in states:
-        state = "FAIL"
-    elif State.NOT_MEASURED in states or not outcomes:
-        state = "NOT MEASURED"
-    error = None if outcomes else "no gate judged this cell"
-    return replace(record, state=state, gates=tuple(_gate(outcome) for outcome in outcomes), error=error)
-
-
-def _gate(outcome: Outcome) -> GateResult:
-    numbers = {name: "none" if number is None else number for name, number in outcome.numbers.items()}
-    return GateResult(outcome.gate, outcome.state.value, numbers, outcome.interval, outcome.message)
-
-
-def _crashed(record: CellResult, error: Exception) -> CellResult:
-    """A law that the engine itself saw broken is a verdict; any other crash proves nothing about the cell."""
-    frames = traceback.extract_tb(error.__traceback__)
-    places = [f"{frame.name} ({Path(frame.filename).name}:{frame.lineno})" for frame in frames[: -LAST_FRAMES - 1 : -1]]
-    part = "the baseline: " if any(frame.name == Runner._baseline.__name__ for frame in frames) else ""
-    text = f"{part}{type(error).__name__}: {error}, in {' < '.join(places)}"
-    return replace(record, state="FAIL" if isinstance(error, EngineBug) else "INFRA", error=text)

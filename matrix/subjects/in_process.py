@@ -41,7 +41,7 @@ class ManualClock:
 
 
 class ReferenceSubject:
-    """Launches the engine in process; shows everything that a gate can ask for. locate: model name to its folder."""
+    """Starts the engine in this process and shows everything that gates read. locate: model name to its folder."""
 
     name = "reference"
     capabilities = frozenset(Capability)
@@ -49,13 +49,13 @@ class ReferenceSubject:
     def __init__(self, locate: Callable[[str], Path] = resolve_path) -> None:
         self.locate = locate
 
-    def launch(self, config: EngineConfig) -> ReferenceSession:
+    def start(self, config: EngineConfig) -> ReferenceEngine:
         """Load the models and wire the engine. ConfigError for what cannot run."""
         clock = ManualClock()
-        return ReferenceSession(LLM(config, self.locate, clock), clock)
+        return ReferenceEngine(LLM(config, self.locate, clock), clock)
 
 
-class ReferenceSession:
+class ReferenceEngine:
     """One engine in process, driven step by step so that a request can be aborted at a token."""
 
     def __init__(self, llm: LLM, clock: ManualClock) -> None:
@@ -69,8 +69,8 @@ class ReferenceSession:
         return self.llm.resolved.as_dict()
 
     @property
-    def launch_hash(self) -> str:
-        return self.llm.resolved.launch_hash()
+    def start_hash(self) -> str:
+        return self.llm.resolved.start_hash()
 
     def generate(self, asks: Sequence[Ask]) -> list[Answer]:
         """Run the asks to their end. RequestError if one of them can never run and is no turn of a session."""

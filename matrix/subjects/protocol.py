@@ -1,4 +1,4 @@
-"""What a gate may ask of an engine: launch, generate, read back, witness counters, close."""
+"""The protocol between gates and an engine: start, generate, read back, count, close."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A session's whole life under adaptive steps, oldest first.
+    """The rounds and decisions of an engine with adaptive steps since its start, oldest first.
 
     rounds: batch size and width of each verify round, as chosen. lost: rounds that were too old to be kept.
     """
@@ -150,7 +150,7 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """One request that a session has served: what an index of all its texts may know.
+    """One request that an engine has served: what an index of all its texts may know.
 
     account: whose entries of the journal are its own. tokens: prompt and output, the first `prompt` of them asked.
     """
@@ -173,8 +173,8 @@ class Memory:
     accounts: int
 
 
-class Session(Protocol):
-    """A launched engine. Counters and journal cover its whole life."""
+class RunningEngine(Protocol):
+    """An engine that has been started. Counters and journal cover the time since its start."""
 
     @property
     def resolved(self) -> Mapping[str, Any]:
@@ -182,8 +182,8 @@ class Session(Protocol):
         ...
 
     @property
-    def launch_hash(self) -> str:
-        """What tells this launch from others that resolve differently (`Resolved.launch_hash`)."""
+    def start_hash(self) -> str:
+        """Hash of the values that run, equal for engines that resolved alike (`Resolved.start_hash`)."""
         ...
 
     def generate(self, asks: Sequence[Ask]) -> list[Answer]:
@@ -211,11 +211,11 @@ class Session(Protocol):
         ...
 
     def ranks(self) -> Agreement | None:
-        """How far the ranks were compared since the launch; None where there is one."""
+        """The comparison of the ranks since the start; None for a single rank."""
         ...
 
     def close(self) -> None:
-        """Let the engine go; nothing else is called afterwards."""
+        """Release the engine; nothing else is called afterwards."""
         ...
 
 
@@ -228,33 +228,34 @@ class Diverged(Exception):
 
 
 class Subject(Protocol):
-    """An engine that can be launched. A refused configuration raises engine.core.errors.ConfigError.
+    """An engine under test.
 
-    A launch and a session raise Diverged where ranks differ.
+    `start` raises engine.core.errors.ConfigError for a configuration that it refuses. `start` and the running engine
+    raise Diverged where ranks differ.
     """
 
     name: str
     capabilities: frozenset[Capability]
 
-    def launch(self, config: EngineConfig) -> Session: ...
+    def start(self, config: EngineConfig) -> RunningEngine: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One workload on one session, with what the session witnessed meanwhile (differences of its counters).
+    """One workload on one running engine.
 
-    trace: of the session's whole life, None where nothing adapts; earlier: the same before this workload.
-    served: every request of the session's life, in the order of the asks; empty without a journal. attempts: the asks
-    that had to be refused, each with the engine's sentence ("" where it answered); `asks` are all others.
-    ranks: how far several ranks agree, of the session's whole life. twin: the same asks on the same drafter, where
-    every turn reads its whole history in one piece.
+    evidence: by how much each counter grew during the workload. trace: since the engine's start, None where nothing
+    adapts; earlier: the same before this workload. served: every request since the start, in the order of the asks;
+    empty without a journal. attempts: the asks that had to be refused, each with the engine's sentence ("" where it
+    answered); `asks` are all others. ranks: the comparison of several ranks since the start. twin: the same asks on the
+    same drafter, where every turn reads its whole history in one piece.
     """
 
     asks: tuple[Ask, ...]
     answers: tuple[Answer, ...]
     resolved: Mapping[str, Any]
     readback: Mapping[str, Any]
-    witness: Mapping[str, int]
+    evidence: Mapping[str, int]
     memory: Memory
     journal: tuple[Sequence[tuple[str, int, tuple[int, ...]]], int, int] | None
     seconds: float

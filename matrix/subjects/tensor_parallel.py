@@ -13,38 +13,38 @@ from specmatrix.engine.core.observe.rank_agreement import Agreement
 from specmatrix.engine.parallel.group import PATIENCE, RankGroup, RanksDiverged
 from specmatrix.engine.parallel.pool import Lease
 from specmatrix.engine.parallel.worker import Rank
-from specmatrix.matrix.subjects.in_process import ManualClock, ReferenceSession, ReferenceSubject
-from specmatrix.matrix.subjects.protocol import Answer, Ask, Diverged, Memory, Session, Trace
+from specmatrix.matrix.subjects.in_process import ManualClock, ReferenceEngine, ReferenceSubject
+from specmatrix.matrix.subjects.protocol import Answer, Ask, Diverged, Memory, RunningEngine, Trace
 from specmatrix.matrix.zoo.registry import resolve_path
 
 Entry = tuple[str, int, tuple[int, ...]]
 
 
 class RankedSubject(ReferenceSubject):
-    """Launches the engine in this process, or in one for each rank that is asked for.
+    """Starts the engine in this process, or in one process per rank.
 
-    patience: seconds of silence after which a rank is lost; engine.parallel.group.RankLost ends the launch then.
+    patience: seconds of silence after which a rank is lost and its engine raises engine.parallel.group.RankLost.
     """
 
     def __init__(self, locate: Callable[[str], Path] = resolve_path, patience: float = PATIENCE) -> None:
         super().__init__(locate)
         self.patience = patience
 
-    def launch(self, config: EngineConfig) -> Session:  # type: ignore[override]  # wider than one process
+    def start(self, config: EngineConfig) -> RunningEngine:  # type: ignore[override]  # wider than one process
         """ConfigError for what cannot run, before any process starts."""
         if config.tp_size == 1:
-            return super().launch(config)
-        return RankedSession(config, self.locate, self.patience)
+            return super().start(config)
+        return RankedEngine(config, self.locate, self.patience)
 
 
-class RankedSession:
+class RankedEngine:
     """One engine over the ranks of a group."""
 
     def __init__(self, config: EngineConfig, locate: Callable[[str], Path], patience: float = PATIENCE) -> None:
         self._resolved = resolve(config, known_facts(config, locate))
         self._lease = Lease(self._resolved.tp_size, self._resolved.device, patience)
         try:
-            self._call(_launch, config, locate)
+            self._call(_start, config, locate)
         except BaseException:
             self.close()
             raise
@@ -59,11 +59,11 @@ class RankedSession:
         return self._resolved.as_dict()
 
     @property
-    def launch_hash(self) -> str:
-        return self._resolved.launch_hash()
+    def start_hash(self) -> str:
+        return self._resolved.start_hash()
 
     def generate(self, asks: Sequence[Ask]) -> list[Answer]:
-        """As ReferenceSession.generate, on every rank."""
+        """As ReferenceEngine.generate, on every rank."""
         found: list[Answer] = self._call(_generate, asks)
         return found
 
@@ -101,16 +101,16 @@ class RankedSession:
             raise Diverged(found.agreement) from None
 
 
-def _launch(rank: Rank, config: EngineConfig, locate: Callable[[str], Path]) -> None:
+def _start(rank: Rank, config: EngineConfig, locate: Callable[[str], Path]) -> None:
     clock = ManualClock()
     llm = LLM(config, locate, clock, rank.ranks(config.enable_deterministic_inference), rank.tell)
-    rank.held = ReferenceSession(llm, clock)
+    rank.held = ReferenceEngine(llm, clock)
 
 
 def _generate(rank: Rank, asks: Sequence[Ask]) -> list[Answer]:
-    session: ReferenceSession = rank.held
-    return session.generate(asks)
+    engine: ReferenceEngine = rank.held
+    return engine.generate(asks)
 
 
-def _read(rank: Rank, name: str) -> Any:  # noqa: ANN401 - as the session's method of that name
+def _read(rank: Rank, name: str) -> Any:  # noqa: ANN401 - as the engine's method of that name
     return getattr(rank.held, name)()

@@ -330,7 +330,7 @@ class Resolved:
         ]
         return values
 
-    def launch_hash(self) -> str:
+    def start_hash(self) -> str:
         """12 hex digits over the values that run; reasons and rewrites do not change it."""
         values = {name: value for name, value in self.as_dict().items() if name not in ("reasons", "rewrites")}
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]

@@ -23,7 +23,7 @@ SUFFIX: Final = ".py"
 
 
 def contract(words: list[str], json_: bool) -> int:
-    """Hold the algorithms of a file, or a known one by its name, to the contract; 0 if every launch keeps it.
+    """Hold the algorithms of a file, or a known one by its name, to the contract; 0 if every engine start keeps it.
 
     words: the file or the name, and engine flags as typed. ConfigError on a wrong one.
     """
@@ -46,8 +46,8 @@ def contract(words: list[str], json_: bool) -> int:
         found.append((traits, done))
         models = with_models(traits, asked)
         verify_models((models["model_path"], models.get("speculative_draft_model_path")))
-        launches = hold(traits, models, resolve_path)
-        while (held := _next(launches, traits.name)) is not None:
+        starts = hold(traits, models, resolve_path)
+        while (held := _next(starts, traits.name)) is not None:
             done.append(held)
             if not json_:
                 console.print(_line(traits, held), markup=False)
@@ -80,15 +80,15 @@ def with_models(traits: Traits, asked: Mapping[str, str]) -> dict[str, str]:
     return known
 
 
-def _next(launches: Iterator[Held], name: str) -> Held | None:
+def _next(starts: Iterator[Held], name: str) -> Held | None:
     with waiting(f"holding {name} to the contract"):
-        return next(launches, None)
+        return next(starts, None)
 
 
 def _line(traits: Traits, held: Held) -> str:
     verdict = "kept" if not held.broken else "BROKEN"
     speed = f"{held.tokens_per_round:5.2f} tokens per round" if traits.drafts else ""
-    return "\n".join([f"  {held.launch:40} {verdict:6} {speed}".rstrip(), *(f"    {each}" for each in held.broken)])
+    return "\n".join([f"  {held.start:40} {verdict:6} {speed}".rstrip(), *(f"    {each}" for each in held.broken)])
 
 
 def _sum(traits: Traits, done: Sequence[Held]) -> str:
@@ -99,7 +99,7 @@ def _sum(traits: Traits, done: Sequence[Held]) -> str:
 
 
 def _record(traits: Traits, done: Sequence[Held]) -> dict[str, Any]:
-    launches = [
-        {"launch": each.launch, "tokens_per_round": each.tokens_per_round, "broken": list(each.broken)} for each in done
+    starts = [
+        {"launch": each.start, "tokens_per_round": each.tokens_per_round, "broken": list(each.broken)} for each in done
     ]
-    return {"name": traits.name, "kept": not any(each.broken for each in done), "launches": launches}
+    return {"name": traits.name, "kept": not any(each.broken for each in done), "launches": starts}

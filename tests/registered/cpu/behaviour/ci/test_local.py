@@ -10,7 +10,8 @@ import pytest
 from specmatrix.ci.local import ShardJob, lost_cell, run_plan, visible
 from specmatrix.ci.planner import Host, plan
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.run.pending import unrun
+from specmatrix.matrix.run.prepared_cell import prepare
+from specmatrix.matrix.run.record import record as record_of
 from specmatrix.reports.schema import CellResult
 
 pytestmark = pytest.mark.register(est_seconds=25, tier="cpu", stage="pr")
@@ -92,5 +93,6 @@ def test_lost_cell_is_red_and_repeatable():
 
 def test_a_lost_cell_is_the_cell_before_it_ran():
     record = lost_cell(CELLS[3], JOB, "the power went")
-    assert replace(record, state="NOT MEASURED", error=None) == unrun(CELLS[3], "cpu", "smoke", 4)
+    before = record_of(prepare(CELLS[3], "cpu", "smoke", 4), "NOT MEASURED")
+    assert replace(record, state="NOT MEASURED", error=None) == before
     assert record.requested["speculative_eagle_topk"] == 4

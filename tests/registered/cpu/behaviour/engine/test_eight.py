@@ -82,7 +82,7 @@ def copied_heads() -> None:
     verdicts = {gate.name: gate.state for gate in record.gates}
     assert record.state == "PASS" and {"ranks", "lossless", "acceptance", "ledger"} <= verdicts.keys()
     assert set(verdicts.values()) == {"PASS"}
-    runner._session.group.call(last_hands_out_other_pages)
+    runner.engine.group.call(last_hands_out_other_pages)
     record = runner.run_cell(cell)
     (gate,) = record.gates
     assert (record.state, gate.name, gate.state) == ("FAIL", "ranks", "FAIL")

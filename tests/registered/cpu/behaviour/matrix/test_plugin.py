@@ -34,7 +34,7 @@ def collected(*words: str) -> list[str]:
 def test_collects_the_stage_launch_by_launch():
     ids = collected("--stage", "smoke")
     assert len(ids) == len(set(ids)) >= 7
-    launches = [Cell.from_id(text).launch_key for text in ids]
+    launches = [Cell.from_id(text).start_key for text in ids]
     assert len([a for a, b in pairwise(launches) if a != b]) == len(set(launches)) - 1
 
 

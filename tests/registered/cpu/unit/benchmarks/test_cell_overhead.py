@@ -28,14 +28,14 @@ def burn(seconds):
 def test_the_clock_runs_in_the_subject_only():
     subject = TimedSubject(ReferenceSubject())
     (cell,) = cells(1)
-    session = subject.launch(asked(cell))
-    launched = subject.clock.seconds
-    assert launched > 0
+    engine = subject.start(asked(cell))
+    started = subject.clock.seconds
+    assert started > 0
     burn(0.01)
-    session.readback(), session.counters(), session.journal()
-    assert subject.clock.seconds == launched
-    session.generate([Ask("a", "1 + 1 =", 4)])
-    assert subject.clock.seconds > launched
+    engine.readback(), engine.counters(), engine.journal()
+    assert subject.clock.seconds == started
+    engine.generate([Ask("a", "1 + 1 =", 4)])
+    assert subject.clock.seconds > started
 
 
 def test_windows_cover_all_cells_and_give_a_share():

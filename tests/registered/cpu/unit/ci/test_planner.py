@@ -31,12 +31,12 @@ def test_the_plan_does_not_depend_on_the_order_of_the_cells():
     assert plan(shuffled, {}, TWO).as_dict() == plan(CELLS, {}, TWO).as_dict()
 
 
-def test_a_group_is_one_launch():
+def test_a_group_is_one_start():
     made = plan(CELLS, {}, TWO)
     for shard in made.shards:
-        assert all(cell.launch_key == group.launch for group in shard.groups for cell in group.cells)
+        assert all(cell.start_key == group.start_key for group in shard.groups for cell in group.cells)
     groups = [group for shard in made.shards for group in shard.groups]
-    assert len(groups) == len({cell.launch_key for cell in CELLS})
+    assert len(groups) == len({cell.start_key for cell in CELLS})
 
 
 def test_the_committed_cells_are_planned_close_to_the_bound():
@@ -45,7 +45,7 @@ def test_the_committed_cells_are_planned_close_to_the_bound():
 
 
 def test_a_group_longer_than_its_share_is_split():
-    launch = [cell for cell in CELLS if cell.launch_key == Cell.from_id("eagle3.s3.k4.n8.v2.p16").launch_key]
+    launch = [cell for cell in CELLS if cell.start_key == Cell.from_id("eagle3.s3.k4.n8.v2.p16").start_key]
     made = plan(launch, {}, [Host("a", workers=4)], start_seconds=0.1)
     assert len(launch) > 4 and all(shard.groups for shard in made.shards)
     assert made.seconds <= SPLIT * made.bound

@@ -5,32 +5,32 @@ from functools import cache
 import pytest
 import torch
 
-from specmatrix.matrix.cells.cell import Cell, asked
+from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.oracles.transformers import Oracle
-from specmatrix.matrix.run.runner import drive, whole
+from specmatrix.matrix.run.prepared_cell import PreparedCell, prepare
+from specmatrix.matrix.run.runner import drive
 from specmatrix.matrix.subjects.in_process import ReferenceSubject
 from specmatrix.matrix.subjects.protocol import Answer, Run
-from specmatrix.matrix.workloads.build import ORACLE_PROMPTS, workload
+from specmatrix.matrix.workloads.build import ORACLE_PROMPTS
 
 
 @cache
-def _both(cell_id: str) -> tuple[Run, Run]:
+def _measured(cell_id: str) -> tuple[PreparedCell, Run, Run]:
     torch.set_num_threads(1)
-    cell, subject = Cell.from_id(cell_id), ReferenceSubject()
-    asks = workload(cell, 0)
-    plain = whole(asks)
+    subject = ReferenceSubject()
+    cell = prepare(Cell.from_id(cell_id))
     runs = []
-    for config, requests in ((asked(cell), asks), (asked(cell.canonical), plain)):
-        session = subject.launch(config)
-        runs.append(drive(session, requests, subject.capabilities))
-        session.close()
-    return runs[0], runs[1]
+    for prepared in (cell, cell.baseline):
+        engine = subject.start(prepared.configuration)
+        runs.append(drive(engine, prepared.asks, subject.capabilities))
+        engine.close()
+    return cell, runs[0], runs[1]
 
 
 @pytest.fixture(scope="session")
-def measured() -> Callable[[str], tuple[Cell, Run, Run]]:
-    """A cell's run and baseline on the reference engine, by the cell's id."""
-    return lambda cell_id: (Cell.from_id(cell_id), *_both(cell_id))
+def measured() -> Callable[[str], tuple[PreparedCell, Run, Run]]:
+    """A cell with its run and baseline on the reference engine, by the cell's id."""
+    return _measured
 
 
 @pytest.fixture(scope="session")
@@ -46,26 +46,26 @@ def altered() -> Callable[..., Run]:
 
 
 @pytest.fixture(scope="session")
-def witnessed() -> Callable[..., Run]:
-    """A run with other counters: witnessed(run, {probe: count})."""
+def with_evidence() -> Callable[..., Run]:
+    """A run with other counters: with_evidence(run, {probe: count})."""
 
     def change(run: Run, counts: Mapping[str, int]) -> Run:
-        return replace(run, witness={**run.witness, **counts})
+        return replace(run, evidence={**run.evidence, **counts})
 
     return change
 
 
 @pytest.fixture(scope="session")
-def oracle_of() -> Callable[[Cell, Run], Oracle]:
+def oracle_of() -> Callable[[PreparedCell, Run], Oracle]:
     """An oracle that agrees with a run, as its file would."""
 
-    def make(cell: Cell, run: Run) -> Oracle:
+    def make(prepared: PreparedCell, run: Run) -> Oracle:
         found = {answer.name: answer for answer in run.answers}
         shape = (run.resolved["num_steps"], run.resolved["topk"], run.resolved["num_draft_tokens"])
         names = [f"q{index}" for index in range(ORACLE_PROMPTS)]
         rounds = tuple(found[name].accept_lengths if name in found else () for name in names)
         tokens = tuple(found[name].output_ids if name in found else () for name in names)
         scores = tuple(found[name].logprobs if name in found else () for name in names)
-        return Oracle(tokens, {(cell.algorithm, *shape): rounds}, scores)
+        return Oracle(tokens, {(prepared.cell.algorithm, *shape): rounds}, scores)
 
     return make

@@ -71,10 +71,10 @@ def test_order_follows_the_axes_and_drops_repeats():
 
 def test_the_launch_key_holds_launch_axes_only():
     cell = Cell(batch="pair", sampling="mixed", finish="length", abort="running")
-    assert cell.launch_key == Cell().launch_key
+    assert cell.start_key == Cell().start_key
     for name in LAUNCH:
         other = AXES[NAMES.index(name)].names[1]
-        assert Cell()._replace(**{name: other}).launch_key != Cell().launch_key
+        assert Cell()._replace(**{name: other}).start_key != Cell().start_key
 
 
 def test_the_baseline_drops_the_drafter_and_nothing_else():

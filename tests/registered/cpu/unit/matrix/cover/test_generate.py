@@ -102,6 +102,6 @@ def test_all_refused_and_rewritten_constraints_are_tested():
 def test_a_sweep_holds_every_request_pair_on_one_launch(text):
     launch = Cell.from_id(text)
     cells = sweep(launch)
-    assert {cell.launch_key for cell in cells} == {launch.launch_key}
+    assert {cell.start_key for cell in cells} == {launch.start_key}
     assert uncovered_sweep(launch, cells) == []
     assert uncovered_sweep(launch, cells[: len(cells) // 2]) != []

@@ -84,7 +84,7 @@ def test_shares_keep_a_launch_together():
     cells = [Cell.from_id(text) for text in ("none", "none.pair", "none.p4", "none.p4.burst", "standalone.pair")]
     parts = shares(cells, 2)
     assert sorted(cell.id for part in parts for cell in part) == sorted(cell.id for cell in cells)
-    homes = [{cell.launch_key for cell in part} for part in parts]
+    homes = [{cell.start_key for cell in part} for part in parts]
     assert homes[0].isdisjoint(homes[1])
     assert shares(cells[:1], 2) == [cells[:1]]
 

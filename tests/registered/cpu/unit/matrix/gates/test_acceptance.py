@@ -7,6 +7,7 @@ from specmatrix.matrix.gates.acceptance import AcceptanceGate, same_range
 from specmatrix.matrix.gates.gate import State
 from specmatrix.matrix.gates.round_alignment import first_left
 from specmatrix.matrix.oracles.transformers import Oracle, decode, load_oracle
+from specmatrix.matrix.run.prepared_cell import prepare
 
 pytestmark = pytest.mark.register(est_seconds=5, tier="cpu", stage="pr")
 
@@ -15,8 +16,8 @@ CELL = "eagle3.s3.k4.n8.v2.p16.pair"
 
 @pytest.fixture(scope="session")
 def gate(measured, oracle_of):
-    cell, run, _ = measured(CELL)
-    known = oracle_of(cell, run)
+    prepared, run, _ = measured(CELL)
+    known = oracle_of(prepared, run)
     return AcceptanceGate(oracle=lambda target: known)
 
 
@@ -30,17 +31,17 @@ def test_the_same_rounds_pass(measured, gate):
 @pytest.mark.parametrize("fewer", [0, 1])
 def test_rounds_that_accept_less_fail_and_so_do_rounds_that_accept_more(measured, gate, fewer):
     """Every round of one side is cut to one token, so that it needs more rounds."""
-    cell, run, baseline = measured(CELL)
+    prepared, run, baseline = measured(CELL)
     cut = [(1,) * sum(answer.accept_lengths) for answer in run.answers]
     if fewer:
         answers = tuple(replace(a, accept_lengths=lengths) for a, lengths in zip(run.answers, cut, strict=True))
-        outcome = gate.judge(cell, replace(run, answers=answers), baseline)
+        outcome = gate.judge(prepared, replace(run, answers=answers), baseline)
         assert outcome.interval[1] < 0.97
     else:
         ((key, rounds),) = gate.oracle("llama-mini").rounds.items()
         slow = {key: tuple((1,) * sum(lengths) for lengths in rounds)}
         outcome = AcceptanceGate(oracle=lambda target: Oracle(gate.oracle("llama-mini").continuations, slow, ())).judge(
-            cell, run, baseline
+            prepared, run, baseline
         )
         assert outcome.interval[0] > 1.03
     assert outcome.state is State.FAIL and "tokens per round, the oracle has" in outcome.message
@@ -58,7 +59,7 @@ def test_a_shorter_answer_is_no_loss():
 )
 def test_the_band_for_one_prompt(measured, gate, rounds, state):
     """One prompt has no spread: its ratio itself must lie in the band. 400 tokens, the oracle takes 100 rounds."""
-    cell, run, baseline = measured(CELL)
+    prepared, run, baseline = measured(CELL)
     lengths = [(400 // rounds,) * (rounds - 1), ()]
     lengths[0] = (*lengths[0], 400 - sum(lengths[0]))
     answers = tuple(replace(a, accept_lengths=each) for a, each in zip(run.answers, lengths, strict=True))
@@ -67,7 +68,7 @@ def test_the_band_for_one_prompt(measured, gate, rounds, state):
     prompts[int(run.asks[0].name[1:])] = (4,) * 100
     outcome = AcceptanceGate(oracle=lambda target: Oracle((), {key: tuple(prompts)}, ())).judge(
         # Half precision rounds a draft's choice now and then, so only the ratio counts there.
-        cell,
+        prepared,
         replace(run, answers=answers, resolved={**run.resolved, "dtype": "bfloat16"}),
         baseline,
     )
@@ -77,7 +78,7 @@ def test_the_band_for_one_prompt(measured, gate, rounds, state):
 
 @pytest.mark.parametrize("memory", ["ample", "tight"])
 def test_one_round_that_leaves_the_oracle_fails_in_float32(measured, gate, memory):
-    cell, run, baseline = measured(CELL)
+    prepared, run, baseline = measured(CELL)
     answer = run.answers[0]
     at = next(
         i for i in range(len(answer.accept_lengths) - 2) if answer.accept_lengths[i] != answer.accept_lengths[i + 1]
@@ -85,7 +86,7 @@ def test_one_round_that_leaves_the_oracle_fails_in_float32(measured, gate, memor
     lengths = list(answer.accept_lengths)
     lengths[at : at + 2] = reversed(lengths[at : at + 2])
     moved = replace(run, answers=(replace(answer, accept_lengths=tuple(lengths)), *run.answers[1:]))
-    outcome = gate.judge(cell._replace(memory=memory), moved, baseline)
+    outcome = gate.judge(prepare(prepared.cell._replace(memory=memory)), moved, baseline)
     assert outcome.interval == pytest.approx((1.0, 1.0))
     assert outcome.state is State.FAIL and outcome.numbers["left"] == 1
     assert outcome.message == f"1 of 2 requests leave the oracle's rounds, the first at round {at}"
@@ -93,7 +94,7 @@ def test_one_round_that_leaves_the_oracle_fails_in_float32(measured, gate, memor
 
 def test_a_retracted_request_keeps_the_oracles_rounds_from_where_it_resumes(measured, gate):
     """Round 3 begins one token later because a prefill gave the token between; what meets the oracle again is equal."""
-    cell, run, baseline = measured(CELL)
+    prepared, run, baseline = measured(CELL)
     name = run.asks[0].name
     ((key, known),) = gate.oracle("llama-mini").rounds.items()
     rounds = list(known)
@@ -104,7 +105,7 @@ def test_a_retracted_request_keeps_the_oracles_rounds_from_where_it_resumes(meas
 
     def judged(lengths, retractions):
         answer = replace(run.answers[0], accept_lengths=lengths, retractions=retractions)
-        return oracle.judge(cell, replace(run, answers=(answer, *run.answers[1:])), baseline)
+        return oracle.judge(prepared, replace(run, answers=(answer, *run.answers[1:])), baseline)
 
     assert judged((3, 2, 4, 2, 3, 1), 1).state is State.PASS
     assert judged((3, 2, 4, 2, 3, 1), 1).numbers["retracted"] == 1
@@ -113,13 +114,13 @@ def test_a_retracted_request_keeps_the_oracles_rounds_from_where_it_resumes(meas
 
 
 def test_where_everybody_was_retracted_the_ratio_has_a_wider_band(measured, gate):
-    cell, run, baseline = measured(CELL)
+    prepared, run, baseline = measured(CELL)
     ((key, known),) = gate.oracle("llama-mini").rounds.items()
     oracle = AcceptanceGate(oracle=lambda target: Oracle((), {key: ((4,) * 100,) * len(known)}, ()))
     half = replace(run, resolved={**run.resolved, "dtype": "bfloat16"})
     for retractions, state in ((0, State.FAIL), (1, State.PASS)):
         answers = tuple(replace(a, accept_lengths=(4,) * 82 + (3,) * 24, retractions=retractions) for a in run.answers)
-        assert oracle.judge(cell, replace(half, answers=answers), baseline).state is state
+        assert oracle.judge(prepared, replace(half, answers=answers), baseline).state is state
 
 
 @pytest.mark.parametrize(
@@ -144,12 +145,12 @@ def test_the_last_common_round_may_be_cut():
 
 
 def test_a_missing_combination_is_not_measured(measured, gate):
-    cell, run, baseline = measured(CELL)
+    prepared, run, baseline = measured(CELL)
     for oracle in (lambda target: None, lambda target: Oracle((), {}, ())):
-        outcome = AcceptanceGate(oracle=oracle).judge(cell, run, baseline)
+        outcome = AcceptanceGate(oracle=oracle).judge(prepared, run, baseline)
         assert (outcome.state, outcome.message) == (State.NOT_MEASURED, "the oracle has no rounds for eagle3 3/4/8")
     silent = replace(run, answers=tuple(replace(a, accept_lengths=()) for a in run.answers))
-    assert gate.judge(cell, silent, baseline).state is State.NOT_MEASURED
+    assert gate.judge(prepared, silent, baseline).state is State.NOT_MEASURED
 
 
 @pytest.mark.parametrize(
@@ -173,12 +174,12 @@ WAVES = "eagle3.s3.k4.n8.v2.p16.waves.length"
 
 def test_static_rounds_of_waves_are_the_oracles(measured, altered):
     """Fifty short answers by the same oracle that whole answers have; one round that is another fails."""
-    cell, run, baseline = measured(WAVES)
-    outcome = AcceptanceGate().judge(cell, run, baseline)
+    prepared, run, baseline = measured(WAVES)
+    outcome = AcceptanceGate().judge(prepared, run, baseline)
     assert outcome.state is State.PASS and (outcome.numbers["prompts"], outcome.numbers["left"]) == (50, 0)
     place, answer = next((i, a) for i, a in enumerate(run.answers) if len(a.accept_lengths) > 3)
     lengths = (answer.accept_lengths[0] - 1 or 2, *answer.accept_lengths[1:])
-    outcome = AcceptanceGate().judge(cell, altered(run, place, accept_lengths=lengths), baseline)
+    outcome = AcceptanceGate().judge(prepared, altered(run, place, accept_lengths=lengths), baseline)
     assert outcome.message == "1 of 50 requests leave the oracle's rounds, the first at round 0"
 
 
@@ -201,23 +202,23 @@ def test_rounds_of_ngrams_are_replayed_drawn_ones_too(measured):
 
 @pytest.mark.parametrize("change", [1, -1])
 def test_one_round_of_ngrams_that_is_another_fails(measured, altered, change):
-    cell, run, baseline = measured(NGRAM)
+    prepared, run, baseline = measured(NGRAM)
     lengths = list(run.answers[1].accept_lengths)
     at = next(i for i, length in enumerate(lengths) if i > 3 and length > 1)
     lengths[at] += change
-    outcome = AcceptanceGate().judge(cell, altered(run, 1, accept_lengths=tuple(lengths)), baseline)
+    outcome = AcceptanceGate().judge(prepared, altered(run, 1, accept_lengths=tuple(lengths)), baseline)
     assert outcome.state is State.FAIL
     assert outcome.message == f"1 of 5 requests leave the replayed rounds, first {run.asks[1].name} at round {at}"
-    fewer = AcceptanceGate().judge(cell, altered(run, 1, accept_lengths=tuple(lengths[:at])), baseline)
+    fewer = AcceptanceGate().judge(prepared, altered(run, 1, accept_lengths=tuple(lengths[:at])), baseline)
     assert fewer.message.endswith(f"at round {at}")
 
 
 def test_ngrams_without_evidence_are_not_measured(measured):
-    cell, run, baseline = measured(NGRAM)
-    outcome = AcceptanceGate().judge(cell, replace(run, journal=None), baseline)
+    prepared, run, baseline = measured(NGRAM)
+    outcome = AcceptanceGate().judge(prepared, replace(run, journal=None), baseline)
     assert (outcome.state, outcome.message) == (State.NOT_MEASURED, "the subject shows no journal to replay")
-    outcome = AcceptanceGate().judge(cell, replace(run, served=run.served[1:]), baseline)
+    outcome = AcceptanceGate().judge(prepared, replace(run, served=run.served[1:]), baseline)
     assert outcome.state is State.FAIL and "serves no request that was answered" in outcome.message
     silent = tuple(replace(answer, output_ids=answer.output_ids[:1], accept_lengths=()) for answer in run.answers)
     nobody = replace(run, answers=silent, journal=([], 1, 1))
-    assert AcceptanceGate().judge(cell, nobody, baseline).state is State.NOT_MEASURED
+    assert AcceptanceGate().judge(prepared, nobody, baseline).state is State.NOT_MEASURED

@@ -5,12 +5,13 @@ import pytest
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.accuracy import AccuracyGate, binomial_below, card_accuracy, extract
 from specmatrix.matrix.gates.gate import State
+from specmatrix.matrix.run.prepared_cell import prepare
 from specmatrix.matrix.subjects.protocol import Answer, Ask
 from specmatrix.matrix.workloads.build import EXAM_QUESTIONS
 
 pytestmark = pytest.mark.register(est_seconds=4, tier="cpu", stage="pr")
 
-CELL = Cell.from_id("eagle3.exam")
+CELL = prepare(Cell.from_id("eagle3.exam"))
 GATE = AccuracyGate(card=lambda target: 0.8)
 
 
@@ -49,13 +50,13 @@ def test_each_extractor_sees_what_the_other_does_not(graded):
 
 def test_a_target_that_lost_its_skill_trips_the_wire(graded):
     """Both sides wrong alike: only the card of the target shows it. Draws may cost a fifth of its rate."""
-    for cell, rate in ((CELL, 0.8), (CELL._replace(sampling="temperature"), 0.8 * 0.8)):
+    for prepared, rate in ((CELL, 0.8), (prepare(CELL.cell._replace(sampling="temperature")), 0.8 * 0.8)):
         for right in range(48):
             run = graded([1] * right + [0] * (48 - right))
-            outcome = GATE.judge(cell, run, run)
+            outcome = GATE.judge(prepared, run, run)
             expected = State.FAIL if binomial_below(right, 48, rate) < 1e-4 else State.PASS
             assert outcome.state is expected
-        outcome = GATE.judge(cell, graded([0] * 48), graded([0] * 48))
+        outcome = GATE.judge(prepared, graded([0] * 48), graded([0] * 48))
         sampled = "" if rate == 0.8 else ", of which sampled answers reach 64.0% at least"
         assert outcome.message == f"0 of 48 questions are right, the target's card says 80.0%{sampled}"
     assert binomial_below(26, 48, 0.8) < 1e-4 < binomial_below(28, 48, 0.8)
@@ -87,8 +88,8 @@ def test_extractors(text, strict, flexible):
 
 
 def test_the_reference_engine_passes_its_exam(measured):
-    cell, run, baseline = measured("standalone.s3.v2.p16.exam")
-    outcome = AccuracyGate().judge(cell, run, baseline)
+    prepared, run, baseline = measured("standalone.s3.v2.p16.exam")
+    outcome = AccuracyGate().judge(prepared, run, baseline)
     assert (outcome.state, outcome.message) == (State.PASS, "")
     assert outcome.numbers["n"] == EXAM_QUESTIONS and outcome.numbers["card_test_share"] == card_accuracy("llama-mini")
 

@@ -9,6 +9,7 @@ from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.adaptive import AdaptiveGate, wave_not_batched
 from specmatrix.matrix.gates.gate import State
 from specmatrix.matrix.gates.registry import GATES
+from specmatrix.matrix.run.prepared_cell import prepare
 from specmatrix.matrix.subjects.protocol import Observation, Run, Trace
 
 pytestmark = pytest.mark.register(est_seconds=5, tier="cpu", stage="pr")
@@ -25,7 +26,7 @@ def changed(run: Run, index: int, change: Callable[[Observation], Observation]) 
 
 
 def judged(run: Run, baseline: Run, cell_id: str = CELL) -> str:
-    outcome = AdaptiveGate().judge(Cell.from_id(cell_id), run, baseline)
+    outcome = AdaptiveGate().judge(prepare(Cell.from_id(cell_id)), run, baseline)
     assert outcome.state is State.FAIL
     return outcome.message
 
@@ -50,15 +51,15 @@ def test_it_judges_what_adapts_and_stands_in_the_table():
     ],
 )
 def test_real_runs_pass(measured, cell_id):
-    cell, run, baseline = measured(cell_id)
-    outcome = AdaptiveGate().judge(cell, run, baseline)
+    prepared, run, baseline = measured(cell_id)
+    outcome = AdaptiveGate().judge(prepared, run, baseline)
     assert (outcome.state, outcome.message) == (State.PASS, "")
     assert outcome.numbers["observations"] > 5 and outcome.numbers["deviation"] < 1e-12
 
 
 def test_waves_move_the_slots(measured):
-    cell, run, baseline = measured(CELL)
-    numbers = AdaptiveGate().judge(cell, run, baseline).numbers
+    prepared, run, baseline = measured(CELL)
+    numbers = AdaptiveGate().judge(prepared, run, baseline).numbers
     assert numbers["slots"] >= 2 and min(numbers["up"], numbers["down"], numbers["by_batch"]) >= 2
 
 
@@ -125,18 +126,18 @@ def test_the_answers_must_tell_the_same_rounds(measured, altered):
     assert judged(short, baseline) == f"{run.answers[3].name} reports {len(widths) - 1} widths of {len(widths)} rounds"
 
 
-def test_the_counters_must_count_what_the_trace_shows(measured, witnessed):
+def test_the_counters_must_count_what_the_trace_shows(measured, with_evidence):
     _, run, baseline = measured(CELL)
-    count = run.witness["adaptive.batch_switch"]
-    message = judged(witnessed(run, {"adaptive.batch_switch": count + 1}), baseline)
+    count = run.evidence["adaptive.batch_switch"]
+    message = judged(with_evidence(run, {"adaptive.batch_switch": count + 1}), baseline)
     assert message == f"adaptive.batch_switch was hit {count + 1} times, the trace shows {count}"
 
 
 def test_a_second_run_of_a_session_is_judged_from_the_first_ones_end(measured):
     """Counters and answers are of this run alone, trace and journal are of the session's life."""
     _, run, baseline = measured(CELL)
-    silent = replace(run, earlier=run.trace, answers=(), witness={})
-    assert AdaptiveGate().judge(Cell.from_id(CELL), silent, baseline).state is State.PASS
+    silent = replace(run, earlier=run.trace, answers=(), evidence={})
+    assert AdaptiveGate().judge(prepare(Cell.from_id(CELL)), silent, baseline).state is State.PASS
 
 
 @pytest.mark.parametrize(
@@ -149,6 +150,6 @@ def test_a_second_run_of_a_session_is_judged_from_the_first_ones_end(measured):
     ],
 )
 def test_missing_evidence_is_not_measured(measured, change, sentence):
-    cell, run, baseline = measured(CELL)
-    outcome = AdaptiveGate().judge(cell, replace(run, **change), baseline)
+    prepared, run, baseline = measured(CELL)
+    outcome = AdaptiveGate().judge(prepared, replace(run, **change), baseline)
     assert (outcome.state, outcome.message) == (State.NOT_MEASURED, sentence)

@@ -4,15 +4,16 @@ import pytest
 
 from specmatrix.engine.core.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.gates.config import ConfigGate, predicted_refusal
+from specmatrix.matrix.gates.config import ConfigGate
 from specmatrix.matrix.gates.gate import State
 from specmatrix.matrix.golden.outcomes import REFUSED
 from specmatrix.matrix.golden.review import expected, golden_table
+from specmatrix.matrix.run.prepared_cell import prepare
 
 pytestmark = pytest.mark.register(est_seconds=5, tier="cpu", stage="pr")
 
 CELL = "eagle3.s3.k4.n8.v2.p16.pair"
-REFUSED_CELL = Cell.from_id("standalone.s1.k2.n16.pair")
+REFUSED_CELL = prepare(Cell.from_id("standalone.s1.k2.n16.pair"))
 REWRITTEN = "standalone.s3.k1.n6"
 UNCACHED = "eagle3.qwen3.s3.pair"
 GATE = ConfigGate()
@@ -59,15 +60,15 @@ def test_a_launch_outside_the_lock_file_is_reviewed_too(measured):
     ],
 )
 def test_one_other_value_fails(measured, change, sentence):
-    cell, run, baseline = measured(CELL)
-    outcome = GATE.judge(cell, replace(run, resolved={**run.resolved, **change}), baseline)
+    prepared, run, baseline = measured(CELL)
+    outcome = GATE.judge(prepared, replace(run, resolved={**run.resolved, **change}), baseline)
     assert outcome.state is State.FAIL and sentence in outcome.message
 
 
 def test_a_reason_for_what_nobody_chose_fails(measured):
-    cell, run, baseline = measured(CELL)
+    prepared, run, baseline = measured(CELL)
     odd = [*run.resolved["reasons"], {"field": "random_seed_of_the_day", "value": 3, "because": "luck"}]
-    outcome = GATE.judge(cell, replace(run, resolved={**run.resolved, "reasons": odd}), baseline)
+    outcome = GATE.judge(prepared, replace(run, resolved={**run.resolved, "reasons": odd}), baseline)
     assert outcome.message == "random_seed_of_the_day: '3: luck', the golden says None"
 
 
@@ -76,28 +77,38 @@ def test_a_reason_for_what_nobody_chose_fails(measured):
     ["eagle3.qwen3.s3.pair", "none.qwen3.v1.nocache.c7.tight.pair", "eagle3.qwen3.tiers.v2.p4.nocache.c7.ragged"],
 )
 def test_window_pages_are_worked_out_again(measured, cell_id):
-    cell, run, baseline = measured(cell_id)
-    assert GATE.judge(cell, run, baseline).state is State.PASS
+    prepared, run, baseline = measured(cell_id)
+    assert GATE.judge(prepared, run, baseline).state is State.PASS
     pages = run.resolved["window_pages"]
-    outcome = GATE.judge(cell, replace(run, resolved={**run.resolved, "window_pages": pages - 1}), baseline)
+    outcome = GATE.judge(prepared, replace(run, resolved={**run.resolved, "window_pages": pages - 1}), baseline)
     assert outcome.message == f"window_pages is {pages - 1}; {pages} follows from the rest of the configuration"
 
 
 def test_a_gpu_changes_the_device_and_nothing_else(measured):
-    cell, run, baseline = measured(CELL)
+    prepared, run, baseline = measured(CELL)
     kept = [reason for reason in run.resolved["reasons"] if reason["field"] not in ("device", "dtype")]
     on_gpu = {**run.resolved, "device": "cuda", "reasons": kept}
-    assert GATE.judge(cell, replace(run, resolved=on_gpu), baseline).state is State.PASS
+    gpu1 = prepare(prepared.cell, "gpu1")
+    assert GATE.judge(gpu1, replace(run, resolved=on_gpu), baseline).state is State.PASS
     other = replace(run, resolved={**on_gpu, "dtype": "bfloat16"})
-    assert GATE.judge(cell, other, baseline).message == (
+    assert GATE.judge(gpu1, other, baseline).message == (
         "dtype float32 was asked, bfloat16 runs, and no rewrite says so"
     )
-    assert expected(golden_table(), REFUSED_CELL, gpu=True) == {REFUSED: predicted_refusal(REFUSED_CELL)}
+    assert GATE.judge(prepared, replace(run, resolved=on_gpu), baseline).state is State.FAIL
+    assert GATE.judge(gpu1, run, baseline).message == "device cuda was asked, cpu runs, and no rewrite says so"
+    assert expected(golden_table(), REFUSED_CELL.cell, gpu=True) == {REFUSED: REFUSED_CELL.predicted_refusal}
+
+
+def test_a_run_of_what_is_predicted_to_be_refused_fails(measured):
+    _, run, baseline = measured("eagle3.v2.pair")
+    outcome = GATE.judge(prepare(Cell.from_id("eagle3.v2.sync.pair")), run, baseline)
+    assert outcome.state is State.FAIL
+    assert outcome.message.startswith("the engine ran it; predicted is the refusal '")
 
 
 def test_a_hidden_rewrite_fails(measured):
-    cell, run, baseline = measured(REWRITTEN)
-    outcome = GATE.judge(cell, replace(run, resolved={**run.resolved, "rewrites": []}), baseline)
+    prepared, run, baseline = measured(REWRITTEN)
+    outcome = GATE.judge(prepared, replace(run, resolved={**run.resolved, "rewrites": []}), baseline)
     assert outcome.state is State.FAIL and "no rewrite says so" in outcome.message
 
 
@@ -120,7 +131,7 @@ def test_another_reviewed_outcome_fails(measured):
 
 
 def test_a_refusal_must_be_the_predicted_one():
-    sentence = predicted_refusal(REFUSED_CELL)
+    sentence = REFUSED_CELL.predicted_refusal
     assert "speculative_num_draft_tokens 16" in sentence
     assert GATE.judge_refusal(REFUSED_CELL, ConfigError(sentence)).state is State.PASS
     ran = GATE.judge_refusal(REFUSED_CELL, None)
@@ -129,7 +140,7 @@ def test_a_refusal_must_be_the_predicted_one():
     assert other.state is State.FAIL and other.message.startswith(
         "the engine refused with 'no', tree-too-wide predicts"
     )
-    unexpected = GATE.judge_refusal(Cell.from_id(CELL), ConfigError("no"))
+    unexpected = GATE.judge_refusal(prepare(Cell.from_id(CELL)), ConfigError("no"))
     assert (unexpected.state, unexpected.message) == (
         State.FAIL,
         "no constraint refuses this cell, but the engine says: no",
@@ -137,7 +148,7 @@ def test_a_refusal_must_be_the_predicted_one():
 
 
 def test_a_refusal_has_a_golden_too():
-    error = ConfigError(predicted_refusal(REFUSED_CELL))
+    error = ConfigError(REFUSED_CELL.predicted_refusal)
     assert ConfigGate(golden={}).judge_refusal(REFUSED_CELL, error).state is State.NOT_MEASURED
     stale = ConfigGate(golden=saying(REFUSED, "an older sentence")).judge_refusal(REFUSED_CELL, error)
     assert stale.state is State.FAIL

@@ -37,13 +37,13 @@ def test_the_reference_engine_draws_from_the_target(measured, cell_id):
 
 
 def test_a_sampler_that_prefers_the_best_token_fails(measured):
-    cell, run, baseline = measured(PLAIN)
-    outcome = GATE.judge(cell, drawn(run, lambda context: context[0][0], share=4), baseline)
+    prepared, run, baseline = measured(PLAIN)
+    outcome = GATE.judge(prepared, drawn(run, lambda context: context[0][0], share=4), baseline)
     assert outcome.state is State.FAIL and "do not follow the target's distribution" in outcome.message
 
 
 def test_a_coin_that_is_used_again_fails(measured):
-    cell, run, baseline = measured(PLAIN)
+    prepared, run, baseline = measured(PLAIN)
 
     def again(answer):
         if not answer.name.startswith("d"):
@@ -57,35 +57,35 @@ def test_a_coin_that_is_used_again_fails(measured):
         own = tuple(dict(context)[token] for context, token in zip(answer.top_logprobs, ids, strict=True))
         return replace(answer, output_ids=tuple(ids), logprobs=own)
 
-    outcome = GATE.judge(cell, replace(run, answers=tuple(map(again, run.answers))), baseline)
+    outcome = GATE.judge(prepared, replace(run, answers=tuple(map(again, run.answers))), baseline)
     assert outcome.state is State.FAIL
     assert outcome.message.startswith("a draw depends on the draw before it")
     assert outcome.numbers["p"] > 1e-4
 
 
 def test_one_token_outside_the_support_fails(measured):
-    cell, run, baseline = measured(FILTERED)
-    outcome = GATE.judge(cell, drawn(run, lambda context: context[12][0], share=200), baseline)
+    prepared, run, baseline = measured(FILTERED)
+    outcome = GATE.judge(prepared, drawn(run, lambda context: context[12][0], share=200), baseline)
     assert outcome.state is State.FAIL and "outside the support" in outcome.message
 
 
 @pytest.mark.parametrize(("nats", "state"), [(0.9e-3, State.PASS), (1.1e-3, State.FAIL)])
 def test_a_log_probability_may_differ_by_rounding_only(measured, altered, nats, state):
-    cell, run, baseline = measured(PLAIN)
+    prepared, run, baseline = measured(PLAIN)
     last = baseline.answers[-1]
     moved = ((last.top_logprobs[0][0][0], last.top_logprobs[0][0][1] + nats), *last.top_logprobs[0][1:])
-    outcome = GATE.judge(cell, run, altered(baseline, -1, top_logprobs=(moved, *last.top_logprobs[1:])))
+    outcome = GATE.judge(prepared, run, altered(baseline, -1, top_logprobs=(moved, *last.top_logprobs[1:])))
     assert outcome.state is state
 
 
 def test_too_few_draws_or_log_probabilities_are_not_measured(measured, altered):
-    cell, run, baseline = measured(PLAIN)
+    prepared, run, baseline = measured(PLAIN)
     few = replace(run, asks=run.asks[:30], answers=run.answers[:30])
-    outcome = GATE.judge(cell, few, baseline)
+    outcome = GATE.judge(prepared, few, baseline)
     assert (outcome.state, outcome.message) == (State.NOT_MEASURED, "87 tokens were drawn, 100 are needed")
-    short = GATE.judge(cell, altered(run, -1, logprobs=run.answers[-1].logprobs[:1]), baseline)
+    short = GATE.judge(prepared, altered(run, -1, logprobs=run.answers[-1].logprobs[:1]), baseline)
     assert short.state is State.NOT_MEASURED
-    blind = GATE.judge(cell, altered(run, -1, top_logprobs=()), baseline)
+    blind = GATE.judge(prepared, altered(run, -1, top_logprobs=()), baseline)
     assert blind.state is State.NOT_MEASURED and "does not report log-probabilities" in blind.message
 
 

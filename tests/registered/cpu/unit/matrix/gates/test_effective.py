@@ -3,13 +3,14 @@ from dataclasses import replace
 import pytest
 
 from specmatrix.matrix.gates.effective import EffectiveGate
-from specmatrix.matrix.gates.evidence import WITNESSES
+from specmatrix.matrix.gates.evidence import EVIDENCE
 from specmatrix.matrix.gates.gate import State
+from specmatrix.matrix.run.prepared_cell import prepare
 
 pytestmark = pytest.mark.register(est_seconds=10, tier="cpu", stage="pr")
 
 CELL = "eagle3.s3.k4.n8.v2.p16.pair"
-# Together they demand every row of WITNESSES.
+# Together they demand every row of EVIDENCE.
 CELLS = [
     CELL,
     "none.v1.nocache.c7.ragged.temperature.stop_token.abort_running",
@@ -30,44 +31,44 @@ GATE = EffectiveGate()
 
 
 @pytest.mark.parametrize("cell_id", CELLS)
-def test_the_reference_engine_shows_every_witness(measured, cell_id):
+def test_the_reference_engine_shows_all_evidence(measured, cell_id):
     outcome = GATE.judge(*measured(cell_id))
     assert (outcome.state, outcome.message) == (State.PASS, "")
     assert outcome.numbers["witnesses"] > 5
 
 
-@pytest.mark.parametrize("row", WITNESSES, ids=lambda row: f"{row.probe}{'+' if row.seen else '-'}")
-def test_each_witness_alone_turns_the_cell_red(measured, witnessed, row):
+@pytest.mark.parametrize("row", EVIDENCE, ids=lambda row: f"{row.probe}{'+' if row.seen else '-'}")
+def test_each_missing_piece_of_evidence_alone_turns_the_cell_red(measured, with_evidence, row):
     found = [measured(cell_id) for cell_id in CELLS]
     # Two ranks show what one does, and one row more; they run in processes of their own.
-    found.append((found[0][0]._replace(tp="2"), *found[0][1:]))
-    cell, run, baseline = next(one for one in found if row.when(one[0], one[1]))
-    turned = witnessed(run, dict.fromkeys(row.probe.split("|"), 0 if row.seen else 1))
-    outcome = EffectiveGate(witnesses=(row,)).judge(cell, turned, baseline)
+    found.append((prepare(found[0][0].cell._replace(tp="2")), *found[0][1:]))
+    prepared, run, baseline = next(one for one in found if row.when(one[0].cell, one[1]))
+    turned = with_evidence(run, dict.fromkeys(row.probe.split("|"), 0 if row.seen else 1))
+    outcome = EffectiveGate(evidence=(row,)).judge(prepared, turned, baseline)
     assert outcome.state is State.FAIL and row.why in outcome.message
 
 
 def test_a_drafter_that_was_put_aside_is_red(measured):
-    cell, run, baseline = measured(CELL)
+    prepared, run, baseline = measured(CELL)
     aside = replace(run, readback={**run.readback, "drafter_error": "EAGLE3 read the host in propose"})
-    outcome = GATE.judge(cell, aside, baseline)
+    outcome = GATE.judge(prepared, aside, baseline)
     assert outcome.state is State.FAIL
     assert outcome.message == "the drafter was put aside: EAGLE3 read the host in propose"
 
 
-def test_rounds_on_a_gpu_must_be_replayed(measured, witnessed):
-    cell, run, baseline = measured(CELL)
+def test_rounds_on_a_gpu_must_be_replayed(measured, with_evidence):
+    prepared, run, baseline = measured(CELL)
     on_gpu = replace(
         run,
         resolved={**run.resolved, "cuda_graph_max_bs": 48},
         readback={**run.readback, "cuda_graph_max_bs": 48},
     )
-    seen = witnessed(on_gpu, {"graph.replayed": 9, "graph.eager": 2, "decode.round": 16})
-    assert GATE.judge(cell, seen, baseline).state is State.PASS
-    unseen = witnessed(on_gpu, {"graph.replayed": 0, "graph.eager": 16, "decode.round": 16})
-    assert "rounds of the same shape are replayed" in GATE.judge(cell, unseen, baseline).message
-    few = witnessed(on_gpu, {"graph.replayed": 0, "graph.eager": 15, "decode.round": 15})
-    assert GATE.judge(cell, few, baseline).state is State.PASS
+    seen = with_evidence(on_gpu, {"graph.replayed": 9, "graph.eager": 2, "decode.round": 16})
+    assert GATE.judge(prepared, seen, baseline).state is State.PASS
+    unseen = with_evidence(on_gpu, {"graph.replayed": 0, "graph.eager": 16, "decode.round": 16})
+    assert "rounds of the same shape are replayed" in GATE.judge(prepared, unseen, baseline).message
+    few = with_evidence(on_gpu, {"graph.replayed": 0, "graph.eager": 15, "decode.round": 15})
+    assert GATE.judge(prepared, few, baseline).state is State.PASS
 
 
 @pytest.mark.parametrize(
@@ -78,28 +79,28 @@ def test_rounds_on_a_gpu_must_be_replayed(measured, witnessed):
     ],
 )
 def test_windows_of_two_requests_are_in_tight_memory_where_prompts_come_in_chunks(measured, cell_id, share):
-    cell, run, baseline = measured(cell_id)
-    assert GATE.judge(cell, run, baseline).state is State.PASS
-    demanded = {row.probe for row in WITNESSES if row.seen and row.when(cell, run)}
+    prepared, run, baseline = measured(cell_id)
+    assert GATE.judge(prepared, run, baseline).state is State.PASS
+    demanded = {row.probe for row in EVIDENCE if row.seen and row.when(prepared.cell, run)}
     assert (share, share) == ("decode.batched" in demanded, "retract.done" in demanded)
-    assert (run.witness["retract.done"] > 0) == share and "window.slid" in demanded
+    assert (run.evidence["retract.done"] > 0) == share and "window.slid" in demanded
 
 
-def test_a_rewritten_prefix_cache_is_not_to_be_seen(measured, witnessed):
-    cell, run, baseline = measured("eagle3.qwen3.s3.pair")
-    assert cell.prefix_cache == "on" and GATE.judge(cell, run, baseline).state is State.PASS
-    assert GATE.judge(cell, witnessed(run, {"prefix.insert": 1}), baseline).state is State.FAIL
+def test_a_rewritten_prefix_cache_is_not_to_be_seen(measured, with_evidence):
+    prepared, run, baseline = measured("eagle3.qwen3.s3.pair")
+    assert prepared.cell.prefix_cache == "on" and GATE.judge(prepared, run, baseline).state is State.PASS
+    assert GATE.judge(prepared, with_evidence(run, {"prefix.insert": 1}), baseline).state is State.FAIL
 
 
 def test_another_value_that_runs_fails(measured):
-    cell, run, baseline = measured(CELL)
-    outcome = GATE.judge(cell, replace(run, readback={**run.readback, "topk": 1}), baseline)
+    prepared, run, baseline = measured(CELL)
+    outcome = GATE.judge(prepared, replace(run, readback={**run.readback, "topk": 1}), baseline)
     assert (outcome.state, outcome.message) == (State.FAIL, "topk was resolved to 4, but 1 runs")
 
 
 def test_without_readback_or_counters_nothing_is_measured(measured):
-    cell, run, baseline = measured(CELL)
-    blind = GATE.judge(cell, replace(run, readback={}), baseline)
+    prepared, run, baseline = measured(CELL)
+    blind = GATE.judge(prepared, replace(run, readback={}), baseline)
     assert (blind.state, blind.message) == (State.NOT_MEASURED, "the subject does not read back algorithm")
-    still = GATE.judge(cell, replace(run, witness=dict.fromkeys(run.witness, 0)), baseline)
+    still = GATE.judge(prepared, replace(run, evidence=dict.fromkeys(run.evidence, 0)), baseline)
     assert (still.state, still.message) == (State.NOT_MEASURED, "no counter was hit, so nothing was witnessed")

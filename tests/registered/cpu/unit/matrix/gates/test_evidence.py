@@ -1,4 +1,4 @@
-"""What a preset says that it shows, a witness demands of its cell."""
+"""What a preset says that it shows is evidence due from its cell."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from specmatrix.engine.core.config.resolve import resolve
 from specmatrix.matrix.cells.cell import Cell, asked
 from specmatrix.matrix.cells.model_facts import zoo_facts
 from specmatrix.matrix.cover.regressions import NIGHTLY, PR
-from specmatrix.matrix.gates.evidence import WITNESSES
+from specmatrix.matrix.gates.evidence import EVIDENCE
 from specmatrix.matrix.subjects.protocol import Memory, Run
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
@@ -26,7 +26,7 @@ def demanded(cell):
     """Probes that the cell's launch alone demands."""
     resolved = resolve(asked(cell), zoo_facts(cell)).as_dict()
     run = Run((), (), resolved, resolved, {}, Memory(0, 0, 0, 0), None, 0.0)
-    return {row.probe for row in WITNESSES if row.seen and row.when(cell, run)}
+    return {row.probe for row in EVIDENCE if row.seen and row.when(cell, run)}
 
 
 @pytest.mark.parametrize("word", CLAIMS)

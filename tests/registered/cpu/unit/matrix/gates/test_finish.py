@@ -64,8 +64,8 @@ def info(answer, **changes: object):
     ],
 )
 def test_each_departure_is_named(measured, altered, cell_id, change, sentence):
-    cell, run, baseline = measured(cell_id)
-    outcome = GATE.judge(cell, altered(run, 0, **change(run.answers[0])), baseline)
+    prepared, run, baseline = measured(cell_id)
+    outcome = GATE.judge(prepared, altered(run, 0, **change(run.answers[0])), baseline)
     assert outcome.state is State.FAIL and outcome.numbers["faults"] == 1
     assert outcome.message.startswith(run.asks[0].name) and sentence in outcome.message
 
@@ -80,8 +80,8 @@ def test_each_departure_is_named(measured, altered, cell_id, change, sentence):
     ],
 )
 def test_log_probabilities_are_complete(measured, altered, change, sentence):
-    cell, run, baseline = measured(DRAWN)
-    outcome = GATE.judge(cell, altered(run, -1, **change(run.answers[-1])), baseline)
+    prepared, run, baseline = measured(DRAWN)
+    outcome = GATE.judge(prepared, altered(run, -1, **change(run.answers[-1])), baseline)
     assert outcome.state is State.FAIL and sentence in outcome.message
 
 
@@ -93,14 +93,14 @@ def test_log_probabilities_are_complete(measured, altered, change, sentence):
     ],
 )
 def test_log_probabilities_come_to_those_who_ask(measured, altered, change, sentence):
-    cell, run, baseline = measured(CELL)
-    outcome = GATE.judge(cell, altered(run, 0, **change(run.answers[0])), baseline)
+    prepared, run, baseline = measured(CELL)
+    outcome = GATE.judge(prepared, altered(run, 0, **change(run.answers[0])), baseline)
     assert outcome.state is State.FAIL and sentence in outcome.message
 
 
 def test_a_missing_answer_is_not_measured(measured):
-    cell, run, baseline = measured(CELL)
-    outcome = GATE.judge(cell, replace(run, answers=run.answers[1:]), baseline)
+    prepared, run, baseline = measured(CELL)
+    outcome = GATE.judge(prepared, replace(run, answers=run.answers[1:]), baseline)
     assert (outcome.state, outcome.message) == (State.NOT_MEASURED, f"the run has no answer to {run.asks[0].name}")
-    outcome = GATE.judge(cell, replace(run, asks=(), answers=()), baseline)
+    outcome = GATE.judge(prepared, replace(run, asks=(), answers=()), baseline)
     assert (outcome.state, outcome.message) == (State.NOT_MEASURED, "the cell has no requests")

@@ -12,8 +12,8 @@ GATE = LedgerGate()
 
 
 def test_a_sound_run_passes(measured):
-    cell, run, baseline = measured(CELL)
-    outcome = GATE.judge(cell, run, baseline)
+    prepared, run, baseline = measured(CELL)
+    outcome = GATE.judge(prepared, run, baseline)
     assert outcome.state is State.PASS and outcome.numbers["stamps"] > 0
 
 
@@ -26,16 +26,16 @@ def test_a_sound_run_passes(measured):
     ],
 )
 def test_memory_at_rest_must_add_up(measured, change, sentence):
-    cell, run, baseline = measured(CELL)
+    prepared, run, baseline = measured(CELL)
     values = {name: getattr(run.memory, name) + by for name, by in change.items()}
-    outcome = GATE.judge(cell, replace(run, memory=replace(run.memory, **values)), baseline)
+    outcome = GATE.judge(prepared, replace(run, memory=replace(run.memory, **values)), baseline)
     assert outcome.state is State.FAIL and sentence in outcome.message
 
 
 def test_a_broken_journal_fails(measured):
-    cell, run, baseline = measured(CELL)
+    prepared, run, baseline = measured(CELL)
     entries, pages, size = run.journal
-    outcome = GATE.judge(cell, replace(run, journal=(entries[1:], pages, size)), baseline)
+    outcome = GATE.judge(prepared, replace(run, journal=(entries[1:], pages, size)), baseline)
     assert outcome.state is State.FAIL and "journal entry 0" in outcome.message
 
 
@@ -46,27 +46,27 @@ TURNS = "nextn.deepseek.s2.v2.p4.pair.stream"
     ("cell_id", "name"), [(TURNS, ".turn3"), (TURNS, ""), ("standalone.s3.v2.p4.m4.burst", ".again")]
 )
 def test_cached_tokens_are_what_the_first_admission_found(measured, altered, cell_id, name):
-    cell, run, baseline = measured(cell_id)
-    assert GATE.judge(cell, run, baseline).state is State.PASS
+    prepared, run, baseline = measured(cell_id)
+    assert GATE.judge(prepared, run, baseline).state is State.PASS
     index = next(i for i, answer in enumerate(run.answers) if answer.name.endswith(name))
     found, prompt = run.answers[index].cached_tokens, len(run.answers[index].prompt_ids)
     assert (found > 0) == bool(name)
-    outcome = GATE.judge(cell, altered(run, index, cached_tokens=found + 1), baseline)
+    outcome = GATE.judge(prepared, altered(run, index, cached_tokens=found + 1), baseline)
     assert outcome.state is State.FAIL and outcome.message == (
         f"{run.answers[index].name} reports {found + 1} of {prompt} prompt tokens as cached, its first admission began "
         f"behind {found}"
     )
 
 
-def test_one_wrong_stamp_fails(measured, witnessed):
-    cell, run, baseline = measured(CELL)
-    outcome = GATE.judge(cell, witnessed(run, {"stamp.wrong": 1}), baseline)
+def test_one_wrong_stamp_fails(measured, with_evidence):
+    prepared, run, baseline = measured(CELL)
+    outcome = GATE.judge(prepared, with_evidence(run, {"stamp.wrong": 1}), baseline)
     assert outcome.state is State.FAIL and outcome.message.startswith("1 of ")
 
 
-def test_without_stamps_or_journal_nothing_is_measured(measured, witnessed):
-    cell, run, baseline = measured(CELL)
-    unstamped = GATE.judge(cell, witnessed(run, {"stamp.checked": 0}), baseline)
+def test_without_stamps_or_journal_nothing_is_measured(measured, with_evidence):
+    prepared, run, baseline = measured(CELL)
+    unstamped = GATE.judge(prepared, with_evidence(run, {"stamp.checked": 0}), baseline)
     assert (unstamped.state, unstamped.message) == (State.NOT_MEASURED, "no KV stamp was compared")
-    silent = GATE.judge(cell, replace(run, journal=None), baseline)
+    silent = GATE.judge(prepared, replace(run, journal=None), baseline)
     assert (silent.state, silent.message) == (State.NOT_MEASURED, "the subject shows no journal")

@@ -14,8 +14,8 @@ SAMPLED = "eagle3.s3.k4.n8.v2.p16.pair.temperature.stop_string.abort_running"
 
 @pytest.fixture(scope="session")
 def gate(measured, oracle_of):
-    cell, _, baseline = measured(CELL)
-    known = oracle_of(cell, baseline)
+    prepared, _, baseline = measured(CELL)
+    known = oracle_of(prepared, baseline)
     return LosslessGate(oracle=lambda target: known)
 
 
@@ -38,45 +38,45 @@ def test_equal_tokens_pass(measured, gate):
 
 
 def test_one_other_token_fails_and_is_named(measured, gate, altered):
-    cell, run, baseline = measured(CELL)
+    prepared, run, baseline = measured(CELL)
     ids = run.answers[1].output_ids
-    outcome = gate.judge(cell, altered(run, 1, output_ids=changed(ids, 4)), baseline)
+    outcome = gate.judge(prepared, altered(run, 1, output_ids=changed(ids, 4)), baseline)
     expected = f"{run.asks[1].name} at token 4: {ids[4] ^ 1} instead of {ids[4]}"
     assert outcome.state is State.FAIL and outcome.numbers["first_divergence"] == expected
 
 
 def test_a_missing_last_token_fails(measured, gate, altered):
-    cell, run, baseline = measured(CELL)
-    outcome = gate.judge(cell, altered(run, 0, output_ids=run.answers[0].output_ids[:-1]), baseline)
+    prepared, run, baseline = measured(CELL)
+    outcome = gate.judge(prepared, altered(run, 0, output_ids=run.answers[0].output_ids[:-1]), baseline)
     assert outcome.state is State.FAIL and "its end instead of" in outcome.message
 
 
 @pytest.mark.parametrize(("nats", "state"), [(0.9e-3, State.PASS), (1.1e-3, State.FAIL)])
 def test_a_greedy_tie_is_listed_and_not_red(measured, gate, altered, nats, state):
-    cell, run, baseline = measured(CELL)
+    prepared, run, baseline = measured(CELL)
     broken = altered(run, 0, output_ids=changed(run.answers[0].output_ids, 3))
     close = altered(baseline, 0, top_logprobs=gap(baseline.answers[0], 3, nats))
-    outcome = gate.judge(cell, broken, close)
+    outcome = gate.judge(prepared, broken, close)
     assert outcome.state is state
     assert outcome.numbers["tied_at"] == (f"{run.asks[0].name}@3" if state is State.PASS else "")
 
 
 def test_sampled_and_aborted_requests_are_compared_too(measured, gate, altered):
-    cell, run, baseline = measured(SAMPLED)
+    prepared, run, baseline = measured(SAMPLED)
     assert run.answers[1].finish == "abort" and len(run.answers[1].output_ids) < len(baseline.answers[1].output_ids)
-    assert gate.judge(cell, run, baseline).state is State.PASS
+    assert gate.judge(prepared, run, baseline).state is State.PASS
     for index in (0, 1):
         broken = altered(run, index, output_ids=changed(run.answers[index].output_ids, 2))
-        assert gate.judge(cell, broken, baseline).state is State.FAIL
+        assert gate.judge(prepared, broken, baseline).state is State.FAIL
 
 
 def test_a_baseline_that_leaves_the_oracle_fails(measured, gate):
-    cell, run, baseline = measured(CELL)
+    prepared, run, baseline = measured(CELL)
     index = int(run.asks[0].name[1:])
     tokens = list(gate.oracle("llama-mini").continuations)
     tokens[index] = changed(tokens[index], 2)
     outcome = LosslessGate(oracle=lambda target: replace(gate.oracle(target), continuations=tuple(tokens))).judge(
-        cell, run, baseline
+        prepared, run, baseline
     )
     assert outcome.state is State.FAIL
     assert outcome.message == f"the baseline of {run.asks[0].name} leaves the oracle's continuation at token 2"
@@ -90,10 +90,10 @@ def test_a_baseline_that_leaves_the_oracle_fails(measured, gate):
 )
 def test_a_baseline_with_other_log_probabilities_fails(measured, gate, altered, nats, dtype, state):
     """Tokens hide a window that is one token short; what they were chosen by does not."""
-    cell, run, baseline = measured(CELL)
+    prepared, run, baseline = measured(CELL)
     scores = baseline.answers[1].logprobs
     moved = altered(baseline, 1, logprobs=(*scores[:7], scores[7] - nats, *scores[8:]))
-    outcome = gate.judge(cell, run, replace(moved, resolved={**moved.resolved, "dtype": dtype}))
+    outcome = gate.judge(prepared, run, replace(moved, resolved={**moved.resolved, "dtype": dtype}))
     assert outcome.state is state and outcome.numbers["oracle_nats"] == pytest.approx(nats)
     assert outcome.message == (
         f"a log-probability of the baseline is {nats:.2g} nats from the oracle's" if state is State.FAIL else ""
@@ -101,31 +101,31 @@ def test_a_baseline_with_other_log_probabilities_fails(measured, gate, altered, 
 
 
 def test_a_baseline_without_log_probabilities_proves_nothing(measured, gate, altered):
-    cell, run, baseline = measured(CELL)
-    outcome = gate.judge(cell, run, altered(baseline, 0, logprobs=()))
+    prepared, run, baseline = measured(CELL)
+    outcome = gate.judge(prepared, run, altered(baseline, 0, logprobs=()))
     assert outcome.state is State.NOT_MEASURED
     name = run.asks[0].name
     assert outcome.message == f"the baseline of {name} shows no log-probabilities to hold against the oracle's"
 
 
 def test_without_evidence_nothing_is_measured(measured, gate):
-    cell, run, baseline = measured(CELL)
-    assert LosslessGate(oracle=lambda target: None).judge(cell, run, baseline).state is State.NOT_MEASURED
-    lost = gate.judge(cell, run, replace(baseline, answers=baseline.answers[1:]))
+    prepared, run, baseline = measured(CELL)
+    assert LosslessGate(oracle=lambda target: None).judge(prepared, run, baseline).state is State.NOT_MEASURED
+    lost = gate.judge(prepared, run, replace(baseline, answers=baseline.answers[1:]))
     assert (lost.state, lost.message) == (State.NOT_MEASURED, f"the baseline has no answer to {run.asks[0].name}")
-    empty = gate.judge(cell, replace(run, asks=(), answers=()), baseline)
+    empty = gate.judge(prepared, replace(run, asks=(), answers=()), baseline)
     assert (empty.state, empty.message) == (State.NOT_MEASURED, "the cell has no requests")
 
 
 @pytest.mark.parametrize(("nats", "state"), [(1e-5, State.PASS), (1e-3, State.FAIL)])
 def test_a_turns_log_probabilities_are_those_of_the_history_sent_again(measured, altered, nats, state):
-    cell, run, baseline = measured(TURNS)
-    outcome = LosslessGate().judge(cell, run, baseline)
+    prepared, run, baseline = measured(TURNS)
+    outcome = LosslessGate().judge(prepared, run, baseline)
     assert (outcome.state, outcome.numbers["score_nats"]) == (State.PASS, 0.0) and outcome.numbers["scored"] > 100
     index = next(i for i, a in enumerate(run.answers) if a.name.endswith(".turn2") and len(a.logprobs) > 2)
     scores = run.answers[index].logprobs
     moved = altered(run, index, logprobs=(*scores[:2], scores[2] - nats, *scores[3:]))
-    outcome = LosslessGate().judge(cell, moved, baseline)
+    outcome = LosslessGate().judge(prepared, moved, baseline)
     assert outcome.state is state
     if state is State.FAIL:
         name = run.answers[index].name

@@ -8,10 +8,11 @@ from specmatrix.engine.core.observe.rank_agreement import Agreement
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import State
 from specmatrix.matrix.gates.ranks import RanksGate
+from specmatrix.matrix.run.prepared_cell import prepare
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 
-CELL = Cell.from_id("eagle3.tp2.pair")
+CELL = prepare(Cell.from_id("eagle3.tp2.pair"))
 SAME = ("a", "a")
 
 
@@ -43,4 +44,4 @@ def test_the_verdict(found: Agreement | None, state: State, message: str):
 
 
 def test_one_rank_agrees_with_itself():
-    assert RanksGate().applies(CELL) and not RanksGate().applies(Cell())
+    assert RanksGate().applies(CELL.cell) and not RanksGate().applies(Cell())

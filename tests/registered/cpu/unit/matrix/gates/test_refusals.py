@@ -21,9 +21,9 @@ def test_every_class_has_its_sentence():
 
 @pytest.mark.parametrize("cell_id", [PAIR, TIGHT, "none.pair.branch"])
 def test_real_refusals_pass(measured, cell_id):
-    cell, run, baseline = measured(cell_id)
+    prepared, run, baseline = measured(cell_id)
     assert run.attempts and refusal_fault(run) == ""
-    outcome = SessionGate().judge(cell, run, baseline)
+    outcome = SessionGate().judge(prepared, run, baseline)
     assert (outcome.state, outcome.message) == (State.PASS, "")
     assert outcome.numbers["attempts"] == len(run.attempts)
 
@@ -35,9 +35,9 @@ def test_a_turn_that_is_refused_is_named(measured, altered):
 
 
 def test_an_attempt_that_is_answered_is_named(measured):
-    cell, run, baseline = measured(PAIR)
+    prepared, run, baseline = measured(PAIR)
     (ask, _), *others = run.attempts
-    outcome = SessionGate().judge(cell, replace(run, attempts=((ask, ""), *others)), baseline)
+    outcome = SessionGate().judge(prepared, replace(run, attempts=((ask, ""), *others)), baseline)
     assert outcome.state is State.FAIL
     assert outcome.message == f"{ask.name} was answered, and had to be refused ({ask.refused})"
 
@@ -50,16 +50,16 @@ def test_another_sentence_is_named(measured):
         assert told == f"{ask.name} had to be refused ({ask.refused}), but was for another reason: {wrong}"
 
 
-def test_refusals_that_nobody_asked_for_are_counted(measured, witnessed):
+def test_refusals_that_nobody_asked_for_are_counted(measured, with_evidence):
     _, run, _ = measured(PAIR)
     count = len(run.attempts)
-    assert refusal_fault(witnessed(run, {"session.refused": count + 1})) == (
+    assert refusal_fault(with_evidence(run, {"session.refused": count + 1})) == (
         f"{count + 1} turns were refused, {count} had to be"
     )
 
 
-def test_a_session_that_lost_its_kv_without_need_is_named(measured, witnessed):
-    cell, run, baseline = measured(TIGHT)
-    outcome = SessionGate().judge(cell, witnessed(run, {"session.dropped": 0}), baseline)
+def test_a_session_that_lost_its_kv_without_need_is_named(measured, with_evidence):
+    prepared, run, baseline = measured(TIGHT)
+    outcome = SessionGate().judge(prepared, with_evidence(run, {"session.dropped": 0}), baseline)
     assert outcome.state is State.FAIL
     assert "turns began anew, and 0 sessions were given up for room" in outcome.message

@@ -5,14 +5,14 @@ from dataclasses import replace
 import pytest
 
 from specmatrix.engine.core.schedule.scheduler import Scheduler
-from specmatrix.matrix.cells.cell import Cell, asked
+from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import State
 from specmatrix.matrix.gates.registry import GATES
 from specmatrix.matrix.gates.session import SessionGate
+from specmatrix.matrix.run.prepared_cell import PreparedCell, prepare
 from specmatrix.matrix.run.runner import drive
 from specmatrix.matrix.subjects.in_process import ReferenceSubject
 from specmatrix.matrix.subjects.protocol import Run
-from specmatrix.matrix.workloads.build import workload
 
 pytestmark = pytest.mark.register(est_seconds=8, tier="cpu", stage="pr")
 
@@ -32,17 +32,17 @@ def test_it_judges_sessions_only_and_stands_in_the_table():
 
 @pytest.mark.parametrize("cell_id", [CELL, "none.v1.pair.stream", "standalone.s3.p4.c7.ragged.branch.mixed"])
 def test_real_sessions_pass(measured, cell_id):
-    cell, run, baseline = measured(cell_id)
-    outcome = SessionGate().judge(cell, run, baseline)
+    prepared, run, baseline = measured(cell_id)
+    outcome = SessionGate().judge(prepared, run, baseline)
     assert (outcome.state, outcome.message) == (State.PASS, "")
-    if cell.session == "streaming":
+    if prepared.cell.session == "streaming":
         assert outcome.numbers["inherited"] > 0 and outcome.numbers["resumed"] >= 4
-        assert outcome.numbers["rolled_back"] == (1 if cell.abort == "running" else 0)
+        assert outcome.numbers["rolled_back"] == (1 if prepared.cell.abort == "running" else 0)
 
 
 def test_one_position_too_few_is_named(measured):
     """sglang#22651: a session saved one token short."""
-    cell, run, baseline = measured("none.v1.pair.stream")
+    prepared, run, baseline = measured("none.v1.pair.stream")
     shorted = []
 
     def short(entry):
@@ -52,7 +52,7 @@ def test_one_position_too_few_is_named(measured):
             return verb, account, (numbers[0] - 1, *numbers[1:])
         return entry
 
-    outcome = SessionGate().judge(cell, moved(run, short), baseline)
+    outcome = SessionGate().judge(prepared, moved(run, short), baseline)
     assert outcome.state is State.FAIL
     assert "positions" in outcome.message or "pages" in outcome.message
 
@@ -61,10 +61,10 @@ SNUG = "eagle3.s3.k4.n8.v2.p16.snug.pair.stream.length"
 
 
 def test_a_retracted_turn_comes_back_to_what_it_had_inherited(measured):
-    cell, run, baseline = measured(SNUG)
-    outcome = SessionGate().judge(cell, run, baseline)
+    prepared, run, baseline = measured(SNUG)
+    outcome = SessionGate().judge(prepared, run, baseline)
     assert (outcome.state, outcome.message) == (State.PASS, "")
-    assert outcome.numbers["restored"] >= 1 and run.witness["session.restored"] == outcome.numbers["restored"]
+    assert outcome.numbers["restored"] >= 1 and run.evidence["session.restored"] == outcome.numbers["restored"]
 
 
 def retracting(run):
@@ -76,7 +76,7 @@ def retracting(run):
 
 
 def test_a_retracted_turn_that_leaves_less_is_named(measured):
-    cell, run, baseline = measured(SNUG)
+    prepared, run, baseline = measured(SNUG)
     due = retracting(run)
     verb, account, (keep, *gone) = due
     size = run.journal[2]
@@ -94,7 +94,7 @@ def test_a_retracted_turn_that_leaves_less_is_named(measured):
         return again, whose, (numbers[0] + 1, *numbers[1:])
 
     assert (keep - 1) // size == keep // size, "the same pages are freed"
-    outcome = SessionGate().judge(cell, moved(run, less), baseline)
+    outcome = SessionGate().judge(prepared, moved(run, less), baseline)
     assert outcome.state is State.FAIL and f"left {keep - 1} positions when it was retracted, {keep} were due" in (
         outcome.message
     )
@@ -102,8 +102,8 @@ def test_a_retracted_turn_that_leaves_less_is_named(measured):
 
 @pytest.mark.parametrize(("cell_id", "due"), [(SNUG, 1), ("nextn.deepseek.s2.v2.p4.pair.stream", 2)])
 def test_positions_whose_draft_kv_rests_on_other_tokens_are_computed_again(measured, cell_id, due):
-    cell, run, baseline = measured(cell_id)
-    assert SessionGate().judge(cell, run, baseline).state is State.PASS
+    prepared, run, baseline = measured(cell_id)
+    assert SessionGate().judge(prepared, run, baseline).state is State.PASS
     account = next(entry[1] for entry in run.journal[0] if entry[0] == "resume")
     done = []
 
@@ -119,56 +119,56 @@ def test_positions_whose_draft_kv_rests_on_other_tokens_are_computed_again(measu
         done.append(verb)
         return verb, whose, (numbers[0] - 1, *numbers[1:])
 
-    outcome = SessionGate().judge(cell, moved(run, fewer), baseline)
+    outcome = SessionGate().judge(prepared, moved(run, fewer), baseline)
     assert outcome.state is State.FAIL
     assert f"computes {due - 1} inherited positions again, the draft KV of {due} is stale" in outcome.message
 
 
-def aborted_while_it_reads() -> tuple[Cell, Run]:
+def aborted_while_it_reads() -> tuple[PreparedCell, Run]:
     """A turn, four that are aborted behind their first step, of one token, and one more; two positions of what each
     inherits have draft KV to be computed again."""
-    cell, subject = Cell.from_id("nextn.deepseek.s2.v1.c7.stream"), ReferenceSubject()
-    (first, *_) = workload(cell, 0)
+    prepared, subject = prepare(Cell.from_id("nextn.deepseek.s2.v1.c7.stream")), ReferenceSubject()
+    (first, *_) = prepared.asks
     asks = [replace(first, max_new_tokens=9, ignore_eos=True)]
     for number in range(2, 7):
         session = replace(first.session, follows=first.name)
         turn = replace(asks[0], name=f"{first.name}.turn{number}", prompt=" Then?", after=(asks[-1].name,))
         asks.append(replace(turn, session=session, abort_after=0 if number < 6 else None))
-    session = subject.launch(replace(asked(cell), chunked_prefill_size=1))
-    return cell, drive(session, asks, subject.capabilities)
+    engine = subject.start(replace(prepared.configuration, chunked_prefill_size=1))
+    return prepared, drive(engine, asks, subject.capabilities)
 
 
 def test_turns_aborted_while_they_read_what_they_inherited_take_nothing_of_it(monkeypatch):
-    cell, run = aborted_while_it_reads()
-    outcome = SessionGate().judge(cell, run, run)
+    prepared, run = aborted_while_it_reads()
+    outcome = SessionGate().judge(prepared, run, run)
     assert (outcome.state, outcome.message) == (State.PASS, "")
     assert (outcome.numbers["rolled_back"], outcome.numbers["resumed"]) == (4, 5)
     kept = Scheduler._kept
     monkeypatch.setattr(
         Scheduler, "_kept", lambda self, request: min(kept(self, request), self._account(request).committed)
     )
-    cell, run = aborted_while_it_reads()
-    outcome = SessionGate().judge(cell, run, run)
+    prepared, run = aborted_while_it_reads()
+    outcome = SessionGate().judge(prepared, run, run)
     assert outcome.state is State.FAIL and ".turn2 left " in outcome.message and outcome.numbers["wrong"] == 4
 
 
 def test_a_prompt_without_its_history_is_named(measured):
-    cell, run, baseline = measured(CELL)
+    prepared, run, baseline = measured(CELL)
     index = next(i for i, answer in enumerate(run.answers) if answer.name.endswith(".turn3"))
     answers = list(run.answers)
     answers[index] = replace(answers[index], prompt_ids=answers[index].prompt_ids[1:])
-    outcome = SessionGate().judge(cell, replace(run, answers=tuple(answers)), baseline)
+    outcome = SessionGate().judge(prepared, replace(run, answers=tuple(answers)), baseline)
     assert outcome.state is State.FAIL and "is not the history sent again" in outcome.message
 
 
 def test_without_a_journal_or_a_continuation_nothing_is_measured(measured):
-    cell, run, baseline = measured(CELL)
-    assert SessionGate().judge(cell, replace(run, journal=None), baseline).state is State.NOT_MEASURED
+    prepared, run, baseline = measured(CELL)
+    assert SessionGate().judge(prepared, replace(run, journal=None), baseline).state is State.NOT_MEASURED
     plain = replace(run, asks=tuple(replace(ask, session=None) for ask in run.asks))
-    assert SessionGate().judge(cell, plain, baseline).message == "no request continued another"
+    assert SessionGate().judge(prepared, plain, baseline).message == "no request continued another"
 
 
 def test_a_broken_journal_is_named(measured):
-    cell, run, baseline = measured(CELL)
-    outcome = SessionGate().judge(cell, moved(run, lambda entry: None if entry[0] == "resume" else entry), baseline)
+    prepared, run, baseline = measured(CELL)
+    outcome = SessionGate().judge(prepared, moved(run, lambda entry: None if entry[0] == "resume" else entry), baseline)
     assert outcome.state is State.FAIL and "is held and nobody resumed it" in outcome.message

@@ -56,16 +56,16 @@ def test_a_turn_that_accepts_less_is_named_and_first_turns_are_the_oracles():
 
 
 def test_the_gate_is_red_without_a_twin_and_where_a_turn_leaves_it(measured):
-    cell, seen, baseline = measured("eagle3.s5.v2.p16.pair.stream.abort_running")
+    prepared, seen, baseline = measured("eagle3.s5.v2.p16.pair.stream.abort_running")
     gate = AcceptanceGate()
-    alone = gate.judge(cell, seen, baseline)
+    alone = gate.judge(prepared, seen, baseline)
     assert (alone.state, alone.message) == (State.NOT_MEASURED, "nobody ran the turns with their whole history")
-    assert gate.judge(cell, replace(seen, twin=seen), baseline).state is State.PASS
+    assert gate.judge(prepared, replace(seen, twin=seen), baseline).state is State.PASS
     index = next(i for i, a in enumerate(seen.answers) if a.name.endswith(".turn3") and len(a.accept_lengths) > 2)
     answers = list(seen.answers)
     more = answers[index].accept_lengths
     answers[index] = replace(answers[index], accept_lengths=(more[0] + 1, *more[1:]))
-    outcome = gate.judge(cell, replace(seen, twin=replace(seen, answers=tuple(answers))), baseline)
+    outcome = gate.judge(prepared, replace(seen, twin=replace(seen, answers=tuple(answers))), baseline)
     assert outcome.state is State.FAIL and ".turn3 at round 0" in outcome.message
 
 
@@ -74,4 +74,4 @@ def test_the_runner_brings_the_twin():
     record = runner.run_cell(Cell.from_id("nextn.deepseek.s2.v2.p4.pair.stream"))
     acceptance = next(gate for gate in record.gates if gate.name == "acceptance")
     assert record.state == "PASS" and acceptance.numbers["turns"] > 1 and acceptance.numbers["turns_left"] == 0
-    assert all(launch.algorithm == "none" for launch in runner._plain)
+    assert all(start.algorithm == "none" for start in runner.baselines.engines)

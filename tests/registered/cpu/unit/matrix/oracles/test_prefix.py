@@ -80,15 +80,15 @@ def test_how_far_draft_kv_looks_ahead(cell_id, layered, span):
 
 @pytest.mark.parametrize("cell_id", ["nextn.deepseek.s2.v2.m4.burst", "eagle3.s5.v2.m4.burst"])
 def test_real_runs_read_what_is_theirs_and_one_other_token_shows(measured, cell_id):
-    cell, run, baseline = measured(cell_id)
-    outcome = LedgerGate().judge(cell, run, baseline)
+    prepared, run, baseline = measured(cell_id)
+    outcome = LedgerGate().judge(prepared, run, baseline)
     assert outcome.state is State.PASS and outcome.numbers["shared"] > 0
     entries, _, size = run.journal
     reader, shared = next((account, numbers) for verb, account, numbers in entries if verb == "open" and numbers)
-    last = len(shared) * size + span_of(cell, run.resolved) - 1
+    last = len(shared) * size + span_of(prepared.cell, run.resolved) - 1
     served = tuple(
         replace(one, tokens=(*one.tokens[:last], -1, *one.tokens[last + 1 :])) if one.account == reader else one
         for one in run.served
     )
-    outcome = LedgerGate().judge(cell, replace(run, served=served), baseline)
+    outcome = LedgerGate().judge(prepared, replace(run, served=served), baseline)
     assert outcome.state is State.FAIL and f"request {reader} reads page " in outcome.message

@@ -1,4 +1,4 @@
-"""Records of cells: states, shared sessions, baselines, and subjects that crash, lack something or refuse."""
+"""Records of cells: states, shared engines, baselines, and subjects that crash, lack something or refuse."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -13,8 +13,9 @@ from specmatrix.matrix.gates.gate import Gate, Outcome, State
 from specmatrix.matrix.gates.ledger import LedgerGate
 from specmatrix.matrix.gates.lossless import LosslessGate
 from specmatrix.matrix.oracles.transformers import Oracle
+from specmatrix.matrix.run.prepared_cell import PreparedCell
 from specmatrix.matrix.run.runner import Runner, drive, reference_runner
-from specmatrix.matrix.subjects.in_process import ReferenceSession, ReferenceSubject
+from specmatrix.matrix.subjects.in_process import ReferenceEngine, ReferenceSubject
 from specmatrix.matrix.subjects.protocol import Answer, Ask, Capability, Run
 from specmatrix.reports.codec import decode_cell, encode_cell
 
@@ -28,18 +29,18 @@ def two_asks(cell: Cell, seed: int) -> tuple[Ask, ...]:
 
 
 class Counted(ReferenceSubject):
-    """The reference engine; counts its launches."""
+    """The reference engine; counts its starts."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.launches: list[EngineConfig] = []
+        self.starts: list[EngineConfig] = []
 
-    def launch(self, config: EngineConfig) -> ReferenceSession:
-        self.launches.append(config)
-        return super().launch(config)
+    def start(self, config: EngineConfig) -> ReferenceEngine:
+        self.starts.append(config)
+        return super().start(config)
 
 
-class CrashingSession(ReferenceSession):
+class CrashingEngine(ReferenceEngine):
     error: Exception = RuntimeError("a wire came loose")
 
     def generate(self, asks: Sequence[Ask]) -> list[Answer]:
@@ -47,19 +48,19 @@ class CrashingSession(ReferenceSession):
 
 
 class Crashing(ReferenceSubject):
-    """Its first session crashes when it is asked something; the others work."""
+    """Its first engine crashes at its first request; the others work."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__()
         self.error: Exception | None = error
 
-    def launch(self, config: EngineConfig) -> ReferenceSession:
-        session = super().launch(config)
+    def start(self, config: EngineConfig) -> ReferenceEngine:
+        engine = super().start(config)
         if self.error is not None:
-            broken = CrashingSession(session.llm, session.clock)
+            broken = CrashingEngine(engine.llm, engine.clock)
             broken.error, self.error = self.error, None
             return broken
-        return session
+        return engine
 
 
 def runner(subject: ReferenceSubject, gates: Sequence[Gate] = (LedgerGate(),), seed: int = 3) -> Runner:
@@ -90,12 +91,22 @@ def test_rewritten_cell_carries_its_rewrite():
     assert [(r.field, r.asked, r.got) for r in record.rewrites] == [("speculative_num_draft_tokens", 16, 6)]
 
 
-def test_cells_of_one_launch_share_a_session_and_baselines():
+def test_cells_of_one_start_share_an_engine_and_baselines():
     subject = Counted()
     cells = [Cell.from_id(text) for text in ("eagle3.pair", "eagle3.pair.length", "eagle3.pair.abort_running")]
-    records = list(runner(subject, (LosslessGate(),)).run_launch(cells))
+    records = list(runner(subject, (LosslessGate(),)).run_start(cells))
     assert [record.id for record in records] == [cell.id for cell in cells]
-    assert [config.speculative_algorithm for config in subject.launches] == ["EAGLE3", "NONE"]
+    assert [config.speculative_algorithm for config in subject.starts] == ["EAGLE3", "NONE"]
+
+
+def test_plain_engines_serve_every_workload_and_plain_drafters_are_closed():
+    subject = Counted()
+    made = Runner(subject, 3, lambda cell, seed: (Ask("a", PROMPT, 9 if cell.finish == "eos" else 12),), ())
+    for cell in ("eagle3.pair", "eagle3.pair.length", "eagle3.pair.stream", "eagle3.pair.stream.length"):
+        made.run_cell(Cell.from_id(cell))
+    # The cells' own, plain decoding, and the drafter of the two cells with turns once for each of their workloads.
+    assert [config.speculative_algorithm for config in subject.starts] == ["EAGLE3", "NONE", "EAGLE3", "EAGLE3"]
+    assert [start.id for start in made.baselines.engines] == ["none.v1.nocache"]
 
 
 def test_each_model_is_compared_with_its_own_plain_decoding():
@@ -103,12 +114,12 @@ def test_each_model_is_compared_with_its_own_plain_decoding():
     cells = [Cell.from_id(text) for text in ("eagle3.pair", "nextn.deepseek.pair", "none.qwen3.nocache.pair")]
     made = runner(subject, (LosslessGate(oracle=lambda target: Oracle((), {}, ())),))
     assert {made.run_cell(cell).state for cell in (*cells, *cells)} == {"PASS"}
-    plain = [config.model_path for config in subject.launches if config.spec_version == "v1"]
+    plain = [config.model_path for config in subject.starts if config.spec_version == "v1"]
     assert plain == ["llama-mini", "deepseek-mini", "qwen3-mini"], "once each, whoever came before"
 
 
-def test_witness_belongs_to_one_cell():
-    first, second = runner(ReferenceSubject()).run_launch(
+def test_evidence_belongs_to_one_cell():
+    first, second = runner(ReferenceSubject()).run_start(
         [Cell.from_id("eagle3.pair"), Cell.from_id("eagle3.pair.length")]
     )
     # The second finds the prompts in the prefix cache; what it drafted is its own alone.
@@ -118,18 +129,18 @@ def test_witness_belongs_to_one_cell():
 
 def test_a_run_knows_what_the_trace_held_before_it():
     subject = ReferenceSubject()
-    session = subject.launch(asked(Cell.from_id("eagle3.tiers.v2.pair")))
-    first, second = (drive(session, (Ask(name, PROMPT, 9),), subject.capabilities) for name in ("a", "b"))
+    engine = subject.start(asked(Cell.from_id("eagle3.tiers.v2.pair")))
+    first, second = (drive(engine, (Ask(name, PROMPT, 9),), subject.capabilities) for name in ("a", "b"))
     assert first.earlier is not None and first.earlier.rounds == ()
     assert second.earlier == first.trace and second.trace is not None and first.trace is not None
     assert second.trace.rounds[: len(first.trace.rounds)] == first.trace.rounds
-    blind = drive(session, (Ask("c", PROMPT, 9),), subject.capabilities - {Capability.TRACE})
+    blind = drive(engine, (Ask("c", PROMPT, 9),), subject.capabilities - {Capability.TRACE})
     assert blind.trace is blind.earlier is None
 
 
 def test_crash_is_infra_and_the_next_cell_gets_a_fresh_start():
     cells = [Cell.from_id("eagle3.pair"), Cell.from_id("eagle3.pair.length")]
-    lost, fine = runner(Crashing(RuntimeError("a wire came loose"))).run_launch(cells)
+    lost, fine = runner(Crashing(RuntimeError("a wire came loose"))).run_start(cells)
     assert lost.state == "INFRA" and lost.gates == ()
     assert lost.error is not None and lost.error.startswith(
         "RuntimeError: a wire came loose, in generate (test_runner.py:"
@@ -145,31 +156,31 @@ def test_broken_law_is_a_verdict():
 
 def test_crash_of_the_baseline_says_so():
     class PlainCrashes(ReferenceSubject):
-        def launch(self, config: EngineConfig) -> ReferenceSession:
-            session = super().launch(config)
-            return CrashingSession(session.llm, session.clock) if config.speculative_algorithm == "NONE" else session
+        def start(self, config: EngineConfig) -> ReferenceEngine:
+            engine = super().start(config)
+            return CrashingEngine(engine.llm, engine.clock) if config.speculative_algorithm == "NONE" else engine
 
     record = runner(PlainCrashes()).run_cell(Cell.from_id("eagle3.pair"))
     assert record.error is not None and record.error.startswith("the baseline: RuntimeError")
 
 
-def test_refused_cell_passes_where_refused_and_fails_where_launched():
+def test_refused_cell_passes_where_refused_and_fails_where_started():
     cell = Cell.from_id("eagle3.k4")
 
     class Permissive(ReferenceSubject):
-        def launch(self, config: EngineConfig) -> ReferenceSession:
-            return super().launch(asked(Cell()))
+        def start(self, config: EngineConfig) -> ReferenceEngine:
+            return super().start(asked(Cell()))
 
     refused = runner(ReferenceSubject()).run_cell(cell)
     assert [gate.name for gate in refused.gates] == ["config"] and refused.state != "FAIL"
-    launched = runner(Permissive()).run_cell(cell)
-    assert launched.state == "FAIL" and launched.gates[0].message
+    started = runner(Permissive()).run_cell(cell)
+    assert started.state == "FAIL" and started.gates[0].message
 
 
 def test_unexpected_refusal_fails():
     class Strict(ReferenceSubject):
-        def launch(self, config: EngineConfig) -> ReferenceSession:
-            return super().launch(replace(config, page_size=0))
+        def start(self, config: EngineConfig) -> ReferenceEngine:
+            return super().start(replace(config, page_size=0))
 
     record = runner(Strict()).run_cell(Cell.from_id("none.pair"))
     assert record.state == "FAIL" and "page_size" in record.gates[0].message
@@ -208,7 +219,7 @@ def test_state_follows_the_worst_gate(states: Sequence[State], expected: str):
         def applies(self, cell: Cell) -> bool:
             return True
 
-        def judge(self, cell: Cell, run: Run, baseline: Run) -> Outcome:
+        def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
             return Outcome(self.name, self.state, {"first": None})
 
     gates = [Says(f"g{index}", state) for index, state in enumerate(states)]
@@ -218,35 +229,35 @@ def test_state_follows_the_worst_gate(states: Sequence[State], expected: str):
 
 
 def test_drive_takes_differences_and_the_whole_journal():
-    session = ReferenceSubject().launch(asked(Cell.from_id("none")))
+    engine = ReferenceSubject().start(asked(Cell.from_id("none")))
     asks = two_asks(Cell(), 0)
-    first = drive(session, asks, frozenset(Capability))
-    second = drive(session, asks, frozenset(Capability))
+    first = drive(engine, asks, frozenset(Capability))
+    second = drive(engine, asks, frozenset(Capability))
     assert (
-        first.witness["sample.greedy"]
-        == second.witness["sample.greedy"]
+        first.evidence["sample.greedy"]
+        == second.evidence["sample.greedy"]
         == sum(len(a.output_ids) for a in first.answers)
     )
     assert first.journal is not None and second.journal is not None
     assert len(second.journal[0]) > len(first.journal[0])
-    assert drive(session, asks, frozenset()).journal is None
+    assert drive(engine, asks, frozenset()).journal is None
 
 
 def test_the_reference_runner_has_every_gate():
     made = reference_runner(5, stage="smoke")
     assert (made.seed, made.stage, len(made.gates)) == (5, "smoke", 11)
-    (record,) = made.run_launch([Cell.from_id("none.length")])
+    (record,) = made.run_start([Cell.from_id("none.length")])
     assert {gate.name for gate in record.gates} >= {"config", "effective", "ledger", "lossless", "finish"}
 
 
-def test_a_session_remembers_what_it_served():
-    """Both workloads of one launch, but none of the launch before; a session's turns share an account."""
+def test_an_engine_remembers_what_it_served():
+    """Both workloads of one start, but none of the start before; a session's turns share an account."""
     seen: list[Run] = []
 
     class Watching(LedgerGate):
-        def judge(self, cell: Cell, run: Run, baseline: Run) -> Outcome:
+        def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
             seen.append(run)
-            return super().judge(cell, run, baseline)
+            return super().judge(prepared, run, baseline)
 
     both = runner(ReferenceSubject(), (Watching(),))
     for name in ("none.pair", "none.pair.abort_running", "none.p4.pair"):

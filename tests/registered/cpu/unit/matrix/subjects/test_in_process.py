@@ -16,9 +16,9 @@ PROMPT = "Question: Tom has 12 apples and buys 15 more. How many apples does he 
 
 
 def test_answers_come_in_the_order_of_the_asks():
-    session = ReferenceSubject().launch(asked(Cell.from_id("eagle3.s3.k4.n8")))
+    engine = ReferenceSubject().start(asked(Cell.from_id("eagle3.s3.k4.n8")))
     asks = [Ask("long", PROMPT, 20, ignore_eos=True, top_logprobs=2), Ask("short", PROMPT + " Now", 5)]
-    long, short = session.generate(asks)
+    long, short = engine.generate(asks)
     assert (long.name, len(long.output_ids), long.finish) == ("long", 20, "length")
     assert (short.name, len(short.output_ids)) == ("short", 5)
     assert len(long.logprobs) == len(long.top_logprobs) == 20 and short.logprobs == ()
@@ -28,26 +28,26 @@ def test_answers_come_in_the_order_of_the_asks():
 
 @pytest.mark.parametrize("algorithm", ["none", "eagle3"])
 def test_abort_after_some_tokens(algorithm: str):
-    session = ReferenceSubject().launch(asked(Cell.from_id(algorithm)))
-    kept, cut = session.generate([Ask("kept", PROMPT, 20, ignore_eos=True), Ask("cut", PROMPT, 20, abort_after=5)])
+    engine = ReferenceSubject().start(asked(Cell.from_id(algorithm)))
+    kept, cut = engine.generate([Ask("kept", PROMPT, 20, ignore_eos=True), Ask("cut", PROMPT, 20, abort_after=5)])
     assert (kept.finish, len(kept.output_ids)) == ("length", 20)
     assert cut.finish == "abort" and 5 <= len(cut.output_ids) < 20
     assert cut.output_ids == kept.output_ids[: len(cut.output_ids)]
-    assert session.counters()["abort.running"] == 1
+    assert engine.counters()["abort.running"] == 1
 
 
 def test_a_request_that_the_engine_stopped_answers_with_the_cause(monkeypatch):
-    session = ReferenceSubject().launch(asked(Cell.from_id("none")))
-    monkeypatch.setattr(session.llm.loop.executor, "_round", lambda *_: [][0])
-    (answer,) = session.generate([Ask("q", PROMPT, 8)])
+    engine = ReferenceSubject().start(asked(Cell.from_id("none")))
+    monkeypatch.setattr(engine.llm.loop.executor, "_round", lambda *_: [][0])
+    (answer,) = engine.generate([Ask("q", PROMPT, 8)])
     assert answer.finish == "error" and "made the engine raise IndexError: list index out of range" in answer.matched
 
 
 def test_abort_while_queued():
-    session = ReferenceSubject().launch(asked(Cell.from_id("none.m4")))
-    answers = session.generate([Ask(f"q{i}", PROMPT, 8, abort_after=0 if i == 4 else None) for i in range(5)])
+    engine = ReferenceSubject().start(asked(Cell.from_id("none.m4")))
+    answers = engine.generate([Ask(f"q{i}", PROMPT, 8, abort_after=0 if i == 4 else None) for i in range(5)])
     assert (answers[4].finish, answers[4].output_ids) == ("abort", ())
-    assert (session.counters()["abort.waiting"], session.counters()["queue.waited"]) == (1, 1)
+    assert (engine.counters()["abort.waiting"], engine.counters()["queue.waited"]) == (1, 1)
 
 
 def asks_of(streaming: bool, resend: bool = False) -> list[Ask]:
@@ -69,11 +69,11 @@ def asks_of(streaming: bool, resend: bool = False) -> list[Ask]:
 @pytest.mark.parametrize("streaming", [True, False])
 @pytest.mark.parametrize("version", ["v1", "v2"])
 def test_a_session_answers_as_if_its_history_were_sent_again(version: str, streaming: bool):
-    session = ReferenceSubject().launch(asked(Cell.from_id(f"eagle3.{version}.p4")))
-    turns = {answer.name: answer for answer in session.generate(asks_of(streaming))}
-    memory = session.memory()
+    engine = ReferenceSubject().start(asked(Cell.from_id(f"eagle3.{version}.p4")))
+    turns = {answer.name: answer for answer in engine.generate(asks_of(streaming))}
+    memory = engine.memory()
     assert memory.accounts == 0 and memory.free + memory.cached == memory.pages
-    plain = ReferenceSubject().launch(asked(Cell.from_id("none.nocache")))
+    plain = ReferenceSubject().start(asked(Cell.from_id("none.nocache")))
     resent = {answer.name: answer for answer in plain.generate(asks_of(streaming, resend=True))}
     for name, answer in turns.items():
         assert answer.prompt_ids == resent[name].prompt_ids
@@ -84,43 +84,43 @@ def test_a_session_answers_as_if_its_history_were_sent_again(version: str, strea
     )
     if streaming:
         assert turns["a3"].cached_tokens in (len(turns["a1"].prompt_ids) + 8, len(turns["a1"].prompt_ids) + 9)
-        assert session.counters()["session.rolled_back"] == 1
+        assert engine.counters()["session.rolled_back"] == 1
     else:
         assert len(turns["a4"].prompt_ids) == 20 + 2
 
 
 def test_requests_are_sent_when_what_they_come_after_has_ended():
-    session = ReferenceSubject().launch(asked(Cell.from_id("none.nocache")))
+    engine = ReferenceSubject().start(asked(Cell.from_id("none.nocache")))
     asks = [Ask("third", PROMPT, 3, after=("first", "second")), Ask("first", PROMPT, 3), Ask("second", PROMPT, 9)]
-    third, first, second = session.generate(asks)
+    third, first, second = engine.generate(asks)
     assert first.meta_info["id"] < third.meta_info["id"] > second.meta_info["id"]
     with pytest.raises(RequestError, match=r"request late comes after \('nobody',\), which never ended"):
-        session.generate([Ask("late", PROMPT, 3, after=("nobody",))])
+        engine.generate([Ask("late", PROMPT, 3, after=("nobody",))])
 
 
 def test_memory_is_whole_at_rest():
-    session = ReferenceSubject().launch(asked(Cell.from_id("eagle3.p16")))
-    session.generate([Ask("a", PROMPT, 30)])
-    memory = session.memory()
-    entries, pages, page_size = session.journal()
+    engine = ReferenceSubject().start(asked(Cell.from_id("eagle3.p16")))
+    engine.generate([Ask("a", PROMPT, 30)])
+    memory = engine.memory()
+    entries, pages, page_size = engine.journal()
     assert memory.free + memory.cached == memory.pages == pages and memory.accounts == 0
     assert page_size == 16 and entries
 
 
 def test_shows_everything_and_says_what_runs():
     subject = ReferenceSubject()
-    session = subject.launch(asked(Cell.from_id("eagle3.s3.k4.n8.v2.p4")))
+    engine = subject.start(asked(Cell.from_id("eagle3.s3.k4.n8.v2.p4")))
     assert subject.capabilities == frozenset(Capability)
-    assert session.resolved["num_draft_tokens"] == session.readback()["num_draft_tokens"] == 8
-    assert len(session.launch_hash) == 12
-    session.close()
+    assert engine.resolved["num_draft_tokens"] == engine.readback()["num_draft_tokens"] == 8
+    assert len(engine.start_hash) == 12
+    engine.close()
 
 
-def test_the_trace_of_adaptive_steps_covers_the_life_of_the_session():
-    session = ReferenceSubject().launch(asked(Cell.from_id("eagle3.tiers.v1.pair")))
-    assert session.trace() == Trace((), ())
-    first, second = (session.generate([Ask(name, PROMPT, 20)])[0] for name in ("a", "b"))
-    seen = session.trace()
+def test_the_trace_of_adaptive_steps_goes_back_to_the_start():
+    engine = ReferenceSubject().start(asked(Cell.from_id("eagle3.tiers.v1.pair")))
+    assert engine.trace() == Trace((), ())
+    first, second = (engine.generate([Ask(name, PROMPT, 20)])[0] for name in ("a", "b"))
+    seen = engine.trace()
     assert seen is not None and seen.lost == 0
     told = [*zip(first.round_widths, first.accept_lengths, strict=True)]
     told += zip(second.round_widths, second.accept_lengths, strict=True)
@@ -130,14 +130,14 @@ def test_the_trace_of_adaptive_steps_covers_the_life_of_the_session():
 
 
 def test_a_static_depth_has_no_trace():
-    assert ReferenceSubject().launch(asked(Cell.from_id("eagle3.pair"))).trace() is None
+    assert ReferenceSubject().start(asked(Cell.from_id("eagle3.pair"))).trace() is None
 
 
 def test_wrong_launch_and_wrong_ask_are_refused():
     with pytest.raises(ConfigError, match="model 'gpt' is neither a folder nor in the zoo"):
-        ReferenceSubject().launch(EngineConfig("gpt"))
+        ReferenceSubject().start(EngineConfig("gpt"))
     with pytest.raises(RequestError, match="max_new_tokens is 0"):
-        ReferenceSubject().launch(asked(Cell())).generate([Ask("a", PROMPT, 0)])
+        ReferenceSubject().start(asked(Cell())).generate([Ask("a", PROMPT, 0)])
 
 
 def in_session(name: str, *, session: str = "a", timeout: float | None = None, **fields: object) -> Ask:
@@ -147,38 +147,38 @@ def in_session(name: str, *, session: str = "a", timeout: float | None = None, *
 
 
 def test_refused_turns_are_answers_with_a_sentence():
-    session = ReferenceSubject().launch(asked(Cell.from_id("eagle3.v2.p4")))
+    engine = ReferenceSubject().start(asked(Cell.from_id("eagle3.v2.p4")))
     asks = [
         in_session("first"),
         in_session("busy", beside="first", refused=Refusal.IN_FLIGHT),
         in_session("unknown", session="b", refused=Refusal.CLOSED),
         in_session("second", after=("first", "busy")),
     ]
-    first, busy, unknown, second = session.generate(asks)
+    first, busy, unknown, second = engine.generate(asks)
     assert [len(answer.output_ids) for answer in (first, second)] == [9, 9]
     assert busy.refusal == "session 'a' has request 1 in flight; a streaming session runs one request at a time"
     assert (busy.finish, busy.output_ids, first.refusal) == ("refused", (), "")
     assert unknown.refusal == "session 'b' is not open; open it with open_session"
-    assert session.memory().accounts == 0
+    assert engine.memory().accounts == 0
 
 
 def test_the_clock_closes_idle_sessions_only():
-    session = ReferenceSubject().launch(asked(Cell.from_id("eagle3.v2.p4")))
+    engine = ReferenceSubject().start(asked(Cell.from_id("eagle3.v2.p4")))
     asks = [
         in_session("first", timeout=60.0),
         in_session("busy", timeout=60.0, beside="first", clock=61.0, refused=Refusal.IN_FLIGHT),
         in_session("early", timeout=60.0, after=("first",), clock=59.0),
         in_session("late", timeout=60.0, after=("early",), clock=61.0, refused=Refusal.CLOSED),
     ]
-    _, busy, early, late = session.generate(asks)
+    _, busy, early, late = engine.generate(asks)
     assert "in flight" in busy.refusal and early.cached_tokens > 0
     assert late.refusal == "session 'a' is not open; open it with open_session"
-    assert (session.counters()["session.timed_out"], session.memory().accounts) == (1, 0)
+    assert (engine.counters()["session.timed_out"], engine.memory().accounts) == (1, 0)
 
 
 def test_a_session_closed_while_it_decodes_ends_its_turn():
-    session = ReferenceSubject().launch(asked(Cell.from_id("eagle3.v2.p4")))
+    engine = ReferenceSubject().start(asked(Cell.from_id("eagle3.v2.p4")))
     asks = [in_session("turn", closes_after=1), in_session("late", after=("turn",), refused=Refusal.CLOSED)]
-    turn, late = session.generate(asks)
+    turn, late = engine.generate(asks)
     assert (turn.finish, len(turn.output_ids)) == ("length", 9)
-    assert late.refusal and session.memory().accounts == 0
+    assert late.refusal and engine.memory().accounts == 0

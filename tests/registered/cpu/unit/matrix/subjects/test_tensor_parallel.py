@@ -13,9 +13,9 @@ from specmatrix.engine.core.errors import ConfigError, EngineError
 from specmatrix.engine.parallel.pool import end_spare
 from specmatrix.matrix.cells.cell import Cell, asked
 from specmatrix.matrix.run.runner import Runner
-from specmatrix.matrix.subjects.in_process import ReferenceSession
-from specmatrix.matrix.subjects.protocol import Ask, Session
-from specmatrix.matrix.subjects.tensor_parallel import RankedSession, RankedSubject
+from specmatrix.matrix.subjects.in_process import ReferenceEngine
+from specmatrix.matrix.subjects.protocol import Ask, RunningEngine
+from specmatrix.matrix.subjects.tensor_parallel import RankedEngine, RankedSubject
 
 pytestmark = pytest.mark.register(est_seconds=25, tier="cpu", stage="pr")
 
@@ -36,19 +36,19 @@ class Signalled(RankedSubject):
         super().__init__()
         self.number = number
 
-    def launch(self, config: EngineConfig) -> Session:
-        session = super().launch(config)
-        if isinstance(session, RankedSession):
-            session.group.patience = 3.0
-            os.kill(session.group.processes[1].pid, self.number)
-        return session
+    def start(self, config: EngineConfig) -> RunningEngine:
+        engine = super().start(config)
+        if isinstance(engine, RankedEngine):
+            engine.group.patience = 3.0
+            os.kill(engine.group.processes[1].pid, self.number)
+        return engine
 
 
-def test_a_session_shows_what_one_process_does():
+def test_an_engine_of_two_ranks_shows_what_one_process_does():
     config = asked(CELL)
-    one = RankedSubject().launch(asked(CELL._replace(tp="1")))
-    two = RankedSubject().launch(config)
-    assert isinstance(one, ReferenceSession) and isinstance(two, RankedSession)
+    one = RankedSubject().start(asked(CELL._replace(tp="1")))
+    two = RankedSubject().start(config)
+    assert isinstance(one, ReferenceEngine) and isinstance(two, RankedEngine)
     asks = [Ask("a", PROMPT, 12, ignore_eos=True, top_logprobs=2), Ask("b", PROMPT + " Now", 9, abort_after=4)]
     first, second = one.generate(asks), two.generate(asks)
     assert [a.output_ids for a in first] == [a.output_ids for a in second]
@@ -61,11 +61,11 @@ def test_a_session_shows_what_one_process_does():
     assert one.ranks() is None and one.trace() is two.trace() is None
     agreement = two.ranks()
     assert agreement is not None and agreement.divergence is None and agreement.planned == agreement.read >= 4
-    assert two.resolved["tp_size"] == 2 and two.launch_hash != one.launch_hash
+    assert two.resolved["tp_size"] == 2 and two.start_hash != one.start_hash
     ranks = two.group
     two.close()
-    three = RankedSubject().launch(config)
-    assert isinstance(three, RankedSession) and three.group is ranks
+    three = RankedSubject().start(config)
+    assert isinstance(three, RankedEngine) and three.group is ranks
     two.close()
     with pytest.raises(EngineError, match=r"^this engine is closed; start another one$"):
         two.generate(asks)
@@ -91,11 +91,11 @@ def test_a_rank_that_is_killed_or_hangs_makes_its_cell_infra(number: int, said: 
 
 def test_a_rank_that_does_otherwise_makes_the_gate_red():
     class Parted(RankedSubject):
-        def launch(self, config: EngineConfig) -> Session:
-            session = super().launch(config)
-            if isinstance(session, RankedSession):
-                session.group.call(part)
-            return session
+        def start(self, config: EngineConfig) -> RunningEngine:
+            engine = super().start(config)
+            if isinstance(engine, RankedEngine):
+                engine.group.call(part)
+            return engine
 
     runner = Runner(Parted(), seed=0)
     record = runner.run_cell(CELL)
@@ -106,10 +106,10 @@ def test_a_rank_that_does_otherwise_makes_the_gate_red():
     runner.close()
 
 
-def test_a_launch_that_is_refused_starts_nobody():
+def test_a_refused_configuration_starts_no_process():
     cell = Cell.from_id("eagle3.qwen3.tp2.s3.nocache.pair")
     with pytest.raises(ConfigError, match=r"^tp_size 2 cannot share a target with 3 key-value heads"):
-        RankedSubject().launch(asked(cell))
+        RankedSubject().start(asked(cell))
     assert Runner(RankedSubject(), seed=0).run_cell(cell).state == "PASS"
 
 

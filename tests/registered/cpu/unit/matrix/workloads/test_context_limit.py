@@ -52,13 +52,13 @@ def test_a_branch_keeps_what_it_keeps_of_its_history():
 def test_they_end_there_in_the_engine_and_a_token_more_is_refused(kind):
     cell = Cell.from_id(f"none.v1.p16.ctx.{kind}")
     subject = ReferenceSubject()
-    session = subject.launch(asked(cell))
-    run = drive(session, workload(cell, 0), subject.capabilities)
+    engine = subject.start(asked(cell))
+    run = drive(engine, workload(cell, 0), subject.capabilities)
     whole = {a.name: len(a.prompt_ids) + len(a.output_ids) for a in run.answers}
     followed = {one.session.follows for one in run.asks if one.session is not None}
     ends = [name for name in whole if name not in followed]
-    assert ends and {whole[name] for name in ends} == {SHORT_CONTEXT} == {session.resolved["context_length"]}
-    assert run.witness["finish.context"] == len(ends)
+    assert ends and {whole[name] for name in ends} == {SHORT_CONTEXT} == {engine.resolved["context_length"]}
+    assert run.evidence["finish.context"] == len(ends)
     assert {a.finish for a in run.answers} == {"length"}
     over = {one.name: sentence for one, sentence in run.attempts if one.name.endswith(".over")}
     assert len(over) == (0 if kind == "pair.length" else len(ends))

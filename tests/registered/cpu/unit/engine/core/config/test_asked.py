@@ -102,6 +102,6 @@ def test_as_dict_is_json_in_field_order():
 
 def test_launch_hash_sees_values_only():
     resolved = resolve(EngineConfig("m"), FACTS)
-    assert len(resolved.launch_hash()) == 12
-    assert replace(resolved, reasons=(), rewrites=()).launch_hash() == resolved.launch_hash()
-    assert replace(resolved, lag=0).launch_hash() != resolved.launch_hash()
+    assert len(resolved.start_hash()) == 12
+    assert replace(resolved, reasons=(), rewrites=()).start_hash() == resolved.start_hash()
+    assert replace(resolved, lag=0).start_hash() != resolved.start_hash()

@@ -123,7 +123,7 @@ def test_bundled_weights_are_in_the_targets_checkpoint():
     assert resolved.draft_path == reason.value == "m"
     assert reason.because == "the target's checkpoint brings the draft's layers"
     again = resolve(explicit(resolved), known)
-    assert again.launch_hash() == resolved.launch_hash() and not again.reasons
+    assert again.start_hash() == resolved.start_hash() and not again.reasons
     own = resolve(EngineConfig("m", "NEXTN", "d"), replace(known, draft=NEXT))
     assert own.draft_path == "d" and all(r.field != "speculative_draft_model_path" for r in own.reasons)
 

@@ -198,7 +198,7 @@ def test_resolution_is_idempotent_on_explicit_values(ask):
     config, facts = ask
     resolved = resolve(config, facts)
     again = resolve(explicit(resolved), facts)
-    assert again.launch_hash() == resolved.launch_hash()
+    assert again.start_hash() == resolved.start_hash()
     assert again.rewrites == ()
     drafting = {"speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens"}
     assert {reason.field for reason in again.reasons} == (set() if resolved.num_steps else drafting)
@@ -271,4 +271,4 @@ def test_the_text_of_a_file_and_the_same_text_in_place_resolve_alike():
     named = resolve(replace(ask, speculative_adaptive_config="slots.json"), known)
     assert named == resolve(replace(ask, speculative_adaptive_config=text), facts)
     assert named.as_dict()["adaptive_slots"][1]["ema_alpha"] == 0.5
-    assert named.launch_hash() != resolve(ask, facts).launch_hash()
+    assert named.start_hash() != resolve(ask, facts).start_hash()

@@ -72,8 +72,8 @@ def test_other_algorithms_have_no_such_choice():
 def test_what_ran_can_be_asked_for():
     resolved = resolve(nextn(), facts())
     again = resolve(explicit(resolved), facts())
-    assert again.launch_hash() == resolved.launch_hash() and not again.reasons
-    assert resolve(nextn(asked=False), facts()).launch_hash() != resolved.launch_hash()
+    assert again.start_hash() == resolved.start_hash() and not again.reasons
+    assert resolve(nextn(asked=False), facts()).start_hash() != resolved.start_hash()
 
 
 def test_a_named_checkpoint_may_bring_the_layers():

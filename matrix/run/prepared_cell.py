@@ -1,0 +1,116 @@
+"""A cell on its way through a run: what follows from its axes, worked out once for runner, gates and report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from specmatrix.engine.core.config.asked import EngineConfig, Facts, Resolved
+from specmatrix.engine.core.config.resolve import resolve
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.matrix.cells.cell import Cell, instrumented
+from specmatrix.matrix.cells.constraints import Constraint, Expect, expectation, explain
+from specmatrix.matrix.cells.model_facts import zoo_facts
+from specmatrix.matrix.run.tiers import tier as find_tier
+from specmatrix.matrix.subjects.protocol import Ask
+from specmatrix.matrix.workloads.build import workload
+
+# The requests of a cell for a seed.
+Workload = Callable[[Cell, int], Sequence[Ask]]
+
+
+@dataclass(frozen=True)
+class PreparedCell:
+    """A cell with what a run asks of it. Each property is computed at most once, when it is first read.
+
+    tier, stage, seed: of the run. constraints: those that apply to the cell. expectation: what the engine must do.
+    """
+
+    cell: Cell
+    tier: str
+    stage: str
+    seed: int
+    constraints: tuple[Constraint, ...]
+    expectation: Expect
+    workload: Workload
+
+    @property
+    def gpus(self) -> int:
+        """GPUs that the tier gives to a cell."""
+        return find_tier(self.tier).gpus
+
+    @cached_property
+    def asked(self) -> EngineConfig:
+        """What the axes ask for."""
+        return self.cell.config()
+
+    @cached_property
+    def configuration(self) -> EngineConfig:
+        """What the engine is started with: `asked`, instrumented for the gates, on the tier's device."""
+        return instrumented(self.asked, self.gpus)
+
+    @cached_property
+    def facts(self) -> Facts:
+        """The facts of the target and the draft, on a CPU."""
+        return zoo_facts(self.cell)
+
+    @cached_property
+    def predicted(self) -> Resolved | ConfigError:
+        """What `asked` resolves to on a CPU, or the error that refuses it."""
+        try:
+            return resolve(self.asked, self.facts)
+        except ConfigError as error:
+            return error
+
+    @property
+    def predicted_refusal(self) -> str:
+        """The message of the error that refuses the cell, "" if none does."""
+        return str(self.predicted) if isinstance(self.predicted, ConfigError) else ""
+
+    @cached_property
+    def asks(self) -> tuple[Ask, ...]:
+        """The requests of the cell."""
+        return tuple(self.workload(self.cell, self.seed))
+
+    @cached_property
+    def baseline(self) -> PreparedCell:
+        """The same requests on plain decoding."""
+        return self._plain(self.cell.canonical)
+
+    @cached_property
+    def twin(self) -> PreparedCell:
+        """The same requests on the cell's drafter, every turn reading its whole history in one piece."""
+        return self._plain(self.cell.twin)
+
+    @cached_property
+    def _plain_asks(self) -> tuple[Ask, ...]:
+        return as_baseline(self.asks)
+
+    def _plain(self, start: Cell) -> PreparedCell:
+        """The plain form of the requests on another engine start, which must run whether it is in the matrix or not."""
+        return replace(self, cell=start, constraints=(), expectation="runs", workload=lambda *_: self._plain_asks)
+
+
+def prepare(
+    cell: Cell, tier: str = "cpu", stage: str = "pr", seed: int = 0, workload: Workload = workload
+) -> PreparedCell:
+    """ConfigError for a combination that is no cell."""
+    constraints = explain(cell)
+    return PreparedCell(cell, tier, stage, seed, constraints, expectation(cell, constraints), workload)
+
+
+def as_baseline(asks: Sequence[Ask]) -> tuple[Ask, ...]:
+    """A workload as a baseline runs it: no request aborted or refused, histories sent again in place of sessions, and
+    two alternatives of every greedy token, to tell ties."""
+    refused = {ask.name for ask in asks if ask.refused is not None}
+    plain = []
+    for ask in asks:
+        if ask.name in refused:
+            continue
+        shown = ask.top_logprobs if ask.temperature else max(2, ask.top_logprobs)
+        session = None if ask.session is None else replace(ask.session, resend=True)
+        after = tuple(name for name in ask.after if name not in refused)
+        ask = replace(ask, abort_after=None, closes_after=None, top_logprobs=shown, session=session, after=after)
+        plain.append(ask)
+    return tuple(plain)

@@ -1,0 +1,92 @@
+"""The record of a cell: what was asked of it, what ran, and how it ended. All records are built here."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+from specmatrix.engine.core.errors import EngineBug
+from specmatrix.matrix.gates.gate import Outcome, State
+from specmatrix.matrix.run.prepared_cell import PreparedCell
+from specmatrix.matrix.run.tiers import repro
+from specmatrix.matrix.run.waivers import waiver_for
+from specmatrix.matrix.subjects.protocol import RunningEngine
+from specmatrix.reports.schema import CellResult, CellState, GateResult, Reason, Rewrite
+
+LAST_FRAMES: Final = 3
+
+
+class BaselineError(Exception):
+    """The baseline of a cell crashed, which says nothing about the cell. cause: the crash."""
+
+    def __init__(self, cause: Exception) -> None:
+        super().__init__(f"the baseline: {type(cause).__name__}: {cause}")
+        self.cause = cause
+
+
+def judged(
+    prepared: PreparedCell,
+    outcomes: Sequence[Outcome],
+    engine: RunningEngine | None = None,
+    evidence: Mapping[str, int] | None = None,
+) -> CellResult:
+    """The record of a cell that gates judged; without a gate nothing is proven."""
+    states = {outcome.state for outcome in outcomes}
+    state: CellState = "PASS"
+    if State.FAIL in states:
+        state = "FAIL"
+    elif State.NOT_MEASURED in states or not outcomes:
+        state = "NOT MEASURED"
+    error = None if outcomes else "no gate judged this cell"
+    return record(prepared, state, engine, evidence, outcomes, error)
+
+
+def crashed(prepared: PreparedCell, error: Exception) -> CellResult:
+    """The record of a cell whose run raised. A law that the engine itself found broken is a verdict; any other crash
+    proves nothing about the cell."""
+    cause, part = (error.cause, "the baseline: ") if isinstance(error, BaselineError) else (error, "")
+    frames = traceback.extract_tb(cause.__traceback__)
+    places = [f"{frame.name} ({Path(frame.filename).name}:{frame.lineno})" for frame in frames[: -LAST_FRAMES - 1 : -1]]
+    text = f"{part}{type(cause).__name__}: {cause}, in {' < '.join(places)}"
+    return record(prepared, "FAIL" if isinstance(cause, EngineBug) else "INFRA", error=text)
+
+
+def record(
+    prepared: PreparedCell,
+    state: CellState,
+    engine: RunningEngine | None = None,
+    evidence: Mapping[str, int] | None = None,
+    outcomes: Sequence[Outcome] = (),
+    error: str | None = None,
+) -> CellResult:
+    """The record of a cell. engine: what was started, None if nothing was. evidence: the counters of its requests."""
+    cell, tier = prepared.cell, prepared.tier
+    resolved: dict[str, Any] = {} if engine is None else dict(engine.resolved)
+    reasons: Iterable[Mapping[str, Any]] = resolved.pop("reasons", ())
+    rewrites: Iterable[Mapping[str, Any]] = resolved.pop("rewrites", ())
+    return CellResult(
+        id=cell.id,
+        state=state,
+        axes=cell.values,
+        resolved=None if engine is None else resolved,
+        expect=prepared.expectation,
+        tier=tier,
+        stage=prepared.stage,
+        launch_hash=None if engine is None else engine.start_hash,
+        requested=asdict(prepared.configuration),
+        repro=repro(cell.id, tier, prepared.seed),
+        reasons=tuple(Reason(**reason) for reason in reasons),
+        rewrites=tuple(Rewrite(**rewrite) for rewrite in rewrites),
+        waived=waiver_for(cell),
+        witness=dict(evidence or {}),
+        gates=tuple(_gate(outcome) for outcome in outcomes),
+        error=error,
+    )
+
+
+def _gate(outcome: Outcome) -> GateResult:
+    numbers = {name: "none" if number is None else number for name, number in outcome.numbers.items()}
+    return GateResult(outcome.gate, outcome.state.value, numbers, outcome.interval, outcome.message)

@@ -1,0 +1,76 @@
+"""What a cell is prepared to: each part once, and the plain form of its requests."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from specmatrix.engine.core.errors import ConfigError
+from specmatrix.matrix.cells.cell import Cell, asked
+from specmatrix.matrix.cells.constraints import expect, explain
+from specmatrix.matrix.cells.model_facts import zoo_facts
+from specmatrix.matrix.run.prepared_cell import prepare
+from specmatrix.matrix.run.runner import Runner
+from specmatrix.matrix.subjects.in_process import ReferenceSubject
+from specmatrix.matrix.subjects.protocol import Ask, Continuation, Refusal
+from specmatrix.matrix.workloads.build import workload
+
+pytestmark = pytest.mark.register(est_seconds=4, tier="cpu", stage="pr")
+
+
+@pytest.mark.parametrize("text", ["eagle3.s3.k4.n8.v2.p16.pair", "standalone.s3.k1.n6", "eagle3.k4"])
+@pytest.mark.parametrize("tier", ["cpu", "gpu1"])
+def test_everything_follows_from_the_cell(text, tier):
+    cell = Cell.from_id(text)
+    prepared = prepare(cell, tier, seed=2)
+    assert prepared.asked == cell.config() and prepared.configuration == asked(cell, prepared.gpus)
+    assert prepared.facts == zoo_facts(cell)
+    assert (prepared.constraints, prepared.expectation) == (explain(cell), expect(cell))
+    assert isinstance(prepared.predicted, ConfigError) == bool(prepared.predicted_refusal) == (text == "eagle3.k4")
+    assert prepared.asks == workload(cell, 2)
+
+
+def test_a_combination_that_is_no_cell_is_not_prepared():
+    with pytest.raises(ConfigError, match=r"^cell none\.tight is redundant \(alone-under-pressure\)"):
+        prepare(Cell.from_id("none.tight"))
+
+
+def test_baselines_run_plain_requests_on_plain_starts():
+    prepared = prepare(Cell.from_id("eagle3.s3.k4.n8.v2.p16.pair.stream.abort_running"), stage="nightly", seed=1)
+    baseline, twin = prepared.baseline, prepared.twin
+    assert (baseline.cell, twin.cell) == (prepared.cell.canonical, prepared.cell.twin)
+    assert baseline.configuration == asked(prepared.cell.canonical) and baseline.expectation == "runs"
+    assert baseline.asks == twin.asks and twin.asks is baseline.asks
+    assert any(ask.abort_after is not None for ask in prepared.asks)
+    assert all(ask.abort_after is None and ask.refused is None for ask in baseline.asks)
+
+
+def test_the_plain_form_of_requests():
+    turn = Ask("b", "?", 4, 0.7, after=("no", "a"), session=Continuation("s", True, "a"), closes_after=2)
+    asks = (
+        Ask("a", "?", 4, abort_after=1, top_logprobs=3),
+        turn,
+        Ask("no", "?", 4, refused=Refusal.CLOSED),
+        Ask("c", "?", 4),
+    )
+    first, second, last = prepare(Cell(), workload=lambda cell, seed: asks).baseline.asks
+    assert (first.name, first.abort_after, first.top_logprobs) == ("a", None, 3)
+    assert second == replace(turn, after=("a",), session=replace(turn.session, resend=True), closes_after=None)
+    assert last == replace(asks[3], top_logprobs=2)
+
+
+@pytest.mark.parametrize("text", ["eagle3.k4", "eagle3.pair", "standalone.s3.k1.n6"])
+def test_a_configuration_is_built_once_for_each_cell(monkeypatch, text):
+    """A cell that is refused, one that runs and one that is rewritten, baselines and tables apart."""
+    cell, built = Cell.from_id(text), Counter()
+    runner = Runner(ReferenceSubject(), seed=0)
+    runner.run_cell(cell)
+    config = Cell.config
+
+    def counted(self):
+        built[self] += 1
+        return config(self)
+
+    monkeypatch.setattr(Cell, "config", counted)
+    assert runner.run_cell(cell).state == "PASS"
+    assert built == {cell: 1}

@@ -1,0 +1,63 @@
+"""Records of cells that were not judged: what is asked of them in a tier, their waiver, and what crashed."""
+
+from dataclasses import replace
+
+import pytest
+
+import specmatrix.matrix.run.record
+from specmatrix.ci.local import ShardJob, lost_cell
+from specmatrix.engine.core.errors import LedgerError
+from specmatrix.matrix.cells.cell import Cell, asked
+from specmatrix.matrix.run.prepared_cell import prepare
+from specmatrix.matrix.run.record import BaselineError, crashed, record
+from specmatrix.matrix.run.waivers import waiver_for
+from specmatrix.reports.schema import Waiver, WaiverRule
+
+pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+
+
+def test_a_gpu_tier_asks_for_the_same_on_a_gpu_in_the_precision_of_a_cpu():
+    cell = Cell.from_id("eagle3.s3.k4.n8.v2")
+    assert asked(cell).device == asked(cell).dtype == "auto"
+    assert asked(cell, 1) == replace(asked(cell), device="cuda", dtype="float32")
+    found = record(prepare(cell, "gpu1", "pr", 2), "NOT MEASURED")
+    assert (found.state, found.expect, found.tier, found.stage) == ("NOT MEASURED", "runs", "gpu1", "pr")
+    assert found.requested["device"] == "cuda"
+    assert found.repro == f"specmatrix run --tier gpu1 --cells '{cell.id}' --seed 2"
+    assert (found.resolved, found.launch_hash, found.gates, found.error) == (None, None, (), None)
+
+
+@pytest.mark.parametrize(("text", "waived"), [("none.length", True), ("eagle3.k4", False)])
+def test_a_cell_carries_its_waiver_whether_it_ran_or_was_lost(monkeypatch, text, waived):
+    rule = WaiverRule("algorithm=none", "the machines of June are slow", "2026-06-30")
+    monkeypatch.setattr(specmatrix.matrix.run.record, "waiver_for", lambda cell: waiver_for(cell, (rule,)))
+    cell = Cell.from_id(text)
+    for found in (record(prepare(cell), "PASS"), lost_cell(cell, ShardJob(0, "cpu", "pr"), "the power went")):
+        assert found.waived == (Waiver(rule.reason, rule.expiry) if waived else None)
+
+
+def raised(error: Exception) -> Exception:
+    def drive() -> None:
+        raise error
+
+    try:
+        drive()
+    except Exception as caught:
+        return caught
+    raise AssertionError
+
+
+def test_a_crash_is_told_by_its_exception_and_not_by_the_names_of_its_frames():
+    def _baseline() -> Exception:
+        return raised(RuntimeError("a wire came loose"))
+
+    prepared = prepare(Cell.from_id("eagle3.pair"))
+    own = crashed(prepared, _baseline())
+    assert own.state == "INFRA" and own.error is not None
+    assert own.error.startswith("RuntimeError: a wire came loose, in drive (test_cell_record.py:")
+    baseline = crashed(prepared, BaselineError(raised(RuntimeError("a wire came loose"))))
+    assert baseline.error is not None and baseline.error.startswith(
+        "the baseline: RuntimeError: a wire came loose, in "
+    )
+    broken = crashed(prepared, BaselineError(raised(LedgerError("page 3 has two owners"))))
+    assert broken.state == "FAIL" and crashed(prepared, raised(LedgerError("page 3"))).state == "FAIL"
