@@ -179,7 +179,7 @@ def drive(
         earlier=earlier,
         served=() if journal is None else (*history, *served(kept)),
         attempts=tuple((ask, answer.refusal) for ask, answer in both if ask.refused is not None),
-        ranks=engine.parallel() if Capability.RANKS in capabilities else None,
+        ranks=engine.ranks() if Capability.RANKS in capabilities else None,
     )
 
 

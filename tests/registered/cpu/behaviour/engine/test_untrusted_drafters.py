@@ -19,7 +19,7 @@ from specmatrix.engine.device.relay import Carry, Relay
 from specmatrix.engine.plugin import forget_algorithm, register_algorithm
 from specmatrix.engine.spec.drafter import chain
 from specmatrix.matrix.cli.commands.contract import with_models
-from specmatrix.matrix.conformance.suite import LAUNCHES, PARAMS, PROMPTS, hold
+from specmatrix.matrix.conformance.suite import PARAMS, PROMPTS, STARTS, hold
 from tests.support.misbehaving_drafter import BATCH_LIES, ROW_LIES, SHAPE, TRAITS, WRITERS, Pretender, raiser
 
 pytestmark = pytest.mark.register(est_seconds=30, tier="cpu", stage="pr")
@@ -62,9 +62,9 @@ def test_a_built_in_algorithm_keeps_the_contract(zoo, traits):
     held = list(hold(traits, with_models(traits, {}), zoo))
     assert [each for each in held if each.broken] == []
     kinds = 1 + (traits.topology is Topology.TREE) + traits.adaptive
-    assert len({each.launch for each in held}) == kinds * len(LAUNCHES)
+    assert len({each.start for each in held}) == kinds * len(STARTS)
     assert all((each.tokens_per_round > 1) == traits.drafts for each in held)
-    assert all((each.retracted > 0) == ("memory for two" in each.launch) for each in held)
+    assert all((each.retracted > 0) == ("memory for two" in each.start) for each in held)
 
 
 class CountingRelay(Relay):
@@ -121,7 +121,7 @@ ODD = Traits(
 )
 
 
-@pytest.mark.parametrize("launch", LAUNCHES.values(), ids=LAUNCHES)
+@pytest.mark.parametrize("launch", STARTS.values(), ids=STARTS)
 def test_an_odd_registered_algorithm_runs_with_its_own_hooks(zoo, plain, registered, launch):
     traits = registered(ODD, Odd, check=few_steps, relay=CountingRelay)
     llm = LLM(EngineConfig("llama-mini", "odd", speculative_num_steps=3, strict_memory=2, **launch), zoo)
