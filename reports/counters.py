@@ -1,4 +1,4 @@
-"""The rule of a whole stage: every probe that it demands was hit in some cell, and none that must stay zero was."""
+"""Counter coverage of a whole stage: every required counter is hit by some cell, forbidden ones stay at zero."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from specmatrix.reports.wording import count
 
 @dataclass(frozen=True, slots=True)
 class ProbeVerdict:
-    """What the probes of a run prove: `unhit` were demanded, `broken` must stay zero and were hit; `message` is one
-    sentence whatever the state."""
+    """Counter coverage of a run: `unhit` counters were required, `broken` ones must stay at zero and were hit.
+
+    `message` is one sentence, whatever the state.
+    """
 
     state: Literal["PASS", "FAIL", "NOT JUDGED"]
     message: str
@@ -27,33 +29,40 @@ class ProbeVerdict:
 
 @dataclass(frozen=True, slots=True)
 class ProbeChange:
-    """Probes that one report hits in some cell and the other in none."""
+    """Counters that some cell of one report hits and no cell of the other."""
 
     lost: tuple[str, ...]
     gained: tuple[str, ...]
 
     def sentences(self) -> tuple[str, ...]:
-        """One sentence for each direction that has probes."""
-        rows = (("no longer", self.lost), ("now", self.gained))
-        return tuple(f"{count(len(names), 'probe')} {word} hit: {', '.join(names)}" for word, names in rows if names)
+        """One sentence for each direction that has counters."""
+        rows = (("no longer", self.lost), ("newly", self.gained))
+        return tuple(f"{count(len(names), 'counter')} {word} hit: {', '.join(names)}" for word, names in rows if names)
 
 
 def judge_probes(demand: ProbeDemand | None, stage: str, cells: int, hits: Mapping[str, int]) -> ProbeVerdict:
-    """Judge a run of `cells` cells by the sum of their witnesses. Fewer cells than the demand is for prove nothing."""
+    """Check a run of `cells` cells by the sum of their counters; fewer cells than `demand` is for are not checked."""
     if demand is None:
-        return ProbeVerdict("NOT JUDGED", f"probes are not judged: stage {stage} demands none")
+        only = "counter coverage is checked in nightly runs only"
+        return ProbeVerdict("NOT JUDGED", "this tier checks no counter coverage" if stage == "nightly" else only)
     if cells < demand.cells:
-        return ProbeVerdict("NOT JUDGED", f"probes are not judged: {cells:,} of the stage's {demand.cells:,} cells ran")
+        return ProbeVerdict(
+            "NOT JUDGED", f"counter coverage is not checked: only {cells:,} of the stage's {demand.cells:,} cells ran"
+        )
     unhit = tuple(name for name in demand.hit if not hits.get(name, 0))
     broken = tuple(name for name in demand.zero if hits.get(name, 0))
-    words = [f"stage {stage} never hit {count(len(unhit), 'probe')}: {', '.join(unhit)}"] if unhit else []
-    words += [f"{name} was hit {hits[name]:,} times and must stay zero: {demand.zero[name]}" for name in broken]
+    words = [f"no cell hit {count(len(unhit), 'required counter')}: {', '.join(unhit)}"] if unhit else []
+    words += [
+        f"counter {name} must stay at zero but was hit {hits[name]:,} times: {demand.zero[name]}" for name in broken
+    ]
     if words:
         return ProbeVerdict("FAIL", "; ".join(words), unhit, broken)
-    return ProbeVerdict("PASS", f"{count(len(demand.hit), 'probe')} hit, {len(demand.zero)} at zero as they must be")
+    return ProbeVerdict(
+        "PASS", f"all {count(len(demand.hit), 'required counter')} hit, {len(demand.zero)} at zero as required"
+    )
 
 
 def compare_probes(base: Mapping[str, int], head: Mapping[str, int]) -> ProbeChange:
-    """What the hits of two reports have gained and lost, by name."""
+    """Counters that head gained and lost, by name."""
     old, new = ({name for name, hits in side.items() if hits} for side in (base, head))
     return ProbeChange(tuple(sorted(old - new)), tuple(sorted(new - old)))

@@ -29,10 +29,10 @@ class Coverage:
 
     @property
     def message(self) -> str:
-        """One line for people."""
+        """Both counts in one line."""
         return (
-            f"asked for {self.asked_pairs:,} pairs and {self.asked_triples:,} triples of axis values; green cells ran "
-            f"{self.green_pairs:,} and {self.green_triples:,} of effective ones"
+            f"requested coverage: {self.asked_pairs:,} pairs, {self.asked_triples:,} triples; "
+            f"covered by passing cells: {self.green_pairs:,} and {self.green_triples:,}"
         )
 
 

@@ -55,3 +55,20 @@ def machine(header: Header) -> str:
     gpus = header.host.get("gpus") or []
     parts = [str(header.host.get("cpu") or "unknown CPU"), *(str(gpu) for gpu in gpus)]
     return ", ".join(parts)
+
+
+def versions(header: Header) -> str:
+    """`python 3.11.7, torch 2.13.0`."""
+    return ", ".join(f"{name} {version}" for name, version in header.versions.items())
+
+
+def provenance(header: Header) -> dict[str, str]:
+    """What was run, where and on which inputs, by name."""
+    return {
+        "commit": build(header),
+        "created": header.created,
+        "tier / stage / seed": f"{header.tier} / {header.stage} / {header.seed}",
+        "machine": machine(header),
+        "versions": versions(header),
+        "lock / data / zoo": f"{header.lock_hash} / {header.data_hash} / {header.zoo_hash}",
+    }

@@ -110,12 +110,14 @@ class AcceptanceGate:
         interval = _interval(measured)
         band = "" if steady else "moved_"
         low, high = self.thresholds[f"{band}low"], self.thresholds[f"{band}high"]
-        if low <= interval[0] and interval[1] <= high:
+        ratio = float(str(numbers["ratio"]))
+        ends = interval or (ratio, ratio)
+        if low <= ends[0] and ends[1] <= high:
             text = self._left(greedy, numbers) if run.resolved["dtype"] == "float32" else ""
             return Outcome(self.name, State.FAIL if text else State.PASS, numbers, interval, text)
         text = (
             f"{numbers['length']:.3f} tokens per round, the oracle has {numbers['reference']:.3f}: "
-            f"ratio {interval[0]:.3f} to {interval[1]:.3f}, allowed {low:g} to {high:g}"
+            f"ratio {ends[0]:.3f} to {ends[1]:.3f}, allowed {low:g} to {high:g}"
         )
         return Outcome(self.name, State.FAIL, numbers, interval, text)
 
@@ -224,11 +226,10 @@ def _rounds(lengths: Sequence[int], emitted: int) -> float:
     return rounds
 
 
-def _interval(measured: Sequence[Rounds]) -> tuple[float, float]:
-    """95 % interval of engine over oracle; a single prompt has no spread to draw from and gives its ratio."""
+def _interval(measured: Sequence[Rounds]) -> tuple[float, float] | None:
+    """95 % interval of engine over oracle; None for a single prompt, which has no spread."""
     if len(measured) == 1:
-        ratio = measured[0].oracle / measured[0].engine
-        return ratio, ratio
+        return None
     emitted = [one.emitted for one in measured]
     change = ratio_change((emitted, [one.oracle for one in measured]), (emitted, [one.engine for one in measured]))
     return 1 + change.interval[0], 1 + change.interval[1]

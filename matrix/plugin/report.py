@@ -16,7 +16,7 @@ from specmatrix.matrix.run.provenance import run_header
 from specmatrix.reports.codec import decode_cell
 from specmatrix.reports.counters import ProbeVerdict
 from specmatrix.reports.load import load
-from specmatrix.reports.render.files import write_run
+from specmatrix.reports.render.run import write_run
 from specmatrix.reports.schema import ReportError
 from specmatrix.reports.writer import ReportWriter
 

@@ -56,15 +56,15 @@ class Effect:
 
     `change` and `interval` (95 %) are relative for acceptance length and in fractions of the questions for accuracy;
     negative is a loss. `p_loss` and `p_gain` are one-sided. `significant` is "loss" or "gain" once all changed
-    numbers were judged together, else "". `pairing` says what was compared: "prompts" (the same prompts), or
-    "intervals" (two summaries).
+    numbers were judged together, else "". `pairing` says what was compared: "prompts" (the same prompts), "intervals"
+    (two summaries) or "one prompt", which has no interval and proves neither a loss nor a gain.
     """
 
     gate: str
     base: float
     head: float
     change: float
-    interval: tuple[float, float]
+    interval: tuple[float, float] | None
     p_loss: float
     p_gain: float
     pairing: str

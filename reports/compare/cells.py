@@ -176,12 +176,13 @@ def _gate_text(change: GateChange) -> str:
 
 def effect_text(effect: Effect) -> str:
     """One effect for people: `acceptance 3.10 -> 2.93 (-5.5 % [-6.9, -4.0], p 0.0005)`."""
-    unit = UNITS[effect.gate]
+    numbers = f"{effect.base:.3f} -> {effect.head:.3f} ({100 * effect.change:+.1f}{UNITS[effect.gate]}"
+    if effect.interval is None:
+        return f"{effect.gate} {numbers}, {effect.pairing}: no interval)"
     low, high = (100 * end for end in effect.interval)
-    p = min(effect.p_loss, effect.p_gain)
-    numbers = f"{effect.base:.3f} -> {effect.head:.3f}"
-    return f"{effect.gate} {numbers} ({100 * effect.change:+.1f}{unit} [{low:+.1f}, {high:+.1f}], p {p:.2g})"
+    return f"{effect.gate} {numbers} [{low:+.1f}, {high:+.1f}], p {min(effect.p_loss, effect.p_gain):.2g})"
 
 
 def _bound_text(effects: Sequence[Effect]) -> str:
-    return ", ".join(f"{e.gate} loss below {100 * allowed_loss(e):.1f}{UNITS[e.gate]}" for e in effects)
+    bounded = [effect for effect in effects if effect.interval is not None]
+    return ", ".join(f"{e.gate} loss below {100 * allowed_loss(e):.1f}{UNITS[e.gate]}" for e in bounded)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from statistics import median
 from typing import Final
 
 from specmatrix.reports.compare.cell_state import FALSE_DISCOVERY_RATE, Drift, Effect
-from specmatrix.reports.stats import benjamini_hochberg, fisher_exact, sign_test
+from specmatrix.reports.stats import benjamini_hochberg, fisher_log, mcnemar
 
 LEAST_CELLS: Final = 8
 
@@ -34,7 +35,7 @@ def drifts(changes: Iterable[tuple[Mapping[str, str], Effect]]) -> tuple[Drift, 
 
 def _overall(gate: str, moves: list[float]) -> Drift:
     down = sum(move < 0 for move in moves)
-    return Drift(gate, "", "", down, len(moves) - down, median(moves), sign_test(down, len(moves) - down))
+    return Drift(gate, "", "", down, len(moves) - down, median(moves), mcnemar(down, len(moves) - down, "two-sided"))
 
 
 def _by_value(gate: str, moves: list[tuple[Mapping[str, str], float]]) -> list[Drift]:
@@ -49,7 +50,6 @@ def _by_value(gate: str, moves: list[tuple[Mapping[str, str], float]]) -> list[D
         up = len(inside) - down
         if LEAST_CELLS <= len(inside) < len(moves):
             hits, total = (down, falling) if down >= up else (up, len(moves) - falling)
-            rows.append(
-                Drift(gate, axis, value, down, up, median(inside), fisher_exact(hits, total, len(inside), len(moves)))
-            )
+            p = math.exp(fisher_log(hits, total, len(inside), len(moves)))
+            rows.append(Drift(gate, axis, value, down, up, median(inside), p))
     return rows

@@ -5,23 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from statistics import NormalDist
-from typing import Final
 
 from specmatrix.reports.compare.cell_state import FALSE_DISCOVERY_RATE, LEAST_EFFECT, TOLERANCE, Effect
 from specmatrix.reports.lengths import length_interval
 from specmatrix.reports.schema import CellResult, GateResult, Number, ReportError
 from specmatrix.reports.stats import (
+    NORMAL,
+    Z95,
     benjamini_hochberg,
     difference_interval,
     mcnemar,
-    normal_quantile,
     paired_difference,
     ratio_change,
     two_rate_test,
 )
-
-_NORMAL: Final = NormalDist()
 
 
 def effects(base: CellResult, head: CellResult, incomparable: Collection[str]) -> tuple[Effect, ...]:
@@ -52,8 +49,8 @@ def judge(found: Sequence[Effect]) -> list[Effect]:
 
 
 def allowed_loss(effect: Effect) -> float:
-    """The largest loss inside the interval, as a positive fraction."""
-    return max(0.0, -effect.interval[0])
+    """The largest loss inside the interval, as a positive fraction; infinite without an interval."""
+    return math.inf if effect.interval is None else max(0.0, -effect.interval[0])
 
 
 def is_bounded(effect: Effect) -> bool:
@@ -69,15 +66,18 @@ def _acceptance(old: GateResult, new: GateResult, cell: str) -> Effect | None:
         # Acceptance depends on the part of a text that is drafted, so other lengths weaken the pairing.
         pairing = "prompts" if list(old_prompts[0]) == list(new_prompts[0]) else "prompts of other length"
         return Effect("acceptance", base, head, paired.change, paired.interval, paired.p_loss, paired.p_gain, pairing)
-    before, after = length_interval(old), length_interval(new)
-    if base == head or before is None or after is None:
+    if base == head:
         return None
+    before, after = length_interval(old), length_interval(new)
+    if before is None or after is None:
+        alone = any(prompts is not None and len(prompts[0]) == 1 for prompts in (old_prompts, new_prompts))
+        return Effect("acceptance", base, head, head / base - 1, None, 1.0, 1.0, "one prompt") if alone else None
     spread = math.hypot(_standard_error(before), _standard_error(after)) / base
     change = head / base - 1
     z = change / spread if spread else math.copysign(math.inf, change)
-    half = normal_quantile(0.95) * spread
+    half = Z95 * spread
     return Effect(
-        "acceptance", base, head, change, (change - half, change + half), _NORMAL.cdf(z), _NORMAL.cdf(-z), "intervals"
+        "acceptance", base, head, change, (change - half, change + half), NORMAL.cdf(z), NORMAL.cdf(-z), "intervals"
     )
 
 
@@ -128,4 +128,4 @@ def _positive(gate: GateResult, name: str, cell: str) -> float:
 
 
 def _standard_error(interval: tuple[float, float]) -> float:
-    return (interval[1] - interval[0]) / (2 * normal_quantile(0.95))
+    return (interval[1] - interval[0]) / (2 * Z95)

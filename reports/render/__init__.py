@@ -1,6 +1,8 @@
 """Pages and tables from reports and comparisons.
 
-- `files`: `write_run(report)` and `write_comparison(comparison, directory)` write everything at once
-- `terminal`: `print_run` and `print_comparison` say the same on a terminal
-- `run_markdown`, `run_page`, `comparison_markdown`, `comparison_page`: the single outputs, as text
+- `run`: `write_run(report)` writes everything about one run: summary, Markdown, HTML page
+- `comparison`: `write_comparison(comparison, directory)` does the same for two runs
+- `terminal`: `print_run` and `print_comparison` for a terminal
+- `plots`: SVG plots
+- `markup`: the Jinja2 environments of `templates/`, which escape every value
 """

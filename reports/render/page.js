@@ -8,6 +8,7 @@
     return made;
   };
   const shown = (value) => (typeof value === "string" ? value : JSON.stringify(value));
+  const short = (value) => (typeof value === "number" && !Number.isInteger(value) ? Number(value.toPrecision(4)) : value);
 
   document.addEventListener("click", (event) => {
     const button = event.target.closest("button.copy");
@@ -94,26 +95,26 @@
     const command = node("span", undefined, "command");
     command.append(node("code", cell.repro), node("button", "copy", "copy"));
     command.lastChild.type = "button";
-    box.append(node("h3", "Run it again"), command);
+    box.append(node("h3", "Rerun"), command);
     if (cell.error) box.append(node("h3", "Error"), node("code", cell.error));
     if (cell.waived) box.append(node("h3", `Waived until ${cell.waived.expiry}`), node("span", cell.waived.reason));
     const gates = cell.gates.map((gate) => [
       gate.name, gate.state,
       (gate.message ? `${gate.message}; ` : "")
-        + Object.entries(gate.numbers).filter(([, value]) => !Array.isArray(value) || value.length <= 12)
-        .filter(([, value]) => shown(value).length <= 120)
-        .map(([name, value]) => `${name} ${shown(value)}`).join(", ")
-        + (gate.interval ? ` [${gate.interval.map((end) => Number(end.toPrecision(4))).join(", ")}]` : ""),
+        + Object.entries(gate.numbers).filter(([name, value]) => name !== "outcomes" && value !== "")
+        .filter(([, value]) => (!Array.isArray(value) || value.length <= 12) && shown(value).length <= 120)
+        .map(([name, value]) => `${name} ${shown(short(value))}`).join(", ")
+        + (gate.interval ? ` [${gate.interval.map(short).join(", ")}]` : ""),
     ]);
     box.append(grid("Gates", gates, (row) => row[1] !== "PASS"));
     const panes = node("div", undefined, "panes");
     const differs = ([, asked, ran]) => shown(asked).toLowerCase() !== shown(ran).toLowerCase();
     panes.append(
-      grid("Axis, asked, effective", Object.keys(cell.axes).map((axis) => [axis, cell.axes[axis], cell.effective[axis]]), differs),
-      grid("Reasons", cell.reasons.map((reason) => [reason.field, reason.value, reason.because])),
-      grid("Rewrites: field, asked, got, reason", cell.rewrites.map((r) => [r.field, r.asked, r.got, r.reason])),
-      grid("Witness", Object.entries(cell.witness)),
-      grid("Resolved", Object.entries(cell.resolved || {}).filter(([, value]) => !Array.isArray(value))),
+      grid("Axis, requested, effective", Object.keys(cell.axes).map((axis) => [axis, cell.axes[axis], cell.effective[axis]]), differs),
+      grid("Automatic choices", cell.reasons.map((reason) => [reason.field, reason.value, reason.because])),
+      grid("Rewrites: field, requested, effective, reason", cell.rewrites.map((r) => [r.field, r.asked, r.got, r.reason])),
+      grid("Counters above zero", Object.entries(cell.witness).filter(([, hits]) => hits)),
+      grid("Resolved configuration", Object.entries(cell.resolved || {}).filter(([, value]) => !Array.isArray(value))),
     );
     box.append(panes);
     return box;

@@ -10,19 +10,22 @@ from rich.markup import escape
 from specmatrix.matrix.run.repro import as_called
 from specmatrix.reports.compare.cell_state import Comparison, State
 from specmatrix.reports.effective import pair_text
-from specmatrix.reports.render.page import tone
-from specmatrix.reports.render.view import RunView
+from specmatrix.reports.render.markup import tone
+from specmatrix.reports.render.run import RunView
 from specmatrix.reports.summary import STATE_KEYS
 from specmatrix.reports.wording import build, count, duration, failure, first_divergence, shorten, shorten_rewrite
 
 COLOURS = {"good": "green", "bad": "red", "warn": "yellow", "calm": "cyan"}
 MOST = 12
+_WORDS = {"PASS": "passed", "FAIL": "failed", "INFRA": "with infrastructure errors"}
 
 
 def print_run(run: RunView, console: Console) -> None:
     """The verdict of a run, its red cells with one command each, and what they have in common."""
-    states = "  ".join(_counted(state, run.summary.states[state]) for state in STATE_KEYS)
-    _say(console, f"{states}  [dim]waived {run.summary.waived}, {duration(run.summary.seconds)} of cell time[/dim]")
+    states = ", ".join(_counted(state, run.summary.states[state]) for state in STATE_KEYS)
+    _say(
+        console, f"{states}[dim], {run.summary.waived:,} waived; total cell time {duration(run.summary.seconds)}[/dim]"
+    )
     for factor in run.factors:
         _say(console, f"[bold red]{escape(factor.text)}[/bold red]")
     for cell in run.red[:MOST]:
@@ -45,14 +48,13 @@ def print_run(run: RunView, console: Console) -> None:
     for text, cells in rewritten.items():
         _say(console, f"[dim]rewritten in {count(cells, 'cell')}: {escape(text)}[/dim]")
     colour = "green" if run.verdict == "green" else "red"
-    tail = f"{count(len(run.red), 'cell')} red of {run.summary.cells:,}" if run.cells else "no cell ran"
-    _say(console, f"[bold {colour}]{run.verdict}[/bold {colour}]: {tail}")
+    _say(console, f"[bold {colour}]{run.verdict}[/bold {colour}]: {run.outcome}")
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
     """The verdict of a comparison, its changed cells, coverage, rewrites and the inputs that differ."""
     sides = f"{build(comparison.base.header)} → {build(comparison.head.header)}"
-    _say(console, f"[dim]{escape(sides)}[/dim]  " + "  ".join(_counted(s, comparison.counts[s]) for s in State))
+    _say(console, f"[dim]{escape(sides)}[/dim]  " + ", ".join(_counted(s, comparison.counts[s]) for s in State))
     for mismatch in comparison.mismatches:
         if mismatch.gates:
             _say(console, f"[yellow]{escape(mismatch.name)} differs: {escape(mismatch.why)}[/yellow]")
@@ -98,4 +100,4 @@ def _say(console: Console, text: str) -> None:
 
 def _counted(state: str, number: int) -> str:
     colour = COLOURS[tone(state)] if number else "dim"
-    return f"[{colour}]{state.lower()} {number:,}[/{colour}]"
+    return f"[{colour}]{number:,} {_WORDS.get(state, state.lower())}[/{colour}]"

@@ -1,31 +1,27 @@
 """Ratios of sums over prompts, such as acceptance length = tokens emitted / verify rounds.
 
-Rounds of one prompt depend on each other, so the prompt is the unit that is drawn (cluster bootstrap), and a ratio of
-sums is not the mean of per-prompt ratios: long answers weigh more, as they do in the time that a user waits.
+Rounds of one prompt depend on each other, so prompts are resampled (cluster bootstrap). A ratio of sums is not the mean
+of per-prompt ratios: long answers weigh more, as they do in the time that a user waits.
+scipy.stats.bootstrap would do the same, but importing it adds a second to every run and comparison with a drafter.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
-from specmatrix.reports.stats.check import check_confidence, check_count, check_same_length
+from specmatrix.reports.stats.proportions import check_count
 
-# numpy takes longer to import than most comparisons take, so it is imported where prompts are resampled.
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-Sums: TypeAlias = "npt.NDArray[np.float64]"
+Columns: TypeAlias = tuple[Sequence[float], Sequence[float]]
 
 
 @dataclass(frozen=True, slots=True)
 class RatioChange:
     """Relative change of a ratio from base to head: -0.03 is a loss of 3 %.
 
-    `p_loss` and `p_gain` are one-sided: the share of resamples without a loss (gain), with the count of one added that
-    keeps a Monte Carlo p value above zero.
+    `interval` is at 95 %. `p_loss` and `p_gain` are one-sided: the fraction of resamples without a loss (gain), with
+    one added to both counts so that a Monte Carlo p value is never zero.
     """
 
     change: float
@@ -34,63 +30,28 @@ class RatioChange:
     p_gain: float
 
 
-def ratio_change(
-    base: tuple[Sequence[float], Sequence[float]],
-    head: tuple[Sequence[float], Sequence[float]],
-    confidence: float = 0.95,
-    resamples: int = 2000,
-    seed: int = 0,
-) -> RatioChange:
+def ratio_change(base: Columns, head: Columns, resamples: int = 2000) -> RatioChange:
     """Paired relative change of a ratio of sums; `base` and `head` are (numerators, denominators) of the same prompts.
 
-    Both sides are computed on the same drawn prompts, so that what is common to a prompt cancels (paired cluster
-    bootstrap, Davison and Hinkley 1997, sections 3.8 and 4.4.3 for the one-sided p values); the percentile interval
-    (Efron 1979, Ann. Stat. 7:1) is too narrow below some ten prompts. ValueError below two prompts or for a sum that is
-    not positive.
+    Both sides are computed on the same resampled prompts, so that what a prompt contributes to both cancels (paired
+    cluster bootstrap with a percentile interval, Davison and Hinkley 1997, sections 3.8 and 4.4.3); below some ten
+    prompts the interval is too narrow. The seed is fixed: equal samples give equal intervals. ValueError below two
+    prompts, for lengths that differ or for a number that is not positive.
     """
-    base_top, base_bottom = _columns(*base)
-    head_top, head_bottom = _columns(*head)
-    check_same_length(base=len(base_top), head=len(head_top))
-    drawn = _draw(len(base_top), resamples, seed)
-    changes = (_resampled(head_top, drawn) / _resampled(head_bottom, drawn)) / (
-        _resampled(base_top, drawn) / _resampled(base_bottom, drawn)
-    ) - 1
+    import numpy as np
+
+    check_count("number of prompts", min(map(len, (*base, *head))), 2)
+    base_top, base_bottom, head_top, head_bottom = sums = np.stack([*base, *head])
+    if sums.min() <= 0:
+        raise ValueError(f"a number is {sums.min():g}, allowed is more than 0")
+    prompts = len(base_top)
+    # How often each resample draws each prompt.
+    drawn = np.random.default_rng(0).multinomial(prompts, np.full(prompts, 1 / prompts), resamples).astype(np.float64)
+    changes = (drawn @ head_top) / (drawn @ head_bottom) / ((drawn @ base_top) / (drawn @ base_bottom)) - 1
+    low, high = np.quantile(changes, [0.025, 0.975])
     return RatioChange(
         change=float(head_top.sum() / head_bottom.sum() / (base_top.sum() / base_bottom.sum()) - 1),
-        interval=_percentiles(changes, confidence),
+        interval=(float(low), float(high)),
         p_loss=float(((changes >= 0).sum() + 1) / (resamples + 1)),
         p_gain=float(((changes <= 0).sum() + 1) / (resamples + 1)),
     )
-
-
-def _columns(numerators: Sequence[float], denominators: Sequence[float]) -> tuple[Sums, Sums]:
-    import numpy as np
-
-    check_same_length(numerators=len(numerators), denominators=len(denominators))
-    check_count("number of prompts", len(numerators), 2)
-    if min(denominators) <= 0:
-        raise ValueError(f"a denominator is {min(denominators)}, allowed is more than 0")
-    if min(numerators) <= 0:
-        raise ValueError(f"a numerator is {min(numerators)}, allowed is more than 0")
-    return np.asarray(numerators, dtype=np.float64), np.asarray(denominators, dtype=np.float64)
-
-
-def _draw(prompts: int, resamples: int, seed: int) -> npt.NDArray[np.float64]:
-    """How often each prompt is drawn, [resamples, prompts]."""
-    import numpy as np
-
-    check_count("resamples", resamples, 100)
-    generator = np.random.default_rng(seed)
-    return generator.multinomial(prompts, np.full(prompts, 1 / prompts), size=resamples).astype(np.float64)
-
-
-def _resampled(column: Sums, drawn: npt.NDArray[np.float64]) -> Sums:
-    return drawn @ column
-
-
-def _percentiles(values: Sums, confidence: float) -> tuple[float, float]:
-    import numpy as np
-
-    check_confidence(confidence)
-    low, high = np.quantile(values, [(1 - confidence) / 2, (1 + confidence) / 2])
-    return float(low), float(high)

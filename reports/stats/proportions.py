@@ -1,44 +1,38 @@
-"""One rate and two independent rates. Rates are fractions, not percent."""
+"""One rate and two independent rates."""
 
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 from statistics import NormalDist
 from typing import Final
 
-from specmatrix.reports.stats.check import check_confidence, check_count
-
-_NORMAL: Final = NormalDist()
-
-
-@lru_cache
-def normal_quantile(confidence: float) -> float:
-    """Half-width, in standard errors, of a two-sided normal interval (1.96 for 0.95)."""
-    check_confidence(confidence)
-    return _NORMAL.inv_cdf(0.5 + confidence / 2)
+NORMAL: Final = NormalDist()
+# Half the width of a two-sided 95 % normal interval, in standard errors.
+Z95: Final = NORMAL.inv_cdf(0.975)
 
 
-def wilson(successes: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Score interval of a rate (Wilson 1927, JASA 22:209). ValueError unless 0 <= successes <= n and n >= 1."""
-    check_count("n", n, 1)
-    check_count("successes", successes, 0, n)
-    z = normal_quantile(confidence)
-    rate = successes / n
-    centre = (rate + z * z / (2 * n)) / (1 + z * z / n)
-    half = z / (1 + z * z / n) * math.sqrt(rate * (1 - rate) / n + z * z / (4 * n * n))
-    # At the two ends the interval touches 0 and 1 exactly; rounding must not move it inside.
-    low = 0.0 if successes == 0 else max(0.0, centre - half)
-    high = 1.0 if successes == n else min(1.0, centre + half)
-    return low, high
+def check_count(name: str, value: int, low: int, high: int | None = None) -> None:
+    """ValueError unless low <= value (<= high)."""
+    if value < low or (high is not None and value > high):
+        allowed = f"at least {low}" if high is None else f"{low} to {high}"
+        raise ValueError(f"{name} is {value}, allowed is {allowed}")
 
 
-def difference_interval(
-    base_successes: int, base_n: int, head_successes: int, head_n: int, confidence: float = 0.95
-) -> tuple[float, float]:
-    """Interval of head rate minus base rate for independent samples (Newcombe 1998, Stat. Med. 17:873, method 10)."""
-    base_low, base_high = wilson(base_successes, base_n, confidence)
-    head_low, head_high = wilson(head_successes, head_n, confidence)
+def wilson(successes: int, n: int) -> tuple[float, float]:
+    """95 % score interval of a rate (Wilson 1927, JASA 22:209). ValueError unless 0 <= successes <= n and n >= 1."""
+    from scipy.stats import binomtest
+
+    low, high = binomtest(successes, n).proportion_ci(method="wilson")
+    return float(low), float(high)
+
+
+def difference_interval(base_successes: int, base_n: int, head_successes: int, head_n: int) -> tuple[float, float]:
+    """95 % interval of head rate minus base rate for independent samples.
+
+    Newcombe 1998, Stat. Med. 17:873, method 10.
+    """
+    base_low, base_high = wilson(base_successes, base_n)
+    head_low, head_high = wilson(head_successes, head_n)
     base, head = base_successes / base_n, head_successes / head_n
     low = head - base - math.hypot(head - head_low, base_high - base)
     high = head - base + math.hypot(head_high - head, base - base_low)
@@ -56,15 +50,13 @@ def two_rate_test(base_successes: int, base_n: int, head_successes: int, head_n:
     spread = math.sqrt(pooled * (1 - pooled) * (1 / base_n + 1 / head_n))
     if spread == 0:
         return 1.0
-    return _NORMAL.cdf((head_successes / head_n - base_successes / base_n) / spread)
+    return NORMAL.cdf((head_successes / head_n - base_successes / base_n) / spread)
 
 
-def zero_count_bound(n: int, confidence: float = 0.95) -> float:
-    """Upper bound of a rate of which `n` independent trials showed no case.
+def zero_count_bound(n: int) -> float:
+    """95 % upper bound of a rate when none of `n` independent trials succeeded: the solution of (1 - rate)^n = 0.05.
 
-    Solves (1 - rate)^n = 1 - confidence (Clopper and Pearson 1934 at zero counts; about 3/n at 0.95). With paired
-    runs: 0 discordant answers in 200 bound the loss below 1.5 points.
+    About 3/n (Clopper and Pearson 1934 at zero counts): 0 discordant answers in 200 bound the loss below 1.5 points.
     """
     check_count("n", n, 1)
-    check_confidence(confidence)
-    return -math.expm1(math.log1p(-confidence) / n)
+    return -math.expm1(math.log(0.05) / n)

@@ -9,7 +9,7 @@ from specmatrix.matrix.cli.console import StdoutConsole
 from specmatrix.matrix.cli.progress import waiting
 from specmatrix.reports.compare import compare, comparison_json, read_acknowledgements
 from specmatrix.reports.load import load
-from specmatrix.reports.render.files import write_comparison
+from specmatrix.reports.render.comparison import write_comparison
 from specmatrix.reports.render.terminal import print_comparison
 
 

@@ -22,7 +22,7 @@ from specmatrix.matrix.run.tiers import tier as find_tier
 from specmatrix.matrix.run.tiers import visible_gpus
 from specmatrix.matrix.zoo.registry import verify_cells
 from specmatrix.reports.load import load
-from specmatrix.reports.render.files import write_run
+from specmatrix.reports.render.run import write_run
 from specmatrix.reports.render.terminal import print_run
 from specmatrix.reports.schema import PAGE_FILE, REPORT_FILE, CellResult, Header
 from specmatrix.reports.wording import count, shorten

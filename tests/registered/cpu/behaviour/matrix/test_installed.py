@@ -27,7 +27,7 @@ HOST = [path for path in sys.path if Path(path).name in ("site-packages", "dist-
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 COMMANDS = {
-    ("run", "--stage", "smoke", "--cells", "tp=2 or model=deepseek", "--workers", "2"): "green: 0 cells red of 2",
+    ("run", "--stage", "smoke", "--cells", "tp=2 or model=deepseek", "--workers", "2"): "green: 2 of 2 cells passed",
     ("generate", "Tom has 2 apples and buys 3 more. How many has he?"): "#### 5",
     ("contract", "none"): "NONE keeps the contract in 3 launches",
     ("faults", "--only", "bonus-stride"): "1 of 1 faults killed",
@@ -111,7 +111,7 @@ def test_a_checkout_runs_by_its_path_alone(folder: str, checkout: Path, python: 
     run = ("run", "--cells", "none.tp2.pair", "--workers", "1", "--out", "out")
     done = python(checkout / folder, "-m", "specmatrix", *run)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "green: 0 cells red of 1" in done.stdout and (tmp_path / "out" / "report.html").is_file()
+    assert "green: 1 of 1 cell passed" in done.stdout and (tmp_path / "out" / "report.html").is_file()
     version = python(checkout / folder, "-m", "specmatrix", "--version")
     assert (version.returncode, version.stdout.split()[0]) == (0, "specmatrix")
 
@@ -149,7 +149,7 @@ def _always(wanted: Requirement) -> bool:
 @pytest.mark.parametrize(
     ("words", "status", "sentence"),
     [
-        (("run", "--cells", "none.length", "--workers", "1"), 0, "green: 0 cells red of 1"),
+        (("run", "--cells", "none.length", "--workers", "1"), 0, "green: 1 of 1 cell passed"),
         (
             ("accuracy", "--data", "none.jsonl"),
             2,

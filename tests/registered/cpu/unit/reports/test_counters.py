@@ -9,16 +9,15 @@ from rich.console import Console
 from specmatrix.reports.compare.compare import compare
 from specmatrix.reports.counters import ProbeChange, compare_probes, judge_probes
 from specmatrix.reports.load import load
-from specmatrix.reports.render.comparison_markdown import comparison_markdown
-from specmatrix.reports.render.comparison_page import comparison_page
-from specmatrix.reports.render.files import write_run
+from specmatrix.reports.render.comparison import comparison_markdown, comparison_page
+from specmatrix.reports.render.run import write_run
 from specmatrix.reports.render.terminal import print_comparison, print_run
 from specmatrix.reports.schema import ProbeDemand
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 
 DEMAND = ProbeDemand(("tree.branched", "retract.done", "prefix.hit"), {"stamp.wrong": "slots are their owner's"}, 2)
-UNHIT = "stage nightly never hit 1 probe: retract.done"
+UNHIT = "o cell hit 1 required counter: retract.done"
 
 
 def report(directory, write_report, make_cell, *witnesses: dict[str, int], **header: object):
@@ -35,13 +34,17 @@ def shown(show, what) -> str:
 @pytest.mark.parametrize(
     ("hits", "state", "message"),
     [
-        ({"tree.branched": 1, "retract.done": 2, "prefix.hit": 3}, "PASS", "3 probes hit, 1 at zero as they must be"),
-        ({"tree.branched": 1, "prefix.hit": 3, "retract.done": 0}, "FAIL", UNHIT),
-        ({}, "FAIL", "stage nightly never hit 3 probes: tree.branched, retract.done, prefix.hit"),
+        (
+            {"tree.branched": 1, "retract.done": 2, "prefix.hit": 3},
+            "PASS",
+            "all 3 required counters hit, 1 at zero as required",
+        ),
+        ({"tree.branched": 1, "prefix.hit": 3, "retract.done": 0}, "FAIL", f"n{UNHIT}"),
+        ({}, "FAIL", "no cell hit 3 required counters: tree.branched, retract.done, prefix.hit"),
         (
             {"tree.branched": 1, "retract.done": 2, "prefix.hit": 3, "stamp.wrong": 4},
             "FAIL",
-            "stamp.wrong was hit 4 times and must stay zero: slots are their owner's",
+            "counter stamp.wrong must stay at zero but was hit 4 times: slots are their owner's",
         ),
     ],
 )
@@ -52,23 +55,26 @@ def test_a_whole_stage_is_judged(hits, state, message):
 
 def test_less_than_the_stage_is_not_judged():
     verdict = judge_probes(DEMAND, "nightly", 1, {})
-    assert (verdict.state, verdict.message) == ("NOT JUDGED", "probes are not judged: 1 of the stage's 2 cells ran")
+    assert (verdict.state, verdict.message) == (
+        "NOT JUDGED",
+        "counter coverage is not checked: only 1 of the stage's 2 cells ran",
+    )
     verdict = judge_probes(None, "pr", 1, {})
-    assert (verdict.state, verdict.message) == ("NOT JUDGED", "probes are not judged: stage pr demands none")
+    assert (verdict.state, verdict.message) == ("NOT JUDGED", "counter coverage is checked in nightly runs only")
 
 
 def test_cells_prove_it_together(tmp_path, write_report, make_cell):
     witnesses = ({"tree.branched": 3, "prefix.hit": 0}, {"retract.done": 1, "prefix.hit": 1})
     run = write_run(report(tmp_path, write_report, make_cell, *witnesses))
     assert run.verdict == "green"
-    assert "3 probes hit, 1 at zero as they must be" in shown(print_run, run)
+    assert "all 3 required counters hit, 1 at zero as required" in shown(print_run, run)
 
 
 def test_an_unhit_probe_is_red_everywhere(tmp_path, write_report, make_cell):
     run = write_run(report(tmp_path, write_report, make_cell, {"tree.branched": 3}, {"prefix.hit": 1}))
     assert (run.verdict, run.red) == ("red", ())
     summary = json.loads((tmp_path / "summary.json").read_text())
-    assert summary["probes"] == {"state": "FAIL", "message": UNHIT, "unhit": ["retract.done"], "broken": []}
+    assert summary["probes"] == {"state": "FAIL", "message": f"n{UNHIT}", "unhit": ["retract.done"], "broken": []}
     assert (summary["red"], summary["pass"]) == (0, 2)
     for text in ((tmp_path / "report.md").read_text(), (tmp_path / "report.html").read_text(), shown(print_run, run)):
         assert UNHIT in text.replace("\\", "")
@@ -92,5 +98,5 @@ def test_a_comparison_names_what_is_no_longer_exercised(tmp_path, write_report, 
         comparison_markdown(comparison), comparison_page(comparison), shown(print_comparison, comparison),
     ):  # fmt: skip
         plain = text.replace("\\", "")
-        assert "1 probe no longer hit: tree.branched" in plain
-        assert "1 probe now hit: retract.done" in plain
+        assert "1 counter no longer hit: tree.branched" in plain
+        assert "1 counter newly hit: retract.done" in plain

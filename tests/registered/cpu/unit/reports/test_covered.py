@@ -43,9 +43,7 @@ def test_only_green_cells_that_ran_prove_a_combination(tmp_path, make_cell, writ
     found = covered(load(write_report(tmp_path, cells)))
     # (batch, abort) once; (topk, batch) and (topk, abort) for each asked topk, and for the one that ran green.
     assert found == Coverage(asked_pairs=9, asked_triples=4, green_pairs=3, green_triples=1)
-    assert found.message == (
-        "asked for 9 pairs and 4 triples of axis values; green cells ran 3 and 1 of effective ones"
-    )
+    assert found.message == "requested coverage: 9 pairs, 4 triples; covered by passing cells: 3 and 1"
 
 
 def test_no_cell_carries_nothing(tmp_path, write_report):

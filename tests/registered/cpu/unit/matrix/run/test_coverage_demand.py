@@ -66,14 +66,14 @@ def test_an_unhit_probe_fails_the_run(tree, tmp_path):
     assert probes(tmp_path)["state"] == "FAIL"
     assert {"spec.drafted", "retract.done", "session.opened"} <= set(probes(tmp_path)["unhit"])
     assert "prefill.step" not in probes(tmp_path)["unhit"]
-    assert "probes: prefill.chunked, decode.batched" in done.stdout
-    assert "0 cells red of 2" in done.stdout
+    assert "counters: prefill.chunked, decode.batched" in done.stdout
+    assert "red: 2 of 2 cells passed, but counter coverage failed" in done.stdout
 
 
 def test_a_selection_judges_no_probe(tree, tmp_path):
     done = inside(tree, *RUN, "--limit", "1", "--out", str(tmp_path))
     assert done.returncode == 0, done.stdout
-    assert "probes are not judged: 1 of the stage's 2 cells ran" in done.stdout
+    assert "counter coverage is not checked: only 1 of the stage's 2 cells ran" in done.stdout
 
 
 def test_an_unhit_probe_fails_pytest(tree, tmp_path):
@@ -81,5 +81,5 @@ def test_an_unhit_probe_fails_pytest(tree, tmp_path):
     done = inside(tree, *command, "-n", "2", "--specmatrix-report", str(tmp_path))
     assert "2 passed" in done.stdout, done.stdout + done.stderr
     assert done.returncode == 1
-    assert "probes: prefill.chunked, decode.batched" in done.stdout
+    assert "counters: prefill.chunked, decode.batched" in done.stdout
     assert probes(tmp_path)["state"] == "FAIL"

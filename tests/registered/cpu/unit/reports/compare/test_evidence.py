@@ -81,6 +81,16 @@ def test_prompts_pair_only_if_both_sides_list_them(effect_of, rounds, pairing):
     assert effect.pairing == pairing
 
 
+@pytest.mark.parametrize("interval", [None, (1.0, 1.0)])
+def test_one_prompt_has_no_interval_and_proves_nothing(against, gated, interval):
+    one = {"length": 3.0, "reference": 3.0, "ratio": 1.0, "emitted": [120.0], "rounds": [40.0]}
+    cells = [gated("acceptance", "PASS", one | {"length": length}, interval) for length in (3.0, 2.0)]
+    (change,) = against(cells[:1], cells[1:]).changes
+    assert (change.state, change.red, change.bound) == (State.UNKNOWN, False, "")
+    assert change.why.startswith("acceptance 3.000 -> 2.000 (-33.3 %, one prompt: no interval)")
+    assert change.effects[0].interval is None
+
+
 def test_one_prompt_is_not_a_sample(effect_of):
     one = {"length": 3.0, "emitted": [120.0], "rounds": [40.0]}
     assert effect_of("acceptance", one, {**one, "length": 2.9, "rounds": [41.0]}, (2.9, 3.1), (2.8, 3.0)).pairing == (

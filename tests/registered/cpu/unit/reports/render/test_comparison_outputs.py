@@ -11,16 +11,14 @@ from rich.console import Console
 from specmatrix.matrix.run.repro import as_called
 from specmatrix.reports.compare import Acknowledgement, State, compare
 from specmatrix.reports.load import load
-from specmatrix.reports.render.comparison_markdown import comparison_markdown
-from specmatrix.reports.render.comparison_page import comparison_page
-from specmatrix.reports.render.files import write_comparison
-from specmatrix.reports.render.markdown import LIMIT
+from specmatrix.reports.render.comparison import comparison_markdown, comparison_page, write_comparison
+from specmatrix.reports.render.markup import LIMIT
 from specmatrix.reports.render.terminal import print_comparison
 from specmatrix.reports.schema import GateResult, ReportError
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 
-EVIL = "</script><img src=x onerror=alert(2)>|`\n"
+EVIL = "</script><img src=x onerror=alert(2)>|`@everyone\n"
 
 
 @pytest.fixture
@@ -59,8 +57,8 @@ def test_markdown_holds_every_part(eventful):
     for reason in eventful.reasons:
         assert f"- **{reason.replace('_', chr(92) + '_').replace('>', '&gt;')}**" in text
     for title in (
-        "What the changes have in common", "Inputs that differ", "Effective coverage", "Rewrite ledger",
-        "Changed cells", "Default choices that changed", "Thresholds that changed", "Waivers that changed",
+        "What the changes have in common", "Inputs that differ", "Effective coverage", "Rewrites",
+        "Changed cells", "Changed automatic choices", "Changed thresholds", "Changed waivers",
     ):  # fmt: skip
         assert f"### {title}" in text
     assert "| moved | `spec_version: v2 -> v1` | 13 |" in text
@@ -95,7 +93,14 @@ def test_the_page_is_whole_and_opens_without_a_network(eventful):
     text = comparison_page(eventful)
     for state in State:
         assert f"<span>{state.lower()}</span>" in text
-    for title in ("Changed cells", "Effects", "Effective coverage", "Rewrite ledger", "Inputs that differ", "Origin"):
+    for title in (
+        "Changed cells",
+        "Measured changes",
+        "Effective coverage",
+        "Rewrites",
+        "Inputs that differ",
+        "Provenance",
+    ):
         assert f"<h2>{title}</h2>" in text
     assert "http" not in text and "url(" not in text
     assert text.count('<span class="badge bad">REGRESSED</span>') == eventful.counts[State.REGRESSED]
@@ -103,11 +108,13 @@ def test_the_page_is_whole_and_opens_without_a_network(eventful):
         assert text.count(f"<{tag} ") + text.count(f"<{tag}>") == text.count(f"</{tag}>")
 
 
-def test_hostile_text_stays_text(compared, make_cell):
+def test_hostile_text_stays_text(compared, make_cell, prose):
     gate = (GateResult("lossless", "FAIL", {}, None, EVIL),)
     comparison = compared([make_cell(EVIL)], [make_cell(EVIL, state="FAIL", gates=gate)], commit=EVIL)
     assert "<img" not in comparison_page(comparison)
-    assert "<img" not in re.sub(r"```sh.*?\n```|(`+).+?\1", "", comparison_markdown(comparison), flags=re.S)
+    markdown = prose(comparison_markdown(comparison))
+    assert not {"img", "script"} & set(markdown.tags) and not re.search(r"@\w", markdown.text)
+    assert "@\u200beveryone" in markdown.text
     assert "<img src=x" in printed(comparison)
 
 

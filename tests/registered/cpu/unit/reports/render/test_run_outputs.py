@@ -11,11 +11,8 @@ from rich.console import Console
 
 from specmatrix.matrix.run.repro import as_called
 from specmatrix.reports.load import load
-from specmatrix.reports.render.files import write_run
-from specmatrix.reports.render.markdown import LIMIT
-from specmatrix.reports.render.run_markdown import run_markdown
-from specmatrix.reports.render.run_page import MOST_ROWS, run_page
-from specmatrix.reports.render.run_plots import (
+from specmatrix.reports.render.markup import LIMIT
+from specmatrix.reports.render.plots import (
     acceptance_plot,
     acceptance_point,
     accuracy_point,
@@ -23,15 +20,15 @@ from specmatrix.reports.render.run_plots import (
     ratio_point,
     shape,
 )
+from specmatrix.reports.render.run import MOST_ROWS, run_markdown, run_page, view, write_run
 from specmatrix.reports.render.terminal import print_run
-from specmatrix.reports.render.view import view
 from specmatrix.reports.schema import GateResult, Reason, ReportError, Rewrite, Waiver
 
 pytestmark = pytest.mark.register(est_seconds=2, tier="cpu", stage="pr")
 
 VOID = {"meta", "br", "wbr", "input", "circle", "line", "polyline", "rect"}
 FACTOR = "red at topk > 1 x spec_version=v2 x batch != single: 16 of 16 failing cells, 0 of 64 passing"
-EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)> \"'&|`"
+EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)> \"'&|`@everyone {{ 7 * 7 }}"
 
 
 class Page(HTMLParser):
@@ -78,11 +75,6 @@ def red_run(run_of, specimen):
     return run_of(specimen(stride=True).cells())
 
 
-def outside_code(markdown):
-    """Markdown without code, in which nothing is read as HTML."""
-    return re.sub(r"(`+).+?\1", "", re.sub(r"```sh.*?\n```", "", markdown, flags=re.S))
-
-
 def printed(run):
     out = io.StringIO()
     print_run(run, Console(file=out, width=60))
@@ -122,7 +114,7 @@ def test_an_empty_run_is_red_in_every_output(run_of):
 
 def test_markdown_says_what_is_red_why_and_how_to_run_it(red_run):
     text = run_markdown(red_run)
-    assert text.startswith("## ❌ specmatrix cpu / pr: red, 16 cells red of 80\n")
+    assert text.startswith("## ❌ specmatrix cpu / pr: red, 16 of 80 cells did not pass\n")
     assert FACTOR.replace("_", r"\_").replace(">", "&gt;") in text
     for cell in red_run.red:
         assert f"| FAIL | `{cell.id}` | lossless: 3 of 1280 tokens differ" in text
@@ -133,7 +125,7 @@ def test_markdown_says_what_is_red_why_and_how_to_run_it(red_run):
 
 def test_markdown_of_a_green_run_is_short(run_of, specimen):
     text = run_markdown(run_of(specimen().cells()))
-    assert text.startswith("## ✅ specmatrix cpu / pr: green, 0 cells red of 80\n")
+    assert text.startswith("## ✅ specmatrix cpu / pr: green, 80 of 80 cells passed\n")
     assert len(text) < 2_000 and "### Red cells" not in text
 
 
@@ -188,7 +180,7 @@ def test_the_page_plots_every_measured_cell(red_run):
     assert text.count('class="point bad"') == 2 * 16
 
 
-def test_hostile_text_stays_text(run_of, make_cell):
+def test_hostile_text_stays_text(run_of, make_cell, prose):
     gate = GateResult("lossless", "FAIL", {"first_divergence": EVIL}, None, EVIL)
     cell = make_cell(
         EVIL, state="FAIL", gates=(gate,), error=EVIL, repro=EVIL, axes={EVIL: EVIL, "b": "1"},
@@ -199,7 +191,10 @@ def test_hostile_text_stays_text(run_of, make_cell):
     assert len(page.all("script")) == 2 and not page.all("img")
     assert json.loads(page.data)["cells"][0]["id"] == EVIL
     assert EVIL in page.text
-    assert "<img" not in outside_code(run_markdown(run))
+    markdown = prose(run_markdown(run))
+    assert not {"img", "script"} & set(markdown.tags) and not re.search(r"@\w", markdown.text)
+    assert markdown.text.count("@\u200beveryone {{ 7 * 7 }}") == 7
+    assert markdown.tags.count("td") == 4 + 2 * 4 + 4 + 4 * 2
     assert "alert(1)" in printed(run)
 
 
@@ -208,7 +203,7 @@ def test_a_page_leaves_out_green_cells_before_red_ones(tmp_path, run_of, make_ce
     page = Page(run_page(run_of(cells)))
     assert len([row for row in page.all("tr") if "data-row" in row]) == MOST_ROWS
     assert json.loads(page.data)["cells"][0]["id"] == "red"
-    assert "Left out of this page, not of report.jsonl: 1 green cell." in page.text
+    assert "Omitted here, but listed in report.jsonl: 1 passing cell." in page.text
 
 
 def test_terminal_commands_are_never_wrapped(red_run):
@@ -217,7 +212,7 @@ def test_terminal_commands_are_never_wrapped(red_run):
         assert f"  {as_called(cell.repro)}" in lines
     assert "… and 4 more red cells in the report" in lines
     assert FACTOR in lines
-    assert lines[-1] == "red: 16 cells red of 80"
+    assert lines[-1] == "red: 16 of 80 cells did not pass"
 
 
 def test_files_beside_the_report(tmp_path, specimen, write_report):
@@ -254,6 +249,7 @@ def test_accuracy_is_plotted_against_plain_decoding(make_cell):
 def test_shapes_are_those_that_ran(make_cell):
     ran = make_cell(axes={"algorithm": "eagle3", "steps": "auto", "topk": "2"}, resolved={"num_steps": 3, "topk": 1})
     assert shape(ran) == "eagle3 s3 k1"
+    assert shape(make_cell(axes={"algorithm": "none", "topk": "auto"}, resolved={"topk": 0})) == "none"
 
 
 def test_positions_are_those_of_the_deepest_green_drafts(make_cell):
@@ -295,7 +291,8 @@ def test_a_cell_without_a_reference_is_in_the_plot_by_its_words(make_cell):
 def test_gates_and_reasons_stand_above_the_plots(red_run):
     text = Page(run_page(red_run)).text
     places = [
-        text.index(words) for words in ("red, 16 red cells", "64 PASS, 16 FAIL", "3 of 1280 tokens", "Measurements")
+        text.index(words)
+        for words in ("red, 16 of 80 cells did not pass", "64 PASS, 16 FAIL", "3 of 1280 tokens", "Measurements")
     ]
     assert places == sorted(places)
 
@@ -325,7 +322,7 @@ def test_every_form_says_which_combinations_ran(run_of, make_cell):
     run = run_of([asked, rewritten])
     console = Console(file=io.StringIO(), width=300)
     print_run(run, console)
-    sentence = "sked for 5 pairs and 2 triples of axis values; green cells ran 6 and 2 of effective ones"
+    sentence = "equested coverage: 5 pairs, 2 triples; covered by passing cells: 6 and 2"
     assert sentence in console.file.getvalue() and sentence in run_markdown(run)
     rows = re.findall(r"<td>(pairs|triples)</td><td>(\d+)</td><td>(\d+)</td>", run_page(run))
     assert rows == [("pairs", "5", "6"), ("triples", "2", "2")]

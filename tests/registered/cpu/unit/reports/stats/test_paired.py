@@ -85,16 +85,16 @@ def test_the_detectable_drop_brings_losses_that_show_as_often_as_promised(good, 
 def test_the_drop_is_seen_in_runs_with_noise():
     """Whatever is won by chance is lost by chance as well, and that is no drop."""
     draw = random.Random(4)
-    drop = detectable_drop(160, 4, 200)
+    drop = detectable_drop(160, 4, 200, 0.05, 0.8)
     chance = (drop * 200 + 4) / 160
     seen = [mcnemar(sum(draw.random() < chance for _ in range(160)), 4) < 0.05 for _ in range(600)]
     assert sum(seen) / 600 == pytest.approx(0.8, abs=0.05)
-    assert detectable_drop(160, 0, 200) < drop
+    assert detectable_drop(160, 0, 200, 0.05, 0.8) < drop
 
 
 @pytest.mark.parametrize(("good", "won", "n"), [(6, 0, 40), (9, 1, 10), (0, 3, 10)])
 def test_what_would_not_show_has_no_detectable_drop(good, won, n):
-    assert detectable_drop(good, won, n, 0.01) is None
+    assert detectable_drop(good, won, n, 0.01, 0.8) is None
 
 
 @pytest.mark.parametrize(
@@ -104,10 +104,8 @@ def test_what_would_not_show_has_no_detectable_drop(good, won, n):
         (lambda: mcnemar(1, -2), "won is -2, allowed is at least 0"),
         (lambda: paired_difference(3, 3, 5), r"lost \+ won is 6, allowed is 0 to 5"),
         (lambda: paired_difference(0, 0, 0), "n is 0, allowed is at least 1"),
-        (lambda: detectable_drop(0, 0, 0), "n is 0, allowed is at least 1"),
-        (lambda: detectable_drop(4, 2, 5), r"good \+ won is 6, allowed is 0 to 5"),
-        (lambda: detectable_drop(4, 0, 5, alpha=1), "confidence is 0, allowed is a fraction"),
-        (lambda: detectable_drop(4, 0, 5, power=1), "confidence is 1, allowed is a fraction"),
+        (lambda: detectable_drop(0, 0, 0, 0.05, 0.8), "n is 0, allowed is at least 1"),
+        (lambda: detectable_drop(4, 2, 5, 0.05, 0.8), r"good \+ won is 6, allowed is 0 to 5"),
     ],
 )
 def test_each_bad_argument_is_named(call, sentence):

@@ -1,0 +1,79 @@
+"""A comparison as JSON, as Markdown for a pull-request comment, and as one HTML file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from specmatrix.reports.atomic import write_text
+from specmatrix.reports.compare.cell_state import CellChange, Comparison, Drift, State
+from specmatrix.reports.compare.cells import effect_text
+from specmatrix.reports.compare.compare import comparison_record
+from specmatrix.reports.render.markup import html, markdown
+from specmatrix.reports.render.plots import Point, Row, strip_plot
+
+COMPARISON_NAME: Final = "comparison"
+MOST_CELLS: Final = 1000
+MOST_PLOTTED: Final = 60
+_PLOTS: Final = {"acceptance": "Acceptance length, %", "accuracy": "Accuracy, percentage points"}
+_TONES: Final = {"loss": "bad", "gain": "up", "": "calm"}
+
+
+def write_comparison(comparison: Comparison, directory: Path) -> None:
+    """Write `comparison.json` (everything), `comparison.md` and `comparison.html` into `directory`.
+
+    Raises ReportError if the place cannot be written.
+    """
+    text = json.dumps(comparison_record(comparison), indent=1) + "\n"
+    write_text(directory / f"{COMPARISON_NAME}.json", text)
+    write_text(directory / f"{COMPARISON_NAME}.md", comparison_markdown(comparison))
+    write_text(directory / f"{COMPARISON_NAME}.html", comparison_page(comparison))
+
+
+def comparison_markdown(comparison: Comparison) -> str:
+    """The comparison as Markdown that fits a pull-request comment; the verdict and its reasons first."""
+    return markdown("comparison.md.j2", c=comparison, states=State, notes=_notes, drift_text=_drift_text)
+
+
+def comparison_page(comparison: Comparison) -> str:
+    """The comparison as HTML."""
+    return html(
+        "comparison.html.j2",
+        c=comparison,
+        states=State,
+        notes=_notes,
+        drift_text=_drift_text,
+        most_cells=MOST_CELLS,
+        quiet=(State.SAME, State.IMPROVED, State.NEW),
+        plots=[plot for gate, title in _PLOTS.items() if (plot := _plot(comparison.changes, gate, title))],
+        data=None,
+    )
+
+
+def _notes(change: CellChange) -> list[str]:
+    """What a row says beside its reason: effects that the reason does not name, first divergence, bound, excuse."""
+    effects = [text for effect in change.effects if (text := effect_text(effect)) not in change.why]
+    return effects + [text for text in (change.first_divergence, change.bound, change.excused) if text]
+
+
+def _drift_text(drift: Drift) -> str:
+    """`acceptance moved by -0.8 % (median) at page_size=64: down in 19 of 20 changed cells (p 4e-05)`."""
+    place = f"at {drift.axis}={drift.value}" if drift.axis else "over all cells"
+    moved = f"down in {drift.down} of {drift.down + drift.up} changed cells"
+    return f"{drift.gate} moved by {100 * drift.median:+.1f} % (median) {place}: {moved} (p {drift.p:.1g})"
+
+
+def _plot(changes: Sequence[CellChange], gate: str, title: str) -> tuple[str, str, str] | None:
+    """(title, note, SVG) of the effects on one gate, the largest losses first; None without effects."""
+    found = [(change.id, effect) for change in changes for effect in change.effects if effect.gate == gate]
+    found.sort(key=lambda pair: pair[1].change)
+    rows = []
+    for cell, effect in found[:MOST_PLOTTED]:
+        low, high = effect.interval or (effect.change, effect.change)
+        title_text = f"{cell}: {effect_text(effect)}"
+        point = Point(100 * effect.change, 100 * low, 100 * high, _TONES[effect.significant], title_text)
+        rows.append(Row(cell, (point,)))
+    note = f"The {MOST_PLOTTED} largest losses of {len(found)}." if len(found) > MOST_PLOTTED else ""
+    return (title, note, strip_plot(rows, "", zero=0.0)) if rows else None

@@ -1,0 +1,122 @@
+"""HTML and Markdown from the templates beside this file. Every value that a template prints is escaped."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from markupsafe import Markup
+from markupsafe import escape as escape_html
+
+from specmatrix.reports import wording as text
+from specmatrix.reports.compare.rewrites import signature
+from specmatrix.reports.effective import pair_text
+
+# A comparison that prints to the terminal needs no templates, and Jinja2 takes 0.1 s to import.
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+# GitHub refuses comments above 65,536 characters; bytes are never fewer.
+LIMIT: Final = 64_000
+# Rows that a Markdown table may have; the next smaller number is tried until the text fits.
+ROWS: Final = (60, 30, 15, 8, 4, 2, 1, 0)
+_HERE: Final = Path(__file__).parent
+_SPECIAL: Final = re.compile(r"([\\`*_\[\]|#~])")
+_MENTION: Final = re.compile(r"@(?=\w)")
+
+
+def html(template: str, **values: object) -> str:
+    """A page as one self-contained HTML file."""
+    return _html().get_template(template).render(values)
+
+
+def markdown(template: str, **values: object) -> str:
+    """Markdown of at most `LIMIT` bytes. Tables lose rows until it fits, and say how many; no row is cut."""
+    page = _markdown().get_template(template)
+    for most in ROWS:
+        # Optional parts of a template leave blank lines behind.
+        found = re.sub(r"\n{3,}", "\n\n", page.render(values, most=most)).strip() + "\n"
+        if len(found.encode()) <= LIMIT:
+            break
+    return found
+
+
+def escape(value: object, most: int = 240) -> Markup:
+    """Text that Markdown shows as it is, on one line of at most `most` characters, and that mentions no GitHub user."""
+    plain = text.shorten(str(value), most).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    # GitHub looks for mentions in the rendered text; a zero-width space ends one before it starts.
+    return Markup(_MENTION.sub("@&#8203;", _SPECIAL.sub(r"\\\1", plain)))
+
+
+def code(value: object, most: int = 160) -> Markup:
+    """Text as Markdown code inside a sentence or a table cell."""
+    plain = text.shorten(str(value), most).replace("|", "\\|")
+    fence = "`" * (max((len(run) for run in re.findall(r"`+", plain)), default=0) + 1)
+    pad = " " if plain.startswith("`") or plain.endswith("`") else ""
+    return Markup(f"{fence}{pad}{plain}{pad}{fence}")
+
+
+def tone(state: str) -> str:
+    """The style class of a state of a cell, a gate or a comparison."""
+    if state in ("PASS", "IMPROVED", "green"):
+        return "good"
+    if state in ("FAIL", "REGRESSED", "LOST", "red"):
+        return "bad"
+    return "warn" if state in ("NOT MEASURED", "INFRA", "REWRITTEN", "NOT COMPARABLE", "UNKNOWN") else "calm"
+
+
+def _shell(command: str) -> Markup:
+    """A command inside a fenced block: a fence within it would end the block, a newline would make it two commands."""
+    return Markup(command.replace("```", "` ` `").replace("\n", " "))
+
+
+def _breakable(cell: str) -> Markup:
+    """A cell's id, which may break behind its dots."""
+    return Markup(str(escape_html(cell)).replace(".", ".<wbr>"))
+
+
+def _environment(**settings: object) -> Environment:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    made = Environment(
+        autoescape=True,
+        undefined=StrictUndefined,
+        loader=FileSystemLoader(_HERE / "templates"),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        **settings,  # type: ignore[arg-type]  # passed on as they are
+    )
+    made.filters |= {
+        "build": text.build,
+        "duration": text.duration,
+        "failure": text.failure,
+        "first_divergence": text.first_divergence,
+        "machine": text.machine,
+        "pair": pair_text,
+        "provenance": text.provenance,
+        "shorten": text.shorten,
+        "signature": signature,
+        "tone": tone,
+        "versions": text.versions,
+    }
+    made.globals |= {"count": text.count, "min": min}
+    return made
+
+
+@cache
+def _html() -> Environment:
+    made = _environment()
+    made.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
+    made.filters["breakable"] = _breakable
+    files = {"style": "page.css", "script": "page.js"}
+    made.globals |= {name: Markup((_HERE / file).read_text(encoding="utf-8")) for name, file in files.items()}
+    return made
+
+
+@cache
+def _markdown() -> Environment:
+    made = _environment(finalize=lambda value: value if isinstance(value, Markup) else escape(value))
+    made.filters |= {"code": code, "text": escape, "shell": _shell}
+    return made

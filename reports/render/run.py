@@ -1,0 +1,248 @@
+"""One run: `summary.json`, `report.md` for a pull-request comment, and `report.html` to look at and search."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from specmatrix.reports.atomic import write_text
+from specmatrix.reports.codec import encode_cell
+from specmatrix.reports.compare.cell_state import Factor
+from specmatrix.reports.compare.common_factors import common_factors
+from specmatrix.reports.compare.rewrites import signature
+from specmatrix.reports.effective import effective
+from specmatrix.reports.lengths import positive
+from specmatrix.reports.load import Report
+from specmatrix.reports.render.markup import html, markdown
+from specmatrix.reports.render.plots import (
+    Point,
+    acceptance_plot,
+    acceptance_point,
+    accuracy_plot,
+    accuracy_point,
+    glyph,
+    position_plot,
+)
+from specmatrix.reports.schema import GATE_STATES, GATES, MARKDOWN_FILE, PAGE_FILE, CellResult, Header, Json, is_waived
+from specmatrix.reports.summary import STATE_KEYS, Summary, is_red, summarise, write_summary
+from specmatrix.reports.wording import count, failure, shorten
+
+# A page with more rows opens too slowly; red cells are never left out before green ones.
+MOST_ROWS: Final = 4000
+MOST_RED: Final = 200
+_MOST_NOTE: Final = 300
+
+
+class RewriteRow(NamedTuple):
+    """A rewrite that the run saw, and how many of its cells declare it (`expect` is "rewritten")."""
+
+    signature: str
+    cells: int
+    declared: int
+    reason: str
+
+
+class ChoiceRow(NamedTuple):
+    """A value that the engine chose by itself, with its reason, in `cells` cells."""
+
+    field: str
+    value: str
+    cells: int
+    because: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunView:
+    """What every output about one run shows, computed once. `red` cells come first in `cells`, then waived ones, then
+    the rest in file order."""
+
+    header: Header
+    summary: Summary
+    cells: tuple[CellResult, ...]
+    red: tuple[CellResult, ...]
+    waived: tuple[CellResult, ...]
+    factors: tuple[Factor, ...]
+    rewrites: tuple[RewriteRow, ...]
+    choices: tuple[ChoiceRow, ...]
+
+    @property
+    def verdict(self) -> str:
+        """ "green" if no cell is red and counter coverage did not fail, else "red"; so is a run without cells."""
+        return "green" if not self.red and self.cells and self.summary.probes.state != "FAIL" else "red"
+
+    @property
+    def outcome(self) -> str:
+        """The verdict in a few words: `16 of 80 cells did not pass`."""
+        summary = self.summary
+        if not self.cells:
+            return "no cell ran"
+        total = count(summary.cells, "cell")
+        if self.red:
+            return f"{len(self.red):,} of {total} did not pass"
+        passed = f"{summary.states['PASS']:,} of {total} passed" + (
+            f", {summary.waived:,} waived" * bool(summary.waived)
+        )
+        return f"{passed}, but counter coverage failed" if summary.probes.state == "FAIL" else passed
+
+
+class _Row(NamedTuple):
+    """A cell in the table of all cells."""
+
+    cell: CellResult
+    axes: str
+    waiver: str
+    gates: list[tuple[str, str]]
+    unproven: int
+    point: Point | None
+    glyph: str
+    note: str
+
+
+def view(report: Report) -> RunView:
+    """Everything that the outputs about `report` show. Raises ReportError if a line is broken."""
+    cells = list(report)
+    red = [cell for cell in cells if is_red(cell, report.header.created)]
+    names = {cell.id for cell in red}
+    waived = [cell for cell in cells if cell.state != "PASS" and cell.id not in names]
+    green = [cell for cell in cells if cell.state == "PASS"]
+    judged = [cell for cell in red if cell.state != "INFRA"]
+    return RunView(
+        header=report.header,
+        summary=summarise(report),
+        cells=(*red, *waived, *green),
+        red=tuple(red),
+        waived=tuple(waived),
+        factors=common_factors([_values(cell) for cell in judged], [_values(cell) for cell in green]),
+        rewrites=_rewrites(cells),
+        choices=_choices(cells),
+    )
+
+
+def write_run(report: Report) -> RunView:
+    """Write `summary.json`, `report.md` and `report.html` beside the report; returns what they show.
+
+    Raises ReportError if the place cannot be written or a line of the report is broken.
+    """
+    run = view(report)
+    directory = report.path.parent
+    write_summary(run.summary, directory)
+    write_text(directory / MARKDOWN_FILE, run_markdown(run))
+    write_text(directory / PAGE_FILE, run_page(run))
+    return run
+
+
+def run_markdown(run: RunView) -> str:
+    """The report as Markdown that fits a pull-request comment whatever the run holds."""
+    return markdown("run.md.j2", run=run, states=STATE_KEYS, gate_states=GATE_STATES)
+
+
+def run_page(run: RunView) -> str:
+    """The report as one HTML file."""
+    shown = run.cells[:MOST_ROWS]
+    gates = [gate for gate in dict.fromkeys((*GATES, *run.summary.by_gate)) if gate in run.summary.by_gate]
+    values = [_values(cell) for cell in shown]
+    return html(
+        "run.html.j2",
+        run=run,
+        states=STATE_KEYS,
+        gate_states=GATE_STATES,
+        most_red=MOST_RED,
+        gates=gates,
+        rows=_rows(shown, values, gates, run.header.created),
+        axes=_axes(values),
+        plots={
+            "acceptance": acceptance_plot(run.cells, _allowed(run)),
+            "accuracy": accuracy_plot(run.cells),
+            "positions": position_plot(run.cells),
+        },
+        data={"cells": [_details(cell, row) for cell, row in zip(shown, values, strict=True)]},
+    )
+
+
+def _values(cell: CellResult) -> dict[str, str]:
+    return effective(cell.axes, cell.resolved)
+
+
+def _rewrites(cells: Sequence[CellResult]) -> tuple[RewriteRow, ...]:
+    groups: dict[tuple[str, str], list[CellResult]] = defaultdict(list)
+    for cell in cells:
+        for rewrite in cell.rewrites:
+            groups[signature(rewrite), rewrite.reason].append(cell)
+    return tuple(
+        RewriteRow(name, len(group), sum(cell.expect == "rewritten" for cell in group), reason)
+        for (name, reason), group in sorted(groups.items())
+    )
+
+
+def _choices(cells: Sequence[CellResult]) -> tuple[ChoiceRow, ...]:
+    found = Counter((r.field, str(r.value), r.because) for cell in cells for r in cell.reasons)
+    return tuple(ChoiceRow(name, value, number, because) for (name, value, because), number in sorted(found.items()))
+
+
+def _allowed(run: RunView) -> tuple[float, float] | None:
+    """The ratios to the reference between which this run's acceptance gate passes."""
+    thresholds = run.header.thresholds.get("acceptance", {})
+    low, high = positive(thresholds.get("low")), positive(thresholds.get("high"))
+    return None if low is None or high is None else (low, high)
+
+
+def _rows(
+    shown: Sequence[CellResult], values: Sequence[dict[str, str]], gates: Sequence[str], today: str
+) -> list[_Row]:
+    points = [acceptance_point(cell) for cell in shown]
+    measured = [point for point in points if point is not None]
+    low, high = min((p.low for p in measured), default=0.0), max((p.high for p in measured), default=1.0)
+    rows = []
+    for cell, effective_values, point in zip(shown, values, points, strict=True):
+        found = {gate.name: gate for gate in cell.gates}
+        reference = positive(found["acceptance"].numbers.get("reference")) if point else None
+        rows.append(
+            _Row(
+                cell=cell,
+                axes=" ".join(f"{axis}={value}" for axis, value in effective_values.items()),
+                waiver=_waiver(cell, today),
+                gates=[(name, found[name].state if name in found else "did not run") for name in gates],
+                unproven=sum(gate.state != "PASS" for gate in cell.gates),
+                point=point,
+                glyph="" if point is None else glyph(point, low, high, reference),
+                note=_note(cell),
+            )
+        )
+    return rows
+
+
+def _waiver(cell: CellResult, today: str) -> str:
+    if cell.state == "PASS" or cell.waived is None:
+        return ""
+    return "waived" if is_waived(cell, today) else "waiver expired"
+
+
+def _note(cell: CellResult) -> str:
+    """What a row says in words: why it is red, what was rewritten, the accuracy."""
+    accuracy = accuracy_point(cell)
+    texts = [] if cell.state == "PASS" else [shorten(failure(cell), _MOST_NOTE)]
+    texts += [f"rewritten {signature(rewrite)}" for rewrite in cell.rewrites]
+    texts += [] if accuracy is None else [accuracy.title.removeprefix(f"{cell.id}: ")]
+    return "; ".join(texts)
+
+
+def _axes(values: Sequence[dict[str, str]]) -> dict[str, list[str]]:
+    """Axis -> its effective values, numbers first, for every axis with more than one."""
+    found: dict[str, set[str]] = {}
+    for row in values:
+        for axis, value in row.items():
+            found.setdefault(axis, set()).add(value)
+    return {
+        axis: sorted(several, key=lambda value: (not value.isdigit(), value.zfill(8)))
+        for axis, several in found.items()
+        if len(several) > 1
+    }
+
+
+def _details(cell: CellResult, values: dict[str, str]) -> Json:
+    """What the script needs to show of a cell: its own line, and its effective values."""
+    body: dict[str, Json] = json.loads(encode_cell(cell))
+    return body | {"effective": values}

@@ -1,0 +1,49 @@
+"""Samples against the distribution they are drawn from: does the engine's sampler follow the distribution it claims?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from specmatrix.reports.stats.proportions import check_count
+
+# Comparing reports does not load numpy.
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+
+class FitResult(NamedTuple):
+    """`p` is the probability of a statistic at least this large if the samples follow the distribution."""
+
+    statistic: float
+    p: float
+
+
+def randomised_pit(below: Sequence[float], at: Sequence[float], uniform: Sequence[float]) -> npt.NDArray[np.float64]:
+    """Probability integral transform of discrete samples: below + uniform * at, in [0, 1].
+
+    Per sample: `below` is the probability of all tokens before the drawn one, `at` that of the drawn one, `uniform` an
+    independent uniform number (not the one that drew it). The results are uniform if each sample follows its own
+    distribution, so samples from different contexts can be tested together (Rueschendorf 2009, J. Stat. Plan. Inf.
+    139:3921). ValueError on lengths that differ or a result outside [0, 1].
+    """
+    import numpy as np
+
+    starts, shares, noise = np.stack([below, at, uniform])
+    values: npt.NDArray[np.float64] = starts + noise * shares
+    if values.size and (values.min() < 0 or values.max() > 1 + 1e-6):
+        raise ValueError(f"values reach from {values.min():.6g} to {values.max():.6g}, allowed is 0 to 1")
+    # Sums of probabilities exceed 1 by rounding.
+    return np.minimum(values, 1.0)
+
+
+def ks_uniform(values: npt.NDArray[np.float64]) -> FitResult:
+    """Kolmogorov-Smirnov test that `values` are uniform on [0, 1]. ValueError below 5 values or outside [0, 1]."""
+    from scipy.stats import kstest
+
+    check_count("number of values", len(values), 5)
+    if values.min() < 0 or values.max() > 1:
+        raise ValueError(f"values reach from {values.min():.6g} to {values.max():.6g}, allowed is 0 to 1")
+    found = kstest(values, "uniform")
+    return FitResult(float(found.statistic), float(found.pvalue))
