@@ -27,9 +27,9 @@ GRAPH_FAULTS: Final[tuple[Fault, ...]] = (
         id="graph-lengths-frozen",
         klass=GRAPHS,
         origin="TensorRT-LLM#17110",
-        within="DeviceExecutor._repeated.whole_round",
-        old="            self.relay.settle()\n            self.relay.length[:1].zero_()\n",
-        new="            self.relay.length[:1].zero_()\n",
+        within="GraphRunner._graphed.whole_round",
+        old="            relay.settle()\n            relay.length[:1].zero_()\n",
+        new="            relay.length[:1].zero_()\n",
         expected=("lossless",),
         cells=CELLS,
         why="a replay leaves its lengths and last tokens where the next one does not look",
@@ -40,8 +40,8 @@ GRAPH_FAULTS: Final[tuple[Fault, ...]] = (
         klass=GRAPHS,
         origin="sglang#35275",
         within="CudaGraphs.run",
-        old="        return captured.results\n",
-        new="        return next(graph for graph in bundle.graphs.values() if graph).results\n",
+        old="        return captured.output\n",
+        new="        return next(graph for graph in bundle.graphs.values() if graph).output\n",
         expected=("lossless",),
         cells=CELLS,
         why="results are read where another graph leaves its own",
@@ -51,9 +51,9 @@ GRAPH_FAULTS: Final[tuple[Fault, ...]] = (
         id="graph-forgets-a-prompt",
         klass=GRAPHS,
         origin="sglang#30435",
-        within="DeviceExecutor._repeated",
-        old="        self.relay.settle()\n\n        def whole_round() -> Results:\n",
-        new="        self.relay._latest = None\n\n        def whole_round() -> Results:\n",
+        within="GraphRunner._graphed",
+        old="        relay.settle()\n\n        def whole_round() -> StepOutput:\n",
+        new="        relay._latest = None\n\n        def whole_round() -> StepOutput:\n",
         expected=("lossless",),
         cells=CELLS,
         why="what a prompt published is dropped where a graph follows, which reads the row's older values",
@@ -125,9 +125,9 @@ GRAPH_FAULTS: Final[tuple[Fault, ...]] = (
         id="graph-sampling-forgotten",
         klass="sampling distribution",
         origin="sglang#37134",
-        within="DeviceExecutor._repeated",
-        old="        results = graphs.run(GraphShape(plan.greedy, plan.logprobs, len(rows), width, reach), whole_round)\n",
-        new="        results = graphs.run(GraphShape(True, plan.logprobs, len(rows), width, reach), whole_round)\n",
+        within="GraphRunner._graphed",
+        old="graphs.run(GraphShape(plan.greedy, plan.logprobs, ",
+        new="graphs.run(GraphShape(True, plan.logprobs, ",
         expected=("lossless", "distribution"),
         cells=("eagle3.s3.k4.n8.v2.p16.burst.stop_string", "eagle3.s3.k4.n8.v2.p16.burst.temperature.stop_token"),
         why="a graph of greedy rounds is replayed where tokens must be drawn",
@@ -137,9 +137,9 @@ GRAPH_FAULTS: Final[tuple[Fault, ...]] = (
         id="graph-logprobs-forgotten",
         klass="logprob",
         origin="sglang#21589",
-        within="DeviceExecutor._repeated",
-        old="        results = graphs.run(GraphShape(plan.greedy, plan.logprobs, len(rows), width, reach), whole_round)\n",
-        new="        results = graphs.run(GraphShape(plan.greedy, -1, len(rows), width, reach), whole_round)\n",
+        within="GraphRunner._graphed",
+        old="graphs.run(GraphShape(plan.greedy, plan.logprobs, ",
+        new="graphs.run(GraphShape(plan.greedy, -1, ",
         expected=("finish",),
         cells=("eagle3.s3.k4.n8.v2.p16.ragged.stream.mixed.stop_token",),
         why="a graph that shows no log-probabilities is replayed for a turn that asks for them",
@@ -149,7 +149,7 @@ GRAPH_FAULTS: Final[tuple[Fault, ...]] = (
         id="graph-one-width",
         klass=GRAPHS,
         origin="sglang#35275",
-        within="DeviceExecutor._repeated",
+        within="GraphRunner._graphed",
         old="        width, reach = plan.rows[0].width, reach_of(",
         new="        width, reach = min(2, plan.rows[0].width), reach_of(",
         expected=("acceptance",),
@@ -162,16 +162,14 @@ GRAPH_FAULTS: Final[tuple[Fault, ...]] = (
         klass=RACE,
         origin="vllm#29288",
         within="StagingRing.put",
-        old=(
-            "        host = {name: self._copy(tensor) for name, tensor in tensors.items()}\n"
-            "        event = torch.cuda.Event()\n"
-        ),
+        old="        host = output.map(self._copy)\n        event = torch.cuda.Event()\n",
         new=(
             "        self._kept = getattr(self, '_kept', None) or {None: torch.cuda.Event()}\n"
+            "        tensors = {name: tensor for name, tensor in output._asdict().items() if tensor is not None}\n"
             "        places = {name: (name, tensor.shape) for name, tensor in tensors.items()}\n"
             "        for name, tensor in tensors.items():\n"
             "            self._kept.setdefault(places[name], self._copy(tensor)).copy_(tensor, non_blocking=True)\n"
-            "        host = {name: self._kept[places[name]] for name in tensors}\n"
+            "        host = StepOutput(**{name: self._kept[places[name]] for name in tensors})\n"
             "        event = self._kept[None]\n"
         ),
         expected=("lossless",),

@@ -38,7 +38,7 @@ def test_abort_after_some_tokens(algorithm: str):
 
 def test_a_request_that_the_engine_stopped_answers_with_the_cause(monkeypatch):
     session = ReferenceSubject().launch(asked(Cell.from_id("none")))
-    monkeypatch.setattr(session.llm.loop.executor, "_round", lambda *_: [][0])
+    monkeypatch.setattr(session.llm.loop.executor.plain, "_round", lambda *_: [][0])
     (answer,) = session.generate([Ask("q", PROMPT, 8)])
     assert answer.finish == "error" and "made the engine raise IndexError: list index out of range" in answer.matched
 
