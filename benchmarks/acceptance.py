@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-import specmatrix.engine.executor
+import specmatrix.engine.device_step
 from specmatrix.engine.device.collectives import ALONE, Ranks
 from specmatrix.engine.device.sampling import SamplingRows, uniform
 from specmatrix.engine.spec.drafter import DraftTree, Verdict
@@ -24,7 +24,7 @@ def accepted_by_coins(rate: Tensor) -> Iterator[None]:
 
     The coins are the same for all requests of one length, so that those which begin together end together.
     """
-    verify = specmatrix.engine.executor.verify
+    verify = specmatrix.engine.device_step.verify
 
     def tossed(
         logits: Tensor, tree: DraftTree, start: Tensor, rows: SamplingRows | None, ranks: Ranks = ALONE
@@ -37,7 +37,7 @@ def accepted_by_coins(rate: Tensor) -> Iterator[None]:
         return verdict._replace(count=1 + (coins < rate).long().cumprod(1).sum(1))
 
     try:
-        specmatrix.engine.executor.verify = tossed
+        specmatrix.engine.device_step.verify = tossed
         yield
     finally:
-        specmatrix.engine.executor.verify = verify
+        specmatrix.engine.device_step.verify = verify

@@ -415,7 +415,7 @@ class LLM:
 
     def _readback(self) -> dict[str, Any]:
         scheduler, executor = self.loop.scheduler, self.loop.executor
-        drafter, steps = executor.drafter, scheduler.steps
+        drafter, steps, pool = executor.drafter, scheduler.steps, executor.kv.full.pool
         adapts = {
             "steps": steps.steps,
             "activated": steps.activated,
@@ -435,16 +435,16 @@ class LLM:
             "chunked_prefill_size": scheduler.chunk,
             "max_running_requests": scheduler.max_running,
             "context_length": scheduler.context_length,
-            "dtype": str(executor.pool.data.dtype).removeprefix("torch."),
-            "device": executor.pool.data.device.type,
+            "dtype": str(pool.data.dtype).removeprefix("torch."),
+            "device": pool.data.device.type,
             "enable_streaming_session": self.sessions.streaming,
             "enable_multi_layer_eagle": getattr(drafter, "layer_per_step", False),
             "ngram": asdict(drafter.options) if hasattr(drafter, "options") else None,
             "strict_memory": self.loop.strict_memory,
-            "kv_stamps": executor.pool.stamps is not None,
-            "window": None if executor.window is None else executor.window.tokens,
+            "kv_stamps": pool.stamps is not None,
+            "window": executor.kv.groups[-1].window,
             "window_pages": 0 if scheduler.ledger.window is None else scheduler.ledger.window.window.pages,
-            "enable_deterministic_inference": executor.pool.deterministic,
+            "enable_deterministic_inference": pool.deterministic,
             "row_invariant_matmul": executor.target.row_form,
             "cuda_graph_max_bs": 0 if executor.graphs is None else executor.graphs.max_batch,
             "tp_size": executor.ranks.size,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 
@@ -18,20 +18,21 @@ from specmatrix.engine.core.schedule.scheduler import Scheduler
 from specmatrix.engine.device.collectives import ALONE, Ranks
 from specmatrix.engine.device.cuda_graphs import CudaGraphs
 from specmatrix.engine.device.graph_cache import GIB
-from specmatrix.engine.device.pool import KVLayout
+from specmatrix.engine.device.kv_groups import KVGroup, KVGroups, StampedGroups, routes_of, split
 from specmatrix.engine.device.slot_table import SlotTable
 from specmatrix.engine.device.staging import StagingRing
 from specmatrix.engine.device.sync_counter import SyncCounter
-from specmatrix.engine.device.window_kv import WindowMemory, split
-from specmatrix.engine.executor import DeviceExecutor, InFlight
+from specmatrix.engine.device.window_kv import WindowGroup
+from specmatrix.engine.device_step import DeviceStep, GuardedStep, Step
+from specmatrix.engine.executor import DeviceExecutor, EagerRunner, GraphRunner, InFlight
 from specmatrix.engine.loop import Loop
 from specmatrix.engine.memory_budget import afford
 from specmatrix.engine.models.loader import load_target
 from specmatrix.engine.models.target import Target
 from specmatrix.engine.models.tokenizer import Detokenizer, Tokenizer
-from specmatrix.engine.rank_digest import RankDigest
+from specmatrix.engine.rank_digest import AuditedStep, RankDigest
 from specmatrix.engine.spec.builders import BuildContext, Locate, build_drafter, build_relay
-from specmatrix.engine.spec.drafter import Drafter
+from specmatrix.engine.spec.drafter import AgreedDrafts, Drafter, DraftHooks
 from specmatrix.engine.spec.guard import Guard
 
 __all__ = ["Locate", "build"]
@@ -61,9 +62,7 @@ def build(
         resolved.positions,
     )
     context = BuildContext(algorithm(resolved.algorithm), resolved, facts, target, locate, tokenizer)
-    windows = [target.window_of(layer) for layer in range(target.num_layers)]
-    seeing_all, windowed = split(target.kv, windows)
-    context.pools.append(context.memory(seeing_all, resolved.num_pages, resolved.kv_stamps))
+    kv = _kv(context)
     drafter = build_drafter(context)
     probes = Probes()
     window = None if resolved.window is None else Window(resolved.window, resolved.window_pages, resolved.slack)
@@ -80,54 +79,73 @@ def build(
         context_length=resolved.context_length,
         tell=drafter.traits.reads_host,
     )
-    witness = None if tell is None else RankDigest(ledger, tell, probes)
-    executor = _executor(context, drafter, windows, windowed, scheduler, ranks, witness)
+    observers = [] if tell is None else [RankDigest(ledger, tell, probes)]
     return Loop(
         scheduler,
-        executor,
+        _executor(context, drafter, kv, scheduler, ranks, audited=tell is not None),
         probes,
         lag=resolved.lag,
         eos_ids=tokenizer.eos_ids,
         text_stream=lambda: Detokenizer(tokenizer),
         strict_memory=resolved.strict_memory,
         isolates=ranks.size == 1,
+        observers=observers,
     )
 
 
 def _executor(
-    context: BuildContext,
-    drafter: Drafter,
-    windows: Sequence[int | None],
-    windowed: KVLayout,
-    scheduler: Scheduler,
-    ranks: Ranks,
-    witness: RankDigest | None,
+    context: BuildContext, drafter: Drafter, kv: KVGroups, scheduler: Scheduler, ranks: Ranks, audited: bool
 ) -> DeviceExecutor:
-    """Every device buffer beside the pools of `context`. windows: by layer; windowed: the layout of those with one."""
+    """The stack of what runs a step, the plain step innermost. audited: results show the drafts."""
     resolved, device = context.resolved, context.device
-    rows = resolved.max_running_requests + 1
-
-    def table() -> SlotTable:
-        return SlotTable(rows, resolved.positions, resolved.page_size, device, resolved.kv_stamps)
-
-    side = None
-    if windowed.layers:
-        side = WindowMemory(windows, context.memory(windowed, resolved.window_pages, resolved.kv_stamps), table())
+    relay = build_relay(context.traits, _rows(resolved), drafter, device)
+    guard = _guard(resolved, drafter, context.target, scheduler.steps)
+    hooks: DraftHooks = guard or drafter
+    agreed = AgreedDrafts(hooks, ranks)
+    plain = DeviceStep(
+        context.target, agreed if audited or ranks.size > 1 else hooks, drafter.capture, kv, relay, ranks
+    )
+    step: Step = plain
+    if guard is not None:
+        step = GuardedStep(step, guard)
+    if audited:
+        step = AuditedStep(step, agreed)
+    eager = EagerRunner(step, plain)
     graphs = graphs_for(resolved, device, scheduler.probes)
     return DeviceExecutor(
-        context.target,
-        drafter,
-        tuple(context.pools),
-        table(),
-        build_relay(context.traits, rows, drafter, device),
+        plain,
+        step,
+        eager if graphs is None else GraphRunner(eager, graphs),
         StagingRing(resolved.lag, device),
-        side,
-        _guard(resolved, drafter, context.target, scheduler.steps),
-        graphs,
-        SyncCounter(graphs) if graphs is not None and resolved.strict_memory else None,
-        ranks,
-        witness,
+        drafter=drafter,
+        pools=context.pools,
+        guard=guard,
+        around=SyncCounter(graphs) if graphs is not None and resolved.strict_memory else None,
     )
+
+
+def _kv(context: BuildContext) -> KVGroups:
+    """The target's KV, by groups of layers with one window; all layers that have one have the same."""
+    resolved, target = context.resolved, context.target
+    stamped = resolved.kv_stamps
+
+    def table() -> SlotTable:
+        return SlotTable(_rows(resolved), resolved.positions, resolved.page_size, context.device, stamped)
+
+    windows = [target.window_of(layer) for layer in range(target.num_layers)]
+    routes = routes_of(windows)
+    full, *windowed = split(target.kv, routes)
+    context.pools.append(context.memory(full, resolved.num_pages, stamped))
+    groups = [KVGroup(context.pools[0], table())]
+    for layout in windowed:
+        (window,) = {window for window in windows if window is not None}
+        groups.append(WindowGroup(context.memory(layout, resolved.window_pages, stamped), table(), window))
+    return (StampedGroups if stamped else KVGroups)(groups, routes)
+
+
+def _rows(resolved: Resolved) -> int:
+    """Rows of the device's tables: one of each running request, and row 0 for padding."""
+    return resolved.max_running_requests + 1
 
 
 def graphs_for(resolved: Resolved, device: torch.device, probes: Probes) -> CudaGraphs | None:

@@ -11,26 +11,31 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
-from typing import Generic
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
 
 from specmatrix.engine.core.errors import EngineBug, EngineError, LedgerError, described
 from specmatrix.engine.core.observe.counters import Probes
+from specmatrix.engine.core.observe.step_counter import Delivery, Outcome, StepCounter, StepObserver
 from specmatrix.engine.core.schedule.output_text import OutputText, TextStream
 from specmatrix.engine.core.schedule.request import Finish, Phase, Request
 from specmatrix.engine.core.schedule.scheduler import Scheduler
-from specmatrix.engine.core.schedule.step import Executor, Handle, PlanRow, StepPlan, StepResult
+from specmatrix.engine.core.schedule.step import Executor, Handle, StepPlan, StepResult
 from specmatrix.engine.core.schedule.stop_rules import StopRules
 from specmatrix.engine.interrupts import Interrupts
 
 log = logging.getLogger("specmatrix.engine")
+
+Argument = TypeVar("Argument")
+Answer = TypeVar("Answer")
 
 
 class Loop(Generic[Handle]):
     """Drives requests to their end. The only writer of Request.output, transcript and logprobs.
 
     isolates: whether a failed step may be taken back; ranks that share a target cannot, as the others go on.
-    broken: the first bug, after which nothing runs any more; None while there was none.
+    observers: see every step, in their order; the first counts. broken: the first bug, after which nothing runs any
+    more; None while there was none.
     """
 
     def __init__(
@@ -44,6 +49,7 @@ class Loop(Generic[Handle]):
         text_stream: Callable[[], TextStream],
         strict_memory: int = 0,
         isolates: bool = True,
+        observers: Sequence[StepObserver] = (),
     ) -> None:
         self.scheduler = scheduler
         self.executor = executor
@@ -52,6 +58,7 @@ class Loop(Generic[Handle]):
         self.eos_ids = eos_ids
         self.strict_memory = strict_memory
         self.isolates = isolates
+        self.observers = (StepCounter(probes, scheduler.context_length), *observers)
         self.interrupts = Interrupts()
         self.broken: str | None = None
         self.pending: deque[tuple[StepPlan, Handle]] = deque()
@@ -116,8 +123,6 @@ class Loop(Generic[Handle]):
     def _turn(self) -> None:
         plan = self.scheduler.plan()
         if plan is not None:
-            if self.pending:
-                self.probes.hit("overlap.in_flight")
             self._launch(plan)
         elif not self.pending and self.scheduler.has_work:
             raise LedgerError("no request can run and nothing is in flight")
@@ -129,38 +134,38 @@ class Loop(Generic[Handle]):
             self.scheduler.check()
 
     def _launch(self, plan: StepPlan) -> None:
-        try:
-            with self.interrupts.window:
-                self.pending.append((plan, self.executor.launch(plan)))
-        except EngineBug:
-            raise
-        except Exception as error:
-            if not self.isolates:
-                raise
-            self._isolate(plan, error)
+        for observer in self.observers:
+            observer.planned(plan, len(self.pending))
+        handle = self._attempt(plan, self.executor.launch, plan)
+        if handle is None:
             self.scheduler.cancel(plan)
-        except BaseException:
-            self._drop_in_flight()
-            raise
+        else:
+            self.pending.append((plan, handle))
 
     def _collect(self, plan: StepPlan, handle: Handle) -> None:
-        try:
-            with self.interrupts.window:
-                result = self.executor.collect(handle)
-        except EngineBug:
-            raise
-        except Exception as error:
-            if not self.isolates:
-                raise
-            self._isolate(plan, error)
+        result = self._attempt(plan, self.executor.collect, handle)
+        if result is None:
             # Whatever was launched behind it read what it left on the device.
             self._drop_in_flight()
             self._rolled_back = False
+        else:
+            self._resolve(plan, result)
+
+    def _attempt(self, plan: StepPlan, call: Callable[[Argument], Answer], argument: Argument) -> Answer | None:
+        """What an executor's call for a step returns; None if it failed because of the step's requests."""
+        try:
+            with self.interrupts.window:
+                return call(argument)
+        except EngineBug:
+            raise
+        except Exception as error:
+            if not self.isolates:
+                raise
+            self._isolate(plan, error)
+            return None
         except BaseException:
             self._drop_in_flight()
             raise
-        else:
-            self._resolve(plan, result)
 
     def _drop_in_flight(self) -> None:
         """Forget every launched step; its requests run again."""
@@ -193,80 +198,64 @@ class Loop(Generic[Handle]):
         self.scheduler.end_all(Finish("error", message=f"the engine broke: {self.broken}"))
 
     def _resolve(self, plan: StepPlan, result: StepResult) -> None:
-        self.probes.hit("stamp.checked", result.stamps_checked)
-        self.probes.hit("stamp.wrong", result.stamps_wrong)
-        ledger = self.scheduler.ledger
         requests = [self.scheduler.requests[row.rid] for row in plan.rows]
         if not plan.prefill:
-            self._observe(plan, result, requests)
-        for index, (row, request) in enumerate(zip(plan.rows, requests, strict=True)):
-            count = result.counts[index]
-            ledger.settle(row.account, row.width if plan.prefill else count)
-            if ledger.window is not None:
-                self.probes.hit("window.slid", ledger.slide(row.account))
-            if request.phase is not Phase.RUNNING:
-                self.probes.hit("overlap.dropped")
-                continue
-            if result.lies is not None and result.lies[index] is not None:
-                self.scheduler.finish(request, Finish("error", message=result.lies[index]))
-                continue
-            if not plan.prefill:
-                self._count_round(request, row, result, index)
-            try:
-                self._deliver(request, result, index)
-            except EngineBug:
-                raise
-            except Exception as error:
-                self._fail(request, error)
-            if self.scheduler.isolated:
-                self.scheduler.passed(plan, request)
-            if plan.prefill and row.last_chunk and request.phase is Phase.RUNNING:
-                self.scheduler.publish(request)
-        self.scheduler.release_drained(requests)
+            self._adapt(plan, result, requests)
+        deliveries: list[Delivery] = []
+        try:
+            for index, request in enumerate(requests):
+                deliveries.append(self._resolve_row(plan, result, index, request))
+            self.scheduler.release_drained(requests)
+        finally:
+            for observer in self.observers:
+                observer.resolved(plan, result, deliveries)
 
-    def _observe(self, plan: StepPlan, result: StepResult, requests: list[Request]) -> None:
+    def _resolve_row(self, plan: StepPlan, result: StepResult, index: int, request: Request) -> Delivery:
+        row, count = plan.rows[index], result.counts[index]
+        self.scheduler.settle(row, row.width if plan.prefill else count)
+        if request.phase is not Phase.RUNNING:
+            return request, Outcome.DROPPED, 0, None
+        if result.lies is not None and result.lies[index] is not None:
+            self.scheduler.finish(request, Finish("error", message=result.lies[index]))
+            return request, Outcome.INVALID, 0, None
+        if not plan.prefill:
+            request.metrics.count(count, row.width)
+        try:
+            delivery = self._deliver(request, result, index)
+        except EngineBug:
+            raise
+        except Exception as error:
+            self._fail(request, error)
+            delivery = request, Outcome.FAILED, 0, None
+        if self.scheduler.isolated:
+            self.scheduler.passed(plan, request)
+        if plan.prefill and row.last_chunk and request.phase is Phase.RUNNING:
+            self.scheduler.publish(request)
+        return delivery
+
+    def _adapt(self, plan: StepPlan, result: StepResult, requests: list[Request]) -> None:
         """Tell the depth's controller what the live requests accepted, under the round's own width."""
         if self.scheduler.steps.adapts:
             pairs = zip(result.counts, requests, strict=True)
             live = [count - 1 for count, request in pairs if request.phase is Phase.RUNNING]
             self.scheduler.steps.observe(len(requests), plan.rows[0].width, live)
 
-    def _count_round(self, request: Request, row: PlanRow, result: StepResult, index: int) -> None:
-        count = result.counts[index]
-        request.metrics.count(count, row.width)
-        if row.width > 1:
-            self.probes.hit("spec.drafted", row.width - 1)
-            self.probes.hit("spec.accepted", count - 1)
-            self.probes.hit("spec.rejected", count == 1)
-            self.probes.hit("spec.full_accept", count == len(result.tokens[index]))
-            self.probes.hit("tree.branched", result.branched[index])
-            self.probes.hit("tree.compacted", result.moved[index])
-
-    def _deliver(self, request: Request, result: StepResult, index: int) -> None:
+    def _deliver(self, request: Request, result: StepResult, index: int) -> Delivery:
         """Hand over the accepted tokens one by one, until the request ends."""
         count = result.counts[index]
         rules, output, transcript = self._rules[request.rid], request.output, request.transcript
         assert transcript is not None
-        shown = len(output)
-        for j, token in enumerate(result.tokens[index][:count]):
+        shown, finish = len(output), None
+        for token in result.tokens[index][:count]:
             output.append(token)
             finish = rules.judge(token, len(output), transcript)
             if finish is not None:
-                self.probes.hit(
-                    "finish.length"
-                    if finish.reason == "length"
-                    else "finish.stop_string"
-                    if isinstance(finish.matched, str)
-                    else "finish.stop_token"
-                )
-                self.probes.hit("finish.context", request.num_tokens == self.scheduler.context_length)
-                self.probes.hit("finish.overshoot", count - 1 - j)
                 self.scheduler.finish(request, finish)
                 break
         taken = len(output) - shown
-        self.probes.hit("sample.greedy" if request.params.greedy else "sample.random", taken)
         if result.logprobs is not None:
             self._note_logprobs(request, result, index, taken)
+        return request, Outcome.DELIVERED, taken, finish
 
     def _note_logprobs(self, request: Request, result: StepResult, index: int, taken: int) -> None:
         if request.params.wants_logprobs and result.logprobs is not None:

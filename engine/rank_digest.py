@@ -1,4 +1,4 @@
-"""What a rank tells of itself, so that somebody can see that all ranks do the same."""
+"""What a rank shows of itself, so that all ranks can be compared: digests of its plans, drafts and results."""
 
 from __future__ import annotations
 
@@ -8,23 +8,45 @@ from hashlib import blake2b
 from specmatrix.engine.core.memory.ledger import Ledger
 from specmatrix.engine.core.observe.counters import Probes
 from specmatrix.engine.core.observe.rank_agreement import PLAN, RESULT, StepDigest, digest
+from specmatrix.engine.core.observe.step_counter import Delivery
 from specmatrix.engine.core.schedule.step import StepPlan, StepResult
+from specmatrix.engine.device.batch import StepBatch
+from specmatrix.engine.device.staging import StepOutput
+from specmatrix.engine.device_step import Step
+from specmatrix.engine.spec.drafter import AgreedDrafts
 
 
 class RankDigest:
-    """Tells digests of the ledger's journal and of every plan before its launch, and of every result as it is read."""
+    """Observes the loop: digests of the ledger's journal and of each plan before its launch, and of each result."""
 
     def __init__(self, ledger: Ledger, tell: Callable[[StepDigest], None], probes: Probes) -> None:
         self._tell, self._probes = tell, probes
         self._journal = blake2b(digest_size=8)
         ledger.subscribe(lambda entry: self._journal.update(repr(entry).encode()))
 
-    def planned(self, plan: StepPlan) -> None:
-        """Before the launch of a plan."""
+    def planned(self, plan: StepPlan, in_flight: int) -> None:
         self._probes.hit("rank.step")
         self._tell(StepDigest(PLAN, (self._journal.hexdigest(), digest(plan))))
 
-    def read(self, result: StepResult, drafts: Sequence[Sequence[int]]) -> None:
-        """drafts: the tokens of each request's proposed tree, empty behind a prefill step."""
+    def resolved(self, plan: StepPlan, result: StepResult, deliveries: Sequence[Delivery]) -> None:
         tokens = [row[:count] for row, count in zip(result.tokens, result.counts, strict=True)]
-        self._tell(StepDigest(RESULT, (digest(tokens), digest(drafts), digest(result.lies))))
+        self._tell(StepDigest(RESULT, (digest(tokens), digest(result.drafts), digest(result.lies))))
+
+
+class AuditedStep:
+    """A step whose result shows the drafts, too."""
+
+    def __init__(self, step: Step, drafts: AgreedDrafts) -> None:
+        self._step, self._drafts = step, drafts
+
+    @property
+    def repeatable(self) -> bool:
+        return self._step.repeatable
+
+    def run(self, plan: StepPlan, batch: StepBatch) -> StepOutput:
+        output = self._step.run(plan, batch)
+        return output._replace(drafts=self._drafts.take())
+
+    def read(self, output: StepOutput) -> StepResult:
+        result = self._step.read(output)
+        return result if output.drafts is None else result._replace(drafts=output.drafts.tolist())

@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,10 +18,10 @@ from torch import Tensor
 from specmatrix.engine.core.observe.counters import Probes
 from specmatrix.engine.device.graph_cache import KEPT, MOST_BYTES, GraphBundle, GraphCache, GraphShape
 from specmatrix.engine.device.pinned_copy import integers
+from specmatrix.engine.device.staging import StepOutput
 
-__all__ = ["Captured", "CudaGraphs", "GraphShape", "Results", "padded", "reach_of"]
+__all__ = ["Captured", "CudaGraphs", "GraphShape", "padded", "reach_of"]
 
-Results: TypeAlias = dict[str, Tensor]
 # Batches up to SMALL are padded to a power of two, larger ones to a multiple of it.
 SMALL: Final = 8
 # Positions that a graph reads are a multiple of this up to FINE times it, and then of an eighth of their power of two.
@@ -30,10 +30,10 @@ FINE: Final = 8
 
 
 class Captured(NamedTuple):
-    """A graph, and the tensors that hold its results behind a replay."""
+    """A graph, and the tensors that hold its round's output after a replay."""
 
     graph: torch.cuda.CUDAGraph
-    results: Results
+    output: StepOutput
 
 
 class CudaGraphs:
@@ -71,8 +71,8 @@ class CudaGraphs:
             self._given[:, :size].copy_(sent, non_blocking=True)
         return self._given[0, :size], self._given[1, :size]
 
-    def run(self, shape: GraphShape, round_: Callable[[], Results]) -> Results:
-        """The results of a round, valid until the next one; round_ computes them on the device, from what was given.
+    def run(self, shape: GraphShape, round_: Callable[[], StepOutput]) -> StepOutput:
+        """The output of a round, valid until the next one; round_ computes them on the device, from what was given.
 
         The first round of a shape runs as it is, which compiles what is needed and makes the tables that rounds share;
         the second is captured.
@@ -87,9 +87,9 @@ class CudaGraphs:
         if bundle.graphs[shape] is None and self.bundles.keep(shape, captured):
             # What was dropped goes back to the device, behind its last replay.
             torch.cuda.empty_cache()
-        return captured.results
+        return captured.output
 
-    def _capture(self, bundle: GraphBundle[Captured], round_: Callable[[], Results]) -> Captured:
+    def _capture(self, bundle: GraphBundle[Captured], round_: Callable[[], StepOutput]) -> Captured:
         graph = torch.cuda.CUDAGraph()
         stream, main = self._stream, torch.cuda.current_stream()
         assert stream is not None
@@ -102,12 +102,12 @@ class CudaGraphs:
             torch._C._cuda_clearCublasWorkspaces()
             graph.capture_begin(pool=bundle.pool, capture_error_mode="thread_local")
             try:
-                results = round_()
+                output = round_()
             finally:
                 graph.capture_end()
         main.wait_stream(stream)
         self.made += 1
-        return Captured(graph, results)
+        return Captured(graph, output)
 
 
 def _held(bundle: GraphBundle[Captured]) -> int:

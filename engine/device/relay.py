@@ -5,12 +5,14 @@ Always on, at every timing: a step's inputs never come from the host's knowledge
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
+from specmatrix.engine.core.schedule.step import PlanRow
+from specmatrix.engine.device.pinned_copy import floats, integers
 from specmatrix.engine.device.sampling import SamplingRows
 from specmatrix.kernels.gather_rows import gather, scatter
 
@@ -57,6 +59,23 @@ class Relay:
             torch.zeros(rows, dtype=torch.int64, device=device),
         )
         self._latest: tuple[Tensor, Tensor, Tensor] | None = None
+
+    def admit(self, rows: Sequence[PlanRow]) -> None:
+        """Upload the sampling parameters of requests that begin a residence, and let their rows carry nothing."""
+        new = [(row.row, *row.admit) for row in rows if row.admit is not None]
+        if not new:
+            return
+        device = self.length.device
+        at = integers([row for row, _, _ in new], device)
+        self.forget(at)
+        columns = (
+            floats([p.temperature for _, p, _ in new], device),
+            integers([max(0, p.top_k) for _, p, _ in new], device),
+            floats([p.top_p for _, p, _ in new], device),
+            integers([seed for _, _, seed in new], device),
+        )
+        for field, column in zip(self.sampling, columns, strict=True):
+            field.index_copy_(0, at, column)
 
     def publish(self, rows: Tensor, length: Tensor, last: Tensor) -> None:
         """rows [B], length [B], last [B, 1], all int64; nobody writes to them afterwards."""

@@ -1,7 +1,8 @@
-"""Host buffers for results in flight: one slot per step that may wait unread, plus the one being filled."""
+"""A step's results: named tensors on the device, and their copies on the way to the host."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -10,11 +11,41 @@ from torch import Tensor
 from specmatrix.engine.core.errors import LedgerError
 
 
+class StepOutput(NamedTuple):
+    """What one step leaves for the host; None where the step has nothing of the kind. D + 1: longest path.
+
+    tokens [B, D+1] and count [B]: `tokens[:, :count]` are the accepted tokens, bonus included; a prefill step has one
+    column, and count 0 for a chunk that is not the last. drafts [B, N]: the proposed trees, in audited steps.
+    moved [B] bool: the accepted path was not a dense prefix. branched [B] bool: the proposed tree had siblings.
+    stamps [2]: KV slots whose stamps were compared, and how many were wrong. logprobs [B, D+1]: of `tokens`.
+    top_values, top_ids [B, D+1, K]: the best tokens. codes [B]: the guard's, in guarded steps.
+    """
+
+    tokens: Tensor
+    count: Tensor
+    drafts: Tensor | None = None
+    moved: Tensor | None = None
+    branched: Tensor | None = None
+    stamps: Tensor | None = None
+    logprobs: Tensor | None = None
+    top_values: Tensor | None = None
+    top_ids: Tensor | None = None
+    codes: Tensor | None = None
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> StepOutput:
+        """Every tensor changed."""
+        return self._make([None if tensor is None else change(tensor) for tensor in self])
+
+    def first(self, rows: int) -> StepOutput:
+        """The output without the rows behind, which only fill up a batch."""
+        return self.map(lambda tensor: tensor[:rows])._replace(stamps=self.stamps)
+
+
 class Staged(NamedTuple):
-    """One step's results on their way to the host. Ready when `event` has passed (always, on a CPU)."""
+    """One step's output on its way to the host. Ready when `event` has passed (always, on a CPU)."""
 
     slot: int
-    tensors: dict[str, Tensor]
+    output: StepOutput
     event: torch.cuda.Event | None
 
 
@@ -27,26 +58,26 @@ class StagingRing:
         self.drop()
 
     def drop(self) -> None:
-        """Forget the results that still wait to be read."""
+        """Forget the outputs that still wait to be read."""
         self._free = list(range(self._slots))
 
-    def put(self, tensors: dict[str, Tensor]) -> Staged:
-        """Start copying tensors to the host. Does not wait; LedgerError if every slot still waits to be read."""
+    def put(self, output: StepOutput) -> Staged:
+        """Start copying an output to the host. Does not wait; LedgerError if every slot still waits to be read."""
         if not self._free:
             raise LedgerError("every staging slot still waits to be read")
         if not self._cuda:
-            return Staged(self._free.pop(), tensors, None)
-        host = {name: self._copy(tensor) for name, tensor in tensors.items()}
+            return Staged(self._free.pop(), output, None)
+        host = output.map(self._copy)
         event = torch.cuda.Event()
         event.record()
         return Staged(self._free.pop(), host, event)
 
-    def take(self, staged: Staged) -> dict[str, Tensor]:
-        """Wait for the copy and hand the slot back."""
+    def take(self, staged: Staged) -> StepOutput:
+        """Wait for the copies and hand the slot back."""
         if staged.event is not None:
             staged.event.synchronize()
         self._free.append(staged.slot)
-        return staged.tensors
+        return staged.output
 
     @staticmethod
     def _copy(tensor: Tensor) -> Tensor:

@@ -43,20 +43,8 @@ class Verdict(NamedTuple):
     tokens: Tensor
 
 
-class Drafter(Protocol):
-    """Proposes trees. prime and absorb return the state that the relay keeps for the next round, None for none.
-
-    A round is batch.width nodes wide. A chain drafter fills whatever width a round has (1: the root alone); a tree
-    drafter is always given its own `nodes`.
-    """
-
-    traits: Traits
-    nodes: int  # N, root included: the widest round
-    steps: int  # depth that was asked for, 0 for none
-    topk: int  # children of a node at most, 0 for none
-    capture: tuple[int, ...]  # target layers whose input states are needed; FINAL: behind the final norm
-    carries: tuple[Carry, ...]  # what the relay keeps between rounds
-    key_span: int  # tokens past a page's end that the page's draft KV depends on
+class DraftHooks(Protocol):
+    """What a step calls. prime and absorb return the state that the relay keeps for the next round, None for none."""
 
     def prime(
         self, batch: StepBatch, tokens: Tensor, aux: Tensor | None, sampled: Tensor, following: Tensor
@@ -72,6 +60,22 @@ class Drafter(Protocol):
     def absorb(self, batch: StepBatch, verdict: Verdict, aux: Tensor | None) -> DraftState | None:
         """After verification. aux [B, D+1, A]: captured states along the accepted path."""
         ...
+
+
+class Drafter(DraftHooks, Protocol):
+    """Proposes trees.
+
+    A round is batch.width nodes wide. A chain drafter fills whatever width a round has (1: the root alone); a tree
+    drafter is always given its own `nodes`.
+    """
+
+    traits: Traits
+    nodes: int  # N, root included: the widest round
+    steps: int  # depth that was asked for, 0 for none
+    topk: int  # children of a node at most, 0 for none
+    capture: tuple[int, ...]  # target layers whose input states are needed; FINAL: behind the final norm
+    carries: tuple[Carry, ...]  # what the relay keeps between rounds
+    key_span: int  # tokens past a page's end that the page's draft KV depends on
 
 
 def chain(tokens: Tensor) -> DraftTree:
@@ -97,6 +101,25 @@ def agreed_tree(tree: DraftTree, ranks: Ranks) -> DraftTree:
     whole = ranks.agreed(torch.cat((columns, tree.ancestors.long()), 2))
     tokens, parents, depths = (column.contiguous() for column in whole[..., :3].unbind(2))
     return DraftTree(tokens, parents, depths, whole[..., 3:].bool(), tree.depth)
+
+
+class AgreedDrafts:
+    """A drafter's hooks whose proposals are rank 0's on every rank."""
+
+    def __init__(self, drafter: DraftHooks, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._drafter, self.prime, self.absorb = drafter, drafter.prime, drafter.absorb
+        self._tokens: Tensor | None = None
+
+    def propose(self, batch: StepBatch, relay: Relay) -> DraftTree:
+        tree = agreed_tree(self._drafter.propose(batch, relay), self._ranks)
+        self._tokens = tree.tokens
+        return tree
+
+    def take(self) -> Tensor | None:
+        """The draft tokens [B, N] proposed since the last call; None after a prefill step. Keeps no hold on them."""
+        tokens, self._tokens = self._tokens, None
+        return tokens
 
 
 def shift_left(tokens: Tensor, lengths: Tensor, sampled: Tensor, following: Tensor) -> Tensor:

@@ -53,7 +53,7 @@ class Guard:
         self, drafter: Drafter, vocab_size: int, quarantined: Callable[[], None], catches: bool = True
     ) -> None:
         self.error: str | None = None
-        self._drafter = drafter
+        self.drafter = drafter
         self._who = f"the drafter of {drafter.traits.name}"
         self._vocab_size = vocab_size
         self._quarantined = quarantined
@@ -66,11 +66,6 @@ class Guard:
         """Before a step: no row of it has lied yet."""
         self._codes = torch.zeros_like(batch.rows)
         self._lending = None if self.error is not None else InputCopies(batch)
-
-    def of(self, drafter: Drafter) -> Guard:
-        """This guard in front of `drafter`, with the same three hooks."""
-        self._drafter = drafter
-        return self
 
     def codes(self) -> Tensor:
         """[B] int64, after the step's last hook: bit i set where LIES[i] was told since `begin`, writes behind."""
@@ -127,8 +122,8 @@ class Guard:
         watch = SyncDetector()
         answer: object = None
         try:
-            with nullcontext() if self._drafter.traits.reads_host else watch:
-                answer = getattr(self._drafter, hook)(*given)
+            with nullcontext() if self.drafter.traits.reads_host else watch:
+                answer = getattr(self.drafter, hook)(*given)
         except EngineBug:
             raise
         except Exception as error:
@@ -200,10 +195,10 @@ class Guard:
         if state is not None and not isinstance(state, Mapping):
             self._quarantine(f"carried a {type(state).__name__}, not a mapping of tensors")
             return None
-        if not self._drafter.carries:
+        if not self.drafter.carries:
             return state
         kept: dict[str, Tensor] = dict(state or {})
-        for name, shape, dtype, _ in self._drafter.carries:
+        for name, shape, dtype, _ in self.drafter.carries:
             tensor = kept.get(name)
             if not isinstance(tensor, Tensor):
                 self._quarantine(f"lost the tensor {name!r} that it carries")

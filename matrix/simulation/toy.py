@@ -93,7 +93,8 @@ class ToyExecutor:
             self.computed[row.account] = self.relay[row.row][0]
             counts.append(len(out))
             tokens.append(out + [0] * (row.width - len(out)))
-        return StepResult(tokens, counts, [False] * len(counts), [False] * len(counts))
+        no = [False] * len(counts)
+        return StepResult(tokens=tokens, counts=counts, moved=no, branched=no)
 
     def collect(self, handle: StepResult) -> StepResult:
         """What the step computed."""

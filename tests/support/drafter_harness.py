@@ -71,13 +71,14 @@ def run(llm: LLM, prompts: list[list[int]], truths: list[list[int]], new: int) -
     """Each prompt's proposals while the engine runs `new` greedy tokens; rounds past the end are left out."""
     inner = llm.loop.executor.drafter
     puppet = Puppet(inner, llm)
-    # The puppet reads tensors on the host, which a guard would call a lie.
-    llm.loop.executor.drafter, llm.loop.executor.guard = puppet, None
+    # The puppet reads tensors on the host, which a guard forbids, so it takes the guard's place.
+    plain = llm.loop.executor.plain
+    hooks, plain.drafter = plain.drafter, puppet
     rids = [llm.add(prompt, SamplingParams(max_new_tokens=new, ignore_eos=True)) for prompt in prompts]
     puppet.truth = dict(zip(rids, truths, strict=True))
     while llm.step():
         pass
-    llm.loop.executor.drafter = inner
+    plain.drafter = hooks
     for rid, truth in puppet.truth.items():
         said = list(llm.request(rid).tokens)
         assert said == truth[: len(said)], "greedy text is the target's, whatever is drafted"

@@ -23,7 +23,7 @@ def at_home(rank: Rank) -> int:
     """How many tensors of its engine a rank holds; it raises if one is not on the GPU of its number."""
     llm: LLM = rank.held.llm
     executor = llm.loop.executor
-    tensors = list(_tensors([executor.target, executor.drafter, executor.pools, executor.relay, executor.table]))
+    tensors = list(_tensors([executor.target, executor.drafter, executor.pools, executor.relay, executor.kv]))
     elsewhere = {str(tensor.device) for tensor in tensors} - {f"cuda:{rank.place.rank}"}
     others = [gpu for gpu in range(rank.place.size) if gpu != rank.place.rank and torch.cuda.memory_reserved(gpu)]
     if elsewhere or others:
@@ -77,6 +77,6 @@ def _tensors(roots: list[object]) -> Iterator[Tensor]:
             queue += item.values()
         elif isinstance(item, list | tuple):
             queue += item
-        elif type(item).__module__.startswith("engine."):
+        elif type(item).__module__.startswith("specmatrix.engine."):
             queue += getattr(item, "__dict__", {}).values()
             queue += [getattr(item, name, None) for name in getattr(type(item), "__slots__", ())]

@@ -99,7 +99,13 @@ class Scheduler:
             greedy = greedy and params.greedy
             if params.wants_logprobs:
                 wanted = max(wanted, params.top_logprobs_num)
-        return StepPlan(prefill, tuple(rows), greedy, wanted)
+        return StepPlan(prefill=prefill, rows=tuple(rows), greedy=greedy, logprobs=wanted)
+
+    def settle(self, row: PlanRow, written: int) -> None:
+        """Commit the positions that a resolved step wrote for a row, and free the window pages behind them."""
+        self.ledger.settle(row.account, written)
+        if self.ledger.window is not None:
+            self.probes.hit("window.slid", self.ledger.slide(row.account))
 
     def finish(self, request: Request, finish: Finish) -> None:
         """Stop a running request; it is released once nothing of it is in flight."""
@@ -231,7 +237,7 @@ class Scheduler:
         budget = self.chunk if self.chunk is not None else self.context_length * self.max_running
         rows: list[PlanRow] = []
         for request in list(self.active):
-            if not self._joins(request, rows[0].rid if rows else None):
+            if self.isolated and not self._joins(request, rows[0].rid if rows else None):
                 continue
             if budget and request.phase is Phase.RUNNING and not request.decoding:
                 take = min(budget, request.prefill_target - request.prefilled)
@@ -239,7 +245,7 @@ class Scheduler:
                     rows.append(self._chunk(request, take))
                     budget -= take
         while budget and self._free_rows and self.waiting and self.admission.fits(self.waiting[0]):
-            if not self._joins(self.waiting[0], rows[0].rid if rows else None):
+            if self.isolated and not self._joins(self.waiting[0], rows[0].rid if rows else None):
                 break
             request = self._admit(self.waiting.pop(0))
             take = min(budget, request.prefill_target - request.prefilled)
@@ -251,46 +257,52 @@ class Scheduler:
 
     def _decode_rows(self) -> list[PlanRow]:
         """Room for the widest round, so that a change of depth moves no reservation; then the width by batch size."""
-        ready: list[tuple[Request, int, tuple[int, ...], tuple[tuple[int, ...], int]]] = []
+        ready: list[tuple[Request, Account, int, tuple[int, ...], tuple[tuple[int, ...], int]]] = []
         crossed, uncovered = 0, ((), 0)
         windowed = self.ledger.window is not None
         for request in list(self.active):
-            if not request.decoding or not self._joins(request, ready[0][0].rid if ready else None):
+            if not request.decoding:
                 continue
-            before = len(self._account(request).pages)
+            if self.isolated and not self._joins(request, ready[0][0].rid if ready else None):
+                continue
+            account = self._account(request)
+            before = len(account.pages)
             added = self._reserve(request, self.width)
             if added is None:
                 continue
             crossed += bool(added)
-            ready.append((request, before, added, self._cover(request) if windowed else uncovered))
+            ready.append((request, account, before, added, self._cover(request) if windowed else uncovered))
         self.probes.hit("page.crossed", crossed)
         width = self.steps.activate(len(ready)) if ready else 0
         return [self._round_row(*parts, width) for parts in ready]
 
     def _joins(self, request: Request, first: int | None) -> bool:
-        """Whether a request may take part in a step whose first request is `first`."""
-        return first is None or not self.isolated or self.isolated.keys().isdisjoint((first, request.rid))
+        """Whether a request may take part in a step whose first request is `first`, while some are isolated."""
+        return first is None or self.isolated.keys().isdisjoint((first, request.rid))
 
     def _round_row(
-        self, request: Request, before: int, added: tuple[int, ...], window: tuple[tuple[int, ...], int], width: int
+        self,
+        request: Request,
+        account: Account,
+        before: int,
+        added: tuple[int, ...],
+        window: tuple[tuple[int, ...], int],
+        width: int,
     ) -> PlanRow:
         """Launch one row of a verify round; `before`: pages it had before those added."""
-        account = self._account(request)
+        window_pages, window_first = window
         return PlanRow(
-            request.rid,
-            request.account,
-            request.row,
-            width,
-            self.ledger.launch(request.account, width),
-            added,
-            before,
-            account.generation,
-            0,
-            tuple(request.tokens) if self.tell else (),
-            None,
-            None,
-            (),
-            *window,
+            rid=request.rid,
+            account=request.account,
+            row=request.row,
+            width=width,
+            bound=self.ledger.launch(request.account, width),
+            generation=account.generation,
+            pages=added,
+            first_page=before,
+            tokens=tuple(request.tokens) if self.tell else (),
+            window_pages=window_pages,
+            window_first=window_first,
         )
 
     def _cover(self, request: Request, admitted: bool = False) -> tuple[tuple[int, ...], int]:
@@ -323,21 +335,21 @@ class Scheduler:
         if following is not None:
             self.probes.hit("prefill.chunked")
         return PlanRow(
-            request.rid,
-            request.account,
-            request.row,
-            take,
-            end,
-            tuple(account.pages[before:]),
-            before,
-            account.generation,
-            start,
-            tuple(tokens[start:end]),
-            following,
-            (request.params, request.seed) if admitted else None,
-            tuple(account.writers.items()) if admitted else (),
-            window_pages,
-            window_first,
+            rid=request.rid,
+            account=request.account,
+            row=request.row,
+            width=take,
+            bound=end,
+            generation=account.generation,
+            pages=tuple(account.pages[before:]),
+            first_page=before,
+            start=start,
+            tokens=tuple(tokens[start:end]),
+            following=following,
+            admit=(request.params, request.seed) if admitted else None,
+            writers=tuple(account.writers.items()) if admitted else (),
+            window_pages=window_pages,
+            window_first=window_first,
         )
 
     def _reserve(self, request: Request, width: int) -> tuple[int, ...] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
@@ -23,9 +24,9 @@ class PlanRow(NamedTuple):
     row: int
     width: int
     bound: int
-    pages: tuple[int, ...]  # pages added to the row's table since its last step
-    first_page: int  # index in the row's table of pages[0]
     generation: int
+    pages: tuple[int, ...] = ()  # pages added to the row's table since its last step
+    first_page: int = 0  # index in the row's table of pages[0]
     start: int = 0
     tokens: tuple[int, ...] = ()
     following: int | None = None
@@ -47,7 +48,7 @@ class StepPlan:
     prefill: bool
     rows: tuple[PlanRow, ...]
     greedy: bool  # no row draws at random
-    logprobs: int  # -1: none wanted, 0: chosen tokens only, k: top k too
+    logprobs: int = -1  # -1: none wanted, 0: chosen tokens only, k: top k too
 
 
 class StepResult(NamedTuple):
@@ -64,7 +65,8 @@ class StepResult(NamedTuple):
     top_logprobs: list[list[list[tuple[int, float]]]] | None = None
     stamps_checked: int = 0
     stamps_wrong: int = 0
-    lies: list[str | None] | None = None  # what ends a request whose drafter lied; None: nobody looked
+    lies: list[str | None] | None = None  # what ends a request whose drafts are invalid; None: they were not checked
+    drafts: Sequence[Sequence[int]] = ()  # tokens of the proposed trees, in audited rounds
 
 
 Handle = TypeVar("Handle")

@@ -117,7 +117,7 @@ CONFIGURATION_FAULTS: Final[tuple[Fault, ...]] = (
         expected=("effective",),
         cells=("eagle3.s5.v2.m4.burst",),
         why="the limit of running requests is only reported",
-        also=(Edit("_executor", "    rows = resolved.max_running_requests + 1\n", "    rows = 65\n"),),
+        also=(Edit("_rows", "    return resolved.max_running_requests + 1\n", "    return 65\n"),),
     ),
     Fault(
         id="cache-off-with-draft",

@@ -15,7 +15,7 @@ ENDING_FAULTS: Final[tuple[Fault, ...]] = (
         within="Loop._deliver",
         old="            if finish is not None:\n",
         new=(
-            "            if finish and len(request.output) - 1 - j + count >= rules.max_new_tokens:\n"
+            "            if finish and shown + count >= rules.max_new_tokens:\n"
             '                finish = type(finish)("length") if len(request.output) >= rules.max_new_tokens else None\n'
             "            if finish is not None:\n"
         ),
@@ -30,7 +30,7 @@ ENDING_FAULTS: Final[tuple[Fault, ...]] = (
         within="Loop._deliver",
         old="                self.scheduler.finish(request, finish)\n",
         new=(
-            "                request.output.extend(result.tokens[index][j + 1 : count])\n"
+            "                request.output.extend(result.tokens[index][len(output) - shown : count])\n"
             "                self.scheduler.finish(request, finish)\n"
         ),
         expected=("finish", "lossless"),
@@ -127,7 +127,8 @@ ENDING_FAULTS: Final[tuple[Fault, ...]] = (
         old="            finish = rules.judge(token, len(output), transcript)\n",
         new=(
             "            inside = StopRules(rules.stop_ids, (), rules.max_new_tokens)\n"
-            "            finish = (inside if 0 < j < count - 1 else rules).judge(token, len(output), transcript)\n"
+            "            nth = len(output) - shown\n"
+            "            finish = (inside if 1 < nth < count else rules).judge(token, len(output), transcript)\n"
         ),
         expected=("finish",),
         cells=("eagle3.s5.v2.p4.ragged.stop_string",),

@@ -12,7 +12,7 @@ INDEXING_FAULTS: Final[tuple[Fault, ...]] = (
         id="bonus-stride",
         klass=KLASS,
         origin="sglang#26866",
-        within="DeviceExecutor._round",
+        within="DeviceStep._round",
         old="            bonus = verdict.tokens.gather(1, (verdict.count - 1)[:, None])\n",
         new=(
             "            block = torch.arange(len(verdict.count), device=verdict.count.device) * batch.width\n"
@@ -27,8 +27,8 @@ INDEXING_FAULTS: Final[tuple[Fault, ...]] = (
         id="path-not-compacted",
         klass=KLASS,
         origin="sglang#15360",
-        within="DeviceExecutor._compact",
-        old="        self.pool.move(write.gather(1, taken).flatten(), write[:, : path.shape[1]].flatten())\n",
+        within="DeviceStep._compact",
+        old="        self.kv.move(kv, taken)\n",
         new="",
         expected=("lossless", "ledger"),
         cells=(TREE, "standalone.s2.k2.n6.v2.p4.pair"),
@@ -49,11 +49,11 @@ INDEXING_FAULTS: Final[tuple[Fault, ...]] = (
         id="siblings-visible",
         klass=KLASS,
         origin="sglang#26866",
-        within="DeviceExecutor._round",
-        old="            bias = tree_bias(batch.start, tree.ancestors, batch.reach, self.pool.data.dtype)\n",
+        within="DeviceStep._round",
+        old="            bias = tree_bias(batch.start, tree.ancestors, batch.reach, self._dtype)\n",
         new=(
             "            seen = torch.ones_like(tree.ancestors).tril()\n"
-            "            bias = tree_bias(batch.start, seen, batch.reach, self.pool.data.dtype)\n"
+            "            bias = tree_bias(batch.start, seen, batch.reach, self._dtype)\n"
         ),
         expected=("lossless",),
         cells=(TREE,),
@@ -63,7 +63,7 @@ INDEXING_FAULTS: Final[tuple[Fault, ...]] = (
         id="tree-positions-dense",
         klass="off-by-one length or KV position",
         origin="rule: positions of a flattened tree",
-        within="DeviceExecutor._round",
+        within="DeviceStep._round",
         old="        positions = batch.start[:, None] + tree.depths\n",
         new="        positions = batch.start[:, None] + count(batch.width, tree.depths.device)\n",
         expected=("lossless",),
@@ -74,7 +74,7 @@ INDEXING_FAULTS: Final[tuple[Fault, ...]] = (
         id="logprob-row",
         klass="logprob",
         origin="sglang#21589, sglang#14046",
-        within="DeviceExecutor._round",
+        within="DeviceStep._round",
         old="            if plan.logprobs >= 0:\n",
         new="            if plan.logprobs >= 0 and not batch.width:\n",
         expected=("distribution",),

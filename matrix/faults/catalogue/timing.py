@@ -36,7 +36,7 @@ TIMING_FAULTS: Final[tuple[Fault, ...]] = (
         id="length-one-late",
         klass=OFF_BY_ONE,
         origin="sglang#22651",
-        within="DeviceExecutor._round",
+        within="DeviceStep._round",
         old="        self._relay(batch, batch.start + verdict.count, bonus, state)\n",
         new="        self._relay(batch, batch.start + verdict.count - (verdict.count > 1).long(), bonus, state)\n",
         expected=("lossless",),
@@ -47,12 +47,12 @@ TIMING_FAULTS: Final[tuple[Fault, ...]] = (
         id="stale-sampling-row",
         klass=STALE,
         origin="sglang#18744",
-        within="DeviceExecutor._admit",
+        within="Relay.admit",
         old="        new = [(row.row, *row.admit) for row in rows if row.admit is not None]\n",
         new=(
             "        new = [\n"
             "            (row.row, *row.admit) for row in rows\n"
-            "            if row.admit is not None and not self.relay.length[row.row]\n"
+            "            if row.admit is not None and not self.length[row.row]\n"
             "        ]\n"
         ),
         expected=("lossless",),
@@ -66,7 +66,7 @@ TIMING_FAULTS: Final[tuple[Fault, ...]] = (
         id="stale-draft-state",
         klass=STALE,
         origin="sglang#9976, vllm#14649",
-        within="DeviceExecutor._round",
+        within="DeviceStep._round",
         old="        self._relay(batch, batch.start + verdict.count, bonus, state)\n",
         new="        self._relay(batch, batch.start + verdict.count, bonus, None)\n",
         expected=("acceptance",),
@@ -94,11 +94,12 @@ TIMING_FAULTS: Final[tuple[Fault, ...]] = (
         why="a stopped request gives its pages back while a round in flight still writes them",
         also=(
             Edit(
-                "Loop._resolve",
-                "            ledger.settle(row.account, row.width if plan.prefill else count)\n",
-                "            account = self.scheduler.ledger.accounts.get(row.account)\n"
-                "            if account is not None and account.in_flight:\n"
-                "                ledger.settle(row.account, row.width if plan.prefill else count)\n",
+                "Scheduler.settle",
+                "        self.ledger.settle(row.account, written)\n",
+                "        account = self.ledger.accounts.get(row.account)\n"
+                "        if account is None or not account.in_flight:\n"
+                "            return\n"
+                "        self.ledger.settle(row.account, written)\n",
             ),
         ),
     ),
@@ -106,12 +107,12 @@ TIMING_FAULTS: Final[tuple[Fault, ...]] = (
         id="stale-result-counted",
         klass=STALE,
         origin="sglang#23456",
-        within="Loop._resolve",
-        old='                self.probes.hit("overlap.dropped")\n',
+        within="Loop._resolve_row",
+        old="            return request, Outcome.DROPPED, 0, None\n",
         new=(
-            '                self.probes.hit("overlap.dropped")\n'
-            "                if not plan.prefill:\n"
-            "                    self._count_round(request, row, result, index)\n"
+            "            if not plan.prefill:\n"
+            "                request.metrics.count(count, row.width)\n"
+            "            return request, Outcome.DROPPED, 0, None\n"
         ),
         expected=("finish",),
         cells=("eagle3.s5.v2.p4.ragged",),

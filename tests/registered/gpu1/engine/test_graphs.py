@@ -133,8 +133,8 @@ def test_what_a_graph_that_is_there_waits_for_is_counted():
     for _ in range(3):
         answer(llm)
     assert llm.probes["graph.replayed"] > 0 == llm.probes["graph.waited"]
-    extend, length = llm.loop.executor.table.extend, llm.loop.executor.relay.length
-    llm.loop.executor.table.extend = lambda rows: (extend(rows), length.max().item())
+    extend, length = llm.loop.executor.kv.extend, llm.loop.executor.relay.length
+    llm.loop.executor.kv.extend = lambda rows: (extend(rows), length.max().item())
     before = llm.probes["graph.replayed"]
     answer(llm)
     assert llm.probes["graph.waited"] == llm.probes["graph.replayed"] - before > 0

@@ -27,8 +27,8 @@ def test_no_launch_waits_and_the_tokens_are_those_of_a_cpu(algorithm, topk, vers
 
 def test_the_detector_sees_a_read():
     llm = engine("NONE", 1, device="cuda", dtype="float32")
-    extend = llm.loop.executor.table.extend
-    llm.loop.executor.table.extend = lambda rows: (extend(rows), llm.loop.executor.relay.length.max().item())
+    extend = llm.loop.executor.kv.extend
+    llm.loop.executor.kv.extend = lambda rows: (extend(rows), llm.loop.executor.relay.length.max().item())
     waits_for_nothing(llm)
     (output,) = llm.generate(["a prompt"])
     assert "called a synchronizing CUDA operation" in output.finish.message

@@ -510,7 +510,7 @@ def test_a_dropped_engine_is_gone_at_once(shape, more):
     llm = launch(shape, **more)
     session = SessionParams(llm.open_session(1000, streaming=True)) if llm.sessions.streaming else None
     llm.generate(PROMPTS[:1], GREEDY, session)
-    held = [weakref.ref(part) for part in (llm, llm.loop, llm.loop.executor.target, llm.loop.executor.pool)]
+    held = [weakref.ref(part) for part in (llm, llm.loop, llm.loop.executor.target, llm.loop.executor.kv.full.pool)]
     gc.disable()  # models and KV pools must not wait for a full collection
     try:
         del llm

@@ -19,6 +19,7 @@ from specmatrix.engine.core.memory.replay import replay
 from specmatrix.engine.core.schedule.request import Finish, SamplingParams
 from specmatrix.engine.core.schedule.session import SessionParams
 from specmatrix.engine.device.cuda_graphs import CudaGraphs, padded
+from specmatrix.engine.executor import GraphRunner
 
 pytestmark = pytest.mark.register(est_seconds=9, tier="cpu", stage="pr")
 
@@ -243,10 +244,11 @@ def test_a_wrong_file_is_refused_with_its_mistake(tmp_path):
 
 def test_a_depths_bundle_holds_the_batches_of_the_slots_that_reach_it():
     llm = launch()
-    llm.loop.executor.graphs = CudaGraphs(32, torch.device("cpu"), llm.loop.probes)
+    executor = llm.loop.executor
+    executor.run = GraphRunner(executor.run, CudaGraphs(32, torch.device("cpu"), llm.loop.probes))
     assert rising_and_falling(llm) == rising_and_falling(launch())
     reached = {(padded(batch), width) for batch, width in llm.loop.scheduler.steps.rounds}
-    bundles = dict(llm.loop.executor.graphs.bundles)
+    bundles = dict(executor.graphs.bundles)
     assert {(one.batch, width) for width, bundle in bundles.items() for one in bundle.graphs} == reached
     assert {one.width for width, bundle in bundles.items() for one in bundle.graphs if one.width != width} == set()
     assert len(bundles) > 2 and max(one.batch for one in bundles[8].graphs) < 8

@@ -59,7 +59,7 @@ def test_it_copies_what_followed_the_last_two_tokens(copying, more):
             trees.append((batch, drafter.propose(batch, relay)))
             return trees[-1][1]
 
-    llm.loop.executor.drafter = Watch()
+    llm.loop.executor.guard.drafter = Watch()
     rid = llm.add(PROMPT, SamplingParams(max_new_tokens=30, ignore_eos=True, temperature=1.2, seed=5))
     while llm.step():
         pass

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from specmatrix import HOME
-from specmatrix.engine import executor as executor_module
+from specmatrix.engine import device_step as step_module
 from specmatrix.engine import interrupts as interrupts_module
 from specmatrix.engine.api import LLM
 from specmatrix.engine.core.config.asked import EngineConfig
@@ -21,6 +21,7 @@ from specmatrix.engine.core.memory.replay import replay
 from specmatrix.engine.core.schedule.request import Finish, Phase, SamplingParams
 from specmatrix.engine.core.schedule.session import SessionParams
 from specmatrix.engine.device.cuda_graphs import CudaGraphs
+from specmatrix.engine.executor import GraphRunner
 from specmatrix.engine.interrupts import Interrupts
 
 pytestmark = pytest.mark.register(est_seconds=25, tier="cpu", stage="pr")
@@ -33,10 +34,10 @@ PROMPTS = (
 )
 PARAMS = SamplingParams(max_new_tokens=24, ignore_eos=True)
 VERSIONS = ("v1", "v2")
-# Where a step can fail, as (attribute of the executor or None for its module, function).
+# Where a step can fail, as (attribute of the executor or None for the step's module, function).
 PLACES = {
-    "upload": ("table", "extend"),
-    "admission of rows": ("", "_admit"),
+    "upload": ("kv", "extend"),
+    "admission of rows": ("relay", "admit"),
     "staging": ("staging", "put"),
     "graph capture": ("graphs", "run"),
     "drafter": ("drafter", "propose"),
@@ -60,7 +61,8 @@ def launch(version="v2", graphs=False, **more: object) -> LLM:
     config = EngineConfig("llama-mini", speculative_algorithm="EAGLE3", spec_version=version, **(asked | more))
     llm = LLM(config, lambda name: ZOO / name)
     if graphs:
-        llm.loop.executor.graphs = CudaGraphs(4, torch.device("cpu"), llm.loop.probes)
+        executor = llm.loop.executor
+        executor.run = GraphRunner(executor.run, CudaGraphs(4, torch.device("cpu"), llm.loop.probes))
     return llm
 
 
@@ -97,7 +99,7 @@ def plant(monkeypatch, llm: LLM, place: str, error: BaseException, victim=None, 
     monkeypatch.setattr(executor, "launch", launched)
     monkeypatch.setattr(executor, "collect", collected)
     owner, name = PLACES[place]
-    at = executor_module if owner is None else getattr(executor, owner) if owner else executor
+    at = step_module if owner is None else getattr(executor, owner)
     real = getattr(at, name)
 
     def raising(*args: object, **kwargs: object):

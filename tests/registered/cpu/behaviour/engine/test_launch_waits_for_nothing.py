@@ -59,6 +59,6 @@ def test_no_launch_waits(algorithm, topk):
 
 def test_a_read_and_an_upload_are_seen():
     llm = engine("NONE", 1)
-    extend = llm.loop.executor.table.extend
-    llm.loop.executor.table.extend = lambda rows: (extend(rows), torch.tensor([len(rows)]).item())
+    extend = llm.loop.executor.kv.extend
+    llm.loop.executor.kv.extend = lambda rows: (extend(rows), torch.tensor([len(rows)]).item())
     assert set(watched(llm)) == {"Tensor.item", "tensor"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-import specmatrix.engine.executor
+import specmatrix.engine.device_step
 from specmatrix.benchmarks import adaptive_load, steady
 from specmatrix.benchmarks.acceptance import accepted_by_coins
 from specmatrix.engine.core.schedule.request import SamplingParams
@@ -21,11 +21,11 @@ def bench(tmp_path_factory):
 
 @pytest.mark.parametrize(("share", "least", "most"), [(0.0, 1.0, 1.0), (0.5, 1.3, 2.5), (1.0, 4.0, 4.0)])
 def test_coins_decide_what_is_accepted(bench, share, least, most):
-    verify = specmatrix.engine.executor.verify
+    verify = specmatrix.engine.device_step.verify
     rate = torch.full((), share, dtype=torch.float64)
     with accepted_by_coins(rate), steady.freed(bench.engine(2, bench.chain(3))) as llm:
         outputs = llm.generate(bench.prompts(768, 2), SamplingParams(max_new_tokens=61, ignore_eos=True))
-    assert specmatrix.engine.executor.verify is verify
+    assert specmatrix.engine.device_step.verify is verify
     first, second = (output.accept_lengths for output in outputs)
     assert first == second
     assert least <= sum(first[:-1]) / len(first[:-1]) <= most

@@ -24,14 +24,13 @@ LLAMA = str(CHECKPOINTS / "llama-mini")
 
 
 def tables(llm: LLM) -> int:
-    executor = llm.loop.executor
-    made = [executor.table, *([] if executor.window is None else [executor.window.table])]
+    made = [group.table for group in llm.loop.executor.kv.groups]
     return sum(table.slots.nbytes + (0 if table.writers is None else table.writers.nbytes) for table in made)
 
 
 def pools(llm: LLM) -> int:
     executor = llm.loop.executor
-    made = [*executor.pools, *([] if executor.window is None else [executor.window.pool])]
+    made = [*executor.pools, *(group.pool for group in executor.kv.groups[1:])]
     return sum(pool.data.nbytes + (0 if pool.stamps is None else pool.stamps.nbytes) for pool in made)
 
 
@@ -56,7 +55,7 @@ def test_the_sum_is_what_an_engine_allocates(algorithm, topk, stamps):
 
 def test_windowed_layers_and_layers_of_their_own_count_as_they_are():
     llm = LLM(EngineConfig(str(CHECKPOINTS / "qwen3-mini"), kv_stamps=True, max_total_tokens=2048, page_size=8))
-    assert llm.loop.executor.window is not None
+    assert len(llm.loop.executor.kv.groups) == 2
     kv, rows, *_ = judged(llm)
     assert (kv.device, rows.device) == (pools(llm), tables(llm))
     own = {"speculative_num_steps": 2, "enable_multi_layer_eagle": True, "max_total_tokens": 512}

@@ -93,8 +93,20 @@ def world(page_size=3):
     table = SlotTable(4, 12, page_size, CPU, stamps=False)
     table.extend(
         [
-            PlanRow(9, 9, 2, 1, 1, (5, 2, 7), 0, 9, writers=((0, 9),)),
-            PlanRow(8, 8, 1, 1, 1, (3, 6), 0, 8, writers=((0, 8),)),
+            PlanRow(
+                rid=9,
+                account=9,
+                row=2,
+                width=1,
+                bound=1,
+                pages=(5, 2, 7),
+                first_page=0,
+                generation=9,
+                writers=((0, 9),),
+            ),
+            PlanRow(
+                rid=8, account=8, row=1, width=1, bound=1, pages=(3, 6), first_page=0, generation=8, writers=((0, 8),)
+            ),
         ]
     )
     relay = Relay(4, (), CPU)
@@ -108,7 +120,14 @@ def slot(pages, position, page_size=3):
 
 def test_a_round_reads_lengths_and_roots_from_the_relay():
     relay, table = world()
-    plan = StepPlan(False, (PlanRow(9, 9, 2, 3, 8, (), 3, 9), PlanRow(8, 8, 1, 3, 5, (), 2, 8)), True, -1)
+    plan = StepPlan(
+        prefill=False,
+        rows=(
+            PlanRow(rid=9, account=9, row=2, width=3, bound=8, first_page=3, generation=9),
+            PlanRow(rid=8, account=8, row=1, width=3, bound=5, first_page=2, generation=8),
+        ),
+        greedy=True,
+    )
     batch = StepBatch.of(plan, relay, table)
     assert batch.rows.tolist() == [2, 1] and batch.start.tolist() == [4, 2]
     assert batch.root.tolist() == [[77], [66]]
@@ -125,21 +144,52 @@ def test_a_round_reads_lengths_and_roots_from_the_relay():
 
 def test_what_the_host_knows_comes_row_by_row_in_rounds_only():
     relay, table = world()
-    told = (PlanRow(9, 9, 2, 3, 8, (), 3, 9, tokens=(1, 2)), PlanRow(8, 8, 1, 3, 5, (), 2, 8, tokens=(3,)))
-    assert StepBatch.of(StepPlan(False, told, True, -1), relay, table).known == (
+    told = (
+        PlanRow(rid=9, account=9, row=2, width=3, bound=8, first_page=3, generation=9, tokens=(1, 2)),
+        PlanRow(rid=8, account=8, row=1, width=3, bound=5, first_page=2, generation=8, tokens=(3,)),
+    )
+    assert StepBatch.of(StepPlan(prefill=False, rows=told, greedy=True), relay, table).known == (
         HostTokens(9, (1, 2)),
         HostTokens(8, (3,)),
     )
-    untold = (PlanRow(9, 9, 2, 3, 8, (), 3, 9), PlanRow(8, 8, 1, 3, 5, (), 2, 8))
-    assert StepBatch.of(StepPlan(False, untold, True, -1), relay, table).known == ()
-    prefill = (PlanRow(9, 9, 2, 4, 7, (), 3, 9, 3, (1, 2, 3, 4)),)
-    assert StepBatch.of(StepPlan(True, prefill, True, -1), relay, table).known == ()
+    untold = (
+        PlanRow(rid=9, account=9, row=2, width=3, bound=8, first_page=3, generation=9),
+        PlanRow(rid=8, account=8, row=1, width=3, bound=5, first_page=2, generation=8),
+    )
+    assert StepBatch.of(StepPlan(prefill=False, rows=untold, greedy=True), relay, table).known == ()
+    prefill = (
+        PlanRow(
+            rid=9,
+            account=9,
+            row=2,
+            width=4,
+            bound=7,
+            first_page=3,
+            generation=9,
+            start=3,
+            tokens=(1, 2, 3, 4),
+        ),
+    )
+    assert StepBatch.of(StepPlan(prefill=True, rows=prefill, greedy=True), relay, table).known == ()
 
 
 def test_a_prefill_reads_starts_from_the_plan_and_pads_into_slot_0():
     relay, table = world()
-    rows = (PlanRow(9, 9, 2, 4, 7, (), 3, 9, 3, (1, 2, 3, 4)), PlanRow(8, 8, 1, 2, 3, (), 2, 8, 1, (5, 6)))
-    batch = StepBatch.of(StepPlan(True, rows, True, -1), relay, table)
+    rows = (
+        PlanRow(
+            rid=9,
+            account=9,
+            row=2,
+            width=4,
+            bound=7,
+            first_page=3,
+            generation=9,
+            start=3,
+            tokens=(1, 2, 3, 4),
+        ),
+        PlanRow(rid=8, account=8, row=1, width=2, bound=3, first_page=2, generation=8, start=1, tokens=(5, 6)),
+    )
+    batch = StepBatch.of(StepPlan(prefill=True, rows=rows, greedy=True), relay, table)
     assert batch.start.tolist() == [3, 1] and batch.lengths.tolist() == [4, 2]
     assert (batch.width, batch.reach) == (4, 12)
     assert batch.write.tolist() == [
@@ -150,23 +200,46 @@ def test_a_prefill_reads_starts_from_the_plan_and_pads_into_slot_0():
 
 def test_padding_past_the_reach_goes_to_slot_0_too():
     relay, table = world()
-    rows = (PlanRow(9, 9, 2, 5, 5, (), 3, 9, 0, (1, 2, 3, 4, 5)), PlanRow(8, 8, 1, 2, 5, (), 2, 8, 3, (5, 6)))
-    batch = StepBatch.of(StepPlan(True, rows, True, -1), relay, table)
+    rows = (
+        PlanRow(
+            rid=9,
+            account=9,
+            row=2,
+            width=5,
+            bound=5,
+            first_page=3,
+            generation=9,
+            start=0,
+            tokens=(1, 2, 3, 4, 5),
+        ),
+        PlanRow(rid=8, account=8, row=1, width=2, bound=5, first_page=2, generation=8, start=3, tokens=(5, 6)),
+    )
+    batch = StepBatch.of(StepPlan(prefill=True, rows=rows, greedy=True), relay, table)
     assert batch.write_slots(count(5, CPU))[1].tolist() == [slot((3, 6), 3), slot((3, 6), 4), 0, 0, 0]
 
 
 def test_padding_lies_at_no_position_past_the_reach():
     """A model knows no position there."""
     relay, table = world()
-    rows = (PlanRow(9, 9, 2, 9, 9, (), 3, 9, 0, (1,) * 9), PlanRow(8, 8, 1, 2, 8, (), 2, 8, 6, (5, 6)))
-    batch = StepBatch.of(StepPlan(True, rows, True, -1), relay, table)
+    rows = (
+        PlanRow(rid=9, account=9, row=2, width=9, bound=9, first_page=3, generation=9, start=0, tokens=(1,) * 9),
+        PlanRow(rid=8, account=8, row=1, width=2, bound=8, first_page=2, generation=8, start=6, tokens=(5, 6)),
+    )
+    batch = StepBatch.of(StepPlan(prefill=True, rows=rows, greedy=True), relay, table)
     assert batch.reach == 12
     assert batch.positions.tolist() == [[*range(9)], [6, 7, 8, 9, 10, 11, 11, 11, 11]]
 
 
 def test_a_round_knows_its_positions_slots_and_mask_as_consecutive_tokens():
     relay, table = world()
-    plan = StepPlan(False, (PlanRow(9, 9, 2, 3, 8, (), 3, 9), PlanRow(8, 8, 1, 3, 5, (), 2, 8)), True, -1)
+    plan = StepPlan(
+        prefill=False,
+        rows=(
+            PlanRow(rid=9, account=9, row=2, width=3, bound=8, first_page=3, generation=9),
+            PlanRow(rid=8, account=8, row=1, width=3, bound=5, first_page=2, generation=8),
+        ),
+        greedy=True,
+    )
     batch = StepBatch.of(plan, relay, table)
     for width in (3, 2):
         positions, write, bias = batch.causal(width, torch.float64)
@@ -179,7 +252,14 @@ def test_a_round_knows_its_positions_slots_and_mask_as_consecutive_tokens():
 
 def test_write_slots_takes_offsets_of_each_row():
     relay, table = world()
-    plan = StepPlan(False, (PlanRow(9, 9, 2, 3, 8, (), 3, 9), PlanRow(8, 8, 1, 3, 5, (), 2, 8)), True, -1)
+    plan = StepPlan(
+        prefill=False,
+        rows=(
+            PlanRow(rid=9, account=9, row=2, width=3, bound=8, first_page=3, generation=9),
+            PlanRow(rid=8, account=8, row=1, width=3, bound=5, first_page=2, generation=8),
+        ),
+        greedy=True,
+    )
     offsets = torch.tensor([[0, 2], [1, 0]])
     assert StepBatch.of(plan, relay, table).write_slots(offsets).tolist() == [
         [slot((5, 2, 7), 4), slot((5, 2, 7), 6)],

@@ -10,6 +10,7 @@ import torch
 from specmatrix.engine.build import graphs_for
 from specmatrix.engine.core.observe.counters import Probes
 from specmatrix.engine.device.cuda_graphs import CudaGraphs, GraphShape, padded, reach_of
+from specmatrix.engine.executor import GraphRunner
 from specmatrix.engine.spec.builders import BuildContext
 from tests.support.engines import RUNS, answer, engine
 
@@ -50,7 +51,9 @@ def test_shapes_are_kept_up_to_a_number():
 def test_an_engine_holds_no_more_than_it_was_asked_to():
     llm = engine("NONE", 1, cuda_graph_max_gb=3)
     assert "cuda_graph_max_gb" not in llm.readback() and graphs_for(llm.resolved, CPU, llm.loop.probes) is None
-    llm.loop.executor.graphs = graphs_for(replace(llm.resolved, cuda_graph_max_bs=4), CPU, llm.loop.probes)
+    executor = llm.loop.executor
+    graphs = graphs_for(replace(llm.resolved, cuda_graph_max_bs=4), CPU, llm.loop.probes)
+    executor.run = GraphRunner(executor.run, graphs)
     assert llm.loop.executor.graphs.bundles.most_bytes == 3 << 30
     shown = llm.readback()
     assert (shown["cuda_graph_max_gb"], shown["cuda_graph_max_bs"]) == (3, 4)
@@ -62,7 +65,7 @@ def test_padding_changes_nothing(algorithm, topk):
     expected = answer(engine(algorithm, topk, **options))
     llm = engine(algorithm, topk, **options)
     executor = llm.loop.executor
-    executor.graphs = CudaGraphs(4, CPU, llm.loop.probes)
+    executor.run = GraphRunner(executor.run, CudaGraphs(4, CPU, llm.loop.probes))
     assert answer(llm) == expected
     assert llm.probes["graph.eager"] == llm.probes["decode.round"]
     assert executor.relay.length[0] == 0
@@ -80,7 +83,8 @@ def test_padding_accepts_one_path_where_the_target_says_nothing_but_token_0(algo
         likely = torch.zeros(executor.target.vocab_size).index_fill_(0, torch.tensor([0]), 1e4)
         logits = executor.target.logits
         executor.target.logits = lambda hidden, logits=logits, likely=likely: logits(hidden) + likely
-        executor.graphs = CudaGraphs(4, CPU, llm.loop.probes) if padding else None
+        if padding:
+            executor.run = GraphRunner(executor.run, CudaGraphs(4, CPU, llm.loop.probes))
         said.append(answer(llm))
     assert said[0] == said[1]
 
@@ -97,16 +101,17 @@ def test_drafts_of_the_largest_round_fit_the_spare_slots_that_a_gpu_has(algorith
     monkeypatch.setattr(BuildContext, "drafted", there)
     llm = engine(algorithm, topk, **options)
     executor = llm.loop.executor
-    executor.graphs = CudaGraphs(3, CPU, llm.loop.probes)
+    executor.run = GraphRunner(executor.run, CudaGraphs(3, CPU, llm.loop.probes))
     (drafts,) = executor.pools[1:]
-    assert drafts.spare is not None and executor.pool.spare is None
+    assert drafts.spare is not None and executor.kv.full.pool.spare is None
     assert answer(llm) == expected
     assert {shape.batch for _, bundle in executor.graphs.bundles for shape in bundle.graphs} >= {4}
 
 
 def test_a_larger_batch_runs_without_a_graph():
     llm = engine("NONE", 1)
-    llm.loop.executor.graphs = CudaGraphs(2, CPU, llm.loop.probes)
+    executor = llm.loop.executor
+    executor.run = GraphRunner(executor.run, CudaGraphs(2, CPU, llm.loop.probes))
     expected = answer(engine("NONE", 1))
     assert answer(llm) == expected
     assert {shape.batch for _, bundle in llm.loop.executor.graphs.bundles for shape in bundle.graphs} == {1, 2}

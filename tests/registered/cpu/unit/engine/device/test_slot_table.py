@@ -15,7 +15,17 @@ CPU = torch.device("cpu")
 
 
 def row(at, pages, first, writers=()):
-    return PlanRow(at + 50, at + 50, at, 1, 1, pages, first, at + 50, writers=writers)
+    return PlanRow(
+        rid=at + 50,
+        account=at + 50,
+        row=at,
+        width=1,
+        bound=1,
+        pages=pages,
+        first_page=first,
+        generation=at + 50,
+        writers=writers,
+    )
 
 
 @pytest.mark.parametrize("few", [0, 1, 3, 9])

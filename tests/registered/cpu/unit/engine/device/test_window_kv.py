@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from specmatrix.engine.core.schedule.step import PlanRow, StepPlan
-from specmatrix.engine.device.attention import StepAttention
 from specmatrix.engine.device.batch import StepBatch, causal_bias, tree_bias
+from specmatrix.engine.device.kv_groups import KVGroup, KVGroups, StampedGroups, routes_of, split
 from specmatrix.engine.device.pool import KVLayout, KVPool
 from specmatrix.engine.device.relay import Relay
 from specmatrix.engine.device.slot_table import SlotTable
-from specmatrix.engine.device.window_kv import WindowMemory, key_positions, split, windowed_bias
+from specmatrix.engine.device.window_kv import WindowGroup, key_positions, windowed_bias
 from specmatrix.kernels.tree_layout.cases import random_parents
 from specmatrix.kernels.tree_layout.reference import tree_layout
 
@@ -22,35 +22,67 @@ SIZE, WINDOW = 2, 3
 WINDOWS = (None, WINDOW, None, WINDOW, WINDOW)
 
 
-def memory(stamps: bool = True) -> WindowMemory:
-    pool = KVPool(KVLayout(3, 2, 4), 10, SIZE, torch.float32, CPU, stamps=stamps)
-    return WindowMemory(WINDOWS, pool, SlotTable(6, 20, SIZE, CPU, stamps))
+def groups(kind: type[KVGroups] = KVGroups) -> KVGroups:
+    """The groups of five layers, each with a pool and a table of its own."""
+    routes = routes_of(WINDOWS)
+    full, near = (
+        (KVPool(layout, 10, SIZE, torch.float32, CPU, stamps=True), SlotTable(6, 20, SIZE, CPU, stamps=True))
+        for layout in split(KVLayout(5, 2, 4), routes)
+    )
+    return kind([KVGroup(*full), WindowGroup(*near, WINDOW)], routes)
 
 
-def world(rows: tuple[PlanRow, ...], starts: dict[int, int], prefill: bool = False):
-    """A step over full pages 1.. in order, and the window memory with the plan's pages entered."""
-    relay, table, side = Relay(6, (), CPU), SlotTable(6, 20, SIZE, CPU, True), memory()
+def world(rows: tuple[PlanRow, ...], starts: dict[int, int], prefill: bool = False, kind: type[KVGroups] = KVGroups):
+    """A step, and the groups with the plan's pages entered."""
+    relay, kv = Relay(6, (), CPU), groups(kind)
     for row, start in starts.items():
         relay.publish(torch.tensor([row]), torch.tensor([start]), torch.tensor([[1]]))
-    table.extend(rows)
-    side.extend(rows)
-    batch = StepBatch.of(StepPlan(prefill, rows, True, -1), relay, table)
-    return batch, side
+    kv.extend(rows)
+    return StepBatch.of(StepPlan(prefill=prefill, rows=rows, greedy=True), relay, kv.full.table), kv
 
 
 def round_rows():
     # Row 2 holds positions 0..5, its first window page (0, 1) is gone; row 1 holds 0..2.
     return (
-        PlanRow(9, 9, 2, 2, 8, (5, 2, 7, 1), 0, 9, window_pages=(4, 6, 3), window_first=1, writers=((0, 9),)),
-        PlanRow(8, 8, 1, 2, 5, (3, 6, 4), 0, 8, window_pages=(1, 2, 5), window_first=0, writers=((0, 8),)),
+        PlanRow(
+            rid=9,
+            account=9,
+            row=2,
+            width=2,
+            bound=8,
+            pages=(5, 2, 7, 1),
+            first_page=0,
+            generation=9,
+            window_pages=(4, 6, 3),
+            window_first=1,
+            writers=((0, 9),),
+        ),
+        PlanRow(
+            rid=8,
+            account=8,
+            row=1,
+            width=2,
+            bound=5,
+            pages=(3, 6, 4),
+            first_page=0,
+            generation=8,
+            window_pages=(1, 2, 5),
+            window_first=0,
+            writers=((0, 8),),
+        ),
     )
 
 
 def test_layers_split_by_what_they_see():
-    full, windowed = split(KVLayout(5, 2, 4), WINDOWS)
+    full, windowed = (group.pool.layout for group in groups().groups)
     assert (full.layers, windowed.layers, windowed.head_dim) == (2, 3, 4)
-    assert memory().routes == ((False, 0), (True, 0), (False, 1), (True, 1), (True, 2))
-    assert memory().tokens == WINDOW
+    assert groups().routes == ((0, 0), (1, 0), (0, 1), (1, 1), (1, 2))
+    assert [group.window for group in groups().groups] == [None, WINDOW]
+
+
+def test_layers_without_a_window_are_one_group():
+    assert routes_of([None, None, None]) == [(0, 0), (0, 1), (0, 2)]
+    assert [layout.layers for layout in split(KVLayout(3, 2, 4), routes_of([None] * 3))] == [3]
 
 
 @pytest.mark.parametrize("window", [1, 2, 5])
@@ -86,8 +118,8 @@ def test_a_tree_mask_measures_by_depth_not_by_slot(window):
 
 
 def test_slots_come_from_the_window_table():
-    batch, side = world(round_rows(), {2: 6, 1: 3})
-    step = side.step(batch)
+    batch, kv = world(round_rows(), {2: 6, 1: 3})
+    step = kv.groups[1].slots(batch)
     assert step.write.tolist() == [[6, 7], [5, 10]]  # row 2: page 3 at positions 6, 7; row 1: page 2 offset 1, page 5
     assert step.read[0, 2:8].tolist() == [8, 9, 12, 13, 6, 7]
     assert batch.write.tolist() == [[2, 3], [13, 8]]
@@ -95,48 +127,78 @@ def test_slots_come_from_the_window_table():
 
 def test_padded_positions_write_to_the_padding_slot():
     rows = (
-        PlanRow(9, 9, 2, 4, 4, (5, 2), 0, 9, 0, (1, 2, 3, 4), window_pages=(4, 6), writers=((0, 9),)),
-        PlanRow(8, 8, 1, 1, 1, (3,), 0, 8, 0, (5,), window_pages=(1,), writers=((0, 8),)),
+        PlanRow(
+            rid=9,
+            account=9,
+            row=2,
+            width=4,
+            bound=4,
+            pages=(5, 2),
+            first_page=0,
+            generation=9,
+            start=0,
+            tokens=(1, 2, 3, 4),
+            window_pages=(4, 6),
+            writers=((0, 9),),
+        ),
+        PlanRow(
+            rid=8,
+            account=8,
+            row=1,
+            width=1,
+            bound=1,
+            pages=(3,),
+            first_page=0,
+            generation=8,
+            start=0,
+            tokens=(5,),
+            window_pages=(1,),
+            writers=((0, 8),),
+        ),
     )
-    batch, side = world(rows, {}, prefill=True)
-    assert side.step(batch).write.tolist() == [[8, 9, 12, 13], [2, 0, 0, 0]]
+    batch, kv = world(rows, {}, prefill=True)
+    assert kv.groups[1].slots(batch).write.tolist() == [[8, 9, 12, 13], [2, 0, 0, 0]]
 
 
 def test_each_layer_stores_in_its_own_pool():
-    batch, side = world(round_rows(), {2: 6, 1: 3})
-    step = side.step(batch)
-    full = KVPool(KVLayout(2, 2, 4), 10, SIZE, torch.float32, CPU)
-    positions, write, bias = batch.causal(2, torch.float32)
-    attend = side.beside(StepAttention(full, write, batch.slots, bias), batch, step, bias, positions)
+    batch, kv = world(round_rows(), {2: 6, 1: 3})
+    positions, _, bias = batch.causal(2, torch.float32)
+    step = kv.begin(batch, bias, positions)
     generator = torch.Generator().manual_seed(0)
-    for layer, (windowed, index) in enumerate(side.routes):
-        kv = torch.randn(4, 16, generator=generator)
-        attend(layer, torch.randn(2, 2, 4, 4, generator=generator), kv)
-        pool, slots = (side.pool, step.write) if windowed else (full, write)
-        assert torch.equal(pool.rows[index][slots.flatten()], kv)
+    for layer, (group, index) in enumerate(kv.routes):
+        given = torch.randn(4, 16, generator=generator)
+        step.attention(layer, torch.randn(2, 2, 4, 4, generator=generator), given)
+        pool, slots = kv.groups[group].pool, step.slots[group].write
+        assert torch.equal(pool.rows[index][slots.flatten()], given)
+    assert step.slots[0].write is batch.write and step.stamps is None
 
 
-def test_compaction_moves_window_slots():
-    batch, side = world(round_rows(), {2: 6, 1: 3})
-    step = side.step(batch)
-    side.pool.data.copy_(torch.arange(side.pool.data.numel()).view(side.pool.data.shape))
-    before = side.pool.data.clone()
-    side.move(step, torch.tensor([[1], [0]]))
-    assert torch.equal(side.pool.data[:, 6], before[:, 7])
-    assert torch.equal(side.pool.data[:, 5], before[:, 5])
+def test_compaction_moves_the_slots_of_every_group():
+    batch, kv = world(round_rows(), {2: 6, 1: 3})
+    positions, _, bias = batch.causal(2, torch.float32)
+    pools = [group.pool.data for group in kv.groups]
+    for data in pools:
+        data.copy_(torch.arange(data.numel()).view(data.shape))
+    before = [data.clone() for data in pools]
+    kv.move(kv.begin(batch, bias, positions), torch.tensor([[1], [0]]))
+    for data, old, (to, kept) in zip(pools, before, [(2, 13), (6, 5)], strict=True):
+        assert torch.equal(data[:, to], old[:, to + 1]) and torch.equal(data[:, kept], old[:, kept])
 
 
 def test_stamps_in_the_window_are_compared_and_those_below_are_not():
-    batch, side = world(round_rows(), {2: 6, 1: 3})
-    step = side.step(batch)
-    expected = side.table.expected(batch.rows, batch.reach)
+    batch, kv = world(round_rows(), {2: 6, 1: 3}, kind=StampedGroups)
+    positions, _, bias = batch.causal(2, torch.float32)
+    full, near = (group.pool.stamps for group in kv.groups)
+    expected = kv.full.table.expected(batch.rows, batch.reach)
+    read, write = kv.groups[1].slots(batch)
     for b, (start, first) in enumerate([(6, 4), (3, 1)]):
-        for p in range(first, start):
-            side.pool.stamps[step.read[b, p]] = expected[b, p]
-    generations = torch.tensor([9, 8])
-    assert [int(n) for n in side.stamp(batch, step, generations, batch.positions)] == [2 + 2, 0]
-    side.pool.stamps[step.read[0, 5]] = 1
-    side.pool.stamps[step.read[0, 3]] = 1  # position 3 is out of sight of a query at 6
-    assert [int(n) for n in side.stamp(batch, step, generations, batch.positions)] == [4, 1]
-    written = side.pool.stamps[step.write]
-    assert torch.equal(written, (generations[:, None] << 32) | batch.positions)
+        full[batch.slots[b, :start]] = expected[b, :start]
+        near[read[b, first:start]] = expected[b, first:start]
+    assert kv.begin(batch, bias, positions).stamps.tolist() == [6 + 3 + 2 + 2, 0]
+    near[read[0, 5]] = 1
+    near[read[0, 3]] = 1  # position 3 is out of sight of a query at 6
+    assert kv.begin(batch, bias, positions).stamps.tolist() == [13, 1]
+    full[batch.slots[1, 0]] = 1
+    assert kv.begin(batch, bias, positions).stamps.tolist() == [13, 2]
+    written = (torch.tensor([9, 8])[:, None] << 32) | positions
+    assert torch.equal(near[write], written) and torch.equal(full[batch.write], written)

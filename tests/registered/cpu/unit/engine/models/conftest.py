@@ -26,8 +26,9 @@ from transformers import (
 from transformers.utils import logging
 
 from specmatrix.engine.device.attention import StepAttention
+from specmatrix.engine.device.kv_groups import SplitAttention
 from specmatrix.engine.device.pool import KVPool
-from specmatrix.engine.device.window_kv import SplitAttention, windowed_bias
+from specmatrix.engine.device.window_kv import windowed_bias
 from specmatrix.engine.models.eagle3.model import Eagle3
 from specmatrix.engine.models.standalone.model import Standalone
 from specmatrix.engine.models.target import Target
@@ -228,7 +229,7 @@ class Paged:
             keys[row, first : first + width] = at[row]
         size = next(w for w in windows if w is not None)
         near = StepAttention(self.pool, write, slots[:, :reach], windowed_bias(bias, at, keys, size))
-        return SplitAttention(full, near, tuple((w is not None, i) for i, w in enumerate(windows)))
+        return SplitAttention((full, near), tuple((int(w is not None), i) for i, w in enumerate(windows)))
 
     def tree(self, nodes: Tensor, parents: list[int], request: int, start: int) -> Tensor:
         """Logits [1, N, V] of a tree of nodes [N], root first, behind `start` tokens of one request."""

@@ -121,7 +121,8 @@ def watched(zoo, *shape: object, **more: object) -> tuple[LLM, Watch]:
     watch = Watch(llm.loop.executor.drafter)
     if hasattr(watch.inner, "model"):
         watch.inner.model = WatchedModel(watch.inner.model, watch.events)
-    llm.loop.executor.drafter = watch
+    executor = llm.loop.executor
+    (executor.guard or executor.plain).drafter = watch
     return llm, watch
 
 
@@ -295,7 +296,8 @@ def test_a_tree_is_the_best_of_all_paths_drafted_one_by_one(zoo, shape):
     """Each beam goes on from its own parent's state, token and scratch."""
     llm = launch(zoo, *shape, spec_version="v1", page_size=3)
     watch = PathByPath(llm.loop.executor.drafter)
-    llm.loop.executor.drafter = watch
+    executor = llm.loop.executor
+    (executor.guard or executor.plain).drafter = watch
     hot = SamplingParams(max_new_tokens=20, temperature=1.5, seed=5, ignore_eos=True)
     for prompt in PROMPTS:
         llm.generate([prompt], hot)

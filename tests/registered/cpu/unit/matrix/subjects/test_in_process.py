@@ -38,7 +38,7 @@ def test_abort_after_some_tokens(algorithm: str):
 
 def test_a_request_that_the_engine_stopped_answers_with_the_cause(monkeypatch):
     engine = ReferenceSubject().start(asked(Cell.from_id("none")))
-    monkeypatch.setattr(engine.llm.loop.executor, "_round", lambda *_: [][0])
+    monkeypatch.setattr(engine.llm.loop.executor.plain, "_round", lambda *_: [][0])
     (answer,) = engine.generate([Ask("q", PROMPT, 8)])
     assert answer.finish == "error" and "made the engine raise IndexError: list index out of range" in answer.matched
 

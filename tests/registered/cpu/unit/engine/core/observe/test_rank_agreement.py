@@ -66,7 +66,7 @@ def test_a_plan_is_told_with_a_digest_of_the_whole_journal_in_its_order():
         witness = RankDigest(ledger, mine.append, Probes())
         for rid in rids:
             ledger.open(rid)
-            witness.planned(StepPlan(True, (), True, -1))
+            witness.planned(StepPlan(prefill=True, rows=(), greedy=True), in_flight=0)
         told.append(mine)
     assert told[0] == told[1] and [record.parts for record in told[0]] == [PLAN, PLAN]
     assert len({record.digests[0] for mine in told for record in mine}) == 4

@@ -1,0 +1,88 @@
+"""What watches the loop's steps from outside, and the observer that counts them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import Protocol, TypeAlias
+
+from specmatrix.engine.core.observe.counters import Probes
+from specmatrix.engine.core.schedule.request import Finish, Request
+from specmatrix.engine.core.schedule.step import StepPlan, StepResult
+
+
+class Outcome(Enum):
+    """What became of one row's result."""
+
+    DELIVERED = "its tokens went to the request"
+    FAILED = "delivering its tokens raised an error"
+    INVALID = "its drafts were invalid, which ended the request"
+    DROPPED = "the request no longer ran"
+
+
+# One row of a resolved step: the request, the outcome, the tokens that the request took, what they ended it with.
+Delivery: TypeAlias = tuple[Request, Outcome, int, Finish | None]
+
+
+class StepObserver(Protocol):
+    """Sees every step before its launch and after its result was handed out, and changes nothing."""
+
+    def planned(self, plan: StepPlan, in_flight: int) -> None:
+        """Before the launch of a plan. in_flight: steps that were launched before it and are not resolved."""
+        ...
+
+    def resolved(self, plan: StepPlan, result: StepResult, deliveries: Sequence[Delivery]) -> None:
+        """After a result. deliveries: one for each row of the plan; fewer if a bug of the engine cut them short."""
+        ...
+
+
+class StepCounter:
+    """Counts what steps did. context_length: positions of a request at most."""
+
+    def __init__(self, probes: Probes, context_length: int) -> None:
+        self._hit = probes.hit
+        self._context_length = context_length
+
+    def planned(self, plan: StepPlan, in_flight: int) -> None:
+        if in_flight:
+            self._hit("overlap.in_flight")
+
+    def resolved(self, plan: StepPlan, result: StepResult, deliveries: Sequence[Delivery]) -> None:
+        self._hit("stamp.checked", result.stamps_checked)
+        self._hit("stamp.wrong", result.stamps_wrong)
+        dropped = taken = random = 0
+        for index, (request, outcome, took, finish) in enumerate(deliveries):
+            if outcome is Outcome.DROPPED:
+                dropped += 1
+                continue
+            taken += took
+            if not plan.greedy and not request.params.greedy:
+                random += took
+            if finish is not None:
+                self._count_finish(request, finish, overshoot=result.counts[index] - took)
+        self._hit("overlap.dropped", dropped)
+        self._hit("sample.greedy", taken - random)
+        self._hit("sample.random", random)
+        if not plan.prefill and plan.rows[0].width > 1:
+            self._count_drafts(plan.rows[0].width, result, deliveries)
+
+    def _count_drafts(self, width: int, result: StepResult, deliveries: Sequence[Delivery]) -> None:
+        """A round `width` nodes wide."""
+        uncounted = (Outcome.DROPPED, Outcome.INVALID)
+        rows = [row for row, (_, outcome, _, _) in enumerate(deliveries) if outcome not in uncounted]
+        counts = [result.counts[row] for row in rows]
+        longest = len(result.tokens[0])
+        self._hit("spec.drafted", len(rows) * (width - 1))
+        self._hit("spec.accepted", sum(counts) - len(rows))
+        self._hit("spec.rejected", counts.count(1))
+        self._hit("spec.full_accept", counts.count(longest))
+        self._hit("tree.branched", sum([result.branched[row] for row in rows]))
+        self._hit("tree.compacted", sum([result.moved[row] for row in rows]))
+
+    def _count_finish(self, request: Request, finish: Finish, overshoot: int) -> None:
+        if finish.reason == "length":
+            self._hit("finish.length")
+        else:
+            self._hit("finish.stop_string" if isinstance(finish.matched, str) else "finish.stop_token")
+        self._hit("finish.context", request.num_tokens == self._context_length)
+        self._hit("finish.overshoot", overshoot)

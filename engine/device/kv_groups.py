@@ -1,0 +1,143 @@
+"""The target's KV by groups of layers that see the same positions: each has a pool and a slot table of its own.
+
+The first group sees every position. A group with a sliding window holds pages only for what its queries still read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import reduce
+from operator import add
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from specmatrix.engine.core.schedule.step import PlanRow
+from specmatrix.engine.device.attention import StepAttention
+from specmatrix.engine.device.batch import StepBatch, count
+from specmatrix.engine.device.pool import KVLayout, KVPool
+from specmatrix.engine.device.slot_table import SlotTable, stamp
+
+
+class GroupSlots(NamedTuple):
+    """One step's slots in a group: read [B, T] of positions 0..T-1, write [B, W]."""
+
+    read: Tensor
+    write: Tensor
+
+
+class KVGroup:
+    """Layers that see every position. window: the tokens that a layer looks back, its own included; None for all."""
+
+    window: int | None = None
+
+    def __init__(self, pool: KVPool, table: SlotTable) -> None:
+        self.pool, self.table = pool, table
+
+    def extend(self, rows: Sequence[PlanRow]) -> None:
+        """Enter the pages that the plan added, and the writers of rows that begin a residence."""
+        self.table.extend(rows)
+
+    def slots(self, batch: StepBatch) -> GroupSlots:
+        """The slots of a step."""
+        return GroupSlots(batch.slots, batch.write)
+
+    def attention(self, batch: StepBatch, slots: GroupSlots, bias: Tensor, positions: Tensor) -> StepAttention:
+        """Attention over the group's pool. bias [B, 1, W, T] of every position; positions [B, W]."""
+        return StepAttention(self.pool, slots.write, slots.read, bias, start=batch.start)
+
+    def move(self, slots: GroupSlots, taken: Tensor) -> None:
+        """Compact the accepted path. taken [B, D+1]: the node whose KV goes to each of the first columns."""
+        source, target = slots.write.gather(1, taken), slots.write[:, : taken.shape[1]]
+        self.pool.move(source.flatten(), target.flatten())
+
+    def stamp(self, batch: StepBatch, slots: GroupSlots, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Stamp the slots about to be written; how many stamps in sight were compared, and how many were wrong."""
+        stamps, generations = self.pool.stamps, batch.generations
+        assert stamps is not None and generations is not None
+        seen = self._seen(batch)
+        wrong = (stamps[slots.read] != self.table.expected(batch.rows, batch.reach)) & seen
+        stamps[slots.write.flatten()] = stamp(generations[:, None], positions).flatten()
+        return seen.sum(), wrong.sum()
+
+    def _seen(self, batch: StepBatch) -> Tensor:
+        """[B, T] bool: the positions below `start` that the step's first query sees."""
+        return count(batch.reach, batch.start.device) < batch.start[:, None]
+
+
+class SplitAttention:
+    """Sends each layer of a step to its group's pool. routes: (group, index in its pool) by layer."""
+
+    def __init__(self, groups: Sequence[StepAttention], routes: Sequence[tuple[int, int]]) -> None:
+        self._groups = groups
+        self._routes = routes
+
+    def kv_slots(self, layer: int) -> tuple[Tensor, Tensor] | None:
+        group, index = self._routes[layer]
+        return self._groups[group].kv_slots(index)
+
+    def __call__(self, layer: int, q: Tensor, kv: Tensor | None) -> Tensor:
+        group, index = self._routes[layer]
+        return self._groups[group](index, q, kv)
+
+
+class StepKV(NamedTuple):
+    """One step's access to the groups: how the target's layers attend, and each group's slots.
+
+    stamps int64 [2]: how many stamps were compared, and how many were wrong; None where nothing is stamped.
+    """
+
+    attention: StepAttention | SplitAttention
+    slots: list[GroupSlots]
+    stamps: Tensor | None = None
+
+
+class KVGroups:
+    """groups: that of the layers that see every position, then others. routes: (group, index in its pool) by layer."""
+
+    def __init__(self, groups: Sequence[KVGroup], routes: Sequence[tuple[int, int]]) -> None:
+        self.groups, self.routes = tuple(groups), tuple(routes)
+        self.full = self.groups[0]
+
+    def extend(self, rows: Sequence[PlanRow]) -> None:
+        """Enter what the plan added."""
+        for group in self.groups:
+            group.extend(rows)
+
+    def begin(self, batch: StepBatch, bias: Tensor, positions: Tensor) -> StepKV:
+        """Before the target's forward. bias [B, 1, W, T] of every position; positions [B, W]."""
+        slots = [group.slots(batch) for group in self.groups]
+        parts = [group.attention(batch, own, bias, positions) for group, own in zip(self.groups, slots, strict=True)]
+        return StepKV(parts[0] if len(parts) == 1 else SplitAttention(parts, self.routes), slots)
+
+    def move(self, kv: StepKV, taken: Tensor) -> None:
+        """Compact the accepted path. taken [B, D+1]: the node whose KV goes to each of the first columns."""
+        for group, slots in zip(self.groups, kv.slots, strict=True):
+            group.move(slots, taken)
+
+
+class StampedGroups(KVGroups):
+    """Groups whose slots hold stamps: each step compares those that it reads, and leaves its own."""
+
+    def begin(self, batch: StepBatch, bias: Tensor, positions: Tensor) -> StepKV:
+        kv = super().begin(batch, bias, positions)
+        pairs = zip(self.groups, kv.slots, strict=True)
+        checked, wrong = zip(*(group.stamp(batch, slots, positions) for group, slots in pairs), strict=True)
+        return kv._replace(stamps=torch.stack((reduce(add, checked), reduce(add, wrong))))
+
+
+def routes_of(windows: Sequence[int | None]) -> list[tuple[int, int]]:
+    """(group, index in its pool) of each layer, from the windows by layer: group 1 has those with one."""
+    routes: list[tuple[int, int]] = []
+    for window in windows:
+        group = int(window is not None)
+        routes.append((group, sum(other == group for other, _ in routes)))
+    return routes
+
+
+def split(layout: KVLayout, routes: Sequence[tuple[int, int]]) -> list[KVLayout]:
+    """The layout of each group, from that of all layers."""
+    sizes = [sum(group == number for group, _ in routes) for number in range(max(group for group, _ in routes) + 1)]
+    return [replace(layout, layers=layers) for layers in sizes]

@@ -1,0 +1,178 @@
+"""A step's device work: a prefill step, or a round that proposes, verifies, compacts, absorbs and relays."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from specmatrix.engine.core.schedule.step import StepPlan, StepResult
+from specmatrix.engine.device.batch import StepBatch, count, tree_bias
+from specmatrix.engine.device.collectives import Ranks
+from specmatrix.engine.device.kv_groups import KVGroups, StepKV
+from specmatrix.engine.device.pinned_copy import integers
+from specmatrix.engine.device.relay import DraftState, Relay
+from specmatrix.engine.device.sampling import SamplingRows, chosen_logprobs, pick, top_logprobs
+from specmatrix.engine.device.staging import StepOutput
+from specmatrix.engine.models.target import Target
+from specmatrix.engine.spec.drafter import DraftHooks, DraftTree, Verdict
+from specmatrix.engine.spec.guard import Guard
+from specmatrix.engine.spec.verify import verify
+
+
+class Step(Protocol):
+    """Device work over a batch, and how the host reads its output. What checks a step wraps another one."""
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether a round may now be captured, and a captured one replayed."""
+        ...
+
+    def run(self, plan: StepPlan, batch: StepBatch) -> StepOutput:
+        """All that a step does behind its uploads. The host reads nothing."""
+        ...
+
+    def read(self, output: StepOutput) -> StepResult:
+        """An output on the host as plain values."""
+        ...
+
+
+class DeviceStep:
+    """The step itself, without any check. capture: the target layers whose input states the drafter needs."""
+
+    repeatable = True
+
+    def __init__(
+        self, target: Target, drafter: DraftHooks, capture: tuple[int, ...], kv: KVGroups, relay: Relay, ranks: Ranks
+    ) -> None:
+        self.target = target
+        self.drafter = drafter
+        self.capture = capture
+        self.kv = kv
+        self.relay = relay
+        self.ranks = ranks
+        self._dtype = kv.full.pool.data.dtype
+
+    def run(self, plan: StepPlan, batch: StepBatch) -> StepOutput:
+        return self._prefill(plan, batch) if plan.prefill else self._round(plan, batch)
+
+    def read(self, output: StepOutput) -> StepResult:
+        tokens, counts = output.tokens.tolist(), output.count.tolist()
+        no = [False] * len(counts)
+        checked, wrong = (0, 0) if output.stamps is None else output.stamps.tolist()
+        return StepResult(
+            tokens=tokens,
+            counts=counts,
+            moved=no if output.moved is None else output.moved.tolist(),
+            branched=no if output.branched is None else output.branched.tolist(),
+            logprobs=None if output.logprobs is None else output.logprobs.tolist(),
+            top_logprobs=_pairs(output),
+            stamps_checked=checked,
+            stamps_wrong=wrong,
+        )
+
+    def _prefill(self, plan: StepPlan, batch: StepBatch) -> StepOutput:
+        device = batch.rows.device
+        chunks = [_padded(row.tokens, batch.width) for row in plan.rows]
+        tokens = integers(chain.from_iterable(chunks), device).view(len(chunks), batch.width)
+        positions, _, bias = batch.causal(batch.width, self._dtype)
+        kv = self.kv.begin(batch, bias, positions)
+        hidden, aux = self.target.forward(tokens, positions, kv.attention, self.capture)
+        assert batch.lengths is not None
+        last = hidden.gather(1, (batch.lengths - 1)[:, None, None].expand(-1, 1, hidden.shape[2]))
+        logits = self.target.logits(last)
+        end = batch.start + batch.lengths
+        rows = None if plan.greedy else self.relay.sampling_of(batch.rows)
+        sampled = self.ranks.agreed(pick(logits, end[:, None], rows))
+        following = integers([-1 if r.following is None else r.following for r in plan.rows], device)
+        state = self.drafter.prime(batch, tokens, aux, sampled[:, 0], following)
+        self._relay(batch, end, sampled, state)
+        output = StepOutput(tokens=sampled, count=(following < 0).long(), stamps=kv.stamps)
+        return _with_logprobs(output, plan, logits, rows)
+
+    def _round(self, plan: StepPlan, batch: StepBatch) -> StepOutput:
+        rows = None if plan.greedy else self.relay.sampling_of(batch.rows)
+        tree = self.drafter.propose(batch, self.relay)
+        if tree.ancestors is None:
+            positions, _, bias = batch.causal(batch.width, self._dtype)
+        else:
+            positions = batch.start[:, None] + tree.depths
+            bias = tree_bias(batch.start, tree.ancestors, batch.reach, self._dtype)
+        kv = self.kv.begin(batch, bias, positions)
+        hidden, aux = self.target.forward(tree.tokens, positions, kv.attention, self.capture)
+        logits = self.target.logits(hidden)
+        verdict = verify(logits, tree, batch.start, rows, self.ranks)
+        output = StepOutput(tokens=verdict.tokens, count=verdict.count, stamps=kv.stamps)
+        if tree.ancestors is not None:
+            moved, branched = self._compact(tree, verdict, kv)
+            output = output._replace(moved=moved, branched=branched)
+            aux = None if aux is None else aux.gather(1, verdict.path[:, :, None].expand(-1, -1, aux.shape[2]))
+            if plan.logprobs >= 0:
+                logits = logits.gather(1, verdict.path[:, :, None].expand(-1, -1, logits.shape[2]))
+        state = self.drafter.absorb(batch, verdict, aux)
+        bonus = verdict.tokens
+        if batch.width > 1:
+            bonus = verdict.tokens.gather(1, (verdict.count - 1)[:, None])
+        self._relay(batch, batch.start + verdict.count, bonus, state)
+        return _with_logprobs(output, plan, logits, rows)
+
+    def _compact(self, tree: DraftTree, verdict: Verdict, kv: StepKV) -> tuple[Tensor, Tensor]:
+        """Move the accepted path's KV to the front of the block; [B] bool each: whether it moved, whether the tree
+        had siblings. Sources never lie before their destination."""
+        path, parents = verdict.path, tree.parents
+        order = count(path.shape[1], path.device)
+        taken = torch.where(order < verdict.count[:, None], path, order)
+        self.kv.move(kv, taken)
+        siblings = (parents[:, 1:, None] == parents[:, None, 1:]).sum((1, 2)) > parents.shape[1] - 1
+        return (taken != order).any(1), siblings
+
+    def _relay(self, batch: StepBatch, length: Tensor, bonus: Tensor, state: DraftState | None) -> None:
+        self.relay.publish(batch.rows, length, bonus)
+        if state is not None:
+            self.relay.stash(batch.rows, state)
+
+
+class GuardedStep:
+    """A step whose drafter stands behind `guard`: rows with invalid drafts end with their result."""
+
+    def __init__(self, step: Step, guard: Guard) -> None:
+        self._step, self._guard = step, guard
+
+    @property
+    def repeatable(self) -> bool:
+        # A graph would go on asking a drafter that is in quarantine.
+        return self._guard.error is None and self._step.repeatable
+
+    def run(self, plan: StepPlan, batch: StepBatch) -> StepOutput:
+        self._guard.begin(batch)
+        output = self._step.run(plan, batch)
+        return output._replace(codes=self._guard.codes())
+
+    def read(self, output: StepOutput) -> StepResult:
+        assert output.codes is not None
+        return self._step.read(output)._replace(lies=self._guard.read(output.codes.tolist()))
+
+
+def _padded(tokens: tuple[int, ...], width: int) -> list[int]:
+    return [*tokens, *([0] * (width - len(tokens)))]
+
+
+def _with_logprobs(output: StepOutput, plan: StepPlan, logits: Tensor, rows: SamplingRows | None) -> StepOutput:
+    """The log-probabilities that the plan asks for, of the output's tokens [B, W], from logits [B, W, V]."""
+    if plan.logprobs < 0:
+        return output
+    output = output._replace(logprobs=chosen_logprobs(logits, output.tokens, rows))
+    if plan.logprobs:
+        values, ids = top_logprobs(logits, plan.logprobs, rows)
+        output = output._replace(top_values=values, top_ids=ids)
+    return output
+
+
+def _pairs(output: StepOutput) -> list[list[list[tuple[int, float]]]] | None:
+    """(token, log-probability) of the best tokens, by row and place."""
+    if output.top_ids is None or output.top_values is None:
+        return None
+    rows = zip(output.top_ids.tolist(), output.top_values.tolist(), strict=True)
+    return [[list(zip(*column, strict=True)) for column in zip(*row, strict=True)] for row in rows]
