@@ -21,7 +21,7 @@ from specmatrix.benchmarks.steady import PAIRS, Bench, free, targets_kept
 from specmatrix.benchmarks.timings import timings
 from specmatrix.benchmarks.trace import trace
 from specmatrix.benchmarks.verification import verification
-from specmatrix.engine.core.errors import ConfigError
+from specmatrix.errors import ConfigError
 
 # Bytes of a tensor that is summed, how many such tensors there are, and how often each is summed.
 READ_BYTES: Final = 2 << 30

@@ -34,7 +34,7 @@ print(json.dumps([len(cells), len(names), len(set(names)), "torch" in sys.module
 # Launches whose settings are the default half of the time, so that refusals and whole resolutions both weigh in.
 RESOLVE: Final = f"""
 import json, random, sys, time
-from specmatrix.engine.core.errors import ConfigError
+from specmatrix.errors import ConfigError
 from specmatrix.engine.core.config.resolve import resolve
 from specmatrix.matrix.policy.knobs import KNOBS, launch
 chance = random.Random(0)

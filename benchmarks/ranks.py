@@ -31,10 +31,10 @@ from specmatrix.benchmarks.command import machine
 from specmatrix.benchmarks.shapes import SHAPES, LlamaShape, write_eagle3, write_frame
 from specmatrix.benchmarks.steady import ROUNDS, Asked, Bench, Decoding, free
 from specmatrix.engine.api import LLM
-from specmatrix.engine.core.errors import ConfigError
 from specmatrix.engine.models.tensor_parallel import ShardedWeightReader
 from specmatrix.engine.parallel.group import RankGroup
 from specmatrix.engine.parallel.worker import Rank
+from specmatrix.errors import ConfigError
 from specmatrix.reports.atomic import write_text
 
 SIZES: Final = (1, 2, 4, 8)

@@ -20,12 +20,12 @@ from typing import Final
 from specmatrix.ci.planner import ShardPlan
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.run.prepared_cell import prepare
-from specmatrix.matrix.run.record import record
+from specmatrix.matrix.run.record import lost
+from specmatrix.matrix.run.tiers import VISIBLE
 from specmatrix.reports.schema import CellResult
 
 # A cell takes seconds; a silence of this length means that its engine hangs.
 LIMIT_SECONDS: Final = 180.0
-VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 THREADS: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -111,16 +111,11 @@ def _replace(workers: list[Worker], worker: Worker, job: ShardJob, what: str) ->
     """
     _stop(worker)
     workers.remove(worker)
-    lost = worker.owed[:1] if worker.ready else worker.owed
-    rest = worker.owed[len(lost) :]
+    missing = worker.owed[:1] if worker.ready else worker.owed
+    rest = worker.owed[len(missing) :]
     if rest:
         workers.append(_start(rest, job, worker.gpus))
-    yield from [lost_cell(cell, job, what) for cell in lost]
-
-
-def lost_cell(cell: Cell, job: ShardJob, what: str) -> CellResult:
-    """The record of a cell that has no result, for a reason that says nothing about the cell."""
-    return record(prepare(cell, job.tier, job.stage, job.seed), "INFRA", error=f"the cell has no result: {what}")
+    yield from [lost(prepare(cell, job.tier, job.stage, job.seed), what) for cell in missing]
 
 
 def _start(cells: Sequence[Cell], job: ShardJob, gpus: tuple[int, ...]) -> Worker:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from specmatrix.ci.registry import Registration
-from specmatrix.engine.core.errors import ConfigError
+from specmatrix.errors import ConfigError
 from specmatrix.matrix.cover.lockfile import STAGES
 from specmatrix.matrix.run.tiers import tier as find_tier
 

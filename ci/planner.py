@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from math import ceil
 from typing import Any, Final
 
-from specmatrix.engine.core.errors import ConfigError
+from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
 
 SPLIT: Final = 1.3

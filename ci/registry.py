@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from specmatrix.engine.core.errors import ConfigError
+from specmatrix.errors import ConfigError
 from specmatrix.matrix.cover.lockfile import STAGES
 from specmatrix.matrix.run.tiers import TIERS
 

@@ -8,14 +8,15 @@ These names are imported when they are first used, as the engine's configuration
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
+from specmatrix.errors import ConfigError as ConfigError
+from specmatrix.errors import EngineBug as EngineBug
+from specmatrix.errors import EngineError as EngineError
+from specmatrix.errors import RequestError as RequestError
+
 if TYPE_CHECKING:
     from specmatrix.engine.api import LLM as LLM
     from specmatrix.engine.api import Output as Output
     from specmatrix.engine.core.config.asked import EngineConfig as EngineConfig
-    from specmatrix.engine.core.errors import ConfigError as ConfigError
-    from specmatrix.engine.core.errors import EngineBug as EngineBug
-    from specmatrix.engine.core.errors import EngineError as EngineError
-    from specmatrix.engine.core.errors import RequestError as RequestError
     from specmatrix.engine.core.schedule.request import SamplingParams as SamplingParams
     from specmatrix.engine.core.schedule.session import SessionParams as SessionParams
     from specmatrix.engine.parallel.client import RankedLLM as RankedLLM
@@ -25,10 +26,6 @@ HOMES: Final = {
     "LLM": "api",
     "Output": "api",
     "EngineConfig": "core.config.asked",
-    "ConfigError": "core.errors",
-    "EngineBug": "core.errors",
-    "EngineError": "core.errors",
-    "RequestError": "core.errors",
     "SamplingParams": "core.schedule.request",
     "SessionParams": "core.schedule.session",
     "RankedLLM": "parallel.client",

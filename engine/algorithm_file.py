@@ -10,8 +10,8 @@ from traceback import walk_tb
 from typing import Final
 
 from specmatrix.engine.core.draft.algorithms import Traits, known_algorithms
-from specmatrix.engine.core.errors import ConfigError
 from specmatrix.engine.plugin import forget_algorithm
+from specmatrix.errors import ConfigError
 
 # Before the file's name in sys.modules, so that `torch.py` takes nobody's place.
 PREFIX: Final = "specmatrix_algorithm_"

@@ -15,7 +15,6 @@ from specmatrix.engine.build import Locate, build
 from specmatrix.engine.core.config.adaptive_file import inline
 from specmatrix.engine.core.config.asked import EngineConfig, Facts
 from specmatrix.engine.core.config.resolve import resolve
-from specmatrix.engine.core.errors import ConfigError, EngineError, RequestError
 from specmatrix.engine.core.memory.ledger import Entry
 from specmatrix.engine.core.observe.rank_agreement import StepDigest
 from specmatrix.engine.core.schedule.request import Finish, Phase, Request, SamplingParams, shown
@@ -25,6 +24,7 @@ from specmatrix.engine.device.collectives import ALONE, Ranks
 from specmatrix.engine.device.graph_cache import GIB
 from specmatrix.engine.models.loader import facts
 from specmatrix.engine.models.tokenizer import Tokenizer
+from specmatrix.errors import ConfigError, EngineError, RequestError
 
 Prompt = str | Sequence[int]
 

@@ -12,7 +12,6 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from specmatrix.engine.core.errors import KernelError
 from specmatrix.engine.core.schedule.step import StepPlan, StepResult
 from specmatrix.engine.device.batch import StepBatch
 from specmatrix.engine.device.cuda_graphs import CudaGraphs, GraphShape, reach_of
@@ -21,6 +20,7 @@ from specmatrix.engine.device.staging import Staged, StagingRing, StepOutput
 from specmatrix.engine.device_step import DeviceStep, Step
 from specmatrix.engine.spec.drafter import Drafter
 from specmatrix.engine.spec.guard import Guard
+from specmatrix.errors import KernelError
 
 
 class InFlight(NamedTuple):

@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
-from specmatrix.engine.core.errors import EngineBug, EngineError, LedgerError, described
 from specmatrix.engine.core.observe.counters import Probes
 from specmatrix.engine.core.observe.step_counter import Delivery, Outcome, StepCounter, StepObserver
 from specmatrix.engine.core.schedule.output_text import OutputText, TextStream
@@ -23,6 +22,7 @@ from specmatrix.engine.core.schedule.scheduler import Scheduler
 from specmatrix.engine.core.schedule.step import Executor, Handle, StepPlan, StepResult
 from specmatrix.engine.core.schedule.stop_rules import StopRules
 from specmatrix.engine.interrupts import Interrupts
+from specmatrix.errors import EngineBug, EngineError, LedgerError, described
 
 log = logging.getLogger("specmatrix.engine")
 

@@ -11,7 +11,6 @@ import torch
 
 from specmatrix.engine.core.config.asked import Resolved
 from specmatrix.engine.core.draft.algorithms import algorithm
-from specmatrix.engine.core.errors import ConfigError
 from specmatrix.engine.device.cuda_graphs import padded
 from specmatrix.engine.device.graph_cache import GIB
 from specmatrix.engine.models.config import ModelConfig, load_model_config
@@ -19,6 +18,7 @@ from specmatrix.engine.models.eagle.formats import load_draft_config
 from specmatrix.engine.models.loader import bundled_prefixes
 from specmatrix.engine.models.weights import count_numbers, tensor_names
 from specmatrix.engine.spec.builders import Locate
+from specmatrix.errors import ConfigError
 
 # Bytes of the host's own lists by page and by row, and of what it needs to make one rotation.
 PAGE: Final = 48

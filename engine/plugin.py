@@ -14,8 +14,8 @@ from dataclasses import replace
 from typing import Final, get_type_hints
 
 from specmatrix.engine.core.draft.algorithms import Check, Topology, Traits, forget_traits, register_traits
-from specmatrix.engine.core.errors import ConfigError
 from specmatrix.engine.spec.builders import BUILDERS, RELAYS, Build, BuildContext, RelayOf
+from specmatrix.errors import ConfigError
 
 __all__ = ["BuildContext", "Topology", "Traits", "forget_algorithm", "register_algorithm"]
 

@@ -11,7 +11,7 @@ from types import ModuleType
 
 from torch import Tensor
 
-from specmatrix.engine.core.errors import ConfigError, KernelError
+from specmatrix.errors import ConfigError, KernelError
 
 INTERPRETER = "TRITON_INTERPRET"
 _everywhere = False

@@ -9,7 +9,7 @@ from inspect import signature
 import torch
 from torch import Tensor
 
-from specmatrix.engine.core.errors import KernelError
+from specmatrix.errors import KernelError
 from specmatrix.kernels.case import Arguments, Case, Kernel
 
 GUARD = 64  # elements in front of and behind an argument

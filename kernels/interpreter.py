@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from triton.runtime import interpreter
 
-from specmatrix.engine.core.errors import KernelError
+from specmatrix.errors import KernelError
 
 
 def ordered_dot(a: Any, b: Any, into: Any) -> Any:  # noqa: ANN401

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from specmatrix.engine.core.errors import KernelError
+from specmatrix.errors import KernelError
 
 
 def shape_error(op: str, name: str, tensor: Tensor, wanted: Sequence[int | str]) -> KernelError:

@@ -2,7 +2,7 @@
 
 import sys
 
-from specmatrix.matrix.cli.app import main
+from specmatrix.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from specmatrix.engine.core.errors import LedgerError
 from specmatrix.engine.device.pool import KVPool
+from specmatrix.errors import LedgerError
 from specmatrix.kernels.paged_attention import (
     ALIGNED,
     Reads,

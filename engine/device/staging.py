@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specmatrix.engine.core.errors import LedgerError
+from specmatrix.errors import LedgerError
 
 
 class StepOutput(NamedTuple):

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from specmatrix.engine.core.errors import ConfigError
 from specmatrix.engine.models.config_reader import MOST_LAYERS, ConfigReader
 from specmatrix.engine.models.deepseek.config import MLAConfig, MoEConfig, read_mla, read_moe
 from specmatrix.engine.models.draft_config import DRAFT_ARCHITECTURES, DraftConfig, read_draft
 from specmatrix.engine.models.rope import RopeConfig
 from specmatrix.engine.models.sliding_window import read_windows
+from specmatrix.errors import ConfigError
 
 TARGET_ARCHITECTURES: Final = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen3ForCausalLM", "DeepseekV3ForCausalLM")
 CONFIG: Final = "config.json"

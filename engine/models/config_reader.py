@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from specmatrix.engine.core.errors import ConfigError
+from specmatrix.errors import ConfigError
 
 # What a size may be at most, and a number of layers: far above any model, and what no loop over them or product of a
 # few runs away with.

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from specmatrix.engine.core.draft.algorithms import FINAL
-from specmatrix.engine.core.errors import ConfigError
 from specmatrix.engine.models.config_reader import ConfigReader
+from specmatrix.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)

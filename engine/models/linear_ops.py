@@ -14,8 +14,8 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
-from specmatrix.engine.core.errors import ConfigError
 from specmatrix.engine.device.collectives import Ranks
+from specmatrix.errors import ConfigError
 from specmatrix.kernels.backend import on_triton
 from specmatrix.kernels.matmul import matmul
 

@@ -11,7 +11,6 @@ import torch
 
 from specmatrix.engine.core.config.asked import AUTO, DraftFacts, Facts
 from specmatrix.engine.core.draft.algorithms import FINAL
-from specmatrix.engine.core.errors import ConfigError
 from specmatrix.engine.device.collectives import ALONE, Ranks
 from specmatrix.engine.models.causal_lm import CausalLM
 from specmatrix.engine.models.config import TARGET_ARCHITECTURES, ModelConfig, load_model_config
@@ -27,6 +26,7 @@ from specmatrix.engine.models.standalone.model import Standalone
 from specmatrix.engine.models.target import Target
 from specmatrix.engine.models.tokenizer import tokenizer_hash
 from specmatrix.engine.models.weights import load_weights
+from specmatrix.errors import ConfigError
 
 __all__ = [
     "facts",

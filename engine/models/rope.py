@@ -10,8 +10,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from specmatrix.engine.core.errors import ConfigError
 from specmatrix.engine.models.config_reader import LARGEST
+from specmatrix.errors import ConfigError
 from specmatrix.kernels.backend import on_triton
 from specmatrix.kernels.rotary import rotary
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from specmatrix.engine.core.errors import ConfigError
 from specmatrix.engine.models.config_reader import MOST_LAYERS, ConfigReader
+from specmatrix.errors import ConfigError
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 # What transformers assumes where a Mistral's config.json says nothing; null is no window.

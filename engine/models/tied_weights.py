@@ -5,10 +5,10 @@ from __future__ import annotations
 from torch import Tensor
 
 from specmatrix.engine.core.draft.algorithms import FINAL
-from specmatrix.engine.core.errors import ConfigError
 from specmatrix.engine.models.config import ModelConfig
 from specmatrix.engine.models.target import Target
 from specmatrix.engine.models.weights import WeightReader
+from specmatrix.errors import ConfigError
 
 
 def shared_embedding(take: WeightReader, config: ModelConfig, target: Target) -> Tensor:

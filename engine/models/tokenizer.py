@@ -10,7 +10,7 @@ from typing import Any
 
 import tokenizers
 
-from specmatrix.engine.core.errors import ConfigError
+from specmatrix.errors import ConfigError
 
 # What a decoder writes for bytes that do not form a character yet.
 INCOMPLETE = "\ufffd"

@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from specmatrix.engine.core.errors import ConfigError
+from specmatrix.errors import ConfigError
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"

@@ -6,7 +6,7 @@ import traceback
 from pickle import dumps, loads
 from typing import NamedTuple
 
-from specmatrix.engine.core.errors import EngineError
+from specmatrix.errors import EngineError
 
 
 class RankFailed(Exception):

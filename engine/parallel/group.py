@@ -22,11 +22,11 @@ from typing import Any, Final
 
 import torch
 
-from specmatrix.engine.core.errors import EngineError
 from specmatrix.engine.core.observe.rank_agreement import Agreement, RankComparison
 from specmatrix.engine.parallel.failure import RemoteFailure
 from specmatrix.engine.parallel.worker import Place, Sent
 from specmatrix.engine.temp_dir import TempDir
+from specmatrix.errors import EngineError
 
 # Seconds without a sign of life from any rank: the first steps of a GPU compile their kernels.
 PATIENCE: Final = 100.0

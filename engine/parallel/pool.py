@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from specmatrix.engine.core.errors import EngineError
 from specmatrix.engine.parallel.group import PATIENCE, RankGroup
 from specmatrix.engine.parallel.worker import Rank
+from specmatrix.errors import EngineError
 
 # By size and device, those that hold no engine. They end with this process.
 _SPARE: Final[dict[tuple[int, str], RankGroup]] = {}

@@ -15,7 +15,6 @@ import torch
 from specmatrix.engine.core.config.asked import Facts, Resolved
 from specmatrix.engine.core.draft.algorithms import Traits, is_registered
 from specmatrix.engine.core.draft.suffix_automaton import SuffixAutomaton
-from specmatrix.engine.core.errors import ConfigError, EngineError
 from specmatrix.engine.device.cuda_graphs import padded
 from specmatrix.engine.device.pool import KVLayout, KVPool
 from specmatrix.engine.device.relay import Relay
@@ -31,6 +30,7 @@ from specmatrix.engine.spec.drafter import Drafter
 from specmatrix.engine.spec.multilayer import MultiLayerDrafter
 from specmatrix.engine.spec.ngram import NgramDrafter
 from specmatrix.engine.spec.none import PlainDrafter
+from specmatrix.errors import ConfigError, EngineError
 
 Locate: TypeAlias = Callable[[str], Path]
 

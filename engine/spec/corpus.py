@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from specmatrix.engine.core.errors import ConfigError
 from specmatrix.engine.models.tokenizer import Tokenizer
+from specmatrix.errors import ConfigError
 
 
 def read_corpus(path: Path, tokenizer: Tokenizer, vocab_size: int, max_tokens: int) -> list[list[int]]:

@@ -22,12 +22,12 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from specmatrix.engine.core.errors import EngineBug, text_of
 from specmatrix.engine.device.batch import StepBatch, count
 from specmatrix.engine.device.relay import DraftState, Relay
 from specmatrix.engine.spec.drafter import Drafter, DraftTree, Verdict, chain
 from specmatrix.engine.spec.input_copies import NAMES, InputCopies
 from specmatrix.engine.spec.sync_detector import SyncDetector
+from specmatrix.errors import EngineBug, text_of
 
 # Bit i of a row's code. The bits behind are lending.NAMES, the same in every row.
 LIES: Final = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specmatrix.engine.core.errors import KernelError
+from specmatrix.errors import KernelError
 from specmatrix.kernels import preconditions
 from specmatrix.kernels.accept_path import eager
 from specmatrix.kernels.backend import select_backend

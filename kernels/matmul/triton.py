@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specmatrix.engine.core.errors import KernelError
+from specmatrix.errors import KernelError
 from specmatrix.kernels import preconditions
 from specmatrix.kernels.dot import dot, wide
 

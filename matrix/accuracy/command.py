@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from specmatrix.engine.core.errors import ConfigError
+from specmatrix.errors import ConfigError
 from specmatrix.matrix.accuracy.compared import Compared, Start, of_cell, of_pair
 from specmatrix.matrix.accuracy.data import Split, split
 from specmatrix.matrix.accuracy.record import SCHEMA, markdown, write_record

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from specmatrix.engine.core.config.asked import AUTO, EngineConfig
-from specmatrix.engine.core.errors import ConfigError
+from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.axes import AXES, describe
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.checkpoints.pairs import ModelPair

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from specmatrix.engine.core.errors import EngineError
+from specmatrix.errors import EngineError
 
 FINAL: Final = re.compile(r"#### \S")
 

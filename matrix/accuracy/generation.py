@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from specmatrix.engine.core.errors import RequestError
 from specmatrix.engine.core.schedule.request import SamplingParams
+from specmatrix.errors import RequestError
 
 # What lm-eval 0.4.13 may ask of a generation; anything else would be dropped silently.
 KNOWN: Final = frozenset({"until", "do_sample", "temperature", "max_gen_toks"})

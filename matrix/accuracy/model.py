@@ -11,8 +11,8 @@ from lm_eval.api.model import LM
 
 from specmatrix.engine.api import LLM, Output
 from specmatrix.engine.core.config.asked import AUTO, EngineConfig
-from specmatrix.engine.core.errors import RequestError
 from specmatrix.engine.core.schedule.request import SamplingParams
+from specmatrix.errors import RequestError
 from specmatrix.matrix.accuracy.generation import parameters
 
 Tick = Callable[[int], None]

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 import yaml
 
 from specmatrix.engine.core.config.asked import EngineConfig
-from specmatrix.engine.core.errors import ConfigError
 from specmatrix.engine.temp_dir import TempDir
+from specmatrix.errors import ConfigError
 from specmatrix.matrix.accuracy.data import Question, Split
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from specmatrix.engine.core.errors import EngineError
+from specmatrix.errors import EngineError
 from specmatrix.matrix.accuracy.task import EXTRACTORS, Sample
 from specmatrix.matrix.gates.gate import State
 from specmatrix.reports.stats.paired import detectable_drop, mcnemar, paired_difference

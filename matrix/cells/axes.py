@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Final, Literal
 
 from specmatrix.engine.core.config.suggest import nearest
-from specmatrix.engine.core.errors import ConfigError
+from specmatrix.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)

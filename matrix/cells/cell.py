@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 
 from specmatrix.engine.core.config.asked import AUTO, Auto, EngineConfig
 from specmatrix.engine.core.config.suggest import nearest
-from specmatrix.engine.core.errors import ConfigError
+from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.axes import AXES, INDEX, LAUNCH, NAMES, Axis, axis
 from specmatrix.matrix.workloads.adaptive_configs import TEXTS as SLOTS
 from specmatrix.matrix.workloads.memory_sizes import snug

@@ -17,7 +17,7 @@ from specmatrix.engine.core.config.context import Rule, RuleContext
 from specmatrix.engine.core.config.resolve import resolve
 from specmatrix.engine.core.config.rules.table import RULES
 from specmatrix.engine.core.draft.tree import tree_pool
-from specmatrix.engine.core.errors import ConfigError
+from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.axes import AXES, INDEX, axis, describe
 from specmatrix.matrix.cells.cell import DRAFTS, Cell, asked, parse_assignment
 from specmatrix.matrix.cells.model_facts import zoo_facts

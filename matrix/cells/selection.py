@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Final
 
-from specmatrix.engine.core.errors import ConfigError
+from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import MEANINGS, Cell
 from specmatrix.matrix.cells.constraints import CONSTRAINTS, expect
 from specmatrix.matrix.cells.enumerate import Prefix, launches

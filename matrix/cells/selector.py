@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from specmatrix.engine.core.config.suggest import nearest
-from specmatrix.engine.core.errors import ConfigError
+from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.axes import INDEX, NAMES, axis
 from specmatrix.matrix.cells.cell import MEANINGS, Cell
 

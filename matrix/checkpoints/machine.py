@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 
-from specmatrix.engine.core.errors import ConfigError
 from specmatrix.engine.models.config import ModelConfig
 from specmatrix.engine.models.eagle.formats import load_draft_config
 from specmatrix.engine.models.weights import count_numbers
+from specmatrix.errors import ConfigError
 from specmatrix.matrix.checkpoints.needs import GIB, Configs, config_of, needs
 from specmatrix.matrix.checkpoints.pairs import ModelPair
 from specmatrix.matrix.checkpoints.published import MODELS, Published

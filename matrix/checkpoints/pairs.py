@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.config.suggest import nearest
-from specmatrix.engine.core.errors import ConfigError
+from specmatrix.errors import ConfigError
 from specmatrix.matrix.checkpoints.published import MODELS, Published
 
 # Where GSM8K's questions and examples lie in its own repository.

@@ -10,7 +10,7 @@ from typing import Final
 import typer
 
 from specmatrix.engine.core.config.suggest import nearest
-from specmatrix.engine.core.errors import ConfigError
+from specmatrix.errors import ConfigError
 
 # What an option takes, by the word that the command line library has for it.
 KINDS: Final = {"integer": "a whole number", "number": "a number", "float": "a number"}

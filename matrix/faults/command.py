@@ -10,7 +10,7 @@ from typing import Final
 from rich.console import Console
 
 from specmatrix.engine.core.config.suggest import nearest
-from specmatrix.engine.core.errors import ConfigError
+from specmatrix.errors import ConfigError
 from specmatrix.matrix.cli.console import StdoutConsole
 from specmatrix.matrix.cli.errors import check_parallel, check_seed
 from specmatrix.matrix.cli.progress import counting

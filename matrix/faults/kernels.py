@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from time import perf_counter
 from typing import Any, Final
 
-from specmatrix.engine.core.errors import ConfigError, KernelError
+from specmatrix.errors import ConfigError, KernelError
 from specmatrix.matrix.run.tiers import tier as find_tier
 
 JUDGE: Final = "kernels"

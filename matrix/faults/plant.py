@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import specmatrix
-from specmatrix.ci.local import VISIBLE
-from specmatrix.engine.core.errors import ConfigError
 from specmatrix.engine.temp_dir import TempDir
+from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.faults.fault import Fault
 from specmatrix.matrix.faults.kernels import PREFIX
 from specmatrix.matrix.faults.processes import Processes
+from specmatrix.matrix.run.tiers import VISIBLE
 from specmatrix.matrix.run.tiers import tier as find_tier
 
 ROOT: Final = specmatrix.HOME

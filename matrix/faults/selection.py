@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from specmatrix.engine.core.errors import ConfigError
+from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.constraints import expect
 from specmatrix.matrix.cells.selector import parse_selector

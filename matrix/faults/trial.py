@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import specmatrix.engine
-from specmatrix.engine.core.errors import ConfigError
 from specmatrix.engine.exit_with_parent import exit_with_parent
+from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell, order
 from specmatrix.matrix.faults.kernels import PREFIX, judged
 

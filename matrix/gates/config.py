@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from specmatrix.engine.core.config.asked import AUTO, EngineConfig
-from specmatrix.engine.core.errors import ConfigError
+from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Number, Outcome, State
 from specmatrix.matrix.gates.thresholds import Threshold, values

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias
 
 from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.config.resolve import resolve
-from specmatrix.engine.core.errors import ConfigError
+from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.axes import axis
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.model_facts import zoo_facts

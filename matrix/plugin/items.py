@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Final
 import pluggy
 import pytest
 
-from specmatrix.engine.core.errors import ConfigError, EngineError
+from specmatrix.errors import ConfigError, EngineError
 from specmatrix.matrix.cells.cell import Cell, order
 from specmatrix.matrix.cells.selection import PRODUCT, of_gpus, select
 from specmatrix.matrix.plugin import FAILED
-from specmatrix.matrix.run.repro import as_called
 from specmatrix.matrix.run.tiers import TIERS, visible_gpus
 from specmatrix.matrix.run.tiers import tier as find_tier
 from specmatrix.matrix.zoo.registry import verify_cells
 from specmatrix.reports.codec import encode_cell
 from specmatrix.reports.collector import paused
+from specmatrix.reports.repro import as_called
 from specmatrix.reports.schema import CellResult
 from specmatrix.reports.wording import failure
 
@@ -118,7 +118,7 @@ def _runner(config: pytest.Config, tier: str) -> Runner:
     """The runner of this process for a tier, made for its first item."""
     runners = config.stash.setdefault(_RUNNERS, {})
     if tier not in runners:
-        from specmatrix.ci.local import VISIBLE
+        from specmatrix.matrix.run.tiers import VISIBLE
 
         if tier == CPU:
             # A GPU of this machine is no part of the CPU tier.

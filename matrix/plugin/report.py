@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from specmatrix.ci.local import ShardJob, lost_cell
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.selection import is_id
 from specmatrix.matrix.gates.registry import GATES
 from specmatrix.matrix.plugin.items import CPU, RECORD
+from specmatrix.matrix.run.prepared_cell import prepare
 from specmatrix.matrix.run.provenance import run_header
+from specmatrix.matrix.run.record import lost
 from specmatrix.reports.codec import decode_cell
 from specmatrix.reports.counters import ProbeVerdict
 from specmatrix.reports.load import load
@@ -27,9 +28,9 @@ class CellReports:
     def __init__(self, config: pytest.Config) -> None:
         self.uncollected = False
         self.directory = Path(config.option.specmatrix_report)
-        self.job = ShardJob(config.option.specmatrix_seed, CPU, config.option.specmatrix_stage)
+        self.stage, self.seed = config.option.specmatrix_stage, config.option.specmatrix_seed
         self.probes: ProbeVerdict | None = None
-        header = run_header(self.job.tier, self.job.stage, self.job.seed, GATES)
+        header = run_header(CPU, self.stage, self.seed, GATES)
         try:
             self.writer = ReportWriter(self.directory, header)
         except ReportError as error:
@@ -47,7 +48,8 @@ class CellReports:
                 if name == RECORD:
                     self.writer.write(decode_cell(json.loads(str(value))))
         elif phase == "???" and is_id(text := report.nodeid.rpartition("::")[2]):
-            self.writer.write(lost_cell(Cell.from_id(text), self.job, "its worker died"))
+            cell = prepare(Cell.from_id(text), CPU, self.stage, self.seed)
+            self.writer.write(lost(cell, "its worker died"))
 
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         """Close the report, unless cells are missing because the session was cut short; unhit probes fail it."""

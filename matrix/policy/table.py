@@ -20,7 +20,7 @@ from specmatrix.engine.core.config.resolve import path_reasons, resolve
 from specmatrix.engine.core.config.rules.multi_layer import layer_reasons
 from specmatrix.engine.core.config.rules.ngram import ngram_options
 from specmatrix.engine.core.config.rules.table import CAPACITY, RULES
-from specmatrix.engine.core.errors import ConfigError
+from specmatrix.errors import ConfigError
 from specmatrix.matrix.policy.knobs import KNOBS, Knob, describe, launch
 from specmatrix.matrix.policy.space import Space, Table
 

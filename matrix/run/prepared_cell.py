@@ -8,7 +8,7 @@ from functools import cached_property
 
 from specmatrix.engine.core.config.asked import EngineConfig, Facts, Resolved
 from specmatrix.engine.core.config.resolve import resolve
-from specmatrix.engine.core.errors import ConfigError
+from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell, instrumented
 from specmatrix.matrix.cells.constraints import Constraint, Expect, expectation, explain
 from specmatrix.matrix.cells.model_facts import zoo_facts

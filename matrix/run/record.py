@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from specmatrix.engine.core.errors import EngineBug
+from specmatrix.errors import EngineBug
 from specmatrix.matrix.gates.gate import Outcome, State
 from specmatrix.matrix.run.prepared_cell import PreparedCell
 from specmatrix.matrix.run.tiers import repro
@@ -52,6 +52,11 @@ def crashed(prepared: PreparedCell, error: Exception) -> CellResult:
     places = [f"{frame.name} ({Path(frame.filename).name}:{frame.lineno})" for frame in frames[: -LAST_FRAMES - 1 : -1]]
     text = f"{part}{type(cause).__name__}: {cause}, in {' < '.join(places)}"
     return record(prepared, "FAIL" if isinstance(cause, EngineBug) else "INFRA", error=text)
+
+
+def lost(prepared: PreparedCell, reason: str) -> CellResult:
+    """The record of a cell without a result, for a reason that says nothing about the cell."""
+    return record(prepared, "INFRA", error=f"the cell has no result: {reason}")
 
 
 def record(

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 
-from specmatrix.engine.core.errors import ConfigError
 from specmatrix.engine.core.observe.rank_agreement import Agreement
+from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.config import ConfigGate
 from specmatrix.matrix.gates.gate import Gate, Outcome, State

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-from specmatrix.engine.core.errors import ConfigError
+from specmatrix.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +15,8 @@ class Tier:
     folder: str
 
 
+# The environment variable that limits which GPUs a process sees.
+VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 TIERS: Final = (
     Tier("cpu", 0, "tests/registered/cpu"),
     Tier("gpu1", 1, "tests/registered/gpu1"),

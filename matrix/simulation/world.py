@@ -10,7 +10,6 @@ from collections import Counter
 from typing import Final
 
 from specmatrix.engine.core.config.adaptive_file import AdaptiveSlot
-from specmatrix.engine.core.errors import RequestError
 from specmatrix.engine.core.memory.ledger import Entry
 from specmatrix.engine.core.memory.replay import replay
 from specmatrix.engine.core.memory.window_ledger import Window, WindowLedger
@@ -18,6 +17,7 @@ from specmatrix.engine.core.schedule.request import Phase, Request, SamplingPara
 from specmatrix.engine.core.schedule.session import SessionParams, Sessions
 from specmatrix.engine.core.schedule.step import StepResult
 from specmatrix.engine.loop import Loop
+from specmatrix.errors import RequestError
 from specmatrix.matrix.oracles.ledger import audit
 from specmatrix.matrix.simulation.scenario import BOS, Abort, ArrivingRequest, Event, Scenario, SimulationSetup
 from specmatrix.matrix.simulation.toy import ToyExecutor, reference, toy_loop

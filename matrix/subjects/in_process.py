@@ -9,11 +9,11 @@ from typing import Any
 
 from specmatrix.engine.api import LLM, Output
 from specmatrix.engine.core.config.asked import EngineConfig
-from specmatrix.engine.core.errors import RequestError
 from specmatrix.engine.core.memory.ledger import Entry
 from specmatrix.engine.core.observe.rank_agreement import Agreement
 from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.engine.core.schedule.session import SessionParams
+from specmatrix.errors import RequestError
 from specmatrix.matrix.subjects.protocol import (
     Answer,
     Ask,

@@ -230,7 +230,7 @@ class Diverged(Exception):
 class Subject(Protocol):
     """An engine under test.
 
-    `start` raises engine.core.errors.ConfigError for a configuration that it refuses. `start` and the running engine
+    `start` raises ConfigError for a configuration that it refuses. `start` and the running engine
     raise Diverged where ranks differ.
     """
 

@@ -16,7 +16,7 @@ from typing import Final
 import tokenizers
 
 from specmatrix import HOME
-from specmatrix.engine.core.errors import ConfigError
+from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import SHORT_CONTEXT, TIGHT_TOKENS, Cell
 from specmatrix.matrix.subjects.protocol import Ask
 from specmatrix.matrix.workloads.context_limit import to_the_brim

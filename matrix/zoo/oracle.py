@@ -16,7 +16,7 @@ from torch import Tensor
 
 from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.config.resolve import resolve
-from specmatrix.engine.core.errors import ConfigError
+from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.model_facts import model_facts
 from specmatrix.matrix.zoo.gsm_mini import prompt_of
 from specmatrix.matrix.zoo.oracle_drafts import (

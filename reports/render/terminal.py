@@ -7,11 +7,11 @@ from collections import Counter
 from rich.console import Console
 from rich.markup import escape
 
-from specmatrix.matrix.run.repro import as_called
 from specmatrix.reports.compare.cell_state import Comparison, State
 from specmatrix.reports.effective import pair_text
 from specmatrix.reports.render.markup import tone
 from specmatrix.reports.render.run import RunView
+from specmatrix.reports.repro import as_called
 from specmatrix.reports.summary import STATE_KEYS
 from specmatrix.reports.wording import build, count, duration, failure, first_divergence, shorten, shorten_rewrite
 

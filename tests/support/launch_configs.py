@@ -6,7 +6,7 @@ from specmatrix.engine.core.config.asked import DraftFacts, EngineConfig, Facts
 from specmatrix.engine.core.config.context import RuleContext
 from specmatrix.engine.core.config.resolve import resolve
 from specmatrix.engine.core.config.rules.table import RULES
-from specmatrix.engine.core.errors import ConfigError
+from specmatrix.errors import ConfigError
 
 HEAD = DraftFacts(
     "LlamaForCausalLMEagle3",

@@ -6,10 +6,10 @@ import numpy as np
 import torch
 
 from specmatrix.engine.core.draft.algorithms import Topology, Traits
-from specmatrix.engine.core.errors import ConfigError
 from specmatrix.engine.device.relay import Carry
 from specmatrix.engine.plugin import BuildContext
 from specmatrix.engine.spec.drafter import DraftTree
+from specmatrix.errors import ConfigError
 from specmatrix.kernels.tree_layout import tree_layout
 
 TRAITS = Traits("PRETENDER", "three guesses near the last token", Topology.TREE)

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from specmatrix.engine.core.config.suggest import nearest
-from specmatrix.engine.core.errors import ConfigError
+from specmatrix.errors import ConfigError
 
 # Also the deepest static draft.
 MAX_STEPS: Final = 255

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, TypeAlias
 from specmatrix.engine.core.config.adaptive_file import AdaptiveSlot
 from specmatrix.engine.core.config.suggest import nearest
 from specmatrix.engine.core.draft.ngram_index import NgramOptions
-from specmatrix.engine.core.errors import ConfigError
+from specmatrix.errors import ConfigError
 
 AUTO: Final = "auto"
 Auto: TypeAlias = Literal["auto"]

@@ -10,8 +10,8 @@ from specmatrix.engine.core.config.rules.multi_layer import layer_per_step, laye
 from specmatrix.engine.core.config.rules.ngram import ngram_flags, ngram_options
 from specmatrix.engine.core.config.rules.table import CAPACITY, RULES
 from specmatrix.engine.core.draft.algorithms import own_check
-from specmatrix.engine.core.errors import ConfigError
 from specmatrix.engine.core.memory.window_ledger import pool_pages
+from specmatrix.errors import ConfigError
 
 # In the order of the table: a field is chosen after everything that its rows read.
 ORDER: Final = tuple(dict.fromkeys(row.field for row in DEFAULTS))

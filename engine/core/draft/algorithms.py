@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
-from specmatrix.engine.core.errors import ConfigError
+from specmatrix.errors import ConfigError
 
 if TYPE_CHECKING:
     from specmatrix.engine.core.config.asked import EngineConfig, Facts

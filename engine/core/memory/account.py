@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from specmatrix.engine.core.errors import LedgerError
+from specmatrix.errors import LedgerError
 
 
 @dataclass(eq=False, slots=True)

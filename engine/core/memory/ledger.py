@@ -21,9 +21,9 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Final
 
-from specmatrix.engine.core.errors import EngineError, LedgerError
 from specmatrix.engine.core.memory.account import Account, spans
 from specmatrix.engine.core.memory.window_ledger import Window, WindowLedger
+from specmatrix.errors import EngineError, LedgerError
 
 KEPT: Final = 4096  # entries of the journal, the latest ones
 FREE: Final = 0

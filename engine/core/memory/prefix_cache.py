@@ -11,8 +11,8 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from specmatrix.engine.core.errors import LedgerError
 from specmatrix.engine.core.memory.ledger import Ledger
+from specmatrix.errors import LedgerError
 
 
 @dataclass(eq=False, slots=True)

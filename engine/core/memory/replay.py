@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from specmatrix.engine.core.errors import LedgerError
 from specmatrix.engine.core.memory.ledger import Entry, Ledger
 from specmatrix.engine.core.memory.window_ledger import Window
+from specmatrix.errors import LedgerError
 
 CHECK_EVERY: Final = 64
 

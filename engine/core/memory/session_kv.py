@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 
-from specmatrix.engine.core.errors import LedgerError
 from specmatrix.engine.core.memory.account import Account
 from specmatrix.engine.core.memory.ledger import Ledger
 from specmatrix.engine.core.observe.counters import Probes
+from specmatrix.errors import LedgerError
 
 
 class SessionKV:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from specmatrix.engine.core.errors import LedgerError
+from specmatrix.errors import LedgerError
 
 NOBODY: Final = 0
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from specmatrix.engine.core.errors import LedgerError
+from specmatrix.errors import LedgerError
 
 PROBES: Final[dict[str, str]] = {
     "prefill.step": "a prefill step was launched",

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specmatrix.engine.core.errors import RequestError
 from specmatrix.engine.core.memory.ledger import Ledger
 from specmatrix.engine.core.memory.prefix_cache import PrefixCache
 from specmatrix.engine.core.memory.session_kv import SessionKV
 from specmatrix.engine.core.observe.counters import Probes
 from specmatrix.engine.core.schedule.request import Phase, Request
+from specmatrix.errors import RequestError
 
 
 class Admission:

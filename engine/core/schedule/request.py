@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final
 
-from specmatrix.engine.core.errors import LedgerError, RequestError
 from specmatrix.engine.core.observe.spec_metrics import SpecMetrics
 from specmatrix.engine.core.schedule.output_text import OutputText
+from specmatrix.errors import LedgerError, RequestError
 
 
 class Phase(Enum):

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Final
 
-from specmatrix.engine.core.errors import RequestError
 from specmatrix.engine.core.schedule.request import Finish, Phase, Request
 from specmatrix.engine.core.schedule.scheduler import Scheduler
+from specmatrix.errors import RequestError
 
 KINDS: Final = (
     ("id", (str,), "a text"),

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from specmatrix.engine.core.errors import ConfigError
 from specmatrix.engine.models.config_reader import ConfigReader
+from specmatrix.errors import ConfigError
 
 DEEPSEEK_ARCHITECTURES: Final = ("DeepseekV3ForCausalLM",)
 # Fields that may stand in a checkpoint with one value only; the last field of each row.

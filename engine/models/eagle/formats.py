@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from specmatrix.engine.core.errors import ConfigError
 from specmatrix.engine.models.config import CONFIG, ModelConfig, read_model_config, read_raw
 from specmatrix.engine.models.draft_config import EAGLE3_ARCHITECTURES, EAGLE_ARCHITECTURES
 from specmatrix.engine.models.weights import has_weights, tensor_names
+from specmatrix.errors import ConfigError
 
 DISGUISE: Final = "LlamaForCausalLM"
 FUSE: Final = "fc.weight"

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from specmatrix.engine.core.errors import ConfigError
 from specmatrix.engine.device.pool import KVLayout
 from specmatrix.engine.models.causal_lm import head_logits
 from specmatrix.engine.models.config import ModelConfig
@@ -17,6 +16,7 @@ from specmatrix.engine.models.target import Target
 from specmatrix.engine.models.tied_weights import captured_states, shared_embedding, shared_head
 from specmatrix.engine.models.weights import WeightReader
 from specmatrix.engine.models.workspace import Workspaces
+from specmatrix.errors import ConfigError
 
 
 class Eagle3:

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from specmatrix.engine.core.draft.algorithms import FINAL
-from specmatrix.engine.core.errors import ConfigError
 from specmatrix.engine.models.causal_lm import head_logits
 from specmatrix.engine.models.config import ModelConfig
 from specmatrix.engine.models.deepseek.mla import MLALayer, MLAShape, mla_layout
@@ -16,6 +15,7 @@ from specmatrix.engine.models.layers import Attend, Norm
 from specmatrix.engine.models.rope import rotations
 from specmatrix.engine.models.target import Target
 from specmatrix.engine.models.weights import WeightReader
+from specmatrix.errors import ConfigError
 
 
 class PredictionLayer:

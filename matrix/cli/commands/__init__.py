@@ -1,1 +1,1 @@
-"""What each `specmatrix` command does; `matrix.cli.app` holds their options and imports them when they are called."""
+"""What each `specmatrix` command does; `specmatrix.cli` holds their options and imports them when they are called."""

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from specmatrix.engine.algorithm_file import load_algorithms
 from specmatrix.engine.core.draft.algorithms import Traits, algorithm, known_algorithms
-from specmatrix.engine.core.errors import ConfigError
+from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import DRAFTS, MODELS
 from specmatrix.matrix.cells.model_facts import model_facts
 from specmatrix.matrix.cli.commands.flags import flags_of

@@ -6,7 +6,7 @@ from textwrap import fill
 from typing import Final
 
 from specmatrix.engine.core.config.asked import KINDS, field_of
-from specmatrix.engine.core.errors import ConfigError
+from specmatrix.errors import ConfigError
 
 FLAGS: Final = tuple(f"--{name.replace('_', '-')}" for name in KINDS)
 TRUTHS: Final = ("true", "false")

@@ -16,10 +16,10 @@ import torch
 from specmatrix.engine.algorithm_file import load_algorithms
 from specmatrix.engine.api import LLM, Output
 from specmatrix.engine.core.config.asked import EngineConfig, Resolved
-from specmatrix.engine.core.errors import ConfigError
 from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.engine.parallel.client import RankedLLM
 from specmatrix.engine.parallel.group import RankLost, RanksDiverged
+from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import DRAFTS, MODELS
 from specmatrix.matrix.cells.model_facts import model_facts
 from specmatrix.matrix.cli.commands.flags import flags_of

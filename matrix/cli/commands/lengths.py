@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from specmatrix.engine.core.errors import ConfigError
 from specmatrix.engine.temp_dir import TempDir
+from specmatrix.errors import ConfigError
 from specmatrix.matrix.accuracy.data import read_questions
 from specmatrix.matrix.cli.progress import counting
 from specmatrix.matrix.zoo.gsm_mini import prompt_of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specmatrix.engine.core.errors import ConfigError
+from specmatrix.errors import ConfigError
 from specmatrix.matrix.cli.progress import waiting
 from specmatrix.matrix.cover.lock import check, extend
 

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
-from specmatrix.engine.core.errors import ConfigError
+from specmatrix.errors import ConfigError
 from specmatrix.matrix.simulation.scenario import draw
 from specmatrix.matrix.simulation.sweep import Sweep, SweepFailure, attempt, reduce, sweep
 from specmatrix.reports.wording import count

@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from specmatrix.engine.core.errors import ConfigError
+from specmatrix.errors import ConfigError
 from specmatrix.matrix.cli.progress import waiting
 from specmatrix.matrix.zoo import card
 from specmatrix.matrix.zoo.recipes import RECIPES

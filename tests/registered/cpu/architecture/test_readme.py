@@ -8,7 +8,7 @@ import pytest
 import typer.main
 
 from specmatrix import HOME
-from specmatrix.matrix.cli.app import app
+from specmatrix.cli import app
 from specmatrix.matrix.cli.commands.flags import FLAGS
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")

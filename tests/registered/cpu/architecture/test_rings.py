@@ -22,14 +22,14 @@ PACKAGES = ("engine", "kernels", "matrix", "ci", "reports", "benchmarks")
 CODE_LINES = 400
 FUNCTION_LINES = 60
 
-CORE = {"engine.core"}
+CORE = {"engine.core", "errors"}
 DEVICE = CORE | {"engine.device", "engine.models", "kernels"}
 SPEC = DEVICE | {"engine.spec"}
 TENSORS = {"torch", "safetensors", "tokenizers", "numpy"}
 # Folder or file -> what it may import beside itself and the standard library.
 RINGS = {
     "engine/core": CORE,
-    "kernels": {"engine.core", "kernels", "torch", "triton"},
+    "kernels": {"errors", "kernels", "torch", "triton"},
     "engine/device": DEVICE | TENSORS,
     "engine/models": DEVICE | TENSORS,
     "engine/spec": SPEC | TENSORS,
@@ -55,17 +55,18 @@ def tree(path: str) -> ast.Module:
     return ast.parse((ROOT / path).read_text(encoding="utf-8"))
 
 
+def imported(node: ast.Import | ast.ImportFrom) -> set[str]:
+    """Full names that one import statement may refer to: `from specmatrix.engine import loop` names a module."""
+    if isinstance(node, ast.Import):
+        return {alias.name for alias in node.names}
+    assert node.level == 0, f"line {node.lineno} imports relatively"
+    return {f"{node.module}.{alias.name}" for alias in node.names}
+
+
 def imports(path: str) -> set[str]:
-    """Every module that the file names in an import, wherever it stands; ours without the package in front."""
-    found: set[str] = set()
-    for node in ast.walk(tree(path)):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}:{node.lineno} imports relatively"
-            # `from specmatrix.engine import loop` names a module, `from specmatrix.engine.loop import Loop` does not.
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return {module.removeprefix("specmatrix.") for module in found}
+    """Every module that the file imports, in functions too; ours without the leading `specmatrix.`."""
+    nodes = [node for node in ast.walk(tree(path)) if isinstance(node, ast.Import | ast.ImportFrom)]
+    return {module.removeprefix("specmatrix.") for node in nodes for module in imported(node)}
 
 
 def ring(path: str) -> set[str]:
@@ -94,6 +95,24 @@ def test_imports_point_inward(path):
     allowed = ring(path)
     outward = {m for m in imports(path) if m.split(".")[0] not in sys.stdlib_module_names and not within(m, allowed)}
     assert not outward, f"{path} imports {sorted(outward)}"
+
+
+# Each package may import those before it; `specmatrix` itself holds the errors, below all, and the command line, above.
+ORDER = ("kernels", "engine", "reports", "matrix", "ci", "benchmarks")
+
+
+@pytest.mark.parametrize("package", ORDER)
+def test_imports_between_packages_point_one_way(package):
+    allowed = {"errors", "HOME", "__version__", *ORDER[: ORDER.index(package) + 1]}
+    upward = {
+        f"{path}: {module}"
+        for path in sources(package)
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for module in imported(node)
+        if module.startswith("specmatrix.") and module.split(".")[1] not in allowed
+    }
+    assert not upward
 
 
 @pytest.mark.parametrize("path", sources("engine/core"))

@@ -12,7 +12,7 @@ import yaml
 from typer.main import get_command
 
 from specmatrix import HOME
-from specmatrix.matrix.cli.app import app
+from specmatrix.cli import app
 from specmatrix.matrix.faults.catalogue import CATALOGUE
 from specmatrix.matrix.run.tiers import TIERS
 

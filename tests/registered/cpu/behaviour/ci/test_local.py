@@ -2,16 +2,13 @@
 
 import signal
 from collections.abc import Iterator
-from dataclasses import replace
 from multiprocessing import active_children
 
 import pytest
 
-from specmatrix.ci.local import ShardJob, lost_cell, run_plan, visible
+from specmatrix.ci.local import ShardJob, run_plan, visible
 from specmatrix.ci.planner import Host, plan
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.run.prepared_cell import prepare
-from specmatrix.matrix.run.record import record as record_of
 from specmatrix.reports.schema import CellResult
 
 pytestmark = pytest.mark.register(est_seconds=25, tier="cpu", stage="pr")
@@ -82,17 +79,3 @@ def test_leaving_early_ends_the_workers():
 )
 def test_a_worker_sees_its_own_gpus_among_those_of_the_run(gpus, inherited, shown):
     assert visible(gpus, inherited) == shown
-
-
-def test_lost_cell_is_red_and_repeatable():
-    record = lost_cell(CELLS[0], JOB, "the power went")
-    assert (record.state, record.gates, record.expect) == ("INFRA", (), "runs")
-    assert record.repro == "specmatrix run --cells 'none.length' --seed 4"
-    assert record.error == "the cell has no result: the power went"
-
-
-def test_a_lost_cell_is_the_cell_before_it_ran():
-    record = lost_cell(CELLS[3], JOB, "the power went")
-    before = record_of(prepare(CELLS[3], "cpu", "smoke", 4), "NOT MEASURED")
-    assert replace(record, state="NOT MEASURED", error=None) == before
-    assert record.requested["speculative_eagle_topk"] == 4

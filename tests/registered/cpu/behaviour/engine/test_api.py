@@ -20,11 +20,11 @@ from hypothesis import strategies as st
 from specmatrix import HOME
 from specmatrix.engine.api import LLM
 from specmatrix.engine.core.config.asked import EngineConfig
-from specmatrix.engine.core.errors import ConfigError, RequestError
 from specmatrix.engine.core.memory.replay import replay
 from specmatrix.engine.core.schedule.request import Finish, SamplingParams
 from specmatrix.engine.core.schedule.session import SessionParams
 from specmatrix.engine.models.causal_lm import CausalLM
+from specmatrix.errors import ConfigError, RequestError
 
 pytestmark = pytest.mark.register(est_seconds=28, tier="cpu", stage="pr")
 

@@ -14,12 +14,12 @@ import torch
 from specmatrix import HOME
 from specmatrix.engine.api import LLM
 from specmatrix.engine.core.config.asked import EngineConfig
-from specmatrix.engine.core.errors import ConfigError
 from specmatrix.engine.core.memory.replay import replay
 from specmatrix.engine.core.schedule.request import Finish, SamplingParams
 from specmatrix.engine.core.schedule.session import SessionParams
 from specmatrix.engine.device.cuda_graphs import CudaGraphs, padded
 from specmatrix.engine.executor import GraphRunner
+from specmatrix.errors import ConfigError
 
 pytestmark = pytest.mark.register(est_seconds=9, tier="cpu", stage="pr")
 

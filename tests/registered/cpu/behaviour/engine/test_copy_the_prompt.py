@@ -11,9 +11,9 @@ import torch
 from specmatrix import HOME
 from specmatrix.engine.api import LLM
 from specmatrix.engine.core.config.asked import EngineConfig
-from specmatrix.engine.core.errors import ConfigError
 from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.engine.plugin import forget_algorithm
+from specmatrix.errors import ConfigError
 from specmatrix.matrix.zoo.registry import resolve_path
 
 pytestmark = pytest.mark.register(est_seconds=2, tier="cpu", stage="pr")

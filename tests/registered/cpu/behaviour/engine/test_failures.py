@@ -16,13 +16,13 @@ from specmatrix.engine import device_step as step_module
 from specmatrix.engine import interrupts as interrupts_module
 from specmatrix.engine.api import LLM
 from specmatrix.engine.core.config.asked import EngineConfig
-from specmatrix.engine.core.errors import EngineError, KernelError, LedgerError, RequestError
 from specmatrix.engine.core.memory.replay import replay
 from specmatrix.engine.core.schedule.request import Finish, Phase, SamplingParams
 from specmatrix.engine.core.schedule.session import SessionParams
 from specmatrix.engine.device.cuda_graphs import CudaGraphs
 from specmatrix.engine.executor import GraphRunner
 from specmatrix.engine.interrupts import Interrupts
+from specmatrix.errors import EngineError, KernelError, LedgerError, RequestError
 
 pytestmark = pytest.mark.register(est_seconds=25, tier="cpu", stage="pr")
 

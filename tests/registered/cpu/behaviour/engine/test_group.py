@@ -21,7 +21,6 @@ import pytest
 
 from specmatrix.engine.api import LLM, Output
 from specmatrix.engine.core.config.asked import EngineConfig
-from specmatrix.engine.core.errors import ConfigError, EngineError, RequestError
 from specmatrix.engine.core.observe.rank_agreement import StepDigest
 from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.engine.core.schedule.session import SessionParams
@@ -30,6 +29,7 @@ from specmatrix.engine.parallel.failure import RankFailed
 from specmatrix.engine.parallel.group import RankGroup, RankLost, RanksDiverged
 from specmatrix.engine.parallel.pool import Lease, end_spare
 from specmatrix.engine.parallel.worker import Rank, serve
+from specmatrix.errors import ConfigError, EngineError, RequestError
 from specmatrix.matrix.zoo.registry import resolve_path
 
 pytestmark = pytest.mark.register(est_seconds=50, tier="cpu", stage="pr")

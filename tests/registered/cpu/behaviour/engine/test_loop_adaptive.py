@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specmatrix.engine.core.config.adaptive_file import AdaptiveSlot
-from specmatrix.engine.core.errors import RequestError
 from specmatrix.engine.core.memory.replay import replay
 from specmatrix.engine.core.schedule.request import Finish, Phase, SamplingParams
+from specmatrix.errors import RequestError
 from specmatrix.matrix.simulation.toy import VOCAB, reference, request, toy_loop
 
 pytestmark = pytest.mark.register(est_seconds=8, tier="cpu", stage="pr")

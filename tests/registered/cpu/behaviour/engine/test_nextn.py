@@ -11,8 +11,8 @@ import torch
 
 from specmatrix.engine.api import LLM
 from specmatrix.engine.core.config.asked import EngineConfig
-from specmatrix.engine.core.errors import ConfigError
 from specmatrix.engine.core.schedule.request import SamplingParams
+from specmatrix.errors import ConfigError
 from tests.support.drafter_harness import Drafting, Proposal, paths, run
 from tests.support.random_drafts import deepseek_shapes, random_weights, save
 from tests.support.uncached_models import WholeDeepseek

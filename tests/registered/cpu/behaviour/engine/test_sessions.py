@@ -13,11 +13,11 @@ import pytest
 from specmatrix import HOME
 from specmatrix.engine.api import LLM
 from specmatrix.engine.core.config.asked import EngineConfig
-from specmatrix.engine.core.errors import RequestError
 from specmatrix.engine.core.memory.replay import replay
 from specmatrix.engine.core.schedule.request import Finish, Phase, SamplingParams
 from specmatrix.engine.core.schedule.session import SessionParams
 from specmatrix.engine.device.batch import StepBatch
+from specmatrix.errors import RequestError
 
 pytestmark = pytest.mark.register(est_seconds=15, tier="cpu", stage="pr")
 

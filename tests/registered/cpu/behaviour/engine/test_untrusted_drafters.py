@@ -14,10 +14,10 @@ import torch
 from specmatrix.engine.api import LLM
 from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.draft.algorithms import ALGORITHMS, Topology, Traits
-from specmatrix.engine.core.errors import ConfigError, KernelError
 from specmatrix.engine.device.relay import Carry, Relay
 from specmatrix.engine.plugin import forget_algorithm, register_algorithm
 from specmatrix.engine.spec.drafter import chain
+from specmatrix.errors import ConfigError, KernelError
 from specmatrix.matrix.cli.commands.contract import with_models
 from specmatrix.matrix.conformance.suite import PARAMS, PROMPTS, STARTS, hold
 from tests.support.misbehaving_drafter import BATCH_LIES, ROW_LIES, SHAPE, TRAITS, WRITERS, Pretender, raiser

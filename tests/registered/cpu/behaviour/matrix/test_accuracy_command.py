@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from specmatrix import HOME
-from specmatrix.engine.core.errors import EngineError
+from specmatrix.errors import EngineError
 from specmatrix.matrix.accuracy.command import main_accuracy
 
 pytestmark = [
@@ -23,7 +23,7 @@ QUESTIONS = HOME / "matrix" / "zoo" / "data" / "test.jsonl"
 RUN = """
 import json, sys
 from pathlib import Path
-from specmatrix.engine.core.errors import EngineError
+from specmatrix.errors import EngineError
 from specmatrix.matrix.accuracy.command import main_accuracy
 asked = json.loads(sys.argv[1])
 paths = {name: Path(asked[name]) for name in ("data", "train", "out") if name in asked}

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from specmatrix.cli import main
 from specmatrix.matrix.checkpoints.needs import GIB
 from specmatrix.matrix.checkpoints.pairs import PAIRS
-from specmatrix.matrix.cli.app import main
 from specmatrix.matrix.zoo.registry import TEST
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")

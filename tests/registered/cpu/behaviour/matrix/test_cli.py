@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from specmatrix.ci.commands.run import chosen_cells
+from specmatrix.cli import main
 from specmatrix.engine.parallel.pool import Lease
-from specmatrix.matrix.cli.app import main
 from specmatrix.matrix.cli.commands.flags import flags_of
 from specmatrix.matrix.cli.commands.generate import configuration
-from specmatrix.matrix.cli.commands.run import chosen_cells
 from specmatrix.reports.load import load
 from specmatrix.reports.schema import ReportError
 
@@ -169,7 +169,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]):
 
 
 def test_importing_the_command_line_imports_no_torch():
-    code = "import sys, specmatrix.matrix.cli.app, specmatrix.matrix.plugin; sys.exit('torch' in sys.modules)"
+    code = "import sys, specmatrix.cli, specmatrix.matrix.plugin; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -186,7 +186,7 @@ def test_run_writes_four_files_and_compares_with_itself(tmp_path: Path, capsys: 
 
 def test_killed_run_leaves_nothing_that_reads_as_whole(tmp_path: Path):
     words = ["run", "--cells", "batch=pair", "--workers", "1", "--out", str(tmp_path)]
-    command = [sys.executable, "-c", "import sys; from specmatrix.matrix.cli.app import main; sys.exit(main())", *words]
+    command = [sys.executable, "-c", "import sys; from specmatrix.cli import main; sys.exit(main())", *words]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
         partial = tmp_path / "report.jsonl.partial"
         while process.poll() is None and not (partial.exists() and partial.read_text().count("\n") > 1):
@@ -204,7 +204,7 @@ def test_stopped_run_says_so_and_keeps_the_report_before(number: int, status: in
     report = tmp_path / "report.jsonl"
     report.write_text("of an earlier run")
     words = ["run", "--cells", "batch=pair", "--workers", "2", "--out", str(tmp_path)]
-    command = [sys.executable, "-c", "import sys; from specmatrix.matrix.cli.app import main; sys.exit(main())", *words]
+    command = [sys.executable, "-c", "import sys; from specmatrix.cli import main; sys.exit(main())", *words]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as process:
         partial = tmp_path / "report.jsonl.partial"
@@ -222,7 +222,7 @@ def test_stopped_run_says_so_and_keeps_the_report_before(number: int, status: in
 
 @pytest.mark.parametrize("words", [("explain", "eagle3"), ("zoo", "list"), ("zoo", "list", "--json")])
 def test_output_onto_a_full_disk_is_one_sentence(words: tuple[str, ...]):
-    command = [sys.executable, "-c", "import sys; from specmatrix.matrix.cli.app import main; sys.exit(main())", *words]
+    command = [sys.executable, "-c", "import sys; from specmatrix.cli import main; sys.exit(main())", *words]
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 2

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from specmatrix import HOME
+from specmatrix.cli import main
 from specmatrix.engine.core.draft.algorithms import ALGORITHMS, known_algorithms
 from specmatrix.engine.plugin import forget_algorithm
-from specmatrix.matrix.cli.app import main
 
 pytestmark = pytest.mark.register(est_seconds=12, tier="cpu", stage="pr")
 

@@ -15,7 +15,7 @@ from specmatrix.matrix.faults.plant import planted
 pytestmark = pytest.mark.register(est_seconds=18, tier="cpu", stage="pr")
 
 QUESTIONS = HOME / "matrix" / "zoo" / "data" / "test.jsonl"
-CONSOLE = ("-c", "import sys; from specmatrix.matrix.cli.app import main; sys.exit(main())")
+CONSOLE = ("-c", "import sys; from specmatrix.cli import main; sys.exit(main())")
 CELLS = "from specmatrix.matrix.plugin import MatrixCells\ncells = MatrixCells()\n"
 COMMANDS = {
     "run": (*CONSOLE, "run", "--cells", "none.length", "--out", "out"),

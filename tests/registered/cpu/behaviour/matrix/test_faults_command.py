@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from specmatrix.engine.core.errors import ConfigError
+from specmatrix.errors import ConfigError
 from specmatrix.matrix.faults.catalogue import CATALOGUE
 from specmatrix.matrix.faults.command import list_faults, main_faults, select
 from specmatrix.matrix.faults.kill_matrix import JUDGES, Kill, Matrix
@@ -107,7 +107,7 @@ def test_a_stopped_matrix_keeps_and_shows_what_was_judged(tmp_path: Path):
         "--out",
         str(tmp_path),
     ]
-    command = [sys.executable, "-c", "import sys; from specmatrix.matrix.cli.app import main; sys.exit(main())", *words]
+    command = [sys.executable, "-c", "import sys; from specmatrix.cli import main; sys.exit(main())", *words]
     file, pipe = tmp_path / "faults.json", subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as process:
         while process.poll() is None and not (file.exists() and json.loads(file.read_text())["total"]):

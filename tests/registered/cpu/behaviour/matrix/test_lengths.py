@@ -5,10 +5,10 @@ from collections import Counter
 import pytest
 from safetensors.torch import load_file
 
+from specmatrix.cli import main
 from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.config.resolve import resolve
 from specmatrix.matrix.cells.model_facts import model_facts
-from specmatrix.matrix.cli.app import main
 from specmatrix.matrix.cli.commands.lengths import lines
 from specmatrix.matrix.zoo.lengths import CHAINS, OWN, RANDOM, Asked, MeasurementPlan, measure, plans, ratio, useless
 from specmatrix.matrix.zoo.oracle_drafts import DRAFTS, SINGLE

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from specmatrix.engine.core.errors import ConfigError
+from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.faults.command import select
 from specmatrix.matrix.faults.fault import Fault

@@ -7,12 +7,12 @@ import re
 
 import pytest
 
+from specmatrix.cli import main
 from specmatrix.engine.core.memory.ledger import Ledger
 from specmatrix.engine.core.memory.session_kv import SessionKV
 from specmatrix.engine.core.schedule.request import Phase
 from specmatrix.engine.core.schedule.scheduler import Scheduler
 from specmatrix.engine.core.schedule.session import Sessions
-from specmatrix.matrix.cli.app import main
 from specmatrix.matrix.cli.commands.simulate import SHOWN, failure_text
 from specmatrix.matrix.simulation.scenario import Abort, ArrivingRequest, draw
 from specmatrix.matrix.simulation.sweep import STRIDE, Sweep, attempt, reduce, sweep

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from specmatrix import HOME
-from specmatrix.engine.core.errors import ConfigError
-from specmatrix.matrix.cli.app import main
-from specmatrix.matrix.cli.commands.tests import list_tests
+from specmatrix.ci.commands.tests import list_tests
+from specmatrix.cli import main
+from specmatrix.errors import ConfigError
 
 pytestmark = pytest.mark.register(est_seconds=2, tier="cpu", stage="pr")
 

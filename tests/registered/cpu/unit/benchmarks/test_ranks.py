@@ -12,10 +12,10 @@ import torch
 
 from specmatrix.benchmarks.ranks import ON_CPU, DrawnShare, by_size, drawn_weights, markdown, sizes_of
 from specmatrix.benchmarks.shapes import write_frame
-from specmatrix.engine.core.errors import ConfigError
 from specmatrix.engine.device.collectives import Ranks
 from specmatrix.engine.models.config import load_model_config
 from specmatrix.engine.models.loader import load_target
+from specmatrix.errors import ConfigError
 
 pytestmark = pytest.mark.register(est_seconds=20, tier="cpu", stage="pr")
 

@@ -7,7 +7,7 @@ import pytest
 
 from specmatrix.ci.partition import of_stage, part_of, partition
 from specmatrix.ci.registry import Registration
-from specmatrix.engine.core.errors import ConfigError
+from specmatrix.errors import ConfigError
 from specmatrix.matrix.cover.lockfile import STAGES
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specmatrix.ci.planner import SPLIT, Host, plan
-from specmatrix.engine.core.errors import ConfigError
+from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import GPUS, Cell
 from specmatrix.matrix.cells.selection import of_gpus
 from specmatrix.matrix.cover.lockfile import stage_cells

@@ -4,7 +4,7 @@ import pytest
 
 from specmatrix import HOME
 from specmatrix.ci.registry import EXAMPLE, read_registry
-from specmatrix.engine.core.errors import ConfigError
+from specmatrix.errors import ConfigError
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

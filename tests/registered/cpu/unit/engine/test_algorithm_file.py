@@ -9,8 +9,8 @@ import pytest
 
 from specmatrix.engine.algorithm_file import load_algorithms
 from specmatrix.engine.core.draft.algorithms import known_algorithms
-from specmatrix.engine.core.errors import ConfigError
 from specmatrix.engine.plugin import forget_algorithm
+from specmatrix.errors import ConfigError
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specmatrix.engine.core.errors import LedgerError, RequestError
 from specmatrix.engine.core.memory.replay import replay
 from specmatrix.engine.core.memory.window_ledger import Window, WindowLedger
 from specmatrix.engine.core.schedule.request import Finish, Phase, SamplingParams
+from specmatrix.errors import LedgerError, RequestError
 from specmatrix.matrix.oracles.ledger import audit
 from specmatrix.matrix.simulation.toy import VOCAB, reference, request, toy_loop
 

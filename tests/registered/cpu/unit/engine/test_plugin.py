@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from specmatrix.engine.core.draft.algorithms import ALGORITHMS, Topology, Traits, algorithm, known_algorithms
-from specmatrix.engine.core.errors import ConfigError
 from specmatrix.engine.plugin import forget_algorithm, register_algorithm
 from specmatrix.engine.spec.builders import BUILDERS, RELAYS
+from specmatrix.errors import ConfigError
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

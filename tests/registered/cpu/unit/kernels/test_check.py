@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from specmatrix.engine.core.errors import KernelError
+from specmatrix.errors import KernelError
 from specmatrix.kernels import batch_invariance, check, preconditions
 from specmatrix.kernels.case import Case, Kernel
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from triton.runtime import interpreter as triton_interpreter
 
-from specmatrix.engine.core.errors import KernelError
+from specmatrix.errors import KernelError
 from specmatrix.kernels import backend, check, interpreter
 from specmatrix.kernels.backend import check_interpreter, interpreted
 from specmatrix.kernels.interpreter import ordered_dot

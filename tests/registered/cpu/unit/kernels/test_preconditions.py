@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 
-from specmatrix.engine.core.errors import KernelError
+from specmatrix.errors import KernelError
 from specmatrix.kernels.accept_path import accept_path
 from specmatrix.kernels.argmax import argmax
 from specmatrix.kernels.compact_kv import compact_kv

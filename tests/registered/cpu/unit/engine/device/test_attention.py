@@ -7,9 +7,9 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from specmatrix.engine.core.errors import LedgerError
 from specmatrix.engine.device.attention import DraftAttention, StepAttention
 from specmatrix.engine.device.pool import KVLayout, KVPool
+from specmatrix.errors import LedgerError
 from specmatrix.kernels.backend import check_interpreter, interpreted
 
 check_interpreter()

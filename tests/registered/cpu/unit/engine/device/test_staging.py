@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from specmatrix.engine.core.errors import LedgerError
 from specmatrix.engine.device.staging import StagingRing, StepOutput
+from specmatrix.errors import LedgerError
 
 pytestmark = pytest.mark.register(est_seconds=2, tier="cpu", stage="pr")
 

@@ -7,10 +7,10 @@ import json
 import pytest
 
 from specmatrix.engine.core.draft.algorithms import FINAL
-from specmatrix.engine.core.errors import ConfigError
 from specmatrix.engine.models.config import load_model_config
 from specmatrix.engine.models.deepseek.config import MLAConfig, MoEConfig
 from specmatrix.engine.models.draft_config import DraftConfig
+from specmatrix.errors import ConfigError
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

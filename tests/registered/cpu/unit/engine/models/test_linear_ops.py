@@ -7,9 +7,9 @@ import torch
 
 from specmatrix.engine.api import LLM
 from specmatrix.engine.core.config.asked import EngineConfig
-from specmatrix.engine.core.errors import ConfigError
 from specmatrix.engine.models import linear_ops as module
 from specmatrix.engine.models.linear_ops import FAST, FORMS, MOST, RowInvariantOps, holds, linear_ops
+from specmatrix.errors import ConfigError
 from specmatrix.matrix.zoo.registry import resolve_path
 
 pytestmark = pytest.mark.register(est_seconds=3, tier="cpu", stage="pr")

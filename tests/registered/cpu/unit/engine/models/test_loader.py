@@ -11,9 +11,9 @@ from tokenizers.models import WordLevel
 
 from specmatrix.engine.core.config.asked import DraftFacts, Facts
 from specmatrix.engine.core.draft.algorithms import FINAL
-from specmatrix.engine.core.errors import ConfigError
 from specmatrix.engine.models.loader import facts, load_eagle3, load_standalone, load_target
 from specmatrix.engine.models.tokenizer import tokenizer_hash
+from specmatrix.errors import ConfigError
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

@@ -15,10 +15,10 @@ from transformers.utils import logging
 
 from specmatrix.engine.api import LLM
 from specmatrix.engine.core.config.asked import EngineConfig
-from specmatrix.engine.core.errors import ConfigError
 from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.engine.device.attention import DraftAttention
 from specmatrix.engine.models.loader import load_dflash, load_eagle3, load_target
+from specmatrix.errors import ConfigError
 from specmatrix.matrix.checkpoints.pairs import PAIRS
 from specmatrix.matrix.checkpoints.published import MODELS
 from tests.support.published_layouts import TARGETS, shard, small_config, write, writer

@@ -8,8 +8,8 @@ from transformers import LlamaConfig
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import yarn_apply_mscale
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
-from specmatrix.engine.core.errors import ConfigError
 from specmatrix.engine.models.rope import RopeConfig, frequencies, pair_up, rotate, rotated, rotations
+from specmatrix.errors import ConfigError
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

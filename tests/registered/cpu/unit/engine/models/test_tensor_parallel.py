@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from specmatrix.engine.core.draft.algorithms import FINAL
-from specmatrix.engine.core.errors import ConfigError
 from specmatrix.engine.device.collectives import Ranks
 from specmatrix.engine.models.config import load_model_config
 from specmatrix.engine.models.loader import load_target
 from specmatrix.engine.models.tensor_parallel import share
+from specmatrix.errors import ConfigError
 from specmatrix.matrix.zoo.registry import resolve_path
 
 pytestmark = pytest.mark.register(est_seconds=4, tier="cpu", stage="pr")

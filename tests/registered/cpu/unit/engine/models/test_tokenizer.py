@@ -12,8 +12,8 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from specmatrix.engine.core.errors import ConfigError
 from specmatrix.engine.models.tokenizer import WINDOW, Detokenizer, Tokenizer, tokenizer_hash
+from specmatrix.errors import ConfigError
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from specmatrix.engine.core.errors import ConfigError
 from specmatrix.engine.models.weights import WeightReader, _numbered, has_weights, load_weights, tensor_names
+from specmatrix.errors import ConfigError
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

@@ -8,10 +8,10 @@ import torch
 from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.config.resolve import resolve
 from specmatrix.engine.core.draft.algorithms import ALGORITHMS, NONE, Topology, Traits, algorithm
-from specmatrix.engine.core.errors import ConfigError
 from specmatrix.engine.device.relay import Carry, Relay
 from specmatrix.engine.models.loader import facts, load_target
 from specmatrix.engine.spec.builders import BUILDERS, RELAYS, BuildContext, build_drafter, build_relay
+from specmatrix.errors import ConfigError
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

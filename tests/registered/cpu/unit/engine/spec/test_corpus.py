@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from specmatrix.engine.core.errors import ConfigError
 from specmatrix.engine.models.tokenizer import Tokenizer
 from specmatrix.engine.spec.corpus import read_corpus
+from specmatrix.errors import ConfigError
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from specmatrix.engine.core.errors import RequestError
+from specmatrix.errors import RequestError
 from specmatrix.matrix.accuracy.generation import parameters
 
 pytestmark = pytest.mark.register(est_seconds=0.2, tier="cpu", stage="pr")

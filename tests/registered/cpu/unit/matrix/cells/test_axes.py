@@ -1,6 +1,6 @@
 import pytest
 
-from specmatrix.engine.core.errors import ConfigError
+from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.axes import AXES, LAUNCH, NAMES, axis, describe
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")

@@ -3,7 +3,7 @@ import random
 import pytest
 
 from specmatrix.engine.core.config.asked import EngineConfig
-from specmatrix.engine.core.errors import ConfigError
+from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.axes import AXES, LAUNCH, NAMES
 from specmatrix.matrix.cells.cell import AMPLE_TOKENS, CORPUS, TIGHT_TOKENS, Cell, order, parse_assignment
 from specmatrix.matrix.workloads.adaptive_configs import TEXTS

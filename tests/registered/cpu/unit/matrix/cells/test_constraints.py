@@ -6,7 +6,7 @@ import pytest
 from specmatrix.engine.core.config.defaults import DEFAULTS
 from specmatrix.engine.core.config.resolve import resolve
 from specmatrix.engine.core.config.rules.table import RULES
-from specmatrix.engine.core.errors import ConfigError
+from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells import constraints
 from specmatrix.matrix.cells.axes import AXES, LAUNCH, axis
 from specmatrix.matrix.cells.cell import Cell

@@ -4,7 +4,7 @@ from itertools import islice
 
 import pytest
 
-from specmatrix.engine.core.errors import ConfigError
+from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.axes import LAUNCH
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.constraints import explain

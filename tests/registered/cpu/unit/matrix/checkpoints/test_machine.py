@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from specmatrix.engine.core.errors import ConfigError
+from specmatrix.errors import ConfigError
 from specmatrix.matrix.checkpoints.machine import locate, missing
 from specmatrix.matrix.checkpoints.needs import GIB, needs
 from specmatrix.matrix.checkpoints.pairs import PAIRS

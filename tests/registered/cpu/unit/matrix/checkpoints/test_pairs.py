@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from specmatrix.engine.core.errors import ConfigError
+from specmatrix.errors import ConfigError
 from specmatrix.matrix.checkpoints.needs import GIB, SPARE, needs, resolved
 from specmatrix.matrix.checkpoints.pairs import PAIRS, pair_of
 from specmatrix.matrix.checkpoints.published import MODELS, TIP

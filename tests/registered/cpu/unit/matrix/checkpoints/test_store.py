@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from specmatrix.engine.core.errors import ConfigError
+from specmatrix.errors import ConfigError
 from specmatrix.matrix.checkpoints.published import MODELS, TIP
 from specmatrix.matrix.checkpoints.store import find, hub
 

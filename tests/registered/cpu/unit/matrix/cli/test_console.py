@@ -13,7 +13,7 @@ from specmatrix.matrix.cli.console import StdoutConsole
 
 pytestmark = pytest.mark.register(est_seconds=4, tier="cpu", stage="pr")
 
-COMMAND = [sys.executable, "-c", "import sys; from specmatrix.matrix.cli.app import main; sys.exit(main())"]
+COMMAND = [sys.executable, "-c", "import sys; from specmatrix.cli import main; sys.exit(main())"]
 
 
 def test_a_reader_that_went_away_is_an_error_and_no_exit():

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from specmatrix.engine.core.errors import ConfigError
+from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.faults.fault import Edit, Fault
 

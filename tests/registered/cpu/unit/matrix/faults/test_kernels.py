@@ -2,7 +2,7 @@
 
 import pytest
 
-from specmatrix.engine.core.errors import ConfigError
+from specmatrix.errors import ConfigError
 from specmatrix.kernels import check
 from specmatrix.matrix.faults import kernels as laws
 from specmatrix.matrix.faults.command import main_faults, select

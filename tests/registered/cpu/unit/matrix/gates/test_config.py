@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from specmatrix.engine.core.errors import ConfigError
+from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.config import ConfigGate
 from specmatrix.matrix.gates.gate import State

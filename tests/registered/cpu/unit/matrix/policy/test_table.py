@@ -12,7 +12,7 @@ from specmatrix.engine.core.config.context import RuleContext
 from specmatrix.engine.core.config.defaults import DEFAULTS
 from specmatrix.engine.core.config.resolve import resolve
 from specmatrix.engine.core.config.rules.table import CAPACITY
-from specmatrix.engine.core.errors import ConfigError
+from specmatrix.errors import ConfigError
 from specmatrix.matrix.policy.knobs import KNOBS, launch
 from specmatrix.matrix.policy.table import Policy, policy, policy_table
 

@@ -16,7 +16,7 @@ from specmatrix.matrix.run.coverage_demand import demanded
 
 pytestmark = pytest.mark.register(est_seconds=20, tier="cpu", stage="pr")
 
-MAIN = "import sys; from specmatrix.matrix.cli.app import main; sys.exit(main())"
+MAIN = "import sys; from specmatrix.cli import main; sys.exit(main())"
 RUN = ("-c", MAIN, "run", "--stage", "nightly", "--workers", "1")
 
 ROOT = HOME

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from specmatrix.engine.core.errors import ConfigError
+from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell, asked
 from specmatrix.matrix.cells.constraints import expect, explain
 from specmatrix.matrix.cells.model_facts import zoo_facts

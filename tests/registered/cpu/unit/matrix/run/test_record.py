@@ -5,11 +5,10 @@ from dataclasses import replace
 import pytest
 
 import specmatrix.matrix.run.record
-from specmatrix.ci.local import ShardJob, lost_cell
-from specmatrix.engine.core.errors import LedgerError
+from specmatrix.errors import LedgerError
 from specmatrix.matrix.cells.cell import Cell, asked
 from specmatrix.matrix.run.prepared_cell import prepare
-from specmatrix.matrix.run.record import BaselineError, crashed, record
+from specmatrix.matrix.run.record import BaselineError, crashed, lost, record
 from specmatrix.matrix.run.waivers import waiver_for
 from specmatrix.reports.schema import Waiver, WaiverRule
 
@@ -32,7 +31,7 @@ def test_a_cell_carries_its_waiver_whether_it_ran_or_was_lost(monkeypatch, text,
     rule = WaiverRule("algorithm=none", "the machines of June are slow", "2026-06-30")
     monkeypatch.setattr(specmatrix.matrix.run.record, "waiver_for", lambda cell: waiver_for(cell, (rule,)))
     cell = Cell.from_id(text)
-    for found in (record(prepare(cell), "PASS"), lost_cell(cell, ShardJob(0, "cpu", "pr"), "the power went")):
+    for found in (record(prepare(cell), "PASS"), lost(prepare(cell), "the power went")):
         assert found.waived == (Waiver(rule.reason, rule.expiry) if waived else None)
 
 
@@ -54,10 +53,24 @@ def test_a_crash_is_told_by_its_exception_and_not_by_the_names_of_its_frames():
     prepared = prepare(Cell.from_id("eagle3.pair"))
     own = crashed(prepared, _baseline())
     assert own.state == "INFRA" and own.error is not None
-    assert own.error.startswith("RuntimeError: a wire came loose, in drive (test_cell_record.py:")
+    assert own.error.startswith("RuntimeError: a wire came loose, in drive (test_record.py:")
     baseline = crashed(prepared, BaselineError(raised(RuntimeError("a wire came loose"))))
     assert baseline.error is not None and baseline.error.startswith(
         "the baseline: RuntimeError: a wire came loose, in "
     )
     broken = crashed(prepared, BaselineError(raised(LedgerError("page 3 has two owners"))))
     assert broken.state == "FAIL" and crashed(prepared, raised(LedgerError("page 3"))).state == "FAIL"
+
+
+def test_a_lost_cell_is_red_and_repeatable():
+    found = lost(prepare(Cell.from_id("none.length"), "cpu", "smoke", 4), "the power went")
+    assert (found.state, found.gates, found.expect) == ("INFRA", (), "runs")
+    assert found.repro == "specmatrix run --cells 'none.length' --seed 4"
+    assert found.error == "the cell has no result: the power went"
+
+
+def test_a_lost_cell_is_the_cell_before_it_ran():
+    prepared = prepare(Cell.from_id("eagle3.k4"), "cpu", "smoke", 4)
+    found = lost(prepared, "the power went")
+    assert replace(found, state="NOT MEASURED", error=None) == record(prepared, "NOT MEASURED")
+    assert found.requested["speculative_eagle_topk"] == 4

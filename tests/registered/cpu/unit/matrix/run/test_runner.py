@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from specmatrix.engine.core.config.asked import EngineConfig
-from specmatrix.engine.core.errors import LedgerError
+from specmatrix.errors import LedgerError
 from specmatrix.matrix.cells.cell import Cell, asked
 from specmatrix.matrix.gates.gate import Gate, Outcome, State
 from specmatrix.matrix.gates.ledger import LedgerGate

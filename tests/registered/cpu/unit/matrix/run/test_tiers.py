@@ -1,6 +1,6 @@
 import pytest
 
-from specmatrix.engine.core.errors import ConfigError
+from specmatrix.errors import ConfigError
 from specmatrix.matrix.run.tiers import TIERS, repro, tier, visible_gpus
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")

@@ -4,7 +4,7 @@ from datetime import date
 
 import pytest
 
-from specmatrix.engine.core.errors import ConfigError
+from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.selector import parse_selector
 from specmatrix.matrix.run.waivers import WAIVERS, waiver_for

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from specmatrix.engine.core.config.asked import EngineConfig
-from specmatrix.engine.core.errors import ConfigError, RequestError
+from specmatrix.errors import ConfigError, RequestError
 from specmatrix.matrix.cells.cell import Cell, asked
 from specmatrix.matrix.subjects.in_process import ReferenceSubject
 from specmatrix.matrix.subjects.protocol import Ask, Capability, Continuation, Refusal, Trace

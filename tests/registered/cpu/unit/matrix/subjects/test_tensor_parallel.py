@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from specmatrix.engine.core.config.asked import EngineConfig
-from specmatrix.engine.core.errors import ConfigError, EngineError
 from specmatrix.engine.parallel.pool import end_spare
+from specmatrix.errors import ConfigError, EngineError
 from specmatrix.matrix.cells.cell import Cell, asked
 from specmatrix.matrix.run.runner import Runner
 from specmatrix.matrix.subjects.in_process import ReferenceEngine

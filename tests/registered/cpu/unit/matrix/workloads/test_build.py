@@ -1,6 +1,6 @@
 import pytest
 
-from specmatrix.engine.core.errors import ConfigError
+from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.axes import AXES
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.constraints import expect

@@ -101,7 +101,7 @@ def test_the_stored_file_covers_what_cells_may_ask_for(target):
 
 def test_every_locked_cell_with_a_draft_of_the_zoo_is_covered():
     from specmatrix.engine.core.config.resolve import resolve
-    from specmatrix.engine.core.errors import ConfigError
+    from specmatrix.errors import ConfigError
     from specmatrix.matrix.cells.model_facts import zoo_facts
     from specmatrix.matrix.cover.lockfile import STAGES, stage_cells
 

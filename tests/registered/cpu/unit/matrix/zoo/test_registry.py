@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from specmatrix.engine.core.errors import ConfigError
+from specmatrix.errors import ConfigError
 from specmatrix.matrix.zoo import registry
 
 pytestmark = pytest.mark.register(est_seconds=3, tier="cpu", stage="pr")

@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from specmatrix.matrix.run.repro import as_called
 from specmatrix.reports.compare import Acknowledgement, State, compare
 from specmatrix.reports.load import load
 from specmatrix.reports.render.comparison import comparison_markdown, comparison_page, write_comparison
 from specmatrix.reports.render.markup import LIMIT
 from specmatrix.reports.render.terminal import print_comparison
+from specmatrix.reports.repro import as_called
 from specmatrix.reports.schema import GateResult, ReportError
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")

@@ -9,7 +9,6 @@ from html.parser import HTMLParser
 import pytest
 from rich.console import Console
 
-from specmatrix.matrix.run.repro import as_called
 from specmatrix.reports.load import load
 from specmatrix.reports.render.markup import LIMIT
 from specmatrix.reports.render.plots import (
@@ -22,6 +21,7 @@ from specmatrix.reports.render.plots import (
 )
 from specmatrix.reports.render.run import MOST_ROWS, run_markdown, run_page, view, write_run
 from specmatrix.reports.render.terminal import print_run
+from specmatrix.reports.repro import as_called
 from specmatrix.reports.schema import GateResult, Reason, ReportError, Rewrite, Waiver
 
 pytestmark = pytest.mark.register(est_seconds=2, tier="cpu", stage="pr")

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specmatrix.engine.core.config.adaptive_file import DEFAULT_SLOTS, MAX_STEPS, AdaptiveSlot, dump, parse, union
-from specmatrix.engine.core.errors import ConfigError
+from specmatrix.errors import ConfigError
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

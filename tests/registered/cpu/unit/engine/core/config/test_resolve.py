@@ -8,7 +8,7 @@ from specmatrix.engine.core.config.adaptive_file import DEFAULT_SLOTS, AdaptiveS
 from specmatrix.engine.core.config.asked import AUTO, DraftFacts, EngineConfig, Facts
 from specmatrix.engine.core.config.resolve import explicit, resolve
 from specmatrix.engine.core.draft.tree import tree_pool
-from specmatrix.engine.core.errors import ConfigError
+from specmatrix.errors import ConfigError
 
 pytestmark = pytest.mark.register(est_seconds=6, tier="cpu", stage="pr")
 

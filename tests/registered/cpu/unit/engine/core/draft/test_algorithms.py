@@ -12,7 +12,7 @@ from specmatrix.engine.core.draft.algorithms import (
     Topology,
     algorithm,
 )
-from specmatrix.engine.core.errors import ConfigError
+from specmatrix.errors import ConfigError
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

@@ -9,9 +9,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from specmatrix.engine.core.errors import EngineError, LedgerError
 from specmatrix.engine.core.memory.ledger import CACHE, FREE, KEPT, Entry, Ledger, OutOfPages
 from specmatrix.engine.core.memory.replay import replay
+from specmatrix.errors import EngineError, LedgerError
 
 pytestmark = pytest.mark.register(est_seconds=12, tier="cpu", stage="pr")
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specmatrix.engine.core.errors import LedgerError
 from specmatrix.engine.core.memory.ledger import Ledger
 from specmatrix.engine.core.memory.prefix_cache import PrefixCache
+from specmatrix.errors import LedgerError
 
 pytestmark = pytest.mark.register(est_seconds=3, tier="cpu", stage="pr")
 

@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from specmatrix.engine.core.errors import LedgerError
 from specmatrix.engine.core.memory.ledger import Ledger, OutOfPages
 from specmatrix.engine.core.memory.replay import replay
+from specmatrix.errors import LedgerError
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

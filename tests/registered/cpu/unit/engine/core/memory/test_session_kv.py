@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from specmatrix.engine.core.draft.depth import DraftSteps
-from specmatrix.engine.core.errors import LedgerError
 from specmatrix.engine.core.memory.ledger import Ledger
 from specmatrix.engine.core.memory.prefix_cache import PrefixCache
 from specmatrix.engine.core.memory.session_kv import SessionKV
@@ -13,6 +12,7 @@ from specmatrix.engine.core.memory.window_ledger import Window
 from specmatrix.engine.core.observe.counters import Probes
 from specmatrix.engine.core.schedule.request import Finish, Phase, Request, SamplingParams
 from specmatrix.engine.core.schedule.scheduler import Scheduler
+from specmatrix.errors import LedgerError
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

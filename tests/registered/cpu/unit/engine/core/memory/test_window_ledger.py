@@ -5,10 +5,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from specmatrix.engine.core.errors import LedgerError
 from specmatrix.engine.core.memory.ledger import Ledger
 from specmatrix.engine.core.memory.replay import replay
 from specmatrix.engine.core.memory.window_ledger import Window, WindowLedger, pool_pages
+from specmatrix.errors import LedgerError
 
 pytestmark = pytest.mark.register(est_seconds=3.0, tier="cpu", stage="pr")
 

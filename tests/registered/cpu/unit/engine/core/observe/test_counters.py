@@ -2,8 +2,8 @@ import re
 
 import pytest
 
-from specmatrix.engine.core.errors import LedgerError
 from specmatrix.engine.core.observe.counters import PROBES, Probes
+from specmatrix.errors import LedgerError
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from specmatrix.engine.core.errors import LedgerError, RequestError
 from specmatrix.engine.core.schedule.request import MOVES, Phase, Request, SamplingParams, shown
+from specmatrix.errors import LedgerError, RequestError
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

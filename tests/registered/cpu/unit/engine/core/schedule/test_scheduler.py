@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from specmatrix.engine.core.draft.depth import DraftSteps
-from specmatrix.engine.core.errors import RequestError
 from specmatrix.engine.core.memory.ledger import Ledger
 from specmatrix.engine.core.memory.prefix_cache import PrefixCache
 from specmatrix.engine.core.observe.counters import Probes
 from specmatrix.engine.core.schedule.request import Finish, Phase, Request, SamplingParams
 from specmatrix.engine.core.schedule.scheduler import Scheduler
+from specmatrix.errors import RequestError
 
 pytestmark = pytest.mark.register(est_seconds=2, tier="cpu", stage="pr")
 

@@ -7,13 +7,13 @@ import re
 import pytest
 
 from specmatrix.engine.core.draft.depth import DraftSteps
-from specmatrix.engine.core.errors import RequestError
 from specmatrix.engine.core.memory.ledger import Ledger
 from specmatrix.engine.core.memory.prefix_cache import PrefixCache
 from specmatrix.engine.core.observe.counters import Probes
 from specmatrix.engine.core.schedule.request import Finish, Phase, Request, SamplingParams
 from specmatrix.engine.core.schedule.scheduler import Scheduler
 from specmatrix.engine.core.schedule.session import Session, SessionParams, Sessions
+from specmatrix.errors import RequestError
 
 pytestmark = pytest.mark.register(est_seconds=2, tier="cpu", stage="pr")
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from specmatrix.engine.core.config.asked import DraftFacts
-from specmatrix.engine.core.errors import ConfigError
 from specmatrix.engine.device.attention import DraftAttention
 from specmatrix.engine.models.loader import facts, load_dflash, load_target
+from specmatrix.errors import ConfigError
 from tests.support.random_drafts import dflash_shapes, random_weights, save
 from tests.support.uncached_models import WholeDFlash
 

@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from specmatrix.engine.core.draft.algorithms import FINAL
-from specmatrix.engine.core.errors import ConfigError
 from specmatrix.engine.models.loader import facts, load_eagle, load_eagle3, load_target
+from specmatrix.errors import ConfigError
 from tests.support.random_drafts import eagle_shapes, layer_shapes, random_weights, save
 from tests.support.uncached_models import WholeEagle, WholeEagle3
 

@@ -7,11 +7,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from specmatrix.engine.core.errors import ConfigError
 from specmatrix.engine.device.attention import DraftAttention
 from specmatrix.engine.models.config import load_model_config
 from specmatrix.engine.models.loader import load_eagle3, load_target
 from specmatrix.engine.models.weights import load_weights
+from specmatrix.errors import ConfigError
 from specmatrix.matrix.zoo.eagle_net import EagleNet
 from specmatrix.matrix.zoo.recipes import ModelShape
 

@@ -9,8 +9,8 @@ import torch
 from transformers import LlamaForCausalLM
 
 from specmatrix.engine.core.draft.algorithms import FINAL
-from specmatrix.engine.core.errors import ConfigError
 from specmatrix.engine.models.loader import load_target
+from specmatrix.errors import ConfigError
 
 pytestmark = pytest.mark.register(est_seconds=2, tier="cpu", stage="pr")
 

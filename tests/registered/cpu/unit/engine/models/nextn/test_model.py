@@ -11,8 +11,8 @@ from torch import Tensor
 
 from specmatrix.engine.core.config.asked import DraftFacts
 from specmatrix.engine.core.draft.algorithms import FINAL
-from specmatrix.engine.core.errors import ConfigError
 from specmatrix.engine.models.loader import facts, load_nextn, load_target
+from specmatrix.errors import ConfigError
 from tests.support.random_drafts import deepseek_shapes, random_weights, save
 from tests.support.uncached_models import WholeDeepseek
 

@@ -6,7 +6,7 @@ import pytest
 
 from specmatrix.engine.core.config.asked import AUTO, DraftFacts, EngineConfig, Facts
 from specmatrix.engine.core.config.resolve import explicit, resolve
-from specmatrix.engine.core.errors import ConfigError
+from specmatrix.errors import ConfigError
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

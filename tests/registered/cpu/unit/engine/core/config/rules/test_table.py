@@ -10,7 +10,7 @@ from specmatrix.engine.core.config.rules.ngram import NGRAM_RULES, TOPK_IS_BREAD
 from specmatrix.engine.core.config.rules.parallel import SPLITTING
 from specmatrix.engine.core.config.rules.table import CAPACITY, RULES
 from specmatrix.engine.core.draft.algorithms import Topology, Traits
-from specmatrix.engine.core.errors import ConfigError
+from specmatrix.errors import ConfigError
 from tests.support.launch_configs import HEAD, MODEL, eagle3, facts, refusal, standalone
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")

@@ -9,7 +9,7 @@ from typing import Final
 
 from specmatrix.ci.local import ShardJob, run_plan
 from specmatrix.ci.planner import Host, ShardPlan, plan
-from specmatrix.engine.core.errors import ConfigError
+from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.selection import of_gpus, select
 from specmatrix.matrix.cli.console import StdoutConsole

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from specmatrix.ci.partition import of_stage, part_of
 from specmatrix.ci.registry import read_registry
-from specmatrix.engine.core.errors import ConfigError
+from specmatrix.errors import ConfigError
 from specmatrix.matrix.run.provenance import ROOT
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from specmatrix.matrix.run.repro import as_called
+from specmatrix.reports.repro import as_called
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

@@ -1,6 +1,6 @@
 import pytest
 
-from specmatrix.engine.core.errors import ConfigError, EngineBug, EngineError, KernelError, LedgerError, RequestError
+from specmatrix.errors import ConfigError, EngineBug, EngineError, KernelError, LedgerError, RequestError
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

@@ -1,4 +1,4 @@
-"""The command line: options of every command; what they do lies in `matrix.cli.commands` and is imported when called.
+"""The command line: the options of every command. Each command's code is imported when it is called.
 
 Exit status: 0 if nothing is red, 1 if something is, 2 if the question was wrong (one sentence on stderr), 130 after
 Ctrl-C, 141 if the reader of stdout went away, 143 after SIGTERM.
@@ -17,7 +17,7 @@ from typing import Annotated, Final, cast
 import typer
 
 from specmatrix import __version__
-from specmatrix.engine.core.errors import ConfigError, EngineError
+from specmatrix.errors import ConfigError, EngineError
 from specmatrix.matrix.cli.commands.flags import EPILOG
 from specmatrix.matrix.cli.errors import misuse
 from specmatrix.matrix.cli.stopping import Stopped, stoppable
@@ -81,7 +81,7 @@ def run(
     json_: Json = False,
 ) -> int:
     """Run cells and write their report."""
-    from specmatrix.matrix.cli.commands.run import run as run_matrix
+    from specmatrix.ci.commands.run import run as run_matrix
 
     return run_matrix(tier, stage, out, cells, workers, seed, limit, json_)
 
@@ -242,7 +242,7 @@ def tests(
     json_: Json = False,
 ) -> int:
     """List the registered tests of a tier and their seconds."""
-    from specmatrix.matrix.cli.commands.tests import list_tests
+    from specmatrix.ci.commands.tests import list_tests
 
     return list_tests(tier, stage, part, paths, json_)
 

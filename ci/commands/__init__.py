@@ -1,0 +1,1 @@
+"""Commands that plan and execute over processes and hosts."""
