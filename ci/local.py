@@ -9,13 +9,15 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from multiprocessing import get_context, parent_process, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from threading import Thread
 from time import monotonic
 from typing import Final
+
+from msgspec import structs
 
 from specmatrix.ci.planner import ShardPlan
 from specmatrix.matrix.cells.cell import Cell
@@ -119,8 +121,8 @@ def _replace(workers: list[Worker], worker: Worker, job: ShardJob, what: str) ->
 
 def lost_cell(cell: Cell, job: ShardJob, what: str) -> CellResult:
     """The record of a cell that has no result, for a reason that says nothing about the cell."""
-    record = unrun(cell, job.tier, job.stage, job.seed)
-    return replace(record, state="INFRA", error=f"the cell has no result: {what}")
+    record = unrun(cell, job.tier, job.seed)
+    return structs.replace(record, state="INFRA", error=f"the cell has no result: {what}")
 
 
 def _start(cells: Sequence[Cell], job: ShardJob, gpus: tuple[int, ...]) -> Worker:

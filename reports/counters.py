@@ -39,7 +39,8 @@ class ProbeChange:
 
 
 def judge_probes(demand: ProbeDemand | None, stage: str, cells: int, hits: Mapping[str, int]) -> ProbeVerdict:
-    """Judge a run of `cells` cells by the sum of their witnesses. Fewer cells than the demand is for prove nothing."""
+    """Judge a run of `cells` supported cells by the sum of their evidence; fewer cells than demanded prove
+    nothing."""
     if demand is None:
         return ProbeVerdict("NOT JUDGED", f"probes are not judged: stage {stage} demands none")
     if cells < demand.cells:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -13,12 +12,10 @@ from specmatrix.matrix.cells.selection import is_id
 from specmatrix.matrix.gates.registry import GATES
 from specmatrix.matrix.plugin.items import CPU, RECORD
 from specmatrix.matrix.run.provenance import run_header
-from specmatrix.reports.codec import decode_cell
 from specmatrix.reports.counters import ProbeVerdict
-from specmatrix.reports.load import load
 from specmatrix.reports.render.files import write_run
 from specmatrix.reports.schema import ReportError
-from specmatrix.reports.writer import ReportWriter
+from specmatrix.reports.store import ReportWriter, cell_from_json, load
 
 
 class CellReports:
@@ -45,7 +42,7 @@ class CellReports:
         if phase == "call":
             for name, value in report.user_properties:
                 if name == RECORD:
-                    self.writer.write(decode_cell(json.loads(str(value))))
+                    self.writer.write(cell_from_json(str(value)))
         elif phase == "???" and is_id(text := report.nodeid.rpartition("::")[2]):
             self.writer.write(lost_cell(Cell.from_id(text), self.job, "its worker died"))
 

@@ -12,6 +12,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Final
 
+from msgspec import structs
+
 from specmatrix.engine.core.errors import ConfigError, EngineBug
 from specmatrix.engine.core.observe.rank_agreement import Agreement
 from specmatrix.matrix.cells.cell import Cell, asked
@@ -24,7 +26,7 @@ from specmatrix.matrix.run.pending import unrun
 from specmatrix.matrix.run.tiers import tier as find_tier
 from specmatrix.matrix.subjects.protocol import Answer, Ask, Capability, Diverged, Run, Served, Session, Subject
 from specmatrix.matrix.workloads.build import workload
-from specmatrix.reports.schema import CellResult, CellState, GateResult, Reason, Rewrite
+from specmatrix.reports.schema import CellResult, CellState, GateResult, Reason, Rewrite, Start
 
 LAST_FRAMES: Final = 3
 
@@ -66,13 +68,13 @@ class Runner:
     def run_cell(self, cell: Cell) -> CellResult:
         """The record of one cell. Cells of one launch that follow each other share its session."""
         start = perf_counter()
-        record = unrun(cell, self.tier, self.stage, self.seed)
+        record = unrun(cell, self.tier, self.seed)
         try:
             record = self._judged(cell, record)
         except Exception as error:  # A crash of the subject is this cell's result; the other cells go on.
             self._drop()
             record = _crashed(record, error)
-        return replace(record, seconds=perf_counter() - start)
+        return structs.replace(record, seconds=perf_counter() - start)
 
     def close(self) -> None:
         """End the current launch; baselines stay."""
@@ -107,7 +109,7 @@ class Runner:
         if twinned(cell):
             run = replace(run, twin=self._baseline(cell.twin, asks))
         outcomes = [self._verdict(gate, cell, run, baseline) for gate in self.gates if gate.applies(cell)]
-        return _ended(replace(record, witness=dict(run.witness)), outcomes)
+        return _ended(structs.replace(record, evidence=dict(run.witness)), outcomes)
 
     def _started(self, cell: Cell) -> Session:
         if self._session is None or self._launch != cell.launch_key:
@@ -214,13 +216,14 @@ def _configured(record: CellResult, session: Session) -> CellResult:
     resolved: dict[str, Any] = dict(session.resolved)
     reasons: Iterable[Mapping[str, Any]] = resolved.pop("reasons", ())
     rewrites: Iterable[Mapping[str, Any]] = resolved.pop("rewrites", ())
-    return replace(
-        record,
-        resolved=resolved,
-        launch_hash=session.launch_hash,
-        reasons=tuple(Reason(**reason) for reason in reasons),
-        rewrites=tuple(Rewrite(**rewrite) for rewrite in rewrites),
+    start = Start(
+        record.requested,
+        resolved,
+        session.launch_hash,
+        tuple(Reason(**reason) for reason in reasons),
+        tuple(Rewrite(**rewrite) for rewrite in rewrites),
     )
+    return structs.replace(record, start=start)
 
 
 def _ended(record: CellResult, outcomes: Sequence[Outcome]) -> CellResult:
@@ -232,7 +235,7 @@ def _ended(record: CellResult, outcomes: Sequence[Outcome]) -> CellResult:
     elif State.NOT_MEASURED in states or not outcomes:
         state = "NOT MEASURED"
     error = None if outcomes else "no gate judged this cell"
-    return replace(record, state=state, gates=tuple(_gate(outcome) for outcome in outcomes), error=error)
+    return structs.replace(record, state=state, gates=tuple(_gate(outcome) for outcome in outcomes), error=error)
 
 
 def _gate(outcome: Outcome) -> GateResult:
@@ -246,4 +249,4 @@ def _crashed(record: CellResult, error: Exception) -> CellResult:
     places = [f"{frame.name} ({Path(frame.filename).name}:{frame.lineno})" for frame in frames[: -LAST_FRAMES - 1 : -1]]
     part = "the baseline: " if any(frame.name == Runner._baseline.__name__ for frame in frames) else ""
     text = f"{part}{type(error).__name__}: {error}, in {' < '.join(places)}"
-    return replace(record, state="FAIL" if isinstance(error, EngineBug) else "INFRA", error=text)
+    return structs.replace(record, state="FAIL" if isinstance(error, EngineBug) else "INFRA", error=text)

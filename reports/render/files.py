@@ -9,13 +9,13 @@ from typing import Final
 from specmatrix.reports.atomic import write_text
 from specmatrix.reports.compare.cell_state import Comparison
 from specmatrix.reports.compare.compare import comparison_record
-from specmatrix.reports.load import Report
 from specmatrix.reports.render.comparison_markdown import comparison_markdown
 from specmatrix.reports.render.comparison_page import comparison_page
 from specmatrix.reports.render.run_markdown import run_markdown
 from specmatrix.reports.render.run_page import run_page
 from specmatrix.reports.render.view import RunView, view
 from specmatrix.reports.schema import MARKDOWN_FILE, PAGE_FILE
+from specmatrix.reports.store import Report
 from specmatrix.reports.summary import write_summary
 
 COMPARISON_NAME: Final = "comparison"

@@ -112,7 +112,7 @@
       grid("Axis, asked, effective", Object.keys(cell.axes).map((axis) => [axis, cell.axes[axis], cell.effective[axis]]), differs),
       grid("Reasons", cell.reasons.map((reason) => [reason.field, reason.value, reason.because])),
       grid("Rewrites: field, asked, got, reason", cell.rewrites.map((r) => [r.field, r.asked, r.got, r.reason])),
-      grid("Witness", Object.entries(cell.witness)),
+      grid("Evidence", Object.entries(cell.evidence)),
       grid("Resolved", Object.entries(cell.resolved || {}).filter(([, value]) => !Array.isArray(value))),
     );
     box.append(panes);

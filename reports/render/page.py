@@ -97,7 +97,9 @@ def tone(state: str) -> str:
         return "good"
     if state in ("FAIL", "REGRESSED", "LOST", "red"):
         return "bad"
-    return "warn" if state in ("NOT MEASURED", "INFRA", "REWRITTEN", "NOT COMPARABLE", "UNKNOWN") else "calm"
+    if state in ("NOT MEASURED", "INFRA", "UNSUPPORTED", "REWRITTEN", "NOT COMPARABLE", "UNKNOWN"):
+        return "warn"
+    return "calm"
 
 
 def origin(header: Header) -> list[tuple[str, str]]:

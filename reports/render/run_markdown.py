@@ -14,7 +14,7 @@ def run_markdown(run: RunView) -> str:
     document = Document()
     summary = run.summary
     mark = "✅" if run.verdict == "green" else "❌"
-    tail = f"{count(len(run.red), 'cell')} red of {summary.cells:,}" if run.cells else "no cell ran"
+    tail = f"{count(len(run.red), 'cell')} red of {summary.cells:,}" if summary.ran else "no cell ran"
     document.line(f"## {mark} specmatrix {escape(run.header.tier)} / {escape(run.header.stage)}: {run.verdict}, {tail}")
     document.line()
     states = [*(f"{state} {summary.states[state]:,}" for state in STATE_KEYS), f"waived {summary.waived:,}"]
@@ -32,6 +32,7 @@ def run_markdown(run: RunView) -> str:
     _gates(document, run)
     _ledger(document, run)
     _waived(document, run)
+    _unsupported(document, run)
     _origin(document, run)
     return document.text()
 
@@ -80,6 +81,14 @@ def _waived(document: Document, run: RunView) -> None:
         document.line("### Waived: red, known, and still run")
         document.line()
         document.table(("state", "cell", "reason", "until", "why"), rows, most=30)
+
+
+def _unsupported(document: Document, run: RunView) -> None:
+    rows = [(code(cell.id), escape(failure(cell), 160)) for cell in run.unsupported]
+    if rows:
+        document.line("### Unsupported: the subject cannot run these cells")
+        document.line()
+        document.table(("cell", "why"), rows, most=30)
 
 
 def _origin(document: Document, run: RunView) -> None:

@@ -35,7 +35,7 @@ def run_page(run: RunView) -> str:
     """The report as one HTML file."""
     shown = run.cells[:MOST_ROWS]
     head = f"{run.header.tier} / {run.header.stage}: {run.verdict}"
-    red = count(len(run.red), "red cell") + f" of {run.summary.cells:,}" if run.cells else "no cell ran"
+    red = count(len(run.red), "red cell") + f" of {run.summary.cells:,}" if run.summary.ran else "no cell ran"
     body = "".join(
         (
             banner(run.verdict, f"{head}, {red}", _common(run)),
@@ -55,6 +55,7 @@ def run_page(run: RunView) -> str:
             section("Rewrites", _rewrites(run), "What ran instead of what was asked."),
             section("Choices", _choices(run), "What was left to the engine, and why it chose so."),
             section("Waivers", _waivers(run), "Red, known, and still run."),
+            section("Unsupported", _unsupported(run), "Cells that the subject cannot run: neither red nor green."),
             section("Origin", table(("what", "value"), origin(run.header))),
         )
     )
@@ -163,6 +164,10 @@ def _rewrites(run: RunView) -> str:
 def _choices(run: RunView) -> str:
     rows = [(c.field, c.value, str(c.cells), c.because) for c in run.choices]
     return table(("field*", "value*", "cells", "because"), rows)
+
+
+def _unsupported(run: RunView) -> str:
+    return table(("cell*", "why"), [(cell.id, failure(cell)) for cell in run.unsupported[:MOST_RED]])
 
 
 def _waivers(run: RunView) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from html import escape
 from typing import Final, NamedTuple
 
-from specmatrix.reports.codec import encode_cell
+from msgspec.structs import asdict
+
 from specmatrix.reports.compare.rewrites import signature
 from specmatrix.reports.effective import effective
 from specmatrix.reports.lengths import positive
@@ -15,7 +15,7 @@ from specmatrix.reports.render.page import badge, identity, tone
 from specmatrix.reports.render.plots import Point, glyph
 from specmatrix.reports.render.run_plots import acceptance_point, accuracy_point
 from specmatrix.reports.render.view import RunView
-from specmatrix.reports.schema import GATES, CellResult, Json, is_waived
+from specmatrix.reports.schema import GATES, RED_STATES, CellResult, Json, is_waived
 from specmatrix.reports.summary import STATE_KEYS
 from specmatrix.reports.wording import failure, shorten
 
@@ -56,9 +56,13 @@ def cells_table(run: RunView, shown: Sequence[CellResult]) -> str:
 
 
 def row_details(cell: CellResult) -> Json:
-    """What the script needs of a cell: its own line, and its effective values."""
-    body: dict[str, Json] = json.loads(encode_cell(cell))
-    return body | {"effective": effective(cell.axes, cell.resolved)}
+    """What the script reads about a cell: its record, its start, and its effective values."""
+    return {
+        **{name: getattr(cell, name) for name in ("id", "axes", "repro", "evidence", "error", "requested", "resolved")},
+        "waived": None if cell.waived is None else asdict(cell.waived),
+        **{name: [asdict(row) for row in getattr(cell, name)] for name in ("gates", "reasons", "rewrites")},
+        "effective": effective(cell.axes, cell.resolved),
+    }
 
 
 def _filters(shown: Sequence[CellResult]) -> str:
@@ -113,7 +117,7 @@ def _noted(note: str) -> str:
 
 
 def _waiver(cell: CellResult, today: str) -> str:
-    if cell.state == "PASS" or cell.waived is None:
+    if cell.state not in RED_STATES or cell.waived is None:
         return ""
     return "waived" if is_waived(cell, today) else "waiver expired"
 

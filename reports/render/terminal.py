@@ -32,6 +32,11 @@ def print_run(run: RunView, console: Console) -> None:
         _say(console, f"  {escape(as_called(cell.repro))}")
     if len(run.red) > MOST:
         _say(console, f"… and {count(len(run.red) - MOST, 'more red cell')} in the report")
+    for cell in run.unsupported[:MOST]:
+        why = escape(shorten(failure(cell), 240))
+        _say(console, f"[yellow]{cell.state}[/yellow] [bold]{escape(cell.id)}[/bold]: {why}")
+    if len(run.unsupported) > MOST:
+        _say(console, f"… and {count(len(run.unsupported) - MOST, 'more unsupported cell')} in the report")
     gates = {gate: sum(row.values()) - row.get("PASS", 0) for gate, row in run.summary.by_gate.items()}
     words = [f"{gate} [red]{red} red[/red]" if red else f"{gate} [green]ok[/green]" for gate, red in gates.items()]
     _say(console, "gates: " + ", ".join(words))
@@ -45,7 +50,7 @@ def print_run(run: RunView, console: Console) -> None:
     for text, cells in rewritten.items():
         _say(console, f"[dim]rewritten in {count(cells, 'cell')}: {escape(text)}[/dim]")
     colour = "green" if run.verdict == "green" else "red"
-    tail = f"{count(len(run.red), 'cell')} red of {run.summary.cells:,}" if run.cells else "no cell ran"
+    tail = f"{count(len(run.red), 'cell')} red of {run.summary.cells:,}" if run.summary.ran else "no cell ran"
     _say(console, f"[bold {colour}]{run.verdict}[/bold {colour}]: {tail}")
 
 

@@ -9,8 +9,8 @@ from specmatrix.reports.compare.cell_state import Factor
 from specmatrix.reports.compare.common_factors import common_factors
 from specmatrix.reports.compare.rewrites import signature
 from specmatrix.reports.effective import effective
-from specmatrix.reports.load import Report
-from specmatrix.reports.schema import CellResult, Header
+from specmatrix.reports.schema import RED_STATES, CellResult, Header
+from specmatrix.reports.store import Report
 from specmatrix.reports.summary import Summary, is_red, summarise
 
 
@@ -36,21 +36,23 @@ class ChoiceRow:
 
 @dataclass(frozen=True, slots=True)
 class RunView:
-    """One run. `red` cells come first in `cells`, then waived ones, then the rest in file order."""
+    """One run. `red` cells come first in `cells`, then waived ones, then those that the subject does not support, then
+    the rest in file order."""
 
     header: Header
     summary: Summary
     cells: tuple[CellResult, ...]
     red: tuple[CellResult, ...]
     waived: tuple[CellResult, ...]
+    unsupported: tuple[CellResult, ...]
     factors: tuple[Factor, ...]
     rewrites: tuple[RewriteRow, ...]
     choices: tuple[ChoiceRow, ...]
 
     @property
     def verdict(self) -> str:
-        """ "green" if no cell is red and no probe, else "red"; a run without cells proves nothing and is red."""
-        return "green" if not self.red and self.cells and self.summary.probes.state != "FAIL" else "red"
+        """ "green" if no cell is red and no probe, else "red"; a run that ran no cell proves nothing and is red."""
+        return "green" if not self.red and self.summary.ran and self.summary.probes.state != "FAIL" else "red"
 
 
 def view(report: Report) -> RunView:
@@ -58,15 +60,17 @@ def view(report: Report) -> RunView:
     cells = list(report)
     red = [cell for cell in cells if is_red(cell, report.header.created)]
     names = {cell.id for cell in red}
-    waived = [cell for cell in cells if cell.state != "PASS" and cell.id not in names]
+    waived = [cell for cell in cells if cell.state in RED_STATES and cell.id not in names]
+    unsupported = [cell for cell in cells if cell.state == "UNSUPPORTED"]
     green = [cell for cell in cells if cell.state == "PASS"]
     judged = [cell for cell in red if cell.state != "INFRA"]
     return RunView(
         header=report.header,
         summary=summarise(report),
-        cells=(*red, *waived, *green),
+        cells=(*red, *waived, *unsupported, *green),
         red=tuple(red),
         waived=tuple(waived),
+        unsupported=tuple(unsupported),
         factors=common_factors([_values(cell) for cell in judged], [_values(cell) for cell in green]),
         rewrites=_rewrites(cells),
         choices=_choices(cells),

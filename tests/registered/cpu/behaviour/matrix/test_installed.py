@@ -19,7 +19,6 @@ from specmatrix import HOME
 
 pytestmark = pytest.mark.register(est_seconds=70, tier="cpu", stage="pr")
 
-
 ROOT = HOME
 TOP = ("engine", "kernels", "matrix", "ci", "reports", "benchmarks")
 # Records of the repository, which no command reads.

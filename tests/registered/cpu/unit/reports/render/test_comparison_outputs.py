@@ -3,20 +3,20 @@
 import io
 import json
 import re
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 from rich.console import Console
 
 from specmatrix.matrix.run.repro import as_called
 from specmatrix.reports.compare import Acknowledgement, State, compare
-from specmatrix.reports.load import load
 from specmatrix.reports.render.comparison_markdown import comparison_markdown
 from specmatrix.reports.render.comparison_page import comparison_page
 from specmatrix.reports.render.files import write_comparison
 from specmatrix.reports.render.markdown import LIMIT
 from specmatrix.reports.render.terminal import print_comparison
 from specmatrix.reports.schema import GateResult, ReportError
+from specmatrix.reports.store import load
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 
