@@ -19,7 +19,7 @@ from specmatrix.matrix.run.provenance import run_header
 from specmatrix.matrix.run.runner import Runner
 from specmatrix.matrix.subjects.in_process import ReferenceSubject
 from specmatrix.matrix.subjects.protocol import RunningEngine, Subject
-from specmatrix.reports.writer import ReportWriter
+from specmatrix.reports.store import ReportWriter
 
 NAME: Final = "harness_overhead_per_cell"
 GOAL: Final = 0.05

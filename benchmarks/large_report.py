@@ -4,11 +4,13 @@ than the stage gives it."""
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
 from pathlib import Path
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from specmatrix.engine.core.config.resolve import resolve
 from specmatrix.engine.core.observe.counters import PROBES
@@ -20,8 +22,8 @@ from specmatrix.matrix.cover.lockfile import stage_cells
 from specmatrix.matrix.run.prepared_cell import prepare
 from specmatrix.matrix.run.record import record
 from specmatrix.matrix.run.tiers import repro
-from specmatrix.reports.schema import CellResult, GateResult, Header, Json, Reason, Rewrite
-from specmatrix.reports.writer import ReportWriter
+from specmatrix.reports.schema import CellRecord, CellResult, GateResult, Header, Json, Reason, Rewrite, Start
+from specmatrix.reports.store import ReportWriter
 
 # About a third of the probes are hit in a cell.
 HIT: Final = 3
@@ -52,21 +54,22 @@ class Change:
 def write(directory: Path, cells: int, seconds: float, change: Change | None = None) -> None:
     """A report of `cells` green cells in `directory`, launch by launch; `seconds` sets their running times apart."""
     header = Header(
-        "cpu", "nightly", 0, "2026-09-01T10:00:00+00:00", "0" * 12, False, {"python": "3.11"}, {"cpu": "x", "gpus": []},
-        "lock", "data", "zoo",
+        tier="cpu", stage="nightly", seed=0, created="2026-09-01T10:00:00+00:00", commit="0" * 12, dirty=False,
+        versions={"python": "3.11"}, host={"cpu": "x", "gpus": []}, lock_hash="lock", data_hash="data", zoo_hash="zoo",
     )  # fmt: skip
     change = change or Change()
     number = moved = 0
     with ReportWriter(directory, header) as writer:
         for row in launches(cells):
-            shared = _shared(row[0])
-            resolved = dict(shared.resolved or {})
+            start = _start(row[0])
+            resolved = dict(start.resolved or {})
             moves = change.version not in (None, resolved["spec_version"]) and moved < change.share * (number + 1)
             if moves:
-                shared = replace(shared, resolved=resolved | {"spec_version": change.version}, launch_hash="0" * 12)
+                moved_to = resolved | {"spec_version": change.version}
+                start = replace(start, resolved=moved_to, resolved_hash="0" * 12)
             for cell in row:
                 differs = moves or (change.version is None and moved < change.share * (number + 1))
-                line = _record(shared, cell, number, 1.6875 if differs else 1.6944444444444444)
+                line = _record(start, cell, number, 1.6875 if differs else 1.6944444444444444)
                 writer.write(replace(line, seconds=seconds + number / cells))
                 number, moved = number + 1, moved + differs
 
@@ -96,34 +99,34 @@ def launches(cells: int) -> list[list[Cell]]:
     return [row for row in taken if row]
 
 
-def _shared(cell: Cell) -> CellResult:
-    """What the cells of a launch have in common, as a record of the first of them."""
-    prepared = prepare(cell, stage="nightly")
+def _start(cell: Cell) -> Start:
+    """The engine start of a cell."""
+    prepared = prepare(cell)
     resolved = resolve(prepared.configuration, prepared.facts)
     fields: dict[str, Any] = resolved.as_dict()
     reasons, rewrites = fields.pop("reasons"), fields.pop("rewrites")
-    return replace(
-        record(prepared, "PASS"),
-        resolved=fields,
-        launch_hash=resolved.start_hash(),
-        reasons=tuple(Reason(**reason) for reason in reasons),
-        rewrites=tuple(Rewrite(**rewrite) for rewrite in rewrites),
+    return Start(
+        record(prepared, "PASS").start.requested,
+        fields,
+        resolved.start_hash(),
+        tuple(Reason(**reason) for reason in reasons),
+        tuple(Rewrite(**rewrite) for rewrite in rewrites),
     )
 
 
-def _record(shared: CellResult, cell: Cell, number: int, length: float) -> CellResult:
-    """A cell of a launch, with numbers that no other cell has in half of its gates and a third of its witness."""
+def _record(start: Start, cell: Cell, number: int, length: float) -> CellResult:
+    """A green cell, with numbers that no other cell has in half of its gates and a third of its evidence."""
     own: dict[str, dict[str, Json]] = {
         "ledger": {"stamps": 7257 + number},
         "lossless": {"tokens": 62 + number},
         "acceptance": {"length": length, "rounds": 36 + number},
     }
-    gates = tuple(GateResult(name, "PASS", numbers | own.get(name, {})) for name, numbers in NUMBERS.items())
-    return replace(
-        shared,
+    return CellRecord(
         id=cell.id,
+        state="PASS",
+        start=start,
         axes=cell.values,
         repro=repro(cell.id, "cpu", 0),
-        witness={name: 0 if order % HIT else number + order for order, name in enumerate(PROBES)},
-        gates=gates,
+        gates=tuple(GateResult(name, "PASS", numbers | own.get(name, {})) for name, numbers in NUMBERS.items()),
+        evidence={name: number + order for order, name in enumerate(PROBES) if order % HIT == 0},
     )

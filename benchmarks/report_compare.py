@@ -28,12 +28,13 @@ CASES: Final = {
     "10 % of the cells move to v1": Change(0.1, "v1"),
 }
 TIMER: Final = """
-import gc, sys, time
+import resource, sys, time
 start = time.perf_counter()
 from specmatrix.reports.compare import compare
-from specmatrix.reports.load import load
+from specmatrix.reports.store import load
 result = compare(load(sys.argv[1]), load(sys.argv[2]))
-print(time.perf_counter() - start, sum(result.counts.values()))
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+print(time.perf_counter() - start, time.process_time(), peak, sum(result.counts.values()))
 """
 
 
@@ -50,11 +51,13 @@ def main() -> None:
         return
     for row in rows:
         spread = f"({row['min']:.2f} to {row['max']:.2f})"
-        print(f"{row['case']:<32} {row['seconds']:.2f} s {spread}, {row['megabytes']:.0f} MB each")
+        rest = f"{row['cpu_seconds']:.2f} s of CPU, {row['megabytes']:.0f} MB each, peak {row['peak_megabytes']:.0f} MB"
+        print(f"{row['case']:<32} {row['seconds']:.2f} s {spread}, {rest}")
 
 
 def measure(cells: int = CELLS, runs: int = 3) -> list[dict[str, object]]:
-    """Seconds of load + load + compare per case: median, min and max over `runs` processes."""
+    """Per case, of load + load + compare in `runs` processes: median, min and max wall seconds, the least CPU seconds
+    (imports included), and the peak memory in megabytes, mapped files included."""
     rows: list[dict[str, object]] = []
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder) / "base"
@@ -65,18 +68,25 @@ def measure(cells: int = CELLS, runs: int = 3) -> list[dict[str, object]]:
             write(head, cells, seconds=0.2, change=change)
             # Or the disk still writes what is read.
             os.sync()
-            times = sorted(_time(base, head, cells) for _ in range(runs))
-            rows.append({"case": case, "seconds": median(times), "min": times[0], "max": times[-1], "megabytes": size})
+            found = [_time(base, head, cells) for _ in range(runs)]
+            times = sorted(seconds for seconds, _, _ in found)
+            rows.append(
+                {
+                    "case": case, "seconds": median(times), "min": times[0], "max": times[-1], "megabytes": size,
+                    "cpu_seconds": min(cpu for _, cpu, _ in found), "peak_megabytes": max(peak for _, _, peak in found),
+                }
+            )  # fmt: skip
     return rows
 
 
-def _time(base: Path, head: Path, cells: int) -> float:
+def _time(base: Path, head: Path, cells: int) -> tuple[float, float, float]:
+    """Wall seconds, CPU seconds, and peak megabytes."""
     command = [sys.executable, "-c", TIMER, str(base), str(head)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
-    seconds, counted = done.stdout.split()
+    seconds, cpu, peak, counted = done.stdout.split()
     if int(counted) != cells:
         raise RuntimeError(f"the comparison counted {counted} cells of {cells}")
-    return float(seconds)
+    return float(seconds), float(cpu), float(peak) / 1e3
 
 
 if __name__ == "__main__":

@@ -115,7 +115,7 @@ def _replace(workers: list[Worker], worker: Worker, job: ShardJob, what: str) ->
     rest = worker.owed[len(missing) :]
     if rest:
         workers.append(_start(rest, job, worker.gpus))
-    yield from [lost(prepare(cell, job.tier, job.stage, job.seed), what) for cell in missing]
+    yield from [lost(prepare(cell, job.tier, job.seed), what) for cell in missing]
 
 
 def _start(cells: Sequence[Cell], job: ShardJob, gpus: tuple[int, ...]) -> Worker:
@@ -153,7 +153,7 @@ def work(cells: tuple[Cell, ...], job: ShardJob, gpus: tuple[int, ...], connecti
     from specmatrix.matrix.run.runner import reference_runner
 
     torch.set_num_threads(1)
-    runner = reference_runner(job.seed, job.tier, job.stage)
+    runner = reference_runner(job.seed, job.tier)
     connection.send(None)
     for cell in cells:
         connection.send(runner.run_cell(cell))

@@ -2,9 +2,10 @@
 
 JSON Lines is the truth; everything else is derived from it.
 
-- `schema`: the typed records of `report.jsonl` (header, cell, gate) and their JSON form
-- `writer`: `ReportWriter` streams cells to disk; a file that was not finished never reads as whole
-- `load`: `load(path)` reads a report back, lazily, with one clear sentence for each way it can be wrong
+- `schema`: the typed records of `report.jsonl` (header, start, cell, end)
+- `store`: `ReportWriter` streams cells to disk, `load(path)` reads them back, with one clear sentence for each way in
+  which a file can be wrong; one that was not finished never reads as whole
+- `frames`: the same as pandas frames (`specmatrix.load`)
 - `summary`: the counts of `summary.json`
 - `stats`: intervals and tests behind the gates and the comparison
 - `compare`: `compare(base, head)`, the states of cells, effective coverage, ledgers and common factors

@@ -41,7 +41,8 @@ class ProbeChange:
 
 
 def judge_probes(demand: ProbeDemand | None, stage: str, cells: int, hits: Mapping[str, int]) -> ProbeVerdict:
-    """Check a run of `cells` cells by the sum of their counters; fewer cells than `demand` is for are not checked."""
+    """Check a run of `cells` supported cells by the sum of their counters; fewer cells than `demand` is for are not
+    checked."""
     if demand is None:
         only = "counter coverage is checked in nightly runs only"
         return ProbeVerdict("NOT JUDGED", "this tier checks no counter coverage" if stage == "nightly" else only)

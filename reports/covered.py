@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from specmatrix.reports.effective import Value, effective, word
-from specmatrix.reports.load import Report
 from specmatrix.reports.schema import Json
+from specmatrix.reports.store import Report
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,7 @@
-"""Records of `report.jsonl`, schema 1. `codec` holds their JSON form.
+"""Records of `report.jsonl`, schema 2; `docs/report-schema.md` describes them for readers outside this repository.
 
-A report is a JSON Lines file: one header line, one line per cell, one end line with the number of cells, the sum of
-their witnesses (`probes`) and where their lines lie (`index`, see `reports.index`); older reports lack these two. Keys
-of a cell are written in the order of `CELL_KEYS`, so that a reader can take the id, the state, the axes and the
-resolved configuration from the front of a line without parsing the rest, and can ignore the running time at its end.
-Readers do not depend on that order, and ignore keys that they do not know.
+A report is a JSON Lines file: one header line, then start lines and cell lines, and one end line. A start line holds
+what the cells of an engine start share, and stands in front of the first cell that names its id.
 
 Numbers of a gate, where plots and comparisons read them (other gates may hold any numbers):
 
@@ -19,21 +16,25 @@ Numbers of a gate, where plots and comparisons read them (other gates may hold a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar
 
-SCHEMA: Final = 1
+from msgspec import Struct, field
+
+SCHEMA: Final = 2
 REPORT_FILE: Final = "report.jsonl"
 SUMMARY_FILE: Final = "summary.json"
 MARKDOWN_FILE: Final = "report.md"
 PAGE_FILE: Final = "report.html"
 
-CellState = Literal["PASS", "FAIL", "NOT MEASURED", "INFRA"]
+CellState = Literal["PASS", "FAIL", "NOT MEASURED", "INFRA", "UNSUPPORTED"]
 GateState = Literal["PASS", "FAIL", "NOT MEASURED"]
 Expect = Literal["runs", "refused", "rewritten"]
-CELL_STATES: Final[tuple[CellState, ...]] = ("PASS", "FAIL", "NOT MEASURED", "INFRA")
+CELL_STATES: Final[tuple[CellState, ...]] = ("PASS", "FAIL", "NOT MEASURED", "INFRA", "UNSUPPORTED")
 GATE_STATES: Final[tuple[GateState, ...]] = ("PASS", "FAIL", "NOT MEASURED")
-EXPECTATIONS: Final[tuple[Expect, ...]] = ("runs", "refused", "rewritten")
+# A cell in one of these states fails its run, unless it is waived.
+RED_STATES: Final[frozenset[CellState]] = frozenset(("FAIL", "NOT MEASURED", "INFRA"))
+# A cell in one of these states was not judged, so its record says nothing about the code.
+UNJUDGED_STATES: Final[frozenset[CellState]] = frozenset(("INFRA", "UNSUPPORTED"))
 GATES: Final = (
     "ledger",
     "ranks",
@@ -51,18 +52,16 @@ GATES: Final = (
 Json: TypeAlias = Any
 Number: TypeAlias = float | int | str | Sequence[Any]
 
-CELL_KEYS: Final = (
-    "id", "state", "axes", "resolved", "expect", "tier", "stage", "launch_hash", "requested", "reasons", "rewrites",
-    "waived", "witness", "gates", "error", "repro", "seconds",
-)  # fmt: skip
-
 
 class ReportError(Exception):
     """A report cannot be written or read; the message is one sentence for the user."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reason:
+class Record(Struct, frozen=True, forbid_unknown_fields=True):
+    """A JSON object of a report. Keys without a default are required, and an unknown key is an error."""
+
+
+class Reason(Record, frozen=True):
     """Why the engine chose `value` for `field`, where the user left the choice open."""
 
     field: str
@@ -70,8 +69,7 @@ class Reason:
     because: str
 
 
-@dataclass(frozen=True, slots=True)
-class Rewrite:
+class Rewrite(Record, frozen=True):
     """A departure from what was asked."""
 
     field: str
@@ -80,16 +78,14 @@ class Rewrite:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Waiver:
+class Waiver(Record, frozen=True):
     """A known failure of one cell, accepted until `expiry` (ISO date, inclusive)."""
 
     reason: str
     expiry: str
 
 
-@dataclass(frozen=True, slots=True)
-class WaiverRule:
+class WaiverRule(Record, frozen=True):
     """A waiver as declared: the cells it selects, the reason, the expiry (ISO date, inclusive)."""
 
     cells: str
@@ -97,18 +93,16 @@ class WaiverRule:
     expiry: str
 
 
-@dataclass(frozen=True, slots=True)
-class ProbeDemand:
-    """What the probes of a whole stage must show: `hit` in some of its `cells` cells, and `zero` in none (name to
-    reason)."""
+class ProbeDemand(Record, frozen=True):
+    """What the counters of a whole stage must show: `hit` above zero in some of its `cells` cells, and `zero` above
+    zero in none (name to reason)."""
 
     hit: tuple[str, ...]
     zero: Mapping[str, str]
     cells: int
 
 
-@dataclass(frozen=True, slots=True)
-class GateResult:
+class GateResult(Record, frozen=True, omit_defaults=True):
     """One gate on one cell.
 
     `numbers` are the measured values, `interval` the 95 % interval of the gate's main number (see the module
@@ -117,46 +111,84 @@ class GateResult:
 
     name: str
     state: GateState
-    numbers: Mapping[str, Number] = field(default_factory=dict)
+    numbers: Mapping[str, Json] = field(default_factory=dict)
     interval: tuple[float, float] | None = None
     message: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class CellResult:
-    """One cell: what was asked, what ran, what proved it, and how each gate judged it. `seconds` is wall time."""
+class Start(Record, frozen=True):
+    """An engine start: what all cells that ran on it share.
+
+    `requested` is the configuration that was asked for, `resolved` the one that the engine chose (None if it refused
+    or never started) and `resolved_hash` its hash; `reasons` explain automatic choices, `rewrites` departures.
+    """
+
+    requested: Mapping[str, Json]
+    resolved: Mapping[str, Json] | None = None
+    resolved_hash: str | None = None
+    reasons: tuple[Reason, ...] = ()
+    rewrites: tuple[Rewrite, ...] = ()
+
+
+StartT = TypeVar("StartT")
+
+
+class CellRecord(Record, Generic[StartT], frozen=True, tag_field="kind", tag="cell", omit_defaults=True):
+    """One cell: what was asked, what proved that it ran, and how each gate judged it.
+
+    `start` is the engine start that it ran on; in a report's line it is the start line's id. `evidence` holds the
+    engine's counters, as differences over the cell; a counter that it lacks is zero. `error` says in one sentence what
+    stopped a cell without a verdict, or why the subject does not support it. `seconds` is wall time.
+    """
 
     id: str
     state: CellState
-    axes: Mapping[str, Json]
-    resolved: Mapping[str, Json] | None
-    expect: Expect
-    tier: str
-    stage: str
-    launch_hash: str | None
-    requested: Mapping[str, Json]
+    start: StartT
+    axes: Mapping[str, str]
     repro: str
-    reasons: tuple[Reason, ...] = ()
-    rewrites: tuple[Rewrite, ...] = ()
+    expect: Expect = "runs"
     waived: Waiver | None = None
-    witness: Mapping[str, int] = field(default_factory=dict)
     gates: tuple[GateResult, ...] = ()
+    evidence: Mapping[str, int] = field(default_factory=dict)
     error: str | None = None
     seconds: float = 0.0
+
+    @property
+    def requested(self: CellRecord[Start]) -> Mapping[str, Json]:
+        """The configuration that was asked for."""
+        return self.start.requested
+
+    @property
+    def resolved(self: CellRecord[Start]) -> Mapping[str, Json] | None:
+        """The configuration that the engine chose, None if it refused or never started."""
+        return self.start.resolved
+
+    @property
+    def reasons(self: CellRecord[Start]) -> tuple[Reason, ...]:
+        """Why the engine chose what was left to it."""
+        return self.start.reasons
+
+    @property
+    def rewrites(self: CellRecord[Start]) -> tuple[Rewrite, ...]:
+        """What the engine runs instead of what was asked."""
+        return self.start.rewrites
 
     def gate(self, name: str) -> GateResult | None:
         """The result of the gate `name`, or None if the cell did not run it."""
         return next((gate for gate in self.gates if gate.name == name), None)
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+CellResult: TypeAlias = CellRecord[Start]
+
+
+class Header(Record, frozen=True, tag_field="kind", tag="header", kw_only=True):
     """What the run was: code, data, machine and rules.
 
-    `created` is an ISO 8601 time with zone. `probes`: None where the stage demands none, as in reports older than the
-    rule.
+    `created` is an ISO 8601 time with zone. `thresholds` and `waivers` are the rules that held. `probes` is None where
+    the stage demands none.
     """
 
+    schema: int = SCHEMA
     tier: str
     stage: str
     seed: int
@@ -171,6 +203,19 @@ class Header:
     thresholds: Mapping[str, Mapping[str, Json]] = field(default_factory=dict)
     waivers: tuple[WaiverRule, ...] = ()
     probes: ProbeDemand | None = None
+
+
+class StartLine(Start, frozen=True, tag_field="kind", tag="start", kw_only=True):
+    """A start with the id by which cells name it: 12 hexadecimal digits over its content."""
+
+    id: str
+
+
+class End(Record, frozen=True, tag_field="kind", tag="end"):
+    """The last line: the number of cells, and the sum of their evidence."""
+
+    cells: int
+    evidence: Mapping[str, int]
 
 
 def is_waived(cell: CellResult, today: str) -> bool:

@@ -11,12 +11,23 @@ from typing import Final
 from specmatrix.reports.atomic import write_text
 from specmatrix.reports.counters import ProbeVerdict, judge_probes
 from specmatrix.reports.covered import Coverage, covered
-from specmatrix.reports.load import Report
-from specmatrix.reports.schema import SCHEMA, SUMMARY_FILE, CellResult, CellState, GateState, Header, Json, is_waived
+from specmatrix.reports.schema import (
+    RED_STATES,
+    SCHEMA,
+    SUMMARY_FILE,
+    CellResult,
+    CellState,
+    GateState,
+    Header,
+    Json,
+    is_waived,
+)
+from specmatrix.reports.store import Report
 
 # Keys of summary.json for the states; part of its stable form.
 STATE_KEYS: Final[dict[CellState, str]] = {
     "PASS": "pass", "FAIL": "fail", "NOT MEASURED": "not_measured", "INFRA": "infra",
+    "UNSUPPORTED": "unsupported",
 }  # fmt: skip
 
 
@@ -40,8 +51,13 @@ class Summary:
 
     @property
     def red(self) -> int:
-        """Cells that fail the run: every state but PASS, less the waived ones."""
-        return self.cells - self.states["PASS"] - self.waived
+        """Cells that fail the run: those in a red state, less the waived ones."""
+        return sum(self.states[state] for state in RED_STATES) - self.waived
+
+    @property
+    def ran(self) -> int:
+        """Cells that the subject supports."""
+        return self.cells - self.states["UNSUPPORTED"]
 
     def to_json(self) -> dict[str, Json]:
         """The stable form of `summary.json`."""
@@ -61,8 +77,8 @@ class Summary:
 
 
 def is_red(cell: CellResult, today: str) -> bool:
-    """True if the cell is not green and no waiver covers it on `today` (ISO date)."""
-    return cell.state != "PASS" and not is_waived(cell, today)
+    """True if the cell is in a red state and no waiver covers it on `today` (ISO date)."""
+    return cell.state in RED_STATES and not is_waived(cell, today)
 
 
 def summarise(report: Report) -> Summary:
@@ -74,11 +90,12 @@ def summarise(report: Report) -> Summary:
     for cell in report:
         states[cell.state] += 1
         seconds += cell.seconds
-        waived += cell.state != "PASS" and is_waived(cell, report.header.created)
+        waived += cell.state in RED_STATES and is_waived(cell, report.header.created)
         for gate in cell.gates:
             gates.setdefault(gate.name, Counter())[gate.state] += 1
     header = report.header
-    probes = judge_probes(header.probes, header.stage, len(report), report.hits())
+    ran = len(report) - states["UNSUPPORTED"]
+    probes = judge_probes(header.probes, header.stage, ran, report.evidence)
     by_gate = {name: dict(row) for name, row in gates.items()}
     return Summary(header, len(report), states, waived, seconds, by_gate, probes, covered(report))
 

@@ -21,12 +21,11 @@ from specmatrix.matrix.run.provenance import run_header
 from specmatrix.matrix.run.tiers import tier as find_tier
 from specmatrix.matrix.run.tiers import visible_gpus
 from specmatrix.matrix.zoo.registry import verify_cells
-from specmatrix.reports.load import load
 from specmatrix.reports.render.run import write_run
 from specmatrix.reports.render.terminal import print_run
-from specmatrix.reports.schema import PAGE_FILE, REPORT_FILE, CellResult, Header
+from specmatrix.reports.schema import PAGE_FILE, RED_STATES, REPORT_FILE, CellResult, Header
+from specmatrix.reports.store import PARTIAL_FILE, ReportWriter, load
 from specmatrix.reports.wording import count, shorten
-from specmatrix.reports.writer import PARTIAL_FILE, ReportWriter
 
 # Characters of an id in the bar, where every worker has one.
 SHOWN: Final = 32
@@ -78,7 +77,7 @@ def _write(out: Path, header: Header, records: Iterator[CellResult], total: int)
             for record in records:
                 writer.write(record)
                 done += 1
-                red += record.state != "PASS"
+                red += record.state in RED_STATES
     except Stopped as stop:
         report = out / REPORT_FILE
         kept = f"; {report} is still that of an earlier run" if report.exists() else ""
@@ -96,6 +95,6 @@ def _shown(work: ShardPlan, job: ShardJob, total: int) -> Iterator[CellResult]:
             tell((f"[red]{red} red[/red] " if red else "") + " · ".join(shorten(at, SHOWN) for at in workers), 0)
 
         for record in run_plan(work, job, show):
-            red += record.state != "PASS"
+            red += record.state in RED_STATES
             tell(None, 1)
             yield record

@@ -19,10 +19,10 @@ from specmatrix.matrix.plugin import FAILED
 from specmatrix.matrix.run.tiers import TIERS, visible_gpus
 from specmatrix.matrix.run.tiers import tier as find_tier
 from specmatrix.matrix.zoo.registry import verify_cells
-from specmatrix.reports.codec import encode_cell
 from specmatrix.reports.collector import paused
 from specmatrix.reports.repro import as_called
-from specmatrix.reports.schema import CellResult
+from specmatrix.reports.schema import RED_STATES, CellResult
+from specmatrix.reports.store import cell_to_json
 from specmatrix.reports.wording import failure
 
 if TYPE_CHECKING:
@@ -96,9 +96,11 @@ class CellItem(pytest.Item):
         """Run the cell, on the engine of the previous item if both share a start."""
         record = _runner(self.config, self.tier).run_cell(self.cell)
         if self.config.option.specmatrix_report:
-            self.user_properties.append((RECORD, encode_cell(record)))
-        if record.state != "PASS":
+            self.user_properties.append((RECORD, cell_to_json(record)))
+        if record.state in RED_STATES:
             raise CellFailed(record)
+        if record.state == "UNSUPPORTED":
+            pytest.skip(failure(record))
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: object = None) -> str:
         """The red gates, a sentence each, and the command; anything else as pytest shows it."""
@@ -128,7 +130,7 @@ def _runner(config: pytest.Config, tier: str) -> Runner:
         from specmatrix.matrix.run.runner import reference_runner
 
         torch.set_num_threads(1)
-        runners[tier] = reference_runner(config.option.specmatrix_seed, tier, config.option.specmatrix_stage)
+        runners[tier] = reference_runner(config.option.specmatrix_seed, tier)
     return runners[tier]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -14,12 +13,10 @@ from specmatrix.matrix.plugin.items import CPU, RECORD
 from specmatrix.matrix.run.prepared_cell import prepare
 from specmatrix.matrix.run.provenance import run_header
 from specmatrix.matrix.run.record import lost
-from specmatrix.reports.codec import decode_cell
 from specmatrix.reports.counters import ProbeVerdict
-from specmatrix.reports.load import load
 from specmatrix.reports.render.run import write_run
 from specmatrix.reports.schema import ReportError
-from specmatrix.reports.writer import ReportWriter
+from specmatrix.reports.store import ReportWriter, cell_from_json, load
 
 
 class CellReports:
@@ -46,9 +43,9 @@ class CellReports:
         if phase == "call":
             for name, value in report.user_properties:
                 if name == RECORD:
-                    self.writer.write(decode_cell(json.loads(str(value))))
+                    self.writer.write(cell_from_json(str(value)))
         elif phase == "???" and is_id(text := report.nodeid.rpartition("::")[2]):
-            cell = prepare(Cell.from_id(text), CPU, self.stage, self.seed)
+            cell = prepare(Cell.from_id(text), CPU, self.seed)
             self.writer.write(lost(cell, "its worker died"))
 
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:

@@ -24,12 +24,11 @@ Workload = Callable[[Cell, int], Sequence[Ask]]
 class PreparedCell:
     """A cell with what a run asks of it. Each property is computed at most once, when it is first read.
 
-    tier, stage, seed: of the run. constraints: those that apply to the cell. expectation: what the engine must do.
+    tier, seed: of the run. constraints: those that apply to the cell. expectation: what the engine must do.
     """
 
     cell: Cell
     tier: str
-    stage: str
     seed: int
     constraints: tuple[Constraint, ...]
     expectation: Expect
@@ -92,12 +91,10 @@ class PreparedCell:
         return replace(self, cell=start, constraints=(), expectation="runs", workload=lambda *_: self._plain_asks)
 
 
-def prepare(
-    cell: Cell, tier: str = "cpu", stage: str = "pr", seed: int = 0, workload: Workload = workload
-) -> PreparedCell:
+def prepare(cell: Cell, tier: str = "cpu", seed: int = 0, workload: Workload = workload) -> PreparedCell:
     """ConfigError for a combination that is no cell."""
     constraints = explain(cell)
-    return PreparedCell(cell, tier, stage, seed, constraints, expectation(cell, constraints), workload)
+    return PreparedCell(cell, tier, seed, constraints, expectation(cell, constraints), workload)
 
 
 def as_baseline(asks: Sequence[Ask]) -> tuple[Ask, ...]:

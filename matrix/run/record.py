@@ -14,7 +14,7 @@ from specmatrix.matrix.run.prepared_cell import PreparedCell
 from specmatrix.matrix.run.tiers import repro
 from specmatrix.matrix.run.waivers import waiver_for
 from specmatrix.matrix.subjects.protocol import RunningEngine
-from specmatrix.reports.schema import CellResult, CellState, GateResult, Reason, Rewrite
+from specmatrix.reports.schema import CellRecord, CellResult, CellState, GateResult, Reason, Rewrite, Start
 
 LAST_FRAMES: Final = 3
 
@@ -68,25 +68,26 @@ def record(
     error: str | None = None,
 ) -> CellResult:
     """The record of a cell. engine: what was started, None if nothing was. evidence: the counters of its requests."""
-    cell, tier = prepared.cell, prepared.tier
+    cell = prepared.cell
     resolved: dict[str, Any] = {} if engine is None else dict(engine.resolved)
     reasons: Iterable[Mapping[str, Any]] = resolved.pop("reasons", ())
     rewrites: Iterable[Mapping[str, Any]] = resolved.pop("rewrites", ())
-    return CellResult(
+    start = Start(
+        asdict(prepared.configuration),
+        None if engine is None else resolved,
+        None if engine is None else engine.start_hash,
+        tuple(Reason(**reason) for reason in reasons),
+        tuple(Rewrite(**rewrite) for rewrite in rewrites),
+    )
+    return CellRecord(
         id=cell.id,
         state=state,
+        start=start,
         axes=cell.values,
-        resolved=None if engine is None else resolved,
+        repro=repro(cell.id, prepared.tier, prepared.seed),
         expect=prepared.expectation,
-        tier=tier,
-        stage=prepared.stage,
-        launch_hash=None if engine is None else engine.start_hash,
-        requested=asdict(prepared.configuration),
-        repro=repro(cell.id, tier, prepared.seed),
-        reasons=tuple(Reason(**reason) for reason in reasons),
-        rewrites=tuple(Rewrite(**rewrite) for rewrite in rewrites),
         waived=waiver_for(cell),
-        witness=dict(evidence or {}),
+        evidence=dict(evidence or {}),
         gates=tuple(_gate(outcome) for outcome in outcomes),
         error=error,
     )

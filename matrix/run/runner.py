@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 
+from msgspec import structs
+
 from specmatrix.engine.core.observe.rank_agreement import Agreement
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell
@@ -62,7 +64,7 @@ class Runner:
     """Runs cells on one subject.
 
     workload: the asks of a cell for a seed. gates: judge in this order. refusal: judges a start that was refused (with
-    the error) or should have been (with None). divergence: judges ranks that cannot go on, as they differ. tier, stage:
+    the error) or should have been (with None). divergence: judges ranks that cannot go on, as they differ. tier:
     of the records. engine: the one that is running, of the last cell. baselines: those of every workload so far.
     """
 
@@ -73,7 +75,6 @@ class Runner:
     refusal: Callable[[PreparedCell, ConfigError | None], Outcome] = ConfigGate().judge_refusal
     divergence: Callable[[PreparedCell, Agreement | None], Outcome] = RanksGate().judge_agreement
     tier: str = "cpu"
-    stage: str = "pr"
     engine: RunningEngine | None = field(default=None, init=False)
     baselines: Baselines = field(init=False)
     _start_key: tuple[str, ...] | None = field(default=None, init=False)
@@ -92,13 +93,13 @@ class Runner:
         """The record of one cell, on the engine of the cell before if both have one start. ConfigError if it is no
         cell."""
         began = perf_counter()
-        prepared = prepare(cell, self.tier, self.stage, self.seed, self.workload)
+        prepared = prepare(cell, self.tier, self.seed, self.workload)
         try:
             record = self._judged(prepared)
         except Exception as error:  # A crash of the subject is this cell's result; the other cells go on.
             self._drop()
             record = crashed(prepared, error)
-        return replace(record, seconds=perf_counter() - began)
+        return structs.replace(record, seconds=perf_counter() - began)
 
     def _judged(self, prepared: PreparedCell) -> CellResult:
         try:
@@ -144,12 +145,12 @@ class Runner:
         self._served = ()
 
 
-def reference_runner(seed: int, tier: str = "cpu", stage: str = "pr") -> Runner:
+def reference_runner(seed: int, tier: str = "cpu") -> Runner:
     """The reference engine, in this process or in one for each rank, judged by every gate."""
     # It imports torch, which planning and collecting cells do without.
     from specmatrix.matrix.subjects.tensor_parallel import RankedSubject
 
-    return Runner(RankedSubject(), seed, tier=tier, stage=stage)
+    return Runner(RankedSubject(), seed, tier=tier)
 
 
 def drive(

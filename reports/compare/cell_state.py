@@ -2,7 +2,8 @@
 
 A cell takes the first state of this list that applies:
 
-- LOST: only the base report has it. NEW: only the head report has it.
+- LOST: only the base report has it, or head lists it as UNSUPPORTED: either way base judged it and head does not. NEW:
+  only the head report has it, or base lists it as UNSUPPORTED.
 - INFRA: the machine failed while head ran it (start, out of disk, timeout), so head says nothing about the code.
 - REGRESSED: a gate that was green, or did not exist, is red in head (FAIL or NOT MEASURED); or a gate that base ran is
   missing in head; or a number fell: its loss is significant over all changed numbers together (one-sided tests,
@@ -16,8 +17,12 @@ A cell takes the first state of this list that applies:
 - SAME: everything else. The bound is the largest loss that the evidence still allows, at 95 %; without a bound the two
   results are identical. A cell that was red and is still red is SAME too, and says so.
 
-The comparison is red if a cell is REGRESSED or INFRA, LOST, REWRITTEN or newly rewritten without an acknowledgement,
-or red and NEW or NOT COMPARABLE. A waiver that has not expired takes the red off a cell, and its state stays.
+A cell that is UNSUPPORTED in both reports is SAME. One that became UNSUPPORTED is LOST and not NOT COMPARABLE: its
+inputs do not differ, its evidence is gone, and only an acknowledgement accepts that.
+
+The comparison is red if a cell is REGRESSED or INFRA, LOST (unless base did not support it either), REWRITTEN or newly
+rewritten without an acknowledgement, or red and NEW or NOT COMPARABLE. A waiver that has not expired takes the red off
+a cell, and its state stays.
 """
 
 from __future__ import annotations

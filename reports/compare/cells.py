@@ -12,7 +12,7 @@ from specmatrix.reports.compare.cell_state import CellChange, Effect, GateChange
 from specmatrix.reports.compare.evidence import allowed_loss, is_bounded
 from specmatrix.reports.compare.paths import PathChanges
 from specmatrix.reports.compare.rewrites import new_rewrites, signature
-from specmatrix.reports.schema import CellResult, is_waived
+from specmatrix.reports.schema import RED_STATES, CellResult, is_waived
 from specmatrix.reports.wording import first_divergence
 
 _NAME_AND_STATE: Final = attrgetter("name", "state")
@@ -29,18 +29,20 @@ class Context:
     paths: PathChanges = field(default_factory=PathChanges)
 
 
-def lost_cell(base: CellResult, context: Context) -> CellChange:
-    """A cell that head does not have."""
+def lost_cell(base: CellResult, head: CellResult | None, context: Context) -> CellChange:
+    """A cell that head does not have, or that it lists as UNSUPPORTED. What base did not support either is no loss."""
+    why = "head does not have this cell" if head is None else f"head does not support this cell: {head.error}"
     excused = context.acknowledged.reason("lost", base.id)
-    why = f"head does not have this cell; it was {base.state} in base"
-    return CellChange(base.id, State.LOST, why, not excused, base.repro, excused=excused)
+    red = not excused and base.state != "UNSUPPORTED"
+    repro = (base if head is None else head).repro
+    return CellChange(base.id, State.LOST, f"{why}; it was {base.state} in base", red, repro, excused=excused)
 
 
-def new_cell(head: CellResult, context: Context) -> CellChange:
-    """A cell that base does not have."""
+def new_cell(head: CellResult, context: Context, listed: bool = False) -> CellChange:
+    """A cell that base does not have, or that it lists as UNSUPPORTED."""
     if head.state == "INFRA":
         return _infra(head, context)
-    why = f"base does not have this cell; it is {head.state} in head"
+    why = f"base does not {'support' if listed else 'have'} this cell; it is {head.state} in head"
     red, excused = _red(head, context)
     gates = tuple(GateChange(gate.name, None, gate.state, gate.message) for gate in head.gates if gate.state != "PASS")
     return CellChange(
@@ -50,6 +52,8 @@ def new_cell(head: CellResult, context: Context) -> CellChange:
 
 def compare_cell(base: CellResult, head: CellResult, effects: Sequence[Effect], context: Context) -> CellChange:
     """A cell that both reports have; `effects` are its changed numbers, already judged."""
+    if "UNSUPPORTED" in (base.state, head.state):
+        return _support_change(base, head, context)
     if head.state == "INFRA":
         return _infra(head, context)
     gates = gate_changes(base, head)
@@ -68,6 +72,15 @@ def compare_cell(base: CellResult, head: CellResult, effects: Sequence[Effect], 
     return CellChange(
         head.id, state, why, red, head.repro, tuple(effects), gates, path, bound, excused, first_divergence(head)
     )
+
+
+def _support_change(base: CellResult, head: CellResult, context: Context) -> CellChange:
+    """A cell that at least one of the reports lists as UNSUPPORTED."""
+    if head.state != "UNSUPPORTED":
+        return new_cell(head, context, listed=True)
+    if base.state != "UNSUPPORTED":
+        return lost_cell(base, head, context)
+    return CellChange(head.id, State.SAME, "UNSUPPORTED in both", False, head.repro)
 
 
 def _is_worse(change: GateChange) -> bool:
@@ -147,7 +160,7 @@ def _infra(head: CellResult, context: Context) -> CellChange:
 def _red(head: CellResult, context: Context, numbers: bool = False) -> tuple[bool, str]:
     """(counts for the verdict, the waiver that covers it). `numbers`: red by comparison, though its own gates are
     green."""
-    if head.state == "PASS" and not numbers:
+    if head.state not in RED_STATES and not numbers:
         return False, ""
     if is_waived(head, context.today) and head.waived is not None:
         return False, f"waived until {head.waived.expiry}: {head.waived.reason}"

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Final
 
+import msgspec
+
 from specmatrix.reports.collector import paused
 from specmatrix.reports.compare.acknowledge import Acknowledged, Acknowledgement
 from specmatrix.reports.compare.cell_state import (
@@ -26,8 +28,8 @@ from specmatrix.reports.compare.drift import drifts
 from specmatrix.reports.compare.evidence import effects, judge
 from specmatrix.reports.compare.rewrites import choice_changes, rewrite_changes
 from specmatrix.reports.counters import compare_probes
-from specmatrix.reports.load import Report
-from specmatrix.reports.schema import SCHEMA, CellResult, Json
+from specmatrix.reports.schema import RED_STATES, SCHEMA, CellResult, Json
+from specmatrix.reports.store import Report
 from specmatrix.reports.wording import count
 
 _RANK: Final = {
@@ -42,7 +44,7 @@ def compare(base: Report, head: Report, acknowledgements: Sequence[Acknowledgeme
     """What changed from `base` to `head`; `states` defines every state and the verdict.
 
     Acknowledgements and waivers are judged on the day of the head run. Cells whose lines are equal but for the
-    running time are not parsed. Raises ReportError if a line that has to be read is broken.
+    running time are not decoded. Raises ReportError if a line that has to be read is broken.
     """
     found = mismatches(base.header, head.header)
     blocked = incomparable_gates(found)
@@ -53,15 +55,14 @@ def compare(base: Report, head: Report, acknowledgements: Sequence[Acknowledgeme
     common = [cell for cell in before if cell in after]
     lost = [cell for cell in before if cell not in after]
     # With an input that differs, equal lines may still mean different things.
-    same = [] if blocked else base.same_lines(head, common)
+    same = [] if blocked else base.same(head, common)
     equal = set(same)
     differing = [cell for cell in common if cell not in equal]
     new = [cell for cell in after if cell not in before]
-    # Where an input differs, a gate may be judged anew though both reports say the same of it.
-    pairs = {cell: (base[cell], head[cell]) if blocked else base.apart(head, cell) for cell in differing}
+    pairs = {cell: (base[cell], head[cell]) for cell in differing}
     measured = _measure(pairs, blocked)
     changes = [
-        *(lost_cell(base[cell], context) for cell in lost),
+        *(lost_cell(base[cell], None, context) for cell in lost),
         *(compare_cell(*pairs[cell], measured[cell], context) for cell in differing),
         *(new_cell(head[cell], context) for cell in new),
     ]
@@ -76,17 +77,17 @@ def compare(base: Report, head: Report, acknowledgements: Sequence[Acknowledgeme
         counts[change.state] += 1
     reasons = _reasons(changes, rewrites)
     reasons = (*(_other_cells(found) if reasons else ()), *reasons)
-    result = Comparison(
+    return Comparison(
         base=Side(str(base.path), base.header, len(base)),
         head=Side(str(head.path), head.header, len(head)),
         verdict="red" if reasons else "green",
         reasons=reasons,
         counts=counts,
         changes=tuple(sorted(filter(_is_news, changes), key=_urgency)),
-        still_red=tuple(cell for cell in base.red() if cell in after and head.state(cell) != "PASS"),
+        still_red=tuple(cell for cell in base.red() if cell in after and head.state(cell) in RED_STATES),
         mismatches=found,
-        coverage=coverage_change(head, same, touched),
-        probes=compare_probes(base.hits(), head.hits()),
+        coverage=coverage_change(base, head, same, touched),
+        probes=compare_probes(base.evidence, head.evidence),
         rewrites=rewrites,
         choices=choice_changes(touched.values()),
         factors=_factors(changes, head),
@@ -95,9 +96,6 @@ def compare(base: Report, head: Report, acknowledgements: Sequence[Acknowledgeme
         waivers=waiver_changes(base.header, head.header),
         unused=acknowledged.unused(),
     )
-    base.confirm()
-    head.confirm()
-    return result
 
 
 def comparison_json(comparison: Comparison) -> dict[str, Json]:
@@ -113,7 +111,8 @@ def comparison_json(comparison: Comparison) -> dict[str, Json]:
 def comparison_record(comparison: Comparison) -> dict[str, Json]:
     """`comparison_json` and, after it, everything else that the comparison holds."""
     brief = comparison_json(comparison)
-    return brief | {name: value for name, value in asdict(comparison).items() if name not in (*brief, "counts")}
+    whole: dict[str, Json] = msgspec.to_builtins(asdict(comparison))
+    return brief | {name: value for name, value in whole.items() if name not in (*brief, "counts")}
 
 
 def _measure(

@@ -9,10 +9,9 @@ from typing import Final, NamedTuple, TypeAlias
 from specmatrix.reports.compare.carried import CarriedPairs
 from specmatrix.reports.compare.cell_state import CoverageChange, LostPairs
 from specmatrix.reports.compare.paths import explanation
-from specmatrix.reports.effective import RESOLVED_FIELD, Pair, Value, Words, word
-from specmatrix.reports.lines import entry
-from specmatrix.reports.load import Report
+from specmatrix.reports.effective import RESOLVED_FIELD, Pair, Value, word
 from specmatrix.reports.schema import CellResult, Json
+from specmatrix.reports.store import Report
 from specmatrix.reports.wording import count
 
 _Records: TypeAlias = Mapping[str, tuple[CellResult | None, CellResult | None]]
@@ -20,18 +19,14 @@ SAMPLE: Final = 50
 SINGULAR: Final = {"are": "is", "resolve": "resolves"}
 
 
-def coverage_change(head: Report, unchanged: Iterable[str], changed: _Records) -> CoverageChange:
+def coverage_change(base: Report, head: Report, unchanged: Iterable[str], changed: _Records) -> CoverageChange:
     """Pairs lost and gained. `unchanged` cells have the same line in both reports; `changed` are all others of
     either, with their records in base and in head."""
     steady = list(unchanged)
     old: dict[str, dict[str, str]] = {}
     new: dict[str, dict[str, str]] = {}
-    values = _Values()
-    for cell, (was, now) in changed.items():
-        if was is not None and now is not None and _same_text(was, now):
-            steady.append(cell)
-            continue
-        before, after = values.of(was), values.of(now)
+    for cell in changed:
+        before, after = (report.effective(cell) if cell in report else None for report in (base, head))
         if before != after:
             old.update({cell: before} if before is not None else {})
             new.update({cell: after} if after is not None else {})
@@ -48,32 +43,10 @@ def coverage_change(head: Report, unchanged: Iterable[str], changed: _Records) -
     )
 
 
-class _Values:
-    """The effective axis values of records; those of one launch share what it decides."""
-
-    def __init__(self) -> None:
-        # By identity, and kept, so that no later object takes the place of one of them.
-        self._known: dict[int, tuple[object, Words]] = {}
-
-    def of(self, record: CellResult | None) -> dict[str, str] | None:
-        """None for a cell that did not run or is red."""
-        if record is None or record.state != "PASS" or record.resolved is None:
-            return None
-        known = self._known.get(id(record.resolved))
-        if known is None:
-            known = self._known[id(record.resolved)] = (record.resolved, Words(record.resolved))
-        return known[1].of(record.axes)
-
-
-def _same_text(was: CellResult, now: CellResult) -> bool:
-    """Whether one text was parsed for what both run: values that are only equal may read differently, as 1 and true."""
-    return was.state == now.state and was.resolved is now.resolved and was.axes is now.axes
-
-
 def _carried(report: Report, cells: Sequence[str], candidates: Collection[Pair]) -> set[Pair]:
     """Those of `candidates` that at least one of the green cells among `cells` carries.
 
-    Most pairs are in many cells, so a sample of every launch finds them; the others are looked for in all cells.
+    Most pairs are in many cells, so a sample of every start finds them; the others are looked for in all cells.
     """
     missing = set(candidates)
     for some in (cells[::SAMPLE], cells):
@@ -83,36 +56,27 @@ def _carried(report: Report, cells: Sequence[str], candidates: Collection[Pair])
 
 
 def _found(report: Report, cells: Iterable[str], candidates: Collection[Pair]) -> set[Pair]:
-    """As `_carried`. A launch settles most pairs for all of its cells at once; only what is a cell's own is looked for
+    """As `_carried`. A start settles most pairs for all of its cells at once; only what is a cell's own is looked for
     in its axes."""
     missing = set(candidates)
-    by_launch: dict[bytes, list[_Wanted]] = {}
-    possible: list[_Wanted] = []
-    last = None
-    for cell, key, resolved in report.running(cells):
-        if key is not last:
-            known = by_launch.get(key)
-            wanted = filter(None, (_wanted(resolved, pair) for pair in missing)) if known is None else known
-            possible = by_launch[key] = [row for row in wanted if row.pair in missing]
-            last = key
-        if possible and (hits := _hits(report, cell, possible)):
-            missing -= hits
-            possible = by_launch[key] = [row for row in possible if row.pair in missing]
-            if not missing:
-                break
+    by_start: dict[str, list[tuple[Pair, frozenset[Value]]]] = {}
+    for cell in cells:
+        start = report.start(cell)
+        resolved = report.starts[start].resolved
+        if report.state(cell) != "PASS" or resolved is None:
+            continue
+        if start not in by_start:
+            by_start[start] = [(pair, own) for pair in missing if (own := _own(resolved, pair)) is not None]
+        possible = [row for row in by_start[start] if row[0] in missing]
+        if possible:
+            values = report.values(cell).items()
+            missing -= {pair for pair, own in possible if own <= values}
+        by_start[start] = possible
     return set(candidates) - missing
 
 
-class _Wanted(NamedTuple):
-    """A pair that cells of a launch may carry: they do if their own axes have these values, in both forms."""
-
-    pair: Pair
-    values: frozenset[Value]
-    entries: frozenset[bytes]
-
-
-def _wanted(resolved: Mapping[str, Json], pair: Pair) -> _Wanted | None:
-    """None if the resolved configuration contradicts the pair."""
+def _own(resolved: Mapping[str, Json], pair: Pair) -> frozenset[Value] | None:
+    """The values of a pair that a cell's own axes decide; None if the resolved configuration contradicts the pair."""
     own = []
     for axis, value in pair:
         field = RESOLVED_FIELD.get(axis, axis)
@@ -120,16 +84,7 @@ def _wanted(resolved: Mapping[str, Json], pair: Pair) -> _Wanted | None:
             own.append((axis, value))
         elif word(resolved[field]) != value:
             return None
-    return _Wanted(pair, frozenset(own), frozenset(entry(axis, value) for axis, value in own))
-
-
-def _hits(report: Report, cell: str, possible: Iterable[_Wanted]) -> set[Pair]:
-    """Those pairs that a cell carries."""
-    entries = report.entries(cell)
-    if entries is not None:
-        return {row.pair for row in possible if row.entries <= entries}
-    values = report.values(cell).items()
-    return {row.pair for row in possible if row.values <= values}
+    return frozenset(own)
 
 
 def _by_cause(lost: Mapping[Pair, list[str]], fate: Callable[[str], _Fate]) -> tuple[LostPairs, ...]:

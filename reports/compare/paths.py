@@ -7,14 +7,14 @@ from typing import Final
 
 from specmatrix.reports.compare.cell_state import PathChange
 from specmatrix.reports.effective import DERIVED, explaining_fields, word
-from specmatrix.reports.schema import CellResult, Json
+from specmatrix.reports.schema import UNJUDGED_STATES, CellResult, Json
 
 # Where files lie and which seed drew the samples says nothing about the path.
 _UNASKED: Final = frozenset({"model_path", "speculative_draft_model_path", "random_seed"})
 
 
 class PathChanges:
-    """`path_changes` of many cells. Cells of one launch share what they say of it, so it is looked through once."""
+    """`path_changes` of many cells. Cells that share an engine start share its changes, which are computed once."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str | int, ...], tuple[object, tuple[PathChange, ...]]] = {}
@@ -24,20 +24,20 @@ class PathChanges:
         if base.resolved is None or head.resolved is None:
             return path_changes(base, head)
         # By identity, and kept, so that no later object takes the place of one of them.
-        said = (base.requested, base.resolved, head.requested, head.resolved, head.reasons, head.rewrites)
-        key = (base.state, head.state, *map(id, said))
+        starts = (base.start, head.start)
+        key = (base.state, head.state, *map(id, starts))
         found = self._known.get(key)
         if found is None:
-            found = self._known[key] = (said, path_changes(base, head))
+            found = self._known[key] = (starts, path_changes(base, head))
         return found[1]
 
 
 def path_changes(base: CellResult, head: CellResult) -> tuple[PathChange, ...]:
     """Resolved values that differ, with head's reason; a cell that asks for something else says so first.
 
-    None where the machine failed: such a record does not say what was asked or would have run.
+    None where a cell was not judged: its record does not say what would have run.
     """
-    if "INFRA" in (base.state, head.state):
+    if {base.state, head.state} & UNJUDGED_STATES:
         return ()
     changes = [
         PathChange(f"asked {name}", old, new, "the cell asks for something else now")

@@ -10,7 +10,7 @@ from specmatrix.reports.compare.acknowledge import Acknowledged
 from specmatrix.reports.compare.cell_state import ChoiceChange, RewriteChange
 from specmatrix.reports.compare.paths import PathChanges
 from specmatrix.reports.effective import ASKED_FIELDS, word
-from specmatrix.reports.schema import CellResult, Reason, Rewrite
+from specmatrix.reports.schema import UNJUDGED_STATES, CellResult, Reason, Rewrite
 
 CellPairs = Iterable[tuple[CellResult | None, CellResult | None]]
 _RESOLVED_NAME: Final = {
@@ -26,7 +26,7 @@ def signature(rewrite: Rewrite) -> str:
 
 def new_rewrites(base: CellResult | None, head: CellResult) -> tuple[Rewrite, ...]:
     """Rewrites of head that base does not have; a cell without a result says nothing of what it would run."""
-    if not head.rewrites or (base is not None and base.state == "INFRA"):
+    if not head.rewrites or (base is not None and base.state in UNJUDGED_STATES):
         return ()
     known = set() if base is None else {signature(rewrite) for rewrite in base.rewrites}
     return tuple(rewrite for rewrite in head.rewrites if signature(rewrite) not in known)
@@ -64,10 +64,10 @@ def rewrite_changes(pairs: CellPairs, acknowledged: Acknowledged, paths: PathCha
 
 
 def _with_results(pairs: CellPairs) -> CellPairs:
-    """The pairs without cells that were lost to the machine: in head nothing changed, in base nothing was known."""
+    """The pairs without cells that were not judged: in head nothing changed, in base nothing was known."""
     for base, head in pairs:
-        if head is None or head.state != "INFRA":
-            yield (None if base is not None and base.state == "INFRA" else base), head
+        if head is None or head.state not in UNJUDGED_STATES:
+            yield (None if base is not None and base.state in UNJUDGED_STATES else base), head
 
 
 def _cell_changes(

@@ -113,7 +113,7 @@
       grid("Axis, requested, effective", Object.keys(cell.axes).map((axis) => [axis, cell.axes[axis], cell.effective[axis]]), differs),
       grid("Automatic choices", cell.reasons.map((reason) => [reason.field, reason.value, reason.because])),
       grid("Rewrites: field, requested, effective, reason", cell.rewrites.map((r) => [r.field, r.asked, r.got, r.reason])),
-      grid("Counters above zero", Object.entries(cell.witness).filter(([, hits]) => hits)),
+      grid("Counters above zero", Object.entries(cell.evidence)),
       grid("Resolved configuration", Object.entries(cell.resolved || {}).filter(([, value]) => !Array.isArray(value))),
     );
     box.append(panes);

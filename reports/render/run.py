@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from msgspec.structs import asdict
+
 from specmatrix.reports.atomic import write_text
-from specmatrix.reports.codec import encode_cell
 from specmatrix.reports.compare.cell_state import Factor
 from specmatrix.reports.compare.common_factors import common_factors
 from specmatrix.reports.compare.rewrites import signature
 from specmatrix.reports.effective import effective
 from specmatrix.reports.lengths import positive
-from specmatrix.reports.load import Report
 from specmatrix.reports.render.markup import html, markdown
 from specmatrix.reports.render.plots import (
     Point,
@@ -26,7 +25,18 @@ from specmatrix.reports.render.plots import (
     glyph,
     position_plot,
 )
-from specmatrix.reports.schema import GATE_STATES, GATES, MARKDOWN_FILE, PAGE_FILE, CellResult, Header, Json, is_waived
+from specmatrix.reports.schema import (
+    GATE_STATES,
+    GATES,
+    MARKDOWN_FILE,
+    PAGE_FILE,
+    RED_STATES,
+    CellResult,
+    Header,
+    Json,
+    is_waived,
+)
+from specmatrix.reports.store import Report
 from specmatrix.reports.summary import STATE_KEYS, Summary, is_red, summarise, write_summary
 from specmatrix.reports.wording import count, failure, shorten
 
@@ -57,34 +67,35 @@ class ChoiceRow(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class RunView:
     """What every output about one run shows, computed once. `red` cells come first in `cells`, then waived ones, then
-    the rest in file order."""
+    those that the subject does not support, then the rest in file order."""
 
     header: Header
     summary: Summary
     cells: tuple[CellResult, ...]
     red: tuple[CellResult, ...]
     waived: tuple[CellResult, ...]
+    unsupported: tuple[CellResult, ...]
     factors: tuple[Factor, ...]
     rewrites: tuple[RewriteRow, ...]
     choices: tuple[ChoiceRow, ...]
 
     @property
     def verdict(self) -> str:
-        """ "green" if no cell is red and counter coverage did not fail, else "red"; so is a run without cells."""
-        return "green" if not self.red and self.cells and self.summary.probes.state != "FAIL" else "red"
+        """ "green" if no cell is red and counter coverage did not fail, else "red"; so is a run that ran no cell."""
+        return "green" if not self.red and self.summary.ran and self.summary.probes.state != "FAIL" else "red"
 
     @property
     def outcome(self) -> str:
         """The verdict in a few words: `16 of 80 cells did not pass`."""
         summary = self.summary
-        if not self.cells:
+        if not summary.ran:
             return "no cell ran"
         total = count(summary.cells, "cell")
         if self.red:
             return f"{len(self.red):,} of {total} did not pass"
-        passed = f"{summary.states['PASS']:,} of {total} passed" + (
-            f", {summary.waived:,} waived" * bool(summary.waived)
-        )
+        passed = f"{summary.states['PASS']:,} of {total} passed"
+        passed += f", {summary.waived:,} waived" * bool(summary.waived)
+        passed += f", {len(self.unsupported):,} unsupported" * bool(self.unsupported)
         return f"{passed}, but counter coverage failed" if summary.probes.state == "FAIL" else passed
 
 
@@ -106,15 +117,17 @@ def view(report: Report) -> RunView:
     cells = list(report)
     red = [cell for cell in cells if is_red(cell, report.header.created)]
     names = {cell.id for cell in red}
-    waived = [cell for cell in cells if cell.state != "PASS" and cell.id not in names]
+    waived = [cell for cell in cells if cell.state in RED_STATES and cell.id not in names]
+    unsupported = [cell for cell in cells if cell.state == "UNSUPPORTED"]
     green = [cell for cell in cells if cell.state == "PASS"]
     judged = [cell for cell in red if cell.state != "INFRA"]
     return RunView(
         header=report.header,
         summary=summarise(report),
-        cells=(*red, *waived, *green),
+        cells=(*red, *waived, *unsupported, *green),
         red=tuple(red),
         waived=tuple(waived),
+        unsupported=tuple(unsupported),
         factors=common_factors([_values(cell) for cell in judged], [_values(cell) for cell in green]),
         rewrites=_rewrites(cells),
         choices=_choices(cells),
@@ -215,7 +228,7 @@ def _rows(
 
 
 def _waiver(cell: CellResult, today: str) -> str:
-    if cell.state == "PASS" or cell.waived is None:
+    if cell.state not in RED_STATES or cell.waived is None:
         return ""
     return "waived" if is_waived(cell, today) else "waiver expired"
 
@@ -243,6 +256,10 @@ def _axes(values: Sequence[dict[str, str]]) -> dict[str, list[str]]:
 
 
 def _details(cell: CellResult, values: dict[str, str]) -> Json:
-    """What the script needs to show of a cell: its own line, and its effective values."""
-    body: dict[str, Json] = json.loads(encode_cell(cell))
-    return body | {"effective": values}
+    """What the script reads about a cell: its record, its start, and its effective values."""
+    return {
+        **{name: getattr(cell, name) for name in ("id", "axes", "repro", "evidence", "error", "requested", "resolved")},
+        "waived": None if cell.waived is None else asdict(cell.waived),
+        **{name: [asdict(row) for row in getattr(cell, name)] for name in ("gates", "reasons", "rewrites")},
+        "effective": values,
+    }

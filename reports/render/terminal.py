@@ -35,6 +35,11 @@ def print_run(run: RunView, console: Console) -> None:
         _say(console, f"  {escape(as_called(cell.repro))}")
     if len(run.red) > MOST:
         _say(console, f"… and {count(len(run.red) - MOST, 'more red cell')} in the report")
+    for cell in run.unsupported[:MOST]:
+        why = escape(shorten(failure(cell), 240))
+        _say(console, f"[yellow]{cell.state}[/yellow] [bold]{escape(cell.id)}[/bold]: {why}")
+    if len(run.unsupported) > MOST:
+        _say(console, f"… and {count(len(run.unsupported) - MOST, 'more unsupported cell')} in the report")
     gates = {gate: sum(row.values()) - row.get("PASS", 0) for gate, row in run.summary.by_gate.items()}
     words = [f"{gate} [red]{red} red[/red]" if red else f"{gate} [green]ok[/green]" for gate, red in gates.items()]
     _say(console, "gates: " + ", ".join(words))

@@ -8,9 +8,9 @@ from pathlib import Path
 from specmatrix.matrix.cli.console import StdoutConsole
 from specmatrix.matrix.cli.progress import waiting
 from specmatrix.reports.compare import compare, comparison_json, read_acknowledgements
-from specmatrix.reports.load import load
 from specmatrix.reports.render.comparison import write_comparison
 from specmatrix.reports.render.terminal import print_comparison
+from specmatrix.reports.store import load
 
 
 def compare_reports(base: Path, head: Path, acknowledged: Path | None, out: Path | None, json_: bool) -> int:

@@ -16,8 +16,8 @@ from specmatrix.cli import main
 from specmatrix.engine.parallel.pool import Lease
 from specmatrix.matrix.cli.commands.flags import flags_of
 from specmatrix.matrix.cli.commands.generate import configuration
-from specmatrix.reports.load import load
 from specmatrix.reports.schema import ReportError
+from specmatrix.reports.store import load
 
 pytestmark = pytest.mark.register(est_seconds=25, tier="cpu", stage="pr")
 

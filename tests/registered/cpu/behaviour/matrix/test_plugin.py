@@ -5,14 +5,18 @@ import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from specmatrix import HOME
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.matrix.plugin.items import CellFailed
+from specmatrix.matrix.plugin import items as cell_items
+from specmatrix.matrix.plugin.items import CellFailed, CellItem
+from specmatrix.matrix.run.prepared_cell import prepare
+from specmatrix.matrix.run.record import record as record_of
 from specmatrix.matrix.run.runner import reference_runner
-from specmatrix.reports.load import load
+from specmatrix.reports.store import cell_from_json, load
 
 pytestmark = pytest.mark.register(est_seconds=20, tier="cpu", stage="pr")
 
@@ -88,6 +92,17 @@ def test_cells_of_a_gpu_need_one():
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == pytest.ExitCode.INTERRUPTED
     assert "tier 'gpu1' needs 1 GPU and this machine shows none; use 'cpu'" in done.stdout
+
+
+def test_a_cell_that_is_not_supported_is_skipped_with_its_reason_and_reported(monkeypatch):
+    record = record_of(prepare(Cell()), "UNSUPPORTED", error="vLLM has no tree drafts")
+    runner = SimpleNamespace(run_cell=lambda cell: record)
+    monkeypatch.setattr(cell_items, "_runner", lambda config, tier: runner)
+    config = SimpleNamespace(option=SimpleNamespace(specmatrix_report="out"))
+    item = SimpleNamespace(config=config, tier="cpu", cell=Cell(), user_properties=[])
+    with pytest.raises(pytest.skip.Exception, match="vLLM has no tree drafts"):
+        CellItem.runtest(item)
+    assert [cell_from_json(text) for _, text in item.user_properties] == [record]
 
 
 def test_red_cell_fails_with_its_sentences():

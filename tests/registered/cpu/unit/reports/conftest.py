@@ -2,13 +2,13 @@
 
 import random
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from specmatrix.reports.schema import CellResult, GateResult, Header, Reason, Rewrite, WaiverRule
-from specmatrix.reports.writer import ReportWriter
+from specmatrix.reports.schema import CellRecord, CellResult, GateResult, Header, Reason, Rewrite, Start, WaiverRule
+from specmatrix.reports.store import ReportWriter
 
 TOPK_ON_V1 = "trees run on v1 until the tree gates are green on v2"
 DEFAULT_V2 = "the overlap schedule is on"
@@ -34,25 +34,31 @@ def header(**changes: object) -> Header:
     return replace(whole, **changes)
 
 
+def changed(cell: CellResult, **changes: object) -> CellResult:
+    """A cell with other values, its own or those of its start."""
+    started = {name: changes.pop(name) for name in Start.__struct_fields__ if name in changes}
+    return replace(cell, start=replace(cell.start, **started), **changes)
+
+
 def cell(name: str = "eagle3.k4", **changes: object) -> CellResult:
-    """A green cell with a little of everything."""
-    whole = CellResult(
+    """A green cell with a little of everything; changes may also be those of its start."""
+    start = Start(
+        requested={"model_path": "llama-mini", "speculative_algorithm": "EAGLE3", "speculative_eagle_topk": 4},
+        resolved={"algorithm": "EAGLE3", "topk": 4, "spec_version": "v2", "lag": 1, "page_size": 1},
+        resolved_hash="0123456789ab",
+        reasons=(Reason("spec_version", "v2", DEFAULT_V2),),
+    )
+    whole = CellRecord(
         id=name,
         state="PASS",
+        start=start,
         axes={"algorithm": "eagle3", "topk": "4", "spec_version": "auto", "batch": "ragged"},
-        resolved={"algorithm": "EAGLE3", "topk": 4, "spec_version": "v2", "lag": 1, "page_size": 1},
-        expect="runs",
-        tier="cpu",
-        stage="pr",
-        launch_hash="0123456789ab",
-        requested={"model_path": "llama-mini", "speculative_algorithm": "EAGLE3", "speculative_eagle_topk": 4},
         repro=f"specmatrix run --cells id={name}",
-        reasons=(Reason("spec_version", "v2", DEFAULT_V2),),
-        witness={"speculated": 12},
+        evidence={"speculated": 12},
         gates=(GateResult("ledger", "PASS", {"verbs": 40}), GateResult("lossless", "PASS", {"tokens": 256})),
         seconds=0.25,
     )
-    return replace(whole, **changes)
+    return changed(whole, **changes)
 
 
 def write_cells(directory: Path, cells: list[CellResult], **header_changes: object) -> Path:
@@ -115,12 +121,11 @@ class Specimen:
         waived = None
         gates = self.gates(draw, name, topk, steps, broken)
         state = "FAIL" if any(gate.state == "FAIL" for gate in gates) else "PASS"
-        return CellResult(
-            id=name, state=state, axes=axes, resolved=resolved, expect="runs", tier="cpu", stage="pr",
-            launch_hash=f"{abs(draw.getrandbits(48)):012x}",
-            requested={"model_path": "llama-mini", "speculative_algorithm": axes["algorithm"].upper()},
-            repro=f"specmatrix run --tier cpu --cells id={name} --seed 0", reasons=reasons, waived=waived,
-            witness={"speculated": 40 * bool(topk), "tree_compacted": 12 * (topk > 1)}, gates=gates,
+        requested = {"model_path": "llama-mini", "speculative_algorithm": axes["algorithm"].upper()}
+        return CellRecord(
+            id=name, state=state, start=Start(requested, resolved, f"{draw.getrandbits(48):012x}", reasons), axes=axes,
+            repro=f"specmatrix run --tier cpu --cells id={name} --seed 0", waived=waived,
+            evidence={"speculated": 40 * bool(topk), "tree_compacted": 12 * (topk > 1)}, gates=gates,
             seconds=round(draw.uniform(0.05, 0.9), 4),
         )  # fmt: skip
 
@@ -196,6 +201,11 @@ def make_header() -> Callable[..., Header]:
 @pytest.fixture
 def make_cell() -> Callable[..., CellResult]:
     return cell
+
+
+@pytest.fixture
+def change_cell() -> Callable[..., CellResult]:
+    return changed
 
 
 @pytest.fixture

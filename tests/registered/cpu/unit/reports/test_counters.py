@@ -8,11 +8,11 @@ from rich.console import Console
 
 from specmatrix.reports.compare.compare import compare
 from specmatrix.reports.counters import ProbeChange, compare_probes, judge_probes
-from specmatrix.reports.load import load
 from specmatrix.reports.render.comparison import comparison_markdown, comparison_page
 from specmatrix.reports.render.run import write_run
 from specmatrix.reports.render.terminal import print_comparison, print_run
 from specmatrix.reports.schema import ProbeDemand
+from specmatrix.reports.store import load
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 
@@ -20,8 +20,8 @@ DEMAND = ProbeDemand(("tree.branched", "retract.done", "prefix.hit"), {"stamp.wr
 UNHIT = "o cell hit 1 required counter: retract.done"
 
 
-def report(directory, write_report, make_cell, *witnesses: dict[str, int], **header: object):
-    cells = [make_cell(f"eagle3.k{n}", witness=witness) for n, witness in enumerate(witnesses)]
+def report(directory, write_report, make_cell, *evidence: dict[str, int], **header: object):
+    cells = [make_cell(f"eagle3.k{n}", evidence=counts) for n, counts in enumerate(evidence)]
     return load(write_report(directory, cells, **({"stage": "nightly", "probes": DEMAND} | header)))
 
 
@@ -64,8 +64,8 @@ def test_less_than_the_stage_is_not_judged():
 
 
 def test_cells_prove_it_together(tmp_path, write_report, make_cell):
-    witnesses = ({"tree.branched": 3, "prefix.hit": 0}, {"retract.done": 1, "prefix.hit": 1})
-    run = write_run(report(tmp_path, write_report, make_cell, *witnesses))
+    evidence = ({"tree.branched": 3, "prefix.hit": 0}, {"retract.done": 1, "prefix.hit": 1})
+    run = write_run(report(tmp_path, write_report, make_cell, *evidence))
     assert run.verdict == "green"
     assert "all 3 required counters hit, 1 at zero as required" in shown(print_run, run)
 
@@ -80,13 +80,9 @@ def test_an_unhit_probe_is_red_everywhere(tmp_path, write_report, make_cell):
         assert UNHIT in text.replace("\\", "")
 
 
-def test_hits_of_an_older_report_are_counted(tmp_path, write_report, make_cell):
+def test_the_end_line_sums_the_evidence_of_all_cells(tmp_path, write_report, make_cell):
     whole = report(tmp_path, write_report, make_cell, {"a": 2}, {"a": 1, "b": 0})
-    assert whole.hits() == {"a": 3, "b": 0}
-    head, _, end = whole.path.read_text().rstrip("\n").rpartition("\n")
-    older = {key: value for key, value in json.loads(end).items() if key != "probes"}
-    whole.path.write_text(f"{head}\n{json.dumps(older)}\n")
-    assert load(tmp_path).hits() == {"a": 3, "b": 0}
+    assert whole.evidence == {"a": 3}
 
 
 def test_a_comparison_names_what_is_no_longer_exercised(tmp_path, write_report, make_cell):

@@ -6,7 +6,7 @@ from itertools import combinations
 import pytest
 
 from specmatrix.reports.covered import Coverage, covered, holders
-from specmatrix.reports.load import load
+from specmatrix.reports.store import load
 
 pytestmark = pytest.mark.register(est_seconds=0.5, tier="cpu", stage="pr")
 

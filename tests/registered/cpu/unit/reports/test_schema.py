@@ -24,11 +24,11 @@ def test_a_cell_without_waiver_is_not_waived(make_cell):
     assert not is_waived(make_cell(), "2026-01-01")
 
 
-def test_reports_import_no_torch():
+def test_reports_import_no_heavy_library():
     """Rendering and comparing happen in jobs without the engine's dependencies."""
     code = (
         "import sys, specmatrix.reports.render.run, specmatrix.reports.render.comparison\n"
-        "from specmatrix.reports import compare, load, schema, writer\n"
+        "from specmatrix.reports import compare, schema, store\n"
         "bad = {'torch', 'transformers', 'pandas', 'scipy', 'jinja2'} & set(sys.modules)\n"
         "sys.exit(f'imported {sorted(bad)}' if bad else 0)"
     )

@@ -2,8 +2,8 @@ import json
 
 import pytest
 
-from specmatrix.reports.load import load
 from specmatrix.reports.schema import GateResult, Waiver
+from specmatrix.reports.store import load
 from specmatrix.reports.summary import is_red, summarise, write_summary
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
@@ -23,6 +23,8 @@ def cells(make_cell):
         make_cell("f", state="INFRA", gates=(), seconds=0),
         make_cell("g", waived=KNOWN, seconds=0),
         make_cell("h", state="NOT MEASURED", gates=(), waived=KNOWN, seconds=0),
+        make_cell("i", state="UNSUPPORTED", gates=(), seconds=0),
+        make_cell("j", state="UNSUPPORTED", gates=(), waived=KNOWN, seconds=0),
     ]
 
 
@@ -31,7 +33,8 @@ def test_counts_are_stable_and_complete(tmp_path, make_cell, write_report):
     path = write_summary(summarise(report), tmp_path)
     assert path == tmp_path / "summary.json"
     assert json.loads(path.read_text()) == {
-        "schema": 1, "cells": 8, "pass": 2, "fail": 3, "not_measured": 2, "infra": 1, "waived": 2, "red": 4,
+        "schema": 2, "cells": 10, "pass": 2, "fail": 3, "not_measured": 2, "infra": 1, "unsupported": 2,
+        "waived": 2, "red": 4,
         "seconds": 1.0, "tier": "cpu", "stage": "pr",
         "by_gate": {"ledger": {"PASS": 6}, "lossless": {"PASS": 5, "NOT MEASURED": 1}},
         "probes": {
@@ -42,7 +45,7 @@ def test_counts_are_stable_and_complete(tmp_path, make_cell, write_report):
     }  # fmt: skip
 
 
-def test_everything_but_green_and_waived_is_red(make_cell):
+def test_everything_but_green_unsupported_and_waived_is_red(make_cell):
     assert [cell.id for cell in cells(make_cell) if is_red(cell, "2026-09-01")] == ["b", "d", "e", "f"]
 
 

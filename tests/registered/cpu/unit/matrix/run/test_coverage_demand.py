@@ -41,7 +41,7 @@ def test_only_the_whole_stage_demands_probes():
 def tree():
     """A copy of the packages whose nightly stage holds two plain cells, which draft nothing."""
     with planted(None) as copy:
-        lock = copy / "matrix" / "cells.lock"
+        lock = copy / "matrix" / "cover" / "cells.lock"
         head = lock.read_text(encoding="utf-8").partition("stage smoke")[0]
         lock.write_text(head + "stage smoke\n\nstage pr\n\nstage nightly\n" + "\n".join(TWO) + "\n", encoding="utf-8")
         (copy / FILE).parent.mkdir(parents=True)

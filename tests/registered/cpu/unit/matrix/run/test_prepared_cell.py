@@ -36,7 +36,7 @@ def test_a_combination_that_is_no_cell_is_not_prepared():
 
 
 def test_baselines_run_plain_requests_on_plain_starts():
-    prepared = prepare(Cell.from_id("eagle3.s3.k4.n8.v2.p16.pair.stream.abort_running"), stage="nightly", seed=1)
+    prepared = prepare(Cell.from_id("eagle3.s3.k4.n8.v2.p16.pair.stream.abort_running"), seed=1)
     baseline, twin = prepared.baseline, prepared.twin
     assert (baseline.cell, twin.cell) == (prepared.cell.canonical, prepared.cell.twin)
     assert baseline.configuration == asked(prepared.cell.canonical) and baseline.expectation == "runs"

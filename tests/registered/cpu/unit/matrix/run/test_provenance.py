@@ -1,6 +1,5 @@
 """The header of a run."""
 
-import json
 from datetime import datetime
 from pathlib import Path
 
@@ -8,14 +7,15 @@ import pytest
 
 from specmatrix.matrix.gates.registry import GATES
 from specmatrix.matrix.run.provenance import files_hash, run_header
-from specmatrix.reports.codec import decode_header, encode_header
+from specmatrix.reports.store import ReportWriter, load
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 
 
-def test_header_is_complete_and_writable():
+def test_header_is_complete_and_writable(tmp_path: Path):
     header = run_header("cpu", "pr", 7, GATES)
-    assert decode_header(json.loads(encode_header(header))) == header
+    ReportWriter(tmp_path, header).close()
+    assert load(tmp_path).header == header
     assert (header.tier, header.stage, header.seed) == ("cpu", "pr", 7)
     assert datetime.fromisoformat(header.created).tzinfo is not None
     assert set(header.versions) == {"python", "torch", "transformers", "specmatrix"}

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 import specmatrix.matrix.run.record
 from specmatrix.errors import LedgerError
@@ -19,11 +20,11 @@ def test_a_gpu_tier_asks_for_the_same_on_a_gpu_in_the_precision_of_a_cpu():
     cell = Cell.from_id("eagle3.s3.k4.n8.v2")
     assert asked(cell).device == asked(cell).dtype == "auto"
     assert asked(cell, 1) == replace(asked(cell), device="cuda", dtype="float32")
-    found = record(prepare(cell, "gpu1", "pr", 2), "NOT MEASURED")
-    assert (found.state, found.expect, found.tier, found.stage) == ("NOT MEASURED", "runs", "gpu1", "pr")
+    found = record(prepare(cell, "gpu1", 2), "NOT MEASURED")
+    assert (found.state, found.expect) == ("NOT MEASURED", "runs")
     assert found.requested["device"] == "cuda"
     assert found.repro == f"specmatrix run --tier gpu1 --cells '{cell.id}' --seed 2"
-    assert (found.resolved, found.launch_hash, found.gates, found.error) == (None, None, (), None)
+    assert (found.resolved, found.start.resolved_hash, found.gates, found.error) == (None, None, (), None)
 
 
 @pytest.mark.parametrize(("text", "waived"), [("none.length", True), ("eagle3.k4", False)])
@@ -63,14 +64,14 @@ def test_a_crash_is_told_by_its_exception_and_not_by_the_names_of_its_frames():
 
 
 def test_a_lost_cell_is_red_and_repeatable():
-    found = lost(prepare(Cell.from_id("none.length"), "cpu", "smoke", 4), "the power went")
+    found = lost(prepare(Cell.from_id("none.length"), "cpu", 4), "the power went")
     assert (found.state, found.gates, found.expect) == ("INFRA", (), "runs")
     assert found.repro == "specmatrix run --cells 'none.length' --seed 4"
     assert found.error == "the cell has no result: the power went"
 
 
 def test_a_lost_cell_is_the_cell_before_it_ran():
-    prepared = prepare(Cell.from_id("eagle3.k4"), "cpu", "smoke", 4)
+    prepared = prepare(Cell.from_id("eagle3.k4"), "cpu", 4)
     found = lost(prepared, "the power went")
-    assert replace(found, state="NOT MEASURED", error=None) == record(prepared, "NOT MEASURED")
+    assert structs.replace(found, state="NOT MEASURED", error=None) == record(prepared, "NOT MEASURED")
     assert found.requested["speculative_eagle_topk"] == 4

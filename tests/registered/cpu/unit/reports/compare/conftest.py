@@ -3,8 +3,8 @@
 import pytest
 
 from specmatrix.reports.compare import compare
-from specmatrix.reports.load import load
 from specmatrix.reports.schema import GateResult
+from specmatrix.reports.store import load
 
 
 @pytest.fixture

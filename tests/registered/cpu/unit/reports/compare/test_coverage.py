@@ -6,8 +6,8 @@ import pytest
 
 from specmatrix.reports.compare import compare
 from specmatrix.reports.compare.coverage import SAMPLE
-from specmatrix.reports.load import load
 from specmatrix.reports.schema import Reason
+from specmatrix.reports.store import load
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 
@@ -97,7 +97,7 @@ def test_a_red_cell_does_not_keep_a_pair(coverage, sized):
 
 def test_a_cell_that_changed_otherwise_keeps_its_pairs(coverage, sized):
     base = [sized("other", 4, "v2"), sized("tree", 4, "v2")]
-    head = [sized("other", 4, "v2", witness={"speculated": 3}), sized("tree", 4, "v1")]
+    head = [sized("other", 4, "v2", evidence={"speculated": 3}), sized("tree", 4, "v1")]
     assert coverage(base, head).lost == ()
 
 

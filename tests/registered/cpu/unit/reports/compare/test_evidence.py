@@ -1,9 +1,9 @@
 """Effects of single cells, the edges of the rules that judge them, and the states that they give cells."""
 
-from dataclasses import replace
 from functools import partial
 
 import pytest
+from msgspec.structs import replace
 
 from specmatrix.reports.compare import State
 from specmatrix.reports.compare.cell_state import Effect

@@ -1,6 +1,5 @@
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from specmatrix.reports.compare.cell_state import PathChange
 from specmatrix.reports.compare.paths import PathChanges, explanation, path_changes
@@ -30,10 +29,10 @@ def test_a_cell_that_the_machine_lost_has_no_path(make_cell):
     assert path_changes(make_cell("a"), lost) == path_changes(lost, make_cell("a")) == ()
 
 
-def test_cells_of_two_launches_are_looked_through_once(make_cell):
+def test_cells_of_two_starts_are_looked_through_once(make_cell, change_cell):
     base = make_cell("a")
     reason = (Reason("spec_version", "v1", "trees are held back"),)
-    head = replace(base, resolved={**base.resolved, "spec_version": "v1"}, reasons=reason)
+    head = change_cell(base, resolved={**base.resolved, "spec_version": "v1"}, reasons=reason)
     paths = PathChanges()
     found = paths.of(base, head)
     assert found == path_changes(base, head)
@@ -42,24 +41,24 @@ def test_cells_of_two_launches_are_looked_through_once(make_cell):
 
 
 @pytest.mark.parametrize("what", ["resolved", "requested", "reasons", "state"])
-def test_whatever_a_launch_says_else_is_looked_through_again(make_cell, what):
+def test_whatever_a_start_says_else_is_looked_through_again(make_cell, change_cell, what):
     base = make_cell("a")
-    head = replace(base, resolved={**base.resolved, "spec_version": "v1"})
+    head = change_cell(base, resolved={**base.resolved, "spec_version": "v1"})
     changed = {
         "resolved": {**head.resolved, "page_size": 64},
         "requested": {**head.requested, "page_size": 64},
         "reasons": (Reason("spec_version", "v1", "other words"),),
         "state": "INFRA",
     }
-    other = replace(head, **{what: changed[what]})
+    other = change_cell(head, **{what: changed[what]})
     paths = PathChanges()
     paths.of(base, head)
     assert paths.of(base, other) == path_changes(base, other) != path_changes(base, head)
 
 
-def test_a_refusal_is_told_with_the_words_of_its_own_cell(make_cell):
+def test_a_refusal_is_told_with_the_words_of_its_own_cell(make_cell, change_cell):
     base = make_cell("a")
     paths = PathChanges()
     for words in ("too many tokens", "no such page"):
-        refused = replace(base, resolved=None, error=words)
+        refused = change_cell(base, resolved=None, error=words)
         assert paths.of(base, refused) == (PathChange("launch", "runs", "refused", words),)

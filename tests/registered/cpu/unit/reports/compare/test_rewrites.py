@@ -1,5 +1,3 @@
-from dataclasses import replace
-
 import pytest
 
 from specmatrix.reports.compare.acknowledge import Acknowledged, Acknowledgement
@@ -72,9 +70,9 @@ def test_equal_cells_change_nothing(make_cell, rewritten):
     assert new_rewrites(rewritten(), rewritten()) == ()
 
 
-def test_choices_that_changed_value_or_reason(make_cell):
+def test_choices_that_changed_value_or_reason(make_cell, change_cell):
     base = make_cell("a", reasons=(Reason("spec_version", "v2", "by default"), Reason("page_size", 1, "any works")))
-    head = replace(base, reasons=(Reason("spec_version", "v2", "trees are green"), Reason("topk", 1, "new choice")))
+    head = change_cell(base, reasons=(Reason("spec_version", "v2", "trees are green"), Reason("topk", 1, "new choice")))
     found = [
         (row.field, row.base, row.base_because, row.head, row.head_because) for row in choice_changes([(base, head)])
     ]

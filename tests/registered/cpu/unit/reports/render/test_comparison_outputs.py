@@ -3,18 +3,18 @@
 import io
 import json
 import re
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 from rich.console import Console
 
 from specmatrix.reports.compare import Acknowledgement, State, compare
-from specmatrix.reports.load import load
 from specmatrix.reports.render.comparison import comparison_markdown, comparison_page, write_comparison
 from specmatrix.reports.render.markup import LIMIT
 from specmatrix.reports.render.terminal import print_comparison
 from specmatrix.reports.repro import as_called
 from specmatrix.reports.schema import GateResult, ReportError
+from specmatrix.reports.store import load
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from specmatrix.reports.load import load
 from specmatrix.reports.render.markup import LIMIT, ROWS, code, escape
 from specmatrix.reports.render.run import run_markdown, view
 from specmatrix.reports.schema import GateResult
+from specmatrix.reports.store import load
 
 pytestmark = pytest.mark.register(est_seconds=3, tier="cpu", stage="pr")
 

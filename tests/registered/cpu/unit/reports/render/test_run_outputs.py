@@ -3,13 +3,12 @@
 import io
 import json
 import re
-from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
+from msgspec.structs import replace
 from rich.console import Console
 
-from specmatrix.reports.load import load
 from specmatrix.reports.render.markup import LIMIT
 from specmatrix.reports.render.plots import (
     acceptance_plot,
@@ -23,6 +22,7 @@ from specmatrix.reports.render.run import MOST_ROWS, run_markdown, run_page, vie
 from specmatrix.reports.render.terminal import print_run
 from specmatrix.reports.repro import as_called
 from specmatrix.reports.schema import GateResult, Reason, ReportError, Rewrite, Waiver
+from specmatrix.reports.store import load
 
 pytestmark = pytest.mark.register(est_seconds=2, tier="cpu", stage="pr")
 
@@ -120,7 +120,7 @@ def test_markdown_says_what_is_red_why_and_how_to_run_it(red_run):
         assert f"| FAIL | `{cell.id}` | lossless: 3 of 1280 tokens differ" in text
         assert f"\n{cell.repro}\n" in text
     assert "| lossless | 64 | 16 | 0 |" in text
-    assert "PASS 64 · FAIL 16 · NOT MEASURED 0 · INFRA 0 · waived 0" in text
+    assert "PASS 64 · FAIL 16 · NOT MEASURED 0 · INFRA 0 · UNSUPPORTED 0 · waived 0" in text
 
 
 def test_markdown_of_a_green_run_is_short(run_of, specimen):
@@ -252,13 +252,13 @@ def test_shapes_are_those_that_ran(make_cell):
     assert shape(make_cell(axes={"algorithm": "none", "topk": "auto"}, resolved={"topk": 0})) == "none"
 
 
-def test_positions_are_those_of_the_deepest_green_drafts(make_cell):
+def test_positions_are_those_of_the_deepest_green_drafts(make_cell, change_cell):
     def drafted(name, state, rates):
         return make_cell(name, state=state, gates=(GateResult("acceptance", "PASS", {"per_position": rates}),))
 
     cells = [drafted("a", "PASS", [0.8, 0.6]), drafted("b", "PASS", [0.1]), drafted("c", "FAIL", [0.1, 0.1, 0.1])]
     assert position_plot(cells).count("<circle") == 2
-    adaptive = replace(drafted("d", "PASS", [0.9, 0.9, 0.05, 1.0]), resolved={"adaptive_slots": [{"steps": 4}]})
+    adaptive = change_cell(drafted("d", "PASS", [0.9, 0.9, 0.05, 1.0]), resolved={"adaptive_slots": [{"steps": 4}]})
     assert position_plot([*cells, adaptive]) == position_plot(cells)
     assert position_plot([make_cell()]) == ""
 

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from specmatrix.reports.load import load
-from specmatrix.reports.schema import ReportError
-from specmatrix.reports.writer import ReportWriter
+from specmatrix.reports.schema import GateResult, ReportError
+from specmatrix.reports.store import ReportWriter, cell_from_json, cell_to_json, load
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 
@@ -21,7 +20,7 @@ spec = importlib.util.spec_from_file_location("made_up", {str(CONFTEST)!r})
 made_up = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(made_up)
 from specmatrix.reports.schema import ReportError
-from specmatrix.reports.writer import ReportWriter
+from specmatrix.reports.store import ReportWriter
 if len(sys.argv) > 2:
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), int(sys.argv[2])))
 try:
@@ -160,3 +159,64 @@ def test_a_killed_run_leaves_no_report(tmp_path):
     with pytest.raises(ReportError, match=r"has only report.jsonl.partial; the run that wrote it did not finish"):
         load(tmp_path)
     assert (tmp_path / "report.jsonl.partial").read_bytes().count(b'"kind":"cell"') >= 20
+
+
+def test_zero_counters_are_left_out_and_a_start_is_written_once(tmp_path, make_cell, write_report):
+    cells = [make_cell("a", evidence={"x": 0, "y": 2}), make_cell("b"), make_cell("c", resolved={"topk": 1})]
+    directory = write_report(tmp_path, cells)
+    text = (directory / "report.jsonl").read_text()
+    assert text.count('"kind":"start"') == 2 and '"x":0' not in text
+    report = load(directory)
+    assert report["a"].evidence == {"y": 2} and report.evidence == {"y": 2, "speculated": 24}
+    assert report["a"].start is report["b"].start is not report["c"].start
+    assert report["c"].resolved == {"topk": 1}
+
+
+def test_the_same_start_has_the_same_id_in_every_report(tmp_path, make_cell, write_report):
+    sides = [load(write_report(tmp_path / name, [make_cell(name)])) for name in ("a", "b")]
+    assert sides[0].starts == sides[1].starts and sides[0].start("a") == sides[1].start("b")
+
+
+def test_a_cell_travels_between_processes_with_its_start(make_cell):
+    cell = make_cell("a", gates=(GateResult("ledger", "FAIL", {"pages": 3}, (0.5, 1.0), "leaked"),))
+    assert cell_from_json(cell_to_json(cell)) == cell
+
+
+@pytest.mark.parametrize(
+    ("bad", "sentence"),
+    [
+        ({"gates": (GateResult("acceptance", "PASS", {"length": float("nan")}),)}, "Out of range float"),
+        ({"gates": (GateResult("acceptance", "PASS", {"length": float("inf")}),)}, "Out of range float"),
+        ({"gates": (GateResult("acceptance", "PASS", {"length": object()}),)}, "Encoding objects of type object"),
+        ({"gates": (GateResult("acceptance", "PASS", {"length": 10**6000}),)}, "Exceeds the limit"),
+        ({"seconds": float("nan")}, "Out of range float"),
+        ({"state": "OK"}, r"Invalid enum value 'OK' - at `\$.state`"),
+        ({"gates": (GateResult("acceptance", "GREEN"),)}, r"Invalid enum value 'GREEN' - at `\$.gates\[0\].state`"),
+        ({"axes": {"topk": 4}}, r"Expected `str`, got `int` - at `\$.axes"),
+        ({"requested": {"nested": [[[[...]]]]}}, "Encoding objects of type ellipsis"),
+    ],
+)
+def test_what_could_not_be_read_back_is_refused_and_leaves_the_report_as_it_was(
+    tmp_path, make_cell, bad, sentence, make_header
+):
+    with ReportWriter(tmp_path, make_header()) as writer:
+        writer.write(make_cell("a"))
+        with pytest.raises(ReportError, match=f"cell 'x' cannot be written as JSON: {sentence}.*; allowed are text"):
+            writer.write(make_cell("x", **bad))
+    assert list(load(tmp_path)) == [make_cell("a")]
+
+
+def test_half_a_character_does_not_end_a_run(tmp_path, make_cell, write_report):
+    assert load(write_report(tmp_path, [make_cell("a", error="no file x\udcff")]))["a"].error == "no file x?"
+
+
+def test_a_value_that_holds_itself_or_is_too_deep_is_refused(tmp_path, make_cell, make_header):
+    around: list[object] = []
+    around.append(around)
+    deep: list[object] = []
+    for _ in range(100_000):
+        deep = [deep]
+    with ReportWriter(tmp_path, make_header()) as writer:
+        for value in (around, deep):
+            with pytest.raises(ReportError, match="cell 'x' cannot be written as JSON: maximum recursion depth"):
+                writer.write(make_cell("x", requested={"value": value}))

@@ -1,0 +1,182 @@
+"""Reports and kill matrices as pandas frames: `specmatrix.load`. pandas is imported when the first frame is made."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from specmatrix.reports.compare.rewrites import signature
+from specmatrix.reports.schema import GATES, REPORT_FILE, Json, ReportError
+from specmatrix.reports.store import Report
+from specmatrix.reports.store import load as load_report
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+PathLike: TypeAlias = str | Path
+FAULTS_FILE: Final = "faults.json"
+
+
+class Runs:
+    """What was loaded, as one frame per kind of record. Column `run` is the path that a row comes from.
+
+    reports: by path. faults: the faults of kill matrices, by path.
+    """
+
+    def __init__(self, reports: Mapping[str, Report], faults: Mapping[str, list[dict[str, Json]]]) -> None:
+        self.reports: Final = reports
+        self.faults: Final = faults
+
+    def headers(self) -> DataFrame:
+        """One row per report: `run`, `created`, `commit`, `dirty`, `tier`, `stage`, `seed`, `cells`."""
+        names = ("created", "commit", "dirty", "tier", "stage", "seed")
+        return _frame(
+            {"run": run} | {name: getattr(report.header, name) for name in names} | {"cells": len(report)}
+            for run, report in self._reports()
+        )
+
+    def cells(self) -> DataFrame:
+        """One row per cell: `run`, `id`, `state`, `expect`, `start` (see `starts`), `seconds`, `error`, `waived` (the
+        reason), `repro`; a column per axis with the value asked for, and `effective_<axis>` with the one that ran."""
+        return _frame(
+            {
+                "run": run,
+                "id": cell.id,
+                "state": cell.state,
+                "expect": cell.expect,
+                "start": report.start(cell.id),
+                "seconds": cell.seconds,
+                "error": cell.error,
+                "waived": None if cell.waived is None else cell.waived.reason,
+                "repro": cell.repro,
+                **cell.axes,
+                **{f"effective_{axis}": value for axis, value in _effective(report, cell.id).items()},
+            }
+            for run, report in self._reports()
+            for cell in report
+        )
+
+    def gates(self) -> DataFrame:
+        """One row per cell and gate: `run`, `id`, `gate`, `verdict`, `message`, `low` and `high` (the interval), and a
+        column per number that a gate recorded."""
+        return _frame(
+            {
+                **gate.numbers,
+                "run": run,
+                "id": cell.id,
+                "gate": gate.name,
+                "verdict": gate.state,
+                "message": gate.message,
+                "low": None if gate.interval is None else gate.interval[0],
+                "high": None if gate.interval is None else gate.interval[1],
+            }
+            for run, report in self._reports()
+            for cell in report
+            for gate in cell.gates
+        ).pipe(_in_front, ("run", "id", "gate", "verdict", "message", "low", "high"))
+
+    def evidence(self) -> DataFrame:
+        """One row per cell and counter above zero: `run`, `id`, `counter`, `count`."""
+        return _frame(
+            {"run": run, "id": cell.id, "counter": counter, "count": count}
+            for run, report in self._reports()
+            for cell in report
+            for counter, count in cell.evidence.items()
+        )
+
+    def starts(self) -> DataFrame:
+        """One row per engine start: `run`, `start`, `cells` (how many ran on it), `resolved_hash`, `reasons` and
+        `rewrites` (a list of texts each), a column per resolved value, and `requested_<field>` per requested one."""
+        return _frame(
+            {
+                **(start.resolved or {}),
+                "run": run,
+                "start": name,
+                "cells": used[name],
+                "resolved_hash": start.resolved_hash,
+                "reasons": [f"{row.field}={row.value}: {row.because}" for row in start.reasons],
+                "rewrites": [signature(row) for row in start.rewrites],
+                **{f"requested_{field}": value for field, value in start.requested.items()},
+            }
+            for run, report in self._reports()
+            for used in [Counter(map(report.start, report.ids()))]
+            for name, start in report.starts.items()
+        ).pipe(_in_front, ("run", "start", "cells", "resolved_hash", "reasons", "rewrites"))
+
+    def kills(self) -> DataFrame:
+        """One row per fault and gate: `run`, `fault`, `class`, `origin`, `gate`, `killed` (the gate is red with the
+        fault and green without), `crashed` (a cell crashed with the fault). ReportError without a kill matrix."""
+        if not self.faults:
+            raise ReportError("no kill matrix was loaded; load a file that `specmatrix faults --json` wrote")
+        rows = [(run, fault) for run, faults in self.faults.items() for fault in faults]
+        gates = dict.fromkeys((*GATES, *(gate for _, fault in rows for gate in fault["killed_by"])))
+        return _frame(
+            {
+                "run": run,
+                "fault": fault["id"],
+                "class": fault["class"],
+                "origin": fault["origin"],
+                "gate": gate,
+                "killed": gate in fault["killed_by"],
+                "crashed": fault["crashed"],
+            }
+            for run, fault in rows
+            for gate in gates
+        )
+
+    def _reports(self) -> Iterable[tuple[str, Report]]:
+        if not self.reports:
+            raise ReportError(f"no report was loaded; load the directory of a run, which holds {REPORT_FILE}")
+        return self.reports.items()
+
+
+def load(*paths: PathLike | Iterable[PathLike]) -> Runs:
+    """Reports (files, or directories of runs) and kill matrices (`.json` files, or directories with faults.json).
+
+    Raises ReportError, one sentence, for anything else, for a broken file, for a path given twice, and for none.
+    """
+    flat = [each for path in paths for each in ([path] if isinstance(path, str | Path) else path)]
+    if not flat or len(set(map(str, flat))) < len(flat):
+        raise ReportError(f"got the paths {', '.join(map(str, flat)) or 'none'}; allowed are one or more, each once")
+    reports: dict[str, Report] = {}
+    faults: dict[str, list[dict[str, Json]]] = {}
+    for path in map(Path, flat):
+        matrix = path / FAULTS_FILE if (path / FAULTS_FILE).is_file() and not (path / REPORT_FILE).exists() else path
+        if matrix.suffix == ".json":
+            faults[str(path)] = _faults(matrix)
+        else:
+            reports[str(path)] = load_report(path)
+    return Runs(reports, faults)
+
+
+def _faults(path: Path) -> list[dict[str, Json]]:
+    try:
+        faults: list[dict[str, Json]] = json.loads(path.read_bytes())["faults"]
+        for fault in faults:
+            _ = (fault["id"], fault["class"], fault["origin"], fault["crashed"], *fault["killed_by"])
+    except OSError as error:
+        raise ReportError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ReportError(f"{path} is no kill matrix as `specmatrix faults --json` writes it: {error!r:.80}") from error
+    return faults
+
+
+def _effective(report: Report, cell: str) -> dict[str, str]:
+    if report.starts[report.start(cell)].resolved is None:
+        return {}
+    values = report.values(cell)
+    return {axis: values[axis] for axis in report[cell].axes}
+
+
+def _frame(rows: Iterable[Mapping[str, Json]]) -> DataFrame:
+    import pandas as pd
+
+    return pd.DataFrame(list(rows))
+
+
+def _in_front(frame: DataFrame, names: tuple[str, ...]) -> DataFrame:
+    """The frame with these columns first, also where it has no row."""
+    return frame.reindex(columns=[*names, *(name for name in frame.columns if name not in names)])

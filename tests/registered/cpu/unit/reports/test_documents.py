@@ -1,0 +1,96 @@
+"""Pages of `docs/` about reports: the schema page is complete, and the code of the pandas page runs on a real run."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from msgspec.structs import fields, replace
+
+import specmatrix
+from specmatrix.reports import schema
+from specmatrix.reports.store import ReportWriter, load
+
+pytestmark = pytest.mark.register(est_seconds=25, tier="cpu", stage="pr")
+
+DOCS = specmatrix.HOME / "docs"
+RECORDS = [
+    found
+    for found in vars(schema).values()
+    if isinstance(found, type) and issubclass(found, schema.Record) and found is not schema.Record
+]
+BLOCK = re.compile(r"^```python\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
+PAGE = (DOCS / "reading-reports-with-pandas.md").read_text(encoding="utf-8")
+QUESTIONS = re.findall(r"^## (.*)$", PAGE, re.MULTILINE)
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.__name__)
+def test_every_key_of_a_report_is_on_the_schema_page(record):
+    page = (DOCS / "report-schema.md").read_text(encoding="utf-8")
+    tag = record.__struct_config__.tag
+    if tag is not None:
+        page = page.partition(f"### `{tag}`")[2].partition("\n### ")[0]
+    assert page, f"no section `{tag}`"
+    assert [field.name for field in fields(record) if f"`{field.name}`" not in page] == []
+
+
+def test_the_schema_page_states_the_number_and_every_state():
+    page = (DOCS / "report-schema.md").read_text(encoding="utf-8")
+    assert f"The schema number is {schema.SCHEMA}." in page
+    assert [state for state in (*schema.CELL_STATES, *schema.GATE_STATES) if f"`{state}`" not in page] == []
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A real run as base and pr, the same with one moved start as head, and a kill matrix."""
+    place = tmp_path_factory.mktemp("documents")
+    command = ("run", "--stage", "smoke", "--cells", "algorithm=eagle or algorithm=dflash", "--workers", "1")
+    out = ("--out", str(place / "out" / "base"))
+    subprocess.run([sys.executable, "-m", "specmatrix", *command, *out], check=True, capture_output=True)
+    base = load(place / "out" / "base")
+    (place / "out" / "pr").symlink_to("base")
+    with ReportWriter(place / "out" / "head", replace(base.header, commit="f" * 40)) as writer:
+        for cell in base:
+            if cell.id == "eagle":
+                start = replace(cell.start, resolved={**cell.resolved, "spec_version": "v2", "lag": 1})
+                gates = (replace(cell.gates[0], state="FAIL", message="v2 is not golden"), *cell.gates[1:])
+                cell = replace(cell, start=start, gates=gates, state="FAIL")
+            writer.write(cell)
+    fault = {"id": "bonus-stride", "class": "stride / indexing", "origin": "sglang#26866", "crashed": False}
+    matrix = {"total": 1, "killed": 1, "faults": [fault | {"killed_by": ["lossless"]}]}
+    (place / "out" / "faults.json").write_text(json.dumps(matrix))
+    return place
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_the_code_of_the_pandas_page_answers_its_questions(runs, monkeypatch, capsys, question):
+    section = PAGE.partition(f"## {question}\n")[2].partition("\n## ")[0]
+    (code,) = BLOCK.findall(section)
+    (shown,) = re.findall(r"^```text\n(.*?)^```\n", section, re.MULTILINE | re.DOTALL)
+    monkeypatch.chdir(runs)
+    exec(compile(code, question, "exec"), {})  # what a reader would paste
+    said = capsys.readouterr().out
+    assert len(said.splitlines()) >= 2 and shown.strip()
+    assert "Empty DataFrame" not in said + shown and "Series([]" not in said
+
+
+def test_five_questions_are_answered():
+    assert len(QUESTIONS) == 5
+
+
+def test_frames_hold_what_the_report_says(runs):
+    base = load(runs / "out" / "base")
+    loaded = specmatrix.load(runs / "out" / "base", [runs / "out" / "head"])
+    cells, starts = loaded.cells(), loaded.starts()
+    paths = [str(runs / "out" / name) for name in ("base", "head")]
+    assert list(cells["run"].unique()) == list(loaded.headers()["run"]) == paths
+    assert len(cells) == 2 * len(base) and len(loaded.gates()) == 2 * sum(len(cell.gates) for cell in base)
+    counts = loaded.evidence().groupby(["run", "counter"])["count"].sum()
+    assert counts[paths[0]].to_dict() == base.evidence
+    first = cells.iloc[0]
+    assert {axis: first[axis] for axis in base[first["id"]].axes} == base[first["id"]].axes
+    assert {axis: first[f"effective_{axis}"] for axis in base[first["id"]].axes} == base.values(first["id"])
+    assert starts.groupby("run")["cells"].sum().tolist() == [len(base)] * 2
+    assert set(cells["start"]) == set(starts["start"])

@@ -1,0 +1,109 @@
+"""What `specmatrix.load` takes and refuses, and what it costs to import."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import specmatrix
+from specmatrix.matrix.faults.catalogue import CATALOGUE
+from specmatrix.matrix.faults.kill_matrix import Kill, Matrix
+from specmatrix.reports.schema import GateResult, ReportError
+
+pytestmark = pytest.mark.register(est_seconds=4, tier="cpu", stage="pr")
+
+
+@pytest.fixture
+def faults(tmp_path):
+    """A kill matrix as the command writes it: the first fault is killed by two gates, the second by none."""
+    kills = (Kill(CATALOGUE[0], ("ledger", "lossless"), None, {}, 1.0), Kill(CATALOGUE[1], (), "it crashed", {}, 1.0))
+    path = tmp_path / "kills" / "faults.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps(Matrix(kills, ()).as_dict()))
+    return path
+
+
+def test_kills_have_a_row_per_fault_and_gate(faults):
+    for path in (faults, faults.parent):
+        kills = specmatrix.load(path).kills()
+        assert len(kills) == 2 * kills["gate"].nunique() and kills["killed"].dtype == bool
+        assert kills[kills["killed"]][["fault", "gate"]].values.tolist() == [
+            [CATALOGUE[0].id, "ledger"], [CATALOGUE[0].id, "lossless"],
+        ]  # fmt: skip
+        assert set(kills[kills["crashed"]]["fault"]) == {CATALOGUE[1].id}
+        assert set(kills["class"]) == {fault.klass for fault in CATALOGUE[:2]}
+
+
+def test_runs_are_told_apart_by_their_path(tmp_path, make_cell, write_report):
+    paths = [write_report(tmp_path / name, [make_cell("a", seconds=float(order))]) for order, name in enumerate("xy")]
+    for runs in (specmatrix.load(*paths), specmatrix.load(paths), specmatrix.load(str(paths[0]), paths[1])):
+        assert dict(zip(runs.cells()["run"], runs.cells()["seconds"], strict=True)) == {
+            str(paths[0]): 0.0, str(paths[1]): 1.0,
+        }  # fmt: skip
+    assert runs.starts()["start"].nunique() == 1
+
+
+def test_values_that_ran_are_beside_those_asked_for_and_missing_where_nothing_ran(tmp_path, make_cell, write_report):
+    cells = [make_cell("ran"), make_cell("refused", resolved=None, resolved_hash=None)]
+    frame = specmatrix.load(write_report(tmp_path, cells)).cells().set_index("id")
+    assert frame["spec_version"].tolist() == ["auto", "auto"]
+    assert frame["effective_spec_version"]["ran"] == "v2"
+    assert frame["effective_spec_version"].isna()["refused"]
+
+
+def test_gates_keep_their_numbers_and_interval(tmp_path, make_cell, write_report):
+    gates = (
+        GateResult("ledger", "PASS", {"verbs": 3}),
+        GateResult("acceptance", "FAIL", {"length": 2.5}, (2, 3), "low"),
+    )
+    frame = specmatrix.load(write_report(tmp_path, [make_cell("a", gates=gates)])).gates().set_index("gate")
+    assert frame["length"]["acceptance"] == 2.5 and frame["verbs"]["ledger"] == 3
+    assert frame[["verdict", "low", "high", "message"]].loc["acceptance"].tolist() == ["FAIL", 2.0, 3.0, "low"]
+
+
+def test_a_report_without_cells_gives_frames_without_rows(tmp_path, write_report):
+    runs = specmatrix.load(write_report(tmp_path, []))
+    assert [len(frame()) for frame in (runs.cells, runs.gates, runs.evidence, runs.starts)] == [0, 0, 0, 0]
+    assert "verdict" in runs.gates() and len(runs.headers()) == 1
+
+
+def test_what_cannot_be_read_is_refused_in_one_sentence(tmp_path, faults, make_cell, write_report):
+    report = write_report(tmp_path / "run", [make_cell("a")])
+    for paths, sentence in (
+        ((), "got the paths none; allowed are one or more, each once"),
+        ((report, str(report)), "allowed are one or more, each once"),
+        ((tmp_path / "nowhere",), "nowhere does not exist"),
+        ((tmp_path / "nowhere.json",), "cannot read .*nowhere.json: No such file"),
+    ):
+        with pytest.raises(ReportError, match=sentence):
+            specmatrix.load(*paths)
+    for text in ("", "[]", "{}", '{"faults":[{"id":"a"}]}', '{"faults":7}', "[" * 100_000):
+        faults.write_text(text)
+        with pytest.raises(ReportError, match=r"faults.json is no kill matrix as `specmatrix faults --json` writes it"):
+            specmatrix.load(faults)
+    with pytest.raises(ReportError, match="no kill matrix was loaded"):
+        specmatrix.load(report).kills()
+
+
+def test_a_kill_matrix_alone_has_no_cells(faults):
+    with pytest.raises(ReportError, match="no report was loaded; load the directory of a run"):
+        specmatrix.load(faults).cells()
+
+
+def test_neither_import_nor_comparison_nor_collection_waits_for_pandas_or_torch(tmp_path, make_cell, write_report):
+    report = write_report(tmp_path, [make_cell("a")])
+    code = (
+        "import sys, specmatrix\n"
+        "heavy = lambda: sorted({'pandas', 'torch', 'numpy'} & set(sys.modules))\n"
+        "assert not heavy(), heavy()\n"
+        "import specmatrix.matrix.plugin, specmatrix.matrix.plugin.items\n"
+        "from specmatrix.reports.compare import compare\n"
+        "from specmatrix.reports.store import load\n"
+        f"compare(load({str(report)!r}), load({str(report)!r}))\n"
+        f"runs = specmatrix.load({str(report)!r})\n"
+        "assert not {'pandas', 'torch'} & set(sys.modules), heavy()\n"
+        "runs.cells()\n"
+        "assert 'pandas' in sys.modules and 'torch' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

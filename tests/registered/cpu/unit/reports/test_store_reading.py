@@ -1,0 +1,317 @@
+"""Reports read back: what was written, or one sentence that names the file and the line."""
+
+import json
+from typing import get_args
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import specmatrix.reports.store
+from specmatrix.reports.schema import (
+    CELL_STATES,
+    GATE_STATES,
+    CellRecord,
+    CellResult,
+    Expect,
+    GateResult,
+    Header,
+    ProbeDemand,
+    Reason,
+    ReportError,
+    Rewrite,
+    Start,
+    Waiver,
+    WaiverRule,
+)
+from specmatrix.reports.store import ReportWriter, load
+
+pytestmark = pytest.mark.register(est_seconds=12, tier="cpu", stage="pr")
+
+TEXT = st.text(max_size=12)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=6,
+)
+OBJECT = st.dictionaries(TEXT, JSON, max_size=3)
+FINITE = st.floats(allow_nan=False, allow_infinity=False)
+STARTS = st.builds(
+    Start,
+    requested=OBJECT,
+    resolved=st.none() | OBJECT,
+    resolved_hash=st.none() | TEXT,
+    reasons=st.lists(st.builds(Reason, TEXT, JSON, TEXT), max_size=2).map(tuple),
+    rewrites=st.lists(st.builds(Rewrite, TEXT, JSON, JSON, TEXT), max_size=2).map(tuple),
+)
+GATES = st.builds(GateResult, TEXT, st.sampled_from(GATE_STATES), OBJECT, st.none() | st.tuples(FINITE, FINITE), TEXT)
+
+
+def cells_of(starts: list[Start]) -> st.SearchStrategy[CellResult]:
+    return st.builds(
+        CellRecord,
+        id=TEXT,
+        state=st.sampled_from(CELL_STATES),
+        start=st.sampled_from(starts),
+        axes=st.dictionaries(TEXT, TEXT, max_size=3),
+        repro=TEXT,
+        expect=st.sampled_from(get_args(Expect)),
+        waived=st.none() | st.builds(Waiver, TEXT, TEXT),
+        gates=st.lists(GATES, max_size=3).map(tuple),
+        evidence=st.dictionaries(TEXT, st.integers(min_value=1), max_size=3),
+        error=st.none() | TEXT,
+        seconds=st.integers(0, 10**9).map(lambda micros: micros / 10**6),
+    )
+
+
+CELLS = st.lists(STARTS, min_size=1, max_size=3).flatmap(
+    lambda starts: st.lists(cells_of(starts), max_size=4, unique_by=lambda cell: cell.id)
+)
+HEADERS = st.builds(
+    Header, tier=TEXT, stage=TEXT, seed=st.integers(), created=TEXT, commit=TEXT, dirty=st.booleans(),
+    versions=st.dictionaries(TEXT, TEXT, max_size=2), host=OBJECT, lock_hash=TEXT, data_hash=TEXT, zoo_hash=TEXT,
+    thresholds=st.dictionaries(TEXT, OBJECT, max_size=2),
+    waivers=st.lists(st.builds(WaiverRule, TEXT, TEXT, TEXT), max_size=2).map(tuple),
+    probes=st.none()
+    | st.builds(
+        ProbeDemand, st.lists(TEXT, max_size=2).map(tuple), st.dictionaries(TEXT, TEXT, max_size=2), st.integers()
+    ),
+)  # fmt: skip
+SHARED = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None)
+
+
+def lines(directory):
+    return (directory / "report.jsonl").read_text().splitlines()
+
+
+def put(directory, rows):
+    (directory / "report.jsonl").write_text("".join(row + "\n" for row in rows))
+
+
+@pytest.fixture
+def three(tmp_path, make_cell, write_report):
+    """Header, start, cells a, b and c, end: lines 1 to 6."""
+    return write_report(tmp_path / "run", [make_cell("a"), make_cell("b", state="FAIL"), make_cell("c")])
+
+
+@pytest.fixture
+def large(monkeypatch):
+    """Every report counts as a large one, whose cells are decoded when they are used."""
+    monkeypatch.setattr(specmatrix.reports.store, "EAGER_BYTES", 1)
+
+
+@settings(SHARED, max_examples=150)
+@given(header=HEADERS, cells=CELLS)
+def test_any_records_are_read_back_as_they_were_written(tmp_path, header, cells):
+    with ReportWriter(tmp_path, header) as writer:
+        for cell in cells:
+            writer.write(cell)
+    for limit in (1, 10**9):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(specmatrix.reports.store, "EAGER_BYTES", limit)
+            report = load(tmp_path)
+            assert (report.header, list(report)) == (header, cells)
+            assert [report.state(name) for name in report.ids()] == [cell.state for cell in cells]
+            assert report.same(report, report.ids()) == [cell.id for cell in cells]
+
+
+@settings(SHARED, max_examples=300)
+@given(data=st.data())
+def test_no_change_of_bytes_raises_anything_but_a_report_error(tmp_path, specimen, write_report, data):
+    directory = tmp_path / "run"
+    if not directory.exists():
+        write_report(directory, specimen(stride=True, cells=6).cells())
+    whole = (directory / "report.jsonl").read_bytes()
+    at = data.draw(st.integers(0, len(whole) - 1), label="at")
+    cut = data.draw(st.sampled_from((0, 1, 1, 40)), label="cut")
+    piece = data.draw(
+        st.binary(max_size=4) | st.sampled_from((b'"', b"{", b"[" * 5000, b"9" * 5000, b"1e999", b"\n", b"null")),
+        label="new",
+    )
+    changed = tmp_path / "changed.jsonl"
+    changed.write_bytes(whole[:at] + piece + whole[at + cut :])
+    for limit in (1, 10**9):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(specmatrix.reports.store, "EAGER_BYTES", limit)
+            try:
+                report = load(changed)
+                for cell in report.ids():
+                    report.values(cell), report[cell]
+            except ReportError as error:
+                assert str(changed) in str(error) and "\n" not in str(error)
+
+
+def test_a_report_reads_back_from_its_directory_and_its_file(three, make_cell, make_header):
+    for report in (load(three), load(str(three / "report.jsonl"))):
+        assert report.header == make_header()
+        assert list(report) == [make_cell("a"), make_cell("b", state="FAIL"), make_cell("c")]
+        assert "a" in report and "z" not in report and len(report) == 3
+        assert (report.red(), report.state("b")) == (["b"], "FAIL")
+
+
+def test_a_place_without_a_report_is_named(tmp_path):
+    with pytest.raises(ReportError, match=r"nowhere does not exist; give a report file or a directory"):
+        load(tmp_path / "nowhere")
+    with pytest.raises(ReportError, match=r"has no report.jsonl; it is not the directory of a finished run"):
+        load(tmp_path)
+    (tmp_path / "report.jsonl").mkdir()
+    with pytest.raises(ReportError, match=r"cannot read .*report.jsonl: Is a directory"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "<html>\n", "{}\n", "[1]\n", '{"kind":"cell"}\n', "PK\x03\x04", "\n\n"])
+def test_a_file_that_is_no_report_is_named(tmp_path, text):
+    (tmp_path / "report.jsonl").write_text(text)
+    with pytest.raises(ReportError, match=r"report.jsonl(, line 1: the first line is not a report header| is empty)"):
+        load(tmp_path)
+
+
+def test_a_report_of_another_schema_is_refused_with_what_to_do(three):
+    rows = lines(three)
+    put(three, [rows[0].replace('"schema":2', '"schema":1'), *rows[1:]])
+    sentence = (
+        r"report.jsonl has report schema 1, and this version reads schema 2; run the cells again with this version, or "
+        "read the report with the version that wrote it$"
+    )
+    with pytest.raises(ReportError, match=sentence):
+        load(three)
+
+
+def test_every_cut_is_seen(three):
+    whole = (three / "report.jsonl").read_bytes()
+    for size in [*range(1, len(whole), 97), len(whole) - 1]:
+        (three / "report.jsonl").write_bytes(whole[:size])
+        with pytest.raises(ReportError, match=r"not a report header|has no end line; it was cut off while it was"):
+            load(three)
+
+
+@pytest.mark.parametrize("rows", [(0, 1, 3, 4, 5), (0, 1, 2, 3, 4)])
+def test_missing_lines_are_seen(three, rows):
+    put(three, [lines(three)[row] for row in rows])
+    with pytest.raises(ReportError, match=r"has 2 cells, and its end line says 3|has no end line"):
+        load(three)
+
+
+@pytest.mark.parametrize(
+    ("rows", "sentence"),
+    [
+        ((0, 1, 2, 3, 2, 5), r"line 5: cell 'a' is in the report already"),
+        ((0, 2, 1, 3, 4, 5), r"line 2: cell 'a' names start '\w+', which no line before it has"),
+        ((0, 1, 1, 2, 3, 4, 5), r"line 3: a second header, end line or start of the same id"),
+        ((0, 1, 2, 0, 3, 4, 5), r"line 4: a second header, end line or start of the same id"),
+        ((0, 1, 2, 5, 3, 4, 5), r"line 4: a second header, end line or start of the same id"),
+    ],
+)
+def test_lines_that_come_twice_or_out_of_order_are_seen(three, rows, sentence):
+    put(three, [lines(three)[row] for row in rows])
+    with pytest.raises(ReportError, match=sentence):
+        load(three)
+
+
+@pytest.mark.parametrize(
+    ("broken", "sentence"),
+    [
+        ("", "Input data was truncated"),
+        ('{"kind":"ce', "JSON is malformed"),
+        ('{"kind":"cells","id":"b"}', r"Invalid value 'cells' - at `\$.kind`"),
+        ("[1]", "Expected `object`, got `array`"),
+        ("<<<<<<< head", "JSON is malformed"),
+        ('{"kind":"cell","id":"b","state":"OK","start":"x"}', "Invalid enum value 'OK'"),
+    ],
+)
+def test_a_broken_line_is_named_by_its_number(three, large, broken, sentence):
+    rows = lines(three)
+    put(three, [*rows[:3], broken, *rows[4:]])
+    with pytest.raises(ReportError, match=f"report.jsonl, line 4: {sentence}"):
+        load(three)
+
+
+CELL_FAULTS = [
+    ('"repro":', '"repo":', "Object contains unknown field `repo`"),
+    ('"gates":[', '"gates":7,"g":[', r"Expected `array`, got `int` - at `\$.gates`"),
+    ('"axes":{', '"axes":{"a":1,', r"Expected `str`, got `int` - at `\$.axes"),
+    ('"verbs":40', '"verbs":1e999', "Number out of range"),
+    ('"verbs":40', f'"verbs":1{"0" * 6000}', "Integer value out of range"),
+    ('"verbs":40', f'"verbs":{"[" * 5000}{"]" * 5000}', "maximum recursion depth exceeded"),
+    ('"speculated":12', '"speculated":1.5', r"Expected `int`, got `float` - at `\$.evidence"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "sentence"), CELL_FAULTS, ids=range(len(CELL_FAULTS)))
+def test_a_broken_cell_is_named_at_once_and_in_a_large_report_when_it_is_used(three, monkeypatch, old, new, sentence):
+    rows = lines(three)
+    put(three, [*rows[:3], rows[3].replace(old, new, 1), *rows[4:]])
+    with pytest.raises(ReportError, match=f"report.jsonl, line 4: {sentence}"):
+        load(three)
+    monkeypatch.setattr(specmatrix.reports.store, "EAGER_BYTES", 1)
+    with pytest.raises(ReportError, match=f"report.jsonl, line 4: {sentence}"):
+        report = load(three)
+        assert report["a"].id == "a"
+        report["b"]
+
+
+def test_a_line_that_is_no_text_is_named(three):
+    data = (three / "report.jsonl").read_bytes().replace(b'"id":"b"', b'"id":"\xff"')
+    (three / "report.jsonl").write_bytes(data)
+    with pytest.raises(ReportError, match="line 4: it is not UTF-8 text"):
+        load(three)
+
+
+def test_keys_in_any_order_and_with_spaces_read_the_same(three, large):
+    whole = list(load(three))
+    values = [load(three).values(cell.id) for cell in whole]
+    put(three, [json.dumps(dict(reversed(json.loads(row).items()))) for row in lines(three)])
+    turned = load(three)
+    assert [turned.values(cell.id) for cell in whole] == values
+    assert list(turned) == whole
+
+
+def test_lines_are_the_same_where_only_the_running_time_differs(tmp_path, make_cell, write_report):
+    base = [make_cell(name, seconds=1.0) for name in "abcde"]
+    head = [
+        make_cell("a", seconds=2.5e-05), make_cell("b", error="x"), make_cell("c", evidence={}),
+        make_cell("d", resolved={"topk": 1}), make_cell("e", gates=()),
+    ]  # fmt: skip
+    sides = [load(write_report(tmp_path / name, cells)) for name, cells in (("base", base), ("head", head))]
+    assert sides[0].same(sides[1], "abcde") == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs"),
+    [
+        ({"verbs": 1, "seconds": 3}, {"verbs": 1, "seconds": 4}),
+        ({"verbs": 1, "seconds": "}"}, {"verbs": 1, "seconds": 4}),
+    ],
+)
+def test_only_the_running_time_is_left_out_of_account(tmp_path, make_cell, write_report, mine, theirs):
+    """A number of a gate that is called like it, at the end of a line that has no running time."""
+    sides = []
+    for name, numbers in (("base", mine), ("head", theirs)):
+        cell = make_cell("a", seconds=0.5, evidence={}, gates=(GateResult("ledger", "PASS", numbers),))
+        directory = write_report(tmp_path / name, [cell])
+        put(directory, [row.replace(',"seconds":0.5}', "}") for row in lines(directory)])
+        sides.append(load(directory))
+    assert sides[0].same(sides[1], "a") == []
+
+
+def test_a_start_that_was_edited_is_not_the_same_under_the_same_id(three, tmp_path):
+    other = tmp_path / "other"
+    other.mkdir()
+    put(other, [row.replace('"page_size":1', '"page_size":4') for row in lines(three)])
+    assert load(three).same(load(other), "abc") == []
+
+
+def test_effective_values_are_those_of_green_cells_that_ran(tmp_path, make_cell, write_report, large):
+    cells = [make_cell("ran"), make_cell("red", state="FAIL"), make_cell("refused", resolved=None)]
+    report = load(write_report(tmp_path, cells))
+    assert report.effective("ran") == {"algorithm": "eagle3", "topk": "4", "spec_version": "v2", "batch": "ragged"}
+    assert report.effective("red") is report.effective("refused") is None
+    assert report.values("red") == report.effective("ran")
+    assert report.values("refused")["spec_version"] == "auto"
+
+
+def test_a_large_report_is_mapped_and_outlives_the_next_one_in_its_place(three, large, make_cell, write_report):
+    report = load(three)
+    write_report(three, [make_cell("z")])
+    assert list(load(three).ids()) == ["z"]
+    assert [report[cell].id for cell in report.ids()] == ["a", "b", "c"]
