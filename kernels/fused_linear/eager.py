@@ -51,9 +51,9 @@ class Fusion(NamedTuple):
 NOTHING: Final = Fusion()
 
 
-def projection(x: Tensor, weight: Tensor, out: Tensor, fusion: Fusion) -> Tensor:
+def fused_linear(x: Tensor, weight: Tensor, out: Tensor, fusion: Fusion) -> Tensor:
     if fusion.kv_slots is not None:
-        whole = projection(x, weight, out.clone(), fusion._replace(kv_slots=None))
+        whole = fused_linear(x, weight, out.clone(), fusion._replace(kv_slots=None))
         rows, slots = fusion.kv_slots
         rows.index_copy_(0, slots, whole[:, -rows.shape[1] :])
         out[:, : -rows.shape[1]] = whole[:, : -rows.shape[1]]

@@ -22,6 +22,8 @@ def wilson(successes: int, n: int) -> tuple[float, float]:
     """95 % score interval of a rate (Wilson 1927, JASA 22:209). ValueError unless 0 <= successes <= n and n >= 1."""
     from scipy.stats import binomtest
 
+    check_count("n", n, 1)
+    check_count("successes", successes, 0, n)
     low, high = binomtest(successes, n).proportion_ci(method="wilson")
     return float(low), float(high)
 

@@ -232,7 +232,7 @@ CELL_FAULTS = [
     ('"axes":{', '"axes":{"a":1,', r"Expected `str`, got `int` - at `\$.axes"),
     ('"verbs":40', '"verbs":1e999', "Number out of range"),
     ('"verbs":40', f'"verbs":1{"0" * 6000}', "Integer value out of range"),
-    ('"verbs":40', f'"verbs":{"[" * 5000}{"]" * 5000}', "maximum recursion depth exceeded"),
+    ('"verbs":40', f'"verbs":{"[" * 200_000}{"]" * 200_000}', "maximum recursion depth exceeded"),
     ('"speculated":12', '"speculated":1.5', r"Expected `int`, got `float` - at `\$.evidence"),
 ]
 
