@@ -36,10 +36,10 @@ RESOLVE: Final = f"""
 import json, random, sys, time
 from specmatrix.errors import ConfigError
 from specmatrix.engine.core.config.resolve import resolve
-from specmatrix.matrix.policy.knobs import KNOBS, launch
+from specmatrix.matrix.golden.knobs import KNOBS, configured
 chance = random.Random(0)
 sizes = [len(knob.settings) for knob in KNOBS]
-launches = [launch(KNOBS, [chance.choice((0, chance.randrange(n))) for n in sizes]) for _ in range({CELLS})]
+launches = [configured(KNOBS, [chance.choice((0, chance.randrange(n))) for n in sizes]) for _ in range({CELLS})]
 ran, start = 0, time.perf_counter()
 for config, facts in launches:
     try:

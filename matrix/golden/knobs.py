@@ -1,11 +1,11 @@
-"""The launch settings whose full product the policy table covers: values that users ask for, over the zoo's models.
+"""Settings that users combine, over the zoo's models, for tests and benchmarks of the whole resolution.
 
-A new value, or a new field of EngineConfig with its values, joins by a row here.
+A new value, or a new field of EngineConfig with its values, is a new row here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -15,7 +15,7 @@ from specmatrix.matrix.cells.model_facts import model_facts
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One position of a knob: a label, the fields of EngineConfig that it asks for, and the facts that it brings."""
+    """One choice of a knob: its label, the EngineConfig fields and the facts that it sets."""
 
     label: str
     asked: Mapping[str, Any] = field(default_factory=dict)
@@ -24,7 +24,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Knob:
-    """Settings that exclude each other; the first is the default."""
+    """Mutually exclusive settings; the first is the default."""
 
     name: str
     settings: tuple[Setting, ...]
@@ -52,7 +52,7 @@ MODELS: Final[dict[str, dict[str, str | None]]] = {
 
 
 def _models() -> Knob:
-    """Who is served and who drafts: target, algorithm and draft go together."""
+    """Target, algorithm and draft, which belong together."""
     settings = []
     for target, drafts in MODELS.items():
         for name, draft in drafts.items():
@@ -111,35 +111,11 @@ KNOBS: Final[tuple[Knob, ...]] = (
         ),
     ),
 )
-# Facts that the machine brings and not the models.
-MACHINE: Final = frozenset(GPU)
 
 
-def owners(knobs: tuple[Knob, ...]) -> dict[tuple[str, str], int]:
-    """The index of the knob that sets a field of EngineConfig ("asked", name) or of Facts ("facts", name)."""
-    found: dict[tuple[str, str], int] = {}
-    for index, knob in enumerate(knobs):
-        for setting in knob.settings:
-            found |= {("asked", name): index for name in setting.asked}
-            # What the machine brings, the models' facts only default.
-            names = setting.facts if knob.name != "models" else setting.facts.keys() - MACHINE
-            found |= {("facts", name): index for name in names}
-    return found
-
-
-def launch(knobs: tuple[Knob, ...], point: tuple[int, ...]) -> tuple[EngineConfig, Facts]:
-    """What one combination asks for and what is known then; point: one index per knob."""
+def configured(knobs: tuple[Knob, ...], point: Sequence[int]) -> tuple[EngineConfig, Facts]:
+    """One combination: its configuration and the facts about models and machine. point: a setting's index per knob."""
     settings = [knob.settings[index] for knob, index in zip(knobs, point, strict=True)]
     asked = {name: value for setting in settings for name, value in setting.asked.items()}
     facts = {name: value for setting in settings for name, value in setting.facts.items()}
     return EngineConfig(**asked), Facts(**facts)
-
-
-def describe(knobs: tuple[Knob, ...], point: tuple[int, ...]) -> str:
-    """A combination by its settings that are not the default, `models` always."""
-    parts = [
-        f"{knob.name}={knob.settings[index].label}"
-        for knob, index in zip(knobs, point, strict=True)
-        if index or knob.name == "models"
-    ]
-    return " ".join(parts)
