@@ -101,6 +101,7 @@ KNOBS: Final[tuple[Knob, ...]] = (
     _knob("enable_streaming_session", False, True),
     _knob("tp_size", 1, 2, 4),
     _knob("dtype", AUTO, "float32", "bfloat16"),
+    _knob("cuda_graph_max_bs", AUTO, 0, 8),
     Knob(
         "machine",
         (
