@@ -77,8 +77,8 @@ def test_nothing_in_200_bounds_the_rate_below_one_and_a_half_points():
         (lambda: wilson(1, 0), "n must be an integer not less than 1"),
         (lambda: wilson(-1, 5), "k must be an integer not less than 0"),
         (lambda: wilson(6, 5), r"k \(6\) must not be greater than n"),
-        (lambda: zero_count_bound(0), "n is 0, allowed is at least 1"),
-        (lambda: two_rate_test(1, 0, 1, 1), "base_n is 0, allowed is at least 1"),
+        (lambda: zero_count_bound(0), "n must be at least 1, got 0"),
+        (lambda: two_rate_test(1, 0, 1, 1), "base_n must be at least 1, got 0"),
     ],
 )
 def test_each_bad_argument_is_named(call, sentence):
