@@ -16,10 +16,11 @@ import typer.main
 
 from specmatrix import HOME
 from specmatrix.cli import app, main
+from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.constraints import read_cell
 from specmatrix.matrix.cells.selection import select
 from specmatrix.matrix.cli.commands.flags import FLAGS, flags_of
-from specmatrix.matrix.cover.lockfile import STAGES
+from specmatrix.matrix.cover.lockfile import STAGES, stage_cells
 from specmatrix.matrix.faults.catalogue import CATALOGUE
 from specmatrix.matrix.run.tiers import TIERS
 
@@ -228,8 +229,8 @@ def test_the_readme_has_every_command():
 @pytest.mark.parametrize("call", dict.fromkeys(call for page in GUIDES for call in calls(page)))
 def test_commands_and_options_in_the_text_exist(call: str):
     names, options = found(call)
-    assert names or call == "--help", f"specmatrix {call}"
-    assert set(re.findall(r"--[a-z][\w-]*", call)) <= options | set(FLAGS)
+    assert names or call in ("--help", "--version"), f"specmatrix {call}"
+    assert set(re.findall(r"--[a-z][\w-]*", call)) <= options | {"--help"} | set(FLAGS)
 
 
 def anchors(page: Path) -> set[str]:
@@ -258,6 +259,17 @@ def test_files_that_the_text_names_exist(page: Path):
         if ROOM.fullmatch(path) and "NAME" not in path:
             assert (HOME / path).exists(), f"{name(page)} names {span}"
             assert not test or f"def {test}(" in (HOME / path).read_text(encoding="utf-8"), span
+
+
+def test_incidents_name_locked_cells_and_the_faults_and_gates_of_the_catalogue():
+    known, locked = {fault.id: fault for fault in CATALOGUE}, set(stage_cells("nightly"))
+    lines = (HOME / "docs" / "incidents.md").read_text(encoding="utf-8").splitlines()
+    rows = [line.strip("| ").split(" | ") for line in lines if line.startswith("| `")]
+    assert len(rows) == 5
+    for cells, faults, gates in rows:
+        assert {Cell.from_id(span) for span in SPAN.findall(cells) if "/" not in span} <= locked
+        expected = {gate for span in SPAN.findall(faults) for gate in known[span].expected}
+        assert set(gates.split(", ")) == expected
 
 
 PYTHON = [(page, text) for page in GUIDES for text in blocks(page, "python")]
