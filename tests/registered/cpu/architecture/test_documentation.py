@@ -133,6 +133,7 @@ def check_module(words: list[str]) -> None:
 def check(words: list[str]) -> None:
     """Fails if a command that is not ours names what does not exist."""
     program, *rest = words
+    assert [word for word in rest if ROOM.fullmatch(word) and not (HOME / word).exists()] == []
     if program in FOREIGN or (HOME / program).is_file():
         return
     if program == "make":
