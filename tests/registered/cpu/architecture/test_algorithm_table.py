@@ -1,4 +1,4 @@
-"""The README's table of algorithms is the one that the traits give."""
+"""The documentation's table of algorithms is the one that the traits give."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from specmatrix.engine.core.draft.algorithms import ALGORITHMS, DFLASH, NEXTN, N
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 
-README = HOME / "README.md"
+PAGE = HOME / "docs" / "engine.md"
 
 
-def test_the_readme_holds_the_table_of_the_traits():
-    assert f"\n{algorithm_table(ALGORITHMS)}\n\n" in README.read_text(encoding="utf-8"), (
-        "write specmatrix.engine.core.draft.algorithm_table.algorithm_table(ALGORITHMS) into the README"
+def test_the_page_holds_the_table_of_the_traits():
+    assert f"\n{algorithm_table(ALGORITHMS)}\n\n" in PAGE.read_text(encoding="utf-8"), (
+        "write specmatrix.engine.core.draft.algorithm_table.algorithm_table(ALGORITHMS) into docs/engine.md"
     )
 
 

@@ -1,4 +1,4 @@
-"""The README's table of modes is the one that traits, axes and gates give."""
+"""The documentation's tables of modes and gates are those that traits, axes and gates give."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from specmatrix.matrix.gates.registry import GATES
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 
-README = HOME / "README.md"
+DOCS = HOME / "docs"
 
 
-def test_the_readme_holds_the_table_of_modes():
-    text = README.read_text(encoding="utf-8")
-    assert f"\n{mode_table()}\n\n" in text, "write specmatrix.matrix.cells.mode_table.mode_table() into the README"
+def test_the_page_holds_the_table_of_modes():
+    text = (DOCS / "engine.md").read_text(encoding="utf-8")
+    assert f"\n{mode_table()}\n\n" in text, "write specmatrix.matrix.cells.mode_table.mode_table() into docs/engine.md"
 
 
-def test_the_readme_says_what_each_gate_proves():
-    rows = README.read_text(encoding="utf-8").partition("| gate | what it proves |\n|---|---|\n")[2].splitlines()
+def test_the_page_says_what_each_gate_proves():
+    text = (DOCS / "matrix.md").read_text(encoding="utf-8")
+    rows = text.partition("| gate | what it proves |\n|---|---|\n")[2].splitlines()
     shown = [row.split(" | ")[0].removeprefix("| ") for row in rows[: rows.index("")]]
     assert sorted(shown) == sorted(gate.name for gate in GATES)
 
