@@ -1,1 +1,1 @@
-"""Running the matrix: tiers by price, the registry of tests, and the plan that shards cells over hosts."""
+"""Running the matrix in CI: the test registry, the plan that shards cells over hosts, and the local executor."""

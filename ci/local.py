@@ -1,7 +1,7 @@
-"""The local executor: one process per shard of a plan, records streamed back as they come.
+"""The local executor: one process per shard of a plan, records streamed back as cells finish.
 
-Workers are spawned with one compute thread each. A worker that dies or hangs costs the cell it was at, which is
-recorded as INFRA; a fresh worker goes on with the rest of its shard.
+Workers are spawned with one compute thread each. If a worker dies or hangs, its current cell is recorded as INFRA and a
+new worker continues with the rest of the shard.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from specmatrix.matrix.run.record import lost
 from specmatrix.matrix.run.tiers import VISIBLE
 from specmatrix.reports.schema import CellResult
 
-# A cell takes seconds; a silence of this length means that its engine hangs.
+# A cell takes seconds; a worker that sends nothing for this long hangs.
 LIMIT_SECONDS: Final = 180.0
 THREADS: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 @dataclass(frozen=True, slots=True)
 class ShardJob:
-    """What every worker must know. limit: seconds that one cell may take, the start of the worker included."""
+    """The settings of every worker. limit: seconds per cell, including the worker's start."""
 
     seed: int
     tier: str
@@ -41,30 +41,30 @@ class ShardJob:
 
 @dataclass(slots=True)
 class Worker:
-    """One process and what it still owes: cells, in the order in which it runs them. ready: it has started up.
+    """One process and its remaining cells, in the order in which it runs them. ready: startup has finished.
 
-    gpus: the devices of this machine that it sees.
+    gpus: indices of the devices that it may use. heard: time of its last message.
     """
 
     process: BaseProcess
     connection: Connection
-    owed: list[Cell]
+    remaining: list[Cell]
     gpus: tuple[int, ...]
     ready: bool = False
     heard: float = field(default_factory=monotonic)
 
     @property
-    def at(self) -> str:
-        """The cell that it runs, if it has started up."""
-        return self.owed[0].id if self.ready else "starting"
+    def current(self) -> str:
+        """The id of the cell that it runs, or "starting"."""
+        return self.remaining[0].id if self.ready else "starting"
 
 
 def run_plan(
-    plan: ShardPlan, job: ShardJob, tell: Callable[[list[str]], None] = lambda at: None
+    plan: ShardPlan, job: ShardJob, on_progress: Callable[[list[str]], None] = lambda current: None
 ) -> Iterator[CellResult]:
-    """The records of every cell of the plan, in the order in which they end. However it ends, the workers end too.
+    """The records of all cells of the plan, in the order in which they finish. The workers always end with it.
 
-    tell: called whenever that may have changed with what each worker is at.
+    on_progress: called with the current cell of each worker whenever they may have changed.
     """
     shards = [([cell for group in shard.groups for cell in group.cells], shard.gpus) for shard in plan.shards]
     workers: list[Worker] = []
@@ -73,46 +73,46 @@ def run_plan(
             if cells:
                 workers.append(_start(cells, job, gpus))
         while workers:
-            tell([worker.at for worker in workers])
-            yield from _turn(workers, job)
+            on_progress([worker.current for worker in workers])
+            yield from _receive(workers, job)
     finally:
         for worker in workers:
             _stop(worker)
 
 
-def _turn(workers: list[Worker], job: ShardJob) -> Iterator[CellResult]:
-    """Wait for news, and take it from every worker that has some; replace workers that died or hang."""
-    patience = min(worker.heard for worker in workers) + job.limit - monotonic()
-    ready = wait([worker.connection for worker in workers], max(patience, 0.0))
+def _receive(workers: list[Worker], job: ShardJob) -> Iterator[CellResult]:
+    """Wait for messages and receive them from every worker that sent one; replace workers that died or hang."""
+    timeout = min(worker.heard for worker in workers) + job.limit - monotonic()
+    ready = wait([worker.connection for worker in workers], max(timeout, 0.0))
     for worker in [worker for worker in workers if worker.connection in ready]:
         try:
-            news: CellResult | None = worker.connection.recv()
+            message: CellResult | None = worker.connection.recv()
         except (EOFError, ConnectionResetError):
             worker.process.join()
             yield from _replace(workers, worker, job, f"its worker died with exit code {worker.process.exitcode}")
             continue
         worker.heard = monotonic()
-        if news is None:
+        if message is None:
             worker.ready = True
             continue
-        worker.owed = [cell for cell in worker.owed if cell.id != news.id]
-        if not worker.owed:
+        worker.remaining = [cell for cell in worker.remaining if cell.id != message.id]
+        if not worker.remaining:
             workers.remove(worker)
             _stop(worker)
-        yield news
+        yield message
     for worker in [worker for worker in workers if monotonic() - worker.heard > job.limit]:
         yield from _replace(workers, worker, job, f"it took more than {job.limit:g} s")
 
 
 def _replace(workers: list[Worker], worker: Worker, job: ShardJob, what: str) -> Iterator[CellResult]:
-    """Record the cell that a worker was at as lost, and start another worker for what is left.
+    """Record a worker's current cell as INFRA and start another worker for its remaining cells.
 
-    A worker that never started up takes all its cells with it: another one would not start up either.
+    If the worker never became ready, all its cells are recorded as INFRA: another worker would not start either.
     """
     _stop(worker)
     workers.remove(worker)
-    missing = worker.owed[:1] if worker.ready else worker.owed
-    rest = worker.owed[len(missing) :]
+    missing = worker.remaining[:1] if worker.ready else worker.remaining
+    rest = worker.remaining[len(missing) :]
     if rest:
         workers.append(_start(rest, job, worker.gpus))
     yield from [lost(prepare(cell, job.tier, job.seed), what) for cell in missing]
@@ -121,15 +121,15 @@ def _replace(workers: list[Worker], worker: Worker, job: ShardJob, what: str) ->
 def _start(cells: Sequence[Cell], job: ShardJob, gpus: tuple[int, ...]) -> Worker:
     ours, theirs = get_context("spawn").Pipe(duplex=False)
     process = get_context("spawn").Process(target=work, args=(tuple(cells), job, gpus, theirs), daemon=True)
-    # Ctrl-C reaches every process of the terminal; a worker inherits that it does not take it, from its first line on.
-    # The tracker that all workers share unblocks signals when it starts, so it starts before.
+    # Ctrl-C signals every process of the terminal; a worker inherits the blocked SIGINT, so it never handles it.
+    # The shared resource tracker unblocks signals when it starts, so it is started first.
     resource_tracker.ensure_running()
     signals = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         process.start()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, signals)
-    # Without this the pipe would stay open here, and the death of the worker would go unheard.
+    # Otherwise the pipe would stay open in this process, and the worker's death would go unnoticed.
     theirs.close()
     return Worker(process, ours, list(cells), gpus)
 
@@ -141,12 +141,12 @@ def _stop(worker: Worker) -> None:
 
 
 def work(cells: tuple[Cell, ...], job: ShardJob, gpus: tuple[int, ...], connection: Connection) -> None:
-    """The life of a worker: send None when it is ready, then the record of each cell. The parent handles Ctrl-C."""
+    """The main function of a worker: send None when ready, then each cell's record. The parent handles Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     Thread(target=_end_with_parent, daemon=True).start()
     for name in THREADS:
         os.environ[name] = "1"
-    # A cell of the CPU tier must not find a GPU, and lanes of a GPU tier must not find each other's.
+    # A cell of the CPU tier must not see a GPU, and lanes of a GPU tier must not see each other's.
     os.environ[VISIBLE] = visible(gpus, os.environ.get(VISIBLE))
     import torch
 
@@ -161,13 +161,13 @@ def work(cells: tuple[Cell, ...], job: ShardJob, gpus: tuple[int, ...], connecti
 
 
 def visible(gpus: Sequence[int], inherited: str | None) -> str:
-    """What the environment of a worker says of its GPUs; `inherited`: what this process was given, None for all."""
+    """CUDA_VISIBLE_DEVICES of a worker; `inherited`: the value of this process, None if unset."""
     names = None if inherited is None else inherited.split(",")
     return ",".join(str(gpu) if names is None else names[gpu] for gpu in gpus)
 
 
 def _end_with_parent() -> None:
-    """End this worker at once when the process that started it is gone: nobody waits for its cells."""
+    """Exit this worker immediately when its parent process ends, as its results are no longer needed."""
     parent = parent_process()
     if parent is not None:
         wait([parent.sentinel])

@@ -1,4 +1,4 @@
-"""Which registered tests a host runs: a pure function from their estimated seconds to even parts, as data."""
+"""Partition of the registered test files over hosts by estimated seconds: a pure function."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Part:
 
 
 def of_stage(files: Iterable[Registration], tier: str, stage: str) -> list[Registration]:
-    """The files of a tier that run in a stage: its own and those of earlier stages. ConfigError on either name."""
+    """The files of a tier that run in a stage: its own and those of earlier stages. ConfigError on unknown names."""
     name = find_tier(tier).name
     if stage not in STAGES:
         raise ConfigError(f"stage {stage!r} is unknown; it must be one of {', '.join(STAGES)}")
@@ -36,9 +36,9 @@ def of_stage(files: Iterable[Registration], tier: str, stage: str) -> list[Regis
 
 
 def partition(files: Sequence[Registration], count: int) -> list[Part]:
-    """Every file once in `count` parts: the longest that is left goes to the part with least to do (Graham 1969, LPT).
+    """Split the files into `count` parts: each goes, longest first, to the shortest part (LPT, Graham 1969).
 
-    The same for the same files whatever their order, so hosts that know their number need not talk to each other.
+    The result does not depend on the files' order, so hosts that know their number need not communicate.
     """
     parts: list[list[Registration]] = [[] for _ in range(count)]
     for file in sorted(files, key=lambda file: (-file.est_seconds, file.path)):
@@ -47,11 +47,11 @@ def partition(files: Sequence[Registration], count: int) -> list[Part]:
 
 
 def part_of(files: Sequence[Registration], which: str) -> Part:
-    """One part, written as `2/4`. ConfigError if it is not written so, or there are fewer files than parts."""
+    """One part, given as `2/4`. ConfigError on another format, or if there are fewer files than parts."""
     match = re.fullmatch(r"(\d{1,4})/(\d{1,4})", which)
     number, count = (int(match[1]), int(match[2])) if match else (0, 0)
     if not 1 <= number <= count:
-        raise ConfigError(f"part {which!r} is none; write the second of four as 2/4")
+        raise ConfigError(f"part must have the form NUMBER/COUNT, such as 2/4 for the second of four, got {which!r}")
     if count > max(1, len(files)):
-        raise ConfigError(f"{len(files)} test files cannot make {count} parts; ask for {max(1, len(files))} at most")
+        raise ConfigError(f"part count must be at most {max(1, len(files))}, the number of test files, got {count}")
     return partition(files, count)[number - 1]

@@ -1,7 +1,7 @@
-"""Which host runs which cells: a pure function from cells, durations and hosts to a plan, as data.
+"""Assignment of cells to hosts: a pure function from cells, durations and hosts to a plan.
 
-Cells with one start key form a group, because one engine start serves them all. Groups longer than SPLIT average
-shards are split; then the longest group goes to the shard that has least to do (LPT). Executors only read the plan.
+Cells with the same start key form a group, because one engine start serves them all. Groups longer than SPLIT average
+shards are split; then each group, longest first, goes to the shortest shard (LPT). Executors only read the plan.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +18,7 @@ START_SECONDS: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """One machine: its GPUs, and how many workers it runs at once, on its CPU or on each set of GPUs."""
+    """One machine: its number of GPUs, and of concurrent workers on its CPU or on each set of GPUs."""
 
     name: str
     gpus: int = 0
@@ -27,7 +27,7 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Cells for one engine start, the longest first; seconds include the start."""
+    """Cells of one engine start, the longest first; seconds include the start."""
 
     start_key: tuple[str, ...]
     cells: tuple[Cell, ...]
@@ -36,7 +36,7 @@ class Group:
 
 @dataclass(slots=True)
 class Shard:
-    """One lane of a host; `plan` is the only writer. gpus are device indices on the host."""
+    """The groups of one worker; only `plan` writes it. lane: index of the worker on its host; gpus: device indices."""
 
     host: str
     lane: int
@@ -50,7 +50,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class ShardPlan:
-    """Every cell once. bound: seconds below which no plan of these groups can stay."""
+    """A shard for every worker; each cell occurs once. bound: a lower bound in seconds for any plan of these groups."""
 
     gpus: int
     shards: tuple[Shard, ...]
@@ -58,11 +58,11 @@ class ShardPlan:
 
     @property
     def seconds(self) -> float:
-        """The longest shard."""
+        """Duration of the longest shard."""
         return max(shard.seconds for shard in self.shards)
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able, in a fixed order: shard -> ordered groups -> cell ids."""
+        """As JSON-serialisable data in a fixed order: shards -> ordered groups -> cell ids."""
         return {
             "schema": 1,
             "gpus": self.gpus,
@@ -91,10 +91,10 @@ def plan(
     gpus: int = 0,
     start_seconds: float = START_SECONDS,
 ) -> ShardPlan:
-    """A plan for cells that take `gpus` GPUs each; the order of `cells` does not matter.
+    """A plan for cells with `gpus` GPUs each; the order of `cells` does not matter.
 
-    durations: measured seconds by cell id; a cell without one costs its estimate. start_seconds: per engine start.
-    ConfigError if no host can run such a cell, a cell needs more GPUs, or a duration is not a positive number.
+    durations: measured seconds by cell id; the default is the cell's estimate. start_seconds: per engine start.
+    ConfigError if no host has enough GPUs, a cell needs more GPUs, or a duration is not a positive number.
     """
     shards = _lanes(hosts, gpus)
     costs = _costs(cells, durations, gpus)
@@ -108,7 +108,7 @@ def plan(
 
 
 def _lanes(hosts: Sequence[Host], gpus: int) -> list[Shard]:
-    """One empty shard per worker, of the CPU or of a set of `gpus` GPUs of one host; neighbouring lanes share none."""
+    """One empty shard per worker, on the CPU or on a set of `gpus` GPUs of one host; adjacent lanes use other GPUs."""
     lanes = []
     for host in hosts:
         sets = host.gpus // gpus if gpus else 1
@@ -116,8 +116,8 @@ def _lanes(hosts: Sequence[Host], gpus: int) -> list[Shard]:
             first = lane % sets * gpus
             lanes.append(Shard(host.name, lane, tuple(range(first, first + gpus))))
     if not lanes:
-        wants = f"{gpus} GPUs" if gpus else "a CPU worker"
-        raise ConfigError(f"no host offers {wants}; hosts are {', '.join(host.name for host in hosts) or 'missing'}")
+        need = f"{gpus} GPUs" if gpus else "a CPU worker"
+        raise ConfigError(f"no host has {need}; hosts: {', '.join(host.name for host in hosts) or 'none'}")
     return lanes
 
 
@@ -127,7 +127,7 @@ def _costs(cells: Iterable[Cell], durations: Mapping[str, float], gpus: int) -> 
         if not 0 < seconds < float("inf"):
             raise ConfigError(f"duration of {cell.id} must be a positive number of seconds, got {seconds}")
         if cell.gpus > gpus:
-            raise ConfigError(f"cell {cell.id} needs {cell.gpus} GPUs, but this plan gives {gpus}")
+            raise ConfigError(f"cell {cell.id} needs {cell.gpus} GPUs, but the plan provides {gpus}")
     return costs
 
 
@@ -144,7 +144,7 @@ def _group(cells: Sequence[Cell], costs: Mapping[Cell, float], start_seconds: fl
 
 
 def _split(group: Group, costs: Mapping[Cell, float], average: float, start_seconds: float) -> list[Group]:
-    """The group whole, or in even parts of about an average shard; each part pays for its own start."""
+    """The group itself, or even parts of about an average shard, each with an engine start of its own."""
     if group.seconds <= SPLIT * average or len(group.cells) == 1:
         return [group]
     parts: list[list[Cell]] = [[] for _ in range(min(ceil(group.seconds / average), len(group.cells)))]

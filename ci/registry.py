@@ -1,8 +1,8 @@
-"""The registry of tests: each file says what it costs, in literals that are read without running it.
+"""The test registry: each test file declares its cost in literals that are read without importing it:
 
     pytestmark = pytest.mark.register(est_seconds=2, tier="cpu", stage="pr")
 
-alone or in a list of marks. A test file without it is an error: it would run nowhere.
+alone or in a list of marks. A test file without the mark is an error, as CI would never run it.
 """
 
 import ast
@@ -20,7 +20,7 @@ EXAMPLE: Final = 'pytestmark = pytest.mark.register(est_seconds=2, tier="cpu", s
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """What one test file says of itself; path relative to the repository."""
+    """The registration of one test file; path is relative to the repository."""
 
     path: Path
     est_seconds: float
@@ -29,21 +29,20 @@ class Registration:
 
 
 def read_registry(root: Path) -> list[Registration]:
-    """The registrations of every test_*.py under tests/registered, by path. ConfigError on the first bad file."""
+    """The registrations of all test_*.py under tests/registered, by path. ConfigError on the first invalid file."""
     return [read_registration(root, path) for path in sorted((root / FOLDER).rglob("test_*.py"))]
 
 
 def read_registration(root: Path, path: Path) -> Registration:
-    """The registration of one file. ConfigError names the file and what to write."""
+    """The registration of one file. ConfigError names the file and the expected mark."""
     name = path.relative_to(root)
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
     except SyntaxError as error:
-        raise ConfigError(f"{name} is not Python: {error.msg} in line {error.lineno}") from None
+        raise ConfigError(f"{name} is not valid Python: {error.msg} in line {error.lineno}") from None
     marks = [call for node in tree.body for call in _marks(node)]
     if len(marks) != 1:
-        count = "is not registered" if not marks else "is registered twice"
-        raise ConfigError(f"{name} {count}; write once, at the top: {EXAMPLE}")
+        raise ConfigError(f"{name} must have exactly one register mark, got {len(marks)}; write: {EXAMPLE}")
     return _registration(name, _literals(name, marks[0]))
 
 
@@ -62,25 +61,26 @@ def _literals(name: Path, call: ast.Call) -> dict[str, object]:
     """The keyword arguments of a mark; ConfigError unless each is a literal."""
     values: dict[str, object] = {}
     if call.args:
-        raise ConfigError(f"{name} registers without keywords; write {EXAMPLE}")
+        raise ConfigError(f"{name}: the register mark accepts keyword arguments only; write: {EXAMPLE}")
     for keyword in call.keywords:
         if not isinstance(keyword.value, ast.Constant):
-            raise ConfigError(f"{name} registers {ast.unparse(keyword)}, which is no literal; write {EXAMPLE}")
+            raise ConfigError(f"{name}: register arguments must be literals, got {ast.unparse(keyword)}")
         values[keyword.arg or "**"] = keyword.value.value
     return values
 
 
 def _registration(name: Path, values: dict[str, object]) -> Registration:
     if set(values) != {"est_seconds", "tier", "stage"}:
-        raise ConfigError(f"{name} registers {', '.join(values) or 'nothing'}; write est_seconds, tier and stage")
+        given = ", ".join(values) or "none"
+        raise ConfigError(f"{name}: register arguments must be est_seconds, tier and stage, got {given}")
     seconds, tier, stage = values["est_seconds"], values["tier"], values["stage"]
     if type(seconds) not in (int, float) or not isinstance(seconds, int | float) or not 0 < seconds < float("inf"):
-        raise ConfigError(f"{name} registers est_seconds={seconds!r}; it must be a number above 0")
+        raise ConfigError(f"{name}: est_seconds must be a positive number, got {seconds!r}")
     folder = next((row.name for row in TIERS if name.is_relative_to(row.folder)), None)
     if folder is None:
-        raise ConfigError(f"{name} lies in no tier's folder; move it to one of {', '.join(t.folder for t in TIERS)}")
+        raise ConfigError(f"{name} is not in a tier's folder; move it to one of {', '.join(t.folder for t in TIERS)}")
     if tier != folder:
-        raise ConfigError(f"{name} registers tier={tier!r} but lies in the folder of {folder!r}")
+        raise ConfigError(f"{name}: tier must be {folder!r}, the tier of its folder, got {tier!r}")
     if stage not in STAGES:
-        raise ConfigError(f"{name} registers stage={stage!r}; it must be one of {', '.join(STAGES)}")
+        raise ConfigError(f"{name}: stage must be one of {', '.join(STAGES)}, got {stage!r}")
     return Registration(name, float(seconds), folder, str(stage))

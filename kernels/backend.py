@@ -1,4 +1,4 @@
-"""Which form of an operation runs: Triton's on CUDA, torch's elsewhere. The public functions ask for each call."""
+"""Backend dispatch, done on every call: the Triton kernel on CUDA tensors, the torch implementation elsewhere."""
 
 from __future__ import annotations
 
@@ -18,42 +18,42 @@ _everywhere = False
 
 
 def select_backend(eager: ModuleType, tensor: Tensor) -> ModuleType:
-    """The module that runs an operation on `tensor`; eager: the torch form, whose neighbour is Triton's."""
-    return _neighbour(eager.__name__) if on_triton(tensor) else eager
+    """The module that implements an operation for `tensor`: `eager` (torch), or the triton module beside it."""
+    return _triton_module(eager.__name__) if on_triton(tensor) else eager
 
 
 def on_triton(tensor: Tensor) -> bool:
-    """Whether operations on `tensor` take their Triton form."""
+    """Whether operations on `tensor` run as Triton kernels."""
     return tensor.is_cuda or _everywhere
 
 
 @lru_cache(maxsize=64)
-def _neighbour(eager: str) -> ModuleType:
-    # Late, as triton is absent where no GPU is, and reads its interpreter's flag when it is first imported.
+def _triton_module(eager: str) -> ModuleType:
+    # Imported lazily: triton may be missing on CPU hosts, and it reads TRITON_INTERPRET at its first import.
     try:
         return import_module(eager.removesuffix("eager") + "triton")
     except ModuleNotFoundError as error:
         if error.name != "triton":
             raise
         raise ConfigError(
-            "triton is not installed and a GPU needs it; install specmatrix with its extra `kernels`"
+            "running on a GPU requires triton, which is not installed; install specmatrix with the extra `kernels`"
         ) from None
 
 
 def check_interpreter() -> None:
-    """KernelError unless Triton's interpreter runs here: TRITON_INTERPRET=1 must be set before triton is first
-    imported, and a small kernel must come out right. A test module calls it, so that a broken interpreter is one error.
+    """KernelError unless Triton's interpreter works: TRITON_INTERPRET=1 must be set before triton is first imported,
+    and a small kernel must give correct results. Test modules call it, so that a broken interpreter is a single error.
     """
     if os.environ.get(INTERPRETER) != "1":
-        raise KernelError(f"Triton's kernels run on a CPU with {INTERPRETER}=1 only, set before triton is imported")
+        raise KernelError(f"Triton kernels run on a CPU only if {INTERPRETER}=1 is set before triton is imported")
     import_module("specmatrix.kernels.interpreter").prepare()
 
 
 @contextmanager
 def interpreted() -> Iterator[None]:
-    """Every operation takes its Triton form, also on a CPU, where Triton's interpreter runs it.
+    """Run every operation as a Triton kernel, through Triton's interpreter on a CPU.
 
-    KernelError as of `check_interpreter`.
+    KernelError as in `check_interpreter`.
     """
     global _everywhere
     check_interpreter()

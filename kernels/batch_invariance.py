@@ -1,6 +1,6 @@
-"""Other ways to ask for some rows of a result, which must then have the same bits.
+"""Batch invariance: other calls that compute some rows of a result, which must then be bitwise identical.
 
-Each yields arguments for the operation, and which rows of the whole result they give, int64.
+Each function yields arguments for the operation and the rows of the full result that they compute, int64.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from torch import Tensor
 
 from specmatrix.kernels.case import Arguments
 
-# Masked key positions, more than a split of paged_attention has.
-FAR = 300
+# Appended masked key positions: more than one split of paged_attention holds.
+MASKED_KEYS = 300
 
 
 def of_rows(arguments: Arguments, places: tuple[int, ...] = (0,), axis: int = 0) -> Iterator[tuple[Arguments, Tensor]]:
-    """The first 1 .. 64 rows, one after the other, more of them, and all in another order.
+    """Prefixes of 1 to 64 rows, some longer prefixes, and all rows permuted.
 
-    places: of the arguments that hold a row for each of the result, along `axis`.
+    places: indices of the arguments that hold one row per row of the result, along `axis`.
     """
     rows = arguments[places[0]].shape[axis]
     order = torch.randperm(rows, generator=torch.Generator().manual_seed(0))
@@ -35,24 +35,24 @@ def _at(arguments: Arguments, place: int) -> object:
 
 
 def of_added_rows(arguments: Arguments) -> Iterator[tuple[Arguments, Tensor]]:
-    """`of_rows` for a product that is added to its third argument."""
+    """`of_rows` for a product that is accumulated into its third argument."""
     return of_rows(arguments, (0, 2))
 
 
 def of_batched_rows(arguments: Arguments) -> Iterator[tuple[Arguments, Tensor]]:
-    """`of_rows` for a product of several matrices, whose result is looked at row by row."""
+    """`of_rows` for a batched product, whose result is flattened to rows."""
     matrices, rows = arguments[0].shape[:2]
     for part, chosen in of_rows(arguments, axis=1):
         yield part, (torch.arange(matrices)[:, None] * rows + chosen).flatten()
 
 
 def of_normed_rows(arguments: Arguments) -> Iterator[tuple[Arguments, Tensor]]:
-    """`of_rows` for a norm, with or without a residual and a buffer for the result."""
+    """`of_rows` for a norm, with or without a residual and an output buffer."""
     return of_rows(arguments, tuple(place for place in (0, 3, 4) if isinstance(_at(arguments, place), Tensor)))
 
 
 def of_queries(arguments: Arguments) -> Iterator[tuple[Arguments, Tensor]]:
-    """Attention: one request, one query, other requests beside it, other slots, more keys that nobody sees."""
+    """Attention: a single request, a single query, reordered requests, additional masked keys, and other slots."""
     q, cache, slots, bias, *rest = arguments
     batch, width = q.shape[:2]
     place = torch.arange(batch * width).view(batch, width)
@@ -64,10 +64,10 @@ def of_queries(arguments: Arguments) -> Iterator[tuple[Arguments, Tensor]]:
     if batch:
         order = torch.arange(batch - 1, -1, -1)
         yield _step(arguments, order.to(q.device), slice(None)), place[order].flatten()
-        far = torch.cat((slots, slots[:, :1].expand(-1, FAR)), 1)
-        hidden = torch.cat((bias, bias.new_full((*bias.shape[:3], FAR), float("-inf"))), 3)
+        far = torch.cat((slots, slots[:, :1].expand(-1, MASKED_KEYS)), 1)
+        hidden = torch.cat((bias, bias.new_full((*bias.shape[:3], MASKED_KEYS), float("-inf"))), 3)
         yield (q, cache, far, hidden, *rest), place.flatten()
-        # All slots but the padding one.
+        # All slots except the padding slot.
         others = torch.randperm(cache.shape[0] - 1, generator=torch.Generator().manual_seed(1)) + 1
         moved = torch.cat((torch.zeros(1, dtype=torch.int64), others)).to(q.device)
         elsewhere = torch.empty_like(cache)
@@ -77,7 +77,7 @@ def of_queries(arguments: Arguments) -> Iterator[tuple[Arguments, Tensor]]:
 
 def _step(arguments: Arguments, requests: Tensor, queries: slice) -> Arguments:
     q, cache, slots, bias, *rest = arguments
-    # Queries behind the first stand that much further.
+    # Dropping the first queries moves the start by as many positions.
     rest = [one[requests] + (queries.start or 0) if isinstance(one, Tensor) else one for one in rest]
     return q[requests][:, queries], cache, slots[requests], bias[requests][:, :, queries].contiguous(), *rest
 
@@ -86,4 +86,4 @@ def _of(arguments: Arguments, places: tuple[int, ...], rows: Tensor, axis: int) 
     return tuple(a.index_select(axis, rows.to(a.device)) if place in places else a for place, a in enumerate(arguments))
 
 
-of_turned_rows = partial(of_rows, places=(0, 1))
+of_rotated_rows = partial(of_rows, places=(0, 1))

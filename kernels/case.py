@@ -1,4 +1,4 @@
-"""The shape of a test case and of a row of the registry."""
+"""A test case of an operation, and an entry of the kernel registry."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 
 Arguments = tuple[Any, ...]
-# How far a result may be off: all of it alike, or number by number.
+# Largest allowed absolute error of a result: one for all elements, or one per element.
 Bound = float | Tensor
 
 
 @dataclass(frozen=True)
 class Case:
-    """One set of arguments: `make(generator)` builds them on the CPU, the same ones every time.
+    """One set of arguments: `make(generator)` builds them on the CPU, deterministically.
 
-    size: small cases run in Triton's interpreter too; large ones hold more elements than an int32 counts, so that only
-    a GPU is quick enough for them.
+    size: small cases also run in Triton's interpreter; large ones exceed int32 indexing and are fast enough on a GPU
+    only.
     """
 
     name: str
@@ -28,7 +28,7 @@ class Case:
     size: Literal["small", "medium", "large"] = "small"
 
     def arguments(self, device: torch.device | str = "cpu") -> Arguments:
-        """Fresh arguments on `device`."""
+        """New arguments on `device`."""
         generator = torch.Generator().manual_seed(zlib.crc32(self.name.encode()))
         return tuple(_moved(a, device) if isinstance(a, Tensor) else a for a in self.make(generator))
 
@@ -37,7 +37,7 @@ class Case:
 
 
 def _moved(argument: Tensor, device: torch.device | str) -> Tensor:
-    """On `device` with the same strides, which a plain copy of a view would lose."""
+    """A copy on `device` that keeps the strides of a view."""
     if argument.is_contiguous() or argument._base is None:
         return argument.to(device)
     base = argument._base.to(device)
@@ -46,12 +46,12 @@ def _moved(argument: Tensor, device: torch.device | str) -> Tensor:
 
 @dataclass(frozen=True)
 class Kernel:
-    """One operation: `fast` must give what `reference` gives, for every case, in each of its forms.
+    """One operation: on every backend, `fast` must agree with `reference` in every case.
 
-    Both take a case's arguments and return a tensor, several, or None. writes: places of the arguments that they
-    change, which count as results. bound: how far floating results may be off for given arguments and the reference's
-    results (`kernels.error_bounds`), None where results must be equal; why: where the bound comes from. parts: other
-    ways to compute some rows, for operations whose Triton form is batch-invariant: (arguments, rows of the result).
+    Both take a case's arguments and return a tensor, a tuple of tensors, or None. writes: indices of the arguments that
+    they modify, which count as results. bound: largest absolute error of floating-point results, from the arguments and
+    the reference's results (`kernels.error_bounds`), None where results must be equal; why: its justification.
+    parts: for operations whose Triton kernel is batch-invariant, other calls for some rows: (arguments, result rows).
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""What every operation must hold, whatever its backend. Each check raises KernelError with the case's name."""
+"""The properties that every operation must have on every backend. A failed check raises KernelError with the case."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from torch import Tensor
 from specmatrix.errors import KernelError
 from specmatrix.kernels.case import Arguments, Case, Kernel
 
-GUARD = 64  # elements in front of and behind an argument
-# Cycles that a GPU idles in front of an operation: half a millisecond, in which the host launches all of it, unless it
-# still has to compile.
+GUARD = 64  # elements before and after an argument
+# Cycles for which a GPU is kept busy before an operation: half a millisecond, in which the host enqueues all of its
+# launches unless it still has to compile them.
 PAUSE = 1_000_000
-# The most that a bound may be of what it bounds, by the roots of their mean squares.
-MOST = 0.5
+# Largest ratio of an error bound to the result that it bounds, both as root mean squares.
+MAX_RELATIVE_BOUND = 0.5
 
 
 def agreement(kernel: Kernel, case: Case, device: str = "cpu") -> None:
-    """The fast form gives what the definition gives."""
+    """The fast implementation agrees with the reference."""
     _compare(kernel, case, _run(kernel, case.arguments(device)), _expected(kernel, case), "the reference")
 
 
 def poisoned(kernel: Kernel, case: Case, device: str = "cpu") -> None:
-    """No result depends on memory that nobody wrote: torch.empty hands out NaN here."""
+    """No result depends on uninitialised memory: torch.empty returns NaN here."""
     with _poisoned_memory():
         got = _run(kernel, case.arguments(device))
     _compare(kernel, case, got, _expected(kernel, case), "the reference, with new memory poisoned")
 
 
 def canaries(kernel: Kernel, case: Case, device: str = "cpu") -> None:
-    """Nothing outside an argument is written, and nothing inside but what the operation declares."""
+    """The operation writes neither outside its arguments nor into arguments that it does not declare as written."""
     _guarded(kernel, case, device)
 
 
 def at_once(kernel: Kernel, case: Case, device: str = "cpu") -> None:
-    """The three laws above and `repeatable`, in two runs, the second of arguments that lie as they were made."""
+    """The three checks above and `repeatable` in two runs, the second with the arguments' original memory layout."""
     with _poisoned_memory():
         got = _guarded(kernel, case, device)
     _compare(kernel, case, got, _expected(kernel, case), "the reference, with new memory poisoned")
@@ -46,7 +46,7 @@ def at_once(kernel: Kernel, case: Case, device: str = "cpu") -> None:
 
 
 def _guarded(kernel: Kernel, case: Case, device: str) -> list[Tensor]:
-    """The results of a run between canaries, which are still alive after it."""
+    """The results of a run whose arguments are surrounded by canaries, which are verified afterwards."""
     arguments = case.arguments(device)
     fenced = [_fence(a) if isinstance(a, Tensor) else (a, a) for a in arguments]
     results = _run(kernel, tuple(inner for inner, _ in fenced))
@@ -54,14 +54,14 @@ def _guarded(kernel: Kernel, case: Case, device: str) -> list[Tensor]:
         if not isinstance(argument, Tensor):
             continue
         if not _same(_guards(outer), torch.full_like(_guards(outer), _canary(argument.dtype))):
-            raise KernelError(f"{kernel}: memory around argument {place} was written, case {case}")
+            raise KernelError(f"{kernel}: memory outside argument {place} was written, case {case}")
         if place not in kernel.writes and not _same(inner, argument):
-            raise KernelError(f"{kernel}: argument {place} was changed, case {case}")
+            raise KernelError(f"{kernel}: read-only argument {place} was modified, case {case}")
     return results
 
 
 def repeatable(kernel: Kernel, case: Case, device: str = "cpu") -> None:
-    """Two runs agree bit by bit."""
+    """Two runs are bitwise identical."""
     first, second = (_run(kernel, case.arguments(device)) for _ in range(2))
     _same_again(kernel, case, first, second)
 
@@ -73,7 +73,7 @@ def _same_again(kernel: Kernel, case: Case, first: list[Tensor], second: list[Te
 
 
 def strided(kernel: Kernel, case: Case, device: str = "cpu") -> None:
-    """An argument that is not contiguous is refused by name, or read right; never taken for what it is not."""
+    """A non-contiguous argument is either rejected by name or read correctly."""
     wanted = _expected(kernel, case)
     for place, name in enumerate(signature(kernel.reference).parameters):
         arguments = list(case.arguments(device))
@@ -90,7 +90,7 @@ def strided(kernel: Kernel, case: Case, device: str = "cpu") -> None:
 
 
 def invariant(kernel: Kernel, case: Case, device: str = "cpu") -> None:
-    """KernelError unless a row of a result has the same bits whatever else is asked for with it."""
+    """KernelError unless each result row is bitwise identical whatever else is computed in the same call."""
     assert kernel.parts is not None
     whole = _run(kernel, case.arguments(device))
     for number, (arguments, rows) in enumerate(kernel.parts(case.arguments(device))):
@@ -98,21 +98,21 @@ def invariant(kernel: Kernel, case: Case, device: str = "cpu") -> None:
             if not _same(part, result[rows]):
                 off = int((part != result[rows]).reshape(len(rows), -1).any(1).sum())
                 raise KernelError(
-                    f"{kernel}: {off} of {len(rows)} rows of result {place} are not the same beside others, "
+                    f"{kernel}: {off} of {len(rows)} rows of result {place} depend on the rest of the batch, "
                     f"case {case}, part {number}"
                 )
 
 
 def _apart(argument: Tensor) -> Tensor:
-    """The same numbers with others between them."""
+    """A view with the same values at stride 2, canaries in between."""
     wide = torch.full((*argument.shape, 2), _canary(argument.dtype), dtype=argument.dtype, device=argument.device)
     wide[..., 0] = argument
     return wide[..., 0]
 
 
 def _run(kernel: Kernel, arguments: Arguments) -> list[Tensor]:
-    """Results: what is returned, then what is written. A GPU begins once all is launched, as it does in a graph: of
-    several launches one that waits for nobody then comes too early."""
+    """Results: the returned tensors, then the written arguments. On a GPU execution starts after all launches are
+    enqueued, as in a CUDA graph, which exposes a kernel that does not wait for its predecessor."""
     if any(isinstance(a, Tensor) and a.is_cuda for a in arguments):
         torch.cuda._sleep(PAUSE)
     return _results(kernel.fast(*arguments), kernel, arguments)
@@ -145,19 +145,19 @@ def _compare(kernel: Kernel, case: Case, got: list[Tensor], wanted: list[Tensor]
 
 
 def _within(where: str, one: Tensor, two: Tensor, bound: Tensor, what: str, why: str) -> None:
-    """one and two float64, not empty; bound of their shape, or of none."""
-    if bound.square().mean() > (MOST * two.nan_to_num()).square().mean():
-        raise KernelError(f"{where} may be off by more than {MOST} of its size, which says nothing ({why})")
+    """one and two: float64, not empty; bound: of their shape, or a scalar."""
+    if bound.square().mean() > (MAX_RELATIVE_BOUND * two.nan_to_num()).square().mean():
+        raise KernelError(f"{where} has an error bound above {MAX_RELATIVE_BOUND} of its magnitude, too loose ({why})")
     off = (one - two).abs()
     beyond = torch.where(off <= bound, 0.0, off - bound).nan_to_num(nan=float("inf"))
     if beyond.any():
         worst = beyond.argmax()
         most, allowed = (float(numbers.expand(off.shape).flatten()[worst]) for numbers in (off, bound))
-        raise KernelError(f"{where} is off by {most:.3g} from {what}, bound {allowed:.3g} ({why})")
+        raise KernelError(f"{where} differs from {what} by {most:.3g}, bound {allowed:.3g} ({why})")
 
 
 def _same(one: Tensor, two: Tensor) -> bool:
-    """Equal, NaN being equal to NaN."""
+    """Equality in which NaN equals NaN."""
     if one.is_floating_point():
         return bool(torch.equal(one.isnan(), two.isnan()) and torch.equal(one.nan_to_num(), two.nan_to_num()))
     return torch.equal(one, two)
@@ -168,7 +168,7 @@ def _canary(dtype: torch.dtype) -> float | bool:
 
 
 def _fence(argument: Tensor) -> tuple[Tensor, Tensor]:
-    """A contiguous copy (of a transpose, its transpose) in the middle of a larger buffer, and the buffer."""
+    """A copy, contiguous or transposed like the argument, in the middle of a larger buffer; and that buffer."""
     outer = torch.full((argument.numel() + 2 * GUARD,), _canary(argument.dtype), dtype=argument.dtype).to(
         argument.device
     )
@@ -186,7 +186,7 @@ def _guards(outer: Tensor) -> Tensor:
 
 @contextmanager
 def _poisoned_memory() -> Iterator[None]:
-    """torch fills new memory with NaN (integers: their largest value) in its deterministic mode."""
+    """In its deterministic mode torch fills new memory with NaN (integers: their largest value)."""
     mode = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True)
     try:

@@ -1,4 +1,4 @@
-"""The tile product that Triton's kernels share."""
+"""The tile product shared by the Triton kernels."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from specmatrix.kernels.backend import INTERPRETER
 
 
 def wide(operand: Tensor) -> bool:
-    """Whether operands must be widened first: Triton's interpreter takes the bits of bfloat16 numbers for integers."""
+    """Whether operands must be widened first: Triton's interpreter treats bfloat16 bit patterns as integers."""
     return operand.dtype is torch.bfloat16 and os.environ.get(INTERPRETER) == "1"
 
 
 @triton.jit
 def dot(a, b, WIDE: tl.constexpr):
-    """a @ b, summed in float32. Neither operand is rounded to a shorter form."""
+    """a @ b, accumulated in float32; neither operand is rounded to a lower precision (no TF32)."""
     if WIDE:
         out = tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
     elif a.dtype == tl.float32:

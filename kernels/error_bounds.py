@@ -1,7 +1,7 @@
-"""How far a floating result may lie from the definition: what its roundings leave, number by number.
+"""Bounds on a floating-point result's absolute error against its reference, derived from its roundings.
 
-Each takes a case's arguments and the definition's results, and gives a bound for all results or one for each; a bound
-has the result's shape, or is one number.
+Each function takes a case's arguments and the reference's results and returns one bound for all results or one per
+result; a bound is a scalar or has the result's shape.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ EPS32 = torch.finfo(torch.float32).eps
 
 
 def rounding(arguments: Arguments, wanted: Sequence[Tensor]) -> tuple[Bound, ...]:
-    """8 roundings of the largest number of each result."""
+    """8 eps of the largest magnitude in each result."""
     eps = torch.finfo(arguments[0].dtype).eps
     return tuple(8 * eps * float(one.double().abs().max()) if one.numel() else 0.0 for one in wanted)
 
 
 def scaling(arguments: Arguments, wanted: Sequence[Tensor]) -> tuple[Bound, ...]:
-    """8 roundings of each number."""
+    """8 eps of each element."""
     return tuple(8 * torch.finfo(arguments[0].dtype).eps * one.double().abs() for one in wanted)
 
 
 def attention(arguments: Arguments, wanted: Sequence[Tensor], by_row: bool = False) -> Bound:
-    """Of the mixture of the values' magnitudes: 2 eps, as weights and results are rounded to the values' dtype, and
-    4 eps32 sqrt(T) times the largest score, which is a float32.
+    """Relative to the attention-weighted magnitudes of the values: 2 eps, as weights and results are rounded to the
+    values' dtype, plus 4 eps32 sqrt(T) times the largest score, a float32.
 
-    by_row: and eps32 of the mixture of each value's largest number, in whose proportion its others are rounded.
+    by_row: adds eps32 of the weighted row maxima of the values, as each row is rounded relative to its maximum.
     """
     q, cache, read_slots, bias, kv_heads = arguments[:5]
     if not q.numel():
@@ -55,7 +55,7 @@ def attention(arguments: Arguments, wanted: Sequence[Tensor], by_row: bool = Fal
 
 
 def product(arguments: Arguments, wanted: Sequence[Tensor]) -> Bound:
-    """The rounding at the store, and what float32 sums of K products may be off, which a GPU may chain."""
+    """One rounding at the store, plus the error of a float32 sum of K products, which a GPU may add sequentially."""
     x, weight = arguments[:2]
     if not x.numel() or not weight.numel():
         return 0.0
@@ -68,7 +68,7 @@ def product(arguments: Arguments, wanted: Sequence[Tensor]) -> Bound:
 
 
 def fused_linear(arguments: Arguments, wanted: Sequence[Tensor]) -> tuple[Bound, ...]:
-    """What is returned and `out`; then the pool's rows; or the rows that a norm scales, and its sums of squares."""
+    """The returned tensor and `out`; then the KV pool's rows, or the rows scaled by a norm and its sums of squares."""
     x, weight, out, sums, eps, rotation, heads, add, gated = arguments[:9]
     if not out.numel():
         return (0.0,) * len(wanted)
@@ -87,8 +87,8 @@ def fused_linear(arguments: Arguments, wanted: Sequence[Tensor]) -> tuple[Bound,
 
 
 def chained(arguments: Arguments, wanted: Sequence[Tensor]) -> tuple[Bound, ...]:
-    """What is returned; out, scaled rows and sums of squares of the first projection; and `last`, which the first one's
-    roundings reach as independent ones: 10 eps of the root of the sum of squared products."""
+    """The returned tensor; out, scaled rows and sums of squares of the first projection; and `last`, to which the first
+    one's roundings propagate as independent errors: 10 eps of the root of the sum of squared products."""
     x, weight, out, scale, _, _, behind, last, eps = arguments
     if not last.numel() or not out.numel():
         return (0.0,) * len(wanted)
@@ -101,12 +101,12 @@ def chained(arguments: Arguments, wanted: Sequence[Tensor]) -> tuple[Bound, ...]
 
 
 def _chained(x: Tensor, sizes: Tensor) -> Tensor:
-    """What float32 sums of K products may be off whose magnitudes add up to `sizes`. x [M, K]."""
+    """The error of float32 sums of K products whose magnitudes add up to `sizes`. x [M, K]."""
     return 2 * EPS32 * float(x.shape[1]) ** 0.5 * sizes
 
 
 def _joined(x: Tensor, weight: Tensor, added: Tensor | None, sums: Tensor | None, eps: float, gated: bool) -> Tensor:
-    """A product that is rounded twice, and behind gates once more; the slope of a gate is below 1.1."""
+    """A product rounded twice, and once more after the gate, whose slope is below 1.1."""
     before = 0.0 if added is None else added.double().abs()
     length = 1.0 if sums is None else (sums.double().sum(1, keepdim=True) / x.shape[1] + eps).sqrt()
     found = wide_product(x, weight) / length
@@ -120,7 +120,7 @@ def _joined(x: Tensor, weight: Tensor, added: Tensor | None, sums: Tensor | None
 
 
 def _begun(off: Tensor, out: Tensor, scale: Tensor, scaled: Tensor) -> tuple[Tensor, Tensor]:
-    """The beginning of a norm behind a result that is `off`: scaled rows and sums of PART squares."""
+    """The first half of a norm over a result with the error `off`: scaled rows and sums of PART squares."""
     rows = off * scale.double().abs() + torch.finfo(scaled.dtype).eps * scaled.double().abs()
     size = out.double().abs()
     squares = off * (2 * size + off) + 4 * EPS32 * size.square()

@@ -1,7 +1,7 @@
-"""Triton's interpreter as the laws need it: loops with bounds that a kernel computes, and products of one order.
+"""Patches to Triton's interpreter: loop bounds computed by the kernel, and products with a fixed summation order.
 
-It multiplies by numpy, whose BLAS may add up a row by the shape of a tile and by what the machine is; a law about the
-order of a kernel's own sums (tiles, ranges, splits) must see that order alone.
+The interpreter multiplies with numpy, whose BLAS chooses its summation order by tile shape and machine; a test of a
+kernel's own order (tiles, ranges, splits) must depend on that order alone.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from specmatrix.errors import KernelError
 
 
 def ordered_dot(a: Any, b: Any, into: Any) -> Any:  # noqa: ANN401
-    """a [..., M, K] @ b [..., K, N] + into, arrays of numpy, key by key in into's dtype: a number's bits depend on its
-    row and column alone."""
+    """a [..., M, K] @ b [..., K, N] + into, for numpy arrays, summed sequentially over K in into's dtype: an element's
+    bits depend on its row and column alone."""
     a, b = a.astype(into.dtype), b.astype(into.dtype)
     total = into.copy()
     total.fill(0)
@@ -35,22 +35,22 @@ def _create_dot(builder: Any, a: Any, b: Any, d: Any, *_: object) -> Any:  # noq
 
 @cache
 def prepare() -> None:
-    """Mend the interpreter of this process. KernelError with the reason where it cannot run."""
+    """Patch the interpreter of this process. KernelError with the reason if it cannot run."""
     patch_tensor = interpreter._patch_lang_tensor
 
-    def mended(tensor: type, scope: Any) -> None:  # noqa: ANN401
+    def patched(tensor: type, scope: Any) -> None:  # noqa: ANN401
         patch_tensor(tensor, scope)
-        # Triton 3.6 takes int() of an array of one number, which numpy refuses since 2.4.
+        # Triton 3.6 calls int() on a one-element array, which numpy rejects since 2.4.
         scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
 
-    interpreter._patch_lang_tensor = mended
+    interpreter._patch_lang_tensor = patched
     interpreter.InterpreterBuilder.create_dot = _create_dot
     x = torch.eye(16)
     try:
         _probe[(1,)](x, torch.tensor([3]))
     except Exception as error:
         raise KernelError(
-            f"Triton {triton.__version__}'s interpreter does not run with numpy {version('numpy')}: {error}"
+            f"Triton {triton.__version__}'s interpreter fails with numpy {version('numpy')}: {error}"
         ) from error
     if not torch.equal(x, 4.0 * torch.eye(16)):
         raise KernelError(f"Triton {triton.__version__}'s interpreter gives wrong sums with numpy {version('numpy')}")

@@ -1,10 +1,10 @@
-"""Launches that begin while the kernel in front still runs (programmatic dependent launch, CUDA C++ Programming Guide).
+"""Programmatic dependent launch (PDL): a kernel starts while its predecessor still runs (CUDA C++ Programming Guide).
 
-A kernel that is so launched waits, in each of its programs, before it reads or writes anything that another kernel
-touches: then all in front of it have ended, those of which its neighbour waited for too. What it may do before is to
-count its indices and to have weights brought into the cache, which reads nothing: whoever wrote them, and when, makes
-no difference. A kernel signals from where on the next one may begin so; kernels of others never do, and the next one
-begins at their end. One that follows such a kernel and is launched as usual begins at its end.
+Every program of a PDL kernel waits before it reads or writes memory that another kernel touches; after the wait all
+earlier kernels have completed, because the predecessor waited for its own. Before the wait it may compute indices and
+prefetch weights into the cache, which reads no values and so depends on no earlier write. A kernel signals the point
+from which its successor may start; third-party kernels never signal, so their successor starts at their end. A kernel
+launched without PDL starts at its predecessor's end.
 """
 
 from __future__ import annotations
@@ -17,48 +17,48 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-# Bytes of shared memory that a program may have where launches begin early; the kernels are tuned for it there.
-ROOM = 160 * 1024
+# Shared memory per program, in bytes, that the kernels are tuned for on devices with PDL.
+SHARED_MEMORY = 160 * 1024
 
 
 @lru_cache(maxsize=16)
-def starts_early(device: torch.device) -> bool:
-    """Whether launches on a device begin early: on NVIDIA's Hopper and the large chips after it."""
+def supports_pdl(device: torch.device) -> bool:
+    """Whether kernels on a device use PDL: on NVIDIA Hopper and later data-centre GPUs."""
     if device.type != "cuda" or torch.version.hip is not None:
         return False
     chip = torch.cuda.get_device_properties(device)
-    return bool(chip.major >= 9 and chip.shared_memory_per_block_optin >= ROOM)
+    return bool(chip.major >= 9 and chip.shared_memory_per_block_optin >= SHARED_MEMORY)
 
 
 def launch(tensor: Tensor) -> dict[str, bool]:
-    """What a kernel with a flag EARLY is launched with, where `tensor` lies."""
-    return {"EARLY": True, "launch_pdl": True} if starts_early(tensor.device) else {"EARLY": False}
+    """Launch arguments of a kernel with the flag PDL (PDL), for the device of `tensor`."""
+    return {"PDL": True, "launch_pdl": True} if supports_pdl(tensor.device) else {"PDL": False}
 
 
 @triton.jit
-def signal(EARLY: tl.constexpr):
-    """From here on the next kernel may begin, once every program has come so far."""
-    if EARLY:
+def signal(PDL: tl.constexpr):
+    """Allow the next kernel to start once every program has reached this point."""
+    if PDL:
         gdc_launch_dependents()
 
 
 @triton.jit
-def wait(EARLY: tl.constexpr):
-    """Until all kernels in front have ended and what they wrote is seen."""
-    if EARLY:
+def wait(PDL: tl.constexpr):
+    """Wait until all earlier kernels have completed and their writes are visible."""
+    if PDL:
         gdc_wait()
 
 
 @triton.jit
-def begin(EARLY: tl.constexpr):
-    """The beginning of a kernel that has nothing to do before it waits."""
-    signal(EARLY)
-    wait(EARLY)
+def begin(PDL: tl.constexpr):
+    """The prologue of a kernel with no work before its wait."""
+    signal(PDL)
+    wait(PDL)
 
 
 @triton.jit
 def fetch(pointers):
-    """Bring what they point to into the cache that all programs share."""
+    """Prefetch the pointed-to memory into the L2 cache."""
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; // $0", "=r,l", [pointers], dtype=tl.int32, is_pure=False, pack=1
     )

@@ -1,6 +1,6 @@
-"""What a public operation checks before it runs, and the sentences it refuses with.
+"""Argument checks of the public operations, and their error messages.
 
-On the hot path an operation compares shapes once; everything that must read the data waits for `checked=True`.
+On the hot path an operation compares shapes only; checks that read the data run with `checked=True`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from specmatrix.errors import KernelError
 
 
 def shape_error(op: str, name: str, tensor: Tensor, wanted: Sequence[int | str]) -> KernelError:
-    """The error for a tensor of a wrong shape; raised by the caller, which has compared already."""
+    """The error for a tensor of the wrong shape; the caller compares and raises."""
     return KernelError(f"{op}: {name} has shape {list(tensor.shape)}, must be [{', '.join(map(str, wanted))}]")
 
 
@@ -34,14 +34,14 @@ def contiguous(op: str, **tensors: Tensor) -> None:
 
 
 def dense(op: str, **tensors: Tensor) -> None:
-    """KernelError unless the numbers of each row, the last axis, lie side by side; rows may lie apart."""
+    """KernelError unless each tensor has stride 1 along its last axis; other strides are free."""
     for name, tensor in tensors.items():
         if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
             raise KernelError(f"{op}: {name} is not contiguous along its last axis (strides {list(tensor.stride())})")
 
 
 def within(op: str, low: int, high: int, **tensors: Tensor) -> None:
-    """KernelError unless low <= every element < high. Reads the data: only for checked calls."""
+    """KernelError unless low <= every element < high. Reads the data, so for checked calls only."""
     for name, tensor in tensors.items():
         if tensor.numel() and not low <= int(tensor.min()) <= int(tensor.max()) < high:
             raise KernelError(

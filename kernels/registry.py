@@ -1,4 +1,4 @@
-"""Every operation beside its definition and its cases."""
+"""Every operation with its reference and its cases."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _attend(
     *,
     deterministic: bool,
 ) -> Tensor:
-    """plan_reads and paged_attention on the arguments of the reference."""
+    """plan_reads and paged_attention with the reference's arguments."""
     preconditions.contiguous("paged_attention", cache=cache)
     heads, head_dim = q.shape[2:]
     more = (value_dim, scale, sparse, start)
@@ -78,12 +78,12 @@ def _attend(
 
 
 def _several(x: Tensor, weight: Tensor) -> Tensor:
-    """[H * M, N], so that a row of the result is a row of a product."""
+    """[H * M, N], so that each result row is a row of one product."""
     return matmul(x, weight, checked=True).flatten(0, 1)
 
 
 def _joined(*arguments: Tensor) -> Tensor:
-    """fused_linear on the reference's arguments, which end with those of a following norm or of KV slots."""
+    """fused_linear with the reference's arguments, which end with those of a following norm or KV store."""
     next_norm = NextNorm(*arguments[9:12]) if len(arguments) == 12 else None
     fusion = Fusion(*arguments[3:9])._replace(next_norm=next_norm, kv_slots=arguments[12:] or None)
     return fused_linear(*arguments[:3], fusion, checked=True)
@@ -100,7 +100,7 @@ def _chained(
     last: Tensor,
     eps: float,
 ) -> Tensor:
-    """Two launches, the second of which reads all that the first leaves."""
+    """Two launches, the second of which reads every output of the first."""
     preconditions.contiguous("fused_linear", behind=behind, last=last)
     fused_linear(x, weight, out, Fusion(next_norm=NextNorm(scale, scaled, partial_sumsq)), checked=True)
     return fused_linear(scaled, behind, last, Fusion(partial_sumsq, eps), checked=True)
@@ -111,14 +111,14 @@ _MATMUL = partial(
     fast=partial(matmul, checked=True),
     reference=matmul_reference.matmul,
     bound=error_bounds.product,
-    why="float32 sums of K products, and one rounding at the store",
+    why="float32 sums of K products, rounded once at the store",
 )
 _PROJECTION = partial(
     Kernel,
     fast=_joined,
     reference=fused_linear_reference.fused_linear,
     bound=error_bounds.fused_linear,
-    why="float32 sums of K products, and a rounding behind each operation that is joined",
+    why="float32 sums of K products, rounded after each fused operation",
 )
 _NORM = partial(
     Kernel,
@@ -126,14 +126,14 @@ _NORM = partial(
     reference=rms_norm_reference.rms_norm,
     parts=batch_invariance.of_normed_rows,
     bound=error_bounds.scaling,
-    why="a float32 sum of squares under a root, and one rounding at the store",
+    why="the root of a float32 sum of squares, rounded once at the store",
 )
 _ATTENTION = partial(
     Kernel,
     reference=paged_attention_reference.paged_attention,
     cases=paged_attention_cases.CASES,
     bound=error_bounds.attention,
-    why="a score is rounded in proportion to its terms, an output is a sum of T values, and one rounding at the store",
+    why="scores rounded relative to their terms, a sum of T values, rounded once at the store",
 )
 
 KERNELS: Final = (
@@ -170,7 +170,7 @@ KERNELS: Final = (
         expand_topk_reference.expand_topk,
         expand_topk_cases.CASES,
         bound=lambda *_: 0.0,
-        why="one float32 product per score in both",
+        why="one float32 product per score in both implementations",
     ),
     Kernel(
         "select_tree",
@@ -197,8 +197,8 @@ KERNELS: Final = (
         rotary_cases.CASES,
         writes=(0,),
         bound=error_bounds.rounding,
-        why="two float32 products and a sum, and one rounding at the store",
-        parts=batch_invariance.of_turned_rows,
+        why="two float32 products and a sum, rounded once at the store",
+        parts=batch_invariance.of_rotated_rows,
     ),
     Kernel(
         "silu_mul",
@@ -206,12 +206,12 @@ KERNELS: Final = (
         silu_mul_reference.silu_mul,
         silu_mul_cases.CASES,
         bound=error_bounds.rounding,
-        why="float32 arithmetic, and one rounding at the store",
+        why="float32 arithmetic, rounded once at the store",
         parts=batch_invariance.of_rows,
     ),
     _PROJECTION(name="fused_linear", cases=fused_linear_cases.CASES, writes=(2,)),
-    _PROJECTION(name="fused_linear into a pool", cases=fused_linear_cases.SUNK_CASES, writes=(2, 12)),
-    _PROJECTION(name="fused_linear before a norm", cases=fused_linear_cases.ONWARD_CASES, writes=(2, 10, 11)),
+    _PROJECTION(name="fused_linear into a pool", cases=fused_linear_cases.KV_CASES, writes=(2, 12)),
+    _PROJECTION(name="fused_linear before a norm", cases=fused_linear_cases.NEXT_NORM_CASES, writes=(2, 10, 11)),
     Kernel(
         "fused_linear behind another",
         _chained,
@@ -219,11 +219,11 @@ KERNELS: Final = (
         fused_linear_cases.CHAINED_CASES,
         writes=(2, 4, 5, 7),
         bound=error_bounds.chained,
-        why="the bound of a projection, for the second and for what it makes of the first",
+        why="a projection's own bound plus the propagated error of the first projection",
     ),
     Kernel("gather", partial(gather, checked=True), relay_reference.gather, relay_cases.GATHER_CASES),
     Kernel("scatter", partial(scatter, checked=True), relay_reference.scatter, relay_cases.SCATTER_CASES, writes=(0,)),
-    Kernel("uniform", uniform, sample_reference.uniform, sample_cases.UNIFORM_CASES, why="the same 53 bits"),
-    Kernel("argmax", argmax, argmax_reference.argmax, argmax_cases.CASES, why="ids"),
-    Kernel("draw", draw, sample_reference.draw, sample_cases.DRAW_CASES, why="ids"),
+    Kernel("uniform", uniform, sample_reference.uniform, sample_cases.UNIFORM_CASES, why="identical 53 bits"),
+    Kernel("argmax", argmax, argmax_reference.argmax, argmax_cases.CASES, why="token ids"),
+    Kernel("draw", draw, sample_reference.draw, sample_cases.DRAW_CASES, why="token ids"),
 )

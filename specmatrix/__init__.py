@@ -1,4 +1,4 @@
-"""A generated test matrix for speculative decoding, and the engine that it tests first."""
+"""A generated test matrix for speculative decoding, and the reference engine that it tests first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which nodes of a draft tree the target agrees with."""
+"""Acceptance of draft tree nodes."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ def accept_path(
     tokens int64 [B, N]; parents int64 [B, N], parents[:, 0] = -1, else parents[:, n] < n; emit int64 [B, N]: the token
     that the target produces after each node. A node is accepted if its parent is and emit[parent] is its token;
     siblings are distinct, so the accepted nodes form one path. depth: longest path below the root, at most N - 1.
-    ancestors bool [B, N, N] as `tree_layout` returns it, worked out here if None.
-    -> path int64 [B, depth + 1], accepted nodes in order and column numbers behind them (so that copying slots along
-    the path leaves the rest in place); count int64 [B], accepted nodes with the root, 1..depth + 1.
-    KernelError on other shapes or depth; with `checked` also on parents and twins among siblings.
+    ancestors bool [B, N, N] as returned by `tree_layout`, computed here if None.
+    -> path int64 [B, depth + 1], accepted nodes in order, then their own column numbers (so that copying slots along
+    the path leaves the rest in place); count int64 [B], accepted nodes including the root, 1..depth + 1.
+    KernelError on other shapes or depth; with `checked` also on invalid parents and on siblings with equal tokens.
     """
     if tokens.shape != parents.shape or emit.shape != parents.shape:
         raise preconditions.shape_error("accept_path", "emit", emit, tuple(parents.shape))
     if not 0 <= depth < tokens.shape[1]:
-        raise KernelError(f"accept_path: depth {depth} is not in [0, {tokens.shape[1] - 1}], a path of distinct nodes")
+        raise KernelError(f"accept_path: depth must be between 0 and {tokens.shape[1] - 1}, got {depth}")
     if ancestors is None:
         _, ancestors = tree_layout(parents, checked=checked)
     if checked:
         preconditions.dtype("accept_path", (torch.int64,), tokens=tokens, parents=parents, emit=emit)
-        _refuse_twins(tokens, parents)
+        _check_siblings(tokens, parents)
     return select_backend(eager, tokens).accept_path(tokens, parents, emit, depth, ancestors)
 
 
-def _refuse_twins(tokens: Tensor, parents: Tensor) -> None:
+def _check_siblings(tokens: Tensor, parents: Tensor) -> None:
     same = (tokens[:, :, None] == tokens[:, None]) & (parents[:, :, None] == parents[:, None])
     if bool(same.triu(1).any()):
-        raise KernelError("accept_path: two children of one node have the same token, siblings must be distinct")
+        raise KernelError("accept_path: two children of one node have the same token; siblings must be distinct")

@@ -11,7 +11,7 @@ from specmatrix.kernels.tree_layout.reference import tree_layout
 
 
 def _trees(batch: int, nodes: int, agree: float) -> Case:
-    """Random trees of distinct tokens, in which each node agrees with its best child with probability `agree`."""
+    """Random trees of distinct tokens in which each node's emitted token is a child's with probability `agree`."""
 
     def make(g: Generator) -> Arguments:
         parents = random_parents(batch, nodes, g)

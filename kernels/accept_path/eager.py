@@ -1,4 +1,4 @@
-"""accept_path without a loop: a node is accepted if every node above it, and itself, matches."""
+"""accept_path without a loop: a node is accepted if it and all its ancestors match."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The definition of accept_path: walk down from the root, one matching child at a time."""
+"""The reference of accept_path: walk down from the root, one matching child at a time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def accept_path(tokens: Tensor, parents: Tensor, emit: Tensor, depth: int) -> tuple[Tensor, Tensor]:
-    """As SGLang's greedy tree verification walks, with emit in place of the argmax."""
+    """SGLang's greedy tree verification with `emit` in place of the argmax."""
     batch, nodes = tokens.shape
     path = torch.arange(depth + 1).repeat(batch, 1)
     count = torch.ones(batch, dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""accept_path, one program per tree: a node is accepted if every node above it, and itself, matches."""
+"""accept_path, one program per tree: a node is accepted if it and all its ancestors match."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from specmatrix.kernels.pdl import begin, launch
 
 
 @triton.jit
-def _accept(tokens, parents, emit, ancestors, path, count, nodes, places, BLOCK: tl.constexpr, EARLY: tl.constexpr):
-    begin(EARLY)
+def _accept(tokens, parents, emit, ancestors, path, count, nodes, places, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    begin(PDL)
     tree = tl.program_id(0).to(tl.int64)
     node = tl.arange(0, BLOCK)
     inside = node < nodes

@@ -10,7 +10,7 @@ from specmatrix.kernels.backend import select_backend
 
 
 def argmax(logits: Tensor) -> Tensor:
-    """argmax over the last axis of float logits [B, W, V] -> int64 [B, W]; the first of equal ones, NaN before all.
+    """argmax over the last axis of float logits [B, W, V] -> int64 [B, W]; the first on ties, NaN above all others.
 
     KernelError on other shapes.
     """

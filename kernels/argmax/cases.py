@@ -9,7 +9,7 @@ from specmatrix.kernels.case import Case
 
 
 def _rows(batch: int, width: int, vocab: int, dtype: torch.dtype = torch.float32, ties: int = 0) -> Case:
-    """ties: how many values there are, 0 for many."""
+    """ties: bounds the number of distinct values; 0 for no limit."""
 
     def make(g: Generator) -> tuple[Tensor]:
         drawn = torch.randn(batch, width, vocab, generator=g)
@@ -20,7 +20,7 @@ def _rows(batch: int, width: int, vocab: int, dtype: torch.dtype = torch.float32
 
 
 def _marked(g: Generator) -> tuple[Tensor]:
-    """Infinities and NaN, each where a row has one or two, and rows that hide all."""
+    """Rows with one or two infinities or NaN, and rows that are fully or almost fully masked."""
     logits = torch.randn(1, 6, 5000, generator=g)
     logits[0, 0, 4100:4102] = float("inf")
     logits[0, 1, [7, 4999]] = float("nan")

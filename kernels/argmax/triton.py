@@ -1,4 +1,4 @@
-"""argmax in two launches: the best of each block of a row, and the best of those."""
+"""argmax in two launches: the maximum of each block of a row, then the maximum of those."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ BLOCK = 4096
 
 @triton.jit
 def _best(values, places):
-    """The largest value and the least place that has it; NaN is larger than all."""
-    odd = values != values
-    rank = tl.where(odd, float("inf"), values)
+    """The largest value and its smallest index; NaN is larger than every number."""
+    nan = values != values
+    rank = tl.where(nan, float("inf"), values)
     top = tl.max(rank, 0)
     first = tl.min(tl.where(rank == top, places, 0x7FFFFFFF), 0)
-    strange = tl.min(tl.where(odd, places, 0x7FFFFFFF), 0)
-    seen = strange < 0x7FFFFFFF
-    return tl.where(seen, float("nan"), top), tl.where(seen, strange, first)
+    first_nan = tl.min(tl.where(nan, places, 0x7FFFFFFF), 0)
+    found = first_nan < 0x7FFFFFFF
+    return tl.where(found, float("nan"), top), tl.where(found, first_nan, first)
 
 
 @triton.jit
-def _blocks(logits, tops, firsts, vocab, blocks, BLOCK: tl.constexpr, EARLY: tl.constexpr):
-    begin(EARLY)
+def _blocks(logits, tops, firsts, vocab, blocks, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    begin(PDL)
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     place = block * BLOCK + tl.arange(0, BLOCK)
     inside = place < vocab
@@ -38,8 +38,8 @@ def _blocks(logits, tops, firsts, vocab, blocks, BLOCK: tl.constexpr, EARLY: tl.
 
 
 @triton.jit
-def _rows(tops, firsts, out, blocks, BLOCKS: tl.constexpr, EARLY: tl.constexpr):
-    begin(EARLY)
+def _rows(tops, firsts, out, blocks, BLOCKS: tl.constexpr, PDL: tl.constexpr):
+    begin(PDL)
     row, block = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCKS)
     inside = block < blocks
     value = tl.load(tops + row * blocks + block, mask=inside, other=float("-inf"))

@@ -1,4 +1,4 @@
-"""Compact an accepted path: copy slots to slots, in all layers."""
+"""Compact the KV of an accepted path: copy slots to slots in all layers."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from specmatrix.kernels.compact_kv import eager
 
 
 def compact_kv(data: Tensor, source: Tensor, target: Tensor, checked: bool = False) -> None:
-    """data[:, target] = data[:, source], in place, as if all sources were read before any target is written.
+    """data[:, target] = data[:, source], in place; all sources are read before any target is written.
 
     data [L, S, ...] contiguous; source and target int64 [M]. Targets are distinct, except that a slot may be copied to
-    itself more than once (padding). KernelError on other shapes; with `checked` also on dtype, range and order.
+    itself more than once (padding). KernelError on other shapes; with `checked` also on dtype, range and layout.
     """
     if source.shape != target.shape or source.dim() != 1:
         raise preconditions.shape_error("compact_kv", "source", source, tuple(target.shape))

@@ -23,7 +23,7 @@ def _latent(g: Generator) -> tuple[Tensor, ...]:
 
 
 def _far(g: Generator) -> tuple[Tensor, ...]:
-    """More numbers than an int32 counts, and layers that begin past it."""
+    """More elements than int32 can index, with layers that start past the limit."""
     data = torch.zeros(3, 2**19 + 5, 1400, dtype=torch.uint8)
     data[:, -20:] = torch.randint(256, (3, 20, 1400), generator=g, dtype=torch.uint8)
     return data, torch.tensor([2**19 + 4, 2**19]), torch.tensor([2**19 - 7, 3])

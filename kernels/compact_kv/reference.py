@@ -1,4 +1,4 @@
-"""The definition of compact_kv."""
+"""The reference of compact_kv."""
 
 from torch import Tensor
 

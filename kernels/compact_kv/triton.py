@@ -1,4 +1,4 @@
-"""compact_kv as a gather into new memory and a scatter from it: no program may write what another has yet to read."""
+"""compact_kv as a gather into a buffer and a scatter from it, as no program may overwrite a slot not read yet."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ BLOCK = 1024
 
 
 @triton.jit
-def _copy(data, buffer, slots, moved, length, width, BLOCK: tl.constexpr, GATHER: tl.constexpr, EARLY: tl.constexpr):
-    """Slots of one layer of data [L, length, width] to or from buffer [L, moved, width]."""
-    begin(EARLY)
+def _copy(data, buffer, slots, moved, length, width, BLOCK: tl.constexpr, GATHER: tl.constexpr, PDL: tl.constexpr):
+    """Copy slots of data [L, length, width] to or from buffer [L, moved, width], one layer per program."""
+    begin(PDL)
     item, layer = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     column = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width

@@ -13,9 +13,9 @@ from specmatrix.kernels.expand_topk import eager
 def expand_topk(scores: Tensor, probs: Tensor, checked: bool = False) -> tuple[Tensor, Tensor, Tensor]:
     """Every beam proposes k children; the best k of all children are the next beams.
 
-    scores float32 [B, K]: product of probabilities along each beam; probs float32 [B, K, k]: of its k children.
+    scores float32 [B, K]: product of probabilities along each beam; probs float32 [B, K, k]: those of its k children.
     -> grown [B, K * k]: score of child `rank` of `beam` at beam * k + rank, beam score times probability;
-    best [B, k] the largest of them, falling, and chosen int64 [B, k] where they stand (the lower first on ties).
+    best [B, k]: the k largest scores, descending; chosen int64 [B, k]: their indices in grown (lower first on ties).
     KernelError on other shapes; with `checked` also on dtype.
     """
     if probs.dim() != 3 or probs.shape[1] == 0:

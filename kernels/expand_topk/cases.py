@@ -17,7 +17,7 @@ def _beams(batch: int, beams: int, topk: int) -> Case:
 
 
 def _ties(g: Generator) -> tuple[Tensor, ...]:
-    """Only four values, so that equal scores abound; one beam is dead."""
+    """Only four distinct values, so that many scores are equal; one beam has score 0."""
     scores = torch.tensor([[0.5, 0.25, 0.5, 0.0]])
     return scores, torch.tensor([0.5, 0.25, 0.125, 0.125]).expand(1, 4, 4).contiguous()
 

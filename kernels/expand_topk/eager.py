@@ -1,4 +1,4 @@
-"""expand_topk as a product and a stable sort."""
+"""expand_topk as a multiplication and a stable sort."""
 
 from torch import Tensor
 

@@ -1,4 +1,4 @@
-"""The definition of expand_topk."""
+"""The reference of expand_topk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""expand_topk, one program per request: a child's rank is the number of children that go before it."""
+"""expand_topk, one program per request: a child's rank is the number of children ahead of it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _score(scores, probs, at, topk, size):
 
 @triton.jit
 def _ordered(value):
-    """NaN goes first, as in torch's order."""
+    """NaN sorts first, as in torch."""
     return tl.where(value != value, float("inf"), value)
 
 

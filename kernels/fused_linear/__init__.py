@@ -1,4 +1,4 @@
-"""A projection of few tokens and what stands around it in a layer, in one launch."""
+"""A linear layer over few tokens, fused with its neighbouring operations into one launch."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ __all__ = ["MAX_ROWS", "PART", "Fusion", "NextNorm", "fused_linear"]
 def fused_linear(x: Tensor, weight: Tensor, out: Tensor, fusion: Fusion = NOTHING, checked: bool = False) -> Tensor:
     """x [M, K] @ weight [K, N] into `out` [M, N], M at most MAX_ROWS; returns out. Sums are float32, rounded once.
 
-    An RMS norm is split between the projection in front of it and the one behind it, see `Fusion`.
+    An RMS norm is split between the projections before and after it, see `Fusion`.
 
-    x and out may be views whose rows lie apart. KernelError on other shapes; with `checked` also on dtypes.
+    x and out may have any row stride. KernelError on other shapes; with `checked` also on other dtypes.
     """
     (rows, depth), columns = x.shape, out.shape[1]
     if rows > MAX_ROWS:
@@ -35,7 +35,7 @@ def fused_linear(x: Tensor, weight: Tensor, out: Tensor, fusion: Fusion = NOTHIN
 
 
 def _fits(rows: int, columns: int, fusion: Fusion) -> None:
-    """KernelError unless what stands around has the shapes that `rows` rows of `columns` columns ask for."""
+    """KernelError unless the fused operands have the shapes that `rows` rows of `columns` columns require."""
     sums, rotation, heads, next_norm, kv_slots = (
         fusion.sums,
         fusion.rotation,
@@ -54,7 +54,7 @@ def _fits(rows: int, columns: int, fusion: Fusion) -> None:
             "fused_linear", "partial_sumsq", next_norm.partial_sumsq, (rows, -(-columns // PART))
         )
     if (rotation is not None) + fusion.add + fusion.gated > 1:
-        raise KernelError("fused_linear: at most one of rotation, add and gated may follow a product")
+        raise KernelError("fused_linear: at most one of rotation, add and gated may be set")
     if kv_slots is not None and (kv_slots[0].dim() != 2 or kv_slots[0].shape[1] > columns):
         raise preconditions.shape_error("fused_linear", "kv_slots rows", kv_slots[0], ("S", f"<= {columns}"))
     if kv_slots is not None and kv_slots[1].shape != (rows,):

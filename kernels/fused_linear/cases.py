@@ -21,11 +21,11 @@ def _case(
     kind: Literal["", "add", "gated", "rotation"] = "",
     heads: tuple[int, int] = (0, 0),
     next_norm: bool = False,
-    sunk: int = 0,
+    kv_columns: int = 0,
     size: Literal["small", "medium"] = "small",
 ) -> Case:
-    """columns: of out. normed: behind a norm. heads: how many are turned, and the
-    pairs of each. next_norm: before one. sunk: columns that go to rows of a pool.
+    """columns: of out. normed: x comes from a norm. heads: number of rotated heads, and pairs per head. next_norm: a
+    norm follows. kv_columns: columns that are stored in a KV pool.
     """
 
     def make(g: Generator) -> Arguments:
@@ -39,8 +39,8 @@ def _case(
         if next_norm:
             scale = torch.rand(columns, generator=g).to(dtype)
             rest = scale, torch.zeros(rows, columns, dtype=dtype), torch.zeros(rows, -(-columns // PART))
-        if sunk:
-            pool = torch.full((rows + 5, sunk), 7.0, dtype=dtype)
+        if kv_columns:
+            pool = torch.full((rows + 5, kv_columns), 7.0, dtype=dtype)
             rest = None, None, None, pool, torch.randperm(rows + 5, generator=g)[:rows]
         return x, weight.to(dtype), out, sums, 1e-5, rotation, heads[0], kind == "add", kind == "gated", *rest
 
@@ -49,7 +49,7 @@ def _case(
 
 
 def _view(g: Generator) -> Arguments:
-    """Rows that lie apart, of x and of out."""
+    """x and out with a row stride larger than the row."""
     x, out = torch.randn(3, 50, generator=g)[:, 5:38], torch.randn(3, 30, generator=g)[:, 4:13]
     return x, torch.randn(33, 9, generator=g) / 6, out, None, 0.0, None, 0, True, False
 
@@ -57,7 +57,7 @@ def _view(g: Generator) -> Arguments:
 def _chain(
     rows: int, depth: int, middle: int, columns: int, dtype: torch.dtype, size: Literal["small", "medium"] = "small"
 ) -> Case:
-    """(x, weight, out, scale, scaled, partial_sumsq, weight and out behind the norm, eps)."""
+    """(x, weight, out, scale, scaled, partial_sumsq, weight and out of the projection after the norm, eps)."""
 
     def make(g: Generator) -> Arguments:
         x, scale = torch.randn(rows, depth, generator=g).to(dtype), torch.rand(middle, generator=g).to(dtype)
@@ -97,17 +97,17 @@ CASES = (
     _case(24, 2048, 1030, torch.float16, normed=True, kind="gated", size="medium"),
     _case(60, 2048, 1030, BF16, kind="add", size="medium"),
 )
-SUNK_CASES = (
-    _case(0, 8, 12, sunk=4),
-    _case(1, 40, 7, sunk=7),
-    _case(5, 70, 84, BF16, normed=True, kind="rotation", heads=(3, 10), sunk=40),
-    _case(3, 4096, 6144, BF16, normed=True, kind="rotation", heads=(40, 64), sunk=2048, size="medium"),
-    _case(20, 70, 84, BF16, normed=True, kind="rotation", heads=(3, 10), sunk=40),
-    _case(24, 4096, 6144, BF16, normed=True, kind="rotation", heads=(40, 64), sunk=2048, size="medium"),
-    _case(29, 2048, 3072, BF16, normed=True, kind="rotation", heads=(40, 32), sunk=1024, size="medium"),
-    _case(48, 4096, 6144, BF16, normed=True, kind="rotation", heads=(40, 64), sunk=2048, size="medium"),
+KV_CASES = (
+    _case(0, 8, 12, kv_columns=4),
+    _case(1, 40, 7, kv_columns=7),
+    _case(5, 70, 84, BF16, normed=True, kind="rotation", heads=(3, 10), kv_columns=40),
+    _case(3, 4096, 6144, BF16, normed=True, kind="rotation", heads=(40, 64), kv_columns=2048, size="medium"),
+    _case(20, 70, 84, BF16, normed=True, kind="rotation", heads=(3, 10), kv_columns=40),
+    _case(24, 4096, 6144, BF16, normed=True, kind="rotation", heads=(40, 64), kv_columns=2048, size="medium"),
+    _case(29, 2048, 3072, BF16, normed=True, kind="rotation", heads=(40, 32), kv_columns=1024, size="medium"),
+    _case(48, 4096, 6144, BF16, normed=True, kind="rotation", heads=(40, 64), kv_columns=2048, size="medium"),
 )
-ONWARD_CASES = (
+NEXT_NORM_CASES = (
     _case(0, 8, 4, next_norm=True),
     _case(1, 40, 130, next_norm=True),
     _case(3, 1100, 70, BF16, kind="add", next_norm=True),

@@ -1,4 +1,4 @@
-"""fused_linear in torch calls, and what its forms share: their sizes, and the record of what stands around."""
+"""fused_linear in torch calls, and the sizes and fusion records shared by its implementations."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ PART: Final = 32
 
 
 class NextNorm(NamedTuple):
-    """The beginning of the norm behind a projection of N columns: what it reads, then what it leaves.
+    """The first half of the norm after a projection of N columns: its input and its two outputs.
 
-    scale: the norm's weight [N]. scaled [M, N]: the rows times it. partial_sumsq float32
-    [M, ceil(N / PART)]: sums of squares over PART columns each.
+    scale: the norm's weight [N]. scaled [M, N]: the rows times scale. partial_sumsq float32 [M, ceil(N / PART)]: sums
+    of squares over PART columns each.
     """
 
     scale: Tensor
@@ -30,10 +30,10 @@ class NextNorm(NamedTuple):
 class Fusion(NamedTuple):
     """Prologue and epilogue fused into a linear layer over M rows; at most one of rotation, add and gated.
 
-    sums, eps: finish the preceding norm, which left x as `scaled` and sums as `partial_sumsq`: the product is divided
-    by the row's length, sqrt(sum of sums / K + eps).
+    sums, eps: second half of the preceding norm, whose `scaled` is x and whose `partial_sumsq` is sums: the product is
+    divided by the row's root mean square, sqrt(sum of sums / K + eps).
     rotation complex64 [M, d / 2]: rotates the pairs of a row's first `heads` heads (`rotary`). add: out += product.
-    gated: weight [K, 2 * N] holds the gates, then the up projection, and out is silu(gate) * up (`silu_mul`).
+    gated: weight [K, 2 * N] holds the gate, then the up projection, and out is silu(gate) * up (`silu_mul`).
     next_norm: the first half of the following norm. kv_slots: rows [S, C] and slots int64 [M]; the last C columns,
     keys and values, go to rows[slots] instead of out (`store_kv`).
     """

@@ -1,4 +1,4 @@
-"""The definition of projection."""
+"""The reference of fused_linear."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def fused_linear(
     rows: Tensor | None = None,
     slots: Tensor | None = None,
 ) -> Tensor:
-    """In float64, rounded where the operations one after the other round."""
+    """In float64, rounded where the unfused operations round."""
     before = out.clone()
     product = wide_product(x, weight)
     if sums is not None:
@@ -61,6 +61,6 @@ def chained(
     last: Tensor,
     eps: float,
 ) -> Tensor:
-    """A projection, a norm, and the projection behind it."""
+    """A projection, a norm, and the projection after it."""
     fused_linear(x, weight, out, scale=scale, scaled=scaled, partial_sumsq=partial_sumsq)
     return fused_linear(scaled, behind, last, partial_sumsq, eps)

@@ -1,11 +1,10 @@
-"""projection, one program for a tile of columns and a range of K, all rows in it.
+"""fused_linear with split-K: one program per tile of columns and range of K, covering all rows.
 
-Of the programs that share a tile, the one that comes last adds up the ranges in rising order and finishes the tile.
-A launch may begin early (`kernels.pdl`): its programs then spread over what the kernel in front leaves free, and
-several that share a multiprocessor while others idle cost more than the early beginning gives. So the projections that
-follow a short pause of the memory, behind attention and in front of the gates, have so many stages that a
-multiprocessor holds one program of them; and a launch that lets its follower begin only behind its product is one whose
-follower would crowd.
+The last program of a tile to finish adds up its ranges in ascending order and runs the epilogue.
+With PDL (`kernels.pdl`) a kernel's programs fill the SMs that its predecessor leaves free; several programs on one SM
+while others idle cost more than the early start gains. So projections after attention and before the gates, where
+memory is briefly idle, use enough pipeline stages that one SM holds one program. A kernel signals late, after its
+product, where its successor would otherwise crowd onto few SMs.
 """
 
 from __future__ import annotations
@@ -21,30 +20,30 @@ from torch import Tensor
 from specmatrix.kernels import preconditions
 from specmatrix.kernels.dot import dot, wide
 from specmatrix.kernels.fused_linear.eager import PART, Fusion
-from specmatrix.kernels.pdl import fetch, launch, signal, starts_early, wait
+from specmatrix.kernels.pdl import fetch, launch, signal, supports_pdl, wait
 
-# Programs that a projection is cut into at least, and the numbers of K that one takes at least.
+# Smallest number of programs per projection, and smallest range of K per program.
 PROGRAMS, SHORTEST = 96, 512
-# Rows that the matrix unit takes at least.
+# Smallest number of rows of a tensor-core tile.
 LEAST = 16
-# Programs that run one on a multiprocessor.
-ALONE = 132
-# Tiles of the widest projection that may be cut along K.
+# SMs of an H100: at most so many programs run one per SM.
+SMS = 132
+# Tiles of the widest projection that may be split along K.
 TILES = PROGRAMS
-# Numbers of K whose weights a program that begins early fetches before it waits; and stages of depth 128 of which a
-# multiprocessor holds one program, for 32 columns and for 64 twice.
-AHEAD, LONE, LONE_GATED = 256, 11, 5
-# Columns of a stream from which on its gates crowd where they begin early.
+# Range of K whose weights a PDL program prefetches before it waits; and numbers of stages of depth 128 with which one
+# SM holds one program, for 32 columns and for 2 x 64.
+AHEAD, SINGLE_STAGES, SINGLE_STAGES_GATED = 256, 11, 5
+# Hidden size from which gates started by PDL crowd onto few SMs.
 CROWDED = 4096
-# Bytes of shared memory that a program of more rows may have where launches do not begin early.
-ROOM_IN_TURN = 96 * 1024
+# Shared memory per program of a taller tile on devices without PDL, in bytes.
+SHARED_MEMORY_WITHOUT_PDL = 96 * 1024
 
 
 class LinearTile(NamedTuple):
-    """Rows, columns and depth of a program's tile, and into how many ranges K is cut.
+    """Rows, columns and depth of a program's tile, and the number of ranges of K.
 
-    ahead: numbers of K whose weights are fetched before the wait of an early launch, a power of 2, 0 for none. late:
-    the next launch may begin behind the product, else before it.
+    ahead: range of K whose weights are prefetched before a PDL wait, a power of 2, 0 for none. late: signal the next
+    kernel after the product instead of before it.
     """
 
     rows: int
@@ -58,14 +57,14 @@ class LinearTile(NamedTuple):
 
 
 class Tall(NamedTuple):
-    """Tiles of more rows: for streams of CROWDED columns or more, and for narrower ones."""
+    """Tiles with more rows: for hidden sizes of at least CROWDED, and for smaller ones."""
 
     wide: LinearTile
     narrow: LinearTile
 
 
-# By rows and by what is projected: the quickest of a search at 32 and 48 rows of Llama-3.1-8B and Llama-3.2-1B on an
-# H100. `_taller` says into how many ranges K is cut.
+# By rows and projection: the fastest tiles of a search at 32 and 48 rows of Llama-3.1-8B and Llama-3.2-1B on an H100.
+# `_taller` sets the number of ranges of K.
 TALL: Final = {
     (32, "heads"): Tall(
         LinearTile(32, 64, 128, 1, 4, 6, AHEAD, late=True), LinearTile(32, 32, 128, 1, 4, 10, AHEAD, late=True)
@@ -89,11 +88,11 @@ TALL: Final = {
 @triton.jit
 def _read(
     at, sums, rotation, scale, slots, m, n, live, held, first, columns, lengths, pairs, rotated,
-    COLUMNS: tl.constexpr, LENGTHS: tl.constexpr, ADD: tl.constexpr, TURN: tl.constexpr, ONWARD: tl.constexpr,
-    SINK: tl.constexpr,
+    COLUMNS: tl.constexpr, LENGTHS: tl.constexpr, ADD: tl.constexpr, ROTATE: tl.constexpr, NEXT_NORM: tl.constexpr,
+    KV_SLOTS: tl.constexpr,
 ):  # fmt: skip
-    """What `_finish` needs besides the product, all of it on its way before the product begins."""
-    # What is not asked for stands for nothing.
+    """The inputs of `_finish` besides the product, loaded before the product starts."""
+    # Placeholders for the inputs that are not used.
     pieces, before, cosine, sine, factor, slot = m, m, m, m, m, m
     if LENGTHS > 0:
         piece = tl.arange(0, LENGTHS)
@@ -101,14 +100,14 @@ def _read(
         pieces = tl.load(sums + m[:, None] * lengths + piece[None, :], mask=there, other=0.0)
     if ADD:
         before = tl.load(at, mask=live[:, None] & held[None, :], other=0.0)
-    if TURN:
+    if ROTATE:
         pair = first // 2 + tl.arange(0, COLUMNS // 2)
         by = rotation + (tl.where(live, m, 0) * pairs * 2)[:, None] + (pair % pairs * 2)[None, :]
         inside = (pair * 2 < rotated)[None, :]
         cosine, sine = tl.load(by, mask=inside, other=1.0), tl.load(by + 1, mask=inside, other=0.0)
-    if ONWARD:
+    if NEXT_NORM:
         factor = tl.load(scale + n, mask=held, other=0.0)
-    if SINK:
+    if KV_SLOTS:
         slot = tl.load(slots + m, mask=live, other=0)
     return pieces, before, cosine, sine, factor, slot
 
@@ -118,8 +117,8 @@ def _product(
     x, weight, live, held, first, stop, depth, columns, w_k,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, GATED: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """The sums over first..stop-1 of K, or up to its end, and with GATED those of the columns that the gates let
-    through. x: pointers to the rows; weight: to the tile's columns."""
+    """The sums over first..stop-1 of K, clipped at its end, and with GATED those of the up projection. x: pointers to
+    the rows; weight: to the tile's columns."""
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     other = tl.zeros((ROWS, COLUMNS), tl.float32)
     for start in range(first, tl.minimum(stop, depth), DEPTH):
@@ -138,11 +137,11 @@ def _product(
 @triton.jit
 def _finish(
     total, other, pieces, before, cosine, sine, factor, slot, at, scaled, partial_sumsq, kv_slots, m, n, live, held,
-    first, columns, depth, eps, sunk,
+    first, columns, depth, eps, kv_columns,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, PART: tl.constexpr, NORMED: tl.constexpr, GATED: tl.constexpr,
-    ADD: tl.constexpr, TURN: tl.constexpr, ONWARD: tl.constexpr, SINK: tl.constexpr,
+    ADD: tl.constexpr, ROTATE: tl.constexpr, NEXT_NORM: tl.constexpr, KV_SLOTS: tl.constexpr,
 ):  # fmt: skip
-    """All that follows a product, for a tile of columns n."""
+    """The epilogue, for a tile of columns n."""
     written = live[:, None] & held[None, :]
     kind = at.dtype.element_ty
     if NORMED:
@@ -152,22 +151,22 @@ def _finish(
     if ADD:
         total += before.to(tl.float32)
     y = total.to(kind)
-    if TURN:
-        # Pairs of columns, rounded already.
+    if ROTATE:
+        # Pairs of adjacent columns, already rounded.
         one, two = tl.split(tl.reshape(y.to(tl.float32), (ROWS, COLUMNS // 2, 2)))
         both = tl.join(one * cosine - two * sine, one * sine + two * cosine)
         y = tl.reshape(both, (ROWS, COLUMNS)).to(kind)
     if GATED:
         gate, up = y.to(tl.float32), other.to(kind).to(tl.float32)
-        # Of a falling exponential only, which cannot overflow.
+        # The exponential of a negative number cannot overflow.
         fall = tl.exp(-tl.abs(gate))
         y = (gate * (tl.where(gate >= 0, 1.0, fall) / (1.0 + fall)) * up).to(kind)
-    if SINK:
-        begin = columns - sunk
-        tl.store(kv_slots + slot[:, None] * sunk + (n - begin)[None, :], y, mask=written & (n >= begin)[None, :])
+    if KV_SLOTS:
+        begin = columns - kv_columns
+        tl.store(kv_slots + slot[:, None] * kv_columns + (n - begin)[None, :], y, mask=written & (n >= begin)[None, :])
         written = written & (n < begin)[None, :]
     tl.store(at, y, mask=written)
-    if ONWARD:
+    if NEXT_NORM:
         whole = tl.where(written, y.to(tl.float32), 0.0)
         tl.store(scaled + m[:, None] * columns + n[None, :], whole * factor.to(tl.float32)[None, :], mask=written)
         sums, parts = tl.sum(tl.reshape(whole * whole, (ROWS, COLUMNS // PART, PART)), 2), tl.cdiv(columns, PART)
@@ -178,35 +177,35 @@ def _finish(
 @triton.jit(do_not_specialize=["rows"])
 def _project(
     x, weight, out, sums, rotation, scale, scaled, partial_sumsq, kv_slots, slots, parts, counts, rows, columns, depth,
-    span, lengths, x_m, w_k, o_m, eps, pairs, rotated, sunk,
+    span, lengths, x_m, w_k, o_m, eps, pairs, rotated, kv_columns,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, RANGES: tl.constexpr, PART: tl.constexpr,
-    LENGTHS: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, TURN: tl.constexpr, ONWARD: tl.constexpr,
-    SINK: tl.constexpr, WIDE: tl.constexpr, AHEAD: tl.constexpr, LATE: tl.constexpr, EARLY: tl.constexpr,
+    LENGTHS: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, ROTATE: tl.constexpr, NEXT_NORM: tl.constexpr,
+    KV_SLOTS: tl.constexpr, WIDE: tl.constexpr, AHEAD: tl.constexpr, LATE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """LENGTHS: sums of a row, rounded up to a power of 2; 0 where no norm stands in front."""
+    """LENGTHS: partial sums per row, rounded up to a power of 2; 0 without a preceding norm."""
     tile, part = tl.program_id(0), tl.program_id(1)
     m, first = tl.arange(0, ROWS), tile * COLUMNS
     n = first + tl.arange(0, COLUMNS)
     live, held = m < rows, n < columns
-    if EARLY and AHEAD > 0:
+    if PDL and AHEAD > 0:
         row = tl.minimum(part * span + tl.arange(0, AHEAD), depth - 1).to(tl.int64) * w_k
         fetch(weight + first + row)
         if GATED:
             fetch(weight + columns + first + row)
     if not LATE:
-        signal(EARLY)
-    wait(EARLY)
+        signal(PDL)
+    wait(PDL)
     at = out + m.to(tl.int64)[:, None] * o_m + n[None, :]
     pieces, before, cosine, sine, factor, slot = _read(
         at, sums, rotation, scale, slots, m, n, live, held, first, columns, lengths, pairs, rotated, COLUMNS, LENGTHS,
-        ADD, TURN, ONWARD, SINK,
+        ADD, ROTATE, NEXT_NORM, KV_SLOTS,
     )  # fmt: skip
     total, other = _product(
         x + m.to(tl.int64) * x_m, weight + n, live, held, part * span, part * span + span, depth, columns, w_k, ROWS,
         COLUMNS, DEPTH, GATED, WIDE,
     )  # fmt: skip
     if LATE:
-        signal(EARLY)
+        signal(PDL)
     last = True
     if RANGES > 1:
         place = m[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
@@ -222,37 +221,38 @@ def _project(
     if last:
         _finish(
             total, other, pieces, before, cosine, sine, factor, slot, at, scaled, partial_sumsq, kv_slots, m, n, live,
-            held, first, columns, depth, eps, sunk, ROWS, COLUMNS, PART, LENGTHS > 0, GATED, ADD, TURN, ONWARD, SINK,
+            held, first, columns, depth, eps, kv_columns, ROWS, COLUMNS, PART, LENGTHS > 0, GATED, ADD, ROTATE,
+            NEXT_NORM, KV_SLOTS,
         )  # fmt: skip
 
 
 def tile(rows: int, columns: int, depth: int, size: int, gated: bool, add: bool, early: bool) -> LinearTile:
-    """A quick shape for numbers of `size` bytes. early: the launch begins early."""
+    """A fast tile for elements of `size` bytes. early: the kernel is launched with PDL."""
     tall = max(LEAST, triton.next_power_of_2(rows))
     if size == 4:
         return LinearTile(tall, PART, 32, 1, warps=4, stages=3)
-    # What is added is the output of attention or, from more numbers, of the gates.
+    # With `add`, x is the output of attention or, if K > N, of the gates.
     behind = add and depth <= columns
     if tall > LEAST:
         what = "gate_up" if gated else "heads" if not add else "attended" if behind else "down"
         return _taller(tall, what, columns, depth, early)
     if gated:
-        if columns > 64 * ALONE:
+        if columns > 64 * SMS:
             return LinearTile(tall, 64, 64, 1, warps=8, stages=3, late=True)
-        # Deeper where each program has a multiprocessor to itself.
+        # More stages where each program has an SM to itself.
         found = LinearTile(tall, 64, 128, 1, warps=8, stages=3, late=True)
-        return found._replace(stages=LONE_GATED, ahead=AHEAD) if early else found
+        return found._replace(stages=SINGLE_STAGES_GATED, ahead=AHEAD) if early else found
     if columns >= 6144:
         return LinearTile(tall, 64, 128, 1, warps=4, stages=4)
     ranges = _ranges(columns, PART, depth)
     found = LinearTile(tall, PART, 128, ranges, warps=4, stages=6)
-    if behind and early and triton.cdiv(columns, PART) * ranges <= ALONE:
-        return found._replace(stages=LONE, ahead=AHEAD, late=columns >= CROWDED)
+    if behind and early and triton.cdiv(columns, PART) * ranges <= SMS:
+        return found._replace(stages=SINGLE_STAGES, ahead=AHEAD, late=columns >= CROWDED)
     return found
 
 
 def _taller(tall: int, what: str, columns: int, depth: int, early: bool) -> LinearTile:
-    """The tile of TALL, cut along K until its programs occupy a GPU; sums of gates are not cut."""
+    """The tile from TALL, split along K until its programs fill a GPU; gate products are not split."""
     tiles = TALL[tall, what]
     found = tiles.wide if min(columns, depth) >= CROWDED else tiles.narrow
     if what != "gate_up":
@@ -260,11 +260,11 @@ def _taller(tall: int, what: str, columns: int, depth: int, early: bool) -> Line
     if early:
         return found
     stage = 2 * found.depth * (tall + found.columns * (2 if what == "gate_up" else 1))
-    return found._replace(stages=min(found.stages, ROOM_IN_TURN // stage))
+    return found._replace(stages=min(found.stages, SHARED_MEMORY_WITHOUT_PDL // stage))
 
 
 def _ranges(columns: int, width: int, depth: int) -> int:
-    """Into how many ranges K is cut for tiles of `width` columns."""
+    """The number of ranges of K for tiles of `width` columns."""
     ranges, tiles = 1, triton.cdiv(columns, width)
     while tiles * ranges < PROGRAMS and depth >= 2 * ranges * SHORTEST:
         ranges *= 2
@@ -296,12 +296,12 @@ def fused_linear(x: Tensor, weight: Tensor, out: Tensor, fusion: Fusion) -> Tens
     (rows, depth), columns = x.shape, out.shape[1]
     if not out.numel():
         return out
-    shape = tile(rows, columns, depth, x.element_size(), gated, add, starts_early(x.device))
+    shape = tile(rows, columns, depth, x.element_size(), gated, add, supports_pdl(x.device))
     span = triton.cdiv(triton.cdiv(depth, shape.ranges), shape.depth) * shape.depth
     tiles, split = triton.cdiv(columns, shape.columns), shape.ranges > 1
     parts = torch.empty(tiles * shape.ranges * shape.rows * shape.columns if split else 0, device=x.device)
     lengths, pairs = 0 if sums is None else sums.shape[1], 1 if rotation is None else rotation.shape[1]
-    # What is not given is not read.
+    # Pointers that must be passed but are never read.
     turns = parts if rotation is None else torch.view_as_real(rotation)
     given = (parts if one is None else one for one in (scale, scaled, partial_sumsq, pool, slots))
     _project[tiles, shape.ranges](
@@ -309,8 +309,9 @@ def fused_linear(x: Tensor, weight: Tensor, out: Tensor, fusion: Fusion) -> Tens
         rows, columns, depth, span, lengths, x.stride(0), weight.stride(0), out.stride(0), eps, pairs,
         2 * heads * pairs, 0 if pool is None else pool.shape[1],
         ROWS=shape.rows, COLUMNS=shape.columns, DEPTH=shape.depth, RANGES=shape.ranges, PART=PART,
-        LENGTHS=triton.next_power_of_2(lengths) if lengths else 0, GATED=gated, ADD=add, TURN=rotation is not None,
-        ONWARD=next_norm is not None, SINK=kv_slots is not None, WIDE=wide(x), AHEAD=shape.ahead, LATE=shape.late,
+        LENGTHS=triton.next_power_of_2(lengths) if lengths else 0, GATED=gated, ADD=add, ROTATE=rotation is not None,
+        NEXT_NORM=next_norm is not None, KV_SLOTS=kv_slots is not None, WIDE=wide(x), AHEAD=shape.ahead,
+        LATE=shape.late,
         num_warps=shape.warps, num_stages=shape.stages, **launch(x),
     )  # fmt: skip
     return out

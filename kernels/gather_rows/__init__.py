@@ -1,4 +1,4 @@
-"""Rows of the buffers that one step leaves for the next: take some out, put some back."""
+"""Gather and scatter rows of the relay buffers, which carry state from one step to the next."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ def gather(buffer: Tensor, rows: Tensor, checked: bool = False) -> Tensor:
 
     KernelError on other shapes; with `checked` also on the dtype and range of rows.
     """
-    _refuse("gather", buffer, rows, checked)
+    _check("gather", buffer, rows, checked)
     return select_backend(eager, buffer).gather(buffer, rows)
 
 
 def scatter(buffer: Tensor, rows: Tensor, values: Tensor, checked: bool = False) -> None:
     """buffer[rows] = values, in place; values [B, ...] of buffer's dtype.
 
-    Rows are distinct, except that those of equal values may repeat (padding). KernelError as for `gather`.
+    Rows are distinct, except that a row may repeat with equal values (padding). KernelError as for `gather`.
     """
-    _refuse("scatter", buffer, rows, checked)
+    _check("scatter", buffer, rows, checked)
     if values.shape != (*rows.shape, *buffer.shape[1:]):
         raise preconditions.shape_error("scatter", "values", values, (*rows.shape, *buffer.shape[1:]))
     if checked:
@@ -34,7 +34,7 @@ def scatter(buffer: Tensor, rows: Tensor, values: Tensor, checked: bool = False)
     select_backend(eager, buffer).scatter(buffer, rows, values)
 
 
-def _refuse(op: str, buffer: Tensor, rows: Tensor, checked: bool) -> None:
+def _check(op: str, buffer: Tensor, rows: Tensor, checked: bool) -> None:
     if rows.dim() != 1:
         raise preconditions.shape_error(op, "rows", rows, ("B",))
     if checked:

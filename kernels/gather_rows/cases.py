@@ -30,7 +30,7 @@ def _cases(put: bool) -> tuple[Case, ...]:
 
 
 def _far(put: bool) -> Case:
-    """More numbers than an int32 counts."""
+    """More elements than int32 can index."""
 
     def make(g: Generator) -> tuple[Tensor, ...]:
         buffer = torch.zeros(2**20 + 3, 2056, dtype=torch.uint8)

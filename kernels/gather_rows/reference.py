@@ -1,4 +1,4 @@
-"""The definitions of gather and scatter."""
+"""The references of gather and scatter."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""gather and scatter, one program for a part of a row."""
+"""gather and scatter, one program per block of a row."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ BLOCK = 1024
 
 
 @triton.jit
-def _copy(buffer, rows, values, width, BLOCK: tl.constexpr, GATHER: tl.constexpr, EARLY: tl.constexpr):
-    begin(EARLY)
+def _copy(buffer, rows, values, width, BLOCK: tl.constexpr, GATHER: tl.constexpr, PDL: tl.constexpr):
+    begin(PDL)
     place = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width

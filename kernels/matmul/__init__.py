@@ -1,4 +1,4 @@
-"""A matrix product whose rows keep their bits whatever stands beside them."""
+"""A batch-invariant matrix product."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 def matmul(x: Tensor, weight: Tensor, out: Tensor | None = None, add: bool = False, checked: bool = False) -> Tensor:
     """x [M, K] @ weight [K, N] -> [M, N] of x's dtype, into `out` if given; with `add`, out += x @ weight.
 
-    Or H products at once: x [H, M, K], weight [H, K, N] -> [H, M, N].
+    Batched: x [H, M, K], weight [H, K, N] -> [H, M, N].
 
-    weight is contiguous, or the transpose of a contiguous [N, K]; x and out may be views whose rows lie apart. Sums are
-    float32 and rounded once, with `add` after the addition. On CUDA the order of a sum depends on K, N and the dtype
-    alone, so a row has the same bits for every M and beside any other rows.
-    KernelError on other shapes; with `checked` also on dtypes.
+    weight is contiguous, or the transpose of a contiguous [N, K]; x and out may have any row stride. Sums are float32
+    and rounded once, with `add` after the addition. On CUDA the summation order depends on K, N and the dtype alone, so
+    a row has the same bits for every M and whatever the other rows.
+    KernelError on other shapes; with `checked` also on other dtypes.
     """
     several = tuple(x.shape[:-2])
     if x.dim() not in (2, 3):
@@ -31,7 +31,7 @@ def matmul(x: Tensor, weight: Tensor, out: Tensor | None = None, add: bool = Fal
     if out is not None and out.shape != (*x.shape[:-1], weight.shape[-1]):
         raise preconditions.shape_error("matmul", "out", out, (*x.shape[:-1], weight.shape[-1]))
     if add and out is None:
-        raise KernelError("matmul: add needs an out to add to")
+        raise KernelError("matmul: add=True requires out")
     if checked:
         preconditions.dtype("matmul", DTYPES, x=x)
         preconditions.dtype("matmul", (x.dtype,), weight=weight, out=x if out is None else out)

@@ -1,4 +1,4 @@
-"""matmul as torch's own."""
+"""matmul as torch's matmul."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""The definition of matmul."""
+"""The reference of matmul."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,7 @@ PART = 4096
 
 
 def wide_product(x: Tensor, weight: Tensor, sizes: bool = False) -> Tensor:
-    """float64, or with `sizes` of all magnitudes; a large weight is widened part by part."""
+    """x @ weight in float64, or with `sizes` |x| @ |weight|; a large weight is converted in blocks."""
     product = torch.zeros(x.shape[0], weight.shape[1], dtype=torch.float64)
     for k in range(0, x.shape[1], PART):
         one, two = x[:, k : k + PART].double(), weight[k : k + PART].double()
@@ -16,7 +16,7 @@ def wide_product(x: Tensor, weight: Tensor, sizes: bool = False) -> Tensor:
 
 
 def matmul(x: Tensor, weight: Tensor, out: Tensor | None = None, add: bool = False) -> Tensor:
-    """In float64, rounded once."""
+    """Computed in float64, rounded once."""
     product = wide_product(x, weight)
     if out is None:
         return product.to(x.dtype)
@@ -24,7 +24,7 @@ def matmul(x: Tensor, weight: Tensor, out: Tensor | None = None, add: bool = Fal
 
 
 def several(x: Tensor, weight: Tensor) -> Tensor:
-    """One product after the other, [H * M, N]."""
+    """One product at a time, [H * M, N]."""
     out = x.new_empty(*x.shape[:2], weight.shape[2])
     for place in range(len(x)):
         matmul(x[place], weight[place], out[place])

@@ -1,7 +1,7 @@
-"""matmul with an order of summation that K, N and the dtype fix.
+"""matmul with a summation order that depends on K, N and the dtype only.
 
-K is cut into ranges; a range is summed tile after tile, and the ranges are added in rising order. Products of few rows
-take one program for each range and a launch that adds, others one program that adds as it goes.
+K is split into ranges; a range is summed tile by tile, and the ranges are added in ascending order. Products of few
+rows use one program per range and a second launch that adds (split-K); others add the ranges within one program.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from specmatrix.errors import KernelError
 from specmatrix.kernels import preconditions
 from specmatrix.kernels.dot import dot, wide
 
-# Programs that fill a GPU, and that occupy most of one.
+# Numbers of programs that fill a GPU, and that occupy most of it.
 FULL, SOME = 264, 96
-# Columns by which programs are counted for that; and the bounds of the ranges, whose ends are multiples of UNIT.
+# Columns per program in that count; limits on the number and length of ranges, which end at multiples of UNIT.
 NARROW, MOST_RANGES, SHORTEST_RANGE, UNIT = 32, 8, 512, 128
 
 
@@ -35,8 +35,8 @@ class MatmulTile(NamedTuple):
 
 @triton.jit
 def _range(x, weight, live, held, first, span, depth, w_k, DEPTH: tl.constexpr, WIDE: tl.constexpr):
-    """The sum over `span` numbers of K, a multiple of DEPTH, or up to its end. x: pointers to the tile's rows; weight:
-    to its columns."""
+    """The sum over a range of K of length `span`, a multiple of DEPTH, clipped at its end. x: pointers to the tile's
+    rows; weight: to its columns."""
     total = tl.zeros((x.shape[0], weight.shape[0]), tl.float32)
     for start in range(first, tl.minimum(first + span, depth), DEPTH):
         k = start + tl.arange(0, DEPTH)
@@ -53,7 +53,7 @@ def _multiply(
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, SPREAD: tl.constexpr, ADD: tl.constexpr,
     WIDE: tl.constexpr,
 ):  # fmt: skip
-    """One program per product, tile and, with SPREAD, range, whose sum goes to parts [H, ranges, rows, columns]."""
+    """One program per product, tile and, with SPREAD, range; its sum goes to parts [H, ranges, rows, columns]."""
     item = tl.program_id(2)
     which = (item // ranges if SPREAD else item).to(tl.int64)
     m = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -91,7 +91,7 @@ def _sum(parts, out, rows, columns, o_h, o_m, ranges, COLUMNS: tl.constexpr, ADD
 
 
 def tile(rows: int, columns: int, dtype: torch.dtype) -> MatmulTile:
-    """A shape that is quick for so many rows; none changes a bit, as a tile's sum runs over K in order."""
+    """A fast tile for `rows` rows; the choice changes no bit, as every tile sums over K in order."""
     if dtype is torch.float32:
         return MatmulTile(16, 32, 32, warps=4, stages=3)
     if rows > 256:
@@ -105,7 +105,7 @@ def tile(rows: int, columns: int, dtype: torch.dtype) -> MatmulTile:
 
 
 def ranges(columns: int, depth: int) -> int:
-    """Into how many ranges K is cut: so many that a narrow product occupies a GPU too."""
+    """The number of ranges of K, enough for a narrow product to occupy a GPU."""
     count = 1
     while count < MOST_RANGES and triton.cdiv(columns, NARROW) * count < SOME and depth >= 2 * count * SHORTEST_RANGE:
         count *= 2

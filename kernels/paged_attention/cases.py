@@ -1,6 +1,6 @@
 """Cases of paged_attention: (q, cache, read_slots, bias, kv_heads[, value_dim, scale, sparse, start]).
 
-Slots that nobody may read hold NaN.
+Slots that must not be read hold NaN.
 """
 
 from __future__ import annotations
@@ -27,13 +27,12 @@ def _attention(
     note: str = "",
     latent: tuple[int, float] | None = None,
     window: int | None = None,
-    told: bool = False,
+    with_start: bool = False,
 ) -> Case:
-    """Requests with the given tokens before the step, then `width` new ones, causal or a random tree.
+    """Requests with `lengths` cached tokens, then `width` new ones, causal or a random tree.
 
-    latent: value_dim and scale of the form with one plane. window: slots further back than so many are hidden, and
-    nobody wrote those that no query sees: they hold NaN and, as freed pages do, read the padding slot. told: where the
-    new tokens stand.
+    latent: value_dim and scale of latent attention. window: size of a sliding window; positions that no query sees hold
+    NaN and, like freed pages, map to the padding slot. with_start: pass the position of the first new token.
     """
 
     def make(g: Generator) -> Arguments:
@@ -52,15 +51,15 @@ def _attention(
                 far = torch.arange(reach) <= (length + torch.arange(width))[:, None] - window
                 bias[row, 0].masked_fill_(far, NONE)
                 slots[row, : max(0, length - window + 1)] = 0
-            # A key that is masked but read must be finite, as the padding is; it takes the padding slot.
+            # A masked key that is read must be finite, so it maps to the padding slot.
             slots[row, length + width :] = 0
             used = slots[row, : length + width]
             used = used[used > 0]
             cache[used] = torch.randn(len(used), planes, kv_heads, head_dim, generator=g).to(dtype)
         q = torch.randn(batch, width, heads, head_dim, generator=g).to(dtype)
         more: tuple[object, ...] = latent or ()
-        if told or window is not None:
-            more = (*(latent or (None, None)), window is not None, *([torch.tensor(lengths)] if told else ()))
+        if with_start or window is not None:
+            more = (*(latent or (None, None)), window is not None, *([torch.tensor(lengths)] if with_start else ()))
         return q, cache, slots, bias.to(dtype), kv_heads, *more
 
     kind = "tree" if tree else "causal"
@@ -71,8 +70,8 @@ def _attention(
         name += f" latent {latent[0]}"
     if window is not None:
         name += f" window {window}"
-    if told:
-        name += " told"
+    if with_start:
+        name += " with start"
     return Case(name + note, make)
 
 
@@ -86,7 +85,7 @@ def _seen(width: int, tree: bool, g: Generator) -> Tensor:
 
 
 def _strided() -> Case:
-    """q as the models pass it: the head of a wider projection."""
+    """q as the models pass it: the first columns of a wider projection."""
     dense = _attention((3, 9), 1, 4, 2, 8)
 
     def make(g: Generator) -> Arguments:
@@ -98,7 +97,7 @@ def _strided() -> Case:
 
 
 def _far(g: Generator) -> Arguments:
-    """A pool of more numbers than an int32 counts, read at both ends."""
+    """A pool with more elements than int32 can index, read at both ends."""
     slots = 2**23 + 64
     cache = torch.zeros(slots, 2, 1, 128, dtype=torch.bfloat16)
     read = torch.cat((torch.arange(slots - 40, slots), torch.arange(1, 31)))[torch.randperm(70, generator=g)][None]
@@ -108,7 +107,7 @@ def _far(g: Generator) -> Arguments:
 
 
 def _long(lengths: tuple[int, ...], width: int, dtype: torch.dtype, latent: bool = False, **more: object) -> Case:
-    """Several splits of keys, at the widths of a real model."""
+    """Several splits of keys, with the head sizes of a real model."""
     if latent:
         case = _attention(lengths, width, 16, 1, 576, 16, dtype, latent=(512, 192**-0.5), **more)
     else:
@@ -144,13 +143,13 @@ CASES = (
     _attention((40, 9), 3, 4, 1, 24, latent=(16, 0.2), window=12),
     _attention((300, 9), 2, 2, 1, 8, note=", two splits"),
     _attention((600, 20), 1, 2, 1, 8, window=40),
-    _attention((300, 9, 0), 2, 2, 1, 8, told=True),
-    _attention((127, 255, 9), 2, 2, 1, 8, note=", one token into a tile", told=True),
-    _attention((5, 40), 3, 4, 1, 24, latent=(16, 0.2), tree=True, told=True),
+    _attention((300, 9, 0), 2, 2, 1, 8, with_start=True),
+    _attention((127, 255, 9), 2, 2, 1, 8, note=", one token into a tile", with_start=True),
+    _attention((5, 40), 3, 4, 1, 24, latent=(16, 0.2), tree=True, with_start=True),
     _long((700, 255, 511), 1, torch.bfloat16),
     _long((700, 255, 511), 8, torch.bfloat16, tree=True),
     _long((700, 255, 511), 5, torch.float16, window=300),
-    _long((700, 255, 3), 5, torch.bfloat16, tree=True, told=True),
+    _long((700, 255, 3), 5, torch.bfloat16, tree=True, with_start=True),
     _long((300,), 3, torch.float32),
     _long((400, 20), 4, torch.bfloat16, latent=True, tree=True),
     Case("a large pool", _far, size="large"),

@@ -1,10 +1,10 @@
 """paged_attention in few torch calls: one gather, two batched products and a softmax.
 
-Query heads that share a key head stand in the rows of one product, [B * kv_heads, W * group, ...].
+Query heads that share a key head are rows of one product, [B * kv_heads, W * group, ...].
 
-With `deterministic` a query's result does not depend, bit by bit, on B, on W, or on how many masked keys lie between
-and behind those that it sees, whatever the BLAS, its threads and the instruction set: every sum is one of whole numbers
-that float64 holds (`_exactly`), so no order of additions can show, and a masked key adds 0.
+With `deterministic` a query's result is bitwise independent of B, W and masked keys, for any BLAS, thread count and
+instruction set: every sum is over integers that float64 represents exactly (`_exactly`), so the summation order has no
+effect, and a masked key adds 0.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-# Keys come in multiples of this where a GPU reads them: rows of slots and masks so long begin where it reads fast.
+# The number of keys is padded to a multiple of this on a GPU, so that rows of slots and masks are aligned.
 ALIGNED = 128
-# A sum of products stays below 2^53 where the largest number of a key, value or query becomes LARGEST (half of it where
-# a row has more than WIDE numbers, at most 4 * WIDE), a query's weights add up to WEIGHTS, and its masses, at most 2^24
-# of them, end at MASS.
+# Sums of products stay below 2^53: the largest element of a key, value or query is scaled to LARGEST (half of it for
+# rows of more than WIDE elements, at most 4 * WIDE), a query's weights sum to WEIGHTS, and its softmax numerators, at
+# most 2^24 of them, are at most MASS.
 LARGEST, WIDE = 2.0**22, 512
 WEIGHTS, MASS = 2.0**30, 2.0**24
-# The unit of a row of zeros.
+# The quantisation unit of a row of zeros.
 TINY = 1e-30
 
 
-class Room(NamedTuple):
-    """What `_exactly` writes to and reads, of the keys, values and queries of one layer at a time; R rows in all.
+class ExactBuffers(NamedTuple):
+    """The buffers of `_exactly` for the R rows of one layer's keys, values and queries.
 
-    rows, size [R, d] of the step's dtype and float32; unit [R, 1] float32; whole [R, d] float64. The others are views:
-    query of rows, query_unit, key_unit and value_unit of unit, queries, keys_t and values of whole.
+    rows [R, d] in the step's dtype; size [R, d] float32; unit [R, 1] float32; whole [R, d] float64. The others are
+    views: query of rows; query_unit, key_unit and value_unit of unit; queries, keys_t and values of whole.
     """
 
     rows: Tensor
@@ -48,11 +48,11 @@ class Room(NamedTuple):
 
 
 class Reads(NamedTuple):
-    """What the layers of one step share, a buffer among it: one layer reads at a time.
+    """The state shared by all layers of one step; one layer uses its buffers at a time.
 
     query: shape of q [B, W, heads, head_dim]. where int64: rows of the cache in the order [planes, B, kv_heads, T].
-    buffer: what `where` reads; read [planes, B * kv_heads, T, head_dim] is a view of it. value_dim: as in plan_reads.
-    scale: factor of the scores. bias [B * kv_heads, W * group, T]. room: None where not deterministic.
+    buffer: the gathered rows; read [planes, B * kv_heads, T, head_dim] is a view of it. value_dim: as in plan_reads.
+    scale: softmax scale. bias [B * kv_heads, W * group, T]. exact: None unless deterministic.
     """
 
     query: tuple[int, int, int, int]
@@ -63,7 +63,7 @@ class Reads(NamedTuple):
     read: Tensor
     value_dim: int | None
     bias: Tensor
-    room: Room | None
+    exact: ExactBuffers | None
 
 
 def plan_reads(
@@ -78,7 +78,7 @@ def plan_reads(
     sparse: bool,
     start: Tensor | None,
 ) -> Reads:
-    """sparse and start: of no use here, where one gather reads all."""
+    """sparse and start are ignored: one gather reads all keys."""
     batch, length = read_slots.shape
     width, planes = bias.shape[2], 2 if value_dim is None else 1
     where = spread_slots(read_slots, kv_heads, planes)
@@ -94,19 +94,19 @@ def plan_reads(
         read=read,
         value_dim=value_dim,
         bias=spread_bias(bias, heads, kv_heads),
-        room=_room(rows, read, value_dim, width * heads // kv_heads) if deterministic else None,
+        exact=_exact_buffers(rows, read, value_dim, width * heads // kv_heads) if deterministic else None,
     )
 
 
-def _room(rows: Tensor, read: Tensor, value_dim: int | None, group: int) -> Room:
-    """rows [R, d], of which `read` [planes, B * kv_heads, T, d] is the first part. group: queries of a key head."""
+def _exact_buffers(rows: Tensor, read: Tensor, value_dim: int | None, group: int) -> ExactBuffers:
+    """rows [R, d], whose first part is `read` [planes, B * kv_heads, T, d]. group: queries per key head."""
     planes, groups, length, head_dim = read.shape
     count = planes * groups * length
     each = (groups, group)
     unit = torch.empty(len(rows), 1, device=rows.device)
     whole = torch.empty(rows.shape, dtype=torch.float64, device=rows.device)
     units, wholes = unit[:count].view(planes, groups, 1, length), whole[:count].view(read.shape)
-    return Room(
+    return ExactBuffers(
         rows=rows,
         size=torch.empty(rows.shape, device=rows.device),
         unit=unit,
@@ -122,19 +122,19 @@ def _room(rows: Tensor, read: Tensor, value_dim: int | None, group: int) -> Room
 
 
 def spread_slots(read_slots: Tensor, kv_heads: int, planes: int = 2) -> Tensor:
-    """Slots [B, T] -> rows of the cache in the order [planes, B, kv_heads, T], flat."""
+    """Slots [B, T] -> flat cache rows in the order [planes, B, kv_heads, T]."""
     return (read_slots[:, None] * (planes * kv_heads) + _kinds(planes, kv_heads, read_slots.device)).view(-1)
 
 
 @cache
 def _kinds(planes: int, kv_heads: int, device: torch.device) -> Tensor:
-    """A slot's rows, [planes, 1, kv_heads, 1]; kept, as every step needs it."""
+    """Row offsets within a slot, [planes, 1, kv_heads, 1]; cached, as every step needs them."""
     with torch.inference_mode(False):
         return torch.arange(planes * kv_heads, device=device).view(planes, 1, kv_heads, 1)
 
 
 def spread_bias(bias: Tensor, heads: int, kv_heads: int) -> Tensor:
-    """[B, 1, W, T] -> [B * kv_heads, W * group, T], the rows of the products."""
+    """[B, 1, W, T] -> [B * kv_heads, W * group, T], one row per row of the products."""
     batch, _, width, length = bias.shape
     group = heads // kv_heads
     wide = bias[:, :, :, None].expand(batch, kv_heads, width, group, length)
@@ -142,17 +142,17 @@ def spread_bias(bias: Tensor, heads: int, kv_heads: int) -> Tensor:
 
 
 def attend(q: Tensor, kv_heads: int, scale: float, read: Tensor, value_dim: int | None, bias: Tensor) -> Tensor:
-    """Not deterministic. q [B, W, heads, d]; read [planes, B * kv_heads, T, d]; bias [B * kv_heads, W * group, T]
-    -> [B * W, heads * v].
+    """Non-deterministic attention. q [B, W, heads, d]; read [planes, B * kv_heads, T, d];
+    bias [B * kv_heads, W * group, T] -> [B * W, heads * v].
 
-    read: keys, then values; of one plane the keys' first value_dim columns are the values.
+    read: keys, then values; with one plane the values are the keys' first value_dim columns.
     """
     folded, keys, values = _folded(q, kv_heads), read[0], read[-1, ..., :value_dim]
     if q.dtype is torch.float32:
         scores = torch.baddbmm(bias, folded * scale, keys.transpose(1, 2))
         mixed = torch.bmm(torch.softmax(scores, -1), values)
     else:
-        # Half precision needs float32 sums and a float32 softmax, which the fused call keeps.
+        # Half precision needs float32 accumulation and a float32 softmax, which the fused call has.
         folded, keys, values, bias = (part[:, None] for part in (folded, keys, values, bias))
         mixed = scaled_dot_product_attention(folded, keys, values, attn_mask=bias, scale=scale)[:, 0]
     return _unfolded(mixed, q)
@@ -168,7 +168,7 @@ def _folded(q: Tensor, kv_heads: int) -> Tensor:
 
 
 def _unfolded(mixed: Tensor, q: Tensor) -> Tensor:
-    """[B * kv_heads, W * group, v] -> [B * W, heads * v]; q as it came."""
+    """[B * kv_heads, W * group, v] -> [B * W, heads * v]; q: the unfolded queries."""
     batch, width, heads, _ = q.shape
     wide = mixed.shape[2]
     if width == 1:
@@ -177,32 +177,32 @@ def _unfolded(mixed: Tensor, q: Tensor) -> Tensor:
     return split.transpose(1, 2).reshape(batch * width, heads * wide)
 
 
-def _exactly(q: Tensor, reads: Reads, room: Room) -> Tensor:
-    """The same with sums that have no order: each factor is rounded to a whole number of a unit of its own row.
+def _exactly(q: Tensor, reads: Reads, exact: ExactBuffers) -> Tensor:
+    """Attention with exact, order-independent sums: each factor is quantised to integer multiples of its row's unit.
 
-    A query's and a key's unit is a part of the row's largest number; a weight counts in its value's unit, and its own
-    unit is a part of the largest value in sight. Only operations on single numbers round.
+    The unit of a query or key is a fraction of its row's maximum; a weight includes its value's unit, and is itself
+    quantised by a fraction of the largest value attended to. Only elementwise operations round.
     """
-    room.query.copy_(_folded(q, reads.kv_heads))
-    rows = room.rows.float()
+    exact.query.copy_(_folded(q, reads.kv_heads))
+    rows = exact.rows.float()
     most = LARGEST if q.shape[3] <= WIDE else LARGEST / 2
-    torch.abs(rows, out=room.size)
-    torch.amax(room.size, -1, True, out=room.unit)
-    room.unit.mul_(1 / most).clamp_min_(TINY)
-    room.whole.copy_(rows.div_(room.unit).round_())
-    room.query_unit.mul_(reads.scale)
-    scores = torch.bmm(room.queries, room.keys_t).float()
-    scores.mul_(room.key_unit).mul_(room.query_unit).add_(reads.bias)
+    torch.abs(rows, out=exact.size)
+    torch.amax(exact.size, -1, True, out=exact.unit)
+    exact.unit.mul_(1 / most).clamp_min_(TINY)
+    exact.whole.copy_(rows.div_(exact.unit).round_())
+    exact.query_unit.mul_(reads.scale)
+    scores = torch.bmm(exact.queries, exact.keys_t).float()
+    scores.mul_(exact.key_unit).mul_(exact.query_unit).add_(reads.bias)
     mass = scores.sub_(scores.amax(-1, True)).exp_().mul_(MASS)
     total = mass.round().sum(-1, True, dtype=torch.float64)
-    largest = (reads.bias + room.value_unit).amax(-1, True).mul_(1 / WEIGHTS)
-    weights = mass.mul_(room.value_unit).div_(total.mul_(largest).float()).round_()
-    mixed = torch.bmm(weights.double(), room.values).mul_(largest)
+    largest = (reads.bias + exact.value_unit).amax(-1, True).mul_(1 / WEIGHTS)
+    weights = mass.mul_(exact.value_unit).div_(total.mul_(largest).float()).round_()
+    mixed = torch.bmm(weights.double(), exact.values).mul_(largest)
     return _unfolded(mixed.to(q.dtype), q)
 
 
 def paged_attention(q: Tensor, cache: Tensor, reads: Reads) -> Tensor:
     torch.index_select(cache, 0, reads.where, out=reads.buffer)
-    if reads.room is not None:
-        return _exactly(q, reads, reads.room)
+    if reads.exact is not None:
+        return _exactly(q, reads, reads.exact)
     return attend(q, reads.kv_heads, reads.scale, reads.read, reads.value_dim, reads.bias)

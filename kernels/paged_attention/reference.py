@@ -1,4 +1,4 @@
-"""The definition of paged_attention."""
+"""The reference of paged_attention."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def paged_attention(
     sparse: bool = False,
     start: Tensor | None = None,
 ) -> Tensor:
-    """One query head after the other, in float64. cache [S, planes, kv_heads, head_dim]; -> [B * W, heads * value_dim].
+    """One query head at a time, in float64. cache [S, planes, kv_heads, head_dim]; -> [B * W, heads * value_dim].
 
-    The last plane holds the values: one of their own, or the keys' first value_dim columns.
+    The last plane holds the values: their own plane, or the keys' first value_dim columns.
     """
     batch, width, heads, head_dim = q.shape
     group = heads // kv_heads

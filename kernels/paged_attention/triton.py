@@ -1,10 +1,10 @@
-"""paged_attention over keys split at fixed positions.
+"""paged_attention with keys split at fixed positions (split-KV).
 
-A split is SPLIT key positions, whatever the number of keys, requests and queries, and a tile of queries has the same
-shape in every step. A query's result is the merge of its splits in rising order; a split or block of keys that it sees
-nothing of changes no bit. So its bits depend neither on the rest of the step, nor on masked keys, nor on where in the
-pool its slots lie. Small steps take one program for each split and a launch that merges, others one program that
-merges as it goes; no product is fused with a sum, so that both round alike.
+A split always holds SPLIT key positions, whatever the number of keys, requests and queries, and query tiles have the
+same shape in every step. A query's result merges its splits in ascending order; a fully masked split or block of keys
+leaves every bit unchanged. So its bits depend neither on the rest of the step, nor on masked keys, nor on the slots'
+positions in the pool. Small steps use one program per split and a second launch that merges; larger ones merge within
+one program. FMA fusion is disabled, so that both round identically.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from specmatrix.kernels.paged_attention.eager import ALIGNED
 from specmatrix.kernels.pdl import begin, launch
 
 SPLIT = 256
-# Splits whose results are on their way while one is merged.
+# Splits that are prefetched while one is merged.
 AHEAD = 4
-# Keys of a split of few requests where bits may depend on the step.
+# Keys per split for few requests in non-deterministic mode.
 SHORT = 128
-# Queries of a tile, but for the widest heads.
+# Queries per tile, except for the widest heads.
 WIDE_TILE = 32
 LOG2_E = 1.4426950408889634
-# Programs from which a step fills a GPU without being spread over splits.
+# Number of programs that fills a GPU without a program per split.
 FULL = 264
-# Tiles of queries from which on a step is a prompt's, whose early tiles see few of the keys.
+# Number of query tiles from which a step is a prefill, whose early tiles see few of the keys.
 CAUSAL = 8
 
 
 class AttentionShape(NamedTuple):
-    """Queries and keys of a tile; d1 and d2: key_dim, and what a latent key has behind it, as powers of 2."""
+    """Queries and keys per tile; d1, d2: a key's width and the tail of a latent key, rounded up to powers of 2."""
 
     rows: int
     keys: int
@@ -49,10 +49,10 @@ class AttentionShape(NamedTuple):
 
 
 class SplitReads(NamedTuple):
-    """What the layers of one step share, for T keys rounded up to a multiple of ALIGNED.
+    """The state shared by all layers of one step, for T keys padded to a multiple of ALIGNED.
 
     query: shape of q; slots [B, T], the padding slot 0 past the keys; masks [B, W, T], 0 for keys that a query may see;
-    factor: of the scores; sparse: most keys are hidden from all queries of a request; start [B]: none sees more than
+    factor: softmax scale; sparse: most keys are masked for all queries of a request; start [B]: no query sees more than
     start + W keys.
     """
 
@@ -79,7 +79,7 @@ def plan_reads(
     sparse: bool,
     start: Tensor | None,
 ) -> SplitReads:
-    """As in eager.py; without `deterministic` a small step may split its keys further."""
+    """As in eager.py; without `deterministic` a small step may use shorter splits."""
     preconditions.dense("paged_attention", read_slots=read_slots, bias=bias)
     if start is not None:
         preconditions.contiguous("paged_attention", start=start)
@@ -95,7 +95,7 @@ def plan_reads(
 
 @lru_cache(maxsize=64)
 def shape(head_dim: int, value_dim: int, size: int, group: int) -> AttentionShape:
-    """The tile for keys of head_dim numbers of `size` bytes, which `group` heads share; the same in every step."""
+    """The tile for keys of head_dim elements of `size` bytes shared by `group` query heads; the same in every step."""
     d1 = max(16, triton.next_power_of_2(value_dim))
     d2 = max(16, triton.next_power_of_2(head_dim - value_dim)) if head_dim > value_dim else 0
     if (d1 + d2) * size > 512:
@@ -104,9 +104,9 @@ def shape(head_dim: int, value_dim: int, size: int, group: int) -> AttentionShap
 
 
 def quick(tile: AttentionShape, rows: int, length: int, pairs: int) -> tuple[AttentionShape, int]:
-    """The tile and the keys of a split for a step whose queries fit into one tile, where bits may depend on the step.
+    """The tile and the keys per split of a non-deterministic step whose queries fit into one tile.
 
-    Short splits while all programs find room on the GPU at once; else small tiles, of which many do.
+    Short splits while all programs fit on the GPU at once; else small tiles, for higher occupancy.
     """
     if tile.d2 or tile.rows != WIDE_TILE:
         return tile, SPLIT
@@ -121,10 +121,10 @@ def _split(
     q1, q2, row, slots, masks, live, first, stop, slot_size, value_at, factor, key_dim, head_dim,
     KEYS: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr, SPLIT: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Keys first..stop-1 for a tile of queries: peaks and sums [ROWS], mixtures [ROWS, D1].
+    """Attention of a query tile over keys first..stop-1: maxima and sums [ROWS], unnormalised outputs [ROWS, D1].
 
-    A query that sees nothing of them has -inf, 0 and 0. row: a slot's key; its first key_dim numbers meet q1, the rest
-    up to head_dim q2. value_at: from there to its value. masks: pointers to position 0 of each query.
+    A query that sees none of them gets -inf, 0 and 0. row: key of slot 0; q1 multiplies a key's first key_dim elements,
+    q2 the rest up to head_dim. value_at: offset from a key to its value. masks: pointers to position 0 of each query.
     """
     ROWS: tl.constexpr = q1.shape[0]
     column, tail = tl.arange(0, D1), tl.arange(0, D1 if D2 == 0 else D2)
@@ -149,7 +149,7 @@ def _split(
         calm = tl.where(top == float("-inf"), 0.0, top)
         mass = tl.exp2(score - calm[:, None]).to(keys.dtype)
         fade = tl.exp2(peak - calm)
-        # Summed as a product: the order of a tile's own sum depends on how the compiler spreads the tile.
+        # Summed as a matrix product: the order of a tile reduction depends on the layout that the compiler chooses.
         total = total * fade + tl.sum(tl.where(first_column, dot(mass, ones, WIDE), 0.0), 1)
         values = tl.load(here + value_at + column[None, :], mask=wanted, other=0.0)
         mixed = mixed * fade[:, None] + dot(mass, values, WIDE)
@@ -159,7 +159,7 @@ def _split(
 
 @triton.jit
 def _end(starts, request, width, length, ENDS: tl.constexpr):
-    """The first key that no query of a request sees; asked for first, so that no other load waits for it."""
+    """The first key past those that a request's queries see; loaded first, so that no other load waits for it."""
     stop = length
     if ENDS:
         stop = tl.minimum(tl.load(starts + request) + width, length).to(tl.int32)
@@ -176,7 +176,7 @@ def _seen(masks, live, first, length, SPLIT: tl.constexpr):
 
 @triton.jit
 def _merge(peak, total, mixed, more_peak, more_total, more_mixed):
-    """Two parts of a softmax as one."""
+    """Merge two partial softmax results."""
     top = tl.maximum(peak, more_peak)
     calm = tl.where(top == float("-inf"), 0.0, top)
     fade, weight = tl.exp2(peak - calm), tl.exp2(more_peak - calm)
@@ -189,15 +189,15 @@ def _attend(
     q_batch, q_width, q_head, width, kv_heads, length, slot_size, value_at, factor, head_dim, value_dim, splits,
     GROUP: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, SPLIT: tl.constexpr, D1: tl.constexpr,
     D2: tl.constexpr, SPREAD: tl.constexpr, LOOK: tl.constexpr, ENDS: tl.constexpr, WIDE: tl.constexpr,
-    EARLY: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    """One program per key head of a request, tile of its queries and, with SPREAD, split. LOOK: pass over splits of
-    which no query sees anything. ENDS: read no tile that begins behind starts + width.
+    """One program per request and key head, query tile and, with SPREAD, split. LOOK: skip fully masked splits. ENDS:
+    skip tiles that begin past starts + width.
 
-    Row r of a key head's queries is head r % GROUP of its group at width r // GROUP. SPREAD leaves peaks and totals
-    [B, kv_heads, rows, splits] and mixtures [.., value_dim] to `_gather`, else out is written.
+    Row r of a key head's queries is head r % GROUP of its group at width r // GROUP. With SPREAD, `_gather` merges the
+    peaks and totals [B, kv_heads, rows, splits] and mixtures [.., value_dim]; otherwise out is written.
     """
-    begin(EARLY)
+    begin(PDL)
     pair = tl.program_id(0).to(tl.int64)
     request, kv_head = pair // kv_heads, pair % kv_heads
     r = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
@@ -205,7 +205,7 @@ def _attend(
     at, head = (r // GROUP).to(tl.int64), kv_head * GROUP + r % GROUP
     column = tl.arange(0, D1)
     stop = _end(starts, request, width, length, ENDS)
-    # A latent key is its value, and then a tail.
+    # A latent key consists of its value and a tail.
     key_dim = value_dim if D2 > 0 else head_dim
     mine = q + request * q_batch + at * q_width + head * q_head
     q1 = tl.load(mine[:, None] + column[None, :], mask=live[:, None] & (column < key_dim)[None, :], other=0.0)
@@ -249,10 +249,10 @@ def _attend(
 @triton.jit
 def _gather(
     out, peaks, totals, mixtures, width, kv_heads, splits, value_dim, GROUP: tl.constexpr, D1: tl.constexpr,
-    AHEAD: tl.constexpr, EARLY: tl.constexpr,
+    AHEAD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One program per query head: the splits of `_attend` in rising order."""
-    begin(EARLY)
+    """One program per query head: merge the splits of `_attend` in ascending order."""
+    begin(PDL)
     row, pair = tl.program_id(0), tl.program_id(1).to(tl.int64)
     request, kv_head = pair // kv_heads, pair % kv_heads
     column = tl.arange(0, D1)
@@ -265,7 +265,7 @@ def _gather(
         part = first + split + one
         values = mixtures + part[:, None] * value_dim + column[None, :]
         more_peak = tl.load(peaks + part)
-        # A split that was passed over left its peak only.
+        # A skipped split wrote its peak only.
         there = more_peak > float("-inf")
         more_total = tl.where(there, tl.load(totals + part), 0.0)
         more = tl.where(there[:, None], tl.load(values, mask=(column < value_dim)[None, :], other=0.0), 0.0)
@@ -295,7 +295,7 @@ def paged_attention(q: Tensor, cache: Tensor, reads: SplitReads) -> Tensor:
     marks = torch.empty(2, pairs, width * group, splits if spread else 0, dtype=torch.float32, device=q.device)
     mixtures = torch.empty(*marks.shape[1:], value_dim, dtype=torch.float32, device=q.device)
     plane = reads.kv_heads * head_dim
-    # What is not given is not read.
+    # A pointer that must be passed but is never read.
     starts = reads.slots if reads.start is None else reads.start
     _attend[pairs, tiles, splits if spread else 1](
         q, cache, reads.slots, reads.masks, starts, out, marks[0], marks[1], mixtures,

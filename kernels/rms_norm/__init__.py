@@ -1,4 +1,4 @@
-"""RMS norm, with the addition of a residual in front of it."""
+"""RMS norm, optionally preceded by a residual addition."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def rms_norm(
 ) -> Tensor:
     """h / sqrt(mean(h^2) + eps) * weight (arXiv 1910.07467) for each of G groups of a row -> [M, G * width].
 
-    x [M, G * width] and out of the same shape and dtype, which may be x, may be views whose rows lie apart; weight
-    [G, width], G being 1 for a whole row and the number of heads for a norm of each head. residual [M, G * width]: then
-    h = residual + x, rounded to x's dtype and left in `residual`; else h = x. Sums are float32, in an order that
-    depends on the width alone. KernelError on other shapes; with `checked` also on dtypes.
+    x [M, G * width] and out, of the same shape and dtype, may have any row stride, and out may be x; weight [G, width],
+    with G = 1 for a norm of the whole row and G = number of heads for a norm per head. With residual [M, G * width]
+    h = residual + x, rounded to x's dtype and written back to `residual`; else h = x. Sums are float32, in an order
+    that depends on the width alone. KernelError on other shapes; with `checked` also on other dtypes.
     """
     if weight.dim() != 2:
         raise preconditions.shape_error("rms_norm", "weight", weight, ("G", "width"))

@@ -1,4 +1,4 @@
-"""Cases of rms_norm: (x, weight, eps), with a residual as the fourth, and in place: (x, weight, eps, None, x)."""
+"""Cases of rms_norm: (x, weight, eps), (x, weight, eps, residual), and into a buffer: (x, weight, eps, None, out)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _view(g: Generator) -> Arguments:
 
 
 def _far(g: Generator) -> Arguments:
-    """Rows so far apart that an int32 cannot count the way."""
+    """A row stride for which row offsets exceed int32."""
     x = torch.zeros(2**31 + 64, dtype=torch.bfloat16).as_strided((3, 40), (2**30, 1))
     x.copy_(torch.randn(3, 40, generator=g))
     return x, torch.rand(1, 40, generator=g).to(torch.bfloat16), 1e-5

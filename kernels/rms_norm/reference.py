@@ -1,4 +1,4 @@
-"""The definition of rms_norm."""
+"""The reference of rms_norm."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 def rms_norm(
     x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None, out: Tensor | None = None
 ) -> Tensor:
-    """One group after the other, in float64."""
+    """One group at a time, in float64."""
     groups, width = weight.shape
     result = torch.empty_like(x, memory_format=torch.contiguous_format)
     for m in range(len(x)):

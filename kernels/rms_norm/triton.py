@@ -1,4 +1,4 @@
-"""rms_norm, one program per group of a row: its sum has one order, whatever the other rows."""
+"""rms_norm, one program per group of a row, so that the summation order does not depend on the other rows."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from torch import Tensor
 from specmatrix.kernels import preconditions
 from specmatrix.kernels.pdl import begin, launch
 
-# Numbers of a row for each warp of its program.
+# Elements of a row per warp.
 PER_WARP = 512
 
 
 @triton.jit
 def _norm(
     x, weight, residual, out, x_m, residual_m, out_m, width, eps, BLOCK: tl.constexpr, ADD: tl.constexpr,
-    EARLY: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    begin(EARLY)
+    begin(PDL)
     row, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
     column = tl.arange(0, BLOCK)
     inside = column < width

@@ -1,4 +1,4 @@
-"""Rotary positions (RoFormer, arXiv 2104.09864) in place."""
+"""Rotary position embedding (RoFormer, arXiv 2104.09864), in place."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from specmatrix.kernels.rotary import eager
 def rotary(rows: Tensor, rotation: Tensor, heads: int, checked: bool = False) -> None:
     """Rotate the pairs of the first `heads` heads of each row, in place.
 
-    rows [M, >= heads * d], a pair's two numbers adjacent; rotation complex64 [M, d / 2], the factor of each pair.
+    rows [M, >= heads * d], the two elements of a pair adjacent; rotation complex64 [M, d / 2], the factor of each pair.
     Products are float32, rounded once to rows' dtype.
-    KernelError on other shapes; with `checked` also on dtypes.
+    KernelError on other shapes; with `checked` also on other dtypes.
     """
     if rows.dim() != 2 or rotation.dim() != 2 or rows.shape[1] < heads * 2 * rotation.shape[1]:
         raise preconditions.shape_error("rotary", "rows", rows, ("M", f">= {heads * 2 * rotation.shape[-1]}"))

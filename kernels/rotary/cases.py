@@ -8,8 +8,8 @@ from torch import Generator
 from specmatrix.kernels.case import Arguments, Case
 
 
-def _turns(rows: int, heads: int, pairs: int, spare: int = 0, dtype: torch.dtype = torch.float32) -> Case:
-    """Rows of `heads` heads, and `spare` numbers behind them that stay."""
+def _rotations(rows: int, heads: int, pairs: int, spare: int = 0, dtype: torch.dtype = torch.float32) -> Case:
+    """Rows of `heads` heads followed by `spare` elements that stay unchanged."""
 
     def make(g: Generator) -> Arguments:
         angle = torch.randn(rows, pairs, generator=g) * 100
@@ -20,17 +20,17 @@ def _turns(rows: int, heads: int, pairs: int, spare: int = 0, dtype: torch.dtype
 
 
 def _far(g: Generator) -> Arguments:
-    """Rows so far apart that an int32 cannot count the way."""
+    """A row stride for which row offsets exceed int32."""
     rows = torch.zeros(2**31 + 64, dtype=torch.bfloat16).as_strided((3, 40), (2**30, 1))
     angle = torch.randn(3, 10, generator=g)
     return rows.copy_(torch.randn(3, 40, generator=g)), torch.complex(angle.cos(), angle.sin()), 2
 
 
 CASES = (
-    _turns(0, 2, 4),
-    _turns(1, 1, 1),
-    _turns(3, 5, 3, 7),
-    _turns(6, 3, 16, dtype=torch.bfloat16),
-    _turns(2, 4, 9, 5, dtype=torch.float16),
+    _rotations(0, 2, 4),
+    _rotations(1, 1, 1),
+    _rotations(3, 5, 3, 7),
+    _rotations(6, 3, 16, dtype=torch.bfloat16),
+    _rotations(2, 4, 9, 5, dtype=torch.float16),
     Case("rows far apart", _far, size="large"),
 )

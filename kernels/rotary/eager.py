@@ -1,4 +1,4 @@
-"""rotary as one complex product."""
+"""rotary as one complex multiplication."""
 
 import torch
 from torch import Tensor

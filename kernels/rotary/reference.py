@@ -1,10 +1,10 @@
-"""The definition of rotary."""
+"""The reference of rotary."""
 
 from torch import Tensor
 
 
 def rotary(rows: Tensor, rotation: Tensor, heads: int) -> None:
-    """One pair after the other, in double precision."""
+    """One pair at a time, in float64."""
     pairs = rotation.shape[1]
     for m in range(len(rows)):
         for pair in range(heads * pairs):

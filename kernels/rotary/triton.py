@@ -14,8 +14,8 @@ BLOCK = 1024
 
 
 @triton.jit
-def _turn(rows, rotation, stride, pairs, size, BLOCK: tl.constexpr, EARLY: tl.constexpr):
-    begin(EARLY)
+def _rotate(rows, rotation, stride, pairs, size, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    begin(PDL)
     row = tl.program_id(0).to(tl.int64)
     pair = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = pair < size
@@ -36,4 +36,4 @@ def rotary(rows: Tensor, rotation: Tensor, heads: int) -> None:
         block = min(BLOCK, triton.next_power_of_2(size))
         parts = torch.view_as_real(rotation)
         grid = (count, triton.cdiv(size, block))
-        _turn[grid](rows, parts, rows.stride(0), pairs, size, BLOCK=block, **launch(rows))
+        _rotate[grid](rows, parts, rows.stride(0), pairs, size, BLOCK=block, **launch(rows))

@@ -1,4 +1,4 @@
-"""Counter-based coins, and one token per row drawn with them."""
+"""Counter-based random numbers ("coins"), and sampling of one token per row with them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["draw", "uniform"]
 
 
 def uniform(seed: Tensor, position: Tensor) -> Tensor:
-    """A coin per (seed, position): float64 in [0, 1) of position's shape, the same bits on every device.
+    """A coin per (seed, position): float64 in [0, 1) with position's shape, bitwise identical on every device.
 
     seed int64 [B], position int64 [B, W]. splitmix64 (Steele, Lea and Flood, OOPSLA 2014), keyed by the seed.
     """
@@ -28,14 +28,14 @@ def uniform(seed: Tensor, position: Tensor) -> Tensor:
 def draw(
     logits: Tensor, coins: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, truncate: bool = True
 ) -> Tensor:
-    """One token per row -> int64 [B, W].
+    """Sample one token per row -> int64 [B, W].
 
     logits float [B, W, V], coins float64 [B, W]; temperature and top_p float32 [B], top_k int64 [B] (0 = all tokens).
-    temperature is 0, or from 2**-126 to 2**126, between which a division is exact to a few units in the last place.
+    temperature is 0 or in [2**-126, 2**126], where division is accurate to a few ulp.
     temperature 0: argmax, the first on ties. Else p = softmax(logits / temperature); keep the top_k likeliest (lower id
-    first on ties), renormalise; keep the shortest prefix of the rest, likeliest first, that reaches top_p; the token is
+    first on ties), renormalise; keep the shortest prefix of these, likeliest first, that reaches top_p; the token is
     the first in vocabulary order whose cumulative mass exceeds coin * total mass. It is below V, even for NaN logits.
-    truncate=False promises that every top_k is 0 and every top_p is 1, and skips their work.
+    truncate=False asserts that every top_k is 0 and every top_p is 1, and skips the truncation.
     """
     if logits.dim() != 3 or coins.shape != logits.shape[:2]:
         raise preconditions.shape_error("draw", "coins", coins, tuple(logits.shape[:2]))

@@ -19,7 +19,7 @@ def _coins(batch: int, width: int) -> Case:
 
 
 def _draws(batch: int, width: int, vocab: int, big: bool = False) -> Case:
-    """Rows of all kinds in turn: greedy, plain, top-k, top-p, both."""
+    """Rows that cycle through greedy, unrestricted, top-k, top-p, and both."""
 
     def make(g: Generator) -> tuple[Tensor, ...]:
         kind = torch.arange(batch) % 5
@@ -33,7 +33,7 @@ def _draws(batch: int, width: int, vocab: int, big: bool = False) -> Case:
 
 
 def _edge_coins(g: Generator) -> tuple[Tensor, ...]:
-    """Coins at both ends and on a boundary, over masses that binary fractions hold exactly."""
+    """Coins at both ends and near boundaries, over masses that are exact binary fractions."""
     logits = torch.log2(torch.tensor([0.25, 0.0, 0.5, 0.25, 0.0])) * torch.log(torch.tensor(2.0))
     coins = torch.tensor([[0.0, 0.26, 0.74, 0.76, 1 - 2.0**-53]], dtype=torch.float64)
     one = torch.ones(1)
@@ -48,14 +48,14 @@ def _ties(g: Generator) -> tuple[Tensor, ...]:
 
 
 def _least(g: Generator) -> tuple[Tensor, ...]:
-    """A top-p that nothing is needed for keeps the likeliest token; one just below 1 nearly all of them."""
+    """A tiny top-p keeps only the likeliest token; one just below 1 keeps nearly all."""
     coins = torch.tensor([[0.0], [0.999], [0.5]], dtype=torch.float64)
     some = torch.tensor([0, 0, 4])
     return torch.randn(3, 1, 9, generator=g), coins, torch.ones(3), some, torch.tensor([1e-9, 0.9999, 1e-9])
 
 
 def _extreme(g: Generator) -> tuple[Tensor, ...]:
-    """The coldest temperatures draw among the best tokens, the hottest ones among all that top-k and top-p leave."""
+    """The lowest temperatures sample among the best tokens, the highest among all that top-k and top-p keep."""
     logits = 2000 - 3 * torch.rand(8, 3, 11, generator=g)
     logits[:, :, 7] = logits[:, :, 4] = 2000
     heat = torch.tensor([2.0**-126, 3e-38, 1e-20, 2.0**126]).repeat(2)
@@ -64,7 +64,7 @@ def _extreme(g: Generator) -> tuple[Tensor, ...]:
 
 
 def _both(g: Generator) -> tuple[Tensor, ...]:
-    """Half of what top-k keeps is one token, half of everything would be two."""
+    """Half of the mass that top-k keeps is one token; half of the full mass would be two."""
     logits = torch.tensor([0.1, 0.4, 0.2, 0.3]).log().expand(1, 2, 4).contiguous()
     return logits, torch.tensor([[0.05, 0.95]]).double(), torch.ones(1), torch.tensor([2]), torch.tensor([0.5])
 

@@ -37,7 +37,7 @@ def draw(logits: Tensor, coins: Tensor, temperature: Tensor, top_k: Tensor, top_
     greedy = temperature <= 0
     heat = temperature.masked_fill(greedy, 1.0)[:, None, None]
     logits = logits.float()
-    # The peak goes first: divided by a small temperature it would be infinite, and all masses with it NaN.
+    # Subtract the peak first: divided by a small temperature it would be infinite, and every mass NaN.
     mass = torch.softmax((logits - logits.amax(-1, keepdim=True)).div_(heat), -1)
     if truncate:
         mass = _truncated(mass, top_k, top_p)
@@ -45,14 +45,14 @@ def draw(logits: Tensor, coins: Tensor, temperature: Tensor, top_k: Tensor, top_
     total = level[..., -1:].contiguous()
     target = coins[..., None] * total
     token = torch.searchsorted(level, target, right=True)
-    # Rounding may lift the target to the total; the last token with mass takes it. NaN lies behind every total.
+    # Rounding may lift the target to the total; then choose the last token with mass. NaN sorts after every total.
     last = torch.searchsorted(level, total).clamp_(max=logits.shape[-1] - 1)
     token = torch.minimum(token, last)[..., 0]
     return torch.where(greedy[:, None], logits.argmax(-1), token)
 
 
 def _truncated(mass: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
-    """mass [B, W, V] with zeros outside top_k and top_p; not renormalised."""
+    """mass [B, W, V] with zeros outside top_k and top_p, not renormalised."""
     ranked, order = mass.sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(mass.shape[-1], device=mass.device)
     kept = torch.where(top_k > 0, top_k, mass.shape[-1])[:, None, None]

@@ -1,4 +1,4 @@
-"""The definitions of uniform and draw, one row at a time."""
+"""The references of uniform and draw, one row at a time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _mix(word: int) -> int:
 
 
 def uniform(seed: Tensor, position: Tensor) -> Tensor:
-    """The 53 high bits of splitmix64's output number position, of the stream that the seed starts."""
+    """The 53 high bits of output number `position` of the splitmix64 stream started by the seed."""
     golden = 0x9E3779B97F4A7C15
     rows = [
         [(_mix((_mix((s + golden) & WORD) + (p + 1) * golden) & WORD) >> 11) / 2**53 for p in row]
@@ -28,7 +28,7 @@ def uniform(seed: Tensor, position: Tensor) -> Tensor:
 
 
 def draw(logits: Tensor, coins: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
-    """Walk the vocabulary once per row."""
+    """One row at a time, in a pass over its vocabulary."""
     batch, width, _ = logits.shape
     out = torch.empty(batch, width, dtype=torch.int64)
     for b in range(batch):

@@ -1,8 +1,8 @@
 """uniform, and draw without a sort: one program per row.
 
-What top-k and top-p keep is a prefix of the tokens in the order of falling mass, so it is told by one mass and by how
-many of the tokens of exactly that mass belong to it, the lower ids first. Both are found by bisection over the bits of
-the mass, which rise with it. Sums are float64, block after block, whatever else is in the batch.
+Top-k and top-p keep a prefix of the tokens sorted by descending mass, so the kept set is given by a threshold mass and
+the number of tokens kept at exactly that mass, lower ids first. Both are found by bisection over the float's bits,
+which order like its values. Sums are float64, block by block, whatever else is in the batch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from specmatrix.kernels import preconditions
 from specmatrix.kernels.sample.eager import FIRST, GOLDEN, SECOND
 
 BLOCK = 2048
-# A mass is a float32 up to 1.0, the likeliest token's: as many bits, and that one's.
+# Masses are float32, at most 1.0 (the likeliest token's); so many bits cover them, and ONE_BITS are the bits of 1.0.
 MASS_BITS = 30
 ONE_BITS = tl.constexpr(0x3F800000)
 
@@ -57,14 +57,14 @@ def uniform(seed: Tensor, position: Tensor) -> Tensor:
 
 @triton.jit
 def _mass(logits, at, vocab, peak, heat):
-    """exp((x - peak) / heat), 0 past the vocabulary."""
+    """exp((x - peak) / heat), and 0 past the vocabulary."""
     x = tl.load(logits + at, mask=at < vocab, other=float("-inf")).to(tl.float32)
     return tl.exp((x - peak) / heat)
 
 
 @triton.jit
 def _above(logits, vocab, peak, heat, bits, BLOCK: tl.constexpr):
-    """How many masses, and what sum of them, lie above the one with these bits; and how many are equal to it."""
+    """The number and sum of the masses above the mass with these bits, and the number of masses equal to it."""
     level = bits.to(tl.float32, bitcast=True)
     count = tl.zeros((), tl.int64)
     equal = tl.zeros((), tl.int64)
@@ -81,7 +81,7 @@ def _above(logits, vocab, peak, heat, bits, BLOCK: tl.constexpr):
 
 @triton.jit
 def _cut(logits, vocab, peak, heat, top_k, top_p, BLOCK: tl.constexpr, MASS_BITS: tl.constexpr):
-    """The smallest kept mass, as bits, and how many tokens of exactly that mass are kept."""
+    """The bits of the smallest kept mass, and the number of tokens kept at exactly that mass."""
     bits = tl.zeros((), tl.int32)
     taken = tl.full((), vocab, tl.int64)
     if (top_k > 0) & (top_k < vocab):
@@ -114,7 +114,7 @@ def _cut(logits, vocab, peak, heat, top_k, top_p, BLOCK: tl.constexpr, MASS_BITS
 
 @triton.jit
 def _kept(logits, at, vocab, peak, heat, bits, taken, before):
-    """The masses that are kept, 0 elsewhere; and how many tokens of the smallest one lie here."""
+    """The masses of kept tokens, 0 elsewhere; and the number of this block's tokens at the smallest kept mass."""
     mass = _mass(logits, at, vocab, peak, heat)
     level = bits.to(tl.float32, bitcast=True)
     tie = (mass == level) & (at < vocab)
@@ -125,7 +125,7 @@ def _kept(logits, at, vocab, peak, heat, bits, taken, before):
 
 @triton.jit
 def _pick(logits, vocab, peak, heat, coin, bits, taken, BLOCK: tl.constexpr):
-    """The first token whose cumulative mass exceeds coin * total; the last with mass if rounding leaves none."""
+    """The first token whose cumulative mass exceeds coin * total, or the last token with mass if none does."""
     total = tl.zeros((), tl.float64)
     before = tl.zeros((), tl.int64)
     last = tl.zeros((), tl.int64)
@@ -151,7 +151,7 @@ def _pick(logits, vocab, peak, heat, coin, bits, taken, BLOCK: tl.constexpr):
 
 @triton.jit
 def _peak(logits, vocab, BLOCK: tl.constexpr):
-    """The largest logit, and the first token that has it."""
+    """The largest logit and the first token that has it."""
     best = tl.full((), float("-inf"), tl.float32)
     place = tl.zeros((), tl.int64)
     for first in range(0, vocab, BLOCK):

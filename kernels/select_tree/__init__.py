@@ -1,4 +1,4 @@
-"""Which candidates of a drafting round become the nodes of its tree."""
+"""Selection of a drafting round's best candidates as tree nodes."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ def select_tree(
 
     scores float32 [B, P]: candidates 0..k-1 are the root's children, k + (i-1) * k^2 + beam * k + rank the children of
     step i's beams, P = k + (S-1) * k^2. parent_list int64 [B, >= k * (S-1) + 1]: [-1, 0, .., k-1], then the candidate
-    ids of the beams that each step but the last two chose; the parent of candidate s is parent_list[s // k], -1 being
-    the root. Ties go to the lower id. A child never scores above its parent and has a larger id, so parents come along.
+    ids of the beams chosen in each step but the last two; the parent of candidate s is parent_list[s // k], -1 for the
+    root. Ties go to the lower id. A child never scores above its parent and has a larger id, so a selected child's
+    parent is always selected.
     -> ids int64 [B, nodes - 1] ascending; parents int64 [B, nodes] in node numbers: node 0 is the root with parent -1,
     node n >= 1 is ids[:, n - 1].
     KernelError on other shapes or too few candidates; with `checked` also on NaN scores.
@@ -28,9 +29,11 @@ def select_tree(
     if parent_list.shape[0] != batch or (parent_list.shape[1] - 1) * topk + topk < pool:
         raise preconditions.shape_error("select_tree", "parent_list", parent_list, (batch, f">= {-(-pool // topk)}"))
     if not 2 <= nodes <= pool + 1:
-        raise KernelError(f"select_tree: {nodes} nodes is not in [2, {pool + 1}], a root and {pool} candidates")
+        raise KernelError(
+            f"select_tree: nodes must be between 2 and {pool + 1}, a root and {pool} candidates, got {nodes}"
+        )
     if checked:
         preconditions.dtype("select_tree", (torch.int64,), parent_list=parent_list)
         if bool(scores.isnan().any()):
-            raise KernelError("select_tree: scores holds NaN, which has no place in an order")
+            raise KernelError("select_tree: scores contain NaN, which cannot be ranked")
     return select_backend(eager, scores).select_tree(scores, parent_list, nodes, topk)

@@ -10,7 +10,7 @@ from specmatrix.kernels.expand_topk.reference import expand_topk
 
 
 def _grown(batch: int, steps: int, topk: int, nodes: int, ties: bool = False) -> Case:
-    """The candidates of a whole random drafting round; with `ties` all probabilities are 0.5 or 1."""
+    """The candidates of a full random drafting round; with `ties` every probability is 0.5 or 1."""
 
     def make(g: Generator) -> Arguments:
         def probabilities(beams: int) -> torch.Tensor:
@@ -30,7 +30,7 @@ def _grown(batch: int, steps: int, topk: int, nodes: int, ties: bool = False) ->
 
 
 def _worked(g: Generator) -> Arguments:
-    """k = 2, three steps: A B, their children C D E F, of C and E the children G H I J; A B C E G win."""
+    """k = 2, three steps: A B, their children C D E F, the children G H I J of C and E; A B C E G are selected."""
     scores = [0.6, 0.29, 0.30, 0.18, 0.261, 0.0145, 0.24, 0.03, 0.1305, 0.1044]
     return torch.tensor([scores]), torch.tensor([[-1, 0, 1, 2, 4]]), 6, 2
 

@@ -11,6 +11,6 @@ def select_tree(scores: Tensor, parent_list: Tensor, nodes: int, topk: int) -> t
     ranked = scores.argsort(dim=1, descending=True, stable=True)
     ids = ranked[:, : nodes - 1].sort(1).values
     above = parent_list.gather(1, ids // topk)
-    # With the root as -1 in front, a parent's place among the selected ids is its node number.
+    # With -1 prepended for the root, a parent's index among the selected ids is its node number.
     numbered = torch.searchsorted(pad(ids, (1, 0), value=-1), above)
     return ids, pad(numbered, (1, 0), value=-1)

@@ -1,4 +1,4 @@
-"""The definition of select_tree."""
+"""The reference of select_tree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""select_tree in two launches: rank the candidates by counting those that go before, then number their parents."""
+"""select_tree in two launches: rank each candidate by counting those ahead of it, then number the parents."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ STEP = 32
 
 @triton.jit
 def _ordered(score):
-    """NaN goes first, as in torch's order: every candidate needs a rank of its own."""
+    """NaN sorts first, as in torch: every candidate needs a unique rank."""
     return tl.where(score != score, float("inf"), score)
 
 
 @triton.jit
 def _select(scores, ids, pool, wanted, BLOCK: tl.constexpr, STEP: tl.constexpr):
-    """One program per request: the `wanted` best of its candidates, in ascending order."""
+    """One program per request: its `wanted` best candidates, in ascending order."""
     row = tl.program_id(0).to(tl.int64)
     candidate = tl.arange(0, BLOCK)
     mine = _ordered(tl.load(scores + row * pool + candidate, mask=candidate < pool, other=0.0))[:, None]
@@ -37,7 +37,7 @@ def _select(scores, ids, pool, wanted, BLOCK: tl.constexpr, STEP: tl.constexpr):
 
 @triton.jit
 def _number(ids, parent_list, parents, wanted, listed, topk, BLOCK: tl.constexpr):
-    """One program per request: a parent's node number is 1 and the selected ids below it."""
+    """One program per request: a parent's node number is 1 plus the number of smaller selected ids."""
     row = tl.program_id(0).to(tl.int64)
     place = tl.arange(0, BLOCK)
     inside = place < wanted

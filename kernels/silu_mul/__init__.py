@@ -1,4 +1,4 @@
-"""The gate of a gated feed-forward part."""
+"""The activation of a gated feed-forward layer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from specmatrix.kernels.silu_mul import eager
 def silu_mul(gate_up: Tensor) -> Tensor:
     """silu(gate) * up -> [M, inner], for gate_up [M, 2 * inner], gates first (SwiGLU, arXiv 2002.05202).
 
-    In float32, rounded once to gate_up's dtype. gate_up may be a view whose rows lie apart.
+    Computed in float32, rounded once to gate_up's dtype. gate_up may have any row stride.
     KernelError on other shapes.
     """
     if gate_up.dim() != 2 or gate_up.shape[1] % 2:

@@ -16,7 +16,7 @@ def _rows(rows: int, inner: int, dtype: torch.dtype = torch.float32) -> Case:
 
 
 def _far(g: Generator) -> Arguments:
-    """Rows so far apart that an int32 cannot count the way."""
+    """A row stride for which row offsets exceed int32."""
     gate_up = torch.zeros(2**31 + 64, dtype=torch.bfloat16).as_strided((3, 50), (2**30, 1))
     return (gate_up.copy_(torch.randn(3, 50, generator=g)),)
 

@@ -1,4 +1,4 @@
-"""The definition of silu_mul."""
+"""The reference of silu_mul."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""silu_mul, one program for a part of a row."""
+"""silu_mul, one program per block of a row."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ BLOCK = 1024
 
 
 @triton.jit
-def _gate(gate_up, out, stride, inner, BLOCK: tl.constexpr, EARLY: tl.constexpr):
-    begin(EARLY)
+def _gate(gate_up, out, stride, inner, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    begin(PDL)
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < inner
     at = gate_up + row * stride + column
     gate = tl.load(at, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(at + inner, mask=inside, other=0.0).to(tl.float32)
-    # Of a falling exponential only, which cannot overflow.
+    # The exponential of a negative number cannot overflow.
     fall = tl.exp(-tl.abs(gate))
     share = tl.where(gate >= 0, 1.0, fall) / (1.0 + fall)
     tl.store(out + row * inner + column, gate * share * up, mask=inside)

@@ -13,7 +13,7 @@ from specmatrix.kernels.store_kv import eager
 def store_kv(rows: Tensor, slots: Tensor, kv: Tensor, checked: bool = False) -> None:
     """rows[slots] = kv, in place.
 
-    rows [S, C]: one layer of a pool, a slot per row. slots int64 [M]; where two are equal (padding) one of them wins.
+    rows [S, C]: one layer of a KV pool, one slot per row. slots int64 [M]; of equal slots (padding) any one wins.
     kv [M, C] of rows' dtype, may be a view. KernelError on other shapes; with `checked` also on dtype and range.
     """
     if kv.shape != (slots.shape[0], rows.shape[1]):

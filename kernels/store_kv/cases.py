@@ -8,7 +8,7 @@ from specmatrix.kernels.case import Case
 
 def _store(slots: int, width: int, tokens: int, dtype: torch.dtype = torch.float32) -> Case:
     def make(g: Generator) -> tuple[Tensor, ...]:
-        # What is not written is NaN and must stay so.
+        # Slots that are not written hold NaN and must keep it.
         rows = torch.full((slots, width), float("nan"), dtype=dtype)
         return rows, torch.randperm(slots, generator=g)[:tokens], torch.randn(tokens, width, generator=g).to(dtype)
 
@@ -16,12 +16,12 @@ def _store(slots: int, width: int, tokens: int, dtype: torch.dtype = torch.float
 
 
 def _strided(g: Generator) -> tuple[Tensor, ...]:
-    # As the models pass it: the tail of a wider projection.
+    # kv as the models pass it: the last columns of a wider projection.
     return torch.zeros(9, 6), torch.tensor([8, 0, 3]), torch.randn(3, 11, generator=g)[:, 5:]
 
 
 def _far(g: Generator) -> tuple[Tensor, ...]:
-    """More numbers than an int32 counts."""
+    """More elements than int32 can index."""
     rows = torch.zeros(2**20 + 9, 2056, dtype=torch.uint8)
     kv = torch.randint(256, (3, 2056), generator=g, dtype=torch.uint8)
     return rows, torch.tensor([2**20 + 8, 5, 2**20]), kv

@@ -1,4 +1,4 @@
-"""store_kv, one program for a part of one token's row."""
+"""store_kv, one program per block of a token's row."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ BLOCK = 1024
 
 
 @triton.jit
-def _store(rows, slots, kv, width, kv_stride, BLOCK: tl.constexpr, EARLY: tl.constexpr):
-    begin(EARLY)
+def _store(rows, slots, kv, width, kv_stride, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    begin(PDL)
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width

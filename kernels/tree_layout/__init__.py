@@ -1,4 +1,4 @@
-"""Depths and ancestors of the nodes of draft trees."""
+"""Depth and ancestors of each draft tree node."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from specmatrix.kernels.tree_layout import eager
 def tree_layout(parents: Tensor, checked: bool = False) -> tuple[Tensor, Tensor]:
     """parents int64 [B, N], parents[:, 0] = -1, else 0 <= parents[:, n] < n.
 
-    -> depths int64 [B, N], the root's 0; ancestors bool [B, N, N]: [b, n, m] is true where m is n or lies above it.
+    -> depths int64 [B, N], 0 for the root; ancestors bool [B, N, N]: [b, n, m] is true if m is n or its ancestor.
     KernelError on another shape; with `checked` also on a parent that does not precede its child.
     """
     if parents.dim() != 2 or parents.shape[1] == 0:

@@ -9,7 +9,7 @@ from specmatrix.kernels.case import Case
 
 
 def random_parents(batch: int, nodes: int, g: Generator) -> Tensor:
-    """Random trees: parents[:, 0] = -1, every other node below a random earlier one."""
+    """Random trees: parents[:, 0] = -1, every other node has a random earlier parent."""
     limit = torch.arange(nodes).clamp(min=1).double()
     parents = (torch.rand(batch, nodes, generator=g, dtype=torch.float64) * limit).long()
     parents[:, 0] = -1

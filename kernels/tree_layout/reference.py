@@ -1,4 +1,4 @@
-"""The definition of tree_layout: follow each node's parents up to the root."""
+"""The reference of tree_layout: follow each node's parents up to the root."""
 
 from __future__ import annotations
 

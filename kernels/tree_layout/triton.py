@@ -1,4 +1,4 @@
-"""tree_layout, one program per tree, in which every node walks up to the root."""
+"""tree_layout, one program per tree, in which every node follows its parents up to the root."""
 
 from __future__ import annotations
 

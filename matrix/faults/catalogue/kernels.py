@@ -87,8 +87,8 @@ KERNEL_FAULTS: Final[tuple[Fault, ...]] = (
         new=(
             "    for i in range(moved):\n"
             "        one = (1, *grid[1:])\n"
-            "        _copy[one](data, buffer, source[i : i + 1], 1, length, width, block, True, EARLY=False)\n"
-            "        _copy[one](data, buffer, target[i : i + 1], 1, length, width, block, False, EARLY=False)\n"
+            "        _copy[one](data, buffer, source[i : i + 1], 1, length, width, block, True, PDL=False)\n"
+            "        _copy[one](data, buffer, target[i : i + 1], 1, length, width, block, False, PDL=False)\n"
         ),
         expected=("kernels",),
         cells=(),
@@ -156,8 +156,8 @@ KERNEL_FAULTS: Final[tuple[Fault, ...]] = (
         klass=RACE,
         origin="kekzl/imp#1655",
         within="wait",
-        old="    if EARLY:\n        gdc_wait()\n",
-        new="    if EARLY:\n        gdc_launch_dependents()\n",
+        old="    if PDL:\n        gdc_wait()\n",
+        new="    if PDL:\n        gdc_launch_dependents()\n",
         expected=("kernels",),
         cells=(),
         why="a kernel launched early (PDL) reads data that the preceding kernel has not written yet",
@@ -169,7 +169,7 @@ KERNEL_FAULTS: Final[tuple[Fault, ...]] = (
         klass=RACE,
         origin="gwoltman/gpuowl#33",
         within="_project",
-        old="    wait(EARLY)\n    at = out",
+        old="    wait(PDL)\n    at = out",
         new="    at = out",
         expected=("kernels",),
         cells=(),
@@ -178,7 +178,7 @@ KERNEL_FAULTS: Final[tuple[Fault, ...]] = (
             Edit(
                 "_project",
                 "    total, other = _product(\n        x + m",
-                "    wait(EARLY)\n    total, other = _product(\n        x + m",
+                "    wait(PDL)\n    total, other = _product(\n        x + m",
             ),
         ),
         tier="gpu1",

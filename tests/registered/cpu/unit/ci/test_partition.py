@@ -50,10 +50,10 @@ def test_a_stage_runs_what_the_stages_before_it_run():
     ("which", "sentence"),
     [
         *(
-            (text, f"part '{text}' is none; write the second of four as 2/4")
+            (text, f"part must have the form NUMBER/COUNT, such as 2/4 for the second of four, got '{text}'")
             for text in ("0/4", "5/4", "2", "a/b", "-1/2")
         ),
-        ("1/21", "20 test files cannot make 21 parts; ask for 20 at most"),
+        ("1/21", "part count must be at most 20, the number of test files, got 21"),
     ],
 )
 def test_a_part_that_is_none_is_refused(which, sentence):

@@ -113,8 +113,8 @@ def test_no_cells_make_an_empty_plan():
 @pytest.mark.parametrize(
     ("hosts", "gpus", "durations", "sentence"),
     [
-        ([], 0, {}, "no host offers a CPU worker; hosts are missing"),
-        ([Host("a", gpus=2)], 4, {}, "no host offers 4 GPUs; hosts are a"),
+        ([], 0, {}, "no host has a CPU worker; hosts: none"),
+        ([Host("a", gpus=2)], 4, {}, "no host has 4 GPUs; hosts: a"),
         ([Host("a")], 0, {"none": -1.0}, "duration of none must be a positive number of seconds, got -1.0"),
         ([Host("a")], 0, {"none": float("nan")}, "duration of none must be a positive number of seconds, got nan"),
     ],
@@ -143,4 +143,4 @@ def test_a_cell_that_needs_more_gpus_is_refused(monkeypatch):
     monkeypatch.setitem(GPUS[0], "none", 2)
     with pytest.raises(ConfigError) as caught:
         plan([Cell()], {}, [Host("a", gpus=8)], gpus=1)
-    assert str(caught.value) == "cell none needs 2 GPUs, but this plan gives 1"
+    assert str(caught.value) == "cell none needs 2 GPUs, but the plan provides 1"

@@ -48,39 +48,42 @@ def mark(arguments: str) -> str:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("import pytest\n", f"{NAME} is not registered; write once, at the top: {EXAMPLE}"),
+        ("import pytest\n", f"{NAME} must have exactly one register mark, got 0; write: {EXAMPLE}"),
         (
             "import pytest\npytestmark = pytest.mark.slow\n",
-            f"{NAME} is not registered; write once, at the top: {EXAMPLE}",
+            f"{NAME} must have exactly one register mark, got 0; write: {EXAMPLE}",
         ),
-        (GOOD + GOOD, f"{NAME} is registered twice; write once, at the top: {EXAMPLE}"),
-        ("def\n", f"{NAME} is not Python: invalid syntax in line 1"),
-        (mark('2, tier="cpu", stage="pr"'), f"{NAME} registers without keywords; write {EXAMPLE}"),
+        (GOOD + GOOD, f"{NAME} must have exactly one register mark, got 2; write: {EXAMPLE}"),
+        ("def\n", f"{NAME} is not valid Python: invalid syntax in line 1"),
+        (
+            mark('2, tier="cpu", stage="pr"'),
+            f"{NAME}: the register mark accepts keyword arguments only; write: {EXAMPLE}",
+        ),
         (
             mark('est_seconds=1 + 1, tier="cpu", stage="pr"'),
-            f"{NAME} registers est_seconds=1 + 1, which is no literal; write {EXAMPLE}",
+            f"{NAME}: register arguments must be literals, got est_seconds=1 + 1",
         ),
         (
             mark('est_seconds=2, tier=TIER, stage="pr"'),
-            f"{NAME} registers tier=TIER, which is no literal; write {EXAMPLE}",
+            f"{NAME}: register arguments must be literals, got tier=TIER",
         ),
-        (mark("est_seconds=2"), f"{NAME} registers est_seconds; write est_seconds, tier and stage"),
-        (mark(""), f"{NAME} registers nothing; write est_seconds, tier and stage"),
+        (mark("est_seconds=2"), f"{NAME}: register arguments must be est_seconds, tier and stage, got est_seconds"),
+        (mark(""), f"{NAME}: register arguments must be est_seconds, tier and stage, got none"),
         (
             mark('est_seconds=0, tier="cpu", stage="pr"'),
-            f"{NAME} registers est_seconds=0; it must be a number above 0",
+            f"{NAME}: est_seconds must be a positive number, got 0",
         ),
         (
             mark('est_seconds=True, tier="cpu", stage="pr"'),
-            f"{NAME} registers est_seconds=True; it must be a number above 0",
+            f"{NAME}: est_seconds must be a positive number, got True",
         ),
         (
             mark('est_seconds=2, tier="gpu1", stage="pr"'),
-            f"{NAME} registers tier='gpu1' but lies in the folder of 'cpu'",
+            f"{NAME}: tier must be 'cpu', the tier of its folder, got 'gpu1'",
         ),
         (
             mark('est_seconds=2, tier="cpu", stage="weekly"'),
-            f"{NAME} registers stage='weekly'; it must be one of smoke, pr, nightly",
+            f"{NAME}: stage must be one of smoke, pr, nightly, got 'weekly'",
         ),
     ],
 )
@@ -96,6 +99,6 @@ def test_a_file_outside_every_tier_is_refused(repository):
     with pytest.raises(ConfigError) as caught:
         read_registry(root)
     assert str(caught.value) == (
-        "tests/registered/tpu/test_it.py lies in no tier's folder; move it to one of tests/registered/cpu, "
+        "tests/registered/tpu/test_it.py is not in a tier's folder; move it to one of tests/registered/cpu, "
         "tests/registered/gpu1, tests/registered/gpu2, tests/registered/gpu4, tests/registered/gpu8"
     )

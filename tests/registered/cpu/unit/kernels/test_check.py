@@ -31,15 +31,15 @@ def test_agreement_is_exact_without_a_bound():
 def test_agreement_within_a_bound():
     bounded = {"bound": lambda *_: 1e-3, "why": "one rounding"}
     check.agreement(kernel(lambda a, b: a * 2 + 1e-4, **bounded), CASE)
-    with pytest.raises(KernelError, match=r"is off by 0.01 from the reference, bound 0.001 \(one rounding\)"):
+    with pytest.raises(KernelError, match=r"differs from the reference by 0.01, bound 0.001 \(one rounding\)"):
         check.agreement(kernel(lambda a, b: a * 2 + 1e-2, **bounded), CASE)
-    with pytest.raises(KernelError, match="is off by nan from the reference"):
+    with pytest.raises(KernelError, match="differs from the reference by nan"):
         check.agreement(kernel(lambda a, b: a * float("nan"), **bounded), CASE)
 
 
 def test_a_bound_that_nothing_could_pass_is_none():
     bounded = {"bound": lambda *_: 1.01, "why": "many roundings"}
-    with pytest.raises(KernelError, match=r"may be off by more than 0.5 of its size, .* \(many roundings\)"):
+    with pytest.raises(KernelError, match=r"has an error bound above 0.5 of its magnitude, .* \(many roundings\)"):
         check.agreement(kernel(lambda a, b: a * 2, **bounded), CASE)
 
 
@@ -51,14 +51,14 @@ def test_a_bound_for_each_result():
     check.agreement(two((0.0, 1e-4)), CASE)
     with pytest.raises(KernelError, match=r"result 0, case .* from the reference, bound 0 \("):
         check.agreement(two((1e-4, 0.0)), CASE)
-    with pytest.raises(KernelError, match=r"result 1, case .* is off by 0.01 from the reference, bound 0.001"):
+    with pytest.raises(KernelError, match=r"result 1, case .* differs from the reference by 0.01, bound 0.001"):
         check.agreement(two((0.0, 1e-2)), CASE)
 
 
 def test_a_bound_for_each_number():
     bounded = {"bound": lambda *_: torch.tensor([1e-3, 1e-3, 1e-3, 1.0]), "why": "one rounding"}
     check.agreement(kernel(lambda a, b: a * 2 + torch.tensor([0, 0, 1e-4, 0.5]), **bounded), CASE)
-    with pytest.raises(KernelError, match=r"is off by 0.01 from the reference, bound 0.001 \(one rounding\)"):
+    with pytest.raises(KernelError, match=r"differs from the reference by 0.01, bound 0.001 \(one rounding\)"):
         check.agreement(kernel(lambda a, b: a * 2 + torch.tensor([0, 0, 1e-2, 0.5]), **bounded), CASE)
 
 
@@ -84,7 +84,7 @@ def test_a_changed_argument_is_seen():
     def in_place(a, b):
         return b.mul_(2)
 
-    with pytest.raises(KernelError, match="double: argument 1 was changed, case ones"):
+    with pytest.raises(KernelError, match="double: read-only argument 1 was modified, case ones"):
         check.canaries(kernel(in_place), CASE)
     check.canaries(kernel(in_place, writes=(1,)), CASE)
 
@@ -95,7 +95,7 @@ def test_a_write_beside_an_argument_is_seen(place):
         a.as_strided((1,), (1,), a.storage_offset() + place).zero_()
         return a * 2
 
-    with pytest.raises(KernelError, match="double: memory around argument 0 was written, case ones"):
+    with pytest.raises(KernelError, match="double: memory outside argument 0 was written, case ones"):
         check.canaries(kernel(beside), CASE)
 
 
@@ -114,7 +114,7 @@ def test_what_all_laws_see_in_two_runs():
     check.at_once(kernel(double), CASE)
     with pytest.raises(KernelError, match="differs from the reference, with new memory poisoned"):
         check.at_once(kernel(lambda a, b: a * 3), CASE)
-    with pytest.raises(KernelError, match="memory around argument 0 was written"):
+    with pytest.raises(KernelError, match="memory outside argument 0 was written"):
         check.at_once(kernel(lambda a, b: a.as_strided((1,), (1,), a.storage_offset() - 1).zero_() + a * 2), CASE)
     calls = []
 
@@ -151,7 +151,7 @@ def test_a_strided_argument_is_refused_by_name_or_read_right():
 def test_a_row_that_changes_with_its_neighbours_is_seen():
     rows = {"parts": lambda arguments: batch_invariance.of_rows(arguments, (0, 1))}
     check.invariant(kernel(double, **rows), CASE)
-    with pytest.raises(KernelError, match="double: 1 of 1 rows of result 0 are not the same beside others, case ones"):
+    with pytest.raises(KernelError, match="double: 1 of 1 rows of result 0 depend on the rest of the batch, case ones"):
         check.invariant(kernel(lambda a, b: a * len(a), **rows), CASE)
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import specmatrix.kernels
-from specmatrix.kernels.pdl import ROOM, launch, starts_early
+from specmatrix.kernels.pdl import SHARED_MEMORY, launch, supports_pdl
 
 pytestmark = pytest.mark.register(est_seconds=3, tier="cpu", stage="pr")
 
@@ -23,22 +23,22 @@ def asked(monkeypatch):
         chip = SimpleNamespace(major=major, shared_memory_per_block_optin=room)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: chip)
         monkeypatch.setattr(torch.version, "hip", hip)
-        starts_early.cache_clear()
-        return starts_early(torch.device("cuda", 0))
+        supports_pdl.cache_clear()
+        return supports_pdl(torch.device("cuda", 0))
 
     yield asks
-    starts_early.cache_clear()
+    supports_pdl.cache_clear()
 
 
 def test_chips_from_hopper_on_begin_early_if_their_programs_have_room(asked):
-    assert asked(9, ROOM) and asked(10, 227 * 1024)
+    assert asked(9, SHARED_MEMORY) and asked(10, 227 * 1024)
     assert not asked(8, 163 * 1024)
-    assert not asked(12, ROOM - 1)
-    assert not asked(9, ROOM, hip="6.4")
+    assert not asked(12, SHARED_MEMORY - 1)
+    assert not asked(9, SHARED_MEMORY, hip="6.4")
 
 
 def test_a_cpu_launches_as_usual():
-    assert launch(torch.zeros(1)) == {"EARLY": False}
+    assert launch(torch.zeros(1)) == {"PDL": False}
 
 
 TOUCHES = {"load", "store", "atomic_add", "atomic_cas", "atomic_max"}
@@ -55,7 +55,7 @@ def test_what_begins_early_waits_before_it_touches_memory(file):
     assert launches
     for call in launches:
         kernel = known[call.func.value.id]
-        early = "EARLY" in [argument.arg for argument in kernel.args.args]
+        early = "PDL" in [argument.arg for argument in kernel.args.args]
         handed = [k.value for k in call.keywords if k.arg is None and isinstance(k.value, ast.Call)]
         assert early == any(one.func.id == "launch" for one in handed), kernel.name
         names = [name_of(n) for n in sorted(calls_in(kernel), key=lambda n: (n.lineno, n.col_offset))]

@@ -83,16 +83,16 @@ REFUSED = {
     ),
     "plan_reads value_dim": (
         partial(plan, value_dim=9),
-        r"paged_attention: value_dim 9 must be in \[1, 8\], a part of the keys",
+        "paged_attention: value_dim must be between 1 and head_dim 8, got 9",
     ),
-    "plan_reads heads": (partial(plan, heads=3), "paged_attention: 3 heads must be a multiple of 2 key heads"),
+    "plan_reads heads": (partial(plan, heads=3), "paged_attention: heads must be a multiple of kv_heads 2, got 3"),
     "plan_reads dtype": (
         partial(plan, read_slots=torch.zeros(2, 6, dtype=torch.int32), checked=True),
         "paged_attention: read_slots is int32, must be int64",
     ),
     "plan_reads nothing": (
         partial(plan, bias=torch.full((2, 1, 1, 6), float("-inf")), checked=True),
-        "paged_attention: a query may attend to nothing, each needs at least one 0 in its bias",
+        "paged_attention: bias masks every key of a query; each query needs at least one 0",
     ),
     "paged_attention q": (
         lambda: paged_attention(torch.zeros(2, 2, 4, 8), torch.zeros(12, 8), plan()),
@@ -120,11 +120,11 @@ REFUSED = {
     ),
     "accept_path depth": (
         partial(accept_path, IDS, TREE, IDS, 3),
-        r"accept_path: depth 3 is not in \[0, 2\], a path of distinct nodes",
+        "accept_path: depth must be between 0 and 2, got 3",
     ),
     "accept_path twins": (
         partial(accept_path, torch.tensor([[5, 6, 6]]), TREE, IDS, 1, checked=True),
-        "accept_path: two children of one node have the same token, siblings must be distinct",
+        "accept_path: two children of one node have the same token; siblings must be distinct",
     ),
     "argmax": (partial(argmax, KV), r"argmax: logits has shape \[2, 4\], must be \[B, W, >= 1\]"),
     "expand_topk shape": (
@@ -145,13 +145,13 @@ REFUSED = {
     ),
     "select_tree nodes": (
         partial(select_tree, torch.ones(1, 2), torch.zeros(1, 3, dtype=torch.int64), 4, 2),
-        r"select_tree: 4 nodes is not in \[2, 3\], a root and 2 candidates",
+        "select_tree: nodes must be between 2 and 3, a root and 2 candidates, got 4",
     ),
     "select_tree NaN": (
         partial(
             select_tree, torch.full((1, 2), float("nan")), torch.zeros(1, 3, dtype=torch.int64), 2, 2, checked=True
         ),
-        "select_tree: scores holds NaN, which has no place in an order",
+        "select_tree: scores contain NaN, which cannot be ranked",
     ),
     "uniform position": (partial(uniform, NONE, NONE), r"uniform: position has shape \[1\], must be \[B, W\]"),
     "uniform seed": (partial(uniform, SLOTS, NONE[None]), r"uniform: seed has shape \[2\], must be \[1\]"),
@@ -169,7 +169,7 @@ REFUSED = {
         partial(matmul, KV, KV.t(), torch.zeros(2, 3)),
         r"matmul: out has shape \[2, 3\], must be \[2, 2\]",
     ),
-    "matmul add": (partial(matmul, KV, KV.t(), add=True), "matmul: add needs an out to add to"),
+    "matmul add": (partial(matmul, KV, KV.t(), add=True), "matmul: add=True requires out"),
     "matmul dtype": (partial(matmul, KV, KV.t().double(), checked=True), "matmul: weight is float64, must be float32"),
     "matmul precision": (
         partial(matmul, KV.double(), KV.t(), checked=True),
@@ -203,7 +203,7 @@ REFUSED = {
     ),
     "fused_linear two at once": (
         partial(join, add=True, rotation=TURN, heads=1),
-        "fused_linear: at most one of rotation, add and gated may follow a product",
+        "fused_linear: at most one of rotation, add and gated may be set",
     ),
     "fused_linear kv_slots": (
         partial(join, kv_slots=(torch.zeros(5, 5), SLOTS)),

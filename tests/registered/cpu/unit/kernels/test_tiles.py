@@ -10,7 +10,7 @@ from specmatrix.kernels.backend import check_interpreter, interpreted
 from specmatrix.kernels.fused_linear import cases
 from specmatrix.kernels.fused_linear import triton as fused_linear_triton
 from specmatrix.kernels.fused_linear.triton import tile
-from specmatrix.kernels.pdl import ROOM
+from specmatrix.kernels.pdl import SHARED_MEMORY
 from specmatrix.kernels.registry import KERNELS
 
 check_interpreter()
@@ -22,7 +22,7 @@ def test_tiles_that_wait_alone_fit_into_shared_memory_once(sizes):
     columns, depth, gated = sizes
     found = tile(16, columns, depth, 2, gated, add=not gated, early=True)
     bytes_ = 2 * (found.stages - 1) * found.depth * (found.rows + found.columns * (2 if gated else 1))
-    assert bytes_ <= ROOM and 2 * bytes_ > 227 * 1024
+    assert bytes_ <= SHARED_MEMORY and 2 * bytes_ > 227 * 1024
 
 
 SIZES = ((2048, 2048), (4096, 4096), (8192, 2048), (14336, 4096), (6144, 4096), (3072, 2048), (2048, 8192))
@@ -41,9 +41,9 @@ def test_the_order_of_sums_is_the_same_where_launches_begin_early(rows, gated, a
 @pytest.mark.parametrize(("gated", "add"), [(False, False), (False, True), (True, False)])
 def test_tiles_of_more_rows_fit_into_shared_memory_and_fill_a_gpu(rows, gated, add):
     for columns, depth in (*SIZES, (4096, 14336), (64, 64)):
-        for early, room in ((True, ROOM), (False, fused_linear_triton.ROOM_IN_TURN)):
+        for early, limit in ((True, SHARED_MEMORY), (False, fused_linear_triton.SHARED_MEMORY_WITHOUT_PDL)):
             found = tile(rows, columns, depth, 2, gated, add, early)
-            assert 2 * found.stages * found.depth * (found.rows + found.columns * (2 if gated else 1)) <= room
+            assert 2 * found.stages * found.depth * (found.rows + found.columns * (2 if gated else 1)) <= limit
             assert found.stages >= 2
             tiles, ranges = -(-columns // found.columns), found.ranges
             if gated:
@@ -71,7 +71,7 @@ def test_tiles_of_published_shapes_are_those_that_were_found():
 
 def test_every_tile_of_more_rows_has_a_case():
     reached = set()
-    for case in (*cases.CASES, *cases.SUNK_CASES, *cases.ONWARD_CASES):
+    for case in (*cases.CASES, *cases.KV_CASES, *cases.NEXT_NORM_CASES):
         x, _, out, _, _, _, _, add, gated, *_ = case.arguments()
         if out.numel():
             reached.add(tile(*out.shape, x.shape[1], x.element_size(), gated, add, early=True)._replace(ranges=1))
