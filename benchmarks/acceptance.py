@@ -1,7 +1,7 @@
-"""Acceptance by coins in place of the draft's merit, for drafts of random weights (SGLANG_SIMULATE_ACC_LEN's idea).
+"""Simulated acceptance for drafts with random weights (as SGLANG_SIMULATE_ACC_LEN).
 
-A round does all of its work and then takes as many drafts as the coins say, so that tokens per second mean something
-where texts mean nothing.
+A round does all of its work, but random coins decide how many drafts it accepts, so that tokens per second are
+meaningful although the texts are not.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from specmatrix.engine.spec.drafter import DraftTree, Verdict
 
 @contextmanager
 def accepted_by_coins(rate: Tensor) -> Iterator[None]:
-    """Each draft of a chain is taken with the probability `rate`, float64 [], which lies on the device and may change.
+    """Accept each draft of a chain with probability `rate`, a float64 scalar tensor on the device that may change.
 
-    The coins are the same for all requests of one length, so that those which begin together end together.
+    The coins depend on a request's length only, so that requests that start together end together.
     """
     verify = specmatrix.engine.device_step.verify
 

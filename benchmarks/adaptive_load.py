@@ -1,4 +1,4 @@
-"""Adaptive steps beside every static choice on a load that is low, high, low and high again."""
+"""Adaptive steps against every static depth under alternating low and high load."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from specmatrix.engine.core.schedule.request import SamplingParams
 
 DEPTHS: Final = (1, 3, 7)
 SLOTS: Final = {"1": {"candidate_steps": [1, 3, 7]}, "16": {"candidate_steps": [1, 3]}}
-# Requests, new tokens of each, and the share of drafts that is taken.
+# Number of requests, new tokens per request, and acceptance rate of drafts.
 LOW: Final = (1, 192, 0.95)
 HIGH: Final = (32, 32, 0.5)
 PHASES: Final = {"low": LOW, "high": HIGH, "low again": LOW, "high again": HIGH}
@@ -27,7 +27,7 @@ WARM: Final = 2
 
 
 def adaptive_load(bench: Bench) -> Iterator[Metric]:
-    """Against the best static depth of each phase, and against the best single one over all phases."""
+    """Adaptive steps against each phase's best static depth, and against the best static depth over all phases."""
     rate = torch.zeros((), dtype=torch.float64, device=bench.device)
     chain = bench.chain(max(DEPTHS))
     adaptive = {**chain, "speculative_adaptive": True, "speculative_adaptive_config": json.dumps(SLOTS)}
@@ -45,14 +45,14 @@ def adaptive_load(bench: Bench) -> Iterator[Metric]:
 
 
 def _phase(llm: LLM, rate: torch.Tensor, bench: Bench, batch: int, tokens: int, accepted: float) -> float:
-    """Seconds in which `batch` requests get `tokens` tokens each, prompts of an eighth of the bench's included."""
+    """Seconds to generate `tokens` tokens for each of `batch` requests, including prefill of prompts / 8."""
     rate.fill_(accepted)
     prompts = [prompt[: bench.prompt // 8] for prompt in bench.prompts(llm.vocab_size, batch)]
     return seconds(lambda: llm.generate(prompts, SamplingParams(max_new_tokens=tokens, ignore_eos=True)))
 
 
 def judged(times: dict[str, list[tuple[float, ...]]], name: str) -> Iterator[Metric]:
-    """times: seconds of each phase, turn by turn, of "adaptive" and of each static choice."""
+    """times: seconds per phase in each repetition, of "adaptive" and of each static depth."""
     ours = times["adaptive"]
     statics = {kind: taken for kind, taken in times.items() if kind != "adaptive"}
     for place, phase in enumerate(PHASES):

@@ -1,4 +1,4 @@
-"""What a cell costs beside the engine: its workload, readings, gates, and its line in the report."""
+"""The overhead of a cell besides the engine: its workload, readback, gates, and report record."""
 
 from __future__ import annotations
 
@@ -24,13 +24,12 @@ from specmatrix.reports.store import ReportWriter
 NAME: Final = "harness_overhead_per_cell"
 GOAL: Final = 0.05
 WINDOWS: Final = 5
-# Cells that follow each other share engine starts; every second one keeps all drafters and modes in.
+# Consecutive cells share engine starts; every second one still covers all drafters and modes.
 EVERY: Final = 2
 
 
 class TimedSubject:
-    """A subject whose clock runs while it starts, generates or closes; what is read from it afterwards is the
-    harness's time."""
+    """A subject whose clock measures start, generate and close; reading results from it counts as harness time."""
 
     def __init__(self, subject: Subject) -> None:
         self.name = subject.name
@@ -46,7 +45,7 @@ class TimedSubject:
 
 
 def measure() -> Metric:
-    """The share over the chosen cells."""
+    """The harness's share of the time of the chosen cells."""
     return share(chosen(), WINDOWS)
 
 
@@ -56,9 +55,9 @@ def chosen() -> list[Cell]:
 
 
 def share(cells: Sequence[Cell], windows: int) -> Metric:
-    """The share of the harness in the processor time of cells on the reference engine, window by window.
+    """The harness's share of CPU time for cells on the reference engine, per window.
 
-    Red where a cell is. A workload's baseline is the engine's time, in the cell that first needs it.
+    Red if any cell is. Baseline runs count as engine time, in the cell that first needs them.
     """
     subject = TimedSubject(ReferenceSubject())
     runner = Runner(subject, seed=0)
@@ -79,6 +78,6 @@ def share(cells: Sequence[Cell], windows: int) -> Metric:
             shares.append(1 - (subject.clock.seconds - inside) / total)
         runner.close()
     if reds:
-        return red(NAME, GOAL, f"{len(reds)} of {len(cells)} cells are red, the first is {reds[0]}")
-    note = f"{len(cells)} cells with all their gates, {len(shares)} windows; without the wait for the disk"
+        return red(NAME, GOAL, f"{len(reds)} of {len(cells)} cells are red, first {reds[0]}")
+    note = f"{len(cells)} cells with all their gates, {len(shares)} windows; CPU time, so without disk waits"
     return of(NAME, shares, GOAL, 0.0, "lower", note)

@@ -1,4 +1,4 @@
-"""`specmatrix bench`: every figure that has a goal, from one run."""
+"""`specmatrix bench`: all figures with a goal, measured in one run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from specmatrix.matrix.zoo.registry import NAMES, verify_models
 from specmatrix.reports.atomic import write_text
 
 GROUPS: Final = ("decoding", "overhead", "speculation", "simulation", "harness")
-# Measured where it is named.
+# Measured only if named.
 GPU: Final = "gpu"
 SIGNS: Final = {"higher": ">=", "lower": "<="}
 
@@ -24,8 +24,8 @@ SIGNS: Final = {"higher": ">=", "lower": "<="}
 def main_bench(json_: bool = False, out: Path | None = None, groups: Iterable[str] = GROUPS) -> int:
     """Measure, print (JSON with `json_`, else a table) and, with `out`, write bench.json and bench.md there.
 
-    Returns 0 if every goal is met, else 1: a figure that is missed, noisy, red or not measured meets none.
-    ConfigError if a file of the zoo is damaged, ReportError where `out` cannot be written.
+    Returns 0 if every goal is met, else 1; noisy, red and unmeasured figures do not meet their goal.
+    ConfigError if a zoo file is damaged, ReportError if `out` cannot be written.
     """
     verify_models(NAMES)
     found: list[Metric] = []
@@ -41,7 +41,7 @@ def main_bench(json_: bool = False, out: Path | None = None, groups: Iterable[st
 
 
 def _measure(group: str) -> Callable[[], list[Metric]]:
-    """The measurement of a group; torch is imported here, with one compute thread."""
+    """The measure function of a group; imports torch and sets one compute thread."""
     import torch
 
     from specmatrix.benchmarks import decoding, gpu, harness, overhead, simulation, speculation
@@ -60,7 +60,7 @@ def _measure(group: str) -> Callable[[], list[Metric]]:
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were taken on."""
+    """Hardware and versions of the measurement."""
     return {
         "processor": platform.machine(),
         "cores": os.cpu_count(),
@@ -75,7 +75,7 @@ def markdown(record: dict[str, Any]) -> str:
     host = record["machine"]
     lines = [
         f"{host['cores']}-core {host['processor']}, Python {host['python']}, torch {host['torch']}, "
-        f"transformers {host['transformers']}; one compute thread per process. A figure is the median of its pairs.",
+        f"transformers {host['transformers']}; one compute thread per process. Figures are medians over pairs.",
         "",
         "| metric | figure | min to max | goal | pairs | spread of the peer | state |",
         "|---|---|---|---|---|---|---|",
@@ -92,5 +92,5 @@ def markdown(record: dict[str, Any]) -> str:
 
 
 def _figure(value: float) -> str:
-    """Four digits, or all whole ones of a larger number."""
+    """Four significant digits, or all integer digits of a larger number."""
     return f"{value:.4g}" if value < 10_000 else f"{value:,.0f}"

@@ -1,9 +1,9 @@
-"""A bare decode step (forward, logits, argmax) beside transformers' own model on the same weights.
+"""A bare decode step (forward, logits, argmax) against transformers' own model with the same weights.
 
     python -m specmatrix.benchmarks.decode_step [CHECKPOINT] [--length 128] [--rounds 15]
 
-Without a checkpoint: random weights of llama-mini's shape. Prints medians of interleaved rounds in ms, one thread, how
-often faster than transformers each mode is, and what deterministic mode costs: its time over that of the fast mode.
+Without a checkpoint: random weights of llama-mini's shape. Prints medians of interleaved rounds in ms on one thread,
+each mode's speed-up over transformers, and the cost of deterministic mode: its time over the fast mode's.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ STEPS = 20
 
 
 def our_step(model: Target, batch: int, length: int) -> Callable[[], None]:
-    """STEPS decode steps of `batch` requests that read `length` slots each."""
+    """STEPS decode steps of `batch` requests that read `length` KV slots each."""
     pool = KVPool(model.kv, batch + 1, length, model.dtype, model.device, deterministic=model.deterministic)
     read = (torch.arange(batch * length) + length).view(batch, length)
     bias = torch.zeros(batch, 1, 1, length)
@@ -58,7 +58,7 @@ def their_step(model: LlamaForCausalLM, batch: int, length: int) -> Callable[[],
 
 
 def interleaved(runs: dict[str, Callable[[], None]], rounds: int) -> dict[str, float]:
-    """Median ms per step of each, all taking turns so that a disturbance hits all."""
+    """Median ms per step of each, interleaved so that disturbances affect all alike."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(rounds + 1):
         for name, run in runs.items():
@@ -69,7 +69,7 @@ def interleaved(runs: dict[str, Callable[[], None]], rounds: int) -> dict[str, f
 
 
 def main() -> None:
-    """Print the table, batch by batch."""
+    """Print the table, one row per batch size."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoint", nargs="?")
     parser.add_argument("--length", type=int, default=128)

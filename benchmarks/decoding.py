@@ -1,4 +1,4 @@
-"""Plain decoding beside transformers' `generate`."""
+"""Plain decoding against transformers' `generate`."""
 
 from __future__ import annotations
 

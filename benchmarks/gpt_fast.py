@@ -1,4 +1,4 @@
-"""Rounds of plain decoding beside gpt-fast, whose checkout the user names; nothing of it is part of this project."""
+"""Plain decoding against gpt-fast, from a checkout that the user provides; it is not part of this project."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from specmatrix.benchmarks.metric import Metric, unmeasured
 from specmatrix.benchmarks.pairs import interleave
 from specmatrix.benchmarks.steady import PAIRS, ROUNDS, Bench, free
 
-# How many times as fast as the peer.
+# Speed-up over the peer.
 GOAL: Final = 1.05
-# A checkout of gpt-fast is looked for in the folder that this variable names.
+# Environment variable with the folder of a gpt-fast checkout.
 CHECKOUT: Final = "GPT_FAST"
-# What a checkout is asked for, with a file of each name: its model, its decode step, and what the latter imports.
+# Required files of a checkout: its model, its decode step, and the latter's imports.
 FILES: Final = ("model", "generate", "tokenizer")
-# Positions that it keeps behind the prompt.
+# KV positions allocated after the prompt.
 BEHIND: Final = 256
 
 
 def gpt_fast(bench: Bench, model_name: str) -> Metric:
-    """Rounds per second over those of the checkout's own decode step, compiled as its authors do, at one context.
+    """Rounds per second over those of gpt-fast's decode step, compiled as by its authors, at one context length.
 
-    It samples without top-k, its cheapest way; ours takes the best token.
+    gpt-fast samples without top-k, its cheapest mode; ours is greedy.
     """
     name = f"{bench.name}_decode_over_gpt_fast"
     folder = os.environ.get(CHECKOUT)
     if not folder:
-        return unmeasured(name, GOAL, f"{CHECKOUT} names no folder with a checkout of gpt-fast")
+        return unmeasured(name, GOAL, f"{CHECKOUT} must be set to the folder of a gpt-fast checkout")
     missing = [f"{file}.py" for file in FILES if not (Path(folder) / f"{file}.py").is_file()]
     if missing:
-        return unmeasured(name, GOAL, f"the folder {folder} that {CHECKOUT} names has no {missing[0]} of gpt-fast")
+        return unmeasured(name, GOAL, f"folder {folder} ({CHECKOUT}) is no gpt-fast checkout: {missing[0]} is missing")
     with bench.decoding(1) as ours:
         pairs = interleave(ours.turn, gpt_fast_rounds(generate_module(Path(folder)), model_name, bench), PAIRS, warm=3)
     free()
@@ -47,9 +47,9 @@ def gpt_fast(bench: Bench, model_name: str) -> Metric:
 
 
 def generate_module(folder: Path) -> ModuleType:
-    """generate.py of a checkout, which finds its neighbours beside it and sets the compiler as its authors want it.
+    """generate.py of a checkout, with its sibling modules importable and its authors' compiler settings.
 
-    The modules stay, as the compiler asks for them by name.
+    The modules stay imported, as the compiler looks them up by name.
     """
     for file in FILES:
         sys.modules.pop(file, None)
@@ -61,7 +61,7 @@ def generate_module(folder: Path) -> ModuleType:
 
 
 def gpt_fast_rounds(theirs: ModuleType, model_name: str, bench: Bench) -> Callable[[], None]:
-    """ROUNDS tokens of random weights behind a context of the bench's prompt."""
+    """Generates ROUNDS tokens with random weights after a context as long as the bench's prompt."""
     with torch.device("meta"):
         model = theirs.Transformer.from_name(model_name).to(torch.bfloat16)
     model = model.to_empty(device=bench.device).eval()

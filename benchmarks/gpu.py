@@ -1,6 +1,7 @@
-"""Rounds on one GPU against its memory and its peers: random weights of published shapes, prompts of 1024 tokens, bf16.
+"""Rounds on one GPU against its memory bandwidth and other engines, with random weights of published shapes, prompts
+of 1024 tokens and bf16.
 
-Drafts of random weights are hardly ever accepted; what is measured is what a round costs, whatever it yields.
+Drafts of random weights are hardly ever accepted; the figures measure the cost of a round, whatever its yield.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ from specmatrix.benchmarks.trace import trace
 from specmatrix.benchmarks.verification import verification
 from specmatrix.errors import ConfigError
 
-# Bytes of a tensor that is summed, how many such tensors there are, and how often each is summed.
+# Bandwidth measurement: bytes per tensor, number of tensors, and sums per tensor.
 READ_BYTES: Final = 2 << 30
 PLACES, SUMS = 4, 16
 DEPTHS: Final = (1, 3, 5, 7)
 SMALL, LARGE = "Llama-3.2-1B", "Llama-3.1-8B"
-# Share of the memory floor at batch 1, at batch 32, and v2 over v1 over the speed matrix, by shape.
+# Goals by shape: share of the memory floor at batch 1 and at batch 32, and v2 over v1 in the speed matrix.
 GOALS: Final = {SMALL: (0.65, None, 1.20), LARGE: (0.87, 0.78, 1.08)}
 ROUND_GOAL: Final = (1.06, 0.070)
-# Tokens that a round of 5 drafts yields in the field, and how many times plain decoding it must then be.
+# Depth, typical tokens per round at that depth, and the required speed-up over plain decoding.
 YIELD: Final = (5, 3.55, 2.5)
 OTHERS: Final = (
     ("graphs_over_eager", {}, {"disable_cuda_graph": True}),
@@ -42,13 +43,13 @@ OTHERS: Final = (
 def measure() -> list[Metric]:
     """Every figure of every shape. ConfigError without a GPU."""
     if not torch.cuda.is_available():
-        raise ConfigError("benchmark 'gpu' needs a GPU and this machine shows none")
+        raise ConfigError("benchmark 'gpu' needs a GPU but this machine has none")
     with TemporaryDirectory() as folder:
         return list(metrics(Path(folder)))
 
 
 def metrics(folder: Path) -> Iterator[Metric]:
-    """The figures as they are taken; checkpoints go to `folder`."""
+    """The figures as they are measured; checkpoints are written to `folder`."""
     rate = read_rate()
     yield of("memory_read_tb_per_second", [rate / 1e12], None, 0.0, note=torch.cuda.get_device_name())
     small, large = (bench(name, folder) for name in (SMALL, LARGE))
@@ -66,16 +67,16 @@ def metrics(folder: Path) -> Iterator[Metric]:
 
 
 def bench(name: str, folder: Path) -> Bench:
-    """A published shape with random weights, and a draft for it."""
+    """A target of a published shape with random weights, and a draft for it."""
     shape = SHAPES[name]
     target = write_target(folder / name, shape, "cuda")
     return Bench(name, str(target), str(write_eagle3(folder / f"{name}-eagle3", shape, "cuda")))
 
 
 def read_rate() -> float:
-    """Bytes per second at which this GPU reads its memory: the best of many sums over large tensors in several places.
+    """Memory read bandwidth in bytes per second: the best of many sums over several large tensors.
 
-    Sums over one tensor said 2.94 to 3.08 TB/s within minutes on one H100, and the floor should not lie too high.
+    Sums over a single tensor varied from 2.94 to 3.08 TB/s within minutes on one H100, which would move the floor.
     """
     held = [torch.ones(READ_BYTES // 8, dtype=torch.int64, device="cuda") for _ in range(PLACES)]
     best = min(_device_seconds(data.sum) for _ in range(SUMS) for data in held)
@@ -94,7 +95,7 @@ def _device_seconds(call: Callable[[], object]) -> float:
 
 
 def decoding(one: Bench, rate: float) -> Iterator[Metric]:
-    """Plain decoding against the memory floor, and against itself without what makes it fast."""
+    """Plain decoding against the memory floor, without CUDA graphs, and in deterministic mode."""
     shape, (alone, many, _) = SHAPES[one.name], GOALS[one.name]
     for batch, goal in ((1, alone), (32, many)):
         with one.decoding(batch) as engine:
@@ -108,7 +109,7 @@ def decoding(one: Bench, rate: float) -> Iterator[Metric]:
 
 
 def rounds(one: Bench) -> Iterator[Metric]:
-    """Speculative rounds in plain decode steps, and what they gain at an accept length of the field."""
+    """Cost of speculative rounds in plain decode steps, and their speed-up at a typical acceptance length."""
     stated = one.name == LARGE
     for depth in DEPTHS:
         times = one.pair({}, one.chain(depth))

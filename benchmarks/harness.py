@@ -1,4 +1,4 @@
-"""What the harness itself costs: wall times of fresh processes, start included, and its share of a cell."""
+"""Cost of the harness: wall times of new processes, including startup, and its share of a cell's time."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ cells = list(islice(enumerate_cells(), {CELLS}))
 names = [cell.id for cell in cells if wanted(cell)]
 print(json.dumps([len(cells), len(names), len(set(names)), "torch" in sys.modules]))
 """
-# Launches whose settings are the default half of the time, so that refusals and whole resolutions both weigh in.
+# Each setting is the default half of the time, so that both refusals and complete resolutions are measured.
 RESOLVE: Final = f"""
 import json, random, sys, time
 from specmatrix.errors import ConfigError
@@ -52,8 +52,8 @@ print(json.dumps([ran, time.perf_counter() - start, "torch" in sys.modules]))
 CHECK: Final = (
     "import sys; from specmatrix.matrix.cover.lock import check; r = check(); print(r.text()); sys.exit(not r.ok)"
 )
-# 1,260 cells of 180 launches: five drafters, four page sizes, three sizes of chunks, each timing. Every request runs to
-# its limit, 37 tokens or more, greedy and sampled.
+# 1,260 cells of 180 launches: five drafters, four page sizes, three chunk sizes, each timing. Every request runs to its
+# limit of at least 37 tokens, greedy and sampled.
 LOSSLESS: Final = (
     "model=llama and tp=1 and algorithm in (standalone, eagle3, eagle, ngram, dflash) and "
     "steps=auto and topk=auto and draft_tokens=auto and adaptive=off and overlap=on and "
@@ -67,7 +67,7 @@ LOSSLESS_RUNS: Final = 2
 
 
 def measure() -> list[Metric]:
-    """Enumeration, resolution, lock check, collection, comparison of reports, cells per minute, overhead per cell."""
+    """Enumeration, resolution, lock check, collection, report comparison, cells per minute, overhead per cell."""
     return [
         enumeration(),
         resolution(),
@@ -92,7 +92,7 @@ def enumeration() -> Metric:
 
 
 def resolution() -> Metric:
-    """Seconds to resolve CELLS launch configurations, without torch; building them is not counted."""
+    """Seconds to resolve CELLS launch configurations, without torch; their construction is not timed."""
     name, goal = "resolve_100k_configurations_seconds", 10.0
     times: list[float] = []
     ran = 0
@@ -108,7 +108,7 @@ def resolution() -> Metric:
 
 
 def lock_check() -> Metric:
-    """Seconds to prove the lock file complete."""
+    """Seconds to verify the lock file."""
     name, goal = "lock_check_seconds", 2.0
     done, times = _repeat([sys.executable, "-c", CHECK], RUNS)
     if done.returncode:
@@ -127,12 +127,12 @@ def collection() -> Metric:
         return unmeasured(name, goal, _last(done.stdout + done.stderr))
     found = re.search(r"(\d+) tests collected", done.stdout)
     if found is None or int(found[1]) != CELLS:
-        return red(name, goal, f"pytest says {_last(done.stdout)!r}")
+        return red(name, goal, f"pytest: {_last(done.stdout)!r}")
     return of(name, times, goal, spread_of(times), "lower")
 
 
 def comparisons() -> list[Metric]:
-    """Seconds to load and compare two reports of CELLS cells, case by case of `report_compare`."""
+    """Seconds to load and compare two reports of CELLS cells, for each case of `report_compare`."""
     found = []
     for number, row in enumerate(report_compare.measure(CELLS, SLOW_RUNS), 1):
         middle, low, high = (float(str(row[key])) for key in ("seconds", "min", "max"))
@@ -143,7 +143,7 @@ def comparisons() -> list[Metric]:
 
 
 class PytestRun(NamedTuple):
-    """One pytest session: cells that passed, whether any did not, wall time with start and end, its last line."""
+    """One pytest session: cells that passed, whether any failed, wall time including startup, and its last line."""
 
     passed: int
     failed: bool
@@ -152,10 +152,9 @@ class PytestRun(NamedTuple):
 
 
 def lossless_rate() -> Metric:
-    """Cells per minute through `pytest -n 2`, the session's start and end counted.
+    """Cells per minute through `pytest -n 2`, including the session's startup.
 
-    Every cell compares its tokens with drafter none's, which each process decodes once for equal requests, and passes
-    its other gates.
+    Every cell compares its tokens with its baseline, which each process runs once per workload, and passes all gates.
     """
     if missing := _missing():
         return unmeasured(LOSSLESS_RATE, LOSSLESS_GOAL, missing)
@@ -163,13 +162,13 @@ def lossless_rate() -> Metric:
 
 
 def cells_per_minute(sessions: Sequence[PytestRun]) -> Metric:
-    """The rate of sessions of at least LOSSLESS_LEAST green cells each; red where one is not."""
+    """The rate of sessions of at least LOSSLESS_LEAST green cells each; red if any cell is red."""
     name = LOSSLESS_RATE
     for session in sessions:
         if session.failed or session.passed < LOSSLESS_LEAST:
             return red(name, LOSSLESS_GOAL, session.last)
     rates = [60 * session.passed / session.seconds for session in sessions]
-    note = f"{sessions[-1].passed} cells with all their gates in {sessions[-1].seconds:.1f} s, start included"
+    note = f"{sessions[-1].passed} cells with all their gates in {sessions[-1].seconds:.1f} s, including startup"
     return of(name, rates, LOSSLESS_GOAL, 0.0, note=note)
 
 
@@ -180,11 +179,11 @@ def _session(cells: str) -> PytestRun:
 
 
 def _missing() -> str:
-    """What measuring through pytest lacks here, "" if nothing."""
+    """The missing requirement for measuring through pytest, "" if none."""
     absent = [name for name in ("pytest", "xdist") if find_spec(name) is None]
     if absent:
-        return f"{absent[0]} is not installed; install specmatrix with its extra `pytest`"
-    return "" if MATRIX.is_file() else f"{MATRIX} is missing; cells are collected from a checkout"
+        return f"{absent[0]} is not installed; install specmatrix with the extra `pytest`"
+    return "" if MATRIX.is_file() else f"{MATRIX} is missing; run this in a checkout"
 
 
 def _pytest(*options: str) -> list[str]:
@@ -192,7 +191,7 @@ def _pytest(*options: str) -> list[str]:
 
 
 def _repeat(command: Sequence[str], runs: int) -> tuple[subprocess.CompletedProcess[str], list[float]]:
-    """Wall times of a command, and its last run; stops at the first that fails."""
+    """A command's last run and all wall times; stops at the first failure."""
     one_thread = os.environ | {"OMP_NUM_THREADS": "1"}
     times: list[float] = []
     done: list[subprocess.CompletedProcess[str]] = []
@@ -206,5 +205,5 @@ def _repeat(command: Sequence[str], runs: int) -> tuple[subprocess.CompletedProc
 
 
 def _last(text: str) -> str:
-    """The last line that says something."""
+    """The last non-empty line."""
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "no output")

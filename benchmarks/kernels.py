@@ -1,9 +1,8 @@
-"""Times of the GPU kernels at Llama-3.1-8B's shapes, beside their floors and beside cuBLAS.
+"""Times of the GPU kernels at Llama-3.1-8B's shapes, against their memory floors and cuBLAS.
 
 Run as python -m specmatrix.benchmarks.kernels.
-Launches are captured in CUDA graphs over several sets of random inputs that together do not fit into the cache; two
-forms are compared in turns, in one run. A floor is the bytes that must be read over the rate at which this GPU read
-memory in the same run.
+Launches are captured in CUDA graphs over several sets of random inputs that together exceed the cache; implementations
+are interleaved in one run. A floor is the bytes that must be read, divided by the read bandwidth measured in that run.
 """
 
 from __future__ import annotations
@@ -20,22 +19,22 @@ from specmatrix.kernels.matmul import matmul
 from specmatrix.kernels.paged_attention import Reads, paged_attention, plan_reads
 
 PAIRS: Final = 12
-# Bytes of inputs in rotation: several times the largest cache.
+# Total bytes of the input sets: several times the largest cache.
 ROTATED: Final = 3e8
-# in and out of each projection of a layer: queries, keys and values; their output; gate and up; down.
+# Input and output width of a layer's projections: QKV, attention output, gate and up, down.
 PROJECTIONS: Final = {"qkv": (4096, 6144), "o": (4096, 4096), "gate_up": (4096, 28672), "down": (14336, 4096)}
 ROWS: Final = (1, 8, 32, 64, 2048)
 HEADS, KV_HEADS, HEAD_DIM, PAGE = 32, 8, 128, 16
 STEPS: Final = ((1, 1024), (8, 1024), (32, 1024), (1, 16384), (8, 8192))
 VERIFIED: Final = 8
-# DeepSeek-V3: heads, numbers of a latent row, numbers of its value.
+# DeepSeek-V3: heads, width of a latent row, width of its value.
 LATENT: Final = (128, 576, 512)
 
 Call = Callable[[], object]
 
 
 class Spread(NamedTuple):
-    """Microseconds per call: median, least and most."""
+    """Microseconds per call: median, minimum and maximum."""
 
     median: float
     least: float
@@ -48,12 +47,12 @@ class Spread(NamedTuple):
 def main() -> int:
     """Print the tables; status 2 on a host without a GPU."""
     if not torch.cuda.is_available():
-        print("the kernels are timed on a GPU, and this host has none", file=sys.stderr)
+        print("benchmark 'kernels' needs a GPU but this machine has none", file=sys.stderr)
         return 2
     torch.manual_seed(0)
     rate = read_rate()
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}: memory is read at {rate / 1e12:.2f} TB/s\n")
-    print("Projections of a layer, bfloat16: microseconds (least to most), and our time over cuBLAS's\n")
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}: memory read bandwidth {rate / 1e12:.2f} TB/s\n")
+    print("Projections of a layer, bfloat16: microseconds (minimum to maximum), and time over cuBLAS's\n")
     print(*table(("projection", "rows", "floor", "cuBLAS", "ours", "ratio"), projections(rate)), sep="\n")
     print("\nAttention of one layer, bfloat16: microseconds; verification reads what a decode step reads\n")
     names = ("requests", "context", "floor", "decode", f"verify {VERIFIED}", "verify / decode")
@@ -62,13 +61,13 @@ def main() -> int:
 
 
 def read_rate() -> float:
-    """Bytes per second at which a large sum reads memory."""
+    """Memory read bandwidth of a large sum, in bytes per second."""
     large = torch.empty(2**30, dtype=torch.float32, device="cuda").normal_()
     return 4 * large.numel() / in_turns([large.sum] * 4)[0].least * 1e6
 
 
 def in_turns(*forms: Sequence[Call]) -> list[Spread]:
-    """Each form's time per call, measured in turns; a form is the same call over several inputs."""
+    """Time per call of each implementation, interleaved; each is given as the same call over several inputs."""
     graphs = [captured(calls) for calls in forms]
     times: list[list[float]] = [[] for _ in forms]
     for _ in range(PAIRS):
@@ -83,7 +82,7 @@ def in_turns(*forms: Sequence[Call]) -> list[Spread]:
 
 
 def captured(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
-    """One graph of all calls, compiled and replayed once."""
+    """One CUDA graph of all calls, warmed up and replayed once."""
     for call in calls[:2]:
         call()
     torch.cuda.synchronize()
@@ -97,12 +96,12 @@ def captured(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
 
 
 def rotated(size: float) -> int:
-    """How many inputs of `size` bytes do not fit into the cache together."""
+    """Number of inputs of `size` bytes that together exceed the cache."""
     return min(40, max(2, round(ROTATED / size)))
 
 
 def projections(rate: float) -> Iterator[tuple[object, ...]]:
-    """A row of the table for each projection and number of rows, and the layer's sums."""
+    """A table row for each projection and number of rows, and the layer's sums."""
     sums = {rows: [0.0, 0.0, 0.0] for rows in ROWS}
     for name, (depth, columns) in PROJECTIONS.items():
         size = 2 * depth * columns
@@ -120,7 +119,7 @@ def projections(rate: float) -> Iterator[tuple[object, ...]]:
 
 
 def attention(rate: float) -> Iterator[tuple[object, ...]]:
-    """A row of the table for each step, and one of latent attention."""
+    """A table row for each step, and one for latent attention."""
     for batch, length in STEPS:
         yield step(batch, length, HEADS, KV_HEADS, HEAD_DIM, None, rate)
     heads, width, value = LATENT
@@ -130,7 +129,7 @@ def attention(rate: float) -> Iterator[tuple[object, ...]]:
 def step(
     batch: int, length: int, heads: int, kv_heads: int, head_dim: int, value_dim: int | None, rate: float
 ) -> tuple[object, ...]:
-    """A row of the table: decoding and verification behind `length` tokens; rate: bytes per second."""
+    """A table row: decoding and verification after `length` tokens; rate: bytes per second."""
     size = 2 * batch * length * kv_heads * head_dim * (2 if value_dim is None else 1)
     times = []
     for width in (1, VERIFIED):
@@ -144,7 +143,7 @@ def step(
 def reads(
     batch: int, length: int, width: int, heads: int, kv_heads: int, head_dim: int, value_dim: int | None
 ) -> tuple[Tensor, Tensor, Reads]:
-    """Queries, a cache with pages in random places, and the plan."""
+    """Queries, a KV cache with pages in random order, and the plan."""
     planes = 2 if value_dim is None else 1
     pages = torch.randperm(batch * length // PAGE, device="cuda")
     slots = (pages[:, None] * PAGE + torch.arange(PAGE, device="cuda")).view(batch, length)
@@ -155,12 +154,12 @@ def reads(
 
 
 def random(*shape: int) -> Tensor:
-    """Normal numbers, bfloat16 on the GPU."""
+    """Normally distributed bfloat16 values on the GPU."""
     return torch.randn(shape, device="cuda").to(torch.bfloat16)
 
 
 def table(names: Sequence[str], rows: Iterator[tuple[object, ...]]) -> Iterator[str]:
-    """A Markdown table, line by line as its rows are measured."""
+    """A Markdown table, yielded line by line as rows are measured."""
     yield f"| {' | '.join(names)} |"
     yield f"|{'---|' * len(names)}"
     for row in rows:

@@ -1,5 +1,5 @@
-"""Reports of many green cells, with lines as runs write them: the launches of stage nightly, each with more workloads
-than the stage gives it."""
+"""Large reports of green cells with realistic records: the launches of stage nightly, each with additional
+workloads."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from specmatrix.matrix.run.tiers import repro
 from specmatrix.reports.schema import CellRecord, CellResult, GateResult, Header, Json, Reason, Rewrite, Start
 from specmatrix.reports.store import ReportWriter
 
-# About a third of the probes are hit in a cell.
+# About a third of the counters are hit in a cell.
 HIT: Final = 3
 NUMBERS: Final[dict[str, dict[str, Json]]] = {
     "config": {"fields": 22, "rewrites": 0},
@@ -42,9 +42,9 @@ NUMBERS: Final[dict[str, dict[str, Json]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What differs in a head report: the acceptance lengths of this share of the cells.
+    """The change in a head report: the acceptance lengths of this share of the cells.
 
-    version: whole launches differ, which resolve to this spec version instead, as many as hold that share of the cells.
+    version: instead, launches with that share of the cells resolve to this spec version.
     """
 
     share: float = 0.0
@@ -52,7 +52,7 @@ class Change:
 
 
 def write(directory: Path, cells: int, seconds: float, change: Change | None = None) -> None:
-    """A report of `cells` green cells in `directory`, launch by launch; `seconds` sets their running times apart."""
+    """Write a report of `cells` green cells to `directory`, grouped by launch; `seconds` varies their durations."""
     header = Header(
         tier="cpu", stage="nightly", seed=0, created="2026-09-01T10:00:00+00:00", commit="0" * 12, dirty=False,
         versions={"python": "3.11"}, host={"cpu": "x", "gpus": []}, lock_hash="lock", data_hash="data", zoo_hash="zoo",
@@ -76,9 +76,9 @@ def write(directory: Path, cells: int, seconds: float, change: Change | None = N
 
 @lru_cache(maxsize=1)
 def launches(cells: int) -> list[list[Cell]]:
-    """`cells` cells, as many of each launch of stage nightly as of the others, if it has so many.
+    """`cells` cells, spread evenly over the launches of stage nightly as far as each has enough.
 
-    ValueError where they have fewer in all.
+    ValueError if they have fewer in total.
     """
     split = len(LAUNCH)
     known = [cell for cell in of_gpus(stage_cells("nightly"), 0) if expect(cell) != "refused"]
@@ -88,7 +88,7 @@ def launches(cells: int) -> list[list[Cell]]:
         rows[cell[:split]].append(cell)
     sizes = [len(row) for row in rows.values()]
     if sum(sizes) < cells:
-        raise ValueError(f"the launches of stage nightly have {sum(sizes)} cells, asked for {cells}")
+        raise ValueError(f"cells must be at most {sum(sizes)}, the cells of stage nightly's launches, got {cells}")
     most = next(most for most in count(1) if sum(min(most, size) for size in sizes) >= cells)
     left = cells
     taken: list[list[Cell]] = []

@@ -1,4 +1,4 @@
-"""One measured figure: its median with minimum and maximum, its goal, and whether it can be believed."""
+"""One measured figure: its median, minimum and maximum, its goal, and whether it is too noisy."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, Final, Literal
 
-# A figure whose peer varies more than this within the run says more about the machine than about the code.
+# A figure whose peer varies more than this within the run is noisy: it measures the machine, not the code.
 MOST_SPREAD: Final = 0.30
 State = Literal["met", "missed", "noisy", "red", "not measured", "reported"]
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """`ratio` is the figure that the goal is stated in: a quotient of times, a share, or seconds.
+    """`ratio` is the figure to which the goal applies: a ratio of times, a share, or seconds.
 
-    better: which side of the goal is good. goal None: reported without one. pairs: interleaved pairs, or repetitions.
-    spread: of the peer's (or, without a peer, the own) times. ratio None: no figure, and `note` says why.
+    better: the good direction. goal None: no goal. pairs: interleaved pairs, or repetitions. spread: of the peer's
+    times (or, without a peer, of our own). ratio None: no figure, with the reason in `note`.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Metric:
 
     @property
     def state(self) -> State:
-        """`red`: the compared outputs differ, so there is no speed to speak of."""
+        """`red`: the compared outputs differ, so speed is meaningless."""
         if self.ratio is None:
             return "red" if self.red else "not measured"
         if self.spread > MOST_SPREAD:
@@ -44,7 +44,7 @@ class Metric:
         return "met" if good else "missed"
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able; name, ratio, min, max, goal and pairs are stable."""
+        """As JSON-serialisable data; name, ratio, min, max, goal and pairs are stable keys."""
         return {
             "name": self.name,
             "ratio": self.ratio,
@@ -67,7 +67,7 @@ def of(
     better: Literal["higher", "lower"] = "higher",
     note: str = "",
 ) -> Metric:
-    """The metric of repeated figures."""
+    """The metric of a repeated measurement."""
     return Metric(name, median(figures), min(figures), max(figures), goal, len(figures), better, spread, note=note)
 
 
@@ -77,12 +77,12 @@ def red(name: str, goal: float | None, why: str) -> Metric:
 
 
 def unmeasured(name: str, goal: float | None, why: str) -> Metric:
-    """A metric that could not be taken."""
+    """A metric that could not be measured."""
     return Metric(name, None, None, None, goal, 0, note=why)
 
 
 def spread_of(times: Sequence[float]) -> float:
-    """Width of the middle 80 % of the times, as a share of their median; one disturbed run in ten is forgiven."""
+    """Width of the middle 80 % of the times relative to their median, so one outlier in ten is tolerated."""
     ordered = sorted(times)
     cut = len(ordered) // 10
     inner = ordered[cut : len(ordered) - cut]

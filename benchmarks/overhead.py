@@ -1,4 +1,4 @@
-"""What a decode step costs beside the model forwards: planning, ledger, masks, sampling, relay, text."""
+"""Overhead of a decode step besides the model forwards: planning, ledger, masks, sampling, relay, detokenisation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STEPS_PER_WINDOW: Final = 8
 
 
 def measure() -> list[Metric]:
-    """The share without a drafter, and with a chain of EAGLE-3 drafts."""
+    """The overhead's share without a drafter, and with an EAGLE-3 chain."""
     return [
         share(engine(), f"work_outside_forwards_batch_{BATCH}_none"),
         share(speculative("eagle3"), f"work_outside_forwards_batch_{BATCH}_eagle3_k{STEPS}"),
@@ -32,7 +32,7 @@ T = TypeVar("T")
 class CallTimer:
     """Seconds spent inside wrapped calls; nested calls count once.
 
-    CPU seconds of this one-threaded process, so that what else runs on the machine has no share.
+    CPU time of this single-threaded process, which other processes do not affect.
     """
 
     def __init__(self) -> None:
@@ -55,13 +55,13 @@ class CallTimer:
 
 
 def share(llm: LLM, name: str) -> Metric:
-    """Share of the time of decode steps that is not inside a model's `forward` or `logits`."""
+    """Share of decode step time outside the models' `forward` and `logits`."""
     clock = CallTimer()
     executor: Any = llm.loop.executor
     models = [executor.target, *([executor.drafter.model] if executor.drafter.traits.drafts else [])]
     for model in models:
         model.forward, model.logits = clock.wrap(model.forward), clock.wrap(model.logits)
-    # Every accepted token shortens the run, so ask for more than any window can take.
+    # Every accepted token shortens the run, so request more tokens than the windows can use.
     needed = (WINDOWS + 2) * STEPS_PER_WINDOW * executor.drafter.nodes
     for prompt in prompts(llm, BATCH):
         llm.add(prompt, fixed(needed))

@@ -1,4 +1,4 @@
-"""Two systems by turns, so that whatever disturbs the machine hits both."""
+"""Interleaved timing of two systems, so that disturbances affect both alike."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from specmatrix.benchmarks.metric import Metric, of, red, spread_of
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """Seconds of each turn, in order. wrong: how the outputs differ where they must not, "" if they do not."""
+    """Seconds of each run, in order. wrong: a description of an output mismatch, "" if none."""
 
     ours: tuple[float, ...]
     theirs: tuple[float, ...]
@@ -20,11 +20,11 @@ class Pairs:
 
     @property
     def ratios(self) -> tuple[float, ...]:
-        """How many times as long as ours theirs took, pair by pair."""
+        """Their time over ours, by pair."""
         return tuple(their / our for our, their in zip(self.ours, self.theirs, strict=True))
 
     def metric(self, name: str, goal: float | None, scale: float = 1.0, note: str = "") -> Metric:
-        """The ratios as a metric, which is red where outputs are wrong. scale: multiplies each ratio, where the two did
+        """The ratios as a metric, which is red on an output mismatch. scale: multiplies each ratio, if the two did
         different amounts of work."""
         if self.wrong:
             return red(name, goal, self.wrong)
@@ -38,8 +38,8 @@ def seconds(call: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
-def told(call: Callable[[], float]) -> float:
-    """What the call itself says it took."""
+def own_time(call: Callable[[], float]) -> float:
+    """The time that the call itself returns."""
     return call()
 
 
@@ -50,7 +50,7 @@ def interleave(
     warm: int = 1,
     clock: Callable[[Callable[[], Any]], float] = seconds,
 ) -> Pairs:
-    """Time `pairs` turns of each; who goes first alternates. `warm` turns of each go before and are not counted."""
+    """Time `pairs` runs of each in alternating order, after `warm` untimed runs of each."""
     for _ in range(warm):
         ours()
         theirs()

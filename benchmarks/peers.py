@@ -1,4 +1,4 @@
-"""Generation beside transformers on one GPU: eager, static and compiled, assisted."""
+"""Generation against transformers on one GPU: eager, compiled with a static cache, assisted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from specmatrix.benchmarks.steady import PAIRS, Bench, free, freed
 from specmatrix.engine.api import LLM
 from specmatrix.engine.core.schedule.request import SamplingParams
 
-# New tokens, and how many times as fast as the peer.
+# New tokens, and goals for the speed-up over the peer.
 EAGER: Final = (128, 5.0)
 COMPILED: Final = (64, 1.25)
 ASSISTED: Final = (32, 5.0)
@@ -24,7 +24,7 @@ ROUNDS: Final = 16
 
 
 def peers(bench: Bench, assistant: Bench) -> Iterator[Metric]:
-    """Greedy tokens behind the bench's prompt, whose reading counts but for bare steps; assistant: a smaller model."""
+    """Greedy decoding after the bench's prompt, including its prefill except for bare steps; assistant: the draft."""
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     theirs = transformers_model(bench)
@@ -37,8 +37,8 @@ def peers(bench: Bench, assistant: Bench) -> Iterator[Metric]:
 
 
 def eager_steps(bench: Bench, theirs: PreTrainedModel) -> Metric:
-    """Decode steps, theirs calls of the model; no goal, as from a quick host a call takes less than 5 times as long as
-    reading the weights alone."""
+    """Decode steps against calls of their model; without a goal, as on a fast host a call takes less than 5 times as
+    long as reading the weights."""
     with bench.decoding(1) as decoding:
         pairs = interleave(decoding.turn, eager_rounds(theirs, bench), PAIRS, warm=2)
     note = f"theirs {min(pairs.theirs) / ROUNDS * 1e3:.1f} ms a token at best"
@@ -46,7 +46,7 @@ def eager_steps(bench: Bench, theirs: PreTrainedModel) -> Metric:
 
 
 def eager(bench: Bench, theirs: PreTrainedModel) -> Metric:
-    """Generation as transformers does it unless it is asked for more."""
+    """Generation against transformers' default."""
     tokens, goal = EAGER
     with freed(bench.engine(1)) as ours:
         pairs = interleave(generate(ours, bench, tokens), generate_theirs(theirs, bench, tokens, {}), PAIRS, warm=2)
@@ -54,7 +54,7 @@ def eager(bench: Bench, theirs: PreTrainedModel) -> Metric:
 
 
 def compiled(bench: Bench, theirs: PreTrainedModel) -> Metric:
-    """Generation, theirs with a static cache and compiled steps."""
+    """Generation against transformers with a static cache and compiled steps."""
     tokens, goal = COMPILED
     with freed(bench.engine(1)) as ours:
         their = generate_theirs(theirs, bench, tokens, {"cache_implementation": "static"})
@@ -64,11 +64,11 @@ def compiled(bench: Bench, theirs: PreTrainedModel) -> Metric:
 
 
 def assisted(bench: Bench, assistant: Bench, target: PreTrainedModel) -> Metric:
-    """Both draft DRAFTED tokens a round with the same small model; of random weights, so a round gives one token."""
+    """Both draft DRAFTED tokens per round with the same small model of random weights, so a round yields one token."""
     draft = transformers_model(assistant)
     draft.generation_config.num_assistant_tokens = DRAFTED
     draft.generation_config.num_assistant_tokens_schedule = "constant"
-    # Any other value lets a draft end early.
+    # With any other value a draft may end early.
     draft.generation_config.assistant_confidence_threshold = 0.0
     tokens, goal = ASSISTED
     asked = bench.chain(DRAFTED) | {
@@ -90,9 +90,9 @@ def transformers_model(bench: Bench) -> PreTrainedModel:
 
 
 def eager_rounds(model: PreTrainedModel, bench: Bench) -> Callable[[], None]:
-    """ROUNDS greedy tokens behind the bench's prompt, call by call; the same contexts every time.
+    """ROUNDS greedy tokens after the bench's prompt, one call each, with the same context lengths every time.
 
-    On Hopper torch may give attention to cuDNN, which plans once for each length: new lengths took three times as long.
+    On Hopper torch may dispatch attention to cuDNN, which plans once per length: new lengths took three times as long.
     """
     cache = DynamicCache(config=model.config)
     with torch.inference_mode():
@@ -111,24 +111,24 @@ def eager_rounds(model: PreTrainedModel, bench: Bench) -> Callable[[], None]:
 
 
 def generate(llm: LLM, bench: Bench, tokens: int) -> Callable[[], object]:
-    """A call that reads the bench's prompt and decodes `tokens` more."""
+    """A call that prefills the bench's prompt and decodes `tokens` tokens."""
     prompts = bench.prompts(llm.vocab_size, 1)
     return lambda: llm.generate(prompts, SamplingParams(max_new_tokens=tokens, ignore_eos=True))
 
 
 def generate_theirs(model: PreTrainedModel, bench: Bench, tokens: int, more: dict[str, Any]) -> Callable[[], object]:
-    """The same in transformers, with `more` arguments of its generate."""
+    """The same in transformers, with `more` arguments for its generate."""
     ids = torch.tensor(bench.prompts(model.config.vocab_size, 1), device=bench.device)
     mask = torch.ones_like(ids)
 
     def call() -> object:
         asked = {"max_new_tokens": tokens, "min_new_tokens": tokens, "do_sample": False, "pad_token_id": 0}
-        # Reading the tokens waits for them.
+        # Reading the tokens synchronises.
         return model.generate(ids, attention_mask=mask, **asked, **more).tolist()
 
     return call
 
 
 def per_token(times: tuple[float, ...], tokens: int) -> str:
-    """A note of the median time, in seconds, spread over `tokens` tokens."""
+    """A note with the median time per token; times in seconds."""
     return f"theirs {sorted(times)[len(times) // 2] / tokens * 1e3:.1f} ms a token, prompt included"

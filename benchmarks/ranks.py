@@ -1,10 +1,10 @@
-"""Decode steps and EAGLE3 rounds of one model on 1, 2, 4 and 8 ranks, which take turns within one run.
+"""Decode steps and EAGLE3 rounds of one model on 1, 2, 4 and 8 ranks, interleaved in one run.
 
     python -m specmatrix.benchmarks.ranks [RANKS ...] [--cpu] [--json] [--out FOLDER]
 
-Random weights at Llama-3.1-8B's shape, bf16, prompts of 1024 tokens. Every rank draws its share of the target on its
-own GPU, so no checkpoint of the target is written or read; the draft, which no rank shares, is read by each. Drafts of
-random weights are hardly ever accepted: what is measured is what a round costs.
+Random weights at Llama-3.1-8B's shape, bf16, prompts of 1024 tokens. Every rank generates its shard of the target on
+its own GPU, so no target checkpoint is written or read; the draft is not sharded and is read by every rank. Drafts of
+random weights are hardly ever accepted: the figures measure the cost of a round.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ SIZES: Final = (1, 2, 4, 8)
 DEPTH: Final = 5
 KINDS: Final = ("decode", "eagle3")
 
-# Seconds of a round, turn by turn, by the number of ranks.
+# Seconds per round in each turn, by the number of ranks.
 Times: TypeAlias = Mapping[int, Sequence[float]]
 
 
 @dataclass(frozen=True, slots=True)
 class RankSetup:
-    """What is measured. turns: of ROUNDS rounds each, by each number of ranks; all end below a graph's next size."""
+    """The measurement. turns: of ROUNDS rounds each, per number of ranks; all end below the next CUDA-graph size."""
 
     model: str
     shape: LlamaShape
@@ -58,25 +58,25 @@ class RankSetup:
 
 
 ON_GPUS: Final = RankSetup("Llama-3.1-8B", SHAPES["Llama-3.1-8B"], "cuda", 1024, (1, 32), 6)
-# Tries the benchmark itself.
+# For trying the benchmark itself.
 ON_CPU: Final = RankSetup("tiny", LlamaShape(32, 56, 6, 4, 2, 8, 768, tied=True), "cpu", 128, (1, 3), 2)
 
 
 class DrawnShare(ShardedWeightReader):
-    """Draws the tensors of a target instead of reading them, in bf16; a rank's share is that of the same whole."""
+    """Generates random target tensors in bf16 instead of reading them; the ranks' shards belong to the same tensor."""
 
     def _take(self, name: str, shape: tuple[int, ...]) -> Tensor:
         if len(shape) == 1:
             return torch.ones(shape, dtype=torch.bfloat16, device=self._device)
         drawn = torch.empty(shape, dtype=torch.bfloat16, device=self._device)
-        # On the tensor's own GPU, which a bare "cuda" does not name.
+        # On the rank's own GPU, which a bare "cuda" does not select.
         generator = torch.Generator(drawn.device).manual_seed(crc32(name.encode()))
         return drawn.normal_(0, 0.02, generator=generator)
 
 
 @contextmanager
 def drawn_weights() -> Iterator[None]:
-    """Targets loaded meanwhile have random weights, whatever their checkpoint holds."""
+    """Targets loaded within the context get random weights instead of their checkpoint's."""
     specmatrix.engine.models.causal_lm.ShardedWeightReader = DrawnShare  # type: ignore[misc]
     try:
         yield
@@ -85,27 +85,27 @@ def drawn_weights() -> Iterator[None]:
 
 
 def begin(rank: Rank, bench: Bench, batch: int, asked: Asked) -> None:
-    """On a rank: `batch` requests in the middle of their answers, in place of what ran before."""
+    """On a rank: start an engine with `batch` decoding requests, replacing the previous one."""
     rank.held = None
     free()
     config = bench.config(batch, {**asked, "dtype": "bfloat16", "tp_size": rank.place.size})
     ranks = rank.ranks(config.enable_deterministic_inference)
     with drawn_weights():
         llm = LLM(config, clock=lambda: rank.now, ranks=ranks, tell=rank.tell)
-    # What loading took and gave back would be missing to the other groups on this GPU.
+    # Memory cached by the allocator after loading would be missing for the other groups on this GPU.
     free()
     rank.held = Decoding(llm, bench.prompts(llm.vocab_size, batch))
 
 
 def turn(rank: Rank) -> float:
-    """On a rank: seconds of a round."""
+    """On a rank: seconds per round."""
     decoding: Decoding = rank.held
     return decoding.turn()
 
 
 @dataclass(frozen=True, slots=True)
 class RankTimes:
-    """What `ranks` ranks take at a batch size. times: of one kind of round; alone: those of the fewest ranks."""
+    """Times of `ranks` ranks at a batch size. times: of one kind of round; alone: those of the fewest ranks."""
 
     kind: str
     batch: int
@@ -115,7 +115,7 @@ class RankTimes:
     fewest: int
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able: milliseconds of a round, how many times as fast as the fewest ranks, and that per rank."""
+        """As JSON-serialisable data: milliseconds per round, speed-up over the fewest ranks, and efficiency."""
         ratios = [one / time for one, time in zip(self.alone, self.times, strict=True)]
         return {
             "kind": self.kind,
@@ -144,7 +144,7 @@ def measure(setup: RankSetup, sizes: Sequence[int]) -> list[RankTimes]:
         rows = []
         for kind, asked in zip(KINDS, ({}, bench.chain(DEPTH)), strict=True):
             for batch in setup.batches:
-                # The slowest start is the wait, not their sum.
+                # Started concurrently: the wait is the slowest start, not the sum.
                 list(pool.map(start, groups, *(repeat(each) for each in (bench, batch, asked))))
                 rows += by_size(kind, batch, by_turns(groups, setup.turns))
     return rows
@@ -152,7 +152,7 @@ def measure(setup: RankSetup, sizes: Sequence[int]) -> list[RankTimes]:
 
 @contextmanager
 def closed(group: RankGroup) -> Iterator[RankGroup]:
-    """A group that ends at the end."""
+    """A group that is closed on exit."""
     try:
         yield group
     finally:
@@ -160,14 +160,14 @@ def closed(group: RankGroup) -> Iterator[RankGroup]:
 
 
 def start(group: RankGroup, bench: Bench, batch: int, asked: Asked) -> None:
-    """Bring a group's next engine into the middle of its requests."""
+    """Start a group's next engine and advance its requests to decoding."""
     group.begin()
     group.call(begin, bench, batch, asked)
     group.call(turn)
 
 
 def by_turns(groups: Sequence[RankGroup], turns: int) -> Times:
-    """Turns of each group, in one order and then in the other."""
+    """Turns of each group, in alternating order."""
     times: dict[int, list[float]] = {group.size: [] for group in groups}
     for number in range(turns):
         for group in groups[:: (1, -1)[number % 2]]:
@@ -182,7 +182,7 @@ def by_size(kind: str, batch: int, times: Times) -> list[RankTimes]:
 
 
 def markdown(record: Mapping[str, Any]) -> str:
-    """The record as a table: ranks by batch size, both kinds of rounds beside each other."""
+    """The record as a table: a row per batch size and number of ranks, with both kinds of rounds."""
     host, found = record["machine"], {(row["batch"], row["ranks"], row["kind"]): row for row in record["rows"]}
     turns = f"{record['rows'][0]['turns']} turns of {record['rounds']} rounds"
     lines = [
@@ -205,10 +205,10 @@ def _cells(row: Mapping[str, Any]) -> str:
 
 
 def sizes_of(asked: Sequence[int], most: int) -> list[int]:
-    """The numbers of ranks to measure: as asked, else all up to `most`. ConfigError on others."""
+    """The numbers of ranks to measure: the requested ones, else all up to `most`. ConfigError on others."""
     allowed = [size for size in SIZES if size <= most]
     if not allowed:
-        raise ConfigError("benchmark 'ranks' needs a GPU and this machine shows none; use --cpu to try it")
+        raise ConfigError("benchmark 'ranks' needs a GPU but this machine has none; use --cpu to try it")
     for size in asked:
         if size not in allowed:
             raise ConfigError(
@@ -220,8 +220,8 @@ def sizes_of(asked: Sequence[int], most: int) -> list[int]:
 def main(words: Sequence[str] | None = None) -> None:
     """Measure, and print the table or JSON. Exit status 2 on numbers of ranks that cannot run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("ranks", nargs="*", type=int, help="numbers of ranks; by default all that there are GPUs for")
-    parser.add_argument("--cpu", action="store_true", help="a tiny model on 1 and 2 ranks of the CPU, to try it")
+    parser.add_argument("ranks", nargs="*", type=int, help="numbers of ranks; default: all for which there are GPUs")
+    parser.add_argument("--cpu", action="store_true", help="try it with a tiny model on 1 and 2 CPU ranks")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--out", type=Path, help="also write ranks.json and ranks.md here")
     options = parser.parse_args(words)
@@ -246,5 +246,5 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    # Ranks find what they call by the name of its module, which __main__ is not.
+    # Ranks import functions by module name, which must not be __main__.
     importlib.import_module("specmatrix.benchmarks.ranks").main()

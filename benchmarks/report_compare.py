@@ -1,7 +1,7 @@
-"""How long two large reports take to load and compare: `python -m specmatrix.benchmarks.report_compare`.
+"""Time to load and compare two large reports: `python -m specmatrix.benchmarks.report_compare`.
 
-Writes pairs of reports to a temporary directory, then times load + load + compare in
-fresh processes, so that no cache of one run helps the next.
+Writes pairs of reports to a temporary directory, then times load + load + compare in new processes, so that no run
+benefits from another's cache.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def measure(cells: int = CELLS, runs: int = 3) -> list[dict[str, object]]:
         for case, change in CASES.items():
             head = Path(folder) / "head"
             write(head, cells, seconds=0.2, change=change)
-            # Or the disk still writes what is read.
+            # Otherwise the disk would still be writing while the reports are read.
             os.sync()
             found = [_time(base, head, cells) for _ in range(runs)]
             times = sorted(seconds for seconds, _, _ in found)

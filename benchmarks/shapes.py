@@ -1,4 +1,4 @@
-"""Checkpoints of published shapes with random weights, in the layouts that hubs have: bf16, sharded, tied or not."""
+"""Checkpoints of published shapes with random weights, in the layouts found on hubs: bf16, sharded, tied or not."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from torch import Tensor
 from specmatrix.matrix.zoo.registry import resolve_path
 
 SHARD_LAYERS: Final = 8
-# What transformers asks of a file.
+# Metadata that transformers requires in a file.
 METADATA: Final = {"format": "pt"}
 DRAFT_VOCAB: Final = 32_000
-# What long contexts of Llama 3.1 and 3.2 turn by.
+# The rope_scaling of Llama 3.1 and 3.2.
 ROPE: Final = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -31,7 +31,7 @@ ROPE: Final = {
 
 @dataclass(frozen=True, slots=True)
 class LlamaShape:
-    """The sizes of a Llama."""
+    """The sizes of a Llama model."""
 
     hidden: int
     inner: int
@@ -44,13 +44,13 @@ class LlamaShape:
 
     @property
     def step_bytes(self) -> int:
-        """Bytes of bf16 weights that a decode step reads: all but the embedding, of which it reads a row."""
+        """Bytes of bf16 weights read by a decode step: all except the embedding, of which it reads one row."""
         attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
         return 2 * (self.layers * (attention + 3 * self.hidden * self.inner) + self.vocab * self.hidden)
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of bf16 keys and values of one token."""
+        """Bytes of bf16 KV per token."""
         return 2 * 2 * self.layers * self.kv_heads * self.head_dim
 
 
@@ -61,7 +61,7 @@ SHAPES: Final = {
 
 
 def write_target(folder: Path, shape: LlamaShape, device: str) -> Path:
-    """The checkpoint of a target; its tokenizer is the zoo's. The same weights every time on one kind of device."""
+    """Write a target's checkpoint with the zoo's tokenizer. The weights are deterministic per kind of device."""
     _begin(folder, _config(shape, "LlamaForCausalLM"))
     draw = _Draw(device)
     top = {"model.embed_tokens.weight": draw(shape.vocab, shape.hidden), "model.norm.weight": draw.ones(shape.hidden)}
@@ -81,14 +81,14 @@ def write_target(folder: Path, shape: LlamaShape, device: str) -> Path:
 
 
 def write_frame(folder: Path, shape: LlamaShape) -> Path:
-    """The checkpoint of a target without its tensors, for weights that are drawn where they are used."""
+    """Write a target's checkpoint without tensors, for weights that are generated on their device."""
     _begin(folder, _config(shape, "LlamaForCausalLM"))
     save_file({}, folder / "model.safetensors", METADATA)
     return folder
 
 
 def write_eagle3(folder: Path, target: LlamaShape, device: str) -> Path:
-    """An EAGLE-3 head of one layer over three states of the target, with a vocabulary of its own."""
+    """Write a one-layer EAGLE-3 head over three hidden states of the target, with its own vocabulary."""
     shape, draw = replace(target, layers=1), _Draw(device)
     states = [2, target.layers // 2, target.layers - 3]
     config = _config(shape, "LlamaForCausalLMEagle3") | {

@@ -1,4 +1,4 @@
-"""How many random schedules of the simulation a minute of one core runs."""
+"""Random schedules per minute of the simulation on one core."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ SCHEDULES: Final = 1000
 
 
 def measure() -> list[Metric]:
-    """Schedules per minute, sweep by sweep."""
+    """Schedules per minute."""
     return [schedules_per_minute(SCHEDULES)]
 
 
 def schedules_per_minute(count: int) -> Metric:
-    """The rate of sweeps of `count` schedules each, every law and token checked; red if a schedule fails.
+    """The rate of sweeps of `count` schedules each, with every ledger law and token checked; red if a schedule fails.
 
-    In CPU seconds of this one-threaded process, so that what else runs on the machine has no share.
+    Measured in CPU time of this single-threaded process, which other processes do not affect.
     """
     spent: list[float] = []
     for seed in SEEDS:

@@ -1,4 +1,4 @@
-"""Speculative rounds beside transformers' assisted generation, and what speculation gains on this machine at all."""
+"""Speculative rounds against transformers' assisted generation, and the speed-up by speculation on this machine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ASKED: Final = 6
 
 
 def measure() -> list[Metric]:
-    """The round against the peer's, then each drafter against none."""
+    """The time of a round against the peer's, then each drafter against plain decoding."""
     return [assisted(), *(pays(algorithm) for algorithm in DRAFTS)]
 
 
@@ -34,9 +34,9 @@ def speculative(algorithm: str) -> LLM:
 
 
 def assisted() -> Metric:
-    """Time of one round (draft STEPS tokens, verify) in transformers over ours, the same two checkpoints.
+    """Time of one round (draft STEPS tokens, verify) in transformers over ours, with the same two checkpoints.
 
-    Rounds are counted on both sides; each side's time holds its prefill.
+    Rounds are counted on both sides; each side's time includes its prefill.
     """
     name = f"speculative_round_k{STEPS}_vs_transformers_assisted"
     ours, target, draft = (
@@ -46,7 +46,7 @@ def assisted() -> Metric:
     )
     draft.generation_config.num_assistant_tokens = STEPS
     draft.generation_config.num_assistant_tokens_schedule = "constant"
-    # Any other value lets a draft end early.
+    # With any other value a draft may end early.
     draft.generation_config.assistant_confidence_threshold = 0.0
     asked = prompts(ours, 1)
     their = generate(target, asked, assistant_model=draft)
@@ -65,7 +65,7 @@ def assisted() -> Metric:
 
 
 def pays(algorithm: str) -> Metric:
-    """Wall time without a drafter over that with one, batch 1, answers to their natural end."""
+    """Wall time without a drafter over that with one, batch 1, with answers up to EOS."""
     name = f"speculation_{algorithm}_k{STEPS}_vs_none"
     on, off = speculative(algorithm), engine()
     asked = list(islice(questions(), ASKED))
@@ -87,7 +87,7 @@ def pays(algorithm: str) -> Metric:
 def _one_by_one(llm: LLM, asked: list[str]) -> None:
     drafter: Any = llm.loop.executor.drafter
     if isinstance(drafter, NgramDrafter):
-        # Whoever has answered these questions before drafts the answers.
+        # A drafter that has seen these questions before would draft the answers.
         drafter.index = NgramIndex(drafter.options)
     for prompt in asked:
         llm.generate([prompt], SamplingParams(max_new_tokens=160))

@@ -1,4 +1,4 @@
-"""Engines whose requests all decode, round after round, on one device."""
+"""Engines in steady state on one device: all requests decode, round after round."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from typing import Any, Final, TypeAlias
 import torch
 
 import specmatrix.engine.build
-from specmatrix.benchmarks.pairs import Pairs, interleave, seconds, told
+from specmatrix.benchmarks.pairs import Pairs, interleave, own_time, seconds
 from specmatrix.engine.api import LLM
 from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.engine.models.target import Target
 
-# Rounds of a turn; all turns of an engine together stay below the next size of its graphs.
+# Rounds per turn; all turns of an engine together stay below its next CUDA-graph size.
 ROUNDS: Final = 16
 PAIRS: Final = 10
 WARM: Final = 8
-# Rounds that fill the pipeline again which a wait has emptied.
+# Rounds that refill the pipeline after a synchronisation.
 LEAD: Final = 2
 
 # Fields of an engine's configuration.
@@ -34,7 +34,7 @@ TIMING: Final = "spec_version"
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """A target and its EAGLE3 draft of random weights, where they run, and the tokens of each prompt."""
+    """A target and its EAGLE3 draft with random weights, their device, and the prompt length in tokens."""
 
     name: str
     target: str
@@ -43,7 +43,7 @@ class Bench:
     prompt: int = 1024
 
     def chain(self, depth: int) -> dict[str, Any]:
-        """What asks for chains of `depth` drafts; they are hardly ever accepted."""
+        """Configuration fields for chains of `depth` drafts, which are hardly ever accepted."""
         return {
             "speculative_algorithm": "EAGLE3",
             "speculative_draft_model_path": self.draft,
@@ -57,7 +57,7 @@ class Bench:
         return LLM(self.config(batch, asked))
 
     def config(self, batch: int, asked: Asked = NOTHING) -> EngineConfig:
-        """What `engine` is made from."""
+        """The configuration of `engine`."""
         return EngineConfig(
             self.target,
             device=self.device,
@@ -77,22 +77,22 @@ class Bench:
 
     @contextmanager
     def decoding(self, batch: int, asked: Asked = NOTHING) -> Iterator[Decoding]:
-        """An engine in the middle of its requests."""
+        """An engine whose requests are decoding."""
         with freed(self.engine(batch, asked)) as llm:
             yield Decoding(llm, self.prompts(llm.vocab_size, batch))
 
     def pair(self, ours: Asked, theirs: Asked, batch: int = 1, rounds: int | None = None) -> Pairs:
-        """Rounds of two engines by turns, of `rounds` where it is given. Where only their timing differs, no token may
-        differ."""
+        """Interleaved rounds of two engines, `rounds` per turn if given. If only their timing differs, their tokens
+        must be equal."""
         with self.decoding(batch, ours) as one, self.decoding(batch, theirs) as other:
-            pairs = interleave(partial(one.steady, rounds), partial(other.steady, rounds), PAIRS, clock=told)
+            pairs = interleave(partial(one.steady, rounds), partial(other.steady, rounds), PAIRS, clock=own_time)
             if {**ours, TIMING: ""} == {**theirs, TIMING: ""}:
                 pairs = replace(pairs, wrong=difference(one.outputs(), other.outputs()))
         return pairs
 
 
 class Decoding:
-    """Requests of an engine behind their prompts; a turn is ROUNDS rounds, all of them waited for."""
+    """An engine's requests after prefill; a turn is ROUNDS rounds, followed by a synchronisation."""
 
     def __init__(self, llm: LLM, prompts: list[list[int]]) -> None:
         self._step: Callable[[], bool] = llm.step
@@ -105,11 +105,11 @@ class Decoding:
         self.rounds(WARM)
 
     def turn(self) -> float:
-        """Seconds of a round."""
+        """Seconds per round."""
         return seconds(lambda: self.rounds(ROUNDS)) / ROUNDS
 
     def steady(self, rounds: int | None = None) -> float:
-        """Seconds of a round among others: those that fill the pipeline, and the wait at the end, are not timed."""
+        """Seconds per round in steady state: the rounds that fill the pipeline and the final wait are not timed."""
         count = ROUNDS if rounds is None else rounds
         self._steps(LEAD)
         taken = seconds(lambda: self._steps(count)) / count
@@ -117,7 +117,7 @@ class Decoding:
         return taken
 
     def outputs(self) -> list[list[int]]:
-        """The tokens of each request so far; a round in flight is not among them."""
+        """The tokens of each request so far, without those of a round in flight."""
         return [list(self._request(rid).output) for rid in self._rids]
 
     def rounds(self, count: int) -> None:
@@ -131,7 +131,7 @@ class Decoding:
 
 
 def difference(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) -> str:
-    """Where the tokens of a request differ, as far as both have come, or ""."""
+    """The first difference between the tokens of a request, up to the shorter length, or ""."""
     for number, (one, other) in enumerate(zip(ours, theirs, strict=True)):
         for at, (token, wanted) in enumerate(zip(one, other, strict=False)):
             if token != wanted:
@@ -141,7 +141,7 @@ def difference(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) -
 
 @contextmanager
 def freed(llm: LLM) -> Iterator[LLM]:
-    """The engine, whose memory is given back at the end whoever still holds it."""
+    """The engine; its memory is released on exit even if references to it remain."""
     try:
         yield llm
     finally:
@@ -150,19 +150,19 @@ def freed(llm: LLM) -> Iterator[LLM]:
 
 
 def free() -> None:
-    """Give the memory of what nobody holds back to the device."""
+    """Return unreferenced memory to the device."""
     gc.collect()
     torch.cuda.empty_cache()
 
 
 @contextmanager
 def targets_kept(most: int = 1) -> Iterator[None]:
-    """Engines made meanwhile load a target once, for as long as no other `most` targets were loaded."""
+    """Within the context, engines reuse loaded targets; the last `most` targets are cached."""
     load = specmatrix.engine.build.load_target
     loaded = lru_cache(maxsize=most)(load)
 
     def kept(*wanted: Any) -> Target:  # noqa: ANN401 - as load_target
-        # Rounds of any width find their positions in one target.
+        # One target has the positions for rounds of any width.
         *others, positions = wanted
         return loaded(*others, 1 << positions.bit_length())
 

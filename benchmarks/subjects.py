@@ -1,4 +1,4 @@
-"""The engine and transformers on the zoo's checkpoints, and the check that both say the same tokens."""
+"""The engine and transformers on the zoo's checkpoints, and the check that both generate the same tokens."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from specmatrix.matrix.subjects.in_process import checkpoint
 
 NEW_TOKENS: Final = 128
 PROMPT_TOKENS: Final = 32
-# Two implementations in float32 may order tokens whose logits are closer than this (in nat) differently.
+# Two float32 implementations may rank tokens differently if their logits are closer than this (in nats).
 TIE: Final = 1e-3
 QUESTIONS: Final = Path(specmatrix.matrix.zoo.__file__).parent / "data" / "test.jsonl"
 
 
 def engine(algorithm: str = "NONE", draft: str | None = None, **rest: int) -> LLM:
-    """llama-mini in float32; without prefix cache, because a repeated prompt must cost what it costs the peer."""
+    """llama-mini in float32, without prefix cache, as a repeated prompt must cost as much as for the peer."""
     return LLM(
         EngineConfig(
             model_path="llama-mini",
@@ -68,7 +68,7 @@ def fixed(new_tokens: int = NEW_TOKENS, top_logprobs: int = 0) -> SamplingParams
 
 
 def difference(ours: Sequence[Output], theirs: Sequence[Sequence[int]]) -> str:
-    """Where tokens differ for a reason other than a tie, or "". `ours` need the two best log-probabilities."""
+    """The first difference between tokens that is not a tie, or "". `ours` need top_logprobs of at least 2."""
     for number, (output, other) in enumerate(zip(ours, theirs, strict=True)):
         if len(output.output_ids) != len(other):
             return f"prompt {number}: {len(output.output_ids)} tokens against {len(other)}"

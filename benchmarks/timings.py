@@ -1,8 +1,8 @@
-"""The speed matrix of the two timings: v2's rounds per second over v1's for drafters, trees and batches.
+"""The speed matrix of the two timings: v2's rounds per second over v1's for drafters, trees and batch sizes.
 
-v1 launches a round only once the host has read the one before, so v2 gains what v1's host turn leaves the GPU idle: a
-share that falls as rounds grow and rises with what they yield: chains yield what they do in the field, by coins. A goal
-is stated over the cells of a shape; none may be slower under v2.
+v1 launches a round only after the host has read the previous one, so v2 gains the GPU's idle time in between. Its share
+falls with the cost of a round and rises with its yield, so chains get a typical acceptance length from simulated coins.
+A goal applies to the median over a shape's cells; no cell may be slower with v2.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from specmatrix.benchmarks.steady import Bench
 GOAL: Final = 0.98
 BATCHES: Final = (1, 8, 32)
 DEPTH: Final = 5
-# Of 5 drafts that are each taken with this probability a round yields 3.55 tokens; rounds of such a turn, so that all
-# turns of an engine stay below the next size of its graphs.
+# With this acceptance probability a round of 5 drafts yields 3.55 tokens; rounds per turn, so that all turns of an
+# engine stay below its next CUDA-graph size.
 TAKEN, ROUNDS = 0.784, 3
 
 
 def timings(bench: Bench, overall: float, trees: bool = True) -> Iterator[Metric]:
-    """A metric for each cell, and that over all of them, whose goal is `overall`. trees: with cells of a tree too."""
+    """A metric per cell, and one over all of them with the goal `overall`. trees: also include tree cells."""
     tree = bench.chain(3) | {"speculative_eagle_topk": 4, "speculative_num_draft_tokens": 8}
     cells: list[tuple[str, int, dict[str, Any]]] = [("none", batch, {}) for batch in BATCHES]
     cells += [("eagle3_s3_k4_n8", batch, tree) for batch in BATCHES[:2] if trees]
@@ -48,7 +48,7 @@ def _cell(bench: Bench, name: str, batch: int, asked: dict[str, Any], rounds: in
 
 
 def over_all(cells: list[Metric], bench: str, goal: float) -> Metric:
-    """The median over cells, from the least to the largest of them; red if one of them has no figure."""
+    """The median, minimum and maximum over cells; red if any cell has no figure."""
     name = f"{bench}_v2_over_v1"
     figures = [cell.ratio for cell in cells if cell.ratio is not None]
     if len(figures) < len(cells):

@@ -1,4 +1,4 @@
-"""What a profiler sees of steady rounds: how long the GPU idles, and what makes the host wait."""
+"""Profile of steady-state rounds: the GPU's idle share, and the host's blocking calls."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ ROUNDS: Final = 16
 LEAD: Final = 2
 WINDOWS: Final = 3
 MOST_IDLE: Final = 0.03
-# Calls of CUDA's runtime that return only once the device has done what it was given.
+# CUDA runtime calls that block until the device has finished.
 BLOCKING: Final = ("cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaMemcpy", "cudaMemset", "cudaFree")
 EVENT: Final = "cudaEventSynchronize"
 
 
 class TraceWindow(NamedTuple):
-    """Share of the time in which no kernel or copy ran, and calls of a round: blocking ones, waits for an event."""
+    """Share of time without a running kernel or copy, and calls per round: blocking ones, and event waits."""
 
     idle: float
     blocking: float
@@ -29,20 +29,20 @@ class TraceWindow(NamedTuple):
 
 
 def trace(bench: Bench) -> Iterator[Metric]:
-    """Rounds of v2, plain and with a draft of 5."""
+    """Rounds with v2, plain and with 5 drafts."""
     for name, asked in (("decode", {}), ("eagle3_round_5", bench.chain(5))):
         with bench.decoding(1, {"spec_version": "v2", **asked}) as engine:
             windows = [window(engine.rounds) for _ in range(WINDOWS)]
-        waits = f"{windows[0].waits:g} waits for the event of the round before in each round"
+        waits = f"{windows[0].waits:g} waits per round for the previous round's event"
         yield of(f"{bench.name}_{name}_idle_share", [w.idle for w in windows], MOST_IDLE, 0.0, "lower", waits)
         yield of(f"{bench.name}_{name}_blocking_calls", [w.blocking for w in windows], 0.0, 0.0, "lower")
 
 
 def window(rounds: Callable[[int], object]) -> TraceWindow:
-    """Profile rounds, and nothing, which says what the profiler and the last wait add.
+    """Profile some rounds, and zero rounds to measure what the profiler and the final wait add.
 
-    The GPU is busy in every round with as many things. The first LEAD rounds fill the pipeline that a wait before them
-    has emptied, and say nothing of its share.
+    Every round has the same number of device activities. The first LEAD rounds refill the pipeline after a
+    synchronisation and are excluded from the idle share.
     """
     count = LEAD + ROUNDS
     (busy, names), (_, alone) = _profiled(lambda: rounds(count)), _profiled(lambda: rounds(0))
@@ -52,7 +52,7 @@ def window(rounds: Callable[[int], object]) -> TraceWindow:
 
 
 def _profiled(call: Callable[[], object]) -> tuple[list[tuple[float, float]], list[str]]:
-    """When the GPU was busy, in microseconds, and the names of all that the host called."""
+    """The GPU's busy intervals in microseconds, and the names of all host calls."""
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as profiler:
         call()
     busy, names = [], []
@@ -65,7 +65,7 @@ def _profiled(call: Callable[[], object]) -> tuple[list[tuple[float, float]], li
 
 
 def idle_share(busy: Iterable[tuple[float, float]]) -> float:
-    """Share of the time from the first beginning to the last end that no interval covers; 1.0 if there is none."""
+    """Share of the time between the first start and the last end that no interval covers; 1.0 without intervals."""
     ordered = sorted(busy)
     if not ordered:
         return 1.0

@@ -1,4 +1,4 @@
-"""What verifying several tokens costs beside decoding one: the target's forward, logits and choices, in one graph."""
+"""Cost of verifying several tokens against decoding one: the target's forward, logits and argmax, in one graph."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from specmatrix.engine.device.batch import causal_bias
 from specmatrix.engine.device.pool import KVPool
 from specmatrix.engine.models.target import Target
 
-# Requests, tokens that each verifies, and the most that it may cost in decode steps.
+# Number of requests, verified tokens per request, and the largest allowed cost in decode steps.
 GOALS: Final = ((1, 8, 1.05), (8, 6, 1.15))
 REPEATS: Final = 16
 
 
 def verification(bench: Bench, stated: bool) -> Iterator[Metric]:
-    """A metric for each of GOALS; stated: whether the goals hold for this shape."""
+    """A metric for each of GOALS; stated: whether the goals apply to this shape."""
     with freed(bench.engine(1)) as llm:
         target = llm.loop.executor.target
         for batch, width, goal in GOALS:
@@ -35,7 +35,7 @@ def verification(bench: Bench, stated: bool) -> Iterator[Metric]:
 
 
 def forward(target: Target, batch: int, width: int, length: int) -> Callable[[], Tensor]:
-    """The last `width` of `length` + width tokens of each request: their forward, and what each chooses [B, W]."""
+    """A forward over the last `width` of `length` + width tokens of each request; returns their argmax [B, W]."""
     device = target.device
     reach = -(-(length + width) // 256) * 256
     pool = KVPool(target.kv, batch * reach // 16 + 1, 16, target.dtype, device, deterministic=target.deterministic)
@@ -54,7 +54,7 @@ def forward(target: Target, batch: int, width: int, length: int) -> Callable[[],
 
 
 def repeated(run: Callable[[], object], device: str) -> Callable[[], None]:
-    """REPEATS runs, on a GPU as replays of one graph, and waited for."""
+    """REPEATS runs, on a GPU as replays of one CUDA graph, followed by a synchronisation."""
     wait: Callable[[], object] = int
     once = run
     if device != "cpu":
@@ -67,7 +67,7 @@ def repeated(run: Callable[[], object], device: str) -> Callable[[], None]:
         once, wait = graph.replay, torch.cuda.synchronize
 
     def runs(kept: Callable[[], object] = run) -> None:
-        # What a graph reads lives as long as `kept`.
+        # `kept` keeps the graph's input tensors alive.
         with torch.inference_mode():
             for _ in range(REPEATS):
                 once()

@@ -1,4 +1,4 @@
-"""Commands of a report as they run on this machine, from this folder."""
+"""Repro commands as they run on this machine, from the working directory."""
 
 from __future__ import annotations
 

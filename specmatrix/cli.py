@@ -1,7 +1,7 @@
 """The command line: the options of every command. Each command's code is imported when it is called.
 
-Exit status: 0 if nothing is red, 1 if something is, 2 if the question was wrong (one sentence on stderr), 130 after
-Ctrl-C, 141 if the reader of stdout went away, 143 after SIGTERM.
+Exit status: 0 on success, 1 if something is red, 2 for invalid input (one error line on stderr), 130 after Ctrl-C,
+141 if the reader closed stdout, 143 after SIGTERM.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from specmatrix.matrix.cli.errors import misuse
 from specmatrix.matrix.cli.stopping import Stopped, stoppable
 from specmatrix.reports.schema import ReportError
 
-# The command line library's error for a wrong option; typer exports only the classes below it.
+# The base class of typer's usage errors, which typer itself does not export.
 UsageError = cast(type[typer.BadParameter], typer.BadParameter.__mro__[1])
-# A full disk, a quota or a limit on files behind stdout, or a reader that went away.
+# Writing stdout failed: a full disk, a quota, a file size limit, or a closed pipe.
 UNWRITABLE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EPIPE)
 WORKERS: Final = min(os.cpu_count() or 1, 8)
 app = typer.Typer(
@@ -40,15 +40,15 @@ checkpoints = typer.Typer(help="Published checkpoints, for the GPU tiers.", rich
 app.add_typer(checkpoints, name="checkpoints")
 
 Stage = Annotated[str, typer.Option(help="cells of the lock file: smoke, pr or nightly")]
-Workers = Annotated[int, typer.Option(help="processes, one compute thread each; on GPUs, for each set of them")]
-Seed = Annotated[int, typer.Option(help="rotates prompts and draws")]
+Workers = Annotated[int, typer.Option(help="worker processes, one compute thread each; on GPUs, per set of GPUs")]
+Seed = Annotated[int, typer.Option(help="seed for prompts and sampling")]
 Json = Annotated[bool, typer.Option("--json", help="print JSON instead of text")]
 Models = Annotated[
-    Path | None, typer.Option(help="folder of published checkpoints, by their hub names; else the hub's cache")
+    Path | None, typer.Option(help="folder of published checkpoints, by hub name; default: the hub's cache")
 ]
 
 
-def _say_version(asked: bool) -> None:
+def _print_version(asked: bool) -> None:
     if asked:
         print(f"specmatrix {__version__}")
         raise typer.Exit
@@ -57,23 +57,23 @@ def _say_version(asked: bool) -> None:
 @app.callback()
 def options(
     _version: Annotated[
-        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="print the version and exit")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="print the version and exit")
     ] = False,
 ) -> None:
-    """A generated test matrix for speculative decoding: run cells, read what they prove, compare two runs."""
+    """A generated test matrix for speculative decoding: run cells, report the results, compare two runs."""
 
 
 @app.command()
 def run(
-    tier: Annotated[str, typer.Option(help="what the cells cost: cpu, gpu1, gpu2, gpu4 or gpu8")] = "cpu",
+    tier: Annotated[str, typer.Option(help="hardware of the cells: cpu, gpu1, gpu2, gpu4 or gpu8")] = "cpu",
     stage: Annotated[
-        str, typer.Option(help="cells of the lock file: smoke, pr or nightly; product is every cell")
+        str, typer.Option(help="cells of the lock file: smoke, pr or nightly; product: all possible cells")
     ] = "pr",
     out: Annotated[Path, typer.Option(help="folder for report.jsonl, summary.json, report.md, report.html")] = Path(
         "out"
     ),
     cells: Annotated[
-        str | None, typer.Option(help="which of them: a cell's id, or `algorithm=eagle3 and topk in (2, 4)`")
+        str | None, typer.Option(help="select by id or by an expression like `algorithm=eagle3 and topk in (2, 4)`")
     ] = None,
     workers: Workers = WORKERS,
     seed: Seed = 0,
@@ -89,12 +89,12 @@ def run(
 @app.command()
 def compare(
     base: Annotated[Path, typer.Argument(help="a report, or the folder of a run")],
-    head: Annotated[Path, typer.Argument(help="the one that is judged against it")],
+    head: Annotated[Path, typer.Argument(help="the report to compare with it")],
     acknowledge: Annotated[Path | None, typer.Option(help="JSON file of accepted rewrites and lost cells")] = None,
     out: Annotated[Path | None, typer.Option(help="also write comparison.json, .md and .html here")] = None,
     json_: Json = False,
 ) -> int:
-    """Compare two runs and what they exercised."""
+    """Compare the results and the coverage of two runs."""
     from specmatrix.matrix.cli.commands.compare import compare_reports
 
     return compare_reports(base, head, acknowledge, out, json_)
@@ -104,7 +104,7 @@ def compare(
 def explain(
     cell: Annotated[list[str], typer.Argument(help="a cell's id, or axis=value ...")],
 ) -> int:
-    """Say what a cell comes to, and why."""
+    """Print a cell's resolved configuration and the constraints that apply to it."""
     from specmatrix.matrix.cells.constraints import explain_text
 
     print(explain_text(" ".join(cell)))
@@ -113,9 +113,9 @@ def explain(
 
 @app.command()
 def lock(
-    check: Annotated[bool, typer.Option("--check", help="only prove it (the default)")] = False,
+    check: Annotated[bool, typer.Option("--check", help="only verify it (the default)")] = False,
     extend: Annotated[bool, typer.Option("--extend", help="append what is missing")] = False,
-    full: Annotated[bool, typer.Option("--full", help="prove the triples of the nightly stage as well")] = False,
+    full: Annotated[bool, typer.Option("--full", help="also verify the triples of the nightly stage")] = False,
 ) -> int:
     """Prove or extend the lock file, the list of cells that run."""
     from specmatrix.matrix.cli.commands.lock import lock as lock_cells
@@ -127,14 +127,14 @@ def lock(
 def generate(
     question: Annotated[list[str] | None, typer.Argument(metavar="question", help="a question in words")] = None,
     max_new_tokens: Annotated[int, typer.Option(help="longest answer in tokens")] = 160,
-    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token")] = 0.0,
-    seed: Annotated[int, typer.Option(help="of the draws")] = 0,
+    temperature: Annotated[float, typer.Option(help="sampling temperature; 0 is greedy")] = 0.0,
+    seed: Annotated[int, typer.Option(help="sampling seed")] = 0,
     threads: Annotated[int, typer.Option(help="compute threads")] = 1,
     speculative_algorithm_file: Annotated[
-        Path | None, typer.Option(help="a Python file that registers an algorithm of yours")
+        Path | None, typer.Option(help="a Python file that registers a custom algorithm")
     ] = None,
 ) -> int:
-    """Answer a question and time the drafter."""
+    """Answer a question and measure the speed-up by speculation."""
     from specmatrix.engine.core.schedule.request import SamplingParams
     from specmatrix.matrix.cli.commands.generate import generate as answer
 
@@ -145,11 +145,12 @@ def generate(
 @app.command(context_settings={"ignore_unknown_options": True}, epilog=EPILOG)
 def contract(
     algorithm: Annotated[
-        list[str] | None, typer.Argument(metavar="FILE", help="a Python file that registers algorithms, or a name")
+        list[str] | None,
+        typer.Argument(metavar="FILE", help="a Python file that registers algorithms, or an algorithm's name"),
     ] = None,
     json_: Json = False,
 ) -> int:
-    """Hold an algorithm of yours to the contract of all."""
+    """Run the conformance suite for draft algorithms."""
     from specmatrix.matrix.cli.commands.contract import contract as hold
 
     return hold(algorithm or [], json_)
@@ -157,18 +158,18 @@ def contract(
 
 @app.command()
 def faults(
-    names: Annotated[list[str] | None, typer.Argument(help="ids of faults; all of them if none is named")] = None,
-    only: Annotated[list[str] | None, typer.Option(help="the same as an option; may be given again")] = None,
+    names: Annotated[list[str] | None, typer.Argument(help="ids of faults; default: all")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="the same as an option; repeatable")] = None,
     stage: Stage = "pr",
     seed: Seed = 0,
     workers: Workers = WORKERS,
     out: Annotated[Path | None, typer.Option(help="also write faults.json here")] = None,
-    verbose: Annotated[bool, typer.Option("--verbose", help="also print what each gate said")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="also print each gate's message")] = False,
     json_: Json = False,
-    tier: Annotated[str, typer.Option(help="where they are planted: cpu, or gpu1 for what only a GPU has")] = "cpu",
-    list_: Annotated[bool, typer.Option("--list", help="only print what there is to plant")] = False,
+    tier: Annotated[str, typer.Option(help="where to plant them: cpu, or gpu1 for GPU-only faults")] = "cpu",
+    list_: Annotated[bool, typer.Option("--list", help="only list the faults")] = False,
 ) -> int:
-    """Plant faults and see which gate kills each."""
+    """Plant faults and report which gates detect each."""
     from specmatrix.matrix.faults.command import list_faults, main_faults
 
     chosen = [*(names or ()), *(only or ())]
@@ -181,21 +182,19 @@ def faults(
 def accuracy(
     data: Annotated[Path, typer.Option(help="the task's questions as JSON Lines")],
     task: Annotated[str, typer.Option(help="the task's name")] = "gsm8k",
-    train: Annotated[Path | None, typer.Option(help="questions for worked examples")] = None,
-    cell: Annotated[
-        str | None, typer.Option(help="the cell of the zoo that answers, by its id; by default eagle3.s3.k1.n4.v2")
-    ] = None,
+    train: Annotated[Path | None, typer.Option(help="questions for few-shot examples")] = None,
+    cell: Annotated[str | None, typer.Option(help="the cell to evaluate, by id; default: eagle3.s3.k1.n4.v2")] = None,
     checkpoint: Annotated[
-        str | None, typer.Option(help="or published checkpoints, by a name of `specmatrix checkpoints list`")
+        str | None, typer.Option(help="published checkpoints instead, by a name of `specmatrix checkpoints list`")
     ] = None,
     models: Models = None,
     limit: Annotated[int | None, typer.Option(help="ask at most this many questions")] = None,
-    num_fewshot: Annotated[int, typer.Option(help="worked examples per prompt")] = 0,
+    num_fewshot: Annotated[int, typer.Option(help="few-shot examples per prompt")] = 0,
     max_new_tokens: Annotated[int, typer.Option(help="longest answer in tokens")] = 256,
     out: Annotated[Path | None, typer.Option(help="also write accuracy.json and accuracy.md here")] = None,
     json_: Json = False,
 ) -> int:
-    """Measure task accuracy with and without drafts."""
+    """Measure task accuracy with and without speculation."""
     from specmatrix.matrix.accuracy.command import main_accuracy
 
     return main_accuracy(
@@ -215,17 +214,19 @@ def accuracy(
 
 @app.command()
 def bench(
-    groups: Annotated[list[str] | None, typer.Argument(help="what to measure; everything if nothing is named")] = None,
-    gpu: Annotated[bool, typer.Option("--gpu", help="what has goals on one GPU instead")] = False,
+    groups: Annotated[list[str] | None, typer.Argument(help="benchmarks to run; default: all")] = None,
+    gpu: Annotated[bool, typer.Option("--gpu", help="run the GPU benchmarks instead")] = False,
     out: Annotated[Path | None, typer.Option(help="also write bench.json and bench.md here")] = None,
     json_: Json = False,
 ) -> int:
-    """Measure every figure that has a goal."""
+    """Run the benchmarks and compare each figure with its goal."""
     from specmatrix.benchmarks.command import GPU, GROUPS, main_bench
 
     if gpu:
         if groups:
-            raise ConfigError(f"benchmark {groups[0]!r} is not measured with --gpu; give the name or --gpu, not both")
+            raise ConfigError(
+                f"benchmark {groups[0]!r} cannot be combined with --gpu; give the name or --gpu, not both"
+            )
         return main_bench(json_, out, (GPU,))
     for group in groups or ():
         if group not in GROUPS:
@@ -235,13 +236,13 @@ def bench(
 
 @app.command()
 def tests(
-    tier: Annotated[str, typer.Option(help="what they cost: cpu, gpu1, gpu2, gpu4 or gpu8")] = "cpu",
-    stage: Annotated[str, typer.Option(help="smoke, pr or nightly; each runs those before it too")] = "pr",
-    part: Annotated[str, typer.Option(help="of parts that take equally long: 2/4 is the second of four")] = "1/1",
-    paths: Annotated[bool, typer.Option("--paths", help="print nothing but the paths, for pytest")] = False,
+    tier: Annotated[str, typer.Option(help="hardware of the tests: cpu, gpu1, gpu2, gpu4 or gpu8")] = "cpu",
+    stage: Annotated[str, typer.Option(help="smoke, pr or nightly; each includes the earlier ones")] = "pr",
+    part: Annotated[str, typer.Option(help="one of several equally long parts, such as 2/4")] = "1/1",
+    paths: Annotated[bool, typer.Option("--paths", help="print only the paths, for pytest")] = False,
     json_: Json = False,
 ) -> int:
-    """List the registered tests of a tier and their seconds."""
+    """List the registered tests of a tier and their estimated seconds."""
     from specmatrix.ci.commands.tests import list_tests
 
     return list_tests(tier, stage, part, paths, json_)
@@ -249,13 +250,13 @@ def tests(
 
 @app.command()
 def simulate(
-    minutes: Annotated[float, typer.Option(help="wall clock, one core")] = 1.0,
-    seed: Annotated[int, typer.Option(help="another seed, other schedules")] = 0,
-    schedules: Annotated[int | None, typer.Option(help="run so many, whatever the clock says")] = None,
-    replay: Annotated[int | None, typer.Option(help="run this one schedule, a number that a failure printed")] = None,
+    minutes: Annotated[float, typer.Option(help="wall-clock limit, on one core")] = 1.0,
+    seed: Annotated[int, typer.Option(help="seed of the schedules")] = 0,
+    schedules: Annotated[int | None, typer.Option(help="number of schedules, instead of --minutes")] = None,
+    replay: Annotated[int | None, typer.Option(help="run only this schedule, a number printed on failure")] = None,
     json_: Json = False,
 ) -> int:
-    """Run random schedules on a toy device: arrivals, aborts, sessions, shortage, every law and token checked."""
+    """Simulate random schedules of arrivals, aborts, sessions and memory pressure, checking ledger and tokens."""
     from specmatrix.matrix.cli.commands.simulate import simulate as run_simulation
 
     return run_simulation(minutes, seed, schedules, replay, json_)
@@ -263,7 +264,7 @@ def simulate(
 
 @zoo.command("list")
 def zoo_list(json_: Json = False) -> int:
-    """Print what is known of every model."""
+    """Print the model cards."""
     from specmatrix.matrix.cli.commands.zoo import list_models
 
     return list_models(json_)
@@ -271,7 +272,7 @@ def zoo_list(json_: Json = False) -> int:
 
 @zoo.command("verify")
 def zoo_verify() -> int:
-    """Load every model and compare it with its card."""
+    """Verify the checksums of every model."""
     from specmatrix.matrix.cli.commands.zoo import verify_models
 
     return verify_models()
@@ -279,14 +280,14 @@ def zoo_verify() -> int:
 
 @zoo.command("acceptance")
 def zoo_acceptance(
-    targets: Annotated[list[str] | None, typer.Argument(help="targets; all of them if none is named")] = None,
-    data: Annotated[Path | None, typer.Option(help="questions in GSM8K's format; else gsm-mini's test split")] = None,
-    algorithm: Annotated[list[str] | None, typer.Option(help="only this one; may be given again")] = None,
-    prompts: Annotated[int, typer.Option(help="how many questions, from the first on")] = 100,
+    targets: Annotated[list[str] | None, typer.Argument(help="targets; default: all")] = None,
+    data: Annotated[Path | None, typer.Option(help="questions in GSM8K format; default: gsm-mini test")] = None,
+    algorithm: Annotated[list[str] | None, typer.Option(help="only this one; repeatable")] = None,
+    prompts: Annotated[int, typer.Option(help="number of questions")] = 100,
     tokens: Annotated[int, typer.Option(help="longest answer in tokens")] = 128,
     json_: Json = False,
 ) -> int:
-    """Measure tokens per round of every draft in many shapes, beside drafts of random weights."""
+    """Measure each draft's tokens per round for several draft shapes, and those of random-weight drafts."""
     from specmatrix.matrix.cli.commands.lengths import acceptance
 
     return acceptance(targets or [], algorithm or [], data, prompts, tokens, json_)
@@ -294,11 +295,11 @@ def zoo_acceptance(
 
 @zoo.command("train")
 def zoo_train(
-    names: Annotated[list[str] | None, typer.Argument(help="models; all of them if none is named")] = None,
+    names: Annotated[list[str] | None, typer.Argument(help="models; default: all")] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
     out: Annotated[Path, typer.Option(help="folder for the checkpoints")] = Path("out/zoo"),
-    minutes: Annotated[float, typer.Option(help="wall clock; one model takes 8 on an H100, all 30")] = 8.0,
-    quick: Annotated[bool, typer.Option("--quick", help="a few steps only, to see that it works")] = False,
+    minutes: Annotated[float, typer.Option(help="wall-clock limit; one model takes 8 on an H100, all take 30")] = 8.0,
+    quick: Annotated[bool, typer.Option("--quick", help="a few steps only, as a smoke test")] = False,
 ) -> int:
     """Train models from their recipes."""
     from specmatrix.matrix.cli.commands.zoo import train_models
@@ -308,7 +309,7 @@ def zoo_train(
 
 @checkpoints.command("list")
 def checkpoints_list(json_: Json = False) -> int:
-    """List targets and drafts with what they need."""
+    """List targets and drafts with their memory requirements."""
     from specmatrix.matrix.cli.commands.checkpoints import list_pairs
 
     return list_pairs(json_)
@@ -319,7 +320,7 @@ def checkpoints_show(
     name: Annotated[str, typer.Argument(help="a name of the list")],
     json_: Json = False,
 ) -> int:
-    """Print where one comes from, what is not verified, its memory and its GSM8K command."""
+    """Print a checkpoint's source, unverified fields, memory and GSM8K command."""
     from specmatrix.matrix.cli.commands.checkpoints import show
 
     return show(name, json_)
@@ -327,11 +328,11 @@ def checkpoints_show(
 
 @checkpoints.command("check")
 def checkpoints_check(
-    names: Annotated[list[str] | None, typer.Argument(help="names of the list; all of them if none is named")] = None,
+    names: Annotated[list[str] | None, typer.Argument(help="names of the list; default: all")] = None,
     models: Models = None,
     json_: Json = False,
 ) -> int:
-    """Say what this machine lacks to run them: a GPU, its memory, a checkpoint or a part of one."""
+    """Report what this machine lacks to run them: a GPU, its memory, or checkpoint files."""
     from specmatrix.matrix.cli.commands.checkpoints import check
 
     return check(names or [], models, json_)
@@ -347,13 +348,13 @@ def main(words: Sequence[str] | None = None) -> int:
         return _wrong(str(error))
     except UsageError as error:
         given = sys.argv[1:] if words is None else words
-        return _wrong(f"{misuse(error, given)}; `specmatrix --help` lists what there is")
+        return _wrong(f"{misuse(error, given)}; see `specmatrix --help`")
     except OSError as error:
         if error.errno not in UNWRITABLE or error.filename is not None:
             raise
         return _unwritten(error)
     except SystemExit as end:
-        # The command line library ends so where a reader went away; 1 is the status of what is red.
+        # typer exits with 1 if the reader closed stdout, but 1 means that something is red.
         if not isinstance(end.__context__, BrokenPipeError):
             raise
         return _unwritten(end.__context__)
@@ -364,10 +365,10 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _unwritten(error: OSError) -> int:
-    # What is left in the buffer would fail again when Python closes it.
+    # The rest of the buffer would fail again when Python closes stdout.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if error.errno == errno.EPIPE:
-        # `| head` has what it wanted; this is how a shell tells SIGPIPE.
+        # As a shell reports SIGPIPE, for example in `| head`.
         return 128 + signal.SIGPIPE
     return _wrong(f"cannot write the output: {error.strerror}")
 

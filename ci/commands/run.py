@@ -27,14 +27,14 @@ from specmatrix.reports.schema import PAGE_FILE, RED_STATES, REPORT_FILE, CellRe
 from specmatrix.reports.store import PARTIAL_FILE, ReportWriter, load
 from specmatrix.reports.wording import count, shorten
 
-# Characters of an id in the bar, where every worker has one.
+# Characters shown of each worker's cell id in the progress bar.
 SHOWN: Final = 32
 
 
 def run(
     tier: str, stage: str, out: Path, cells: str | None, workers: int, seed: int, limit: int | None, json_: bool
 ) -> int:
-    """Run, report, and return the exit status: 0 if nothing is red. ConfigError or ReportError on a wrong option."""
+    """Run, report, and return the exit status: 0 if nothing is red. ConfigError or ReportError on a bad option."""
     chosen = chosen_cells(tier, stage, cells, limit)
     check_parallel("workers", workers)
     check_seed(seed)
@@ -54,9 +54,9 @@ def run(
 
 
 def chosen_cells(tier: str, stage: str, cells: str | None, limit: int | None) -> list[Cell]:
-    """The cells of a tier and a stage that a selector picks: a GPU for each rank, or one or two ranks on a CPU.
+    """The selected cells of a tier and a stage: one GPU per rank, or one or two ranks on a CPU.
 
-    ConfigError if there are none, or fewer GPUs than the tier needs.
+    ConfigError if there are none, or if the machine has fewer GPUs than the tier needs.
     """
     gpus = find_tier(tier).gpus
     visible_gpus(tier)
@@ -65,12 +65,12 @@ def chosen_cells(tier: str, stage: str, cells: str | None, limit: int | None) ->
     chosen = of_gpus(select(stage, cells, limit), gpus)
     if not chosen:
         ranks = count(gpus, "rank") if gpus else "1 or 2 ranks"
-        raise ConfigError(f"tier {tier!r} has none of the cells chosen of stage {stage!r}; its cells have {ranks}")
+        raise ConfigError(f"tier {tier!r} has none of the selected cells of stage {stage!r}; its cells have {ranks}")
     return chosen
 
 
 def _write(out: Path, header: Header, records: Iterator[CellResult], total: int) -> None:
-    """Write the report. Stopped goes on with a sentence that says what came of it."""
+    """Write the report. Stopped is raised again with a message on the partial output."""
     done = red = 0
     try:
         with ReportWriter(out, header) as writer:
@@ -80,19 +80,18 @@ def _write(out: Path, header: Header, records: Iterator[CellResult], total: int)
                 red += record.state in RED_STATES
     except Stopped as stop:
         report = out / REPORT_FILE
-        kept = f"; {report} is still that of an earlier run" if report.exists() else ""
-        came = f"interrupted after {done:,} of {count(total, 'cell')}, {red:,} of them red"
-        raise stop.saying(f"{came}; what came is in {out / PARTIAL_FILE}, which is no report{kept}") from None
+        kept = f"; {report} is from an earlier run" if report.exists() else ""
+        text = f"interrupted after {done:,} of {count(total, 'cell')}, {red:,} of them red"
+        raise stop.saying(f"{text}; partial results are in {out / PARTIAL_FILE}, which is not a report{kept}") from None
 
 
 def _shown(work: ShardPlan, job: ShardJob, total: int) -> Iterator[CellResult]:
-    """The records of a plan, while a bar on the terminal counts them and the red ones and shows where the workers
-    are."""
+    """The records of a plan, with a progress bar that counts them and the red ones and shows each worker's cell."""
     red = 0
-    with counting(total) as tell:
+    with counting(total) as update:
 
         def show(workers: list[str]) -> None:
-            tell((f"[red]{red} red[/red] " if red else "") + " · ".join(shorten(at, SHOWN) for at in workers), 0)
+            update((f"[red]{red} red[/red] " if red else "") + " · ".join(shorten(at, SHOWN) for at in workers), 0)
 
         for record in run_plan(work, job, show):
             red += record.state in RED_STATES

@@ -1,4 +1,4 @@
-"""`specmatrix tests`: the registered tests of a tier with their estimated seconds, whole or one host's part of them."""
+"""`specmatrix tests`: the registered tests of a tier with their estimated seconds, or one host's part of them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from specmatrix.matrix.run.provenance import ROOT
 
 
 def list_tests(tier: str, stage: str, part: str, paths: bool, json_: bool, root: Path = ROOT) -> int:
-    """Print them: a table, only the paths (relative to `root`), or JSON. ConfigError on a bad name, part or file."""
+    """Print a table, only the paths (relative to `root`), or JSON. ConfigError on an invalid name, part or file."""
     if paths and json_:
-        raise ConfigError("--paths and --json are two forms of one list; give one of them")
+        raise ConfigError("--paths and --json are mutually exclusive")
     registered = read_registry(root)
     if not registered:
-        raise ConfigError(f"{root} has no registered tests; they are part of a checkout, not of an installed package")
+        raise ConfigError(f"{root} has no registered tests; run this in a checkout, not in an installed package")
     found = part_of(of_stage(registered, tier, stage), part)
     rows = [(file.est_seconds, file.path.as_posix()) for file in found.files]
     if json_:

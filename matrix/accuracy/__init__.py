@@ -1,1 +1,1 @@
-"""Real task data through lm-eval's own task definition, paired between a cell and plain decoding."""
+"""Task accuracy with lm-eval's own task definitions, paired between a cell and plain decoding."""

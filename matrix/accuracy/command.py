@@ -1,4 +1,4 @@
-"""`specmatrix accuracy`: a task's real questions on a cell and on plain decoding, paired question by question."""
+"""`specmatrix accuracy`: a task's questions on a cell and on plain decoding, paired question by question."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from specmatrix.matrix.accuracy.record import SCHEMA, markdown, write_record
 from specmatrix.matrix.checkpoints.pairs import pair_of
 from specmatrix.matrix.gates.gate import State
 
-if TYPE_CHECKING:  # importing it for real would import torch
+if TYPE_CHECKING:  # a runtime import would import torch
     from specmatrix.matrix.accuracy.task import Sample
 
 DEFAULT_CELL: Final = "eagle3.s3.k1.n4.v2"
@@ -41,16 +41,15 @@ def main_accuracy(
 ) -> int:
     """Run, judge, print (JSON with `json_`, else Markdown) and, with `out`, write accuracy.json and accuracy.md there.
 
-    cell: of the zoo, by its id; or checkpoint: a pair of published ones, whose files lie in the hub's cache or under
-    `models`. Returns the exit status: 0 if the gate is green, 1 if it is not. Every mistake in the input, and a machine
-    that lacks a GPU, its memory or the weights, raises EngineError or ReportError with one sentence, for the caller to
-    print with exit status 2.
-    num_fewshot counts worked examples per prompt; the zoo's models were trained on single questions, hence 0.
+    cell: id of a zoo cell; or checkpoint: name of a published pair, whose files are in the hub's cache or in `models`.
+    Returns the exit status: 0 if the gate passes, else 1. Invalid input, and a machine without the required GPU, memory
+    or weights, raise EngineError or ReportError with a one-line message for exit status 2.
+    num_fewshot: few-shot examples per prompt; 0 by default, as the zoo's models were trained on single questions.
     """
     if checkpoint is not None and cell is not None:
-        raise ConfigError("--cell names a model of the zoo and --checkpoint a published one; give one of them")
+        raise ConfigError("--cell and --checkpoint are mutually exclusive")
     if checkpoint is None and models is not None:
-        raise ConfigError("--models says where published checkpoints lie; name one with --checkpoint")
+        raise ConfigError("--models requires --checkpoint")
     wanted = None if checkpoint is not None else of_cell(cell or DEFAULT_CELL)
     for name, value, low, high in (
         ("num_fewshot", num_fewshot, 0, MOST_EXAMPLES),
@@ -59,7 +58,7 @@ def main_accuracy(
     ):
         if value is not None and (value < low or (high is not None and value > high)):
             allowed = f"at least {low}" if high is None else f"{low} to {high}"
-            raise ConfigError(f"{name} is {value}; allowed: {allowed}")
+            raise ConfigError(f"{name} must be {allowed}, got {value}")
     questions = split(data, train, num_fewshot, limit)
     if wanted is None:
         assert checkpoint is not None
@@ -81,8 +80,8 @@ def published(name: str, models: Path | None) -> Compared:
 
 
 def measure(task: str, questions: Split, compared: Compared, max_new_tokens: int, progress: bool) -> dict[str, Any]:
-    """The record of a paired run on one compute thread, JSON-able. EngineError as `main_accuracy`."""
-    # What follows imports torch, which a refused command line need not wait for.
+    """The JSON-serialisable record of a paired run on one compute thread. EngineError as in `main_accuracy`."""
+    # The following imports torch, for which an invalid command line should not have to wait.
     import torch
 
     from specmatrix.matrix.accuracy.task import definition
@@ -129,7 +128,7 @@ def _run(
     max_new_tokens: int,
     tick: Callable[[int], None],
 ) -> tuple[Sequence[Sample], dict[str, Any]]:
-    """The answers of one engine, and what it says of itself; the engine is gone afterwards."""
+    """The answers of one engine, and its resolved configuration and counters; the engine is closed afterwards."""
     from specmatrix.matrix.accuracy.task import evaluate
 
     start = time.perf_counter()
@@ -144,7 +143,7 @@ def _run(
 
 
 def _answers(baseline: Sequence[Sample], cell: Sequence[Sample]) -> dict[str, Any]:
-    """Question by question, the baseline's value before the cell's."""
+    """The answers by question, the baseline's value before the cell's."""
     from specmatrix.matrix.accuracy.task import EXTRACTORS
 
     both = list(zip(baseline, cell, strict=True))

@@ -1,4 +1,4 @@
-"""What an accuracy run compares: an engine with a drafter beside the same engine without, of the zoo or of a hub."""
+"""The engines that an accuracy run compares: with and without a drafter, of the zoo or of published checkpoints."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.checkpoints.pairs import ModelPair
 from specmatrix.matrix.zoo.registry import resolve_path, verify_cells
 
-# The task brings its own questions, sampling and stop strings.
+# Axes that the task decides: it has its own questions, sampling parameters and stop strings.
 FIXED: Final = ("sampling", "finish", "abort")
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """An engine of the comparison: its name in the report, and its configuration."""
+    """An engine of the comparison: its name in the report and its configuration."""
 
     name: str
     config: EngineConfig
@@ -28,7 +28,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """algorithm: the cell's, in small letters. folders: of each model that either engine loads, the target first."""
+    """algorithm: the cell's, in lower case. folders: of each model that either engine loads, the target first."""
 
     algorithm: str
     baseline: Start
@@ -41,14 +41,14 @@ class Compared:
 
 
 def of_cell(text: str) -> Compared:
-    """A cell of the zoo, by its id. ConfigError where it is unknown or asks for what the task decides."""
+    """A zoo cell by its id. ConfigError if it is unknown or sets an axis that the task decides."""
     cell = Cell.from_id(text)
     asked = [(axis.name, cell.values[axis.name]) for axis in AXES if axis.name in FIXED]
     own = [(name, value) for name, value in asked if value != Cell._field_defaults[name]]
     if own:
-        raise ConfigError(f"cell {text} sets {describe(own)}, which the task decides; leave it out")
+        raise ConfigError(f"cell {text} sets {describe(own)}, which the task decides; omit it")
     if cell.ranks > 1:
-        raise ConfigError(f"cell {text} has {cell.ranks} ranks and accuracy runs engines of one; leave tp{cell.tp} out")
+        raise ConfigError(f"cell {text} must have 1 rank for accuracy, got {cell.ranks}; omit tp{cell.tp}")
     names = [name for name in (cell.target, cell.draft) if name is not None]
     baseline, start = (Start(each.id, _ample(each)) for each in (cell.canonical, cell))
     verify_cells([cell])
@@ -56,17 +56,17 @@ def of_cell(text: str) -> Compared:
 
 
 def of_pair(pair: ModelPair, folders: Mapping[str, Path]) -> Compared:
-    """A pair of published checkpoints that lie in `folders`."""
+    """A pair of published checkpoints in `folders`."""
     baseline = Start(f"{pair.target}.none", _deterministic(pair.baseline))
     return Compared(pair.algorithm.lower(), baseline, Start(pair.name, _deterministic(pair.config)), folders)
 
 
 def _ample(cell: Cell) -> EngineConfig:
-    """Ample memory is ample for the task's questions, which the cell's own size does not know."""
+    """The cell's configuration, with ample memory sized for the task's questions instead of the cell's workload."""
     config = _deterministic(cell.config())
     return config if cell.memory != "ample" else replace(config, max_total_tokens=AUTO)
 
 
 def _deterministic(config: EngineConfig) -> EngineConfig:
-    """So that a difference between the runs is a fault and not rounding."""
+    """Deterministic inference, so that a difference between the runs is a fault and not rounding."""
     return replace(config, enable_deterministic_inference=True)

@@ -1,4 +1,4 @@
-"""Question files in GSM8K's form: one JSON object per line with `question` and `answer`, which ends in `#### n`."""
+"""Question files in GSM8K format: one JSON object per line with `question` and `answer`, which ends in `#### n`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FINAL: Final = re.compile(r"#### \S")
 
 
 class DataError(EngineError):
-    """A question file that cannot be used; the text names the file and, where there is one, the line."""
+    """An invalid question file; the message names the file and, if possible, the line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +29,9 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """What one evaluation reads: the worked examples of its prompts, and the questions that it asks.
+    """The data of one evaluation: its few-shot examples and its questions.
 
-    source: names of the files. digest: 12 hex digits over the questions asked and the examples.
+    source: names of the files. digest: 12 hex digits over the questions and the examples.
     """
 
     examples: tuple[Question, ...]
@@ -41,7 +41,7 @@ class Split:
 
 
 def read_questions(path: Path) -> tuple[Question, ...]:
-    """Every question of a file. DataError on a missing or empty file, and on the first line that is no question."""
+    """Every question of a file. DataError on a missing or empty file, and on the first invalid line."""
     try:
         text = path.read_bytes().decode("utf-8")
     except OSError as error:
@@ -49,7 +49,7 @@ def read_questions(path: Path) -> tuple[Question, ...]:
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         raise DataError(f"{path} line {line} is not UTF-8; the file is damaged") from None
-    # Only \n ends a line: a question may hold other characters that str.splitlines would cut at.
+    # Only \n ends a line: str.splitlines would also split at other characters within a question.
     lines = text.removesuffix("\n").split("\n") if text else []
     if not lines:
         raise DataError(f"{path} is empty; give a file with one question per line")
@@ -66,25 +66,25 @@ def _question(path: Path, number: int, line: str) -> Question:
         raise DataError(f"{path} line {number} is {type(raw).__name__}, not an object with question and answer")
     for name in ("question", "answer"):
         if not isinstance(raw.get(name), str) or not raw[name].strip():
-            raise DataError(f"{path} line {number} has no text under {name!r}; it needs question and answer")
+            raise DataError(f"{path} line {number} has no string {name!r}; it needs question and answer")
     if not FINAL.search(raw["answer"]):
-        raise DataError(f"{path} line {number} has an answer without '#### n'; its final number cannot be judged")
+        raise DataError(f"{path} line {number} has an answer without '#### n', so it has no final number to grade")
     return Question(number, raw["question"], raw["answer"])
 
 
 def split(data: Path, train: Path | None, num_fewshot: int, limit: int | None) -> Split:
     """The first `num_fewshot` lines of `train` as examples, and the first `limit` questions of `data`.
 
-    Without `train` the first lines of `data` are the examples and are not asked. DataError on a bad file, or where
-    too few lines are left.
+    Without `train` the first lines of `data` serve as examples instead of questions. DataError on an invalid file, or
+    if too few lines are left.
     """
     questions = read_questions(data)
     examples = (questions if train is None else read_questions(train))[:num_fewshot]
     if len(examples) < num_fewshot:
-        raise DataError(f"{train or data} has {len(examples)} lines; {num_fewshot} examples per prompt need as many")
+        raise DataError(f"num_fewshot must be at most {len(examples)}, the lines of {train or data}, got {num_fewshot}")
     asked = questions[num_fewshot if train is None else 0 :][:limit]
     if not asked:
-        raise DataError(f"{data} has {len(questions)} lines, all of them examples; give --train or fewer examples")
+        raise DataError(f"all {len(questions)} lines of {data} are few-shot examples; give --train or fewer examples")
     text = json.dumps([[q.question, q.answer] for q in (*examples, *asked)])
     source = data.name if train is None or not num_fewshot else f"{data.name}, examples from {train.name}"
     return Split(examples, asked, source, hashlib.sha256(text.encode()).hexdigest()[:12])

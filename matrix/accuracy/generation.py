@@ -1,4 +1,4 @@
-"""A task's generation arguments in the engine's words."""
+"""Conversion of a task's generation arguments to sampling parameters."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from typing import Any, Final
 from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.errors import RequestError
 
-# What lm-eval 0.4.13 may ask of a generation; anything else would be dropped silently.
+# The supported generation arguments of lm-eval 0.4.13; any other is an error.
 KNOWN: Final = frozenset({"until", "do_sample", "temperature", "max_gen_toks"})
 
 
 def parameters(wanted: Mapping[str, Any]) -> SamplingParams:
-    """lm-eval's generation arguments in the engine's words. RequestError on one that is unknown or missing."""
+    """lm-eval's generation arguments as SamplingParams. RequestError on an unknown or missing argument."""
     unknown = sorted(wanted.keys() - KNOWN)
     if unknown:
-        raise RequestError(f"the task sets {unknown[0]!r}, which the engine lacks; it knows {', '.join(sorted(KNOWN))}")
+        known = ", ".join(sorted(KNOWN))
+        raise RequestError(f"generation argument {unknown[0]!r} is unknown; it must be one of {known}")
     if "max_gen_toks" not in wanted:
-        raise RequestError("the task sets no max_gen_toks; the number of new tokens must be explicit")
+        raise RequestError("generation argument max_gen_toks is missing; the number of new tokens must be explicit")
     until = wanted.get("until", ())
     temperature = float(wanted.get("temperature", 0.0)) if wanted.get("do_sample", False) else 0.0
     return SamplingParams(

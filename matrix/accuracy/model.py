@@ -1,4 +1,4 @@
-"""The engine as a model of lm-eval. Import it only after `matrix.accuracy.task.offline`."""
+"""The engine as an lm-eval model. Import it only after `matrix.accuracy.task.offline`."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Tick = Callable[[int], None]
 
 
 class EngineModel(LM):  # type: ignore[misc]  # lm-eval ships no types, so its class is Any
-    """Answers every request of a task in one batch; `outputs` keeps what the engine said of each, in order.
+    """Answers all requests of a task in one batch; `outputs` keeps the engine's outputs in order.
 
-    A cell with a KV pool of fixed size keeps that pool's meaning: it grows to hold the longest request and no second.
-    tick: called with the number of requests that ended since the last call.
+    A fixed-size KV pool keeps its purpose: it is enlarged to hold the longest request, but no two.
+    tick: called with the number of requests that finished since the last call.
     """
 
     def __init__(self, config: EngineConfig, locate: Callable[[str], Path], tick: Tick) -> None:
@@ -34,7 +34,7 @@ class EngineModel(LM):  # type: ignore[misc]  # lm-eval ships no types, so its c
         self._tick = tick
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """The answers in order. RequestError if a prompt is too long or asks for what the engine cannot give."""
+        """The answers in order. RequestError if a prompt is too long or an argument is unsupported."""
         encode = self.llm.tokenizer.encode
         prompts = [tuple(encode(request.args[0])) for request in requests]
         asked = [parameters(request.args[1]) for request in requests]
@@ -50,15 +50,15 @@ class EngineModel(LM):  # type: ignore[misc]  # lm-eval ships no types, so its c
         return [output.text for output in self.outputs]
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """RequestError: the engine generates, and scores no given text."""
-        raise RequestError("the task asks for log-likelihoods of given texts; only generation tasks can run")
+        """RequestError: scoring given texts is not supported."""
+        raise RequestError("the task requests log-likelihoods of given texts; only generation tasks are supported")
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
-        """RequestError, as `loglikelihood`."""
-        raise RequestError("the task asks for log-likelihoods of given texts; only generation tasks can run")
+        """RequestError, as in `loglikelihood`."""
+        raise RequestError("the task requests log-likelihoods of given texts; only generation tasks are supported")
 
     def _fit(self, longest: int) -> None:
-        """Enlarge a pool of fixed size so that the longest request runs, alone."""
+        """Enlarge a fixed-size pool so that the longest request fits alone."""
         if self._config.max_total_tokens == AUTO:
             return
         page = self.llm.resolved.page_size

@@ -13,24 +13,24 @@ SCHEMA: Final = 1
 
 
 def write_record(folder: Path, record: Mapping[str, Any]) -> None:
-    """Write accuracy.json and accuracy.md, whole or not at all. ReportError where the folder cannot be written."""
+    """Write accuracy.json and accuracy.md atomically. ReportError if the folder cannot be written."""
     write_text(folder / "accuracy.json", json.dumps(record, indent=1) + "\n")
     write_text(folder / "accuracy.md", markdown(record))
 
 
 def markdown(record: Mapping[str, Any]) -> str:
-    """The figures of a record in words and two tables; no single answers."""
+    """A record's summary and two tables, without individual answers."""
     task = record["task"]
     weights = ", ".join(f"{name} ({digest})" for name, digest in record["weights"].items())
     lines = [
-        f"# {task['name']}: `{record['cell']}` beside `{record['baseline']}`: {record['state']}",
+        f"# {task['name']}: `{record['cell']}` against `{record['baseline']}`: {record['state']}",
         "",
         f"{task['questions']:,} questions of {task['source']} (hash {task['digest']}), "
         f"{task['num_fewshot']} examples per prompt, at most {task['max_new_tokens']} new tokens, greedy; "
         f"lm-eval {record['versions']['lm_eval']} with its own definition of the task, "
         f"torch {record['versions']['torch']}; weights {weights}. Both runs saw the same prompts (compared by hash).",
         "",
-        "| of the questions | baseline | cell | lost | won | p (loss) | difference, 95 % | visible drop | state |",
+        "| of the questions | baseline | cell | lost | won | p (loss) | difference, 95 % | detectable drop | state |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for test in record["tests"]:
@@ -43,7 +43,7 @@ def markdown(record: Mapping[str, Any]) -> str:
     first = record["tests"][0]
     lines += [
         "",
-        f"Visible drop: the smallest true drop of which {first['power']:.0%} of runs are red (p below "
+        f"Detectable drop: the smallest true drop for which {first['power']:.0%} of runs are red (p below "
         f"{first['alpha']:g}), with as many questions won as here.",
     ]
     lines += ["", *(f"- {test['name']}: {test['message']}." for test in record["tests"] if test["message"])]

@@ -1,4 +1,4 @@
-"""lm-eval's own task definition on local files, without a network."""
+"""lm-eval's own task definitions on local files, without network access."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from specmatrix.matrix.accuracy.data import Question, Split
 if TYPE_CHECKING:
     from specmatrix.matrix.accuracy.model import EngineModel
 
-# Task name to its definition inside the installed lm-eval.
+# Task name -> its definition in the installed lm-eval.
 TASKS: Final = {"gsm8k": "gsm8k/gsm8k.yaml"}
 EXTRACTORS: Final = ("strict-match", "flexible-extract")
 INVALID: Final = "[invalid]"
@@ -39,7 +39,7 @@ OFFLINE: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One judged answer. `right` and `valid` by extractor: equal to the reference, and an answer found at all."""
+    """One graded answer. By extractor, `right`: it equals the reference; `valid`: an answer was found at all."""
 
     line: int
     prompt_hash: str
@@ -53,7 +53,7 @@ class Sample:
 
 
 def offline() -> None:
-    """Keep the Hugging Face libraries off the network. They read this once, so call it before they are imported."""
+    """Set the Hugging Face libraries offline. They read this once, so call it before they are imported."""
     os.environ.update(OFFLINE)
 
 
@@ -63,7 +63,7 @@ def definition(task: str) -> Path:
         raise ConfigError(f"task {task!r} is unknown; it must be one of {', '.join(TASKS)}")
     found = importlib.util.find_spec("lm_eval")
     if found is None or found.origin is None:
-        raise ConfigError("lm-eval is not installed; install specmatrix with its extra `accuracy`")
+        raise ConfigError("lm-eval is not installed; install specmatrix with the extra `accuracy`")
     return Path(found.origin).parent / "tasks" / TASKS[task]
 
 
@@ -92,7 +92,7 @@ def evaluate(
     name = f"{task}_local"
     with TempDir("accuracy") as folder:
         _write_task(folder, name, installed, questions)
-        # lm-eval's own bars ignore every switch; they would bury the one sentence of a refusal.
+        # lm-eval's progress bars cannot be switched off and would hide an error message.
         with redirect_stderr(StringIO()):
             result = simple_evaluate(
                 model=model,
@@ -107,8 +107,8 @@ def evaluate(
 
 
 def _write_task(folder: Path, name: str, installed: Path, questions: Split) -> None:
-    """Upstream's definition with local files; `first_n` because the default sampler draws examples at random."""
-    # The loader needs a train file even where no example is used.
+    """lm-eval's definition with local files; `first_n`, because the default sampler picks examples at random."""
+    # The loader needs a train file even if no example is used.
     files = {"train": questions.examples or questions.asked[:1], "test": questions.asked}
     paths = {}
     for part, rows in files.items():
@@ -127,7 +127,7 @@ def _write_task(folder: Path, name: str, installed: Path, questions: Split) -> N
 
 
 def _samples(rows: Sequence[Mapping[str, Any]], asked: Sequence[Question], model: EngineModel) -> tuple[Sample, ...]:
-    """lm-eval writes one row per question and extractor; join them with what the engine said."""
+    """Join lm-eval's rows, one per question and extractor, with the engine's outputs."""
     table: dict[int, dict[str, Mapping[str, Any]]] = {}
     for row in rows:
         table.setdefault(int(row["doc_id"]), {})[row["filter"]] = row

@@ -1,4 +1,4 @@
-"""Pairing of two runs over the same prompts, and what it proves."""
+"""Paired tests of two runs over the same prompts."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from specmatrix.matrix.gates.gate import State
 from specmatrix.reports.stats.paired import detectable_drop, mcnemar, paired_difference
 from specmatrix.reports.stats.proportions import wilson
 
-# One-sided, per test; exact McNemar never exceeds it, and paired greedy runs differ on few questions or none.
+# One-sided level per test; exact McNemar never exceeds it, and paired greedy runs differ on few questions or none.
 ALPHA: Final = 0.01
-# How many of the runs with a drop must be red for it to count as one that a run shows.
+# Power: the share of runs with a true drop that must be red for the drop to count as detectable.
 POWER: Final = 0.8
-# With fewer right answers than this, losing every one of them would not reach ALPHA: 0.5 ** n > ALPHA.
+# With fewer right answers than this, even losing all of them would not reach ALPHA: 0.5 ** n > ALPHA.
 LEAST_RIGHT: Final = math.ceil(math.log(ALPHA, 0.5))
 
 
@@ -27,9 +27,9 @@ class PairingError(EngineError):
 
 @dataclass(frozen=True, slots=True)
 class Test:
-    """One paired test: questions that are good in the baseline and in the cell, of `n`; lost and won are discordant."""
+    """One paired test over n questions. baseline, cell: questions that are good there; lost, won: discordant ones."""
 
-    __test__ = False  # Not a test class of pytest.
+    __test__ = False  # not a pytest class
 
     name: str
     n: int
@@ -42,7 +42,7 @@ class Test:
     message: str
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able. Intervals are 95 %; they and the smallest drop that shows are fractions of the questions."""
+        """As JSON-serialisable data. The 95 % interval and the detectable drop are fractions of the questions."""
         return {
             "name": self.name,
             "n": self.n,
@@ -63,15 +63,15 @@ class Test:
 
 
 def pair(baseline: Sequence[Sample], cell: Sequence[Sample]) -> tuple[Test, ...]:
-    """Accuracy and validity under each extractor, and answers that end before the length limit.
+    """Tests of accuracy and validity under each extractor, and of answers that end before the length limit.
 
-    PairingError where the runs differ in a question or in the prompt made of it.
+    PairingError if the runs differ in a question or in its prompt.
     """
     if [s.line for s in baseline] != [s.line for s in cell]:
-        raise PairingError(f"the runs answer {len(baseline)} and {len(cell)} questions, not the same ones")
+        raise PairingError(f"the runs must answer the same questions, got {len(baseline)} and {len(cell)}")
     for one, other in zip(baseline, cell, strict=True):
         if one.prompt_hash != other.prompt_hash:
-            raise PairingError(f"the prompts of line {one.line} differ between the runs; no answer can be paired")
+            raise PairingError(f"the prompts of line {one.line} differ between the runs, so answers cannot be paired")
     goods: dict[str, Callable[[Sample], bool]] = {}
     for extractor in EXTRACTORS:
         goods[f"right by {extractor}"] = _right(extractor)
@@ -82,11 +82,11 @@ def pair(baseline: Sequence[Sample], cell: Sequence[Sample]) -> tuple[Test, ...]
 
 
 def unproven(algorithm: str, evidence: Mapping[str, int]) -> str:
-    """Why the run of a cell is no evidence about its drafter, or "" if its drafts were proposed and accepted."""
+    """Why a cell's run proves nothing about its drafter, or "" if drafts were proposed and accepted."""
     silent = [probe for probe in ("spec.drafted", "spec.accepted") if not evidence.get(probe)]
     if algorithm == "none" or not silent:
         return ""
-    return f"the cell asks for {algorithm}, yet {silent[0]} stayed 0: its answers say nothing about speculation"
+    return f"the cell requests {algorithm}, but {silent[0]} stayed 0, so its answers prove nothing about speculation"
 
 
 def overall(tests: Sequence[Test], doubt: str) -> State:
@@ -96,7 +96,7 @@ def overall(tests: Sequence[Test], doubt: str) -> State:
 
 
 def counts(samples: Sequence[Sample]) -> Mapping[str, int | float]:
-    """What a run produced, beyond right and wrong. tokens_per_round counts verify rounds of all answers."""
+    """Statistics of a run besides accuracy. tokens_per_round is over the verify rounds of all answers."""
     rounds = sum(s.rounds for s in samples)
     tokens = sum(s.tokens for s in samples)
     numbers: dict[str, int | float] = {"questions": len(samples), "tokens": tokens, "rounds": rounds}
@@ -105,7 +105,7 @@ def counts(samples: Sequence[Sample]) -> Mapping[str, int | float]:
         numbers[f"invalid_{extractor}"] = sum(not s.valid[extractor] for s in samples)
     numbers["ended_by_length"] = sum(s.by_length for s in samples)
     numbers["retractions"] = retractions = sum(s.retractions for s in samples)
-    # Every prefill, the first and each one after a retraction, gives a token without a round.
+    # Every prefill, the first and each after a retraction, yields a token without a round.
     numbers["tokens_per_round"] = (tokens - len(samples) - retractions) / rounds if rounds else 0.0
     return numbers
 
@@ -130,7 +130,7 @@ def _test(name: str, good: Callable[[Sample], bool], baseline: Sequence[Sample],
     elif name.startswith("right") and sum(before) < LEAST_RIGHT:
         state = State.NOT_MEASURED
         message = (
-            f"the baseline answers {sum(before)} of {len(before)} questions rightly; with fewer than {LEAST_RIGHT} "
-            "even the loss of all would not show"
+            f"the baseline answers {sum(before)} of {len(before)} questions correctly; with fewer than {LEAST_RIGHT} "
+            "even losing all of them would not be significant"
         )
     return Test(name, len(before), sum(before), sum(after), lost, won, p, state, message)

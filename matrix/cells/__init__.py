@@ -1,1 +1,1 @@
-"""What may run: axes, cells and constraints."""
+"""The possible cells: axes, cells and constraints."""

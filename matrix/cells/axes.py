@@ -1,8 +1,8 @@
-"""The axes: one table, each value with its price.
+"""The axes of the matrix: one table, each value with its cost.
 
-The first value of an axis is its default. A value's token is its share of a cell's id (`eagle3.s3.k4.n8.v2.ragged`);
-defaults have none, except on the first axis, so an axis that is added later leaves old ids as they are.
-A launch axis needs an engine start of its own; one start serves every value of the request axes.
+The first value of an axis is its default. A value's token is its part of a cell's id (`eagle3.s3.k4.n8.v2.ragged`);
+defaults have no token, except on the first axis, so adding an axis leaves existing ids unchanged.
+Each combination of launch axis values needs its own engine start; one start serves all values of the request axes.
 """
 
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ from specmatrix.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """One value of an axis; seconds (CPU) and gpus are what it adds to a cell's price."""
+    """One value of an axis; seconds (CPU) and gpus are what it adds to a cell's cost."""
 
     name: str
     token: str
@@ -42,7 +42,7 @@ class Axis:
         return self.values[0].name
 
     def value(self, name: str) -> Value:
-        """ConfigError lists the values that exist."""
+        """The value of a name. ConfigError lists the existing values."""
         for value in self.values:
             if value.name == name:
                 return value
@@ -73,7 +73,7 @@ AXES: Final[tuple[Axis, ...]] = (
     Axis(
         "tp",
         "launch",
-        "ranks that share the target, a process each and on a GPU tier a GPU each; two run on a CPU as well",
+        "tensor-parallel ranks of the target, one process each and one GPU each on GPU tiers; 2 also runs on a CPU",
         (
             Value("1", ""),
             Value("2", "tp2", 3.0),
@@ -96,16 +96,21 @@ AXES: Final[tuple[Axis, ...]] = (
     Axis(
         "draft_tokens",
         "launch",
-        "verified nodes, root included",
+        "verified nodes, including the root",
         (Value("auto", ""), Value("4", "n4"), Value("6", "n6"), Value("8", "n8"), Value("16", "n16", 0.1)),
     ),
     Axis(
         "adaptive",
         "launch",
-        "depth from round to round: static, or adapted by the table that ships, by quick slots, or by one flat slot",
+        "draft depth: static, or adaptive with the default table, with fast-reacting slots, or with one flat slot",
         (Value("off", ""), Value("table", "table", 0.1), Value("tiers", "tiers", 0.1), Value("flat", "flat", 0.1)),
     ),
-    Axis("spec_version", "launch", "timing of the steps", (Value("auto", ""), Value("v1", "v1"), Value("v2", "v2"))),
+    Axis(
+        "spec_version",
+        "launch",
+        "timing: v1 (lag 0) or v2 (lag 1)",
+        (Value("auto", ""), Value("v1", "v1"), Value("v2", "v2")),
+    ),
     Axis("overlap", "launch", "overlap schedule on, or disabled by its flag", (Value("on", ""), Value("off", "sync"))),
     Axis(
         "page_size",
@@ -123,20 +128,20 @@ AXES: Final[tuple[Axis, ...]] = (
     Axis(
         "context",
         "launch",
-        "positions that a request may reach: those of the model, or so few that requests end at the last one",
+        "context length: the model's, or so short that requests end at its last position",
         (Value("model", ""), Value("short", "ctx", 0.3)),
     ),
     Axis(
         "memory",
         "launch",
-        "KV memory: tight forces retraction, snug leaves a retracted turn of a session what it had inherited",
+        "KV memory: tight forces retraction; snug also retracts, but a session's turn keeps its inherited KV",
         (Value("ample", ""), Value("tight", "tight", 0.5), Value("snug", "snug", 0.5)),
     ),
-    Axis("slots", "launch", "requests that may run at once", (Value("auto", ""), Value("4", "m4", 0.1))),
+    Axis("slots", "launch", "maximum number of concurrent requests", (Value("auto", ""), Value("4", "m4", 0.1))),
     Axis(
         "batch",
         "request",
-        "requests and their lengths: 1, 2, 5 of mixed length, 9, waves of 1, 8, 32, 8 and 1, or many exam questions",
+        "requests: 1, 2, 5 of mixed length, 9, waves of 1, 8, 32, 8 and 1, or many exam questions",
         (
             Value("single", ""),
             Value("pair", "pair", 0.1),
@@ -149,13 +154,13 @@ AXES: Final[tuple[Axis, ...]] = (
     Axis(
         "session",
         "request",
-        "requests alone, as the turns of streaming sessions, or as branches of ordinary ones",
+        "independent requests, turns of streaming sessions, or branches of ordinary sessions",
         (Value("none", ""), Value("streaming", "stream", 0.4), Value("branching", "branch", 0.4)),
     ),
     Axis(
         "sampling",
         "request",
-        "how tokens are picked",
+        "sampling parameters",
         (
             Value("greedy", ""),
             Value("temperature", "temperature", 0.1),
@@ -187,7 +192,7 @@ INDEX: Final = {name: index for index, name in enumerate(NAMES)}
 
 
 def axis(name: str) -> Axis:
-    """ConfigError names the closest axis, or all that exist."""
+    """The axis of a name. ConfigError names the closest axis, or all axes."""
     if name not in INDEX:
         close = nearest(name, NAMES)
         hint = f"the closest is {close}" if close else f"it must be one of {', '.join(NAMES)}"

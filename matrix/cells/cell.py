@@ -1,4 +1,4 @@
-"""A cell: one value per axis. Frozen, hashable, ordered; its id is its content."""
+"""A cell: one value per axis. Frozen, hashable, ordered; its id encodes its content."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -12,7 +12,7 @@ from specmatrix.matrix.cells.axes import AXES, INDEX, LAUNCH, NAMES, Axis, axis
 from specmatrix.matrix.workloads.adaptive_configs import TEXTS as SLOTS
 from specmatrix.matrix.workloads.memory_sizes import snug
 
-# Zoo names: the target of each value of `model`, and the drafts that were trained for it.
+# Zoo names: the target of each value of `model`, and the drafts trained for it.
 MODELS: Final = {"llama": "llama-mini", "qwen3": "qwen3-mini", "deepseek": "deepseek-mini"}
 DRAFTS: Final = {
     ("llama", "standalone"): "llama-mini-standalone",
@@ -22,26 +22,26 @@ DRAFTS: Final = {
     ("qwen3", "standalone"): "qwen3-mini-standalone",
     ("qwen3", "eagle3"): "qwen3-mini-eagle3",
 }
-# How n-grams are looked up, model by model, so that each way is on the axes without one of its own: the most recent
-# first, the most frequent first, those of a corpus before all others.
+# The n-gram lookup per model, so that every mode is covered without an axis of its own: most recent match first, most
+# frequent match first, matches in a corpus first.
 CORPUS: Final = "gsm-mini-train"
 GRAMS: Final[dict[str, dict[str, Any]]] = {
     "qwen3": {"speculative_ngram_match_type": "PROB"},
     "deepseek": {"speculative_ngram_external_corpus_path": CORPUS, "speculative_ngram_external_sam_budget": 3},
 }
-# Tight memory holds the longest request of a workload alone, but no two of them to their end. It is this or so many
-# pages, whichever is more: with fewer no request would ever ask for another page.
+# Tight memory holds a workload's longest request alone, but no two requests to their end. It is the larger of these
+# two: with fewer pages no request would ever need another page.
 TIGHT_TOKENS: Final = 192
 TIGHT_PAGES: Final = 2
-# Layers with a sliding window keep room for two pages of each request, and two requests must run.
+# Sliding-window layers reserve two pages per request, and two requests must run.
 TIGHT_WINDOW_PAGES: Final = 4
-# A whole number of pages, so that what drafts write past the last position needs a page that no text will fill.
+# A multiple of the page size, so that drafts past the last position need a page that no text ever fills.
 SHORT_CONTEXT: Final = 192
-# Ample memory holds every request of the largest workload at once; more only makes its checks slower.
+# Ample memory holds all requests of the largest workload at once; more only slows the ledger checks.
 AMPLE_TOKENS: Final = 12_288
 AMPLE_PAGES: Final = 128
-# What gates need of every engine: stamps, every law, results that do not depend on the batch, and sessions that any
-# cell of a start may open.
+# Settings that the gates need on every engine: KV stamps, ledger checks, batch-invariant results, and sessions, which
+# any cell of a start may open.
 INSTRUMENTS: Final[dict[str, Any]] = {
     "kv_stamps": True, "strict_memory": 1, "enable_deterministic_inference": True, "enable_streaming_session": True,
 }  # fmt: skip
@@ -73,22 +73,23 @@ class Cell(NamedTuple):
 
     @property
     def id(self) -> str:
-        """The tokens of the values that are not defaults, joined by dots; `from_id` reads it back."""
+        """The tokens of the non-default values, joined by dots; inverse of `from_id`."""
         return ".".join([token for table, value in zip(TOKENS, self, strict=True) if (token := table[value])])
 
     @classmethod
     def from_id(cls, text: str) -> "Cell":
-        """The cell of an id. ConfigError on a token that no axis has, or on two tokens of one axis."""
+        """The cell of an id. ConfigError on an unknown token, or on two tokens of one axis."""
         values: dict[str, str] = {}
         for token in text.split("."):
             if token not in MEANINGS:
                 raise ConfigError(f"cell id {text!r} has {_unknown_part(token)}")
             name, value = MEANINGS[token]
             if name in values:
-                raise ConfigError(f"cell id {text!r} gives {name} twice")
+                raise ConfigError(f"cell id {text!r} sets {name} twice")
             values[name] = value
         if "algorithm" not in values:
-            raise ConfigError(f"cell id {text!r} names no algorithm; begin with {', '.join(axis('algorithm').names)}")
+            names = ", ".join(axis("algorithm").names)
+            raise ConfigError(f"cell id {text!r} has no algorithm; it must start with one of {names}")
         return cls(**values)
 
     @classmethod
@@ -103,58 +104,58 @@ class Cell(NamedTuple):
 
     @property
     def start_key(self) -> tuple[str, ...]:
-        """The values of the axes that one engine start serves; cells with equal keys share a start."""
+        """The values of the launch axes; cells with equal keys share an engine start."""
         return self[: len(LAUNCH)]
 
     @property
     def target(self) -> str:
-        """The zoo's name of the target."""
+        """The target's name in the zoo."""
         return MODELS[self.model]
 
     @property
     def draft(self) -> str | None:
-        """The zoo's name of the draft; None without one, or where the target's checkpoint brings it."""
+        """The draft's name in the zoo; None without a draft, or if the target's checkpoint contains it."""
         return DRAFTS.get((self.model, self.algorithm))
 
     @property
     def baseline(self) -> "Cell":
-        """The same cell without a drafter: what a paired gate compares with."""
+        """The same cell without a drafter, for paired gates."""
         return self._replace(algorithm="none", steps="auto", topk="auto", draft_tokens="auto", adaptive="off")
 
     @property
     def canonical(self) -> "Cell":
-        """The plainest start of the model and context: what every drafter, timing and page size is compared with."""
+        """The default engine start of the model and context, the reference for drafters, timings and page sizes."""
         return Cell(model=self.model, prefix_cache="off", spec_version="v1", context=self.context)
 
     @property
     def twin(self) -> "Cell":
-        """The plainest start of the cell's drafter: what turns that begin on KV of others are compared with."""
+        """The default engine start with the cell's drafter, the reference for turns with inherited KV."""
         shape = {name: self.values[name] for name in ("algorithm", "steps", "topk", "draft_tokens")}
         return self.canonical._replace(**shape)
 
     @property
     def adapts(self) -> bool:
-        """True where the depth must move from round to round: chains of EAGLE's kind may (sglang#21599, #23336)."""
+        """Whether the depth changes between rounds: only EAGLE-style chains may (sglang#21599, #23336)."""
         return self.adaptive != "off" and self.algorithm in ("eagle", "eagle3", "nextn") and self.topk in ("auto", "1")
 
     @property
     def seconds(self) -> float:
-        """Estimated price on one CPU thread."""
+        """Estimated duration on one CPU thread."""
         return sum(price[value] for price, value in zip(SECONDS, self, strict=True))
 
     @property
     def gpus(self) -> int:
-        """GPUs that the cell needs; 0 runs on a CPU."""
+        """Number of GPUs that the cell needs; 0 runs on a CPU."""
         return max(map(getitem, GPUS, self))
 
     @property
     def ranks(self) -> int:
-        """Processes that share the target."""
+        """Number of tensor-parallel ranks."""
         return int(self.tp)
 
     @property
     def memory_tokens(self) -> int:
-        """Tokens of KV memory: whole pages, few or plenty."""
+        """Size of the KV memory in tokens, a multiple of the page size."""
         page = int(self.page_size)
         if self.memory == "snug":
             return snug(self.model == "qwen3", page).memory
@@ -164,7 +165,7 @@ class Cell(NamedTuple):
         return max(TIGHT_TOKENS, pages * page)
 
     def config(self) -> EngineConfig:
-        """What this cell asks of an engine: the only bridge from the matrix to the engine."""
+        """The engine configuration that the cell requests; the only bridge from the matrix to the engine."""
         return EngineConfig(
             model_path=self.target,
             speculative_algorithm=self.algorithm.upper(),
@@ -195,28 +196,28 @@ MEANINGS: Final = {value.token: (axis.name, value.name) for axis in AXES for val
 
 
 def asked(cell: Cell, gpus: int = 0) -> EngineConfig:
-    """The configuration of the engine that a cell is judged on, see `instrumented`."""
+    """The configuration of the engine that runs a cell, see `instrumented`."""
     return instrumented(cell.config(), gpus)
 
 
 def instrumented(config: EngineConfig, gpus: int = 0) -> EngineConfig:
-    """A configuration with the instruments that gates need; with GPUs on a GPU, in the precision of the CPU tier."""
+    """A configuration with the settings that gates need; if gpus > 0, on a GPU with the CPU tier's precision."""
     config = replace(config, **INSTRUMENTS)
     return replace(config, device="cuda", dtype="float32") if gpus else config
 
 
 def _unknown_part(token: str) -> str:
-    """What is wrong with a part of an id that no axis has, and which parts come close."""
+    """The error text for an unknown part of an id, with the closest known parts."""
     if not token:
-        return "an empty part; write parts joined by single dots, as in eagle3.s3.k4"
+        return "an empty part; join parts with single dots, as in eagle3.s3.k4"
     if token in INDEX:
-        return f"the axis {token} where a part must stand; its values are written {_tokens(axis(token))}"
+        return f"the axis name {token} in place of a value; its values are written {_tokens(axis(token))}"
     letters = token.rstrip("0123456789")
-    # `k5` is meant as a number of the axis that `k4` is of, whatever else is spelled like it.
+    # `k5` is most likely a value of the axis of `k4`, whatever else is spelled like it.
     near = [part for part in MEANINGS if part != letters != token and part.rstrip("0123456789") == letters]
     near = near or [part for part in (nearest(token, MEANINGS),) if part]
     if near:
-        return f"an unknown part {token!r}; {'the closest is' if len(near) == 1 else 'there are'} {', '.join(near)}"
+        return f"an unknown part {token!r}; the closest {'is' if len(near) == 1 else 'are'} {', '.join(near)}"
     return f"an unknown part {token!r}; an id is an algorithm and values of other axes, as in eagle3.s3.k4.n8.ragged"
 
 
@@ -229,14 +230,14 @@ def _size(value: str) -> int | Auto:
 
 
 def parse_assignment(text: str) -> dict[str, str]:
-    """`algorithm=eagle3 topk=4` (blanks, commas or `and` between) as a mapping; ConfigError on anything else."""
+    """Parse `algorithm=eagle3 topk=4` (separated by blanks, commas or `and`). ConfigError on anything else."""
     values: dict[str, str] = {}
     for part in text.replace(",", " ").split():
         if part == "and":
             continue
         name, equals, value = part.partition("=")
         if not (name and equals and value):
-            raise ConfigError(f"{part!r} is no assignment; write axis=value, for example algorithm=eagle3 topk=4")
+            raise ConfigError(f"{part!r} is not an assignment; write axis=value, for example algorithm=eagle3 topk=4")
         if name in values:
             raise ConfigError(f"{name} is given twice; give it once")
         values[axis(name).name] = axis(name).value(value.lower()).name
@@ -244,7 +245,7 @@ def parse_assignment(text: str) -> dict[str, str]:
 
 
 def order(cells: Iterable[Cell]) -> list[Cell]:
-    """Cells without repeats, by the position of their values on the axes."""
+    """The distinct cells, ordered by the positions of their values on the axes."""
     return sorted(set(cells), key=lambda cell: [RANKS[i][value] for i, value in enumerate(cell)])
 
 

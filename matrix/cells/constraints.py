@@ -1,7 +1,7 @@
-"""The constraints: which cells exist, and what is expected of those that do.
+"""The constraints: which cells exist, and the expected outcome of those that do.
 
-Kinds: *impossible* cannot exist; *redundant* means nothing that another cell does not mean; *refused*: the engine must
-raise, with its own sentence; *rewritten*: the engine must report the rewrite. The last two are lifted from
+Kinds: *impossible*: cannot exist; *redundant*: tests nothing that another cell does not test; *refused*: the engine
+must raise its own error; *rewritten*: the engine must report the rewrite. The last two are derived from
 `engine.core.config.rules.table`, so the matrix and the engine cannot disagree, and are tested as negative cells.
 """
 
@@ -30,7 +30,7 @@ Expect = Literal["runs", "rewritten", "refused"]
 class Constraint:
     """One constraint.
 
-    axes: the only axes that `forbids` reads. forbids: true for a cell that the constraint applies to.
+    axes: the only axes that `forbids` reads. forbids: whether the constraint applies to a cell.
     """
 
     name: str
@@ -46,18 +46,18 @@ class Constraint:
 
     @cached_property
     def forbidden(self) -> frozenset[tuple[str, ...]]:
-        """Every combination of values of `axes` that the constraint applies to."""
+        """All combinations of values of `axes` to which the constraint applies."""
         combinations = product(*(axis(name).names for name in self.axes))
         return frozenset(c for c in combinations if self.forbids(Cell(**dict(zip(self.axes, c, strict=True)))))
 
     def applies(self, cell: Cell) -> bool:
-        """The same answer as `forbids`, from the table."""
+        """The result of `forbids`, from the table."""
         return tuple([cell[column] for column in self.columns]) in self.forbidden
 
 
 @cache
 def situation(cell: Cell) -> RuleContext:
-    """What the engine's launch rules look at for this cell; for reading only."""
+    """The input of the engine's configuration rules for this cell; read-only."""
     return RuleContext.of(cell.config(), zoo_facts(cell))
 
 
@@ -66,8 +66,8 @@ def _lifted(name: str, *axes: str) -> Constraint:
     return Constraint(name, rule.kind, rule.why, axes, lambda cell: rule.broken(situation(cell)))
 
 
-# What cells of several ranks keep of each axis: every kind of target and of drafter's state, both timings, pages, and
-# whatever moves pages while ranks must agree.
+# The axis values of multi-rank cells: every kind of target and drafter state, both timings, several page sizes, and
+# whatever moves pages, on which ranks must agree.
 RANKED: Final[dict[str, tuple[str, ...]]] = {
     "algorithm": ("none", "eagle3", "ngram", "nextn"),
     "steps": ("auto", "3"),
@@ -86,20 +86,20 @@ RANKED: Final[dict[str, tuple[str, ...]]] = {
     "finish": ("eos", "length"),
     "abort": ("none",),
 }
-# The batches that always run whole.
+# The batches that always run all their requests at once.
 FEW: Final = ("single", "pair")
-# More ranks than two only on GPUs, where fewer cells do.
+# For more than two ranks, which run on GPUs only.
 CROWDED: Final = {"algorithm": ("eagle3", "nextn")}
 
 
 def _of_few_ranks(name: str) -> Constraint:
-    """Cells of several ranks hold few values of an axis."""
+    """Restricts an axis to few values in multi-rank cells."""
 
     def forbids(cell: Cell) -> bool:
         kept = CROWDED.get(name, RANKED[name]) if cell.ranks > 2 else RANKED[name]
         return cell.ranks > 1 and cell.values[name] not in kept
 
-    why = "ranks share the target and agree on tokens, whatever else is asked; one rank proves the rest"
+    why = "multi-rank cells test that ranks agree on tokens, for which these values suffice; one rank tests the rest"
     return Constraint(f"few-ranks-{name.replace('_', '-')}", "redundant", why, (name, "tp"), forbids)
 
 
@@ -133,28 +133,28 @@ CONSTRAINTS: Final[tuple[Constraint, ...]] = (
     Constraint(
         "no-draft-trained",
         "impossible",
-        "the zoo trained no such draft for this model",
+        "the zoo has no such draft for this model",
         ("algorithm", "model"),
         lambda cell: cell.draft is None and cell.algorithm in {algorithm for _, algorithm in DRAFTS},
     ),
     Constraint(
         "equal-widths",
         "redundant",
-        "a tree as wide as its paths are long hides a wrong stride; another width shows it",
+        "a tree with steps + 1 nodes hides a wrong stride; another width reveals it",
         ("algorithm", "steps", "topk", "draft_tokens"),
         _equal_widths,
     ),
     Constraint(
         "chain-of-its-own-width",
         "redundant",
-        "adaptive steps draft chains as wide as they are deep; asking for that too changes nothing",
+        "adaptive steps always draft chains, so explicit topk and draft_tokens change nothing",
         ("algorithm", "topk", "draft_tokens", "adaptive"),
         lambda cell: cell.adapts and (cell.topk, cell.draft_tokens) != ("auto", "auto"),
     ),
     Constraint(
         "table-of-one-drafter",
         "redundant",
-        "the table that ships is the same for every drafter and first depth; slots of their own move the others sooner",
+        "the default table is the same for every drafter and initial depth; custom slots change the depth sooner",
         ("algorithm", "model", "steps", "topk", "adaptive"),
         lambda cell: (
             cell.adapts
@@ -165,21 +165,21 @@ CONSTRAINTS: Final[tuple[Constraint, ...]] = (
     Constraint(
         "v1-without-overlap",
         "redundant",
-        "v1 is the timing without overlap already",
+        "v1 already runs without overlap",
         ("spec_version", "overlap"),
         lambda cell: cell.overlap == "off" and cell.spec_version == "v1",
     ),
     Constraint(
         "alone-under-pressure",
         "redundant",
-        "a lone request is never retracted",
+        "a single request is never retracted",
         ("memory", "batch"),
         lambda cell: cell.memory == "tight" and cell.batch == "single",
     ),
     Constraint(
         "page-never-full",
         "redundant",
-        "an answer that ends by itself stays within its first page of 256 tokens, so nobody asks for another",
+        "an answer that ends by itself stays within its first page of 256 tokens, so no request needs another",
         ("page_size", "memory", "batch", "finish"),
         lambda cell: (
             (cell.page_size, cell.memory) == ("256", "tight") and cell.batch != "single" and cell.finish != "length"
@@ -188,7 +188,7 @@ CONSTRAINTS: Final[tuple[Constraint, ...]] = (
     Constraint(
         "snug-for-two",
         "redundant",
-        "memory is snug for two conversations of known lengths, and only a session keeps KV from turn to turn",
+        "snug memory is sized for two conversations of known length, and only a session keeps KV between turns",
         ("memory", "batch", "session", "finish"),
         lambda cell: (
             cell.memory == "snug" and (cell.batch, cell.session, cell.finish) != ("pair", "streaming", "length")
@@ -197,7 +197,7 @@ CONSTRAINTS: Final[tuple[Constraint, ...]] = (
     Constraint(
         "context-out-of-reach",
         "redundant",
-        "only a request that ends by its length is certain to reach the context's end; one or two of them show it",
+        "only a request that ends by length always reaches the end of the context; one or two such requests suffice",
         ("context", "memory", "batch", "finish", "abort"),
         lambda cell: (
             cell.context == "short"
@@ -214,42 +214,42 @@ CONSTRAINTS: Final[tuple[Constraint, ...]] = (
     Constraint(
         "mixed-alone",
         "redundant",
-        "one request has one way of sampling",
+        "a single request has a single set of sampling parameters",
         ("sampling", "batch"),
         lambda cell: cell.sampling == "mixed" and cell.batch == "single",
     ),
     Constraint(
         "queue-empty",
         "impossible",
-        "no request waits unless there are more requests than slots",
+        "no request is queued unless there are more requests than slots",
         ("abort", "slots", "batch"),
         lambda cell: cell.abort == "queued" and (cell.slots == "auto" or cell.batch not in ("ragged", "burst")),
     ),
     Constraint(
         "session-of-many",
         "redundant",
-        "an exam grades single questions and a wave is single requests; turns are proven in the other batches",
+        "exams and waves consist of independent requests; sessions are tested in the other batches",
         ("session", "batch"),
         lambda cell: cell.session != "none" and cell.batch in ("exam", "waves"),
     ),
     Constraint(
         "waves-in-no-hurry",
         "redundant",
-        "fifty requests that are aborted, retracted or end by text prove what a batch of nine proves",
+        "fifty requests that are aborted, retracted or end by text test no more than a batch of nine",
         ("batch", "memory", "abort", "finish"),
         lambda cell: cell.batch == "waves" and (cell.memory, cell.abort, cell.finish) != ("ample", "none", "length"),
     ),
     Constraint(
         "exam-cut-short",
         "impossible",
-        "an answer that is cut short or aborted cannot be graded",
+        "a truncated or aborted answer cannot be graded",
         ("batch", "finish", "abort"),
         lambda cell: cell.batch == "exam" and (cell.finish != "eos" or cell.abort != "none"),
     ),
     Constraint(
         "exam-under-pressure",
         "redundant",
-        "retraction is proven token by token; hundreds of retracted questions only take hours",
+        "retraction is verified token by token in other batches; hundreds of retracted questions take hours",
         ("batch", "memory"),
         lambda cell: cell.batch == "exam" and cell.memory == "tight",
     ),
@@ -258,17 +258,17 @@ CONSTRAINTS: Final[tuple[Constraint, ...]] = (
 
 
 def explain(cell: Cell) -> tuple[Constraint, ...]:
-    """Every constraint that applies to a cell: the only judge of cover, runner and report."""
+    """The constraints that apply to a cell; cover, runner and report all use this function."""
     return tuple(constraint for constraint in CONSTRAINTS if constraint.applies(cell))
 
 
 def expect(cell: Cell) -> Expect:
-    """What the engine must do with a cell. ConfigError for a combination that is no cell."""
+    """The expected outcome of a cell. ConfigError if it is impossible or redundant."""
     return expectation(cell, explain(cell))
 
 
 def expectation(cell: Cell, found: Sequence[Constraint]) -> Expect:
-    """As `expect`, for a cell whose constraints are known."""
+    """`expect` for a cell with the constraints `found`."""
     kinds = {constraint.kind: constraint for constraint in reversed(found)}
     for kind in ("impossible", "redundant"):
         if kind in kinds:
@@ -277,27 +277,27 @@ def expectation(cell: Cell, found: Sequence[Constraint]) -> Expect:
 
 
 def explain_text(which: str | Cell) -> str:
-    """What a cell, an id or an assignment (`algorithm=eagle3 topk=4`) comes to, in words.
+    """The text of `specmatrix explain` for a cell, an id or an assignment (`algorithm=eagle3 topk=4`).
 
-    The verdict with the constraints that apply, then the configuration that a run resolves, with rewrites, and with
-    reasons and the gates that must be green for them.
+    The constraints that apply, then the resolved configuration with its rewrites, and with its reasons and the gates
+    that must be green for them.
     """
     cell = which if isinstance(which, Cell) else read_cell(which)
     lines = [cell.id, describe(cell.values.items()), *_verdict(cell)]
     try:
         resolved = resolve(asked(cell), zoo_facts(cell))
     except ConfigError as error:
-        return "\n".join([*lines, f"the engine says: {error}"])
+        return "\n".join([*lines, f"engine error: {error}"])
     lines += [f"  {name}: {value}" for name, value in resolved.as_dict().items() if name not in ("reasons", "rewrites")]
     for r in resolved.reasons:
-        gates = f" (held by the gates {', '.join(r.evidence)})" if r.evidence else ""
+        gates = f" (guarded by the gates {', '.join(r.evidence)})" if r.evidence else ""
         lines.append(f"because {r.field} = {r.value}: {r.because}{gates}")
     lines += [f"rewritten {r.field}: {r.asked} -> {r.got}: {r.reason}" for r in resolved.rewrites]
     return "\n".join(lines)
 
 
 def read_cell(text: str) -> Cell:
-    """The cell of an id or of an assignment; ConfigError on neither."""
+    """The cell of an id or an assignment. ConfigError on anything else."""
     return Cell.of(parse_assignment(text)) if "=" in text else Cell.from_id(text.strip())
 
 

@@ -1,4 +1,4 @@
-"""Walking the product of the axes value by value: a prefix that cannot become a cell is never made longer."""
+"""Enumeration of the product of the axes by prefixes, pruning prefixes that cannot become a cell."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeAlias
@@ -13,10 +13,9 @@ Prefix: TypeAlias = tuple[str, ...]
 def launches(
     rules: Sequence[Constraint], may: Callable[[Prefix], bool] | None = None
 ) -> Iterator[tuple[Prefix, list[Prefix]]]:
-    """Launch by launch, in the order of the axes: its values, and the request values of its cells to which no rule
-    applies.
+    """The launches in axis order, each with its launch values and the request values of its cells that no rule forbids.
 
-    may: false for a prefix of launch values that is not wanted, whatever follows.
+    may: false to skip all launches with this prefix of launch values.
     """
     split = len(LAUNCH)
     crossing = sorted({column for c in rules if max(c.columns) >= split for column in c.columns if column < split})

@@ -1,4 +1,4 @@
-"""The table of modes in the README: what changes how any algorithm runs, from the traits and the axes."""
+"""The README's table of modes, which apply to any algorithm; generated from the traits and the axes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HEAD: Final = ("mode", "asked with", "what it does", "algorithms", "shape", "tim
 
 
 class Mode(NamedTuple):
-    """One line. runs: the algorithms that can run so; axis and values: those of the cells that do; gates: by name."""
+    """One row. runs: whether an algorithm supports the mode; axis and values: of its cells; gates: names."""
 
     name: str
     asked: str
@@ -93,7 +93,7 @@ MODES: Final = (
 
 
 def mode_table() -> str:
-    """Markdown, a line per mode, without a line break at the end."""
+    """Markdown, one row per mode, without a trailing newline."""
     rows = [HEAD, ("---",) * len(HEAD), *map(_row, MODES)]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 

@@ -1,4 +1,4 @@
-"""The facts of the zoo's models that a configuration depends on, from their recipes, without checkpoint or torch."""
+"""The model facts that configuration resolution needs, from the zoo's recipes, without checkpoints or torch."""
 
 from functools import cache
 
@@ -16,9 +16,9 @@ def zoo_facts(cell: Cell) -> Facts:
 
 @cache
 def model_facts(target: str, draft: str | None = None) -> Facts:
-    """The facts of a target of the zoo and of a draft for it, on a CPU.
+    """The facts of a zoo target and its draft, on a CPU.
 
-    The zoo trains its models with one tokenizer, so no tokenizer hash is given.
+    All zoo models share one tokenizer, so no tokenizer hash is given.
     """
     recipe = RECIPES[target]
     shape = recipe.shape
@@ -57,7 +57,7 @@ def _draft(draft: Recipe, target: Recipe) -> DraftFacts:
         hidden_size=draft.shape.hidden,
         target_hidden_size=target.shape.hidden if reads else None,
         draft_vocab_size=draft.draft_vocab or draft.shape.vocab if reads else None,
-        # A recipe names layers whose outputs are read, which are the inputs of the layers behind them.
+        # A recipe names the layers whose outputs are captured, which are the inputs of the following layers.
         aux_layers=tuple(index + 1 for index in draft.aux_layers) if draft.aux_layers else (FINAL,) if reads else (),
         block_size=draft.block if block else None,
         mask_token=draft.mask_id if block else None,

@@ -1,4 +1,4 @@
-"""Which cells a command runs: a stage of the lock file, narrowed by a selector, or one cell by its id."""
+"""Selection of the cells that a command runs: a stage of the lock file, optionally filtered, or one cell by id."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ PRODUCT: Final = "product"
 
 
 def select(stage: str, text: str | None = None, limit: int | None = None) -> list[Cell]:
-    """The cells of a stage that a selector picks, all of them for None; the id of a cell picks it whether the stage
-    holds it or not.
+    """The cells of a stage that match a selector, all for None; a cell's id selects it whether or not it is in the
+    stage.
 
-    Stage `product` is every cell that the axes and constraints allow. ConfigError on an unknown stage, an empty or bad
-    selector, a combination that is no cell, or a choice that leaves nothing.
+    Stage `product` is every cell that the axes and constraints allow. ConfigError on an unknown stage, an invalid
+    selector, a combination that is not a cell, or an empty selection.
     """
     if text is None:
         return _chosen(stage, None, limit)
     if not text.strip():
-        raise ConfigError("--cells is empty, as of a shell variable that is not set; leave it out to run every cell")
+        raise ConfigError("--cells is empty, perhaps an unset shell variable; omit it to run every cell")
     if is_id(text):
         cell = Cell.from_id(text.strip())
         expect(cell)
@@ -35,14 +35,12 @@ def select(stage: str, text: str | None = None, limit: int | None = None) -> lis
     selector = parse_selector(text)
     cells = _chosen(stage, selector, limit)
     if not cells:
-        raise ConfigError(
-            f"selector {text!r} picks none of the cells of stage {stage!r}; {_elsewhere(stage, selector)}"
-        )
+        raise ConfigError(f"selector {text!r} matches no cell of stage {stage!r}; {_elsewhere(stage, selector)}")
     return cells
 
 
 def of_gpus(cells: Iterable[Cell], gpus: int) -> list[Cell]:
-    """The cells that a tier with so many GPUs runs: those with a rank for each GPU, or all that need none on a CPU."""
+    """The cells of a tier with `gpus` GPUs: those with one rank per GPU, or on a CPU those that need no GPU."""
     return [cell for cell in cells if (cell.ranks == gpus if gpus else not cell.gpus)]
 
 
@@ -54,23 +52,22 @@ def _chosen(stage: str, selector: Selector | None, limit: int | None) -> list[Ce
 
 
 def _elsewhere(stage: str, selector: Selector) -> str:
-    """Where the cells may be that a stage does not have."""
+    """A hint where matching cells exist outside the stage."""
     if stage == PRODUCT:
-        return "no cell of the axes is of this kind"
+        return "no possible cell matches it"
     last = STAGES[-1]
     if found := len(_chosen(last, selector, None)):
-        return f"--stage {last} has {count(found, 'cell')} of this kind"
-    return f"the lock file has none of this kind, and --stage {PRODUCT} looks among all that the axes allow"
+        return f"--stage {last} has {count(found, 'matching cell')}"
+    return f"no cell of the lock file matches it; --stage {PRODUCT} selects from all possible cells"
 
 
 def is_id(text: str) -> bool:
-    """True for a text whose every part is a part of cell ids."""
+    """Whether every part of a text is a token of cell ids."""
     return all(part in MEANINGS for part in text.strip().split("."))
 
 
 def all_cells(may: Callable[[Prefix], bool] | None = None) -> Iterator[Cell]:
-    """Every cell of the product of the axes that is neither impossible nor redundant, launch by launch; only of those
-    launches for which `may` holds."""
+    """All cells that are neither impossible nor redundant, launch by launch; only launches for which `may` holds."""
     ruled_out = [c for c in CONSTRAINTS if c.kind in ("impossible", "redundant")]
     for launch, tails in launches(ruled_out, may):
         yield from (Cell._make(launch + tail) for tail in tails)

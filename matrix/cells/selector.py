@@ -1,4 +1,4 @@
-"""Selecting cells with words: `algorithm=eagle3 and topk in (2, 4) and not memory=tight`, or a cell's id."""
+"""Cell selectors: `algorithm=eagle3 and topk in (2, 4) and not memory=tight`, or a cell's id."""
 
 import re
 from collections.abc import Callable
@@ -19,8 +19,8 @@ HELP: Final = "write axis=value, axis!=value or axis in (a, b), joined with and,
 class Selector:
     """A predicate over cells.
 
-    may: of the values of the first axes, false only if they rule a cell out, whatever follows them. must: true only if
-    they let it in.
+    may: for a prefix of axis values, false only if it rules out every cell with that prefix. must: true only if it
+    selects every such cell.
     """
 
     picks: Predicate
@@ -33,12 +33,12 @@ class Selector:
 
 
 def parse_selector(text: str) -> Selector:
-    """A predicate over cells. ConfigError on bad grammar, an unknown axis or an unknown value."""
+    """A predicate over cells. ConfigError on a syntax error, an unknown axis or an unknown value."""
     return _Parser(text).parse()
 
 
 class _Parser:
-    """Recursive descent over the lexemes of one selector; `at` is the next lexeme."""
+    """Recursive-descent parser over the tokens of one selector; `at` is the index of the next token."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -57,7 +57,7 @@ class _Parser:
             match = LEXEME.match(text, position)
             if match is None:
                 raise ConfigError(
-                    f"selector {self.text!r} has {text[position:].strip()[0]!r}, which means nothing; {HELP}"
+                    f"selector {self.text!r} has the invalid character {text[position:].strip()[0]!r}; {HELP}"
                 )
             lexemes.append(match[1] or match[2])
             position = match.end()
@@ -67,14 +67,14 @@ class _Parser:
         return self.lexemes[self.at] if self.at < len(self.lexemes) else ""
 
     def _take(self, *wanted: str) -> bool:
-        """Step over the next lexeme if it is one of these."""
+        """Consume the next token if it is one of these."""
         found = self._peek() in wanted
         self.at += found
         return found
 
     def _wrong(self, wanted: str) -> ConfigError:
         got = repr(self._peek()) if self._peek() else "the end"
-        return ConfigError(f"selector {self.text!r} has {got} where {wanted} must stand; {HELP}")
+        return ConfigError(f"selector {self.text!r}: expected {wanted}, got {got}; {HELP}")
 
     def _either(self) -> Selector:
         selector = self._both()
@@ -114,7 +114,7 @@ class _Parser:
         raise self._wrong("=, != or in")
 
     def _cell(self, text: str) -> Selector:
-        """A lone word: the id of one cell, or a mistake."""
+        """A single word: a cell's id, or an error."""
         meant = nearest(text, NAMES) or not nearest(text, MEANINGS)
         if "." not in text and text not in MEANINGS and meant:
             axis(text)

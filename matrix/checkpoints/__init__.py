@@ -1,1 +1,1 @@
-"""Real checkpoints for the GPU tiers: which, where they lie on this machine, and what they need."""
+"""Published checkpoints for the GPU tiers: the list, their location on this machine, and their requirements."""

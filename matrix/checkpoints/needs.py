@@ -1,4 +1,4 @@
-"""What a pair needs of a machine, computed from the published configurations by the engine's own resolution."""
+"""The memory requirements of a pair, computed from the published configurations by the engine's own resolution."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ Configs: TypeAlias = Mapping[str, ModelConfig]
 GIB: Final = 2**30
 # bfloat16, which every pair runs in.
 BYTES: Final = 2
-# CUDA's own, graphs, the activations of the widest step, and a layer's copies while it is loaded: not computed.
+# An allowance for what is not computed: CUDA, graphs, the activations of the widest step, and copies during loading.
 SPARE: Final = 4 * GIB
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Bytes. disk: the files. target, draft: what the loaded models keep. token: keys and values of one token in both.
+    """Sizes in bytes. disk: the files. target, draft: the loaded models. token: KV of one token in both.
 
-    kv: of all `tokens` that the engine makes room for. loading: the target's whole checkpoint, before the engine's own
-    layout of it. total: what a GPU must have, SPARE included.
+    kv: of all `tokens` that the engine reserves. loading: the target's full checkpoint before its conversion to the
+    engine's layout. total: required GPU memory, including SPARE.
     """
 
     disk: int
@@ -49,18 +49,18 @@ class Needs:
 
 
 def config_of(model: Published) -> ModelConfig:
-    """What the engine reads in a published config.json. ConfigError if it could not run it."""
+    """The model configuration from a published config.json. ConfigError if the engine cannot run it."""
     return read_model_config(model.config, Path(model.repo) / "config.json")
 
 
 def resolved(pair: ModelPair, configs: Configs | None = None) -> Resolved:
-    """What would run on one GPU. configs: of the pair's models as files say them; else as they were published."""
+    """The resolution on one GPU. configs: model configurations read from files; default: the published ones."""
     target, draft = _both(pair, configs)
     return resolve(pair.config, facts_of(target, draft, "cuda", 1))
 
 
 def needs(pair: ModelPair, configs: Configs | None = None) -> Needs:
-    """The memory of a pair at the sizes of its launch; configs as for `resolved`."""
+    """The memory requirements of a pair with its launch configuration; configs as in `resolved`."""
     target, draft = _both(pair, configs)
     launch = resolved(pair, configs)
     tokens = launch.max_total_tokens

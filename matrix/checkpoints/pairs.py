@@ -1,4 +1,4 @@
-"""Targets with the drafts that the GPU tiers run on them. Imports no torch."""
+"""Targets and the drafters that the GPU tiers run with them. Imports no torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,20 +9,20 @@ from specmatrix.engine.core.config.suggest import nearest
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.checkpoints.published import MODELS, Published
 
-# Where GSM8K's questions and examples lie in its own repository.
+# Paths of GSM8K's questions and few-shot examples in its repository.
 QUESTIONS: Final = "grade_school_math/data/test.jsonl"
 EXAMPLES: Final = "grade_school_math/data/train.jsonl"
 FEWSHOT: Final = 5
-# GSM8K with worked examples takes about 1,200 tokens and 256 new ones.
+# GSM8K with few-shot examples takes about 1,200 prompt tokens and 256 new ones.
 LAUNCH: Final[Mapping[str, Any]] = {"context_length": 4096, "max_running_requests": 32, "dtype": "bfloat16"}
 
 
 @dataclass(frozen=True, slots=True)
 class ModelPair:
-    """A target, and what drafts for it.
+    """A target and its drafter.
 
-    algorithm: as the engine names it; draft: a name in MODELS, None where the drafter needs no weights or the target
-    brings them. flags: of the engine, beyond LAUNCH. tier: where it runs.
+    algorithm: the engine's name for it; draft: a name in MODELS, None if the drafter needs no weights or the target's
+    checkpoint contains them. flags: engine flags besides LAUNCH. tier: where it runs.
     """
 
     name: str
@@ -34,12 +34,12 @@ class ModelPair:
 
     @property
     def models(self) -> Mapping[str, Published]:
-        """What must lie on the machine, the target first."""
+        """The required checkpoints, the target first."""
         return {name: MODELS[name] for name in (self.target, self.draft) if name is not None}
 
     @property
     def config(self) -> EngineConfig:
-        """The engine with its drafter. Model paths are names in MODELS."""
+        """The engine configuration with the drafter. Model paths are names in MODELS."""
         drafter: dict[str, Any] = {
             "speculative_algorithm": self.algorithm,
             "speculative_draft_model_path": self.draft,
@@ -48,12 +48,12 @@ class ModelPair:
 
     @property
     def baseline(self) -> EngineConfig:
-        """The same engine without a drafter."""
+        """The same configuration without a drafter."""
         return EngineConfig(self.target, **LAUNCH)
 
     @property
     def gsm8k(self) -> str:
-        """The command that runs GSM8K on it, in a checkout of the data set."""
+        """The command that runs GSM8K on the pair, in a checkout of the data set."""
         return (
             f"specmatrix accuracy --checkpoint {self.name} --data {QUESTIONS} --train {EXAMPLES} "
             f"--num-fewshot {FEWSHOT} --out out/{self.name}"
@@ -78,7 +78,7 @@ PAIRS: Final[Mapping[str, ModelPair]] = {
 
 
 def pair_of(name: str) -> ModelPair:
-    """The pair of a name. ConfigError with the closest name, or all of them."""
+    """The pair of a name. ConfigError with the closest name, or all names."""
     if name in PAIRS:
         return PAIRS[name]
     close = nearest(name, PAIRS)

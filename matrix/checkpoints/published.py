@@ -1,7 +1,7 @@
 """The published checkpoints: hub names, revisions and the parts of config.json that the engine reads. Data only.
 
-Written down without the files at hand. What public sources agree on stands as it is; the rest is named in `unverified`.
-`specmatrix checkpoints check` holds the files of a machine against what is sure, and reckons with what they say.
+Recorded without access to the files. Fields on which public sources agree are given as they are; the rest is listed in
+`unverified`. `specmatrix checkpoints check` compares downloaded files with the verified fields and then uses the files.
 """
 
 from collections.abc import Mapping
@@ -9,18 +9,18 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
-# The tip of a repository, for want of a commit to name.
+# The head of a repository, where no commit is known.
 TIP: Final = "main"
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A checkpoint of a hub.
+    """A checkpoint on a hub.
 
-    repo: its name there, revision: the commit that was meant. config: of its config.json. numbers: floating numbers in
-    its weights, as its model card or the size of its files tells; None where nobody tells. agreement: whether its
-    publisher wants a licence accepted before a download. unverified: what could not be looked up. sure: what of the
-    engine's ModelConfig a downloaded file must agree with, None for all of it.
+    repo: its hub name; revision: the intended commit. config: parts of its config.json. numbers: number of floating-
+    point parameters, from its model card or file sizes; None if unknown. agreement: whether a licence must be accepted
+    before download. unverified: facts that could not be verified. sure: the fields of the engine's ModelConfig with
+    which a downloaded file must agree, None for all.
     """
 
     repo: str
@@ -32,7 +32,7 @@ class Published:
     sure: tuple[str, ...] | None = None
 
 
-# What the size of a head's file tells; its own context, rotation and epsilon are another matter.
+# The fields that a draft head's file size confirms; it does not confirm its context length, RoPE and epsilon.
 SIZES: Final = (
     "architecture",
     "vocab_size",
@@ -52,7 +52,7 @@ def _config(architecture: str, model_type: str, **fields: object) -> Mapping[str
 
 
 def _llama3(factor: float) -> dict[str, object]:
-    """What long contexts of Llama 3.1 and 3.2 turn by."""
+    """The rope_scaling of Llama 3.1 and 3.2."""
     return {
         "rope_theta": 500000.0,
         "rope_scaling": {
@@ -87,11 +87,11 @@ MODELS: Final[Mapping[str, Published]] = {
         numbers=8_030_261_248,
         agreement=True,
     ),
-    # The head of EAGLE's authors, yuhuili/EAGLE3-LLaMA3.1-Instruct-8B, has the same tensors, but in a pickle only.
+    # The EAGLE authors' head, yuhuili/EAGLE3-LLaMA3.1-Instruct-8B, has the same tensors, but only as a pickle.
     "llama-3.1-8b-eagle3": Published(
         "lmsys/SGLang-EAGLE3-Llama-3.1-8B-Instruct-SpecForge",
         "4a8e38f7dbee5d6dc82369f59a58540855fe09af",
-        # Its config.json has no rope_theta: the default, whatever the target turns by.
+        # Its config.json has no rope_theta, so the default applies, whatever the target's is.
         _config(
             "LlamaForCausalLMEagle3",
             "llama",
@@ -108,7 +108,7 @@ MODELS: Final[Mapping[str, Published]] = {
         ),
         unverified=(
             "config.json is that of SpecForge's recipe for this target (configs/llama3-8B-eagle3.json); of its files "
-            "only the 0.4 B parameters in safetensors that the hub shows are known",
+            "only the hub's count of 0.4 B parameters in safetensors is known",
         ),
         sure=SIZES,
     ),
@@ -177,7 +177,7 @@ MODELS: Final[Mapping[str, Published]] = {
             rms_norm_eps=1e-06,
             tie_word_embeddings=False,
         ),
-        # A further training of it holds 799,457,128 bytes: these in 16 bits, d2t and t2d.
+        # A fine-tuned version has 799,457,128 bytes: these parameters in 16 bits, d2t and t2d.
         numbers=399_523_840,
         unverified=(
             "whether its weights are in safetensors",
@@ -208,9 +208,9 @@ MODELS: Final[Mapping[str, Published]] = {
             rope_scaling=None,
             tie_word_embeddings=False,
         ),
-        # Its files hold 1.95 GiB.
+        # Its files have 1.95 GiB.
         numbers=1_048_626_432,
-        unverified=("mask_token_id and target_layer_ids are those of the recipe that it was trained with",),
+        unverified=("mask_token_id and target_layer_ids are taken from its training recipe",),
     ),
     "mistral-7b-instruct": Published(
         "mistralai/Mistral-7B-Instruct-v0.1",

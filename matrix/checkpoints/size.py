@@ -1,4 +1,4 @@
-"""How many numbers a checkpoint of a shape holds, and how many the engine keeps of it."""
+"""Parameter counts: of a checkpoint, and of the model that the engine loads from it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from specmatrix.engine.models.draft_config import DFLASH_ARCHITECTURES, EAGLE3_A
 
 
 def stored(config: ModelConfig, target_layers: int = 0) -> int:
-    """Floating numbers in the checkpoint's weights, bundled layers among them.
+    """Number of floating-point parameters in the checkpoint, including bundled prediction layers.
 
-    A draft is counted as they are published, without an embedding of its own. target_layers: of a draft's target.
+    A draft is counted without its own embedding, as usually published. target_layers: of a draft's target.
     """
     c, hidden = config, config.hidden_size
     if c.draft is not None:
@@ -20,9 +20,9 @@ def stored(config: ModelConfig, target_layers: int = 0) -> int:
 
 
 def possible(config: ModelConfig, target_layers: int = 0) -> frozenset[int]:
-    """What `stored` may come to, as checkpoints may bring or leave out tables that are the target's anyhow.
+    """The possible values of `stored`, as checkpoints may include or omit tables that the target has too.
 
-    A draft may have an embedding of its own, a prediction layer none of its copies of embedding and head.
+    A draft may have its own embedding, and a prediction layer may omit its copies of embedding and head.
     """
     usual, table = stored(config, target_layers), config.vocab_size * config.hidden_size
     if config.draft is not None:
@@ -31,10 +31,10 @@ def possible(config: ModelConfig, target_layers: int = 0) -> frozenset[int]:
 
 
 def held(config: ModelConfig, target: ModelConfig | None = None) -> int:
-    """Numbers that a loaded model keeps. target: of a draft, which makes tables of the target's.
+    """Number of parameters of a loaded model. target: a draft's target, from whose tables it derives its own.
 
-    A tied head is kept beside its embedding, as a projection; an EAGLE-3 draft keeps a normed copy of the embedding,
-    a DFLASH draft the projections of keys and values once more.
+    A tied head is stored in addition to its embedding, as a projection; an EAGLE-3 draft stores a normalised copy of
+    the embedding, a DFLASH draft a second copy of the key and value projections.
     """
     c = config
     if c.draft is None:
@@ -49,7 +49,7 @@ def held(config: ModelConfig, target: ModelConfig | None = None) -> int:
 
 
 def bundled(config: ModelConfig) -> int:
-    """Numbers of all prediction layers that a target brings, each with its copies of embedding and head."""
+    """Number of parameters in all prediction layers of a target, each with its copies of embedding and head."""
     c, hidden = config, config.hidden_size
     if not c.bundled_layers:
         return 0
@@ -64,10 +64,10 @@ def _draft(c: ModelConfig, target_layers: int) -> int:
         return 2 * hidden * hidden + layers - hidden
     fused = len(c.draft.states_of(target_layers)) * c.draft.target_hidden_size
     fuse = fused * hidden if fused != hidden or c.architecture in DFLASH_ARCHITECTURES else 0
-    ends = 2 * hidden  # The norm of the states, and the last one.
+    ends = 2 * hidden  # The norm of the hidden states, and the final norm.
     if c.architecture in DFLASH_ARCHITECTURES:
         return fuse + layers + ends
-    first = hidden * (c.num_heads + 2 * c.num_kv_heads) * c.head_dim  # It reads pairs of rows.
+    first = hidden * (c.num_heads + 2 * c.num_kv_heads) * c.head_dim  # Its input is two concatenated rows.
     return fuse + layers + first + ends + c.draft.vocab_size * hidden
 
 
@@ -76,7 +76,7 @@ def _sparse(c: ModelConfig, layer: int) -> bool:
 
 
 def _layer(c: ModelConfig, sparse: bool) -> int:
-    """Attention, feed-forward part and the two norms before them."""
+    """Attention, feed-forward layer and the two norms before them."""
     inner = _experts(c) if sparse else 3 * c.hidden_size * c.intermediate_size
     return (_latent(c) if c.latent is not None else _attention(c)) + inner + 2 * c.hidden_size
 

@@ -1,4 +1,4 @@
-"""Where published checkpoints lie on this machine: the hub's cache, or a folder of the user's. Imports no torch."""
+"""Location of published checkpoints on this machine: the hub's cache or a user's folder. Imports no torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from specmatrix.matrix.checkpoints.published import TIP, Published
 
 
 def hub(environment: Mapping[str, str] = os.environ) -> Path:
-    """The folder that hub downloads go to, chosen as huggingface_hub does."""
+    """The hub's download cache, chosen as by huggingface_hub."""
     if found := environment.get("HF_HUB_CACHE") or environment.get("HUGGINGFACE_HUB_CACHE"):
         return Path(found).expanduser()
     if found := environment.get("HF_HOME"):
@@ -20,9 +20,9 @@ def hub(environment: Mapping[str, str] = os.environ) -> Path:
 
 
 def find(model: Published, models: Path | None = None) -> Path:
-    """The folder of a checkpoint: `models`/organisation/name or `models`/name, or of its commit in the hub's cache.
+    """The folder of a checkpoint: `models`/organisation/name or `models`/name, or its commit in the hub's cache.
 
-    ConfigError says how to get it. Whether it is whole is another question.
+    ConfigError says how to fetch it. Does not check whether it is complete.
     """
     if models is not None:
         if not models.is_dir():
@@ -31,7 +31,7 @@ def find(model: Published, models: Path | None = None) -> Path:
         if (alone := models / model.repo.rpartition("/")[2]).is_dir():
             return alone
         if not folder.is_dir():
-            raise ConfigError(f"{model.repo} is not in {models}, where it would be {folder}; {fetch(model, folder)}")
+            raise ConfigError(f"{model.repo} is not in {models} (expected {folder}); {fetch(model, folder)}")
         return folder
     cache = hub() / f"models--{model.repo.replace('/', '--')}"
     commit = _commit(model, cache)
@@ -40,12 +40,12 @@ def find(model: Published, models: Path | None = None) -> Path:
         return folder
     others = sorted(path.name for path in (cache / "snapshots").glob("*") if path.is_dir())
     wanted = "" if model.revision == TIP else f" at {model.revision}"
-    there = f", which holds other commits of it only ({others[0]})" if others else ""
+    there = f", which has only other commits of it ({others[0]})" if others else ""
     raise ConfigError(f"{model.repo}{wanted} is not in {hub()}{there}; {fetch(model)}")
 
 
 def _commit(model: Published, cache: Path) -> str:
-    """The commit that a revision stands for, "" if nothing says it."""
+    """The commit of a revision, "" if unknown."""
     if model.revision != TIP:
         return model.revision
     tip = cache / "refs" / TIP
@@ -53,8 +53,8 @@ def _commit(model: Published, cache: Path) -> str:
 
 
 def fetch(model: Published, folder: Path | None = None) -> str:
-    """How to get a checkpoint, as a part of a sentence."""
+    """How to fetch a checkpoint, as a clause for an error message."""
     revision = "" if model.revision == TIP else f" --revision {model.revision}"
     place = "" if folder is None else f" --local-dir {folder}"
-    licence = ", once its licence is accepted" if model.agreement else ""
+    licence = " after its licence is accepted" if model.agreement else ""
     return f"`hf download {model.repo}{revision}{place}` fetches it{licence}"

@@ -1,4 +1,4 @@
-"""What a command prints on stdout."""
+"""The console of a command's standard output."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from rich.console import Console
 
 
 class StdoutConsole(Console):
-    """A reader that went away is an error for the command line to tell. rich would end the process with the status of a
-    red run."""
+    """Raises BrokenPipeError for the command line to handle; rich would exit with status 1, which means red."""
 
     def on_broken_pipe(self) -> None:
-        """Called while the BrokenPipeError is handled."""
+        """Called by rich while it handles the BrokenPipeError."""
         self.quiet = True
         raise OSError(errno.EPIPE, os.strerror(errno.EPIPE))

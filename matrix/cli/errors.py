@@ -1,4 +1,4 @@
-"""What is wrong with the words of a command line, in one clause."""
+"""Error messages for invalid command lines."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import typer
 from specmatrix.engine.core.config.suggest import nearest
 from specmatrix.errors import ConfigError
 
-# What an option takes, by the word that the command line library has for it.
+# An option's type as the error names it, by the word in typer's message.
 KINDS: Final = {"integer": "a whole number", "number": "a number", "float": "a number"}
-# More processes or threads than this for a core only wait for one another.
+# Largest useful number of processes or threads per core.
 PER_CORE: Final = 8
 
 
@@ -22,21 +22,21 @@ def check_parallel(name: str, count: int) -> None:
     """ConfigError on a number of workers or threads that this machine should not start."""
     most = PER_CORE * (os.cpu_count() or 1)
     if not 1 <= count <= most:
-        raise ConfigError(f"{name} must be 1 to {most}, {PER_CORE} for each CPU core of this machine, got {count}")
+        raise ConfigError(f"{name} must be between 1 and {most} ({PER_CORE} per CPU core), got {count}")
 
 
 def check_seed(seed: int) -> None:
-    """ConfigError on a seed from which no request's could be made: these are a little larger and have 63 bits."""
+    """ConfigError on a seed outside 31 bits; the requests' seeds are derived from it and must fit into 63 bits."""
     if not 0 <= seed < 2**31:
-        raise ConfigError(f"seed must be 0 to {2**31 - 1}, got {seed}")
+        raise ConfigError(f"seed must be between 0 and {2**31 - 1}, got {seed}")
 
 
 def misuse(error: typer.BadParameter, words: Sequence[str]) -> str:
-    """What is wrong with the words of a command line, with the value that was given."""
+    """The error message for an invalid command line, with the given value."""
     unknown = getattr(error, "option_name", None)
     if unknown is not None:
         if not hasattr(error, "possibilities"):
-            # A known option that lacks its value, or a switch with one.
+            # A known option without its value, or a switch with one.
             known = f"{unknown} needs a value" if "requires" in error.message else error.message
             return known.rstrip(".")
         close = nearest(

@@ -1,4 +1,4 @@
-"""Progress on the terminal (stderr) while something takes its time; nothing where stderr is a file or a pipe."""
+"""Progress display on stderr; nothing is shown if stderr is a file or a pipe."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.table import Column
 
 @contextmanager
 def waiting(text: str) -> Iterator[None]:
-    """A spinner with the time, for work whose length is not known."""
+    """A spinner with the elapsed time, for work of unknown length."""
     with _progress(SpinnerColumn(), TextColumn("{task.description}"), Elapsed()) as progress:
         progress.add_task(text, total=None)
         yield
@@ -21,17 +21,17 @@ def waiting(text: str) -> Iterator[None]:
 
 @contextmanager
 def counting(total: int) -> Iterator[Callable[[str | None, int], None]]:
-    """A bar over `total` things; the function that it gives shows a text (rich markup; None leaves the last one) and
-    adds to the count."""
-    # Wide texts are cut, so that the bar stays on one line.
+    """A progress bar over `total` items; yields a function that shows a text (rich markup; None keeps the last one) and
+    advances the count."""
+    # Long texts are truncated, so that the bar stays on one line.
     text = TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1))
     with _progress(SpinnerColumn(), BarColumn(20), MofNCompleteColumn(), Elapsed(), text) as progress:
         task = progress.add_task("", total=total)
 
-        def tell(text: str | None, advance: int = 1) -> None:
+        def update(text: str | None, advance: int = 1) -> None:
             progress.update(task, description=text, advance=advance)
 
-        yield tell
+        yield update
 
 
 def _progress(*columns: ProgressColumn) -> Progress:

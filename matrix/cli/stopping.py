@@ -1,4 +1,4 @@
-"""Being told to stop: Ctrl-C and SIGTERM end a command with a sentence that says what it leaves behind."""
+"""Ctrl-C and SIGTERM: a command ends with a message about its unfinished output."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from threading import current_thread, main_thread
 from typing import Final, Self
 
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
-SENTENCE: Final = "interrupted; what was not finished is not a report"
+SENTENCE: Final = "interrupted; unfinished output is not a report"
 
 
 class Stopped(BaseException):
-    """One of SIGNALS came. It goes through whatever catches errors, and the command line library with it.
+    """One of SIGNALS was received. A BaseException, so that no error handler, nor typer, catches it.
 
-    status: what a shell expects of a command that ended so.
+    status: the exit status by shell convention.
     """
 
     def __init__(self, number: int, sentence: str = SENTENCE) -> None:
@@ -24,15 +24,15 @@ class Stopped(BaseException):
         self.status: Final = 128 + number
 
     def saying(self, sentence: str) -> Self:
-        """The same stop with what came of the command."""
+        """The same exception with a message on the command's output."""
         return type(self)(self.number, sentence)
 
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """The signals raise Stopped meanwhile, but for those that this process was told to ignore.
+    """Within the context the signals raise Stopped, except those that this process ignores.
 
-    Only the main thread can have it so; in another one nothing changes.
+    Only the main thread can install handlers; in other threads nothing changes.
     """
     heard = SIGNALS if current_thread() is main_thread() else ()
     before = {number: signal.getsignal(number) for number in heard}

@@ -1,9 +1,8 @@
-"""The contract of every algorithm, held against one of them: built in, or a user's own.
+"""The contract that every draft algorithm, built in or custom, must satisfy.
 
-Whatever an algorithm proposes, an engine that runs it answers what plain decoding answers, at both timings, over pages,
-chunks and retractions, cached prompts and sampled tokens; its drafter is what its traits say; and it is never put
-aside. Under strict_memory the guard checks each proposal, so an engine without a complaint is one in which every
-proposal was as the protocol says (`engine.spec.drafter`).
+Whatever the algorithm proposes, the engine's output equals that of plain decoding, at both timings, with pages, chunked
+prefill, retraction, cached prompts and sampling; the drafter matches its traits; and it is never disabled. With
+strict_memory the engine validates every proposal against the protocol (`engine.spec.drafter`).
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ STARTS: Final[dict[str, dict[str, object]]] = {
     "v1, pages of 7, chunks of 5": {"spec_version": "v1", "page_size": 7, "chunked_prefill_size": 5},
     "v2, memory for two": {
         "spec_version": "v2",
-        # Each of PROMPTS fits, all three do not under the zoo's tokenizer: somebody is retracted.
+        # Each of PROMPTS fits alone; all three do not with the zoo's tokenizer, so one is retracted.
         "max_total_tokens": 120,
         "page_size": 4,
         "max_running_requests": 3,
@@ -45,10 +44,10 @@ SHAPE: Final = {"speculative_num_steps", "speculative_eagle_topk", "speculative_
 
 
 class Held(NamedTuple):
-    """What became of one engine start. broken: a sentence for each promise that was not kept.
+    """The result of one engine start. broken: a message for each violation.
 
-    rounds: tokens of every verify round, request by request, of the first time that the prompts were answered.
-    retracted: how often a request was taken back for want of memory.
+    rounds: tokens of every verify round, by request, of the first pass over the prompts. retracted: number of
+    retractions.
     """
 
     start: str
@@ -63,22 +62,22 @@ class Held(NamedTuple):
 
 
 def hold(traits: Traits, asked: Mapping[str, Any], locate: Locate) -> Iterator[Held]:
-    """Every engine start of an algorithm, one after another.
+    """Test an algorithm in a sequence of engine starts.
 
-    asked: fields of the configuration that all starts share; the target is one of them. ConfigError or RequestError
-    where they cannot run.
+    asked: configuration fields shared by all starts, including the target. ConfigError or RequestError if they cannot
+    run.
     """
     shared: dict[str, Any] = {**STRICT, **asked, "speculative_algorithm": traits.name}
     truth = _answers(LLM(EngineConfig.from_flags(_without_draft(asked)), locate))
     for shape, sizes in shapes(traits, asked).items():
         for name, start in STARTS.items():
             config = EngineConfig.from_flags({**start, **sizes, **shared})
-            # No name holds the engine: the next one needs its memory.
+            # No variable references the engine, as the next one needs its memory.
             yield _held(f"{shape}, {name}", LLM(config, locate), traits, truth)
 
 
 def shapes(traits: Traits, asked: Mapping[str, object]) -> dict[str, dict[str, object]]:
-    """What an algorithm is to draft: what was asked, else a chain, a tree and adaptive chains where it can."""
+    """The draft shapes to test: the requested one, else a chain, a tree and adaptive chains as far as supported."""
     if not traits.drafts:
         return {"no drafts": {}}
     if SHAPE & asked.keys():
@@ -103,13 +102,13 @@ def _answers(llm: LLM) -> list[Output]:
 
 def _held(start: str, llm: LLM, traits: Traits, truth: Sequence[Output]) -> Held:
     with warnings.catch_warnings():
-        # The same sentence is among what is broken.
+        # The same message is among the violations.
         warnings.filterwarnings("ignore", message="the drafter of ", category=RuntimeWarning)
-        # The second time the prompts are cached.
+        # In the second pass the prompts are cached.
         first, second = _answers(llm), _answers(llm)
     broken = [llm.drafter_error] if llm.drafter_error is not None else []
     broken += [*_differences(first, truth), *_differences(second, truth)]
-    broken += [sentence for holds, sentence in _promises(llm, traits) if not holds]
+    broken += [message for holds, message in _requirements(llm, traits) if not holds]
     rounds = tuple(output.accept_lengths for output in first)
     return Held(start, tuple(dict.fromkeys(broken)), rounds, llm.probes["retract.done"])
 
@@ -121,11 +120,11 @@ def _differences(outputs: Sequence[Output], truth: Sequence[Output]) -> Iterator
         elif output.output_ids != true.output_ids:
             pairs = enumerate(zip_longest(output.output_ids, true.output_ids))
             place, (said, right) = next((at, pair) for at, pair in pairs if pair[0] != pair[1])
-            yield f"request {number} says token {said} at place {place} where plain decoding says {right}"
+            yield f"request {number}: token {place} is {said}, with plain decoding {right}"
 
 
-def _promises(llm: LLM, traits: Traits) -> list[tuple[bool, str]]:
-    """What must hold of an engine behind its answers, and the sentence where it does not."""
+def _requirements(llm: LLM, traits: Traits) -> list[tuple[bool, str]]:
+    """The requirements on an engine after its answers: whether each holds, and the message if it does not."""
     executor: Any = llm.loop.executor
     ledger, resolved = llm.loop.scheduler.ledger, llm.resolved
     drafter, probes, lag = executor.drafter, llm.probes, llm.loop.lag
@@ -134,16 +133,16 @@ def _promises(llm: LLM, traits: Traits) -> list[tuple[bool, str]]:
     most, pools = resolved.max_draft_tokens, len(executor.pools) - 1
     idle = traits.drafts and not probes["spec.drafted"] and llm.drafter_error is None
     return [
-        (not idle, "it drafted nothing"),
-        (drafter.traits is traits, "its drafter has other traits than were registered"),
-        (drafter.nodes == most, f"its nodes are {drafter.nodes} where a round has up to {most}"),
+        (not idle, "no drafts were proposed"),
+        (drafter.traits is traits, "the drafter's traits are not the registered ones"),
+        (drafter.nodes == most, f"the drafter's nodes must be {most}, the largest round, got {drafter.nodes}"),
         (
             bool(drafter.capture) == traits.needs_hidden,
-            f"it captures layers {drafter.capture} where needs_hidden is {traits.needs_hidden}",
+            f"the drafter captures layers {drafter.capture}, but needs_hidden is {traits.needs_hidden}",
         ),
-        (pools == traits.own_kv, f"it made {pools} KV pools where own_kv is {traits.own_kv}"),
-        (len(set(names)) == len(names), f"two of its carries have one name: {', '.join(names)}"),
-        (lag <= traits.max_lag, f"lag {lag} is more than its max_lag {traits.max_lag}"),
-        (probes["stamp.wrong"] == 0, "the target's KV slots hold other positions than the ledger says"),
-        (home == ledger.num_pages, f"{ledger.num_pages - home} pages did not come home"),
+        (pools == traits.own_kv, f"the drafter has {pools} KV pools, but own_kv is {traits.own_kv}"),
+        (len(set(names)) == len(names), f"the names of carries must be distinct, got {', '.join(names)}"),
+        (lag <= traits.max_lag, f"lag must be at most max_lag {traits.max_lag}, got {lag}"),
+        (probes["stamp.wrong"] == 0, "KV slots of the target hold positions other than the ledger records"),
+        (home == ledger.num_pages, f"{ledger.num_pages - home} pages were leaked"),
     ]

@@ -1,1 +1,1 @@
-"""What does run: the frozen choice of cells."""
+"""The cells that run: generation, verification and the lock file."""

@@ -1,4 +1,4 @@
-"""Choosing cells: enumeration of all that run, a t-wise cover by covertable, and the cells that may never drop."""
+"""Choice of cells: enumeration of the runnable ones, a t-wise cover by covertable, and negative cells."""
 
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -16,7 +16,7 @@ SALT: Final = "specmatrix"
 NEGATIVES: Final = {"smoke": 0, "pr": 2, "nightly": 8}
 STRENGTHS: Final = {"smoke": 1, "pr": 2, "nightly": 3}
 
-# Launches on which the request axes are swept pairwise: one engine start each, exams left out for their price.
+# Launches on which the request axes are covered pairwise, with one engine start each; exams are excluded as too slow.
 SWEEPS: Final[dict[str, tuple[str, ...]]] = {
     "smoke": (),
     "pr": ("eagle3.s3.k4.n8.v2.p16",),
@@ -30,7 +30,7 @@ SWEEPS: Final[dict[str, tuple[str, ...]]] = {
 
 
 def enumerate_cells() -> Iterator[Cell]:
-    """Every cell that runs as asked, in the order of the axes; branches are cut as soon as a constraint applies."""
+    """Every cell that runs as requested, in axis order; prefixes are pruned as soon as a constraint applies."""
     make = partial(tuple.__new__, Cell)
     for launch, tails in launches(CONSTRAINTS):
         for tail in tails:
@@ -38,15 +38,15 @@ def enumerate_cells() -> Iterator[Cell]:
 
 
 def cover(strength: int, kept: Iterable[Cell] = ()) -> list[Cell]:
-    """Cells that, with the kept ones, hold every feasible combination of `strength` values; only the new ones.
+    """New cells that together with `kept` cover every feasible combination of `strength` values.
 
-    Deterministic. Infeasible combinations are left out; `matrix.cover.verify` proves that nothing else is.
+    Deterministic. Infeasible combinations are skipped; `matrix.cover.verify` proves that nothing else is.
     """
     return _make({axis.name: list(axis.names) for axis in AXES}, strength, list(kept))
 
 
 def sweep(launch: Cell, kept: Iterable[Cell] = ()) -> list[Cell]:
-    """New cells that hold, with the kept ones, every pair of request values (exams excepted) on this launch."""
+    """New cells that together with `kept` cover every pair of request values, except exams, on this launch."""
     factors = {name: [launch.values[name]] for name in LAUNCH}
     factors |= {axis.name: [v for v in axis.names if v != "exam"] for axis in AXES if axis.scope == "request"}
     here = [cell for cell in kept if cell.start_key == launch.start_key and cell.batch != "exam"]
@@ -54,7 +54,7 @@ def sweep(launch: Cell, kept: Iterable[Cell] = ()) -> list[Cell]:
 
 
 def _make(factors: dict[str, list[str]], strength: int, kept: list[Cell]) -> list[Cell]:
-    # covertable is slow to import and only wanted when the lock file grows.
+    # covertable is slow to import and needed only to extend the lock file.
     from covertable.main import Controller
 
     presets = [cell.values for cell in kept]
@@ -64,10 +64,10 @@ def _make(factors: dict[str, list[str]], strength: int, kept: list[Cell]) -> lis
 
 
 def _conditions() -> list[dict[str, Any]]:
-    """The constraints for covertable, with what follows from them for fewer axes.
+    """The constraints for covertable, with their projections onto fewer axes.
 
-    covertable judges a condition once all its axes have values; the projections let it see a dead end earlier. Those on
-    the same axes are one condition, and one that forbids nothing is none: each costs a call per value that is tried.
+    covertable evaluates a condition once all its axes have values; the projections reveal a dead end earlier.
+    Conditions on the same axes are merged and vacuous ones dropped, as each costs a call per candidate value.
     """
     found: dict[tuple[str, ...], set[tuple[str, ...]]] = {}
     for axes in {c.axes for c in CONSTRAINTS}:
@@ -91,7 +91,7 @@ def _condition(names: tuple[str, ...], seen: set[tuple[str, ...]]) -> dict[str, 
 
 
 def negatives(constraint: Constraint, count: int) -> list[Cell]:
-    """Up to `count` cells that trigger exactly this refused or rewritten constraint, spread over its combinations."""
+    """Up to `count` cells to which only this refused or rewritten constraint applies, spread over its combinations."""
     cells = order(
         cell
         for values in constraint.forbidden
@@ -102,7 +102,7 @@ def negatives(constraint: Constraint, count: int) -> list[Cell]:
 
 
 def _background(values: dict[str, str]) -> Cell:
-    """These values before a background in which speculation matters: a chain of EAGLE3, two requests."""
+    """A cell with these values; the rest defaults to an EAGLE3 chain with two requests."""
     own = {"algorithm": "eagle3", "steps": "3", "batch": "pair"}
     if "algorithm" in values:
         own = {"batch": "pair"}
@@ -110,5 +110,5 @@ def _background(values: dict[str, str]) -> Cell:
 
 
 def negative_constraints() -> tuple[Constraint, ...]:
-    """The refused and rewritten constraints: each needs cells of its own."""
+    """The refused and rewritten constraints, each of which needs its own cells."""
     return tuple(constraint for constraint in CONSTRAINTS if constraint.kind in ("refused", "rewritten"))

@@ -1,4 +1,4 @@
-"""Proving and extending the lock file: `check` recomputes what must be there, `extend` appends what is missing."""
+"""Verification and extension of the lock file: `check` recomputes its required content, `extend` appends to it."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ SHOWN: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class LockReport:
-    """What a check found. cells: own cells per stage. pairs, triples: (covered, feasible) by the cells that run."""
+    """The result of a check. cells: own cells per stage. pairs, triples: (covered, feasible) by the runnable cells."""
 
     path: Path
     problems: tuple[str, ...]
@@ -42,7 +42,7 @@ class LockReport:
         return not self.problems
 
     def text(self) -> str:
-        """The report in a few lines, problems first."""
+        """The report as text, problems first."""
         runs = accumulate(self.cells.values())
         sizes = "; ".join(
             f"{stage} {all_}" + (f", {own} of its own" if own != all_ else "")
@@ -55,7 +55,7 @@ class LockReport:
 
 
 def check(path: Path = LOCK_FILE, full: bool = False) -> LockReport:
-    """Prove the lock file: every row is a cell, nothing required is missing, every pair (full: triple) is covered."""
+    """Verify that every row is a cell, every required row is there, and every pair (full: triple) is covered."""
     start = perf_counter()
     lock = read(path)
     problems = list(_problems(lock))
@@ -67,11 +67,11 @@ def check(path: Path = LOCK_FILE, full: bool = False) -> LockReport:
 
 
 def _problems(lock: Lock) -> Iterator[str]:
-    """Everything wrong with the rows themselves, and required rows that are missing."""
+    """Invalid rows and missing required rows."""
     if lock.tables != tables_hash():
         yield "axes or constraints changed since the lock was written; run `specmatrix lock --extend`"
     for text in lock.unreadable:
-        yield f"{text} is no cell of today's axes"
+        yield f"{text} is not a cell of the current axes"
     seen: set[Cell] = set()
     for cell in lock.upto(STAGES[-1]):
         yield from _row_problems(cell, lock.notes.get(cell, ""), cell in seen)
@@ -90,7 +90,7 @@ def _problems(lock: Lock) -> Iterator[str]:
 def _row_problems(cell: Cell, note: str, repeated: bool) -> Iterator[str]:
     applied = explain(cell)
     if repeated:
-        yield f"{cell.id} stands twice"
+        yield f"{cell.id} is listed twice"
     for constraint in applied:
         if constraint.kind in ("impossible", "redundant"):
             yield f"{cell.id} is {constraint.kind}: {constraint.why}"
@@ -110,7 +110,7 @@ def _missing_negatives(lock: Lock, stage: str) -> Iterator[str]:
 
 
 def _missing(lock: Lock, stage: str) -> list[str]:
-    """The uncovered combinations of a stage in one sentence."""
+    """A message on the uncovered combinations of a stage, if any."""
     strength = STRENGTHS[stage]
     gaps = uncovered(lock.upto(stage), strength)
     if not gaps:
@@ -126,9 +126,9 @@ def _coverage(lock: Lock, stage: str) -> tuple[int, int]:
 
 
 def extend(path: Path = LOCK_FILE) -> tuple[int, int]:
-    """Keep every row that is still a cell, drop the others, append what is missing; (dropped, added) rows.
+    """Drop rows that are no longer cells and append the missing ones; returns the numbers of (dropped, added) rows.
 
-    Starts an empty lock if there is no file. Seconds where nothing is missing, minutes where triples are.
+    Starts with an empty lock if there is no file. Takes seconds if nothing is missing, minutes if triples are.
     """
     lock = read(path) if path.exists() else Lock()
     dropped = len(lock.unreadable) + _drop(lock)
@@ -146,7 +146,7 @@ def extend(path: Path = LOCK_FILE) -> tuple[int, int]:
 
 
 def _drop(lock: Lock) -> int:
-    """Remove rows that are no cells any more, and second standings; renew the notes of negative cells."""
+    """Remove duplicates and rows that are no longer cells; renew the notes of negative cells."""
     dropped, seen = 0, set()
     for stage in STAGES:
         kept = []
@@ -171,7 +171,7 @@ def _renew(lock: Lock, cell: Cell) -> None:
 
 
 def _add_required(lock: Lock, stage: str) -> None:
-    """Presets, negative cells and sweeps of a stage, where they are missing."""
+    """Add the missing presets, negative cells and sweeps of a stage."""
     known = lock.upto(stage)
     wanted = [cell for text in PRESETS[stage] if (cell := Cell.from_id(text)) not in known]
     for constraint in negative_constraints():
@@ -189,7 +189,7 @@ def _add_required(lock: Lock, stage: str) -> None:
 
 
 def _lift(lock: Lock) -> None:
-    """A cell that a cheaper stage has gained leaves the later stage."""
+    """Remove cells from later stages that an earlier stage has gained."""
     seen: set[Cell] = set()
     for stage in STAGES:
         lock.cells[stage] = [cell for cell in lock.cells[stage] if cell not in seen]

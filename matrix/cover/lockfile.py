@@ -1,12 +1,12 @@
-"""The lock file: the cells that are run, frozen, reviewed as a diff, extended and never regenerated.
+"""The lock file: the frozen list of cells that run, reviewed as a diff, extended and never regenerated.
 
     # comment
     tables <hash of axes and constraints>
     stage <name>
-    # note of the next cell: the incident it guards, or the constraint it must trigger
+    # note on the next cell: the regression that it covers, or the constraint that it must trigger
     <cell id>
 
-A cell stands once, under the cheapest stage that runs it; a stage runs its own cells and those of the stages above.
+Each cell is listed once, under the first stage that runs it; a stage runs its own cells and those of earlier stages.
 """
 
 from dataclasses import dataclass, field
@@ -26,10 +26,10 @@ HEAD: Final = """\
 
 @dataclass(slots=True)
 class Lock:
-    """A lock file in memory; `extend` is the only writer.
+    """A lock file in memory; only `extend` writes it.
 
-    tables: hash of the tables that the cells were chosen for. cells: stage to its own cells, in the order of the file.
-    notes: what a cell is for. unreadable: ids that name no cell of today's axes.
+    tables: hash of the axes and constraints for which the cells were chosen. cells: each stage's own cells, in file
+    order. notes: purpose of a cell. unreadable: ids that are not cells of the current axes.
     """
 
     tables: str = ""
@@ -38,14 +38,14 @@ class Lock:
     unreadable: list[str] = field(default_factory=list)
 
     def upto(self, stage: str) -> list[Cell]:
-        """The cells that a stage runs: its own and those of the cheaper stages. ConfigError lists the stages."""
+        """The cells that a stage runs: its own and those of earlier stages. ConfigError lists the stages."""
         if stage not in STAGES:
             raise ConfigError(f"stage {stage!r} is unknown; it must be one of {', '.join(STAGES)}")
         return [cell for name in STAGES[: STAGES.index(stage) + 1] for cell in self.cells[name]]
 
 
 def read(path: Path = LOCK_FILE) -> Lock:
-    """ConfigError if the file is missing or a line has no meaning; ids that name no cell are kept as unreadable."""
+    """Read a lock file. ConfigError if it is missing or has an invalid line; invalid ids are kept as unreadable."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -63,9 +63,7 @@ def read(path: Path = LOCK_FILE) -> Lock:
             _take(lock, stage, word, note)
             note = ""
         elif word:
-            raise ConfigError(
-                f"{path.name} line {number} means nothing: {line.strip()!r}; run `specmatrix lock --check`"
-            )
+            raise ConfigError(f"{path.name} line {number} is invalid: {line.strip()!r}; run `specmatrix lock --check`")
     return lock
 
 
@@ -81,7 +79,7 @@ def _take(lock: Lock, stage: str, text: str, note: str) -> None:
 
 
 def write(lock: Lock, path: Path) -> None:
-    """The lock as text, through a second name, so that an interrupted write leaves the old file."""
+    """Write the lock atomically, so that an interrupted write leaves the old file."""
     lines = [f"tables {lock.tables}"]
     for stage in STAGES:
         lines += ["", f"stage {stage}"]
@@ -94,8 +92,8 @@ def write(lock: Lock, path: Path) -> None:
 
 
 def stage_cells(stage: str, path: Path = LOCK_FILE) -> list[Cell]:
-    """The cells that a stage runs. ConfigError on an unknown stage, a bad file, or an id that names no cell."""
+    """The cells that a stage runs. ConfigError on an unknown stage, an invalid file or an invalid id."""
     lock = read(path)
     if lock.unreadable:
-        raise ConfigError(f"{path.name} holds {lock.unreadable[0]!r}, which is no cell; run `specmatrix lock --extend`")
+        raise ConfigError(f"{path.name}: {lock.unreadable[0]!r} is not a cell; run `specmatrix lock --extend`")
     return lock.upto(stage)

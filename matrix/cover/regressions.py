@@ -1,8 +1,8 @@
-"""Cells that may never drop, by the cheapest stage that runs them: each shows that one defect has not come back."""
+"""Preset cells, by the first stage that runs them: each covers a known regression and must stay in the lock file."""
 
 from typing import Final
 
-# id to what it must show.
+# Cell id to the behaviour that it covers.
 SMOKE: Final[dict[str, str]] = {
     "standalone.pair": "sglang#21062: an automatic chain runs v2",
     "eagle3.s3.k4.n8.v2.ragged": "sglang#26866: bonus stride, steps + 1 != draft tokens, batch >= 2",
@@ -120,7 +120,7 @@ PR: Final[dict[str, str]] = {
     "eagle3.s3.k4.n8.v2.p16.ctx.pair.stream.length": "the context's end: a turn ends there, a token more is refused",
     "eagle.tiers.v2.p64.ctx.pair.length": "the context's end: the widest round reaches past it, and depths move",
 }
-# Turns that fill pages of 256 tokens are dear: the stage above has some of each kind, the others run at night.
+# Turns that fill pages of 256 tokens are slow: stage pr has some of each kind, the others run nightly.
 NIGHTLY: Final[dict[str, str]] = {
     "none.v2.p256.c32.tight.burst.stream.length": "sessions: turns are retracted from large pages over chunks, lag 1",
     "eagle3.s3.k1.n4.v1.p256.c32.tight.ragged.stream.length": "sessions: drafted turns in large pages, lag 0",

@@ -1,8 +1,8 @@
-"""Is the frozen choice complete? Recomputed by brute force; shares no code with `matrix.cover.generate`.
+"""Independent verification of the cover by brute force; shares no code with `matrix.cover.generate`.
 
-Axes that no constraint links are independent. So the product falls apart into components, each small enough to be
-enumerated whole, and a combination of values is feasible exactly if its share of every component occurs in it. One axis
-would link them all: it is taken value by value, each with components of its own.
+Axes that no constraint links are independent, so the product decomposes into components small enough to enumerate. A
+combination of values is feasible exactly if its projection onto every component occurs there. One axis, the pivot,
+would link all components, so each of its values is processed separately, with its own components.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,12 +17,12 @@ from specmatrix.matrix.cells.constraints import CONSTRAINTS, explain
 Combination: TypeAlias = tuple[tuple[str, str], ...]
 
 
-# Constraints name it beside every other axis.
+# Constraints link it with every other axis.
 PIVOT: Final = "tp"
 
 
 def components() -> list[tuple[str, ...]]:
-    """Axes but the pivot, grouped by the constraints that link them, each group in the order of the axes."""
+    """The axes except the pivot, grouped by the constraints that link them, each group in axis order."""
     groups = [{name} for name in NAMES if name != PIVOT]
     for constraint in CONSTRAINTS:
         linked = [group for group in groups if group & set(constraint.axes)]
@@ -31,7 +31,7 @@ def components() -> list[tuple[str, ...]]:
 
 
 def allowed(component: Sequence[str], pivot: str) -> list[dict[str, str]]:
-    """Every combination of the component's values that no constraint applies to beside this value of the pivot; other
+    """Every combination of the component's values that no constraint forbids with this value of the pivot, the other
     axes at their defaults."""
     named = (PIVOT, *component)
     judges = [
@@ -40,7 +40,7 @@ def allowed(component: Sequence[str], pivot: str) -> list[dict[str, str]]:
         if set(constraint.axes) <= set(named)
     ]
     runs: list[tuple[str, ...]] = [()]
-    # Axis by axis, so that what is forbidden grows no further.
+    # Extended axis by axis, so that forbidden combinations are pruned early.
     for place, values in enumerate([[pivot], *(_open(name, pivot) for name in component)]):
         runs = [(*row, value) for row in runs for value in values]
         for columns, forbidden in judges:
@@ -50,7 +50,7 @@ def allowed(component: Sequence[str], pivot: str) -> list[dict[str, str]]:
 
 
 def _open(name: str, pivot: str) -> list[str]:
-    """The values of an axis that no constraint on it and the pivot alone applies to."""
+    """The values of an axis that no constraint on just this axis and the pivot forbids."""
     shut = [constraint for constraint in CONSTRAINTS if set(constraint.axes) == {name, PIVOT}]
     every = AXES[NAMES.index(name)].names
     return [v for v in every if not any(c.forbids(Cell(**{name: v, PIVOT: pivot})) for c in shut)]
@@ -58,13 +58,13 @@ def _open(name: str, pivot: str) -> list[str]:
 
 @cache
 def feasible(strength: int) -> frozenset[Combination]:
-    """Every combination of `strength` values on different axes that some runnable cell holds."""
+    """Every combination of `strength` values of different axes that occurs in a runnable cell."""
     return frozenset().union(*(_feasible(strength, pivot) for pivot in AXES[NAMES.index(PIVOT)].names))
 
 
 def _feasible(strength: int, pivot: str) -> set[Combination]:
-    """Those of the cells with this value of the pivot."""
-    # Per set of axes inside one component: the combinations of their values that occur.
+    """The feasible combinations in cells with this value of the pivot."""
+    # Per set of axes within one component: the combinations of their values that occur.
     occurring: dict[tuple[str, ...], list[Combination]] = {(): [()], (PIVOT,): [((PIVOT, pivot),)]}
     home: dict[str, tuple[str, ...]] = {PIVOT: (PIVOT,)}
     for component in components():
@@ -84,7 +84,7 @@ def _feasible(strength: int, pivot: str) -> set[Combination]:
 
 
 def covered(cells: Iterable[Cell], strength: int) -> set[Combination]:
-    """The combinations that runnable cells hold."""
+    """The combinations that occur in the runnable cells."""
     found: set[Combination] = set()
     for cell in cells:
         found.update(combinations(zip(NAMES, cell, strict=True), strength))
@@ -92,13 +92,13 @@ def covered(cells: Iterable[Cell], strength: int) -> set[Combination]:
 
 
 def uncovered(cells: Iterable[Cell], strength: int) -> list[Combination]:
-    """Feasible combinations that none of these cells holds; cells that do not run as asked hold nothing."""
+    """Feasible combinations that none of these cells covers; refused and rewritten cells cover nothing."""
     running = [cell for cell in cells if not explain(cell)]
     return sorted(feasible(strength) - covered(running, strength))
 
 
 def uncovered_sweep(launch: Cell, cells: Iterable[Cell]) -> list[Combination]:
-    """Feasible pairs of request values on this launch, exams excepted, that none of these cells holds."""
+    """Feasible pairs of request values on this launch, except exams, that none of these cells covers."""
     requests = [axis for axis in AXES if axis.scope == "request"]
     every = product(*(axis.names for axis in requests))
     names = [axis.name for axis in requests]

@@ -1,7 +1,7 @@
-"""What every launch of the axes resolves to, field by field, grouped by outcome: the form of the golden file.
+"""The resolution of every launch, field by field, grouped by outcome: the content of the golden file.
 
-An outcome is a text: what runs and why, or that it is what was asked. Each field is tabulated over the axes that it
-depends on, so the groups hold every launch of the whole product, and a changed default or rule moves a few lines.
+An outcome is a text: the effective value and its reason, or "as asked". Each field is tabulated over the axes on which
+it depends, so the groups cover every launch of the full product, and a changed default or rule moves a few lines.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ AS_ASKED: Final = "as asked"
 RUNS: Final = "runs"
 SHAPE: Final = ("algorithm", "model", "steps", "topk", "draft_tokens", "adaptive")
 TIMING: Final = ("algorithm", "model", "steps", "topk", "adaptive", "spec_version", "overlap")
-# The axes that each field depends on. A launch that the first axes of `refused` refuse has no other outcome.
+# The axes on which each field depends. A launch refused by the first axes of `refused` has no other outcome.
 DEPENDS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
     REFUSED: (SHAPE, ("spec_version", "overlap"), ("model", "tp")),
     "speculative_algorithm": (("algorithm",),),
@@ -50,7 +50,7 @@ DEPENDS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
     "dtype": ((),),
     "device": ((),),
 }
-# Asked fields of EngineConfig that a resolved configuration shows under another name or in another way.
+# Fields of EngineConfig that have another name in a resolved configuration.
 RENAMED: Final[dict[str, str]] = {
     "speculative_algorithm": "algorithm",
     "speculative_draft_model_path": "draft_path",
@@ -58,12 +58,12 @@ RENAMED: Final[dict[str, str]] = {
     "speculative_eagle_topk": "topk",
     "speculative_num_draft_tokens": "num_draft_tokens",
 }
-# Told beside the field that they belong to.
+# Fields whose reasons are shown with another field.
 WITHIN: Final = {"speculative_adaptive_config": "adaptive_slots", "speculative_ngram_max_bfs_breadth": "ngram"}
 GRAM: Final = "speculative_ngram_"
-# Resolved fields that follow from others: `matrix.gates.config` works them out again.
+# Resolved fields that follow from others: `matrix.gates.config` recomputes them.
 DERIVED: Final = frozenset({"lag", "num_pages", "window_pages"})
-# Where the models lie, the instruments that the runner switches on, and what a GPU adds: no part of what a cell asks.
+# Model paths, the runner's instruments and GPU-only fields, none of which a cell requests.
 LEFT_OUT: Final = frozenset(
     {
         "model_path",
@@ -75,12 +75,12 @@ LEFT_OUT: Final = frozenset(
         "cuda_graph_max_gb",
     }
 )
-# Field to outcome to the launches that have it, as texts: `algorithm=eagle,eagle3 steps=auto`.
+# Field -> outcome -> launches as texts: `algorithm=eagle,eagle3 steps=auto`.
 Groups: TypeAlias = dict[str, dict[str, list[str]]]
 
 
 def ran(resolved: Mapping[str, Any], name: str) -> object:
-    """The value that runs of a field, in the terms of an ask."""
+    """The effective value of a field, in the form in which EngineConfig requests it."""
     if name == "speculative_adaptive":
         return bool(resolved["adaptive_slots"])
     if name == "disable_radix_cache":
@@ -91,40 +91,45 @@ def ran(resolved: Mapping[str, Any], name: str) -> object:
 
 
 def outcomes(asked: EngineConfig, resolved: Mapping[str, Any]) -> dict[str, str]:
-    """Every field's outcome; with those of reasons and rewrites that no field is listed for."""
-    told = {r["field"]: (r["value"], str(r["because"])) for r in resolved["reasons"]}
-    told |= {r["field"]: (r["got"], f"instead: {r['reason']}") for r in resolved["rewrites"]}
-    found = {name: _outcome(asked, resolved, name, told) for name in DEPENDS if name != REFUSED}
-    others = told.keys() - found.keys() - WITHIN.keys() - LEFT_OUT
-    return found | {name: f"{told[name][0]}: {told[name][1]}" for name in sorted(others)}
+    """Every field's outcome, including unlisted fields that have a reason or a rewrite."""
+    reasons = {r["field"]: (r["value"], str(r["because"])) for r in resolved["reasons"]}
+    reasons |= {r["field"]: (r["got"], f"instead: {r['reason']}") for r in resolved["rewrites"]}
+    found = {name: _outcome(asked, resolved, name, reasons) for name in DEPENDS if name != REFUSED}
+    others = reasons.keys() - found.keys() - WITHIN.keys() - LEFT_OUT
+    return found | {name: f"{reasons[name][0]}: {reasons[name][1]}" for name in sorted(others)}
 
 
 def _outcome(
-    asked: EngineConfig, resolved: Mapping[str, Any], name: str, told: Mapping[str, tuple[object, str]]
+    asked: EngineConfig, resolved: Mapping[str, Any], name: str, reasons: Mapping[str, tuple[object, str]]
 ) -> str:
     if name in WITHIN.values():
-        return _parts(asked, resolved[name], name, told) if resolved[name] else "none"
+        return _parts(asked, resolved[name], name, reasons) if resolved[name] else "none"
     value = ran(resolved, name)
-    if name in told:
-        said, why = told[name]
+    if name in reasons:
+        said, why = reasons[name]
         return f"{value}: {why}" if said == value else f"{value}, told as {said}: {why}"
     if hasattr(asked, name) and value == getattr(asked, name):
         return AS_ASKED
     return str(value)
 
 
-def _parts(asked: EngineConfig, parts: Any, name: str, told: Mapping[str, tuple[object, str]]) -> str:  # noqa: ANN401 - JSON
-    """Slots in full; of the options of n-grams what is not as asked. Then what is told of them."""
+def _parts(
+    asked: EngineConfig,
+    parts: Any,  # noqa: ANN401 - JSON
+    name: str,
+    reasons: Mapping[str, tuple[object, str]],
+) -> str:
+    """The adaptive slots, or the n-gram options that differ from the requested ones; then their reasons."""
     if name == "ngram":
         texts = [f"{key} {value}" for key, value in parts.items() if value != getattr(asked, GRAM + key)]
     else:
         texts = [json.dumps(slot) for slot in parts]
-    texts += [told[field][1] for field, within in WITHIN.items() if within == name and field in told]
+    texts += [reasons[field][1] for field, within in WITHIN.items() if within == name and field in reasons]
     return "; ".join(texts) or AS_ASKED
 
 
 def launch_outcomes(cell: Cell) -> dict[str, str]:
-    """The outcomes of a launch on a CPU: every field's, or `refused` with the engine's sentence alone."""
+    """The outcomes of a launch on a CPU: every field's, or only `refused` with the engine's error message."""
     config = cell.config()
     try:
         return outcomes(config, resolve(config, zoo_facts(cell)).as_dict())
@@ -133,7 +138,7 @@ def launch_outcomes(cell: Cell) -> dict[str, str]:
 
 
 def resolution() -> Groups:
-    """The groups of every field, over the full product of the axes that it depends on."""
+    """The groups of every field, over the full product of the axes on which it depends."""
     known: dict[tuple[str, ...], dict[Values, dict[str, str]]] = {}
     for axes in dict.fromkeys(axes for every in DEPENDS.values() for axes in every):
         values = product(*(axis(name).names for name in axes))
@@ -142,7 +147,7 @@ def resolution() -> Groups:
     for name, every in DEPENDS.items():
         groups[name] = {}
         for axes in every:
-            # Who is not refused matters; what a refused launch would run as does not.
+            # A launch that is not refused counts as RUNS; the other fields of a refused launch are free.
             table = {one: found.get(name, RUNS if name == REFUSED else None) for one, found in known[axes].items()}
             for outcome, where in products(axes, table):
                 if outcome != RUNS:

@@ -1,4 +1,4 @@
-"""A table over axes as a few products of values: `algorithm=eagle,eagle3 steps=auto` for each value of the table."""
+"""Compression of a table over axes into a few products of values, such as `algorithm=eagle,eagle3 steps=auto`."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ Table: TypeAlias = Mapping[Values, str | None]
 
 
 class Product(NamedTuple):
-    """sides: values of each axis. held: those of its combinations whose outcome is known; none has another one."""
+    """sides: values of each axis. held: its combinations with a known outcome, which is the same for all."""
 
     sides: tuple[Values, ...]
     held: frozenset[Values]
 
 
 def products(axes: Sequence[str], table: Table) -> Iterator[tuple[str, str]]:
-    """(outcome, where) so that each combination of the full product of the axes lies in those of its outcome only.
+    """(outcome, where) pairs such that each combination of axis values is covered by products of its own outcome only.
 
-    A combination whose outcome is None may lie anywhere. A product grows from the first combination that none holds
-    yet, whatever the outcomes are called: a changed value renames a group and moves nothing.
+    A combination with outcome None may be covered by any. Products grow from the first combination not yet covered,
+    independently of the outcomes' texts, so a changed value renames a group and moves nothing.
     """
     for outcome in dict.fromkeys(table.values()):
         if outcome is None:
@@ -38,7 +38,7 @@ def products(axes: Sequence[str], table: Table) -> Iterator[tuple[str, str]]:
 
 
 def where_of(text: str) -> Callable[[Cell], bool]:
-    """True for the cells of a product as `products` writes it."""
+    """A predicate for the cells of a product in the format of `products`."""
     if text == EVERY:
         return lambda cell: True
     sides = [(name, frozenset(values.split(","))) for name, _, values in (p.partition("=") for p in text.split(" "))]
@@ -65,7 +65,7 @@ def _fits(table: Table, sides: Iterable[Values], outcome: str) -> bool:
 
 
 def _where(axes: Sequence[str], one: Product) -> str:
-    """The product in words, without the values that hold no combination of a known outcome."""
+    """The product as text, without values that occur in no combination with a known outcome."""
     parts = []
     for column, name in enumerate(axes):
         met = {values[column] for values in one.held}

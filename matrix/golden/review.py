@@ -1,4 +1,4 @@
-"""The reviewed resolution of every launch: field by field, what runs and why, or the sentence of refusal."""
+"""The reviewed resolution of every launch: each field's effective value and reason, or the refusal's message."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from specmatrix.matrix.golden.products import where_of
 
 GOLDEN_FILE: Final = Path(__file__).with_name("resolved.yaml")
 REQUEST_DEFAULTS: Final = {axis.name: axis.default for axis in AXES if axis.scope == "request"}
-# What a GPU tier asks for and the CPU tier leaves to the machine.
+# Fields that GPU tiers set and the CPU tier leaves at auto.
 PLACED: Final = ("device", "dtype")
-# Field to its outcomes, each with the launches that have it.
+# Field -> outcomes, each with a predicate for its launches.
 Golden: TypeAlias = Mapping[str, tuple[tuple[str, tuple[Callable[[Cell], bool], ...]], ...]]
 
 
@@ -26,7 +26,7 @@ def launch_id(cell: Cell) -> str:
 
 
 def compiled(groups: Groups) -> Golden:
-    """Groups as the golden file holds them, ready to be asked."""
+    """The golden file's groups with compiled predicates."""
     return {
         name: tuple((outcome, tuple(map(where_of, wheres))) for outcome, wheres in found.items())
         for name, found in groups.items()
@@ -34,8 +34,8 @@ def compiled(groups: Groups) -> Golden:
 
 
 def expected(golden: Golden, cell: Cell, gpu: bool = False) -> dict[str, str]:
-    """The reviewed outcomes of a cell's launch: every field's, or `refused` alone. A field is missing where nothing was
-    reviewed. A GPU tier asks for its device and precision, so they are as asked there."""
+    """The reviewed outcomes of a cell's launch: every field's, or `refused` alone; unreviewed fields are missing. GPU
+    tiers set device and precision, which are therefore "as asked" there."""
     found = {name: outcome for name, rows in golden.items() for outcome, wheres in rows if any(w(cell) for w in wheres)}
     if REFUSED in found:
         return {REFUSED: next(outcome for outcome, wheres in golden[REFUSED] if any(w(cell) for w in wheres))}
@@ -44,8 +44,8 @@ def expected(golden: Golden, cell: Cell, gpu: bool = False) -> dict[str, str]:
 
 @cache
 def golden_table(path: Path = GOLDEN_FILE) -> Golden:
-    """The reviewed groups; empty without the file, so that every launch is NOT MEASURED."""
-    # PyYAML takes time to import, and collection does not need it.
+    """The reviewed groups; empty if the file is missing, so that every launch is NOT MEASURED."""
+    # PyYAML is slow to import, and collection does not need it.
     import yaml
 
     if not path.is_file():

@@ -1,8 +1,8 @@
 """The pytest plugin: cells as test items.
 
-A test file that holds `cells = MatrixCells()` collects one item per cell, in the order of their engine starts, so that
-neighbours share an engine. Every pytest of an environment imports this file, whatever it tests: the rest of the package
-is imported where cells are collected or a report is asked for, and nothing else here does anything before.
+A test file with `cells = MatrixCells()` collects one item per cell, ordered so that consecutive cells share an engine
+start. Every pytest run in the environment imports this module, so the rest of the package is imported only when cells
+are collected or a report is requested, and the plugin has no effect before.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ import pytest
 if TYPE_CHECKING:
     from specmatrix.matrix.plugin.items import CellGroup
 
-# An attribute of the report of cells that could not be collected; it crosses processes with the report.
+# Marks a collect report whose cells could not be collected; xdist transfers the attribute with the report.
 FAILED: Final = "specmatrix_failed"
 OPTIONS: Final[dict[str, dict[str, object]]] = {
-    "stage": {"default": "pr", "help": "which cells run: smoke, pr or nightly; product is every cell"},
-    "cells": {"default": None, "metavar": "SELECTOR", "help": "run only cells like `algorithm=eagle3 and topk=4`"},
+    "stage": {"default": "pr", "help": "cells to run: smoke, pr or nightly; product: all possible cells"},
+    "cells": {"default": None, "metavar": "SELECTOR", "help": "select cells: `algorithm=eagle3 and topk=4`, or an id"},
     "limit": {"default": None, "type": int, "metavar": "N", "help": "collect at most N cells"},
-    "seed": {"default": 0, "type": int, "metavar": "N", "help": "rotates prompts and draws"},
+    "seed": {"default": 0, "type": int, "metavar": "N", "help": "seed for prompts and sampling"},
     "report": {"default": "", "metavar": "DIR", "help": "write the report of the cells that ran"},
 }
 
 
 @dataclass(frozen=True, slots=True)
 class MatrixCells:
-    """Put into a test file to have the cells of a tier collected there."""
+    """Assign it to a name in a test file to collect a tier's cells there."""
 
     tier: str = "cpu"
 
 
 def add_options(parser: pytest.Parser, prefix: str) -> None:
-    """Add the options as `--PREFIX...`; under every prefix they are the same settings."""
+    """Add the options as `--PREFIX...`; options with different prefixes set the same values."""
     group = parser.getgroup("specmatrix", "cells of the matrix")
     for name, settings in OPTIONS.items():
         group.addoption(f"--{prefix}{name}", dest=f"specmatrix_{name}", **settings)
@@ -66,17 +66,17 @@ def pytest_pycollect_makeitem(collector: pytest.Module | pytest.Class, name: str
 
 
 class CollectionErrors:
-    """Cells that cannot be collected end the session with status 2 under xdist too, which counts them as failures."""
+    """Ends the session with status 2 if cells cannot be collected, also under xdist, which reports them as failures."""
 
     def __init__(self) -> None:
         self.found = False
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Note a collection of cells that failed, here or in a worker."""
+        """Record a failed collection of cells, in this process or in a worker."""
         self.found |= hasattr(report, FAILED)
 
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        """Set the status, unless pytest was told to go on behind such errors."""
+        """Set the exit status, unless --continue-on-collection-errors is given."""
         goes_on = session.config.getoption("continue_on_collection_errors")
         if self.found and not goes_on and exitstatus == pytest.ExitCode.TESTS_FAILED:
             session.exitstatus = pytest.ExitCode.INTERRUPTED

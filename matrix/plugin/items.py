@@ -1,4 +1,4 @@
-"""Cells as pytest items, and the hooks that they need: a plugin that joins where a file holds cells."""
+"""Cells as pytest items, and their hooks: a plugin that is registered when a file collects cells."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from specmatrix.reports.wording import failure
 if TYPE_CHECKING:
     from specmatrix.matrix.run.runner import Runner
 
-# Name under which a cell's record travels with its test report, from an xdist worker to the process that writes.
+# The user property that carries a cell's record from an xdist worker to the process that writes the report.
 RECORD: Final = "specmatrix"
 CPU: Final = TIERS[0].name
 
 
 class CellFailed(Exception):
-    """A cell that is not green."""
+    """A cell did not pass."""
 
     def __init__(self, record: CellResult) -> None:
         super().__init__(failure(record))
@@ -42,22 +42,22 @@ class CellFailed(Exception):
 
 
 class CellGroup(pytest.Collector):
-    """The cells of a tier that the command line picks."""
+    """The cells of a tier that the command line selects."""
 
     def __init__(self, name: str, parent: pytest.Collector, tier: str) -> None:
         super().__init__(name, parent)
         self.tier = tier
-        # pytest would look for the conftests of the file once per cell.
+        # pytest would look up the file's conftests once per cell.
         self.hooks: Final = super().ihook
 
     def collect(self) -> Iterator[CellItem]:
-        """One item per cell; those of one engine start follow each other."""
+        """One item per cell, grouped by engine start."""
         config = self.config
         try:
             visible_gpus(self.tier)
             if config.option.specmatrix_report and self.tier != CPU:
                 raise ConfigError(
-                    f"--specmatrix-report is of tier {CPU!r}; `specmatrix run --tier {self.tier}` writes a report"
+                    f"--specmatrix-report supports tier {CPU!r} only; use `specmatrix run --tier {self.tier}`"
                 )
             chosen = select(
                 config.option.specmatrix_stage,
@@ -79,7 +79,7 @@ class CellGroup(pytest.Collector):
 
 
 class CellItem(pytest.Item):
-    """One cell; it fails with the sentences of its red gates and one command that runs it again."""
+    """One cell; its failure shows the messages of its red gates and a repro command."""
 
     def __init__(self, name: str, parent: CellGroup, cell: Cell, tier: str) -> None:
         super().__init__(name, parent)
@@ -89,11 +89,11 @@ class CellItem(pytest.Item):
 
     @property
     def ihook(self) -> pluggy.HookRelay:
-        """The hooks of the file, conftests included."""
+        """The hooks of the file, including conftests."""
         return self._group.hooks
 
     def runtest(self) -> None:
-        """Run the cell, on the engine of the previous item if both share a start."""
+        """Run the cell, on the previous item's engine if both share a start."""
         record = _runner(self.config, self.tier).run_cell(self.cell)
         if self.config.option.specmatrix_report:
             self.user_properties.append((RECORD, cell_to_json(record)))
@@ -103,7 +103,7 @@ class CellItem(pytest.Item):
             pytest.skip(failure(record))
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: object = None) -> str:
-        """The red gates, a sentence each, and the command; anything else as pytest shows it."""
+        """The red gates' messages and the repro command; other exceptions as pytest formats them."""
         if not isinstance(excinfo.value, CellFailed):
             return str(super().repr_failure(excinfo))
         record = excinfo.value.record
@@ -112,18 +112,18 @@ class CellItem(pytest.Item):
         return "\n".join([*lines, as_called(record.repro)])
 
     def reportinfo(self) -> tuple[Path, int | None, str]:
-        """The file that collects the cell; a cell has no line in it."""
+        """The file that collects the cell, without a line number."""
         return self.path, None, self.cell.id
 
 
 def _runner(config: pytest.Config, tier: str) -> Runner:
-    """The runner of this process for a tier, made for its first item."""
+    """This process's runner for a tier, created for its first item."""
     runners = config.stash.setdefault(_RUNNERS, {})
     if tier not in runners:
         from specmatrix.matrix.run.tiers import VISIBLE
 
         if tier == CPU:
-            # A GPU of this machine is no part of the CPU tier.
+            # The CPU tier must not see a GPU.
             os.environ[VISIBLE] = ""
         import torch
 
@@ -139,13 +139,13 @@ _PAUSE: Final = pytest.StashKey[ExitStack]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Keep the cyclic collector off cells while they become items, which it would go through again and again."""
+    """Disable garbage collection during collection, which would traverse the many items repeatedly."""
     config.stash[_PAUSE] = ExitStack()
     config.stash[_PAUSE].enter_context(paused())
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Keep it off them afterwards too: they live as long as the session."""
+    """Freeze the items, as they live as long as the session, and enable garbage collection again."""
     session.config.stash[_PAUSE].close()
     gc.freeze()
 
@@ -154,7 +154,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def pytest_make_collect_report(
     collector: pytest.Collector,
 ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    """Mark the report of cells that could not be collected."""
+    """Mark the collect report of cells that could not be collected."""
     report = yield
     if isinstance(collector, CellGroup) and report.failed:
         setattr(report, FAILED, True)

@@ -20,7 +20,7 @@ from specmatrix.reports.store import ReportWriter, cell_from_json, load
 
 
 class CellReports:
-    """Writes the records of cells as they come in; the report becomes whole when the session ends."""
+    """Writes the records of cells as they arrive; the report is complete when the session ends."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.uncollected = False
@@ -34,12 +34,12 @@ class CellReports:
             raise pytest.UsageError(str(error)) from None
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Note a collection that failed, here or in a worker."""
+        """Record a failed collection, in this process or in a worker."""
         self.uncollected |= report.failed
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Write the record that came with the report; a worker that died at a cell sends none."""
-        phase = str(report.when)  # xdist adds a phase of its own
+        """Write the record attached to the test report, or an INFRA record if the worker died."""
+        phase = str(report.when)  # xdist adds its own phase
         if phase == "call":
             for name, value in report.user_properties:
                 if name == RECORD:
@@ -49,7 +49,7 @@ class CellReports:
             self.writer.write(lost(cell, "its worker died"))
 
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        """Close the report, unless cells are missing because the session was cut short; unhit probes fail it."""
+        """Complete the report unless the session was interrupted; counters that were never hit fail the session."""
         if exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED) and not self.uncollected:
             self.writer.close()
             self.probes = write_run(load(self.directory)).summary.probes
@@ -59,7 +59,7 @@ class CellReports:
             self.writer.abort()
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Say what the cells prove together, which no item of its own shows."""
+        """Print the summary over all cells."""
         if self.probes is not None:
             failed = self.probes.state == "FAIL"
             terminalreporter.write_line(self.probes.message, red=failed)

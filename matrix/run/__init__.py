@@ -1,1 +1,1 @@
-"""Running cells: from a cell to its record."""
+"""Execution of cells, from a cell to its record."""

@@ -1,4 +1,4 @@
-"""What the probes of a stage must show: the widest stage that runs by itself hits every one of them."""
+"""The counters that a run must hit: in the nightly stage, every one."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from specmatrix.matrix.cells.selection import of_gpus
 from specmatrix.matrix.cover.lockfile import stage_cells
 from specmatrix.reports.schema import ProbeDemand
 
-# A smaller stage leaves modes out for their price.
+# Smaller stages omit expensive modes.
 STAGE: Final = "nightly"
 
 
 def demanded(stage: str, gpus: int) -> ProbeDemand | None:
-    """What a run of the stage's cells with so many GPUs must show; None for a stage, or several GPUs, whose cells are
-    too few for all of it."""
+    """The counters that a run of the stage's cells on `gpus` GPUs must hit; None if the stage, or a tier of several
+    GPUs, has too few cells to hit all."""
     if stage != STAGE or gpus > 1:
         return None
     cells = len(of_gpus(stage_cells(stage), gpus))

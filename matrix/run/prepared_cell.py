@@ -1,4 +1,4 @@
-"""A cell on its way through a run: what follows from its axes, worked out once for runner, gates and report."""
+"""A cell prepared for a run: everything derived from its axes, computed once for runner, gates and report."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Workload = Callable[[Cell, int], Sequence[Ask]]
 
 @dataclass(frozen=True)
 class PreparedCell:
-    """A cell with what a run asks of it. Each property is computed at most once, when it is first read.
+    """A cell with its configuration, facts and requests, each computed at most once, on first access.
 
     tier, seed: of the run. constraints: those that apply to the cell. expectation: what the engine must do.
     """
@@ -36,17 +36,17 @@ class PreparedCell:
 
     @property
     def gpus(self) -> int:
-        """GPUs that the tier gives to a cell."""
+        """Number of GPUs per cell of the tier."""
         return find_tier(self.tier).gpus
 
     @cached_property
     def asked(self) -> EngineConfig:
-        """What the axes ask for."""
+        """The configuration that the axes request."""
         return self.cell.config()
 
     @cached_property
     def configuration(self) -> EngineConfig:
-        """What the engine is started with: `asked`, instrumented for the gates, on the tier's device."""
+        """The configuration that the engine starts with: `asked`, instrumented for the gates, on the tier's device."""
         return instrumented(self.asked, self.gpus)
 
     @cached_property
@@ -56,7 +56,7 @@ class PreparedCell:
 
     @cached_property
     def predicted(self) -> Resolved | ConfigError:
-        """What `asked` resolves to on a CPU, or the error that refuses it."""
+        """The resolution of `asked` on a CPU, or the error that refuses it."""
         try:
             return resolve(self.asked, self.facts)
         except ConfigError as error:
@@ -64,7 +64,7 @@ class PreparedCell:
 
     @property
     def predicted_refusal(self) -> str:
-        """The message of the error that refuses the cell, "" if none does."""
+        """The message of the error that refuses the cell, or ""."""
         return str(self.predicted) if isinstance(self.predicted, ConfigError) else ""
 
     @cached_property
@@ -74,12 +74,12 @@ class PreparedCell:
 
     @cached_property
     def baseline(self) -> PreparedCell:
-        """The same requests on plain decoding."""
+        """The same requests with plain decoding."""
         return self._plain(self.cell.canonical)
 
     @cached_property
     def twin(self) -> PreparedCell:
-        """The same requests on the cell's drafter, every turn reading its whole history in one piece."""
+        """The same requests with the cell's drafter, every turn prefilling its whole history instead of inheriting."""
         return self._plain(self.cell.twin)
 
     @cached_property
@@ -87,7 +87,7 @@ class PreparedCell:
         return as_baseline(self.asks)
 
     def _plain(self, start: Cell) -> PreparedCell:
-        """The plain form of the requests on another engine start, which must run whether it is in the matrix or not."""
+        """The baseline requests on another engine start, which must run whether or not it is in the matrix."""
         return replace(self, cell=start, constraints=(), expectation="runs", workload=lambda *_: self._plain_asks)
 
 
@@ -98,8 +98,8 @@ def prepare(cell: Cell, tier: str = "cpu", seed: int = 0, workload: Workload = w
 
 
 def as_baseline(asks: Sequence[Ask]) -> tuple[Ask, ...]:
-    """A workload as a baseline runs it: no request aborted or refused, histories sent again in place of sessions, and
-    two alternatives of every greedy token, to tell ties."""
+    """The workload of a baseline: no aborted or refused requests, full histories in place of sessions, and at least two
+    top_logprobs for every greedy token, to detect ties."""
     refused = {ask.name for ask in asks if ask.refused is not None}
     plain = []
     for ask in asks:

@@ -1,4 +1,4 @@
-"""Where a run comes from: code, data, machine and rules, as the header of its report."""
+"""The provenance of a run (code, data, machine, rules), as the header of its report."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PACKAGES: Final = ("torch", "transformers")
 
 
 def run_header(tier: str, stage: str, seed: int, gates: Iterable[Gate]) -> Header:
-    """The header of a run that starts now, on this machine."""
+    """The header of a run that starts now on this machine."""
     return Header(
         tier=tier,
         stage=stage,
@@ -60,9 +60,9 @@ def files_hash(paths: Iterable[Path]) -> str:
 
 
 def _git(*words: str) -> str:
-    """What git says of this checkout; empty where there is no git or no checkout.
+    """The output of git for this checkout; empty without git or a checkout.
 
-    An installation may lie below a checkout of something else.
+    An installation may be inside a checkout of another project.
     """
     if not (ROOT / "pyproject.toml").is_file():
         return ""
@@ -81,7 +81,7 @@ def _version(package: str) -> str:
 
 
 def _cpu() -> str:
-    """The processor's name: Linux tells it in a file, other systems through `platform`."""
+    """The processor's name, from /proc/cpuinfo on Linux and from `platform` elsewhere."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

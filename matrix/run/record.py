@@ -1,4 +1,4 @@
-"""The record of a cell: what was asked of it, what ran, and how it ended. All records are built here."""
+"""The record of a cell: its requested and effective configuration and its result. All records are built here."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ LAST_FRAMES: Final = 3
 
 
 class BaselineError(Exception):
-    """The baseline of a cell crashed, which says nothing about the cell. cause: the crash."""
+    """The baseline of a cell crashed, so the cell itself has no result. cause: the original exception."""
 
     def __init__(self, cause: Exception) -> None:
-        super().__init__(f"the baseline: {type(cause).__name__}: {cause}")
+        super().__init__(f"baseline: {type(cause).__name__}: {cause}")
         self.cause = cause
 
 
@@ -33,21 +33,20 @@ def judged(
     engine: RunningEngine | None = None,
     evidence: Mapping[str, int] | None = None,
 ) -> CellResult:
-    """The record of a cell that gates judged; without a gate nothing is proven."""
+    """The record of a cell with gate outcomes; NOT MEASURED without any."""
     states = {outcome.state for outcome in outcomes}
     state: CellState = "PASS"
     if State.FAIL in states:
         state = "FAIL"
     elif State.NOT_MEASURED in states or not outcomes:
         state = "NOT MEASURED"
-    error = None if outcomes else "no gate judged this cell"
+    error = None if outcomes else "no gate applied to this cell"
     return record(prepared, state, engine, evidence, outcomes, error)
 
 
 def crashed(prepared: PreparedCell, error: Exception) -> CellResult:
-    """The record of a cell whose run raised. A law that the engine itself found broken is a verdict; any other crash
-    proves nothing about the cell."""
-    cause, part = (error.cause, "the baseline: ") if isinstance(error, BaselineError) else (error, "")
+    """The record of a cell whose run raised: FAIL for an EngineBug, which the engine detected itself, else INFRA."""
+    cause, part = (error.cause, "baseline: ") if isinstance(error, BaselineError) else (error, "")
     frames = traceback.extract_tb(cause.__traceback__)
     places = [f"{frame.name} ({Path(frame.filename).name}:{frame.lineno})" for frame in frames[: -LAST_FRAMES - 1 : -1]]
     text = f"{part}{type(cause).__name__}: {cause}, in {' < '.join(places)}"
@@ -55,7 +54,7 @@ def crashed(prepared: PreparedCell, error: Exception) -> CellResult:
 
 
 def lost(prepared: PreparedCell, reason: str) -> CellResult:
-    """The record of a cell without a result, for a reason that says nothing about the cell."""
+    """The INFRA record of a cell that has no result for a reason unrelated to the cell itself."""
     return record(prepared, "INFRA", error=f"the cell has no result: {reason}")
 
 

@@ -1,7 +1,7 @@
-"""Running cells on a subject: prepare, start, run, judge, record.
+"""Runs cells on a subject: prepare, start, run, judge, record.
 
-Cells that follow each other share an engine start where they can. A crash is the result of the cell that it happened
-in; the next cell gets a fresh engine.
+Consecutive cells with the same start key share an engine start. A crash is the result of the cell in which it happened;
+the next cell gets a new engine.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from specmatrix.reports.schema import CellResult
 
 @dataclass(slots=True)
 class Baselines:
-    """Runs of plain engines beside the cells, each once per process.
+    """Baseline runs, each performed once per process.
 
-    engines: those without a drafter, kept for other workloads of the same start.
+    engines: engines without a drafter, kept for other workloads of the same start.
     """
 
     subject: Subject
@@ -49,12 +49,12 @@ class Baselines:
         return self.runs[key]
 
     def _run(self, plain: PreparedCell) -> Run:
-        # An engine that crashes is not used again.
+        # Removed while it runs, so that an engine that crashes is not reused.
         engine = self.engines.pop(plain.cell, None) or self.subject.start(plain.configuration)
         run = drive(engine, plain.asks, self.subject.capabilities)
         if plain.cell.algorithm == "none":
             self.engines[plain.cell] = engine
-        else:  # Few cells share a drafter of one shape, and each engine holds memory.
+        else:  # Few cells share such an engine, and each holds memory.
             engine.close()
         return run
 
@@ -84,14 +84,14 @@ class Runner:
         self.baselines = Baselines(self.subject)
 
     def run_start(self, cells: Iterable[Cell]) -> Iterator[CellResult]:
-        """The records of cells that share an engine start, as they come."""
+        """The records of cells that share an engine start, as they finish."""
         for cell in cells:
             yield self.run_cell(cell)
         self.close()
 
     def run_cell(self, cell: Cell) -> CellResult:
-        """The record of one cell, on the engine of the cell before if both have one start. ConfigError if it is no
-        cell."""
+        """The record of one cell, on the previous cell's engine if both share a start. ConfigError if it is impossible
+        or redundant."""
         began = perf_counter()
         prepared = prepare(cell, self.tier, self.seed, self.workload)
         try:
@@ -110,7 +110,7 @@ class Runner:
             return judged(prepared, [self.refusal(prepared, None)], engine)
         try:
             run = drive(engine, prepared.asks, self.subject.capabilities, self._served)
-        except Diverged as found:  # Ranks that differ have no answers to judge.
+        except Diverged as found:  # Diverged ranks return no answers to judge.
             self._drop()
             return judged(prepared, [self.divergence(prepared, found.agreement)], engine)
         self._served = run.served
@@ -130,12 +130,12 @@ class Runner:
     def _verdict(self, gate: Gate, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
         lacking = sorted(gate.needs - self.subject.capabilities)
         if lacking:
-            message = f"subject {self.subject.name} does not show {', '.join(lacking)}"
+            message = f"subject {self.subject.name} does not provide {', '.join(lacking)}"
             return Outcome(gate.name, State.NOT_MEASURED, message=message)
         return gate.judge(prepared, run, baseline)
 
     def close(self) -> None:
-        """End the running engine; baselines stay."""
+        """Close the running engine; baseline engines stay open."""
         if self.engine is not None:
             self.engine.close()
         self._drop()
@@ -156,7 +156,7 @@ def reference_runner(seed: int, tier: str = "cpu") -> Runner:
 def drive(
     engine: RunningEngine, asks: Sequence[Ask], capabilities: frozenset[Capability], history: Sequence[Served] = ()
 ) -> Run:
-    """Run asks on an engine. history: the requests that it has served before."""
+    """Run requests on an engine. history: the requests that it has already served."""
     before = engine.counters()
     traces = Capability.TRACE in capabilities
     earlier = engine.trace() if traces else None
@@ -185,7 +185,7 @@ def drive(
 
 
 def served(answered: Iterable[tuple[Ask, Answer]]) -> Iterator[Served]:
-    """The requests of a workload; turns of a streaming session share its first one's account, if they got so far."""
+    """The served requests of a workload; turns of a streaming session share the ledger account of its first turn."""
     accounts: dict[str, int] = {}
     for ask, answer in answered:
         if answer.refusal:

@@ -1,4 +1,4 @@
-"""The tiers: what a test costs is the folder that it lies in."""
+"""The tiers: a test's folder determines its hardware."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -8,7 +8,7 @@ from specmatrix.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """One price class: GPUs that a test may use, and its folder."""
+    """A hardware class: the number of GPUs that a test may use, and its folder."""
 
     name: str
     gpus: int
@@ -27,28 +27,28 @@ TIERS: Final = (
 
 
 def visible_gpus(name: str) -> int:
-    """How many GPUs this machine shows to a tier, 0 to one that needs none. ConfigError if it needs more."""
+    """Number of GPUs visible to a tier, 0 for the CPU tier. ConfigError if the tier needs more."""
     needed = tier(name).gpus
     if not needed:
         return 0
-    # torch takes a second to import, and tiers without GPUs do without it.
+    # torch takes a second to import, and the CPU tier does not need it here.
     import torch
 
     there = torch.cuda.device_count()
     if there < needed:
         what = "1 GPU" if needed == 1 else f"{needed} GPUs"
-        raise ConfigError(f"tier {name!r} needs {what} and this machine shows {there or 'none'}; use 'cpu'")
+        raise ConfigError(f"tier {name!r} needs {what} but this machine has {there or 'none'}; use 'cpu'")
     return there
 
 
 def repro(cell_id: str, tier: str, seed: int) -> str:
-    """The command that runs a cell again."""
+    """The command that reruns a cell."""
     where = "" if tier == TIERS[0].name else f"--tier {tier} "
     return f"specmatrix run {where}--cells '{cell_id}' --seed {seed}"
 
 
 def tier(name: str) -> Tier:
-    """ConfigError lists the tiers that exist."""
+    """The tier of a name. ConfigError lists the tiers."""
     for row in TIERS:
         if row.name == name:
             return row

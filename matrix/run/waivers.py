@@ -10,7 +10,7 @@ WAIVERS: Final[tuple[WaiverRule, ...]] = ()
 
 
 def waiver_for(cell: Cell, rules: tuple[WaiverRule, ...] = WAIVERS) -> Waiver | None:
-    """The first waiver whose selector holds for the cell; reports judge its expiry. ConfigError on a bad selector."""
+    """The first waiver whose selector matches the cell; reports check its expiry. ConfigError on a bad selector."""
     for rule in rules:
         if parse_selector(rule.cells)(cell):
             return Waiver(rule.reason, rule.expiry)

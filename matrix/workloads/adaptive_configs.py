@@ -1,10 +1,10 @@
-"""The slots of adaptive steps that cells ask for: JSON texts by the values of the axis `adaptive`."""
+"""The adaptive-steps configurations of cells: JSON by the values of the axis `adaptive`."""
 
 import json
 from typing import Any, Final
 
-# Each slot decides after every round but its first, mostly on that round's own mean. The second one differs in both
-# hysteresis values; the ceiling of the last one lets its depth rise and fall in turn, whatever the drafts are worth.
+# Each slot decides after every round but its first, mostly from that round's own mean. The second differs in both
+# hysteresis values; the ceiling of the last makes its depth alternate, whatever the acceptance.
 TIERS: Final[dict[str, Any]] = {
     "ema_alpha": 0.75,
     "update_interval": 1,
@@ -13,7 +13,7 @@ TIERS: Final[dict[str, Any]] = {
     "2": {"candidate_steps": [1, 2, 4], "down_hysteresis": 0.0, "up_hysteresis": 0.25},
     "4": {"candidate_steps": [1, 2, 4], "ceiling_coeff": 0.5},
 }
-# As the first files were: no batch sizes. Other values than the shipped table's in every field that a round feels.
+# The oldest format, without batch sizes. Every field that affects a round differs from the default table.
 FLAT: Final[dict[str, Any]] = {
     "candidate_steps": [1, 2, 5],
     "ema_alpha": 0.4,
@@ -21,5 +21,5 @@ FLAT: Final[dict[str, Any]] = {
     "warmup_batches": 3,
     "down_hysteresis": -0.5,
 }
-# None: no file is named, so the shipped table runs.
+# None: no file is given, so the default table applies.
 TEXTS: Final[dict[str, str | None]] = {"table": None, "tiers": json.dumps(TIERS), "flat": json.dumps(FLAT)}

@@ -1,8 +1,8 @@
-"""The requests of a cell: a pure function of its request values, the sizes of its memory and context, and a seed.
+"""The requests of a cell: a pure function of its request values, its memory and context sizes, and a seed.
 
-Prompts are questions of gsm-mini's test split. Requests named `q<index>` are question `index` of that file, those
-named `q<index>.again` repeat one (the prefix cache must serve it), those named `q<index>.turn<n>` continue one in a
-session, those named `w<n>.<m>` come in waves, those named `d<n>` are the draws of the distribution gate.
+Prompts are questions of gsm-mini's test split. Request names: `q<index>` is question `index` of that file,
+`q<index>.again` repeats it (a prefix cache hit), `q<index>.turn<n>` continues it in a session, `w<n>.<m>` belongs to
+wave n, and `d<n>` is a sample of the distribution gate.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DATA: Final = HOME / "matrix" / "zoo" / "data"
 # The first questions of the test split, for which the oracle holds continuations.
 ORACLE_PROMPTS: Final = 32
 EXAM_QUESTIONS: Final = 48
-# Requests and their limits of new tokens, in turn.
+# The max_new_tokens of each request, by batch.
 LIMITS: Final[dict[str, tuple[int, ...]]] = {
     "single": (96,),
     "pair": (96, 88),
@@ -37,16 +37,16 @@ LIMITS: Final[dict[str, tuple[int, ...]]] = {
     "burst": (96, 64, 88, 72, 80, 96, 64, 88, 72),
     "exam": (256,) * EXAM_QUESTIONS,
 }
-# A burst holds so many more where that makes eight streaming sessions beside four plain requests.
+# Limits of the requests added to a burst to make eight streaming sessions and four plain requests.
 FLEET: Final = (80, 96, 64)
 LENGTH_LIMITS: Final = (37, 53, 61, 45, 75)
 TIGHT_LENGTH_LIMITS: Final = (91, 87, 83, 79, 95)
-# Two rounds of the widest tree may be written past a request's last token.
+# Two rounds of the widest tree may write past a request's last token.
 SLACK: Final = 2 * 16
-# Tight memory takes the longest answers of so many of the shortest prompts: with long prompts two requests and their
-# rounds would never be in three pages of 64 tokens at once.
+# Under tight memory, the longest answers among this many shortest prompts: with long prompts, two requests and their
+# rounds would never fit into three pages of 64 tokens.
 TIGHT_POOL: Final = 12
-# Elsewhere at least the first request must reach its own end within its limit.
+# Otherwise at least the first request must end by itself within its limit.
 LONGEST_PROMPT: Final = 64
 LONGEST_ANSWER: Final = 84
 STOP_STRINGS: Final = ("\n####", ">>")
@@ -55,7 +55,7 @@ ABORT_AFTER: Final = 5
 ABORT_LATE: Final = 80
 DRAWS: Final = 200
 DRAWN_TOKENS: Final = 3
-# The models are trained on questions too; an open one has the widest spread of next tokens.
+# The models are also trained on questions; the start of one has the widest distribution of next tokens.
 DRAW_PROMPT: Final = "Question:"
 SAMPLING: Final[dict[str, dict[str, float]]] = {
     "greedy": {"temperature": 0.0},
@@ -66,7 +66,7 @@ SAMPLING: Final[dict[str, dict[str, float]]] = {
 
 @cache
 def questions() -> tuple[tuple[str, str], ...]:
-    """(question, worked answer) of the test split, in the order of its file. ConfigError if the file is missing."""
+    """(question, worked answer) pairs of the test split, in file order. ConfigError if the file is missing."""
     file = DATA / "test.jsonl"
     if not file.is_file():
         raise ConfigError(f"{file} is missing; restore it or run `specmatrix zoo train`")
@@ -81,16 +81,16 @@ def tokenizer() -> tokenizers.Tokenizer:
 
 
 def token_id(text: str) -> int:
-    """The id of the token that stands for `text` alone. ConfigError if the vocabulary has none."""
+    """The id of the single token that encodes `text`. ConfigError if it takes several tokens."""
     ids = tokenizer().encode(text, add_special_tokens=False).ids
     if len(ids) != 1:
-        raise ConfigError(f"{text!r} is {len(ids)} tokens, a stop token must be one")
+        raise ConfigError(f"a stop token must be a single token, got {text!r}, which is {len(ids)} tokens")
     return int(ids[0])
 
 
 @cache
 def _lengths(index: int) -> tuple[int, int]:
-    """Tokens of a question's prompt (its begin token included) and of its answer."""
+    """Numbers of tokens in a question's prompt, including BOS, and in its answer."""
     question, answer = questions()[index]
     return 1 + _tokens(prompt_of(question)), _tokens(" " + answer)
 
@@ -100,16 +100,16 @@ def _tokens(text: str) -> int:
 
 
 def workload(cell: Cell, seed: int) -> tuple[Ask, ...]:
-    """The requests of a cell. `seed` chooses the questions and the requests' own seeds.
+    """The requests of a cell. `seed` selects the questions and the requests' sampling seeds.
 
-    Every request fits tight memory alone, and two of them never fit it to their end.
+    Every request fits into tight memory alone, but no two of them to their end.
     """
     asks = _requests(cell, seed)
     return tuple(to_the_brim(asks, SHORT_CONTEXT, _tokens) if cell.context == "short" else asks)
 
 
 def _requests(cell: Cell, seed: int) -> Sequence[Ask]:
-    """The same with the context of the model."""
+    """The requests with the model's own context length."""
     if cell.batch == "waves":
         return in_waves(WAVES, lambda wave, place: _in_wave(cell, wave, place, seed))
     limits = LIMITS[cell.batch]
@@ -134,24 +134,24 @@ def _requests(cell: Cell, seed: int) -> Sequence[Ask]:
 
 
 def aborted_late(cell: Cell) -> bool:
-    """True where a request is aborted once it was in the other's way: both have grown so far that one is retracted."""
+    """Whether a request is aborted late, after both requests have grown so much that one was retracted."""
     pressed = (cell.memory, cell.batch, cell.abort, cell.session) == ("tight", "pair", "running", "none")
     return pressed and cell.finish in ("eos", "length") and cell.memory_tokens == TIGHT_TOKENS
 
 
 def _short(cell: Cell) -> bool:
-    """True where a whole conversation has no more room than a request."""
+    """Whether a whole conversation must fit into the memory of a single request."""
     return cell.memory == "tight" and cell.session != "none" and cell.memory_tokens == TIGHT_TOKENS
 
 
 def draws_apply(cell: Cell) -> bool:
-    """True where the workload holds draws for the distribution gate."""
+    """Whether the workload includes the samples of the distribution gate."""
     plain = (cell.memory, cell.abort, cell.finish, cell.session) == ("ample", "none", "eos", "none")
     return plain and cell.batch != "waves" and cell.sampling in ("temperature", "topk_topp")
 
 
 def _chosen(cell: Cell, count: int, seed: int) -> list[tuple[str, int]]:
-    """Name and question of each request."""
+    """Name and question index of each request."""
     if cell.batch == "exam":
         return [(f"q{index}", index) for index in range(count)]
     pool = list(range(ORACLE_PROMPTS))
@@ -177,15 +177,15 @@ def _ask(cell: Cell, name: str, index: int, place: int, seed: int, limit: int) -
     tight = cell.memory == "tight"
     if cell.finish == "length":
         lengths = TIGHT_LENGTH_LIMITS if tight else LENGTH_LIMITS
-        # Of a larger tight memory, too, each request fills more than half.
+        # Each request fills more than half of a larger tight memory too.
         more = (cell.memory_tokens - TIGHT_TOKENS) // 2 if tight else 0
         limit = lengths[place % len(lengths)] + more
     if tight:
-        # Odd, so that the end of the limit is no multiple of a page or a round.
+        # Odd, so that the limit is no multiple of the page size or of a round.
         room = cell.memory_tokens - SLACK - _lengths(index)[0] - 1
         limit = min(limit, room - TIGHT_LATER if _short(cell) else room)
     mixed = "temperature" if place % 2 else "greedy"
-    # Under tight memory a request must live long enough to be in the way, except where it is soon alone.
+    # Under tight memory a request must live long enough to cause retraction, unless the other is aborted early.
     stop = int(cell.abort != "none" and cell.batch == "pair") if tight else place % 2
     how = SAMPLING[mixed if cell.sampling == "mixed" else cell.sampling]
     return Ask(

@@ -1,7 +1,7 @@
-"""Snug memory: more than one conversation and less than two, so a retracted turn comes back to what its session kept.
+"""Snug memory: between one and two conversations, so a retracted turn resumes from the KV that its session kept.
 
-What two conversations add in their second turns does not fit beside what both hold, so the younger is retracted; the
-end of the older one, with two rounds of the widest tree, fits beside what the younger had inherited.
+The second turns of two conversations do not fit beside the first ones, so the younger is retracted; the end of the
+older one, with two rounds of the widest tree, fits beside the KV that the younger had inherited.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 
 class Snug(NamedTuple):
-    """Tokens: of the memory, of a conversation behind its first turn, and behind its second."""
+    """Sizes in tokens: of the memory, and of a conversation after its first and its second turn."""
 
     memory: int
     first: int
@@ -18,10 +18,10 @@ class Snug(NamedTuple):
 
 
 SMALL_PAGES: Final = Snug(320, 96, 190)
-# A second turn must begin in the pages of the first, with two rounds. The slower of two has to reach the next page
-# while the faster one speaks: that takes it less than a third as many tokens.
+# A second turn must start within the pages of the first, with two rounds. The slower turn must reach the next page
+# while the faster one still runs: it needs less than a third as many tokens for that.
 PAGES: Final = {64: Snug(384, 82, 222), 256: Snug(768, 208, 380)}
-# Layers with a window keep room for three pages of each, at 64 tokens a page.
+# Sliding-window layers reserve three pages per conversation at page size 64.
 WINDOWED_PAGES: Final = {64: Snug(512, 148, 280), 256: Snug(1280, 460, 600)}
 
 
@@ -31,5 +31,5 @@ def snug(windowed: bool, page_size: int) -> Snug:
 
 
 def spares(windowed: bool, page_size: int) -> bool:
-    """Whether what a second turn inherited is still there when it is retracted: in smaller pages a window has slid."""
+    """Whether a second turn's inherited KV survives its retraction: with smaller pages a window has slid past it."""
     return not windowed or page_size == 256

@@ -1,4 +1,4 @@
-"""Requests that a session must refuse, beside those that it serves: each is refused alone, and nothing else changes."""
+"""Requests that a session must refuse, among those that it serves; a refusal must not affect other requests."""
 
 from __future__ import annotations
 
@@ -8,24 +8,23 @@ from typing import Final
 
 from specmatrix.matrix.subjects.protocol import Ask, Continuation, Refusal
 
-# Seconds that the first session may be idle, and a step of the clock beyond them.
+# Idle timeout of the first session in seconds, and a clock advance beyond it.
 TIMEOUT: Final = 60.0
 LATER: Final = TIMEOUT + 1
-# Characters of text that a session may hold; texts that do not fit it, or any context of the zoo.
+# Capacity of a session in characters; texts that exceed it, or every context length of the zoo.
 CAPACITY: Final = 16_000
 REPEATED: Final = " Then the number doubles."
 PAST_CAPACITY: Final = REPEATED * (CAPACITY // len(REPEATED) + 1)
 PAST_CONTEXT: Final = REPEATED * 400
-REPEATED_TOKENS: Final = 8  # REPEATED has more
-FAR: Final = 1_000_000  # more tokens than any history
+REPEATED_TOKENS: Final = 8  # lower bound on the tokens of REPEATED
+FAR: Final = 1_000_000  # exceeds the tokens of any history
 
 
 def contended_line(turns: Sequence[Ask], place: int, memory: int | None) -> list[Ask]:
-    """A streaming session's turns among requests that it must refuse, ended by the clock or while it decodes.
+    """A streaming session's turns among requests that it must refuse.
 
-    place: of the session among the others. The first one is idle for too long at its end, and the clock makes the same
-    step while its first turn runs, which must not matter. The second is closed while its third turn runs.
-    memory: positions, where tight.
+    place: index of the session. Session 0 exceeds its idle timeout at its end; the same clock advance during its first
+    turn must have no effect. Session 1 is closed during its third turn. memory: its size in tokens if tight, else None.
     """
     timeout = TIMEOUT if place == 0 else None
     first, second, *rest = (replace(turn, session=_limited(_session(turn), timeout)) for turn in turns)
@@ -46,8 +45,8 @@ def contended_line(turns: Sequence[Ask], place: int, memory: int | None) -> list
 
 
 def contended_tree(asks: Sequence[Ask]) -> list[Ask]:
-    """An ordinary session's requests among some that continue a request which still runs or was replaced, or go back
-    further than there is text."""
+    """An ordinary session's requests among invalid ones, which continue a running or replaced request or use an offset
+    past the text."""
     root = asks[0]
     session = replace(_session(root), follows=root.name)
     early = replace(_attempt(root, "early", Refusal.UNFINISHED, session), beside=root.name)
@@ -61,7 +60,7 @@ def contended_tree(asks: Sequence[Ask]) -> list[Ask]:
 
 
 def _between(first: Ask, session: Continuation, memory: int | None) -> list[Ask]:
-    """What is tried between the first two turns."""
+    """The invalid requests between the first two turns."""
     asks = [
         _attempt(first, "offset", Refusal.OFFSET, replace(session, offset=1)),
         _attempt(first, "replace", Refusal.REPLACE, replace(session, replace=True)),

@@ -1,4 +1,4 @@
-"""Two streaming sessions whose second turns collide in snug memory: the younger is retracted and comes back."""
+"""Two streaming sessions whose second turns compete for snug memory: the younger is retracted and resumes."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from specmatrix.matrix.workloads.memory_sizes import Snug
 from specmatrix.matrix.workloads.refusals import contended_line
 from specmatrix.matrix.workloads.sessions import REPLIES, line, scored
 
-# What is said after the second turn is short.
+# max_new_tokens of the turns after the second.
 LAST_LIMITS: Final = (8, 1)
-# A second turn that is aborted would say so much more; it is aborted this close to the other's end, so it has returned.
+# An aborted second turn has MORE tokens left to its limit, and is aborted EARLIER tokens before the other turn's
+# length, after it has resumed.
 MORE: Final = 10
 EARLIER: Final = 2
 
 
 def collisions(asks: Sequence[Ask], room: Snug, tokens: Callable[[str], int], aborts: bool) -> list[Ask]:
-    """The turns of a session for each ask. First turns end at the same length; second turns begin when all of them
+    """The turns of a session for each ask. First turns end at the same length; second turns start when all first turns
     have ended.
 
-    tokens: counts those of a prompt. aborts: the second turn of the second session is aborted after its retraction.
+    tokens: counts a prompt's tokens. aborts: the second turn of the second session is aborted after its retraction.
     """
     said = room.second - room.first - tokens(REPLIES[0])
     out: list[Ask] = []
@@ -32,7 +33,7 @@ def collisions(asks: Sequence[Ask], room: Snug, tokens: Callable[[str], int], ab
         limits = (said + MORE if late else said, *LAST_LIMITS)
         turns = line(first, place, limits, said - EARLIER if late else None)
         out += contended_line(scored(turns, place), place, room.memory)
-    # Sent together they are as old as their places: the last one is the one that is retracted.
+    # Sent together, they are ordered by index: the last one is the youngest and is retracted.
     before = dict.fromkeys(name for ask in out if _second(ask) for name in ask.after)
     return [replace(ask, after=tuple(before)) if _second(ask) else ask for ask in out]
 

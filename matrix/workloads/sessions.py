@@ -1,4 +1,4 @@
-"""Workloads in which requests depend on one another: turns of sessions, and batches that grow and shrink in waves."""
+"""Workloads of dependent requests: turns of sessions, and batches that grow and shrink in waves."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from typing import Final
 from specmatrix.matrix.subjects.protocol import Ask, Continuation
 from specmatrix.matrix.workloads.refusals import contended_line, contended_tree
 
-# Requests that run together, wave by wave.
+# Number of requests in each wave.
 WAVES: Final = (1, 8, 32, 8, 1)
-# In a larger batch every third request stays plain, beside the sessions.
+# In a larger batch every third request stays outside the sessions.
 PLAIN_EVERY: Final = 3
-# What is said after the first turn, and the limits of the answers to it: inside a round, at its end, and one token.
+# Prompts after the first turn, and their max_new_tokens: ending within a round, at its end, and one token.
 REPLIES: Final = (" Then the number doubles.", "\n#### Why?")
 REPLY_LIMITS: Final = (23, 16, 1)
-# In the smallest memory a whole conversation must fit where a lone request does: after the first turn it takes no more
-# than this.
+# In the smallest memory a whole conversation must fit where a single request does; the turns after the first take at
+# most this many tokens.
 TIGHT_LATER: Final = 55
 TIGHT_REPLY_LIMITS: Final = (11, 8, 1)
 OFFSET: Final = 21
-# The turns ask for no log-probabilities, for those of their tokens, and for so many alternatives to each, in turn.
+# The turns request in rotation no logprobs, logprobs of their tokens, and this many top_logprobs.
 ALTERNATIVES: Final = 3
-ABORTED_TURN: Final = 3  # tokens of the turn that is aborted
+ABORTED_TURN: Final = 3  # tokens after which a turn is aborted
 
 
 def in_waves(sizes: Sequence[int], make: Callable[[int, int], Ask]) -> list[Ask]:
-    """Waves of requests, each sent once the wave before has ended. make: wave and place to the request."""
+    """Waves of requests, each sent once the previous wave has ended. make(wave, place) creates a request."""
     asks: list[Ask] = []
     before: tuple[str, ...] = ()
     for wave, size in enumerate(sizes):
@@ -38,10 +38,10 @@ def in_waves(sizes: Sequence[int], make: Callable[[int, int], Ask]) -> list[Ask]
 
 
 def conversations(asks: Sequence[Ask], streaming: bool, memory: int | None, short: bool, aborts: bool) -> list[Ask]:
-    """The first turn of a session for each ask (but some plain ones in a larger batch), followed by its other turns.
+    """A session for each ask, except some in a larger batch, with the ask as its first turn, followed by its others.
 
-    memory: positions, where tight. short: few tokens a turn. aborts: the second turn of the first session is aborted,
-    and the first of the second one.
+    memory: its size in tokens if tight, else None. short: few tokens per turn. aborts: abort the second turn of the
+    first session and the first turn of the second.
     """
     out: list[Ask] = []
     for place, ask in enumerate(asks):
@@ -62,8 +62,8 @@ def conversations(asks: Sequence[Ask], streaming: bool, memory: int | None, shor
 
 
 def line(first: Ask, place: int, limits: Sequence[int], cut: int | None) -> list[Ask]:
-    """A streaming session: one turn after the other. cut: the second turn is aborted after so many tokens, so the third
-    follows the first."""
+    """A streaming session: a sequence of turns. cut: number of tokens after which the second turn is aborted, so that
+    the third follows the first."""
     name = f"s{place}"
     turns = [replace(first, session=Continuation(name, True))]
     good = None if first.abort_after is not None else first.name
@@ -71,7 +71,7 @@ def line(first: Ask, place: int, limits: Sequence[int], cut: int | None) -> list
         ask = _reply(first, number, limit)
         turn = replace(ask, after=(turns[-1].name,), session=Continuation(name, True, good))
         if good is None:
-            # What comes after a beginning that never was is a beginning itself.
+            # After an aborted first turn, this turn starts the conversation.
             turn = replace(turn, prompt=first.prompt)
         if cut is not None and number == 2:
             turn = _cut(turn, cut)
@@ -82,14 +82,14 @@ def line(first: Ask, place: int, limits: Sequence[int], cut: int | None) -> list
 
 
 def _branches(first: Ask, place: int, limits: Sequence[int], broken: bool) -> list[Ask]:
-    """An ordinary session: two requests continue the first, one of them without its output; a last one goes back to a
-    point inside the first and clears both of them."""
+    """An ordinary session: two requests continue the first, one of them without its output; a last one branches off
+    inside the first and replaces both."""
     name = f"b{place}"
     root = replace(first, session=Continuation(name, False))
     two, three, four = (_reply(first, number, limit) for number, limit in enumerate(limits, start=2))
     after = (first.name,)
     if first.abort_after is not None:
-        # Nobody continues an aborted request: its tokens depend on the moment.
+        # No request continues an aborted one, whose tokens depend on timing.
         beginnings = [replace(ask, prompt=first.prompt, after=after) for ask in (two, three)]
         return [root, *(replace(ask, session=Continuation(name, False)) for ask in beginnings)]
     second = replace(two, after=after, session=Continuation(name, False, first.name))
@@ -102,19 +102,19 @@ def _branches(first: Ask, place: int, limits: Sequence[int], broken: bool) -> li
 
 
 def scored(turns: Sequence[Ask], place: int) -> list[Ask]:
-    """The turns of a session, each with another demand for log-probabilities than the one before."""
+    """The turns of a session with rotating logprob settings."""
     modes = ((False, 0), (True, 0), (True, ALTERNATIVES))
     asked = [modes[(place + number) % len(modes)] for number in range(len(turns))]
     return [replace(turn, logprobs=own, top_logprobs=top) for turn, (own, top) in zip(turns, asked, strict=True)]
 
 
 def _cut(ask: Ask, after: int = ABORTED_TURN) -> Ask:
-    """A request that is certain to be aborted: nothing else ends it so early."""
+    """A request that is always aborted, as nothing else can end it earlier."""
     return replace(ask, abort_after=after, ignore_eos=True, stop=(), stop_token_ids=())
 
 
 def _reply(first: Ask, number: int, limit: int) -> Ask:
-    """A later request of a session: short, sampled and ended as the first."""
+    """A later request of a session: short, with the first one's sampling parameters and stop conditions."""
     return replace(
         first,
         name=f"{first.name}.turn{number}",

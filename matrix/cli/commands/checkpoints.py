@@ -1,4 +1,4 @@
-"""`specmatrix checkpoints`: the published checkpoints of the GPU tiers, what they need, and whether they are here."""
+"""`specmatrix checkpoints`: the GPU tiers' published checkpoints, their requirements, and their availability."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from specmatrix.matrix.checkpoints.pairs import PAIRS, ModelPair, pair_of
 from specmatrix.matrix.checkpoints.published import MODELS, Published
 from specmatrix.matrix.checkpoints.store import fetch
 
-HEAD: Final = ("checkpoint", "tier", "target", "drafts with", "download", "KV of a token", "GPU memory")
+HEAD: Final = ("checkpoint", "tier", "target", "algorithm", "download", "KV per token", "GPU memory")
 
 
 def list_pairs(json_: bool = False) -> int:
-    """Print a line for every pair, or a JSON list of all that is known of them."""
+    """Print a table of all pairs, or a JSON list with all details."""
     if json_:
         print(json.dumps([_record(pair) for pair in PAIRS.values()], indent=2))
         return 0
@@ -29,16 +29,16 @@ def list_pairs(json_: bool = False) -> int:
 
 
 def show(name: str, json_: bool = False) -> int:
-    """Print all that is known of a pair. ConfigError if there is none of that name."""
+    """Print all details of a pair. ConfigError on an unknown name."""
     pair = pair_of(name)
     print(json.dumps(_record(pair), indent=2) if json_ else "\n".join(_lines(pair)))
     return 0
 
 
 def check(names: Sequence[str], models: Path | None = None, json_: bool = False) -> int:
-    """Say of each pair whether this machine can run it, and what is missing.
+    """Report for each pair whether this machine can run it, and what is missing.
 
-    Reads headers, no weights. Returns 0 if all can run, else 2. ConfigError on an unknown name.
+    Reads file headers, no weights. Returns 0 if all can run, else 2. ConfigError on an unknown name.
     """
     memory = gpus()
     pairs = [pair_of(name) for name in names] or [*PAIRS.values()]

@@ -1,4 +1,4 @@
-"""`specmatrix contract`: does an algorithm keep what every algorithm must keep."""
+"""`specmatrix contract`: the conformance suite for draft algorithms."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ SUFFIX: Final = ".py"
 
 
 def contract(words: list[str], json_: bool) -> int:
-    """Hold the algorithms of a file, or a known one by its name, to the contract; 0 if every engine start keeps it.
+    """Run the suite for the algorithms of a file, or for one by name; 0 if every engine start conforms.
 
-    words: the file or the name, and engine flags as typed. ConfigError on a wrong one.
+    words: the file or the name, and engine flags as typed. ConfigError on an invalid one.
     """
     import torch
 
     names, asked = flags_of(words)
     if len(names) != 1:
         given = count(len(names), "algorithm")
-        raise ConfigError(f"{given} given; name one Python file that registers some, or one algorithm")
+        raise ConfigError(f"{given} given; give one Python file that registers algorithms, or one algorithm's name")
     if asked.get("tp_size", "1") != "1":
         raise ConfigError(
-            f"tp_size is {asked['tp_size']} and contract holds engines of one process; leave it out: ranks are held by "
-            "cells with tp=2, 4 or 8"
+            f"tp_size must be 1 for contract, got {asked['tp_size']}; tensor parallelism is tested by cells with tp=2, "
+            "4 or 8"
         )
     torch.set_num_threads(1)
     console = StdoutConsole(soft_wrap=True, highlight=False)
@@ -70,7 +70,7 @@ def _algorithms(word: str) -> Sequence[Traits]:
 
 
 def with_models(traits: Traits, asked: Mapping[str, str]) -> dict[str, str]:
-    """What was asked, with a target of the zoo and its draft for the algorithm where none is named."""
+    """The given fields, with a zoo target and its draft for the algorithm as defaults."""
     known = dict(asked)
     bundled = [each for each in MODELS.values() if model_facts(each).bundled is not None]
     target = known.setdefault("model_path", (bundled if traits.draft_weights == "bundled" else [*MODELS.values()])[0])
@@ -81,7 +81,7 @@ def with_models(traits: Traits, asked: Mapping[str, str]) -> dict[str, str]:
 
 
 def _next(starts: Iterator[Held], name: str) -> Held | None:
-    with waiting(f"holding {name} to the contract"):
+    with waiting(f"testing {name}"):
         return next(starts, None)
 
 
@@ -94,8 +94,8 @@ def _line(traits: Traits, held: Held) -> str:
 def _sum(traits: Traits, done: Sequence[Held]) -> str:
     broken = sum(bool(held.broken) for held in done)
     if broken:
-        return f"{traits.name} BREAKS the contract in {broken} of {count(len(done), 'launch')}"
-    return f"{traits.name} keeps the contract in {count(len(done), 'launch')}"
+        return f"{traits.name} VIOLATES the contract in {broken} of {count(len(done), 'engine start')}"
+    return f"{traits.name} satisfies the contract in {count(len(done), 'engine start')}"
 
 
 def _record(traits: Traits, done: Sequence[Held]) -> dict[str, Any]:

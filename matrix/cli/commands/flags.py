@@ -10,15 +10,14 @@ from specmatrix.errors import ConfigError
 
 FLAGS: Final = tuple(f"--{name.replace('_', '-')}" for name in KINDS)
 TRUTHS: Final = ("true", "false")
-# Below the help of every command that takes them; `\b` keeps its lines as they are.
-EPILOG: Final = "\b\n" + fill(f"Engine flags are taken too: {', '.join(FLAGS)}", 78, break_on_hyphens=False)
+# The epilog of the help of commands with engine flags; `\b` disables rewrapping.
+EPILOG: Final = "\b\n" + fill(f"Engine flags are accepted too: {', '.join(FLAGS)}", 78, break_on_hyphens=False)
 
 
 def flags_of(words: list[str]) -> tuple[list[str], dict[str, str]]:
-    """What is no flag, in order, and the value of each field that a flag sets (`true` for a switch without one).
+    """The words that are not flags, in order, and the value of each field set by a flag (`true` for a switch).
 
-    ConfigError on an unknown flag, a flag without its value, and a flag given twice. A name with blanks in it is no
-    flag.
+    ConfigError on an unknown flag, a flag without its value, and a flag given twice. A word with blanks is not a flag.
     """
     others: list[str] = []
     flags: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""`specmatrix generate`: one answer as it grows, and what speculation brought."""
+"""`specmatrix generate`: stream one answer and measure the speed-up by speculation."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from specmatrix.matrix.cli.progress import waiting
 from specmatrix.matrix.zoo.gsm_mini import prompt_of
 from specmatrix.matrix.zoo.registry import resolve_path, verify_models
 
-# So many new engines answer; the fastest counts.
+# Number of timed runs, each on a new engine; the fastest counts.
 TIMED: Final = 3
-# What an engine says before it is timed; a drafter that remembers texts learns nothing of the answer from it.
+# Warm-up prompt; unrelated to the answer, so that drafters that remember texts gain nothing from it.
 WARM_UP: Final = "Sam walks to the sea."
 SHAPE_FIELDS: Final = {"speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens"}
 ALGORITHM: Final = "speculative_algorithm"
-# What belongs to a drafter beside the flags that say so; the plain engine beside it runs without.
+# Further fields that concern a drafter only; the baseline engine runs without them.
 SPECULATIVE: Final = "speculative_"
 DRAFTER_FIELDS: Final = {"enable_multi_layer_eagle"}
 
@@ -42,8 +42,8 @@ DRAFTER_FIELDS: Final = {"enable_multi_layer_eagle"}
 def generate(words: list[str], params: SamplingParams, file: Path | None = None, threads: int = 1) -> int:
     """Stream the answer, then print acceptance length, tokens per second and the speed-up over no drafter.
 
-    words: the question and engine flags as typed. file: registers an algorithm of its own, which drafts unless another
-    is named. ConfigError or RequestError on a wrong one.
+    words: the question and engine flags as typed. file: registers custom algorithms; if it registers one, that one is
+    the default. ConfigError or RequestError on an invalid one.
     """
     questions, flags = flags_of(words)
     question = _only(questions)
@@ -52,12 +52,12 @@ def generate(words: list[str], params: SamplingParams, file: Path | None = None,
     if file is not None:
         names = [traits.name for traits in load_algorithms(file)]
         if ALGORITHM not in flags and len(names) > 1:
-            raise ConfigError(f"{file} registers {', '.join(names)}; give --speculative-algorithm one of them")
+            raise ConfigError(f"{file} registers {', '.join(names)}; choose one with --speculative-algorithm")
         flags.setdefault(ALGORITHM, names[0])
     asked = configuration(flags)
     verify_models((asked.model_path, asked.speculative_draft_model_path))
     prompt = prompt_of(question)
-    # What is wrong with a drafter is said at the end, once.
+    # A drafter error is reported once, at the end.
     warnings.filterwarnings("ignore", message="the drafter of ", category=RuntimeWarning)
     try:
         return _answer(asked, prompt, params)
@@ -67,7 +67,7 @@ def generate(words: list[str], params: SamplingParams, file: Path | None = None,
 
 
 def _answer(asked: EngineConfig, prompt: str, params: SamplingParams) -> int:
-    """Stream and measure; 0 unless a drafter went wrong."""
+    """Stream and measure; 0 unless the drafter was disabled."""
     resolved, drafter_error = _shown(asked, prompt, params)
     for rewrite in resolved.rewrites:
         print(f"rewritten {rewrite.field}: {rewrite.asked} -> {rewrite.got}: {rewrite.reason}", file=sys.stderr)
@@ -81,7 +81,7 @@ def _answer(asked: EngineConfig, prompt: str, params: SamplingParams) -> int:
         same = "same tokens" if reference.output_ids == output.output_ids else "OTHER TOKENS"
         ratio = plain_seconds / seconds * len(output.output_ids) / max(len(reference.output_ids), 1)
         parts = [f"{resolved.algorithm} accepts {length:.2f} tokens per round", *parts]
-        parts.append(f"{ratio:.2f} times the speed of no drafter ({same})")
+        parts.append(f"{ratio:.2f} times the speed without a drafter ({same})")
     print("; ".join(parts), file=sys.stderr)
     wrong = output.finish.message or drafter_error
     if wrong is not None:
@@ -91,16 +91,16 @@ def _answer(asked: EngineConfig, prompt: str, params: SamplingParams) -> int:
 
 def _only(questions: list[str]) -> str:
     if not questions:
-        raise ConfigError("the question is missing; ask something in words")
+        raise ConfigError("the question is missing; give it as an argument")
     if not questions[0].strip():
-        raise ConfigError("the question is empty; ask something in words")
+        raise ConfigError("the question is empty; give it as an argument")
     if len(questions) > 1:
-        raise ConfigError(f"{questions[1]!r} is a second question or a stray value; ask one, in quotes")
+        raise ConfigError(f"unexpected argument {questions[1]!r}; give a single question, in quotes")
     return questions[0]
 
 
 def configuration(flags: Mapping[str, str]) -> EngineConfig:
-    """The engine of these flags: by default the zoo's first target, and a draft that the zoo has for the target."""
+    """The engine configuration of these flags; defaults to the zoo's first target and its draft."""
     asked: dict[str, Any] = {flag.removeprefix("--").replace("-", "_"): value for flag, value in flags.items()}
     target = asked.setdefault("model_path", next(iter(MODELS.values())))
     drafts = {(MODELS[model], name): draft for (model, name), draft in DRAFTS.items()}
@@ -110,7 +110,7 @@ def configuration(flags: Mapping[str, str]) -> EngineConfig:
         asked.setdefault("speculative_draft_model_path", drafts[target, algorithm])
     adapts = asked.get("speculative_adaptive", "false").lower() != "false"
     if algorithm in {name for _, name in drafts} and not asked.keys() & SHAPE_FIELDS and not adapts:
-        # The tree that is automatic for a Llama verifies more nodes than a CPU does for free; a chain pays there.
+        # On a CPU the default tree for a Llama verifies too many nodes to pay off; a chain does.
         asked["speculative_num_steps"] = "5"
     return EngineConfig.from_flags(asked)
 
@@ -126,7 +126,8 @@ def _without_drafter(config: EngineConfig) -> EngineConfig:
 
 @contextmanager
 def _launched(asked: EngineConfig) -> Iterator[LLM | RankedLLM]:
-    """An engine in this process, or in one for each rank. No name may hold it behind: the next needs its memory."""
+    """An engine in this process, or in one process per rank. The caller must keep no reference: the next engine needs
+    its memory."""
     if asked.tp_size == 1:
         yield LLM(asked, resolve_path)
         return
@@ -135,7 +136,7 @@ def _launched(asked: EngineConfig) -> Iterator[LLM | RankedLLM]:
 
 
 def _shown(asked: EngineConfig, prompt: str, params: SamplingParams) -> tuple[Resolved, str | None]:
-    """Print the answer as it grows; what runs, and why its drafter is in quarantine."""
+    """Stream the answer; returns the resolved configuration and the error that disabled the drafter."""
     with ExitStack() as stack:
         with waiting("loading the models"):
             llm = stack.enter_context(_launched(asked))
@@ -146,7 +147,7 @@ def _shown(asked: EngineConfig, prompt: str, params: SamplingParams) -> tuple[Re
 
 
 def _timed(asked: EngineConfig, prompt: str, params: SamplingParams) -> tuple[Output, float]:
-    """The answer to a first ask, and its fewest seconds: an engine that answered before may know the text."""
+    """The answer and its shortest time, each on a new engine, as an engine may remember earlier texts."""
     timed = [_first(asked, prompt, params) for _ in range(TIMED)]
     return timed[-1][0], min(seconds for _, seconds in timed)
 

@@ -21,7 +21,7 @@ from specmatrix.matrix.zoo.registry import TEST, verify_models
 def acceptance(
     targets: Sequence[str], algorithms: Sequence[str], data: Path | None, prompts: int, tokens: int, as_json: bool
 ) -> int:
-    """Measure and print. ConfigError on a bad target, algorithm or count, DataError on a bad file."""
+    """Measure and print. ConfigError on an invalid target, algorithm or count, DataError on an invalid file."""
     for target in targets:
         if target not in DRAFTS:
             raise ConfigError(f"target {target!r} has no drafts in the zoo; it must be one of {', '.join(DRAFTS)}")
@@ -40,10 +40,10 @@ def acceptance(
     asked = [prompt_of(question.question) for question in read_questions(file)[:prompts]]
     torch.set_num_threads(1)
     rows: list[Length] = []
-    with TempDir("lengths") as scratch, counting(len(wanted)) as tell:
+    with TempDir("lengths") as scratch, counting(len(wanted)) as update:
         for row in table(wanted, asked, tokens, scratch):
             rows.append(row)
-            tell(f"{row.target} {row.algorithm}", 1)
+            update(f"{row.target} {row.algorithm}", 1)
     if as_json:
         print(json.dumps([row.as_dict() for row in rows]))
     else:
@@ -52,7 +52,7 @@ def acceptance(
 
 
 def lines(rows: Sequence[Length], source: str, tokens: int) -> list[str]:
-    """The table in Markdown."""
+    """The table as Markdown."""
     count = rows[0].prompts
     out = [
         f"Tokens per verify round on {count} prompts of {source}: greedy, float32, at most {tokens} new tokens; "

@@ -1,4 +1,4 @@
-"""`specmatrix lock`: prove the lock file, or append what it lacks."""
+"""`specmatrix lock`: verify the lock file, or append missing cells."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from specmatrix.matrix.cover.lock import check, extend
 
 
 def lock(check_only: bool, extend_it: bool, full: bool) -> int:
-    """Print what was found and return the exit status: 0 if the lock file is complete.
+    """Print the result and return the exit status: 0 if the lock file is complete.
 
-    ConfigError if both are asked for.
+    ConfigError if both options are given.
     """
     if check_only and extend_it:
-        raise ConfigError("--check only reads and --extend writes; give one of them")
+        raise ConfigError("--check and --extend are mutually exclusive")
     if extend_it:
         with waiting("covering every pair and triple"):
             dropped, added = extend()
         print(f"dropped {dropped} cells, added {added}")
-    with waiting("proving the cover"):
+    with waiting("verifying the cover"):
         report = check(full=full)
     print(report.text())
     return int(not report.ok)

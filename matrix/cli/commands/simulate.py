@@ -1,4 +1,4 @@
-"""`specmatrix simulate`: random schedules on the toy device, every law and every token checked."""
+"""`specmatrix simulate`: random schedules on a simulated device, checking every ledger law and token."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ SHOWN = (
 
 
 def simulate(minutes: float, seed: int, schedules: int | None, replay: int | None, json_: bool) -> int:
-    """Run, print what was covered or the smallest failing schedule, and return the exit status: 0 if nothing failed.
+    """Run, print the coverage or the smallest failing schedule, and return the exit status: 0 if nothing failed.
 
-    ConfigError on a wrong option.
+    ConfigError on an invalid option.
     """
     if not 0 < minutes < float("inf"):
         raise ConfigError(f"minutes must be above 0, got {minutes}")
@@ -76,13 +76,13 @@ def _text(done: Sweep, seconds: float) -> str:
     if done.failure is not None:
         return failure_text(done.failure)
     rate = f"{done.schedules / seconds * 60:,.0f} a minute"
-    lines = [f"{count(done.schedules, 'schedule')} in {seconds:.1f} s, {rate}; every law held, every token was right"]
+    lines = [f"{count(done.schedules, 'schedule')} in {seconds:.1f} s, {rate}; no ledger or token error"]
     lines += [f"  {name:22} {done.probes[name]:>10,} in {count(done.hits[name], 'schedule')}" for name in SHOWN]
     return "\n".join(lines)
 
 
 def failure_text(failure: SweepFailure) -> str:
-    """The sentence, the smallest schedule and how to see it again."""
+    """The error, the smallest failing schedule and its repro command."""
     return (
         f"{failure.error}\n"
         f"schedule {failure.seed}, shrunk from {len(failure.drawn.events)} events to {len(failure.smallest.events)}:\n"

@@ -1,4 +1,4 @@
-"""`specmatrix zoo`: what the fixture models are, whether they are whole, and training them anew."""
+"""`specmatrix zoo`: list, verify and train the fixture models."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _text(cards: list[card.Card]) -> str:
 
 
 def verify_models(folder: Path = CHECKPOINTS) -> int:
-    """Compare every file of every model with its recorded checksum. ConfigError names the first that differs."""
+    """Compare every model file with its recorded checksum. ConfigError names the first mismatch."""
     for name in RECIPES:
         with waiting(name):
             verify(name, folder)
@@ -40,7 +40,7 @@ def verify_models(folder: Path = CHECKPOINTS) -> int:
 
 
 def train_models(names: list[str], device: str, out: Path, minutes: float, quick: bool) -> int:
-    """Train models from their recipes. ConfigError on an unknown name, a device that is not there or a full disk."""
+    """Train models from their recipes. ConfigError on an unknown name, an unavailable device or a full disk."""
     import torch
     from safetensors import SafetensorError
 
