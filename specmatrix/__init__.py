@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 __version__: Final = "0.1.0"
 _HERE: Final = Path(__file__).resolve().parent
-# Where engine/, matrix/ and the other packages lie: in an installation within this folder, in a checkout beside it.
+# The folder of engine/, matrix/ and the other packages: this one in an installation, its parent in a checkout.
 HOME: Final = _HERE if (_HERE / "engine").is_dir() else _HERE.parent
 if HOME != _HERE:
     __path__.append(str(HOME))

@@ -87,7 +87,7 @@ CASES = (
     _case(21, 130, 40, torch.float16, normed=True),
     _case(33, 70, 40, BF16, normed=True, kind="rotation", heads=(3, 5)),
     _case(64, 1100, 33, BF16, kind="add"),
-    Case("rows that lie apart", _view),
+    Case("strided rows", _view),
     _case(1, 4096, 6144, BF16, normed=True, kind="rotation", heads=(40, 64), size="medium"),
     _case(8, 4096, 1434, BF16, normed=True, kind="gated", size="medium"),
     _case(16, 2048, 1030, BF16, kind="add", size="medium"),

@@ -273,7 +273,7 @@ def _ranges(columns: int, width: int, depth: int) -> int:
 
 @lru_cache(maxsize=16)
 def _counters(device: torch.device) -> Tensor:
-    """How many ranges of each tile have come; every launch leaves zeros behind."""
+    """The number of finished ranges per tile; every launch resets it to zero."""
     with torch.inference_mode(False):
         return torch.zeros(TILES, dtype=torch.int32, device=device)
 

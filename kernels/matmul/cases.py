@@ -66,7 +66,7 @@ PLAIN_CASES = (
     _product(9, 40, 70, BF16),
     _product(3, 130, 7, torch.float16, transposed=True),
     _product(5, 1100, 33, BF16),
-    Case("rows that lie apart", _view),
+    Case("strided rows", _view),
     _far(transposed=False),
     _far(transposed=True),
     _product(64, 1500, 130, big=True),

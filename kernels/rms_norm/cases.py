@@ -48,7 +48,7 @@ PLAIN_CASES = (
     _rows(12, 16, groups=6),
     _rows(5, 96, dtype=torch.bfloat16),
     _rows(6, 129, groups=3, dtype=torch.float16),
-    Case("rows that lie apart", _view),
+    Case("strided rows", _view),
     Case("rows far apart", _far, size="large"),
     Case("zeros", lambda g: (torch.zeros(2, 8), torch.ones(1, 8), 1e-5)),
 )

@@ -20,7 +20,7 @@ LOCK_FILE: Final = Path(__file__).with_name("cells.lock")
 STAGES: Final = ("smoke", "pr", "nightly")
 HEAD: Final = """\
 # The cells of the matrix, schema 1. A stage runs its own cells and those of the stages above it.
-# `specmatrix lock --check` proves it, `specmatrix lock --extend` appends to it; nothing regenerates it.
+# `specmatrix lock --check` verifies it, `specmatrix lock --extend` appends to it; it is never regenerated.
 """
 
 

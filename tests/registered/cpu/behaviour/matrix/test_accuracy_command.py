@@ -56,12 +56,12 @@ def test_a_cell_equals_plain_decoding_on_the_zoos_questions(tmp_path):
     assert shown["launches"]["cell"]["readback"]["num_pages"] < 192, "the tight pool holds one request, not all"
     assert shown["runs"]["cell"]["retractions"] > 0 == shown["runs"]["baseline"]["retractions"]
     text = (tmp_path / "accuracy.md").read_text()
-    assert text.startswith("# gsm8k: `eagle3.s2.k2.n6.p4.tight` beside `none.v1.nocache`: PASS\n")
+    assert text.startswith("# gsm8k: `eagle3.s2.k2.n6.p4.tight` against `none.v1.nocache`: PASS\n")
     assert "| right by flexible-extract |" in text
     # Seven losses show; a few more are needed on average for seven in four runs of five.
     assert 7 / 24 < shown["tests"][0]["detectable_drop"] < 12 / 24
     assert f"{100 * shown['tests'][0]['detectable_drop']:.2f} points | PASS |" in text
-    assert "Visible drop: the smallest true drop of which 80% of runs are red (p below 0.01), " in text
+    assert "Detectable drop: the smallest true drop for which 80% of runs are red (p below 0.01), " in text
 
 
 def test_cut_answers_are_counted_and_thin_evidence_is_red(tmp_path):
@@ -90,18 +90,18 @@ def test_a_prompt_longer_than_the_context_is_refused(tmp_path):
     ("asked", "sentence"),
     [
         ({"task": "mmlu"}, "task 'mmlu' is unknown; it must be one of gsm8k"),
-        ({"num_fewshot": 6}, "num_fewshot is 6; allowed: 0 to 5"),
-        ({"num_fewshot": -1}, "num_fewshot is -1; allowed: 0 to 5"),
-        ({"max_new_tokens": 0}, "max_new_tokens is 0; allowed: at least 1"),
-        ({"limit": 0}, "limit is 0; allowed: at least 1"),
+        ({"num_fewshot": 6}, "num_fewshot must be 0 to 5, got 6"),
+        ({"num_fewshot": -1}, "num_fewshot must be 0 to 5, got -1"),
+        ({"max_new_tokens": 0}, "max_new_tokens must be at least 1, got 0"),
+        ({"limit": 0}, "limit must be at least 1, got 0"),
         (
             {"cell": "eagle3.temperature.stop_string"},
             "cell eagle3.temperature.stop_string sets sampling=temperature finish=stop_string, which the task "
-            "decides; leave it out",
+            "decides; omit it",
         ),
         (
             {"cell": "eagle3.tp2.s3.k4.v2"},
-            "cell eagle3.tp2.s3.k4.v2 has 2 ranks and accuracy runs engines of one; leave tp2 out",
+            "cell eagle3.tp2.s3.k4.v2 must have 1 rank for accuracy, got 2; omit tp2",
         ),
         ({"data": Path("absent.jsonl")}, "cannot read absent.jsonl: No such file or directory"),
     ],

@@ -71,16 +71,16 @@ def test_a_check_names_all_that_is_missing(machine, capsys, tmp_path):
 @pytest.mark.parametrize(
     ("memory", "words", "sentence"),
     [
-        ((), ["qwen3-8b.eagle3"], "checkpoint qwen3-8b.eagle3 needs a GPU with 30.4 GiB of memory and this machine "),
-        ((16,), ["qwen3-8b.eagle3"], "checkpoint qwen3-8b.eagle3 needs 30.4 GiB of GPU memory and the GPU here has 16"),
+        ((), ["qwen3-8b.eagle3"], "checkpoint qwen3-8b.eagle3 needs a GPU with 30.4 GiB of memory but this machine "),
+        ((16,), ["qwen3-8b.eagle3"], "checkpoint qwen3-8b.eagle3 needs 30.4 GiB of GPU memory but this GPU has 16"),
         ((80,), ["qwen3-8b.eagle3"], "Qwen/Qwen3-8B at b968826d9c46dd6066d109eabc6255188de91218 is not in /"),
         ((80,), ["qwen3-8b.eagle3", "--models", "/no/models"], "folder /no/models of checkpoints does not exist"),
         ((80,), ["qwen"], "checkpoint 'qwen' is unknown; it must be one of "),
-        ((80,), ["qwen3-8b.eagle3", "--limit", "0"], "limit is 0; allowed: at least 1"),
+        ((80,), ["qwen3-8b.eagle3", "--limit", "0"], "limit must be at least 1, got 0"),
         (
             (80,),
             ["qwen3-8b.eagle3", "--cell", "eagle3"],
-            "--cell names a model of the zoo and --checkpoint a published ",
+            "--cell and --checkpoint are mutually exclusive",
         ),
     ],
 )
@@ -93,6 +93,4 @@ def test_gsm8k_without_what_it_takes_is_one_sentence_and_no_pass(machine, capsys
 
 def test_a_place_for_models_needs_a_checkpoint(capsys):
     assert main(["accuracy", "--data", str(TEST), "--models", "/models"]) == 2
-    assert capsys.readouterr().err == (
-        "specmatrix: --models says where published checkpoints lie; name one with --checkpoint\n"
-    )
+    assert capsys.readouterr().err == ("specmatrix: --models requires --checkpoint\n")

@@ -21,40 +21,40 @@ from specmatrix.reports.store import load
 
 pytestmark = pytest.mark.register(est_seconds=25, tier="cpu", stage="pr")
 
-SANE = f"1 to {8 * (os.cpu_count() or 1)}, 8 for each CPU core of this machine"
+SANE = f"between 1 and {8 * (os.cpu_count() or 1)} (8 per CPU core)"
 WRONG = {
-    (): "Missing command; `specmatrix --help` lists what there is",
-    ("--loud",): "No such option: --loud; `specmatrix --help` lists what there is",
-    ("walk",): "No such command 'walk'; `specmatrix --help` lists what there is",
-    ("runn",): "No such command 'runn'; the closest is 'run'; `specmatrix --help` lists what there is",
-    ("run", "--cell", "x"): "No such option: --cell; the closest is --cells; `specmatrix --help` lists what there is",
-    ("run", "--bogus"): "No such option: --bogus; `specmatrix --help` lists what there is",
-    ("run", "--workers", "abc"): "--workers takes a whole number, not 'abc'; `specmatrix --help` lists what there is",
-    ("run", "--workers=abc"): "--workers takes a whole number, not 'abc'; `specmatrix --help` lists what there is",
-    ("simulate", "--minutes", "1m"): "--minutes takes a number, not '1m'; `specmatrix --help` lists what there is",
-    ("run", "--cells", ""): "--cells is empty, as of a shell variable that is not set; leave it out to run every cell",
+    (): "Missing command; see `specmatrix --help`",
+    ("--loud",): "No such option: --loud; see `specmatrix --help`",
+    ("walk",): "No such command 'walk'; see `specmatrix --help`",
+    ("runn",): "No such command 'runn'; the closest is 'run'; see `specmatrix --help`",
+    ("run", "--cell", "x"): "No such option: --cell; the closest is --cells; see `specmatrix --help`",
+    ("run", "--bogus"): "No such option: --bogus; see `specmatrix --help`",
+    ("run", "--workers", "abc"): "--workers takes a whole number, not 'abc'; see `specmatrix --help`",
+    ("run", "--workers=abc"): "--workers takes a whole number, not 'abc'; see `specmatrix --help`",
+    ("simulate", "--minutes", "1m"): "--minutes takes a number, not '1m'; see `specmatrix --help`",
+    ("run", "--cells", ""): "--cells is empty, perhaps an unset shell variable; omit it to run every cell",
     ("run", "--tier", "tpu"): "tier 'tpu' is unknown; it must be one of cpu, gpu1, gpu2, gpu4, gpu8",
-    ("run", "--limit"): "--limit needs a value; `specmatrix --help` lists what there is",
-    ("run", "--json=3"): "Option '--json' does not take a value; `specmatrix --help` lists what there is",
+    ("run", "--limit"): "--limit needs a value; see `specmatrix --help`",
+    ("run", "--json=3"): "Option '--json' does not take a value; see `specmatrix --help`",
     ("run", "--stage", "weekly"): "stage 'weekly' is unknown; it must be one of smoke, pr, nightly, product",
     ("run", "--workers", "0"): f"workers must be {SANE}, got 0",
-    ("run", "--seed", "1" + 30 * "0"): f"seed must be 0 to 2147483647, got 1{30 * '0'}",
+    ("run", "--seed", "1" + 30 * "0"): f"seed must be between 0 and 2147483647, got 1{30 * '0'}",
     ("run", "--workers", "1000000000"): f"workers must be {SANE}, got 1000000000",
-    ("run", "--seed", "-1"): "seed must be 0 to 2147483647, got -1",
+    ("run", "--seed", "-1"): "seed must be between 0 and 2147483647, got -1",
     ("run", "--limit", "0"): "limit must be at least 1, got 0",
     ("run", "--cells", "topk=3"): "topk has no value '3'; it must be one of auto, 1, 2, 4",
     ("run", "--cells", "topk=2 and topk=4"): (
-        "selector 'topk=2 and topk=4' picks none of the cells of stage 'pr'; the lock file has none of this kind"
+        "selector 'topk=2 and topk=4' matches no cell of stage 'pr'; no cell of the lock file matches it"
     ),
     ("run", "--cells", "none.tight"): (
-        "cell none.tight is redundant (alone-under-pressure): a lone request is never retracted"
+        "cell none.tight is redundant (alone-under-pressure): a single request is never retracted"
     ),
     ("run", "--out", "/dev/null/there", "--cells", "none"): "cannot write a report in /dev/null/there: Not a directory",
     ("compare", "/no/base", "/no/head"): (
         "/no/base does not exist; give a report file or a directory with report.jsonl"
     ),
-    ("explain", "topk"): "cell id 'topk' has the axis topk where a part must stand; its values are written k1, ",
-    ("lock", "--check", "--extend"): "--check only reads and --extend writes; give one of them",
+    ("explain", "topk"): "cell id 'topk' has the axis name topk in place of a value; its values are written k1, ",
+    ("lock", "--check", "--extend"): "--check and --extend are mutually exclusive",
     ("faults", "none-such"): "fault 'none-such' is unknown in tier cpu; `specmatrix faults --list` names all ",
     (
         "faults",
@@ -62,7 +62,7 @@ WRONG = {
         "none-such",
     ): "fault 'none-such' is unknown in tier cpu; `specmatrix faults --list` names all ",
     ("faults", "--stage", "product"): "stage 'product' is unknown; it must be one of smoke, pr, nightly",
-    ("faults", "--seed", "-1"): "seed must be 0 to 2147483647, got -1",
+    ("faults", "--seed", "-1"): "seed must be between 0 and 2147483647, got -1",
     ("faults", "--workers", "0"): f"workers must be {SANE}, got 0",
     ("faults", "--workers", "1" + 30 * "0"): f"workers must be {SANE}, got 1{30 * '0'}",
     ("simulate", "--minutes", "0"): "minutes must be above 0, got 0.0",
@@ -76,18 +76,23 @@ WRONG = {
     ("zoo", "train", "--device", "abacus"): "device 'abacus' is not available; it must be one of cpu",
     ("generate", "Hi", "--page-sise", "4"): "flag '--page-sise' is unknown; the closest one is --page-size",
     ("generate", "Hi", "--bogus"): "flag '--bogus' is unknown; it must be one of --model-path, ",
-    ("generate", ""): "the question is empty; ask something in words",
-    ("generate", " ", "--page-size", "4"): "the question is empty; ask something in words",
-    ("generate", "Hi", "there"): "'there' is a second question or a stray value; ask one, in quotes",
-    ("generate",): "the question is missing; ask something in words",
-    ("generate", "--page-size", "4"): "the question is missing; ask something in words",
+    ("generate", ""): "the question is empty; give it as an argument",
+    ("generate", " ", "--page-size", "4"): "the question is empty; give it as an argument",
+    ("generate", "Hi", "there"): "unexpected argument 'there'; give a single question, in quotes",
+    ("generate",): "the question is missing; give it as an argument",
+    ("generate", "--page-size", "4"): "the question is missing; give it as an argument",
     ("generate", "Hi", "--page-size"): "--page-size needs a value",
     ("generate", "--page-size", "--kv-stamps", "Hi"): "--page-size needs a value",
     ("generate", "Hi", "--model", "qwen3-mini", "--model-path=llama-mini"): "--model-path is given twice; give it once",
     ("generate", "Hi", "--speculative-algorithm-file", "/no/file.py"): "algorithm file /no/file.py is missing; give a ",
-    ("contract",): "0 algorithms given; name one Python file that registers some, or one algorithm",
+    ("contract",): "0 algorithms given; give one Python file that registers algorithms, or one algorithm's name",
     ("contract", "EAGLE9"): "'EAGLE9' is neither a file nor an algorithm; give a Python file or one of NONE, EAGLE, ",
-    ("contract", "EAGLE3", "--tp-size", "2"): "tp_size is 2 and contract holds engines of one process; leave it out: ",
+    (
+        "contract",
+        "EAGLE3",
+        "--tp-size",
+        "2",
+    ): "tp_size must be 1 for contract, got 2; tensor parallelism is tested by cells ",
     ("contract", "/no/file.py"): "algorithm file /no/file.py is missing; give a Python file, which must call ",
     ("generate", "Hi", "--page-size", "4", "--page-size=5"): "--page-size is given twice; give it once",
     ("generate", "Hi", "--page-size", "0"): "page_size",
@@ -114,10 +119,10 @@ def test_wrong_input_is_one_sentence(words: tuple[str, ...], capsys: pytest.Capt
 @pytest.mark.parametrize(
     ("tier", "there", "sentence"),
     [
-        ("gpu1", 0, "tier 'gpu1' needs 1 GPU and this machine shows none; use 'cpu'"),
-        ("gpu4", 2, "tier 'gpu4' needs 4 GPUs and this machine shows 2; use 'cpu'"),
-        ("gpu2", 1, "tier 'gpu2' needs 2 GPUs and this machine shows 1; use 'cpu'"),
-        ("gpu8", 4, "tier 'gpu8' needs 8 GPUs and this machine shows 4; use 'cpu'"),
+        ("gpu1", 0, "tier 'gpu1' needs 1 GPU but this machine has none; use 'cpu'"),
+        ("gpu4", 2, "tier 'gpu4' needs 4 GPUs but this machine has 2; use 'cpu'"),
+        ("gpu2", 1, "tier 'gpu2' needs 2 GPUs but this machine has 1; use 'cpu'"),
+        ("gpu8", 4, "tier 'gpu8' needs 8 GPUs but this machine has 4; use 'cpu'"),
     ],
 )
 def test_a_tier_names_the_gpus_that_are_missing(tier, there, sentence, monkeypatch, capsys):
@@ -138,22 +143,22 @@ def test_several_gpus_run_the_cells_of_as_many_ranks(gpus, monkeypatch, capsys):
     cells = chosen_cells(f"gpu{gpus}", "nightly", None, None)
     assert len(cells) >= 8 and {cell.ranks for cell in cells} == {gpus}
     assert main(["run", "--tier", f"gpu{gpus}", "--cells", "none.pair"]) == 2
-    sentence = f"tier 'gpu{gpus}' has none of the cells chosen of stage 'pr'; its cells have {gpus} ranks"
+    sentence = f"tier 'gpu{gpus}' has none of the selected cells of stage 'pr'; its cells have {gpus} ranks"
     assert capsys.readouterr().err == f"specmatrix: {sentence}\n"
 
 
 def test_more_than_two_ranks_run_on_gpus_only(capsys):
     assert max(cell.ranks for cell in chosen_cells("cpu", "nightly", None, None)) == 2
     assert main(["run", "--cells", "eagle3.tp4.pair"]) == 2
-    sentence = "tier 'cpu' has none of the cells chosen of stage 'pr'; its cells have 1 or 2 ranks"
+    sentence = "tier 'cpu' has none of the selected cells of stage 'pr'; its cells have 1 or 2 ranks"
     assert capsys.readouterr().err == f"specmatrix: {sentence}\n"
 
 
 def test_figures_of_a_gpu_need_one(capsys):
     assert main(["bench", "--gpu"]) == 2
-    assert capsys.readouterr().err == "specmatrix: benchmark 'gpu' needs a GPU and this machine shows none\n"
+    assert capsys.readouterr().err == "specmatrix: benchmark 'gpu' needs a GPU but this machine has none\n"
     assert main(["bench", "overhead", "--gpu"]) == 2
-    assert "'overhead' is not measured with --gpu; give the name or --gpu, not both" in capsys.readouterr().err
+    assert "'overhead' cannot be combined with --gpu; give the name or --gpu, not both" in capsys.readouterr().err
 
 
 def test_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]):
@@ -214,7 +219,7 @@ def test_stopped_run_says_so_and_keeps_the_report_before(number: int, status: in
         out, said = process.communicate()
     assert (process.returncode, out) == (status, "")
     assert said.strip().startswith("interrupted after ") and said.strip().count("\n") == 0, said
-    assert said.strip().endswith(f"{partial}, which is no report; {report} is still that of an earlier run")
+    assert said.strip().endswith(f"{partial}, which is not a report; {report} is from an earlier run")
     assert report.read_text() == "of an earlier run"
     with pytest.raises(ReportError, match="did not finish"):
         load(tmp_path)

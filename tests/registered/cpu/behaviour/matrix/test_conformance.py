@@ -26,11 +26,11 @@ BROKEN = {
     ),
     "host read": (DRAFTS, f"batch.root.tolist(); {DRAFTS}", "is not asked again and rounds go on without drafts"),
     "exception": (DRAFTS, "raise ValueError('my own')", "my own"),
-    "traits": ("max_lag=1,", "max_lag=1, own_kv=True,", "it made 0 KV pools where own_kv is True"),
+    "traits": ("max_lag=1,", "max_lag=1, own_kv=True,", "the drafter has 0 KV pools, but own_kv is True"),
     "width": (
         "resolved.num_draft_tokens\n",
         "resolved.num_draft_tokens + 1\n",
-        "its nodes are 5 where a round has up to 4",
+        "the drafter's nodes must be 4, the largest round, got 5",
     ),
 }
 
@@ -53,7 +53,7 @@ def changed(folder: Path, old: str, new: str) -> str:
 def test_the_example_keeps_the_contract(capsys):
     assert main(["contract", str(EXAMPLE)]) == 0
     *launches, last = capsys.readouterr().out.splitlines()
-    assert last == "COPY keeps the contract in 3 launches" and len(launches) == 3
+    assert last == "COPY satisfies the contract in 3 engine starts" and len(launches) == 3
     assert all(re.fullmatch(r"  chain, .* kept +1\.\d\d tokens per round", line) for line in launches)
 
 
@@ -69,8 +69,8 @@ def test_a_broken_launch_prints_its_sentences(tmp_path, capsys):
     assert main(["contract", changed(tmp_path, *BROKEN["traits"][:2])]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split()[-5:] == ["BROKEN", "1.16", "tokens", "per", "round"]
-    assert lines[1] == "    it made 0 KV pools where own_kv is True"
-    assert lines[-1] == "COPY BREAKS the contract in 3 of 3 launches"
+    assert lines[1] == "    the drafter has 0 KV pools, but own_kv is True"
+    assert lines[-1] == "COPY VIOLATES the contract in 3 of 3 engine starts"
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_a_file_with_several_algorithms_needs_a_name(tmp_path, capsys):
     again = once.replace("COPY", "replace(COPY, name='MORE')")
     file = changed(tmp_path, once, f"from dataclasses import replace\n{once}{again}")
     assert main(["generate", "Hi", "--speculative-algorithm-file", file]) == 2
-    assert f"{file} registers COPY, MORE; give --speculative-algorithm one of them" in capsys.readouterr().err
+    assert f"{file} registers COPY, MORE; choose one with --speculative-algorithm" in capsys.readouterr().err
     forget_algorithm("COPY")
     forget_algorithm("MORE")
     words = ["--max-new-tokens", "4", "--speculative-algorithm", "more"]

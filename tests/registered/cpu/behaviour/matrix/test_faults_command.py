@@ -60,13 +60,13 @@ def test_the_table_fits_its_terminal():
 def test_an_unknown_stage_and_too_few_workers_are_refused():
     with pytest.raises(ConfigError, match="stage 'weekly' is unknown"):
         main_faults("weekly", only=["v2-downgraded"])
-    with pytest.raises(ConfigError, match=r"^workers must be 1 to .* for each CPU core of this machine, got 0$"):
+    with pytest.raises(ConfigError, match=r"^workers must be between 1 and .* per CPU core\), got 0$"):
         main_faults(only=["v2-downgraded"], workers=0)
 
 
 def test_faults_of_a_gpu_need_one(monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
-    with pytest.raises(ConfigError, match=r"^tier 'gpu1' needs 1 GPU and this machine shows none; use 'cpu'$"):
+    with pytest.raises(ConfigError, match=r"^tier 'gpu1' needs 1 GPU but this machine has none; use 'cpu'$"):
         main_faults(only=["graphs-dropped"], tier="gpu1")
 
 

@@ -29,7 +29,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 COMMANDS = {
     ("run", "--stage", "smoke", "--cells", "tp=2 or model=deepseek", "--workers", "2"): "green: 2 of 2 cells passed",
     ("generate", "Tom has 2 apples and buys 3 more. How many has he?"): "#### 5",
-    ("contract", "none"): "NONE keeps the contract in 3 launches",
+    ("contract", "none"): "NONE satisfies the contract in 3 engine starts",
     ("faults", "--only", "bonus-stride"): "1 of 1 faults killed",
     ("zoo", "verify"): "llama-mini-eagle3: whole",
     ("explain", "eagle3.qwen3"): "",
@@ -153,9 +153,9 @@ def _always(wanted: Requirement) -> bool:
         (
             ("accuracy", "--data", "none.jsonl"),
             2,
-            "lm-eval is not installed; install specmatrix with its extra `accuracy`",
+            "lm-eval is not installed; install specmatrix with the extra `accuracy`",
         ),
-        (("tests",), 2, "has no registered tests; they are part of a checkout, not of an installed package"),
+        (("tests",), 2, "has no registered tests; run this in a checkout, not in an installed package"),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else None,
 )

@@ -91,7 +91,7 @@ def test_cells_of_a_gpu_need_one():
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == pytest.ExitCode.INTERRUPTED
-    assert "tier 'gpu1' needs 1 GPU and this machine shows none; use 'cpu'" in done.stdout
+    assert "tier 'gpu1' needs 1 GPU but this machine has none; use 'cpu'" in done.stdout
 
 
 def test_a_cell_that_is_not_supported_is_skipped_with_its_reason_and_reported(monkeypatch):
@@ -109,7 +109,7 @@ def test_red_cell_fails_with_its_sentences():
     runner = reference_runner(0)
     runner.gates = ()
     record = runner.run_cell(Cell.from_id("none.length"))
-    assert str(CellFailed(record)) == "no gate judged this cell"
+    assert str(CellFailed(record)) == "no gate applied to this cell"
 
 
 def test_a_cell_has_the_hooks_of_its_own_folder(tmp_path: Path):

@@ -47,12 +47,12 @@ def test_the_json_holds_the_seconds(capsys):
 
 def test_two_forms_at_once_are_refused(capsys):
     assert main(["tests", "--paths", "--json"]) == 2
-    assert capsys.readouterr().err == "specmatrix: --paths and --json are two forms of one list; give one of them\n"
+    assert capsys.readouterr().err == "specmatrix: --paths and --json are mutually exclusive\n"
 
 
 def test_where_no_tests_lie_is_said(tmp_path):
     with pytest.raises(ConfigError) as caught:
         list_tests("cpu", "pr", "1/1", paths=False, json_=False, root=tmp_path)
     assert str(caught.value) == (
-        f"{tmp_path} has no registered tests; they are part of a checkout, not of an installed package"
+        f"{tmp_path} has no registered tests; run this in a checkout, not in an installed package"
     )

@@ -63,7 +63,7 @@ def test_a_slow_gate_is_the_harness_s_and_a_red_cell_has_no_share(monkeypatch):
 
     monkeypatch.setattr(type(gate), "judge", crash)
     metric = share(chosen, 1)
-    assert (metric.state, metric.note) == ("red", f"1 of 1 cells are red, the first is {chosen[0].id}")
+    assert (metric.state, metric.note) == ("red", f"1 of 1 cells are red, first {chosen[0].id}")
 
 
 def test_the_measured_cells_are_of_every_algorithm():

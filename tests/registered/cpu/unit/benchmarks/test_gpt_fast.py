@@ -52,14 +52,14 @@ def test_gpt_fast_is_not_measured_without_a_checkout(tmp_path, monkeypatch):
     monkeypatch.delenv(gpt_fast.CHECKOUT, raising=False)
     metric = gpt_fast.gpt_fast(small_bench(tmp_path), "llama-3.1-8b")
     assert (metric.state, metric.goal) == ("not measured", 1.05)
-    assert metric.note == "GPT_FAST names no folder with a checkout of gpt-fast"
+    assert metric.note == "GPT_FAST must be set to the folder of a gpt-fast checkout"
 
 
 def test_nor_with_a_folder_that_is_none(tmp_path, checkout, monkeypatch):
     monkeypatch.setenv(gpt_fast.CHECKOUT, str(checkout))
     metric = gpt_fast.gpt_fast(small_bench(tmp_path), "llama-3.1-8b")
     assert metric.state == "not measured"
-    assert metric.note == f"the folder {checkout} that GPT_FAST names has no generate.py of gpt-fast"
+    assert metric.note == f"folder {checkout} (GPT_FAST) is no gpt-fast checkout: generate.py is missing"
 
 
 @pytest.mark.parametrize(("more", "seen"), [("", ""), (", block_mask", ", block_mask")])

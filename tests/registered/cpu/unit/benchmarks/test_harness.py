@@ -48,7 +48,7 @@ def test_lossless_cells_are_counted_against_the_whole_session_and_only_if_all_ar
     calm = harness.PytestRun(1200, False, 60.0, "1200 passed")
     metric = harness.cells_per_minute([calm, calm._replace(seconds=48.0)])
     assert (metric.ratio, metric.low, metric.high, metric.state) == (1350.0, 1200.0, 1500.0, "met")
-    assert metric.note == "1200 cells with all their gates in 48.0 s, start included"
+    assert metric.note == "1200 cells with all their gates in 48.0 s, including startup"
     for bad in (calm._replace(failed=True, last="1 failed"), calm._replace(passed=999, last="999 passed")):
         metric = harness.cells_per_minute([calm, bad])
         assert (metric.state, metric.note) == ("red", bad.last)
@@ -68,8 +68,8 @@ def test_the_lossless_cells_are_many_and_long_enough():
 def test_what_pytest_measures_needs_it_and_a_checkout(monkeypatch, tmp_path):
     monkeypatch.setattr(harness, "MATRIX", tmp_path / "test_matrix.py")
     notes = {metric().note for metric in (harness.collection, harness.lossless_rate)}
-    assert notes == {f"{tmp_path / 'test_matrix.py'} is missing; cells are collected from a checkout"}
+    assert notes == {f"{tmp_path / 'test_matrix.py'} is missing; run this in a checkout"}
     monkeypatch.setattr(harness, "find_spec", lambda name: None)
     metric = harness.collection()
-    note = "pytest is not installed; install specmatrix with its extra `pytest`"
+    note = "pytest is not installed; install specmatrix with the extra `pytest`"
     assert (metric.state, metric.note) == ("not measured", note)

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 def test_a_host_without_a_gpu_gets_one_sentence(capsys):
     assert kernels.main() == 2
     said = capsys.readouterr()
-    assert said.out == "" and said.err == "the kernels are timed on a GPU, and this host has none\n"
+    assert said.out == "" and said.err == "benchmark 'kernels' needs a GPU but this machine has none\n"
 
 
 def test_inputs_in_rotation_pass_the_cache():

@@ -27,7 +27,9 @@ def test_cells_are_spread_over_the_launches_of_the_nightly_stage():
 
 
 def test_more_cells_than_there_are_is_an_error():
-    with pytest.raises(ValueError, match=r"the launches of stage nightly have \d+ cells, asked for 100000000"):
+    with pytest.raises(
+        ValueError, match=r"cells must be at most \d+, the cells of stage nightly\'s launches, got 100000000"
+    ):
         launches(100_000_000)
 
 

@@ -64,5 +64,5 @@ def test_only_numbers_of_ranks_that_there_are_gpus_for_run():
         sizes_of([8], 4)
     with pytest.raises(ConfigError, match=r"^benchmark 'ranks' cannot run 3 ranks here; allowed: 1, 2, 4$"):
         sizes_of([3], 4)
-    with pytest.raises(ConfigError, match=r"^benchmark 'ranks' needs a GPU and this machine shows none; use --cpu"):
+    with pytest.raises(ConfigError, match=r"^benchmark 'ranks' needs a GPU but this machine has none; use --cpu"):
         sizes_of([], 0)

@@ -17,9 +17,9 @@ def test_stop_strings_length_and_temperature():
 
 
 def test_what_the_engine_cannot_give_is_refused():
-    with pytest.raises(RequestError, match=r"^the task sets 'num_beams', which the engine lacks; it knows do_sample"):
+    with pytest.raises(RequestError, match=r"^generation argument 'num_beams' is unknown; it must be one of do_sample"):
         parameters({"until": [], "max_gen_toks": 9, "num_beams": 4})
     with pytest.raises(
-        RequestError, match=r"^the task sets no max_gen_toks; the number of new tokens must be explicit$"
+        RequestError, match=r"^generation argument max_gen_toks is missing; the number of new tokens must be explicit$"
     ):
         parameters({"until": []})

@@ -58,7 +58,7 @@ def test_fewer_right_answers_than_a_loss_needs_are_not_measured():
     assert overall(pair(samples(7), samples(7)), "") is State.PASS
     thin = pair(samples(6), samples(6))
     assert overall(thin, "") is State.NOT_MEASURED
-    assert thin[0].message.startswith("the baseline answers 6 of 40 questions rightly; with fewer than 7")
+    assert thin[0].message.startswith("the baseline answers 6 of 40 questions correctly; with fewer than 7")
 
 
 @pytest.mark.parametrize("extractor", EXTRACTORS)
@@ -81,9 +81,11 @@ def test_answers_that_run_into_the_limit_are_red():
 
 def test_other_prompts_cannot_be_paired():
     base = samples(20)
-    with pytest.raises(PairingError, match=r"^the prompts of line 3 differ between the runs; no answer can be paired$"):
+    with pytest.raises(
+        PairingError, match=r"^the prompts of line 3 differ between the runs, so answers cannot be paired$"
+    ):
         pair(base, [*base[:2], replace(base[2], prompt_hash="other"), *base[3:]])
-    with pytest.raises(PairingError, match=r"^the runs answer 40 and 39 questions, not the same ones$"):
+    with pytest.raises(PairingError, match=r"^the runs must answer the same questions, got 40 and 39$"):
         pair(base, base[:-1])
 
 
@@ -98,5 +100,5 @@ def test_counts():
 def test_a_cell_that_never_drafted_proves_nothing():
     assert unproven("eagle3", {"spec.drafted": 9, "spec.accepted": 2}) == unproven("none", {}) == ""
     assert unproven("eagle3", {"spec.drafted": 9, "spec.accepted": 0}) == (
-        "the cell asks for eagle3, yet spec.accepted stayed 0: its answers say nothing about speculation"
+        "the cell requests eagle3, yet spec.accepted stayed 0: its answers say nothing about speculation"
     )

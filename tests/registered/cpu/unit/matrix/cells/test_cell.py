@@ -41,14 +41,17 @@ def test_parts_of_an_id_may_come_in_any_order():
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("eagle3.s4", "cell id 'eagle3.s4' has an unknown part 's4'; there are s1, s2, s3, s5"),
+        ("eagle3.s4", "cell id 'eagle3.s4' has an unknown part 's4'; the closest are s1, s2, s3, s5"),
         ("eagle3.raged", "cell id 'eagle3.raged' has an unknown part 'raged'; the closest is ragged"),
         ("eagle9", "cell id 'eagle9' has an unknown part 'eagle9'; the closest is eagle3"),
-        ("eagle3.topk", "cell id 'eagle3.topk' has the axis topk where a part must stand; its values are written k1, "),
+        (
+            "eagle3.topk",
+            "cell id 'eagle3.topk' has the axis name topk in place of a value; its values are written k1, ",
+        ),
         ("eagle3.xyzzy", "cell id 'eagle3.xyzzy' has an unknown part 'xyzzy'; an id is an algorithm and values of "),
-        ("eagle3.s3.s5", "cell id 'eagle3.s3.s5' gives steps twice"),
-        ("s3.k1", "cell id 's3.k1' names no algorithm; begin with none, standalone, eagle3"),
-        ("", "cell id '' has an empty part; write parts joined by single dots, as in eagle3.s3.k4"),
+        ("eagle3.s3.s5", "cell id 'eagle3.s3.s5' sets steps twice"),
+        ("s3.k1", "cell id 's3.k1' has no algorithm; it must start with one of none, standalone, eagle3"),
+        ("", "cell id '' has an empty part; join parts with single dots, as in eagle3.s3.k4"),
     ],
 )
 def test_a_bad_id_is_refused_in_one_sentence(text, sentence):
@@ -190,8 +193,8 @@ def test_assignments_take_blanks_commas_and_words_between():
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("topk", "'topk' is no assignment; write axis=value, for example algorithm=eagle3 topk=4"),
-        ("topk=", "'topk=' is no assignment; write axis=value, for example algorithm=eagle3 topk=4"),
+        ("topk", "'topk' is not an assignment; write axis=value, for example algorithm=eagle3 topk=4"),
+        ("topk=", "'topk=' is not an assignment; write axis=value, for example algorithm=eagle3 topk=4"),
         ("topk=4 topk=2", "topk is given twice; give it once"),
         ("topk=9", "topk has no value '9'; it must be one of auto, 1, 2, 4"),
         ("tree=9", f"axis 'tree' is unknown; it must be one of {', '.join(NAMES)}"),

@@ -167,11 +167,10 @@ def test_expect(text, expected):
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("none.tight", "cell none.tight is redundant (alone-under-pressure): a lone request is never retracted"),
+        ("none.tight", "cell none.tight is redundant (alone-under-pressure): a single request is never retracted"),
         (
             "none.exam.length",
-            "cell none.exam.length is impossible (exam-cut-short): "
-            "an answer that is cut short or aborted cannot be graded",
+            "cell none.exam.length is impossible (exam-cut-short): a truncated or aborted answer cannot be graded",
         ),
     ],
 )
@@ -187,7 +186,7 @@ def test_explaining_a_cell_that_runs_gives_values_and_reasons():
     assert lines[2] == "runs"
     assert "  num_draft_tokens: 8" in lines
     version = "because spec_version = v1: trees (topk > 1) default to v1; ask for spec_version v2 to overlap them"
-    assert f"{version} (held by the gates lossless, ledger, effective)" in lines
+    assert f"{version} (guarded by the gates lossless, ledger, effective)" in lines
     assert "because device = cpu: no GPU is visible" in lines
 
 
@@ -213,7 +212,7 @@ def test_explaining_a_refused_cell_gives_the_engines_sentence():
     text = explain_text(Cell.from_id("none.v2.sync"))
     assert "refused by v2-needs-overlap: v2 is the overlapped timing" in text
     assert text.endswith(
-        "the engine says: spec_version v2 cannot run with disable_overlap_schedule; "
+        "engine error: spec_version v2 cannot run with disable_overlap_schedule; "
         "drop one of them or ask for spec_version v1"
     )
 

@@ -50,20 +50,20 @@ def test_product_has_every_cell_that_exists_and_no_other():
 @pytest.mark.parametrize(
     ("stage", "text", "hint"),
     [
-        ("nightly", "topk=2 and topk=4", "the lock file has none of this kind, and --stage product looks "),
+        ("nightly", "topk=2 and topk=4", "no cell of the lock file matches it; --stage product selects "),
         ("smoke", "algorithm=eagle3 and page_size=64", "--stage nightly has "),
-        ("smoke", "eagle3.s2.k2.n6.v2.p64.c7.pair and batch=pair", "the lock file has none of this kind, "),
+        ("smoke", "eagle3.s2.k2.n6.v2.p64.c7.pair and batch=pair", "no cell of the lock file matches it; "),
     ],
 )
 def test_nothing_chosen_says_where_such_cells_are(stage: str, text: str, hint: str):
     with pytest.raises(ConfigError) as caught:
         select(stage, text)
-    assert str(caught.value).startswith(f"selector {text!r} picks none of the cells of stage {stage!r}; {hint}")
+    assert str(caught.value).startswith(f"selector {text!r} matches no cell of stage {stage!r}; {hint}")
 
 
 @pytest.mark.parametrize("text", ["", "  "])
 def test_an_empty_selector_is_not_every_cell(text: str):
-    with pytest.raises(ConfigError, match=r"^--cells is empty, as of a shell variable that is not set; leave it out"):
+    with pytest.raises(ConfigError, match=r"^--cells is empty, perhaps an unset shell variable; omit it"):
         select("smoke", text)
 
 

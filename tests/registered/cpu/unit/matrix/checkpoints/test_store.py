@@ -71,7 +71,7 @@ def test_nothing_there(cache):
     with pytest.raises(ConfigError) as caught:
         find(QWEN)
     assert str(caught.value) == f"Qwen/Qwen3-8B at {COMMIT} is not in {cache}; {FETCH}"
-    with pytest.raises(ConfigError, match=r"fetches it, once its licence is accepted$"):
+    with pytest.raises(ConfigError, match=r"fetches it after its licence is accepted$"):
         find(LLAMA)
     with pytest.raises(ConfigError, match=r"^Qwen/Qwen3-8B is not in .*; `hf download Qwen/Qwen3-8B` fetches it$"):
         find(replace(QWEN, revision=TIP))
@@ -81,7 +81,7 @@ def test_another_commit_there(cache):
     snapshot(cache, "f" * 40)
     with pytest.raises(ConfigError) as caught:
         find(QWEN)
-    there = f"which holds other commits of it only ({'f' * 40})"
+    there = f"which has only other commits of it ({'f' * 40})"
     assert str(caught.value) == f"Qwen/Qwen3-8B at {COMMIT} is not in {cache}, {there}; {FETCH}"
 
 
@@ -90,6 +90,6 @@ def test_a_folder_without_it(tmp_path):
         find(QWEN, tmp_path)
     folder = tmp_path / "Qwen" / "Qwen3-8B"
     fetch = f"`hf download Qwen/Qwen3-8B --revision {COMMIT} --local-dir {folder}` fetches it"
-    assert str(caught.value) == f"Qwen/Qwen3-8B is not in {tmp_path}, where it would be {folder}; {fetch}"
+    assert str(caught.value) == f"Qwen/Qwen3-8B is not in {tmp_path} (expected {folder}); {fetch}"
     with pytest.raises(ConfigError, match=r"folder .*/nowhere of checkpoints does not exist"):
         find(QWEN, tmp_path / "nowhere")

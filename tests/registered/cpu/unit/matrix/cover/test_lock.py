@@ -78,7 +78,7 @@ def test_an_unreadable_id_is_noticed(lock, tmp_path):
     write(lock, tmp_path / "cells.lock")
     with (tmp_path / "cells.lock").open("a") as file:
         file.write("medusa.s3\n")
-    assert "medusa.s3 is no cell of today's axes" in check(tmp_path / "cells.lock").problems
+    assert "medusa.s3 is not a cell of the current axes" in check(tmp_path / "cells.lock").problems
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -120,12 +120,12 @@ def test_a_dropped_sweep_row_is_noticed(lock, problems):
 
 def test_a_repeated_row_is_noticed(lock, problems):
     lock.cells["nightly"].append(Cell.from_id("eagle3"))
-    assert problems(lock) == ("eagle3 stands twice",)
+    assert problems(lock) == ("eagle3 is listed twice",)
 
 
 def test_a_row_that_is_no_cell_is_noticed(lock, problems):
     lock.cells["pr"].append(Cell.from_id("none.tight"))
-    assert problems(lock) == ("none.tight is redundant: a lone request is never retracted",)
+    assert problems(lock) == ("none.tight is redundant: a single request is never retracted",)
 
 
 @pytest.mark.parametrize(

@@ -62,12 +62,12 @@ def test_a_line_without_meaning_is_refused(path, line):
     path.write_text(TEXT + line + "\n")
     with pytest.raises(ConfigError) as caught:
         read(path)
-    assert str(caught.value) == f"cells.lock line 11 means nothing: {line!r}; run `specmatrix lock --check`"
+    assert str(caught.value) == f"cells.lock line 11 is invalid: {line!r}; run `specmatrix lock --check`"
 
 
 def test_a_cell_before_the_first_stage_is_refused(path):
     path.write_text("none\n" + TEXT)
-    with pytest.raises(ConfigError, match="line 1 means nothing: 'none'"):
+    with pytest.raises(ConfigError, match="line 1 is invalid: 'none'"):
         read(path)
 
 
@@ -82,7 +82,7 @@ def test_an_id_of_yesterdays_axes_is_kept_apart_and_never_run(path):
     assert read(path).unreadable == ["medusa.s3"]
     with pytest.raises(ConfigError) as caught:
         stage_cells("pr", path)
-    assert str(caught.value) == "cells.lock holds 'medusa.s3', which is no cell; run `specmatrix lock --extend`"
+    assert str(caught.value) == "cells.lock: 'medusa.s3' is not a cell; run `specmatrix lock --extend`"
 
 
 def test_an_empty_lock_has_every_stage():

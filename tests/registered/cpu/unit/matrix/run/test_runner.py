@@ -160,7 +160,7 @@ def test_crash_of_the_baseline_says_so():
             return CrashingEngine(engine.llm, engine.clock) if config.speculative_algorithm == "NONE" else engine
 
     record = runner(PlainCrashes()).run_cell(Cell.from_id("eagle3.pair"))
-    assert record.error is not None and record.error.startswith("the baseline: RuntimeError")
+    assert record.error is not None and record.error.startswith("baseline: RuntimeError")
 
 
 def test_refused_cell_passes_where_refused_and_fails_where_started():
@@ -191,12 +191,12 @@ def test_missing_capability_is_not_measured():
 
     record = runner(Silent()).run_cell(Cell.from_id("none.pair"))
     assert record.state == "NOT MEASURED"
-    assert record.gates[0].message == "subject reference does not show journal"
+    assert record.gates[0].message == "subject reference does not provide journal"
 
 
 def test_cell_without_a_gate_is_not_measured():
     record = runner(ReferenceSubject(), ()).run_cell(Cell.from_id("none.pair"))
-    assert (record.state, record.error) == ("NOT MEASURED", "no gate judged this cell")
+    assert (record.state, record.error) == ("NOT MEASURED", "no gate applied to this cell")
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ def test_a_repro_line_names_the_tier_unless_it_is_the_default():
 def test_a_tier_is_shown_the_gpus_of_the_machine(monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
     assert [visible_gpus(name) for name in ("cpu", "gpu1", "gpu4")] == [0, 4, 4]
-    with pytest.raises(ConfigError, match=r"^tier 'gpu8' needs 8 GPUs and this machine shows 4; use 'cpu'$"):
+    with pytest.raises(ConfigError, match=r"^tier 'gpu8' needs 8 GPUs but this machine has 4; use 'cpu'$"):
         visible_gpus("gpu8")
 
 

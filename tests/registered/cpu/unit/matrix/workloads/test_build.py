@@ -112,5 +112,5 @@ def test_exams_have_answers():
 
 
 def test_a_text_that_is_no_token_is_refused():
-    with pytest.raises(ConfigError, match=r"'#### 12' is \d tokens, a stop token must be one"):
+    with pytest.raises(ConfigError, match=r"got '#### 12', which is \d tokens"):
         token_id("#### 12")
