@@ -85,7 +85,7 @@ def _time(base: Path, head: Path, cells: int) -> tuple[float, float, float]:
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     seconds, cpu, peak, counted = done.stdout.split()
     if int(counted) != cells:
-        raise RuntimeError(f"the comparison counted {counted} cells of {cells}")
+        raise RuntimeError(f"the comparison must count {cells} cells, got {counted}")
     return float(seconds), float(cpu), float(peak) / 1e3
 
 

@@ -95,5 +95,5 @@ def _shown(work: ShardPlan, job: ShardJob, total: int) -> Iterator[CellResult]:
 
         for record in run_plan(work, job, show):
             red += record.state in RED_STATES
-            tell(None, 1)
+            update(None, 1)
             yield record

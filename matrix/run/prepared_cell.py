@@ -92,7 +92,7 @@ class PreparedCell:
 
 
 def prepare(cell: Cell, tier: str = "cpu", seed: int = 0, workload: Workload = workload) -> PreparedCell:
-    """ConfigError for a combination that is no cell."""
+    """Prepare a cell. ConfigError if it is impossible or redundant."""
     constraints = explain(cell)
     return PreparedCell(cell, tier, seed, constraints, expectation(cell, constraints), workload)
 

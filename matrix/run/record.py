@@ -66,7 +66,7 @@ def record(
     outcomes: Sequence[Outcome] = (),
     error: str | None = None,
 ) -> CellResult:
-    """The record of a cell. engine: what was started, None if nothing was. evidence: the counters of its requests."""
+    """The record of a cell. engine: None if it did not start. evidence: counter increments during its requests."""
     cell = prepared.cell
     resolved: dict[str, Any] = {} if engine is None else dict(engine.resolved)
     reasons: Iterable[Mapping[str, Any]] = resolved.pop("reasons", ())

@@ -63,9 +63,9 @@ class Baselines:
 class Runner:
     """Runs cells on one subject.
 
-    workload: the asks of a cell for a seed. gates: judge in this order. refusal: judges a start that was refused (with
-    the error) or should have been (with None). divergence: judges ranks that cannot go on, as they differ. tier:
-    of the records. engine: the one that is running, of the last cell. baselines: those of every workload so far.
+    workload: the requests of a cell for a seed. gates: in the order in which they judge. refusal: judges a start that
+    was refused (with the error) or should have been (with None). divergence: judges ranks that stopped because they
+    diverged. tier: of the records. engine: the running engine, of the last cell. baselines: runs so far.
     """
 
     subject: Subject
@@ -146,8 +146,8 @@ class Runner:
 
 
 def reference_runner(seed: int, tier: str = "cpu") -> Runner:
-    """The reference engine, in this process or in one for each rank, judged by every gate."""
-    # It imports torch, which planning and collecting cells do without.
+    """A runner for the reference engine, in this process or in one process per rank, with all gates."""
+    # Imports torch, which planning and collection do not need.
     from specmatrix.matrix.subjects.tensor_parallel import RankedSubject
 
     return Runner(RankedSubject(), seed, tier=tier)
