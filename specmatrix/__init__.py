@@ -21,9 +21,9 @@ if HOME != _HERE:
 def load(*paths: str | Path | Iterable[str | Path]) -> Runs:
     """Reports of runs (`load("out/a", "out/b")`) and kill matrices (`load("out/faults.json")`) as pandas frames.
 
-    Paths are files or directories; column `run` of each frame tells them apart. Raises ReportError, one sentence.
+    Paths are files or directories; the column `run` of each frame distinguishes them. Raises ReportError.
     """
-    # Neither the command line nor a comparison waits for this.
+    # Imports pandas, which neither the command line nor a comparison needs.
     from specmatrix.reports.frames import load as load_runs
 
     return load_runs(*paths)

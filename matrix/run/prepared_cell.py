@@ -24,7 +24,7 @@ Workload = Callable[[Cell, int], Sequence[Ask]]
 class PreparedCell:
     """A cell with its configuration, facts and requests, each computed at most once, on first access.
 
-    tier, seed: of the run. constraints: those that apply to the cell. expectation: what the engine must do.
+    tier, seed: of the run. constraints: those that apply to the cell. expectation: the expected outcome.
     """
 
     cell: Cell
