@@ -100,5 +100,5 @@ def test_counts():
 def test_a_cell_that_never_drafted_proves_nothing():
     assert unproven("eagle3", {"spec.drafted": 9, "spec.accepted": 2}) == unproven("none", {}) == ""
     assert unproven("eagle3", {"spec.drafted": 9, "spec.accepted": 0}) == (
-        "the cell requests eagle3, yet spec.accepted stayed 0: its answers say nothing about speculation"
+        "the cell requests eagle3, but spec.accepted stayed 0, so its answers prove nothing about speculation"
     )
