@@ -1,1 +1,1 @@
-"""Planted faults: the proof that each gate can fail."""
+"""Planted faults (mutation testing), which prove that each gate can fail."""

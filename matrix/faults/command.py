@@ -1,4 +1,4 @@
-"""`specmatrix faults`: plant every fault, print who kills it."""
+"""`specmatrix faults`: plants every fault and prints which gates kill it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from specmatrix.reports.wording import count
 
 WIDE: Final = 260
 FAULTS_FILE: Final = "faults.json"
-NOBODY: Final = "[red]nobody's only killer[/]"
+NEVER_ALONE: Final = "[red]kills no fault alone[/]"
 
 
 def main_faults(
@@ -40,13 +40,13 @@ def main_faults(
     out: Path | None = None,
     tier: str = "cpu",
 ) -> int:
-    """Print the kill matrix of a tier's faults (or of the faults `only`), as a table or as JSON; the exit status.
+    """Print the kill matrix of a tier's faults (or of the faults `only`), as a table or JSON; return the exit status.
 
-    With `out`, also write it as JSON to `out`/faults.json, as it grows; ReportError where that cannot be. Stopped goes
-    on behind what was judged, with a sentence that says how much that is.
+    With `out`, also keep it up to date as JSON in `out`/faults.json; ReportError if that cannot be written. On Stopped,
+    print what is complete and raise it again with a message that says how much that is.
 
-    1 if a fault survives or only crashes, or if the unfaulted run of the same cells is red. ConfigError on an unknown
-    stage or id, a number of workers that this machine should not start, and a fault that no longer applies.
+    1 if a fault survives or only crashes, or if a cell fails without any fault. ConfigError for an unknown stage or id,
+    more workers than this machine should start, and a fault that no longer applies.
     """
     visible_gpus(tier)
     faults = select(only, tier)
@@ -77,7 +77,7 @@ def main_faults(
 
 
 def select(only: Sequence[str], tier: str = "cpu") -> list[Fault]:
-    """The faults of a tier with these ids, all for none. ConfigError on an unknown id."""
+    """The faults of a tier with these ids, or all if none are given. ConfigError for an unknown id."""
     known = {fault.id: fault for fault in CATALOGUE if fault.runs_on(tier)}
     for name in only:
         if name not in known:
@@ -88,7 +88,7 @@ def select(only: Sequence[str], tier: str = "cpu") -> list[Fault]:
 
 
 def list_faults(only: Sequence[str], tier: str, json_: bool) -> int:
-    """Print a line per fault of a tier, or a JSON list of them, without planting any. ConfigError on an unknown id."""
+    """List a tier's faults, a line each or as JSON, without planting any. ConfigError for an unknown id."""
     find_tier(tier)
     chosen = select(only, tier)
     if json_:
@@ -101,7 +101,7 @@ def list_faults(only: Sequence[str], tier: str, json_: bool) -> int:
 
 
 def _console() -> Console:
-    """The terminal as it is; a file or a pipe as wide as the table needs."""
+    """The terminal at its own width; a file or pipe at WIDE columns."""
     console = StdoutConsole()
     return console if console.is_terminal else StdoutConsole(width=WIDE)
 
@@ -119,13 +119,13 @@ def _show(matrix: Matrix, console: Console, whole: bool, verbose: bool) -> None:
     data = matrix.as_dict()
     console.print(f"{data['killed']} of {data['total']} faults killed")
     if matrix.missing:
-        console.print(f"[bold red]not judged: {count(len(matrix.missing), 'fault')}[/], from {matrix.missing[0]} on")
+        console.print(f"[bold red]not run: {count(len(matrix.missing), 'fault')}[/], from {matrix.missing[0]} on")
     for gate, alone in matrix.sole.items():
         if alone or whole:
-            console.print(f"{gate}: {'only killer of ' + ', '.join(alone) if alone else NOBODY}")
+            console.print(f"{gate}: {'only killer of ' + ', '.join(alone) if alone else NEVER_ALONE}")
     for kill in matrix.kills:
         if kill.unexpected:
-            words = f"expected {', '.join(kill.fault.expected)}, not {', '.join(kill.killed_by)}"
+            words = f"killed by {', '.join(kill.killed_by)}, expected {', '.join(kill.fault.expected)}"
             console.print(f"{kill.fault.id}: {words}")
         if kill.crashed:
             console.print(f"{kill.fault.id} crashed: {kill.crashed}", markup=False)

@@ -1,4 +1,4 @@
-"""A source-level fault: where it is, what it replaces, where it comes from, and who must see it."""
+"""A source-level fault: its source text, replacement, origin, and the gates that must detect it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Edit:
     """One replacement in a definition: a function, a class, or a constant of a module or class.
 
     within: the definition's qualified name without its module (`Ledger.settle`), so that moving a module changes no
-    fault. old: stands exactly once in all definitions of that name. new: what replaces it.
+    fault. old: text that occurs exactly once in all definitions of that name. new: its replacement.
     """
 
     within: str
@@ -29,12 +29,12 @@ class Edit:
 class Fault:
     """One defect of the catalogue.
 
-    klass: class of defect. origin: the report that it repeats. within, old, new: the defect (see `Edit`); also:
-    further replacements where one place alone would be caught by a guard. expected: gates that must fail, at least one
-    of them. cells: ids or selectors (up to two cells each) of the smallest cells that exercise it. why: its effect.
-    tier: where the cells must run to exercise it; also_on: further tiers.
-    operations: kernels whose laws it breaks (`matrix.faults.kernels`). Its cells run on a GPU only, because a CPU runs
-    other forms of the operations.
+    klass: class of defect. origin: the report or rule that it is based on. within, old, new: the defect (see `Edit`);
+    also: further replacements, such as removing an engine check that would raise before a gate runs. expected: gates
+    of which at least one must fail. cells: ids or selectors (up to two cells each) of the smallest cells that exercise
+    it. why: its effect. tier: the tier on which the cells exercise it; also_on: further tiers.
+    operations: kernels whose laws it breaks (`matrix.faults.kernels`); its cells then run on a GPU only, because a CPU
+    does not run these kernels.
     """
 
     id: str
@@ -52,16 +52,16 @@ class Fault:
     operations: tuple[str, ...] = ()
 
     def runs_on(self, tier: str) -> bool:
-        """Whether its cells exercise it on this tier."""
+        """Whether the fault's cells exercise it on this tier."""
         return tier in (self.tier, *self.also_on)
 
     @property
     def edits(self) -> tuple[Edit, ...]:
-        """Every replacement, the defect first."""
+        """All replacements, the defect first."""
         return (Edit(self.within, self.old, self.new), *self.also)
 
     def chosen(self, locked: Sequence[Cell]) -> list[Cell]:
-        """The cells to run, from the explicit ids and the cells of a stage. ConfigError if a selector finds none."""
+        """The cells to run; selectors choose from `locked`. ConfigError if a selector matches none."""
         return pick(self.cells, locked, self.id)
 
     def changes(self, root: Path) -> dict[Path, str]:
@@ -90,7 +90,7 @@ class Fault:
 
 
 def _places(text: str, edit: Edit) -> set[int]:
-    """Offsets in a source text at which the replacement applies."""
+    """Offsets in a source text where `edit` applies."""
     if edit.old not in text or edit.within.rpartition(".")[2] not in text:
         return set()
     starts = [0]

@@ -1,7 +1,7 @@
-"""The laws of `kernels.check` as a judge of faults: an operation keeps them all, or the fault in it is seen.
+"""The laws of `kernels.check` as a detector of faults in kernels.
 
-On a CPU Triton's interpreter runs the small cases. On a GPU they run compiled, with those whose offsets pass what an
-int32 counts. Reading where nothing is, on a GPU, is a broken law and no crash: the definition reads nothing there.
+On a CPU Triton's interpreter runs the small cases. On a GPU they run compiled, together with the large ones, whose
+offsets exceed int32. An illegal memory access on a GPU counts as a broken law, not as a crash.
 """
 
 from __future__ import annotations
@@ -15,38 +15,38 @@ from typing import Any, Final
 from specmatrix.errors import ConfigError, KernelError
 from specmatrix.matrix.run.tiers import tier as find_tier
 
-JUDGE: Final = "kernels"
+DETECTOR: Final = "kernels"
 PREFIX: Final = "kernel:"
-# An address that is not there comes back as a RuntimeError, of Triton's or of torch's next call.
-GONE: Final = "illegal memory access"
+# Triton or the next torch call reports it as a RuntimeError with this text.
+ILLEGAL_ACCESS: Final = "illegal memory access"
 
 
-def judged(names: Sequence[str], tier: str) -> Iterator[dict[str, Any]]:
-    """One line of a trial for each operation, named with its prefix. ConfigError if one is unknown."""
+def check_operations(names: Sequence[str], tier: str) -> Iterator[dict[str, Any]]:
+    """One trial record per operation (named with PREFIX). ConfigError if one is unknown."""
     for name in names:
-        yield _judged(name.removeprefix(PREFIX), bool(find_tier(tier).gpus))
+        yield _check(name.removeprefix(PREFIX), bool(find_tier(tier).gpus))
 
 
-def _judged(name: str, gpu: bool) -> dict[str, Any]:
+def _check(name: str, gpu: bool) -> dict[str, Any]:
     start = perf_counter()
     state, message = "PASS", ""
     if find_spec("triton") is None:
-        state, message = "NOT MEASURED", "the laws of kernels need triton; install specmatrix with its extra `kernels`"
+        state, message = "NOT MEASURED", "checking kernels needs triton; install specmatrix with its extra `kernels`"
     else:
         try:
-            _keeps_the_laws(name, gpu)
+            _check_laws(name, gpu)
         except KernelError as broken:
             state, message = "FAIL", str(broken)
         except RuntimeError as broken:
             words = " ".join(str(broken).split())
-            if GONE not in words:
+            if ILLEGAL_ACCESS not in words:
                 raise
             state, message = "FAIL", f"{name}: {words}"
     seconds = perf_counter() - start
-    return {"cell": PREFIX + name, "gates": {JUDGE: [state, message]}, "error": None, "seconds": seconds}
+    return {"cell": PREFIX + name, "gates": {DETECTOR: [state, message]}, "error": None, "seconds": seconds}
 
 
-def _keeps_the_laws(name: str, gpu: bool) -> None:
+def _check_laws(name: str, gpu: bool) -> None:
     from specmatrix.kernels import check
     from specmatrix.kernels.backend import interpreted
     from specmatrix.kernels.registry import KERNELS

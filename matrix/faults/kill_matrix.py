@@ -1,4 +1,4 @@
-"""The kill matrix: which gate sees which fault."""
+"""The kill matrix: which gate detects which fault."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from specmatrix.matrix.cells.cell import Cell, order
 from specmatrix.matrix.faults.fault import Fault
-from specmatrix.matrix.faults.kernels import JUDGE as KERNELS
+from specmatrix.matrix.faults.kernels import DETECTOR as KERNELS
 from specmatrix.matrix.faults.plant import SECONDS, CellVerdict, Trial, trial
 from specmatrix.matrix.faults.processes import Processes
 from specmatrix.matrix.run.tiers import tier as find_tier
@@ -17,12 +17,12 @@ from specmatrix.matrix.zoo.registry import verify_cells
 from specmatrix.reports.schema import GATES
 
 RED: Final = ("FAIL", "NOT MEASURED")
-# Who can see a fault: the gates of cells, and the laws of kernels.
-JUDGES: Final = (*GATES, KERNELS)
+# What can detect a fault: the gates of cells and the laws of kernels.
+DETECTORS: Final = (*GATES, KERNELS)
 
 
 class TrialJob(NamedTuple):
-    """One process: a fault or none, and what is judged with it."""
+    """One process: a fault or none, and the cells and operations to check with it."""
 
     fault: Fault | None
     cells: tuple[Cell, ...]
@@ -31,9 +31,9 @@ class TrialJob(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """What became of one fault. killed_by: judges that are red with the fault and green without, in JUDGES' order.
+    """The outcome for one fault. killed_by: detectors that fail with the fault and pass without, as in DETECTORS.
 
-    crashed: the first crash with the fault, None if every cell was judged. unexpected: no expected gate killed it.
+    crashed: the first crash with the fault, None if every cell completed.
     """
 
     fault: Fault
@@ -48,14 +48,14 @@ class Kill:
 
     @property
     def unexpected(self) -> bool:
-        """Whether it was killed, and by none of the gates that were to."""
+        """Whether it was killed, but by none of the expected gates."""
         return self.killed and not set(self.killed_by) & set(self.fault.expected)
 
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """Every fault's kill, and what was red or crashed without any fault; `missing` are ids of faults that were not
-    judged yet."""
+    """One Kill per fault; `unfaulted_red`: failures and crashes without any fault; `missing`: ids of faults that have
+    not run yet."""
 
     kills: tuple[Kill, ...]
     unfaulted_red: tuple[str, ...]
@@ -63,13 +63,13 @@ class Matrix:
 
     @property
     def survivors(self) -> tuple[Kill, ...]:
-        """What no gate saw."""
+        """Faults that nothing detected."""
         return tuple(kill for kill in self.kills if not kill.killed)
 
     @property
     def sole(self) -> dict[str, tuple[str, ...]]:
-        """Gate to the faults that nobody else kills."""
-        alone = {gate: tuple(k.fault.id for k in self.kills if k.killed_by == (gate,)) for gate in JUDGES}
+        """Detector to the faults that it alone kills."""
+        alone = {gate: tuple(k.fault.id for k in self.kills if k.killed_by == (gate,)) for gate in DETECTORS}
         return alone
 
     @property
@@ -77,7 +77,7 @@ class Matrix:
         return not self.survivors and not self.unfaulted_red and not self.missing
 
     def as_dict(self) -> dict[str, Any]:
-        """The stable machine-readable form; one that is not whole lists what is missing."""
+        """The stable machine-readable form; an incomplete matrix lists the missing faults."""
         missing = {"missing": list(self.missing)} if self.missing else {}
         return missing | {
             "total": len(self.kills),
@@ -106,9 +106,9 @@ def kill_matrix(
 ) -> Matrix:
     """Run every fault's cells, once without any fault and once with it, `workers` processes at a time.
 
-    tell: called with the name of each part as it ends. keep: called with what is judged so far, after each fault that
-    ends behind the last part without a fault. ConfigError if a fault does not apply or finds no cell, or
-    if a checkpoint of the zoo is damaged.
+    tell: called with the name of each trial as it ends. keep: called with the matrix so far, after each fault, once all
+    trials without a fault have ended. ConfigError if a fault does not apply or matches no cell, or if a zoo checkpoint
+    is damaged.
     """
     gpu = find_tier(tier).gpus > 0
     chosen = {fault.id: [] if fault.operations and not gpu else fault.chosen(locked) for fault in faults}
@@ -132,14 +132,14 @@ def kill_matrix(
 
 
 def _matrix(faults: Sequence[Fault], found: Mapping[str, Trial], plain: Sequence[Trial]) -> Matrix:
-    """What the trials of faults that were found say beside the whole run without faults."""
+    """The matrix of the trials in `found`, compared with the trials without a fault."""
     green = _greens(plain)
-    kills = tuple(judge(fault, found[fault.id], green) for fault in faults if fault.id in found)
+    kills = tuple(kill_of(fault, found[fault.id], green) for fault in faults if fault.id in found)
     return Matrix(kills, _reds(plain), tuple(fault.id for fault in faults if fault.id not in found))
 
 
 def shares(cells: Sequence[Cell], count: int) -> list[list[Cell]]:
-    """Cells in `count` parts of about the same price; cells of one engine start stay together."""
+    """Split cells into at most `count` parts of similar run time; cells of one engine start stay together."""
     starts: dict[tuple[str, ...], list[Cell]] = {}
     for cell in cells:
         starts.setdefault(cell.start_key, []).append(cell)
@@ -149,8 +149,8 @@ def shares(cells: Sequence[Cell], count: int) -> list[list[Cell]]:
     return [part for part in parts if part]
 
 
-def judge(fault: Fault, result: Trial, green: dict[tuple[str, str], bool]) -> Kill:
-    """A gate kills where it is red with the fault and green without. A crash kills nothing."""
+def kill_of(fault: Fault, result: Trial, green: dict[tuple[str, str], bool]) -> Kill:
+    """A detector kills a fault if it fails with the fault and passes without. A crash kills nothing."""
     messages: dict[str, str] = {}
     crashed = result.died
     for verdict in result.verdicts:
@@ -158,12 +158,12 @@ def judge(fault: Fault, result: Trial, green: dict[tuple[str, str], bool]) -> Ki
         for gate, (state, message) in verdict.gates.items():
             if state in RED and green.get((verdict.cell, gate)):
                 messages.setdefault(gate, f"{verdict.cell}: {message}")
-    killed_by = tuple(judge for judge in JUDGES if judge in messages)
+    killed_by = tuple(detector for detector in DETECTORS if detector in messages)
     return Kill(fault, killed_by, crashed, messages, sum(verdict.seconds for verdict in result.verdicts))
 
 
 def _run(jobs: Sequence[TrialJob], seed: int, workers: int, tier: str) -> Iterator[tuple[Fault | None, Trial]]:
-    """Trials as they end. The threads only wait for their processes, which end when nobody wants more."""
+    """Yield trials as they end. Threads only wait for their processes, which are killed if the caller stops early."""
     processes = Processes()
     with ThreadPoolExecutor(workers) as pool:
         running: dict[Future[Trial], Fault | None] = {}
@@ -180,7 +180,7 @@ def _run(jobs: Sequence[TrialJob], seed: int, workers: int, tier: str) -> Iterat
 
 
 def _trial(job: TrialJob, seed: int, processes: Processes, tier: str) -> Trial:
-    """The unfaulted run holds the cells of all faults, so it has no limit of one trial."""
+    """The run without a fault covers the cells of all faults, so it gets a longer time limit."""
     seconds = SECONDS if job.fault is not None else 3600.0
     return trial(job.fault, job.cells, seed, seconds, processes, tier, job.operations)
 
@@ -195,7 +195,7 @@ def _greens(plain: Sequence[Trial]) -> dict[tuple[str, str], bool]:
 
 
 def _reds(plain: Sequence[Trial]) -> tuple[str, ...]:
-    """What is red or missing without any fault, in words."""
+    """Sentences on failures and crashes without any fault."""
     found = [result.died for result in plain if result.died]
     for verdict in (verdict for result in plain for verdict in result.verdicts):
         found += [f"{verdict.cell}: {verdict.error}"] if verdict.error else _red_gates(verdict)

@@ -1,4 +1,4 @@
-"""Planting: a copy of the packages, the fault in it, and the cells run in a fresh process that imports the copy."""
+"""Plants a fault in a copy of the packages and runs its cells in a fresh process that imports the copy."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from specmatrix.matrix.run.tiers import tier as find_tier
 
 ROOT: Final = specmatrix.HOME
 PACKAGES: Final = ("engine", "kernels", "matrix", "ci", "reports")
-# What lets Triton's kernels run without a GPU (`kernels.backend`, which needs torch).
+# Makes Triton interpret its kernels without a GPU (as `kernels.backend`, which needs torch).
 INTERPRETER: Final = "TRITON_INTERPRET"
-# Several times what the longest trial takes; a fault may make the engine loop for ever.
+# Several times the longest trial; a fault may make the engine loop forever.
 SECONDS: Final = 180.0
 
 
 @dataclass(frozen=True, slots=True)
 class CellVerdict:
-    """What the gates said of one cell: name to (state, message). `error`: the crash, None if there was none."""
+    """One cell's gate results: name to (state, message). `error`: the crash, None if none."""
 
     cell: str
     gates: dict[str, tuple[str, str]]
@@ -43,7 +43,7 @@ class CellVerdict:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One process: the cells it judged, and how it ended if it did not judge them all."""
+    """One process: the cells it completed, and how it ended if it did not complete them all."""
 
     verdicts: tuple[CellVerdict, ...]
     died: str | None
@@ -51,7 +51,7 @@ class Trial:
 
 @contextmanager
 def planted(fault: Fault | None) -> Iterator[Path]:
-    """A copy of the packages, laid out as in a checkout, with the fault in it (None: as they are). ConfigError if the
+    """A copy of the packages, laid out as a checkout, with the fault planted (None: unchanged). ConfigError if the
     fault does not apply."""
     with TempDir("fault") as tree:
         for package in PACKAGES:
@@ -61,7 +61,7 @@ def planted(fault: Fault | None) -> Iterator[Path]:
             shutil.copy(path, tree / "specmatrix")
         if fault is not None:
             for path in fault.apply(tree):
-                # Same size and same second would let the old byte code pass for the new source.
+                # With equal size and mtime Python would load the old byte code.
                 Path(importlib.util.cache_from_source(str(path))).unlink(missing_ok=True)
         yield tree
 
@@ -75,9 +75,9 @@ def trial(
     tier: str = "cpu",
     operations: Sequence[str] = (),
 ) -> Trial:
-    """Judge cells and operations in a fresh process with the fault planted, one of `processes`.
+    """Check cells and operations in a fresh process with the fault planted, run by `processes`.
 
-    ConfigError if there is nothing to judge.
+    ConfigError if there are none.
     """
     if not cells and not operations:
         raise ConfigError("a trial needs at least one cell or operation")

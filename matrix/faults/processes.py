@@ -1,4 +1,4 @@
-"""The processes of trials: started one by one, ended all at once where nobody waits for them any more."""
+"""Processes of trials, which can be killed all at once."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 from threading import Lock
 from typing import Final
 
-LAST_WORDS: Final = 300
-STOPPED: Final = "it was stopped"
+STDERR_TAIL: Final = 300  # characters
+STOPPED: Final = "the trial was stopped"
 
 
 class Processes:
-    """Runs commands, each in the thread that asks for it; `stop` kills what runs and lets nothing start after it."""
+    """Runs each command in the calling thread; `stop` kills the running ones and prevents new ones."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -23,8 +23,8 @@ class Processes:
         self._stopped = False
 
     def run(self, command: list[str], folder: Path, environment: Mapping[str, str], seconds: float) -> str | None:
-        """None if the process ended well, else its last words."""
-        with tempfile.TemporaryFile() as said:
+        """None if the process exits with 0, else its exit status and the end of its stderr."""
+        with tempfile.TemporaryFile() as output:
             with self._lock:
                 if self._stopped:
                     return STOPPED
@@ -34,7 +34,7 @@ class Processes:
                     env=environment,
                     stdin=subprocess.PIPE,  # it ends with this process (`engine.exit_with_parent`)
                     stdout=subprocess.DEVNULL,
-                    stderr=said,
+                    stderr=output,
                 )
                 self._running.add(process)
             try:
@@ -50,13 +50,13 @@ class Processes:
                     self._running.discard(process)
             if status == 0:
                 return None
-            size = said.seek(0, os.SEEK_END)
-            said.seek(max(0, size - 4 * LAST_WORDS))
-            words = said.read().decode(errors="replace").strip()[-LAST_WORDS:]
+            size = output.seek(0, os.SEEK_END)
+            output.seek(max(0, size - 4 * STDERR_TAIL))
+            words = output.read().decode(errors="replace").strip()[-STDERR_TAIL:]
         return f"exit status {status}: {words}"
 
     def stop(self) -> None:
-        """Kill every process that runs; whoever waits for one sees it end."""
+        """Kill every running process; its `run` returns."""
         with self._lock:
             self._stopped = True
             for process in self._running:

@@ -1,4 +1,4 @@
-"""From the words of a fault to the few cells that exercise it."""
+"""Selects the few cells that exercise a fault."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from specmatrix.matrix.cells.selector import parse_selector
 PER_SELECTOR: Final = 2
 
 
-def pick(words: Sequence[str], locked: Sequence[Cell], who: str) -> list[Cell]:
-    """Cells for ids and selectors, without repeats; a selector takes its cheapest cells of `locked`.
+def pick(words: Sequence[str], locked: Sequence[Cell], fault: str) -> list[Cell]:
+    """Cells for ids and selectors, without duplicates; a selector takes its PER_SELECTOR cheapest cells of `locked`.
 
-    ConfigError for an id that is no cell, and for a selector that finds nothing.
+    ConfigError for an invalid cell id, and for a selector that matches nothing.
     """
     found: dict[Cell, None] = {}
     for text in words:
@@ -27,6 +27,6 @@ def pick(words: Sequence[str], locked: Sequence[Cell], who: str) -> list[Cell]:
             cells = [Cell.from_id(text)]
             expect(cells[0])
         if not cells:
-            raise ConfigError(f"fault {who} finds no cell for {text!r} among the {len(locked)} cells of the stage")
+            raise ConfigError(f"fault {fault}: {text!r} matches none of the {len(locked)} cells of the stage")
         found |= dict.fromkeys(cells)
     return list(found)

@@ -1,8 +1,8 @@
-"""One trial in a process of its own: the cells and operations of one fault, judged in the tree that holds the fault.
+"""The process of one trial: checks a fault's cells and operations in the tree where the fault is planted.
 
 `python -m specmatrix.matrix.faults.trial TREE TIER SEED FILE CELL...`, with TREE first on the import path; an
-operation is named `kernel:NAME`. A line of JSON for each is appended to FILE as soon as it is judged, so a process that
-hangs still tells what came before.
+operation is named `kernel:NAME`. Each result is appended to FILE as a line of JSON at once, so a process that hangs
+leaves the results before it.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ import specmatrix.engine
 from specmatrix.engine.exit_with_parent import exit_with_parent
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.cell import Cell, order
-from specmatrix.matrix.faults.kernels import PREFIX, judged
+from specmatrix.matrix.faults.kernels import PREFIX, check_operations
 
 
 def main(arguments: list[str]) -> None:
-    """Judge the cells. ConfigError if the engine on the import path is not the one in TREE."""
+    """Check the cells and operations. ConfigError if the imported engine is not the one in TREE."""
     tree, tier, seed, file, *ids = arguments
     imported = Path(str(specmatrix.engine.__file__)).resolve()
     if not imported.is_relative_to(Path(tree).resolve()):
-        raise ConfigError(f"the engine under trial is {imported}, not the one in {tree}; clear the import path")
+        raise ConfigError(f"the imported engine is {imported}, not the one in {tree}; put {tree} first on PYTHONPATH")
     operations = [text for text in ids if text.startswith(PREFIX)]
     cells = order(Cell.from_id(text) for text in ids if text not in operations)
     with Path(file).open("a", encoding="utf-8") as out:
-        for line in chain(_cells(cells, tier, int(seed)), judged(operations, tier)):
+        for line in chain(_cells(cells, tier, int(seed)), check_operations(operations, tier)):
             out.write(json.dumps(line) + "\n")
             out.flush()
 
@@ -49,6 +49,6 @@ def _cells(cells: Sequence[Cell], tier: str, seed: int) -> Iterator[dict[str, An
 
 
 if __name__ == "__main__":
-    # A fault may make the engine loop for ever, and then nobody else would end it.
+    # A fault may make the engine loop forever, so the process must end with its parent.
     exit_with_parent()
     main(sys.argv[1:])

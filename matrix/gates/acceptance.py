@@ -1,4 +1,4 @@
-"""Does the drafter accept what an independent implementation of the same round accepts?"""
+"""Compares accept lengths with those of an independent implementation of the same verify rounds."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any, Final, NamedTuple
 
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.gate import Number, Outcome, State
-from specmatrix.matrix.gates.round_alignment import first_apart, first_left, oracle_rounds
-from specmatrix.matrix.gates.session_baseline import turns_left, twinned
+from specmatrix.matrix.gates.round_alignment import first_reach_mismatch, first_round_mismatch, oracle_rounds
+from specmatrix.matrix.gates.session_baseline import has_session_baseline, mismatching_turns
 from specmatrix.matrix.gates.thresholds import Threshold, values
 from specmatrix.matrix.oracles.ngram_replay import NgramReplay, ReplayError, Round
 from specmatrix.matrix.oracles.transformers import Combination, Oracle, oracle_index, oracle_of
@@ -18,21 +18,23 @@ from specmatrix.matrix.subjects.protocol import Answer, Capability, Run
 from specmatrix.reports.stats import ratio_change
 
 THRESHOLDS: Final = {
-    "low": Threshold(0.97, "a paired bootstrap over prompts sees a loss of 3 % at 32 prompts; sglang#34145 lost 20 %"),
-    "high": Threshold(1.03, "more than the oracle accepts is as wrong: it reads tokens that it must not know"),
-    "moved_low": Threshold(
-        0.90, "only where every request was retracted, which moves round boundaries; measured intervals reach 0.96"
+    "low": Threshold(0.97, "a paired bootstrap over 32 prompts detects a loss of 3 %; sglang#34145 lost 20 %"),
+    "high": Threshold(
+        1.03, "accepting more than the oracle is also wrong: the drafter sees tokens that it must not know"
     ),
-    "moved_high": Threshold(1.10, "as moved_low, to the other side"),
+    "moved_low": Threshold(
+        0.90, "only if every request was retracted, which shifts round boundaries; measured intervals reach 0.96"
+    ),
+    "moved_high": Threshold(1.10, "as moved_low, the upper limit"),
     "left": Threshold(
-        0, "in float32 all greedy requests of the nightly cells, retracted ones too, have the oracle's very rounds"
+        0, "in float32 every greedy request of the nightly cells, retracted or not, has exactly the oracle's rounds"
     ),
 }
 
 
 @dataclass(frozen=True)
 class Rounds:
-    """Tokens and verify rounds of one prompt over the range that both sides decoded; the last round may be a part."""
+    """Tokens and verify rounds of one prompt over the range that both sides decoded; a cut round counts in part."""
 
     emitted: float
     engine: float
@@ -40,9 +42,9 @@ class Rounds:
 
 
 class RoundsPair(NamedTuple):
-    """Tokens of each verify round of one request, the engine's and the oracle's, and how often it was retracted.
+    """Tokens per verify round of one request, from the engine and from the oracle, and its number of retractions.
 
-    widths, reach: where the depth changes from round to round, the width of each round and what the oracle knows.
+    widths, reach: with adaptive depth, each round's width and the oracle's correct drafts from each position.
     """
 
     mine: Sequence[int]
@@ -51,16 +53,16 @@ class RoundsPair(NamedTuple):
     widths: Sequence[int] = ()
     reach: Sequence[int] = ()
 
-    def left(self) -> int | None:
-        """The first round that is not as long as the oracle says."""
+    def mismatch(self) -> int | None:
+        """Index of the first round whose length differs from the oracle's; None if none."""
         if self.widths:
-            return first_apart(self.mine, self.widths, self.reach, self.retractions)
-        return first_left(self.mine, self.theirs, self.retractions)
+            return first_reach_mismatch(self.mine, self.widths, self.reach, self.retractions)
+        return first_round_mismatch(self.mine, self.theirs, self.retractions)
 
 
 @dataclass
 class AcceptanceGate:
-    """Tokens per round against the oracle's, prompt by prompt, on greedy requests; turns against their twins."""
+    """Compares greedy requests with the oracle prompt by prompt, and session turns with their session baseline."""
 
     name: str = "acceptance"
     needs: frozenset[Capability] = frozenset({Capability.COUNTERS})
@@ -68,26 +70,30 @@ class AcceptanceGate:
     oracle: Callable[[str], Oracle | None] = oracle_of
 
     def applies(self, cell: Cell) -> bool:
-        """Cells with a drafter and greedy requests that run to their end on prompts that the oracle knows, or turns."""
+        """Cells with a drafter and either unaborted greedy requests on the oracle's prompts or session turns."""
         if cell.algorithm == "ngram":
             return True
-        return _proven(cell) or twinned(cell)
+        return _in_oracle(cell) or has_session_baseline(cell)
 
     def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
-        """NOT MEASURED where the oracle lacks the combination or no round was decoded."""
+        """NOT MEASURED if the oracle lacks the combination or no verify round ran."""
         if run.resolved.get("ngram") is not None:
             return self._replayed(run)
         cell = prepared.cell
-        if not twinned(cell):
+        if not has_session_baseline(cell):
             return self._against_oracle(cell, run)
-        outcome = self._against_oracle(cell, run) if _proven(cell) else Outcome(self.name, State.PASS)
-        return self._against_twin(outcome, run)
+        outcome = self._against_oracle(cell, run) if _in_oracle(cell) else Outcome(self.name, State.PASS)
+        return self._against_session_baseline(outcome, run)
 
-    def _against_twin(self, outcome: Outcome, run: Run) -> Outcome:
-        """The outcome of the first turns, unless a later turn leaves the rounds that its whole history has."""
+    def _against_session_baseline(self, outcome: Outcome, run: Run) -> Outcome:
+        """The first turns' outcome, unless a later turn's accept lengths differ from the session baseline's."""
         if run.twin is None:
-            return Outcome(self.name, State.NOT_MEASURED, message="nobody ran the turns with their whole history")
-        numbers, text = turns_left(run, run.twin)
+            return Outcome(
+                self.name,
+                State.NOT_MEASURED,
+                message="there is no run of the turns with their whole history prefilled at once",
+            )
+        numbers, text = mismatching_turns(run, run.twin)
         outcome = replace(outcome, numbers={**outcome.numbers, **numbers})
         if outcome.state is not State.PASS or run.resolved["dtype"] != "float32":
             return outcome
@@ -104,7 +110,9 @@ class AcceptanceGate:
         measured = [same_range(pair.mine, pair.theirs) for pair in steady or greedy]
         if not measured:
             return Outcome(
-                self.name, State.NOT_MEASURED, message="no greedy request of the oracle's prompts decoded a round"
+                self.name,
+                State.NOT_MEASURED,
+                message="no greedy request on the oracle's prompts decoded a verify round",
             )
         numbers = _numbers(measured, [pair.mine for pair in greedy])
         interval = _interval(measured)
@@ -113,18 +121,18 @@ class AcceptanceGate:
         ratio = float(str(numbers["ratio"]))
         ends = interval or (ratio, ratio)
         if low <= ends[0] and ends[1] <= high:
-            text = self._left(greedy, numbers) if run.resolved["dtype"] == "float32" else ""
+            text = self._mismatches(greedy, numbers) if run.resolved["dtype"] == "float32" else ""
             return Outcome(self.name, State.FAIL if text else State.PASS, numbers, interval, text)
         text = (
-            f"{numbers['length']:.3f} tokens per round, the oracle has {numbers['reference']:.3f}: "
-            f"ratio {ends[0]:.3f} to {ends[1]:.3f}, allowed {low:g} to {high:g}"
+            f"accept length {numbers['length']:.3f}, the oracle has {numbers['reference']:.3f}: "
+            f"ratio {ends[0]:.3f} to {ends[1]:.3f} (95 % interval), allowed {low:g} to {high:g}"
         )
         return Outcome(self.name, State.FAIL, numbers, interval, text)
 
     def _replayed(self, run: Run) -> Outcome:
-        """Each round of every request, drawn or greedy, against a replay of the index that all of them share."""
+        """Compare each round of every request, sampled or greedy, with a replay of the shared n-gram index."""
         if run.journal is None:
-            return Outcome(self.name, State.NOT_MEASURED, message="the subject shows no journal to replay")
+            return Outcome(self.name, State.NOT_MEASURED, message="the subject provides no ledger journal")
         replay = NgramReplay(run.resolved, run.served)
         try:
             replay.walk(run.journal[0])
@@ -132,7 +140,9 @@ class AcceptanceGate:
             return Outcome(self.name, State.FAIL, message=str(broken))
         due = {answer.name: replay.rounds.get(int(answer.meta_info["id"]), []) for answer in run.answers}
         places = {
-            a.name: place for a in run.answers if (place := first_other(a.accept_lengths, due[a.name])) is not None
+            a.name: place
+            for a in run.answers
+            if (place := first_replay_mismatch(a.accept_lengths, due[a.name])) is not None
         }
         rounds = sum(map(len, due.values()))
         numbers: dict[str, Number] = {
@@ -142,30 +152,30 @@ class AcceptanceGate:
         }
         if len(places) > self.thresholds["left"]:
             name = min(places, key=lambda name: places[name])
-            text = (
-                f"{len(places)} of {len(due)} requests leave the replayed rounds, first {name} at round {places[name]}"
-            )
+            text = f"{len(places)} of {len(due)} requests differ from the replay, first {name} at round {places[name]}"
             return Outcome(self.name, State.FAIL, numbers, message=text)
         if not rounds:
-            return Outcome(self.name, State.NOT_MEASURED, numbers, message="no request decoded a round")
+            return Outcome(self.name, State.NOT_MEASURED, numbers, message="no request decoded a verify round")
         return Outcome(self.name, State.PASS, numbers)
 
-    def _left(self, greedy: Sequence[RoundsPair], numbers: dict[str, Number]) -> str:
-        """A loss too small for a ratio, such as draft KV of another prompt behind one prefix hit (sglang#10846)."""
-        places = [place for pair in greedy if (place := pair.left()) is not None]
+    def _mismatches(self, greedy: Sequence[RoundsPair], numbers: dict[str, Number]) -> str:
+        """A loss too small for the ratio, such as one prefix hit with another prompt's draft KV (sglang#10846)."""
+        places = [place for pair in greedy if (place := pair.mismatch()) is not None]
         numbers |= {"left": len(places), "retracted": sum(pair.retractions > 0 for pair in greedy)}
         if len(places) <= self.thresholds["left"]:
             return ""
-        return f"{len(places)} of {len(greedy)} requests leave the oracle's rounds, the first at round {places[0]}"
+        return (
+            f"{len(places)} of {len(greedy)} requests differ from the oracle's rounds, the first at round {places[0]}"
+        )
 
 
-def _proven(cell: Cell) -> bool:
-    """Whether the oracle knows what greedy requests of the cell accept."""
+def _in_oracle(cell: Cell) -> bool:
+    """Whether the oracle has accept lengths for the cell's greedy requests."""
     return cell.algorithm != "none" and cell.abort == "none" and cell.sampling in ("greedy", "mixed")
 
 
-def first_other(mine: Sequence[int], due: Sequence[Round]) -> int | None:
-    """The first round that is not the one due; one side's rounds may not outnumber the other's."""
+def first_replay_mismatch(mine: Sequence[int], due: Sequence[Round]) -> int | None:
+    """Index of the first round that the replay does not allow or that one side lacks; None if none."""
     for index, (accepted, one) in enumerate(zip(mine, due, strict=False)):
         if not one.allows(accepted):
             return index
@@ -173,11 +183,11 @@ def first_other(mine: Sequence[int], due: Sequence[Round]) -> int | None:
 
 
 def _fixed(cell: Cell, run: Run, oracle: Oracle | None) -> list[RoundsPair] | str:
-    """The greedy requests beside the oracle's rounds of the one combination that runs, or what is missing."""
+    """Greedy requests paired with the oracle's rounds for the running combination, or a sentence on what is missing."""
     key = combination(cell, run.resolved)
     rounds = None if oracle is None else oracle.rounds.get(key)
     if rounds is None:
-        return f"the oracle has no rounds for {key[0]} {key[1]}/{key[2]}/{key[3]}"
+        return f"the oracle has no rounds for {key[0]} with (steps, topk, draft tokens) = {key[1:]}"
     return [
         RoundsPair(answer.accept_lengths, rounds[index], answer.retractions)
         for answer, index in _greedy(run)
@@ -186,10 +196,10 @@ def _fixed(cell: Cell, run: Run, oracle: Oracle | None) -> list[RoundsPair] | st
 
 
 def _adapted(cell: Cell, run: Run, oracle: Oracle | None) -> list[RoundsPair] | str:
-    """The greedy requests beside what the oracle's chain would accept in rounds of the same widths."""
+    """Greedy requests paired with what the oracle's chain accepts in rounds of the same widths."""
     drafter = "nextn.single" if cell.algorithm == "nextn" else cell.algorithm
     if oracle is None or drafter not in oracle.reach:
-        return f"the oracle has no reach of {drafter}"
+        return f"the oracle has no correct-draft counts for {drafter}"
     pairs = []
     for answer, index in _greedy(run):
         reach, mine, widths = oracle.reach[drafter][index], answer.accept_lengths, answer.round_widths
@@ -198,7 +208,7 @@ def _adapted(cell: Cell, run: Run, oracle: Oracle | None) -> list[RoundsPair] | 
 
 
 def _greedy(run: Run) -> Iterator[tuple[Answer, int]]:
-    """Answers with rounds of greedy requests on the oracle's prompts, and the index of each one's prompt."""
+    """(answer, index of its oracle prompt) for greedy requests on the oracle's prompts that decoded a round."""
     answers = {answer.name: answer for answer in run.answers}
     for ask in run.asks:
         index, answer = oracle_index(ask), answers.get(ask.name)
@@ -207,18 +217,18 @@ def _greedy(run: Run) -> Iterator[tuple[Answer, int]]:
 
 
 def combination(cell: Cell, resolved: Mapping[str, Any]) -> Combination:
-    """The oracle's key of what runs."""
+    """The oracle's key for the running configuration."""
     return cell.algorithm, int(resolved["num_steps"]), int(resolved["topk"]), int(resolved["num_draft_tokens"])
 
 
 def same_range(mine: Sequence[int], theirs: Sequence[int]) -> Rounds:
-    """Both sides over the tokens that both decoded: a shorter answer must not read as a lower acceptance."""
+    """Count both sides over the tokens that both decoded, so that a shorter answer is not a lower acceptance."""
     emitted = min(sum(mine), sum(theirs))
     return Rounds(emitted, _rounds(mine, emitted), _rounds(theirs, emitted))
 
 
 def _rounds(lengths: Sequence[int], emitted: int) -> float:
-    """Rounds to the `emitted`-th token, the last one by its share."""
+    """Rounds up to the `emitted`-th token; a cut last round counts as its fraction."""
     left, rounds = emitted, 0.0
     for length in lengths:
         rounds += min(1.0, left / length)
@@ -227,7 +237,7 @@ def _rounds(lengths: Sequence[int], emitted: int) -> float:
 
 
 def _interval(measured: Sequence[Rounds]) -> tuple[float, float] | None:
-    """95 % interval of engine over oracle; None for a single prompt, which has no spread."""
+    """95 % interval of the ratio engine / oracle; None for a single prompt."""
     if len(measured) == 1:
         return None
     emitted = [one.emitted for one in measured]

@@ -1,4 +1,4 @@
-"""Does the model still solve what it solves without a drafter?"""
+"""Checks that task accuracy is that of plain decoding."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from specmatrix.matrix.subjects.protocol import Capability, Run
 from specmatrix.reports.stats import mcnemar, wilson
 
 THRESHOLDS: Final = {
-    "alpha": Threshold(0.01, "one-sided exact McNemar per extractor: seven questions lost without one won are red"),
+    "alpha": Threshold(0.01, "one-sided exact McNemar per extractor: seven answers lost and none won fail"),
     "sampled_share": Threshold(
         0.8, "of the card's greedy rate; plain decoding kept 0.88 to 0.90 of it on 48 questions"
     ),
-    "collapse": Threshold(0.0001, "chance of so few right answers at the card's rate; binomial, so size matters"),
+    "collapse": Threshold(0.0001, "binomial probability of this few correct answers at the card's rate"),
 }
-# As lm-eval's gsm8k task: each extractor is blind to what the other sees (overrun text, a missing last line).
+# As in lm-eval's gsm8k task; each extractor catches what the other misses (overrun text, a missing last line).
 STRICT: Final = re.compile(r"#### (-?[0-9.,]+)")
 FLEXIBLE: Final = re.compile(r"-?[$0-9.,]{2,}|-?[0-9]+")
 EXTRACTORS: Final = ("strict", "flexible")
@@ -34,7 +34,7 @@ EXTRACTORS: Final = ("strict", "flexible")
 
 @cache
 def card_accuracy(target: str, root: Path = CHECKPOINTS) -> float | None:
-    """Share of the test split that a target of the zoo solves, from its card; None without one."""
+    """Test-split accuracy (0 to 1) from the card of a zoo target; None without a card."""
     file = root / target / "card.json"
     if not file.is_file():
         return None
@@ -43,7 +43,7 @@ def card_accuracy(target: str, root: Path = CHECKPOINTS) -> float | None:
 
 @dataclass
 class AccuracyGate:
-    """Right answers paired with the baseline's, by two extractors; and a tripwire for a target that lost its skill."""
+    """Correct answers paired with the baseline's, by two extractors; a tripwire detects a collapse on both sides."""
 
     name: str = "accuracy"
     needs: frozenset[Capability] = frozenset({Capability.TOKEN_IDS})
@@ -64,43 +64,47 @@ class AccuracyGate:
             return Outcome(self.name, State.NOT_MEASURED, message="no request has a reference answer")
         card = self.card(prepared.cell.target)
         if card is None:
-            return Outcome(self.name, State.NOT_MEASURED, message="the target's card is missing")
+            return Outcome(
+                self.name,
+                State.NOT_MEASURED,
+                message=f"target {prepared.cell.target} has no card.json with its accuracy",
+            )
         numbers, interval = _numbers(graded)
         numbers["card_test_share"] = card
         rate = card * (1.0 if prepared.cell.sampling == "greedy" else self.thresholds["sampled_share"])
-        fault = self._lost(numbers) or self._collapsed(numbers, len(graded), card, rate)
+        fault = self._worse(numbers) or self._collapsed(numbers, len(graded), card, rate)
         return Outcome(self.name, State.FAIL if fault else State.PASS, numbers, interval, fault)
 
-    def _lost(self, numbers: Mapping[str, Number]) -> str:
+    def _worse(self, numbers: Mapping[str, Number]) -> str:
         for extractor, suffix in zip(EXTRACTORS, ("", "_flexible"), strict=True):
             lost, won = int(str(numbers[f"lost{suffix}"])), int(str(numbers[f"won{suffix}"]))
             p = mcnemar(lost, won)
             if p < self.thresholds["alpha"]:
-                return f"{lost} questions lost and {won} won against plain decoding ({extractor}), p = {p:.2g}"
+                return f"{lost} answers lost and {won} won against plain decoding ({extractor} extractor, p = {p:.2g})"
         return ""
 
     def _collapsed(self, numbers: Mapping[str, Number], n: int, card: float, rate: float) -> str:
-        """So few right answers that the rate to be expected cannot explain them: both sides may have lost alike."""
+        """A sentence if fewer answers are correct than `rate` explains; a pairing misses a loss on both sides."""
         right = round(float(str(numbers["accuracy"])) * n)
         if binomial_below(right, n, rate) < self.thresholds["collapse"]:
-            share = "" if rate == card else f", of which sampled answers reach {rate:.1%} at least"
-            return f"{right} of {n} questions are right, the target's card says {card:.1%}{share}"
+            share = "" if rate == card else f" (at least {rate:.1%} expected under sampling)"
+            return f"{right} of {n} answers are correct; the target's card says {card:.1%}{share}"
         return ""
 
 
 def extract(text: str, extractor: str) -> str | None:
-    """The number that a text answers with, normalised; None without one."""
+    """The normalised number that a text gives as its answer; None without one."""
     found = STRICT.findall(text)[:1] if extractor == "strict" else FLEXIBLE.findall(text)[-1:]
     return _plain(found[0]) if found else None
 
 
 def right(text: str, reference: str, extractor: str) -> bool:
-    """True if the text answers with the number behind the reference's `####`."""
+    """True if the text's answer is the number after the reference's `####`."""
     return extract(text, extractor) == _plain(reference.rsplit("####", 1)[-1])
 
 
 def binomial_below(k: int, n: int, rate: float) -> float:
-    """P(X <= k) for n trials of a rate, exact."""
+    """P(X <= k) for n trials with success probability `rate`, exact."""
     from scipy.special import bdtr
 
     return float(bdtr(k, n, rate))

@@ -1,4 +1,4 @@
-"""Did every round run as deep as the rule of adaptive steps says, on what was really accepted?"""
+"""Checks that adaptive steps chose every round's depth as specified, from what was actually accepted."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from specmatrix.matrix.subjects.protocol import Capability, Run, Trace
 from specmatrix.matrix.workloads.sessions import WAVES
 
 THRESHOLDS: Final = {
-    "average": Threshold(1e-9, "float64 rounding of a few products; the smallest wrong count moves it by 1e-3"),
+    "average": Threshold(1e-9, "float64 rounding of a few products; the smallest wrong count changes it by 1e-3"),
 }
 
 
 @dataclass
 class AdaptiveGate:
-    """Replays the controller's trace by a second implementation, entry for entry; holds its rounds against the journal
-    and its observations against the answers.
+    """Replays the controller's trace with an independent implementation, and compares its rounds with the journal and
+    its observations with the answers.
 
-    Trace and journal begin with the engine, so what an earlier cell of the same start broke is red here too.
+    Trace and journal start with the engine, so an error in an earlier cell of the same start also fails here.
     """
 
     name: str = "adaptive"
@@ -34,20 +34,21 @@ class AdaptiveGate:
     thresholds: Mapping[str, float] = field(default_factory=lambda: values(THRESHOLDS))
 
     def applies(self, cell: Cell) -> bool:
-        """Cells whose depth adapts; where the engine makes it static, `config` and `effective` say so."""
+        """Cells with adaptive depth; if the engine makes it static, `config` and `effective` report that."""
         return cell.adapts
 
     def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
-        """NOT MEASURED without trace and journal, or where the trace has lost its beginning."""
+        """NOT MEASURED without a complete trace or without a journal."""
         trace = run.trace
         if trace is None or run.journal is None:
-            text = "the depth is static" if trace is None else "the subject shows no journal"
+            missing = "trace of adaptive steps" if trace is None else "ledger journal"
+            text = f"the subject provides no {missing}"
             return Outcome(self.name, State.NOT_MEASURED, message=text)
         if trace.lost:
-            text = f"the trace has lost its first {trace.lost} rounds"
+            text = f"the adaptive-steps trace no longer holds its first {trace.lost} rounds"
             return Outcome(self.name, State.NOT_MEASURED, message=text)
         if not trace.observations:
-            return Outcome(self.name, State.NOT_MEASURED, message="no round was observed")
+            return Outcome(self.name, State.NOT_MEASURED, message="the adaptive-steps trace holds no observed round")
         earlier = run.earlier or Trace((), ())
         skipped = len(earlier.rounds), len(earlier.observations)
         replay = AdaptiveReplay(prepared.cell, int(run.resolved["lag"]), self.thresholds["average"], skipped)
@@ -58,7 +59,7 @@ class AdaptiveGate:
         fault = (
             first_journal_mismatch(run.journal[0], trace.rounds, widest(replay.slots))
             or wave_not_batched(prepared.cell, [size for size, _ in trace.rounds[skipped[0] :]])
-            or _unlike(run, trace, skipped[1])
+            or _misobserved(run, trace, skipped[1])
             or _miscounted(run, replay)
         )
         numbers = _numbers(replay, trace, skipped)
@@ -66,29 +67,30 @@ class AdaptiveGate:
 
 
 def wave_not_batched(cell: Cell, sizes: Sequence[int]) -> str:
-    """Where nothing holds a wave's requests apart, some round holds all of them, wave after wave; a sentence if not."""
+    """A sentence if some wave's requests never share a round although no limit separates them, else ""."""
     together = (cell.batch, cell.slots, cell.prefill_chunk) == ("waves", "auto", "off")
     left = iter(sizes)
     for number, wave in enumerate(WAVES):
         if together and sizes and wave not in left:
-            return f"no round holds the {wave} requests of wave {number}; the rounds hold up to {max(sizes)}"
+            return f"the {wave} requests of wave {number} never share a verify round; the largest batch is {max(sizes)}"
     return ""
 
 
-def _unlike(run: Run, trace: Trace, skipped: int) -> str:
-    """Each request's rounds, by width and accepted drafts, are those observed meanwhile; a sentence if not."""
+def _misobserved(run: Run, trace: Trace, skipped: int) -> str:
+    """A sentence if the controller's observations (width, accepted drafts) differ from the answers', else ""."""
     observed = Counter((seen.width, drafts) for seen in trace.observations[skipped:] for drafts in seen.correct)
-    told: Counter[tuple[int, int]] = Counter()
+    reported: Counter[tuple[int, int]] = Counter()
     for answer in run.answers:
-        if len(answer.round_widths) != len(answer.accept_lengths):
-            return f"{answer.name} reports {len(answer.round_widths)} widths of {len(answer.accept_lengths)} rounds"
-        told.update(zip(answer.round_widths, [length - 1 for length in answer.accept_lengths], strict=True))
-    for width, drafts in sorted(observed.keys() | told.keys()):
-        seen, said = observed[width, drafts], told[width, drafts]
-        if seen != said:
+        widths, rounds = len(answer.round_widths), len(answer.accept_lengths)
+        if widths != rounds:
+            return f"{answer.name} reports {widths} round widths for {rounds} verify rounds"
+        reported.update(zip(answer.round_widths, [length - 1 for length in answer.accept_lengths], strict=True))
+    for width, drafts in sorted(observed.keys() | reported.keys()):
+        seen, given = observed[width, drafts], reported[width, drafts]
+        if seen != given:
             return (
-                f"{seen} rounds of requests were observed {width} wide with {drafts} accepted drafts, the answers tell "
-                f"of {said}"
+                f"the controller observed {seen} rounds of width {width} with {drafts} accepted drafts; the answers "
+                f"report {given}"
             )
     return ""
 
@@ -96,7 +98,7 @@ def _unlike(run: Run, trace: Trace, skipped: int) -> str:
 def _miscounted(run: Run, replay: AdaptiveReplay) -> str:
     for probe in ("adaptive.activated", "adaptive.batch_switch", "adaptive.switched_up", "adaptive.switched_down"):
         if run.evidence.get(probe, 0) != replay.counts[probe]:
-            return f"{probe} was hit {run.evidence.get(probe, 0)} times, the trace shows {replay.counts[probe]}"
+            return f"counter {probe} is {run.evidence.get(probe, 0)}; the trace implies {replay.counts[probe]}"
     return ""
 
 

@@ -1,4 +1,4 @@
-"""Is the resolved configuration the reviewed one, and every departure from what was asked the predicted one?"""
+"""Checks the resolved configuration against the golden table, and rewrites and refusals against the predicted ones."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from specmatrix.matrix.run.prepared_cell import PreparedCell
 from specmatrix.matrix.subjects.protocol import Capability, Run
 
 THRESHOLDS: Final = {
-    "differences": Threshold(0, "a configuration changes by a reviewed diff of matrix/golden/resolved.yaml only"),
+    "differences": Threshold(0, "a configuration may change only with a reviewed diff of matrix/golden/resolved.yaml"),
 }
 REVIEW: Final = "python -m pytest tests/registered/cpu/unit/matrix/golden/test_outcomes.py --force-regen"
 
 
 @dataclass
 class ConfigGate:
-    """Compares every field's outcome with the reviewed one; explicit asks must run unless a rewrite says otherwise."""
+    """Compares every field with the golden table; explicitly set values must run unless a rewrite is reported."""
 
     name: str = "config"
     needs: frozenset[Capability] = frozenset({Capability.READBACK})
@@ -37,78 +37,78 @@ class ConfigGate:
         return True
 
     def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
-        """NOT MEASURED where some field of the configuration was never reviewed."""
+        """NOT MEASURED if the golden table lacks a field."""
         found = outcomes(prepared.configuration, run.resolved)
         numbers: dict[str, Number] = {"fields": len(found), "rewrites": len(run.resolved["rewrites"])}
-        fault = _dishonoured(prepared.configuration, run) or _rewrites(prepared, run) or _underived(run)
+        fault = _ignored_setting(prepared.configuration, run) or _rewrites(prepared, run) or _inconsistent(run)
         if fault:
             return Outcome(self.name, State.FAIL, numbers, message=fault)
         golden = expected(self.golden, prepared.cell, prepared.gpus > 0)
         if REFUSED in golden:
-            text = f"the golden says the launch is refused ({golden[REFUSED]!r}), but it runs"
+            text = f"the golden table expects a refusal ({golden[REFUSED]!r}), but the engine started"
             return Outcome(self.name, State.FAIL, numbers, message=text)
         for name in found:
             if name in DEPENDS and name not in golden:
-                return Outcome(self.name, State.NOT_MEASURED, numbers, message=_unproven(prepared.cell, name))
+                return Outcome(self.name, State.NOT_MEASURED, numbers, message=_not_reviewed(prepared.cell, name))
             if found[name] != golden.get(name):
-                text = f"{name}: {found[name]!r}, the golden says {golden.get(name)!r}"
+                text = f"{name} is {found[name]!r}; the golden table expects {golden.get(name)!r}"
                 return Outcome(self.name, State.FAIL, numbers, message=text)
         return Outcome(self.name, State.PASS, numbers)
 
     def judge_refusal(self, prepared: PreparedCell, error: ConfigError | None) -> Outcome:
-        """A cell that the constraints refuse: `error` is what the start raised, None if it ran."""
+        """Check a cell that the constraints refuse; `error`: what the start raised, None if the engine started."""
         rules = [constraint.name for constraint in prepared.constraints if constraint.kind == "refused"]
         predicted = prepared.predicted_refusal
         numbers: dict[str, Number] = {"rules": ", ".join(rules), "predicted": predicted}
         if not rules or not predicted:
-            text = "no constraint refuses this cell" + (f", but the engine says: {error}" if error else "")
+            text = "no constraint predicts a refusal" + (f", but the engine refused to start: {error}" if error else "")
             return Outcome(self.name, State.FAIL, numbers, message=text)
         if error is None:
-            return Outcome(self.name, State.FAIL, numbers, message=f"the engine ran it; {rules[0]} predicts a refusal")
+            return Outcome(self.name, State.FAIL, numbers, message=f"the engine started; {rules[0]} predicts a refusal")
         if str(error) != predicted:
-            text = f"the engine refused with {str(error)!r}, {rules[0]} predicts {predicted!r}"
+            text = f"the engine refused with {str(error)!r}; {rules[0]} predicts {predicted!r}"
             return Outcome(self.name, State.FAIL, numbers, message=text)
         golden = expected(self.golden, prepared.cell)
         if not golden:
-            return Outcome(self.name, State.NOT_MEASURED, numbers, message=_unproven(prepared.cell, REFUSED))
+            return Outcome(self.name, State.NOT_MEASURED, numbers, message=_not_reviewed(prepared.cell, REFUSED))
         if golden.get(REFUSED) != predicted:
-            text = f"the sentence of refusal is not the golden one ({golden.get(REFUSED)!r}): {predicted!r}"
+            text = f"the refusal {predicted!r} differs from the golden table's {golden.get(REFUSED)!r}"
             return Outcome(self.name, State.FAIL, numbers, message=text)
         return Outcome(self.name, State.PASS, numbers)
 
 
-def _unproven(cell: Cell, name: str) -> str:
+def _not_reviewed(cell: Cell, name: str) -> str:
     file = GOLDEN_FILE.relative_to(GOLDEN_FILE.parents[2])
-    return f"{file} says nothing of {name} in launch {launch_id(cell)}; run `{REVIEW}` and review its diff"
+    return f"{file} has no entry for {name} in start {launch_id(cell)}; run `{REVIEW}` and review its diff"
 
 
-def _dishonoured(config: EngineConfig, run: Run) -> str:
-    """An explicit ask that does not run and that no rewrite names, or ""."""
+def _ignored_setting(config: EngineConfig, run: Run) -> str:
+    """An explicitly set value that does not run although no rewrite names it, or ""."""
     rewritten = {rewrite["field"] for rewrite in run.resolved["rewrites"]}
     for name in DEPENDS:
         wish = getattr(config, name, AUTO)
         if wish not in (AUTO, None) and name not in rewritten and ran(run.resolved, name) != wish:
-            return f"{name} {wish} was asked, {ran(run.resolved, name)} runs, and no rewrite says so"
+            return f"{name} was set to {wish}, but the engine runs {ran(run.resolved, name)} and reports no rewrite"
     return ""
 
 
-def _underived(run: Run) -> str:
-    """A value that does not follow from those beside it, or ""."""
+def _inconsistent(run: Run) -> str:
+    """A derived value that disagrees with the values it derives from, or ""."""
     now = run.resolved
-    due = {
+    derived = {
         "lag": int(now["spec_version"] == "v2"),
         "num_pages": now["max_total_tokens"] // now["page_size"],
         "window_pages": _window_pages(now) if now["window"] else 0,
     }
-    for name, value in due.items():
+    for name, value in derived.items():
         if now[name] != value:
-            return f"{name} is {now[name]}; {value} follows from the rest of the configuration"
+            return f"{name} is {now[name]}, but the rest of the configuration implies {value}"
     return ""
 
 
 def _window_pages(now: Mapping[str, Any]) -> int:
-    """Room for each running request's window, what a trim takes back and what is in flight; never more than is shared
-    out of the other layers' pages."""
+    """Pages for every running request's window, rollback and in-flight positions, at most the share
+    `swa_full_tokens_ratio` of `num_pages`."""
     widest = max([now["num_draft_tokens"], *(max(s["candidate_steps"]) + 1 for s in now["adaptive_slots"])])
     chunk = now["chunked_prefill_size"] or now["context_length"]
     reach = now["window"] + (now["lag"] + 1) * (widest + max(widest, chunk))
@@ -118,13 +118,13 @@ def _window_pages(now: Mapping[str, Any]) -> int:
 
 
 def _rewrites(prepared: PreparedCell, run: Run) -> str:
-    """Rewrites must be exactly the predicted ones."""
+    """A difference between the reported and the predicted rewrites, or ""."""
     if isinstance(prepared.predicted, ConfigError):
-        return f"the engine ran it; predicted is the refusal {str(prepared.predicted)!r}"
+        return f"the engine started, but was predicted to refuse with {str(prepared.predicted)!r}"
     predicted = prepared.predicted.as_dict()["rewrites"]
     reported = list(run.resolved["rewrites"])
     if predicted != reported:
-        return f"the rewrites are {reported}, predicted were {predicted}"
+        return f"the engine reports the rewrites {reported}; predicted: {predicted}"
     if bool(reported) != (prepared.expectation == "rewritten"):
         return f"the cell is expected to be {prepared.expectation}, but the engine reports {len(reported)} rewrites"
     return ""

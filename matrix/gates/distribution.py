@@ -1,4 +1,4 @@
-"""Are drawn tokens drawn from the target's own distribution, and are the reported log-probabilities its?"""
+"""Checks that sampled tokens follow the target's distribution and that reported log-probabilities are the target's."""
 
 from __future__ import annotations
 
@@ -20,22 +20,24 @@ from specmatrix.matrix.workloads.build import draws_apply, tokenizer
 from specmatrix.reports.stats import ks_uniform, randomised_pit
 
 THRESHOLDS: Final = {
-    "alpha": Threshold(1e-4, "Kolmogorov-Smirnov over some 600 draws: one false alarm in 10,000 cells"),
-    "logprob_nats": Threshold(1e-3, "above float32 rounding between batch shapes, below any change of the model"),
-    "least_draws": Threshold(100, "fewer draws cannot show a bias of a tenth"),
-    "edge": Threshold(1e-5, "mass by which the last token of a top-p set may miss its edge in float32"),
+    "alpha": Threshold(1e-4, "Kolmogorov-Smirnov over about 600 draws: one false alarm in 10,000 cells"),
+    "logprob_nats": Threshold(
+        1e-3, "above float32 rounding between batch shapes, below the effect of any model change"
+    ),
+    "least_draws": Threshold(100, "fewer draws cannot detect a bias of 10 %"),
+    "edge": Threshold(1e-5, "float32 error of the cumulative mass at the top-p cutoff"),
 }
 Floats = npt.NDArray[np.float64]
-Context = tuple[tuple[int, float], ...]  # token id and log-probability of every token, falling
+Context = tuple[tuple[int, float], ...]  # (token id, log-probability) of every token, most probable first
 Draw = tuple[Ask, Context, int]
 
 
 @dataclass
 class DistributionGate:
-    """The randomised probability integral transform of every draw must be uniform.
+    """The randomised probability integral transform of all draws must be uniform.
 
-    The distribution is rebuilt here from the run's own log-probabilities (softmax of logits / temperature), top-k and
-    top-p applied again; log-probabilities are compared with the baseline's where the text before is equal.
+    The distribution is rebuilt from the run's log-probabilities (softmax of logits / temperature) with top-k and top-p
+    applied again; log-probabilities are compared with the baseline's after equal prefixes.
     """
 
     name: str = "distribution"
@@ -43,20 +45,20 @@ class DistributionGate:
     thresholds: Mapping[str, float] = field(default_factory=lambda: values(THRESHOLDS))
 
     def applies(self, cell: Cell) -> bool:
-        """Cells whose workload holds draws."""
+        """Cells whose workload has requests for sampled draws."""
         return draws_apply(cell)
 
     def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
-        """NOT MEASURED with fewer draws than `least_draws` or without log-probabilities of the whole vocabulary."""
+        """NOT MEASURED with fewer than `least_draws` draws or without log-probabilities of the whole vocabulary."""
         missing = unpaired(self.name, run, baseline)
         if missing:
             return missing
         drawn = [pair for pair in pairs(run, baseline) if pair.ask.name.startswith("d") and pair.ask.temperature > 0]
-        whole = tokenizer().get_vocab_size()
+        vocab_size = tokenizer().get_vocab_size()
         if any(
             min(len(p.answer.top_logprobs), len(p.answer.logprobs)) < len(p.answer.output_ids) for p in drawn
-        ) or any(len(context) < whole for p in drawn for context in p.answer.top_logprobs):
-            text = f"the subject does not report log-probabilities of all {whole} tokens"
+        ) or any(len(context) < vocab_size for p in drawn for context in p.answer.top_logprobs):
+            text = f"the subject does not report log-probabilities for all {vocab_size} tokens of the vocabulary"
             return Outcome(self.name, State.NOT_MEASURED, message=text)
         draws = [
             (pair.ask, context, token)
@@ -64,7 +66,7 @@ class DistributionGate:
             for context, token in zip(pair.answer.top_logprobs, pair.answer.output_ids, strict=False)
         ]
         if len(draws) < self.thresholds["least_draws"]:
-            text = f"{len(draws)} tokens were drawn, {self.thresholds['least_draws']:g} are needed"
+            text = f"{len(draws)} tokens were sampled; the test needs at least {self.thresholds['least_draws']:g}"
             return Outcome(self.name, State.NOT_MEASURED, {"draws": len(draws)}, message=text)
         return self._judge_draws(draws, _largest_gap(drawn))
 
@@ -77,7 +79,7 @@ class DistributionGate:
             at.append(share)
         uniform = np.random.default_rng(len(draws)).random(len(draws))
         fit = ks_uniform(randomised_pit(below, at, list(uniform)))
-        serial = ks_uniform(serial_turns(draws, self.thresholds["edge"]))
+        serial = ks_uniform(serial_steps(draws, self.thresholds["edge"]))
         numbers: dict[str, Number] = {
             "draws": len(draws),
             "outside": outside,
@@ -88,20 +90,20 @@ class DistributionGate:
         }
         fault = ""
         if outside:
-            fault = f"{outside} of {len(draws)} drawn tokens lie outside the support of their top-k and top-p"
+            fault = f"{outside} of {len(draws)} sampled tokens are outside their top-k and top-p set"
         elif fit.p < self.thresholds["alpha"]:
-            fault = f"the draws do not follow the target's distribution (Kolmogorov-Smirnov p = {fit.p:.2g})"
+            fault = f"sampled tokens do not follow the target's distribution (Kolmogorov-Smirnov p = {fit.p:.2g})"
         elif serial.p < self.thresholds["alpha"]:
-            fault = f"a draw depends on the draw before it (Kolmogorov-Smirnov p = {serial.p:.2g})"
+            fault = f"a sampled token depends on the random draw before it (Kolmogorov-Smirnov p = {serial.p:.2g})"
         elif gap > self.thresholds["logprob_nats"]:
-            fault = f"a log-probability differs from plain decoding's by {gap:.3g} nats"
+            fault = f"a log-probability differs from plain decoding's or from its own top list by {gap:.3g} nats"
         return Outcome(self.name, State.FAIL if fault else State.PASS, numbers, message=fault)
 
 
 def place(ask: Ask, context: Context, token: int, edge: float) -> tuple[float, float]:
-    """Mass before the token, most probable first, and its own mass, after top-k and then top-p renormalise.
+    """Mass of the more probable tokens and the token's own, renormalised after top-k and then top-p.
 
-    (1, 0) for a token outside the support. A token within `edge` of the top-p boundary counts as inside.
+    (1, 0) for a token outside that set. A token within `edge` of the top-p boundary counts as inside.
     """
     index = next((rank for rank, (other, _) in enumerate(context) if other == token), len(context))
     kept = _kept(ask, context, index, edge)
@@ -110,18 +112,18 @@ def place(ask: Ask, context: Context, token: int, edge: float) -> tuple[float, f
     return float(kept[:index].sum()), float(kept[index])
 
 
-def serial_turns(draws: Sequence[Draw], edge: float) -> Floats:
-    """From each draw of a request to its next, the turn (difference modulo 1) of their places in the order of ids.
+def serial_steps(draws: Sequence[Draw], edge: float) -> Floats:
+    """Difference modulo 1 between the quantiles of consecutive draws of a request, with tokens in the order of ids.
 
-    Independent draws turn uniformly; a coin that is used again turns by nearly nothing. The order of ids matters: by
-    falling probability the same coin would land elsewhere in every context.
+    Uniform for independent draws; near 0 if a random number is reused. Ordered by probability, the same random number
+    would select unrelated tokens, and the reuse would not show.
     """
     below, at = zip(*(_place_by_id(*draw, edge) for draw in draws), strict=True)
     noise = np.random.default_rng(len(draws) + 1).random(len(draws))
     places = randomised_pit(below, at, list(noise))
     follows = np.array([one[0].name == other[0].name for one, other in pairwise(draws)])
-    turns: Floats = np.diff(places)[follows] % 1.0
-    return turns
+    steps: Floats = np.diff(places)[follows] % 1.0
+    return steps
 
 
 def _place_by_id(ask: Ask, context: Context, token: int, edge: float) -> tuple[float, float]:
@@ -134,7 +136,7 @@ def _place_by_id(ask: Ask, context: Context, token: int, edge: float) -> tuple[f
 
 
 def _kept(ask: Ask, context: Context, index: int, edge: float) -> Floats:
-    """Probabilities, falling, that top-k and then top-p leave; `index` stays if it is within `edge` of top-p."""
+    """Descending probabilities kept by top-k, then top-p; `index` is kept if within `edge` of the cutoff."""
     probabilities = np.exp(np.array([value for _, value in context], dtype=np.float64))
     if ask.top_k > 0:
         probabilities = probabilities[: ask.top_k]
@@ -148,7 +150,7 @@ def _kept(ask: Ask, context: Context, index: int, edge: float) -> Floats:
 
 
 def _largest_gap(drawn: Sequence[AnswerPair]) -> float:
-    """Largest difference of a log-probability between run and baseline at equal prefixes, and of a token's own."""
+    """Largest log-probability difference (nats) to the baseline after equal prefixes, and to the token's own value."""
     largest = 0.0
     for pair in drawn:
         for index, token in enumerate(pair.answer.output_ids):
@@ -166,6 +168,6 @@ def _gap(mine: Context, theirs: Context) -> float:
     vectors = np.zeros((2, size))
     for row, context in zip(vectors, (mine, theirs), strict=True):
         row[[token for token, _ in context]] = [value for _, value in context]
-    # Beyond e^-16 no log-probability matters, and rounding grows.
+    # Below e^-16 log-probabilities do not matter and rounding errors grow.
     matters = vectors[1] > -16.0
     return float(np.abs(vectors[0] - vectors[1])[matters].max(initial=0.0))

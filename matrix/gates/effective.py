@@ -1,4 +1,4 @@
-"""Did the configuration take effect: do the running parts say so, and was it seen to happen?"""
+"""Checks that the configuration took effect: the engine reports it, and counters show that its code paths ran."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from specmatrix.matrix.run.prepared_cell import PreparedCell
 from specmatrix.matrix.subjects.protocol import Capability, Run
 
 THRESHOLDS: Final = {
-    "differences": Threshold(0, "a running part that differs from the resolved configuration is another configuration"),
-    "unseen": Threshold(0, "every row of EVIDENCE was measured to hold on the reference engine"),
+    "differences": Threshold(0, "an engine that runs other values than it resolved is another configuration"),
+    "unseen": Threshold(0, "every row of EVIDENCE was verified on the reference engine"),
 }
-# Without these read back, nothing is known of what runs.
+# Without these, what runs is unknown.
 REQUIRED: Final = (
     "algorithm", "num_steps", "topk", "num_draft_tokens", "lag", "page_size", "num_pages", "radix_cache",
     "chunked_prefill_size", "max_running_requests",
@@ -26,7 +26,7 @@ REQUIRED: Final = (
 
 @dataclass
 class EffectiveGate:
-    """The read-back equals what was resolved, no drafter was put aside, and all evidence due from the cell is there."""
+    """The running values equal the resolved ones, no drafter was disabled, and all evidence that applies holds."""
 
     name: str = "effective"
     needs: frozenset[Capability] = frozenset({Capability.READBACK, Capability.COUNTERS})
@@ -34,38 +34,42 @@ class EffectiveGate:
     evidence: tuple[Evidence, ...] = (*EVIDENCE, *GPU_EVIDENCE)
 
     def applies(self, cell: Cell) -> bool:
-        """Every cell asks for something."""
+        """Every cell has a configuration."""
         return True
 
     def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
-        """NOT MEASURED where a required key is not read back, or no counter was hit at all."""
+        """NOT MEASURED if a required value is not reported, or if all counters are zero."""
         missing = [key for key in REQUIRED if key not in run.readback or key not in run.resolved]
         if missing:
-            return Outcome(self.name, State.NOT_MEASURED, message=f"the subject does not read back {missing[0]}")
+            return Outcome(
+                self.name, State.NOT_MEASURED, message=f"the subject does not report {missing[0]} of the running engine"
+            )
         if not any(run.evidence.values()):
-            return Outcome(self.name, State.NOT_MEASURED, message="no counter was hit, so nothing was witnessed")
+            return Outcome(
+                self.name, State.NOT_MEASURED, message="all counters are zero, so there is no evidence of what ran"
+            )
         common = [key for key in run.readback if key in run.resolved]
         differing = [key for key in common if run.readback[key] != run.resolved[key]]
-        demanded = [row for row in self.evidence if row.when(prepared.cell, run)]
-        unseen = [row for row in demanded if not row.holds(run)]
+        required = [row for row in self.evidence if row.when(prepared.cell, run)]
+        unseen = [row for row in required if not row.holds(run)]
         numbers: dict[str, Number] = {
             "keys": len(common),
             "differences": len(differing),
-            "witnesses": len(demanded),
+            "witnesses": len(required),
             "unseen": len(unseen),
         }
         if error := run.readback.get("drafter_error"):
-            return Outcome(self.name, State.FAIL, numbers, message=f"the drafter was put aside: {error}")
+            return Outcome(self.name, State.FAIL, numbers, message=f"the drafter was disabled: {error}")
         if differing:
             key = differing[0]
-            text = f"{key} was resolved to {run.resolved[key]!r}, but {run.readback[key]!r} runs"
+            text = f"{key} was resolved to {run.resolved[key]!r}, but the engine runs {run.readback[key]!r}"
             return Outcome(self.name, State.FAIL, numbers, message=text)
         if unseen:
-            return Outcome(self.name, State.FAIL, numbers, message=_sentence(unseen[0], run))
+            return Outcome(self.name, State.FAIL, numbers, message=_unseen(unseen[0], run))
         return Outcome(self.name, State.PASS, numbers)
 
 
-def _sentence(row: Evidence, run: Run) -> str:
+def _unseen(row: Evidence, run: Run) -> str:
     hits = sum(run.evidence.get(probe, 0) for probe in row.probe.split("|"))
     wanted = "more than 0" if row.seen else "0"
-    return f"{row.probe.replace('|', ' or ')} was hit {hits} times, expected {wanted}: {row.why}"
+    return f"counter {row.probe.replace('|', ' or ')} is {hits}, expected {wanted}: {row.why}"

@@ -1,4 +1,4 @@
-"""Did every request end where, why and with the text that its tokens demand, and do its own numbers add up?"""
+"""Checks each request's end, finish reason and text against its tokens, and its metrics for consistency."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from specmatrix.matrix.run.prepared_cell import PreparedCell
 from specmatrix.matrix.subjects.protocol import Answer, Ask, Capability, Run
 
 THRESHOLDS: Final = {
-    "faults": Threshold(0, "how a request ends follows from its tokens; there is nothing to tolerate"),
+    "faults": Threshold(0, "a request's end follows exactly from its tokens"),
 }
 
 
 @dataclass
 class FinishGate:
-    """Re-derives each ending token by token from the ids, and checks the identities of the reported metrics."""
+    """Recomputes each ending from the token ids, and checks the identities between the reported metrics."""
 
     name: str = "finish"
     needs: frozenset[Capability] = frozenset({Capability.TOKEN_IDS})
@@ -33,11 +33,11 @@ class FinishGate:
         return True
 
     def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
-        """NOT MEASURED where a request has no answer."""
+        """NOT MEASURED if a request has no answer."""
         answers = {answer.name: answer for answer in run.answers}
         missing = [ask.name for ask in run.asks if ask.name not in answers]
         if missing or not run.asks:
-            text = f"the run has no answer to {missing[0]}" if missing else "the cell has no requests"
+            text = f"the run has no answer for request {missing[0]}" if missing else "the cell has no requests"
             return Outcome(self.name, State.NOT_MEASURED, message=text)
         cell, faults = prepared.cell, []
         for ask in run.asks:
@@ -53,21 +53,28 @@ class FinishGate:
 
 
 def _end(ask: Ask, answer: Answer, target: str) -> str:
-    """What is wrong with the ending, or ""."""
+    """What is wrong with the end of a request, or ""."""
     ids = answer.output_ids
     due = ending(ask, ids, target)
     if due.tokens < len(ids):
-        return f"has {len(ids)} tokens, but ended by {due.reason} {due.matched!r} at token {due.tokens}"
+        return f"has {len(ids)} tokens, but must finish by {_named(due.reason, due.matched)} after {due.tokens}"
     if answer.finish == "abort":
         if ask.abort_after is None or len(ids) < ask.abort_after:
-            return f"was aborted after {len(ids)} tokens, asked was {ask.abort_after}"
+            return f"was aborted after {len(ids)} tokens; the abort was sent after {ask.abort_after}"
         if due.reason != "open":
-            return f"was aborted, but had ended by {due.reason} {due.matched!r}"
+            return f"was aborted, but its tokens already finish by {_named(due.reason, due.matched)}"
     elif (answer.finish, answer.matched) != (due.reason, due.matched):
-        return f"ended by {answer.finish} {answer.matched!r}, its tokens say {due.reason} {due.matched!r}"
+        found, expected = _named(answer.finish, answer.matched), _named(due.reason, due.matched)
+        return f"finished by {found}; its tokens imply {expected}"
     if answer.text != due.text:
-        return f"shows the text {answer.text[-40:]!r}, its tokens say {due.text[-40:]!r}"
+        return f"has a text that ends in {answer.text[-40:]!r}; its tokens decode to {due.text[-40:]!r}"
     return ""
+
+
+def _named(reason: str, matched: int | str | None) -> str:
+    if reason == "open":
+        return "no finish yet"
+    return reason if matched is None else f"{reason} ({matched!r})"
 
 
 def _logprobs(ask: Ask, answer: Answer) -> str:
@@ -76,11 +83,11 @@ def _logprobs(ask: Ask, answer: Answer) -> str:
         return f"has log-probabilities for {len(answer.logprobs)} of {wanted} tokens"
     wanted = len(answer.output_ids) if ask.top_logprobs else 0
     if len(answer.top_logprobs) != wanted:
-        return f"has alternatives for {len(answer.top_logprobs)} of {wanted} tokens"
+        return f"has top log-probabilities for {len(answer.top_logprobs)} of {wanted} tokens"
     if any(len(top) != ask.top_logprobs for top in answer.top_logprobs):
-        return f"does not hold {ask.top_logprobs} log-probabilities at every token"
+        return f"does not have {ask.top_logprobs} top log-probabilities for every token"
     if any(value > 1e-6 for value in answer.logprobs):
-        return f"has the log-probability {max(answer.logprobs)}, allowed is at most 0"
+        return f"has a log-probability of {max(answer.logprobs)}; allowed: at most 0"
     return ""
 
 
@@ -96,13 +103,13 @@ def _metrics(cell: Cell, resolved: Mapping[str, Any], answer: Answer) -> str:
     }
     widths = answer.round_widths if cell.adapts else (int(resolved["num_draft_tokens"]),) * len(lengths)
     if len(widths) != len(lengths):
-        return f"reports {len(widths)} widths of {len(lengths)} rounds"
-    # A chain may be accepted whole, whatever its drafter calls a step; a tree is as deep as its steps.
+        return f"reports {len(widths)} round widths for {len(lengths)} verify rounds"
+    # A chain may be accepted whole, whatever num_steps means to its drafter; a tree's depth is num_steps.
     chain = int(resolved["topk"]) <= 1
     for length, width in zip(lengths, widths, strict=True):
         deepest = width if chain else int(resolved["num_steps"]) + 1
         if not 1 <= length <= deepest:
-            return f"accepted {length} tokens in a round, allowed is 1 to {deepest}"
+            return f"accepted {length} tokens in one verify round; allowed: 1 to {deepest}"
     if cell.algorithm != "none" and lengths:
         correct, proposed = sum(lengths) - len(lengths), sum(width - 1 for width in widths)
         counts |= {
@@ -113,27 +120,29 @@ def _metrics(cell: Cell, resolved: Mapping[str, Any], answer: Answer) -> str:
         histogram = Counter(length - 1 for length in lengths)
         expected = [histogram[drafts] for drafts in range(max(lengths))]
         if info.get("spec_correct_drafts_histogram") != expected:
-            return f"reports the histogram {info.get('spec_correct_drafts_histogram')}, its rounds say {expected}"
+            return (
+                f"reports the histogram {info.get('spec_correct_drafts_histogram')}; its verify rounds give {expected}"
+            )
         ratios = {
             "spec_accept_length": len(answer.output_ids) / len(lengths),
             "spec_accept_rate": correct / proposed,
         }
         for key, value in ratios.items():
             if not isclose(float(info.get(key, -1.0)), value, rel_tol=1e-9):
-                return f"reports {key} {info.get(key)}, its rounds say {value:.6g}"
+                return f"reports {key} {info.get(key)}; its verify rounds give {value:.6g}"
     for key, count in counts.items():
         if info.get(key) != count:
-            return f"reports {key} {info.get(key)}, expected {count}"
+            return f"reports {key} {info.get(key)}; expected {count}"
     return _emitted(cell, answer)
 
 
 def _emitted(cell: Cell, answer: Answer) -> str:
-    """The prefill's token and all rounds but a part of the last one; a retraction reads a token by prefill again."""
+    """The output is one prefill token plus all rounds, the last one perhaps cut; a retraction adds prefill tokens."""
     if cell.memory != "ample" or answer.finish == "abort" or not answer.output_ids:
         return ""
     lengths = answer.accept_lengths
     most = 1 + sum(lengths)
     least = 2 + sum(lengths[:-1]) if lengths else 1
     if not least <= len(answer.output_ids) <= most:
-        return f"has {len(answer.output_ids)} tokens, its rounds emitted {least} to {most}"
+        return f"has {len(answer.output_ids)} tokens; its verify rounds emitted {least} to {most}"
     return ""

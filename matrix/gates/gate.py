@@ -24,7 +24,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one gate says of one cell. `message` is one sentence where it does not pass."""
+    """One gate's result for one cell. `message` is one sentence, empty on PASS."""
 
     gate: str
     state: State
@@ -34,9 +34,9 @@ class Outcome:
 
 
 class Gate(Protocol):
-    """Judges a cell's run, paired with the same workload on plain decoding (`PreparedCell.baseline`).
+    """Checks a cell's run against the same workload under plain decoding (`PreparedCell.baseline`).
 
-    needs: what a subject must show of itself, else NOT MEASURED. thresholds: what numbers are held against, by name.
+    needs: capabilities that the subject must have, else NOT MEASURED. thresholds: limits by name.
     """
 
     name: str
@@ -44,9 +44,9 @@ class Gate(Protocol):
     thresholds: Mapping[str, float]
 
     def applies(self, cell: Cell) -> bool:
-        """Whether the gate judges such cells at all."""
+        """Whether the gate checks this cell."""
         ...
 
     def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
-        """The verdict on what the cell's requests did, beside the same requests without a drafter."""
+        """Compare the cell's run with the same requests decoded without a drafter."""
         ...

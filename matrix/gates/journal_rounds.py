@@ -1,4 +1,4 @@
-"""Verify rounds as the ledger's journal shows them, beside those that the controller of adaptive steps chose."""
+"""Compares the verify rounds in the ledger's journal with those that the adaptive-steps controller chose."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class JournalRound(NamedTuple):
-    """One row of a step: positions that were reserved for it behind everything in flight, and those it may write."""
+    """One request in a step: positions reserved for it after everything in flight, and positions it may write."""
 
     account: int
     reserved: int
@@ -15,7 +15,7 @@ class JournalRound(NamedTuple):
 
 
 def journal_rounds(journal: Iterable[tuple[str, int, tuple[int, ...]]]) -> Iterator[list[JournalRound]]:
-    """Launches that follow each other without another verb: a whole verify round, or one row of a prefill step."""
+    """Groups consecutive launch entries: a whole verify round, or one request of a prefill step."""
     reserved: dict[int, int] = {}
     group: list[JournalRound] = []
     for verb, account, numbers in journal:
@@ -34,20 +34,21 @@ def journal_rounds(journal: Iterable[tuple[str, int, tuple[int, ...]]]) -> Itera
 def first_journal_mismatch(
     journal: Iterable[tuple[str, int, tuple[int, ...]]], rounds: Sequence[tuple[int, int]], widest: int
 ) -> str:
-    """Where the journal leaves the rounds (batch size, width), each reserved for `widest`, in a sentence; "" if never.
+    """A sentence on where the journal first departs from `rounds` (batch size, width); "" if it matches.
 
-    A lone row that was reserved for exactly what it wrote may be of a prefill step or of a round; both are tried.
+    Every round reserves `widest` positions. A single launch that reserved exactly what it wrote may be a prefill row or
+    a round; both readings are tried.
     """
-    places = {0}  # rounds that may have been launched by now
+    places = {0}  # possible numbers of rounds launched so far
     for group in journal_rounds(journal):
         lone = len(group) == 1 and group[0].reserved == group[0].width
         fitting = {place + 1 for place in places if place < len(rounds) and _fits(group, *rounds[place], widest)}
         left = fitting | places if lone else fitting
         if not left:
-            return _sentence(group, max(places), rounds, widest)
+            return _mismatch(group, max(places), rounds, widest)
         places = left
     if len(rounds) not in places:
-        return f"the journal launches {max(places)} of {len(rounds)} rounds"
+        return f"the journal holds {max(places)} of the controller's {len(rounds)} verify rounds"
     return ""
 
 
@@ -55,9 +56,12 @@ def _fits(group: Sequence[JournalRound], batch_size: int, width: int, widest: in
     return len(group) == batch_size and all((row.reserved, row.width) == (widest, width) for row in group)
 
 
-def _sentence(group: Sequence[JournalRound], place: int, rounds: Sequence[tuple[int, int]], widest: int) -> str:
+def _mismatch(group: Sequence[JournalRound], place: int, rounds: Sequence[tuple[int, int]], widest: int) -> str:
     reserved, width = group[0].reserved, group[0].width
-    due = "none" if place == len(rounds) else f"{rounds[place][0]} requests {rounds[place][1]} wide, {widest} reserved"
+    expected = "no further round"
+    if place < len(rounds):
+        expected = f"{rounds[place][0]} requests of width {rounds[place][1]} with {widest} positions reserved"
     return (
-        f"the journal launches {len(group)} requests {width} wide, {reserved} reserved, as round {place}; due is {due}"
+        f"verify round {place} in the journal has {len(group)} requests of width {width} with {reserved} positions "
+        f"reserved; expected: {expected}"
     )

@@ -1,4 +1,4 @@
-"""Is every page accounted for, and did every slot hold what its owner wrote?"""
+"""Checks that every KV page is accounted for and that every KV slot holds what its owner wrote."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from specmatrix.matrix.run.prepared_cell import PreparedCell
 from specmatrix.matrix.subjects.protocol import Capability, Memory, Run
 
 THRESHOLDS: Final = {
-    "leaked_pages": Threshold(0, "a page that nobody owns is memory lost until restart"),
-    "wrong_stamps": Threshold(0, "a slot holds its own request's position or the answer is a coincidence"),
+    "leaked_pages": Threshold(0, "a page without an owner is lost until restart"),
+    "wrong_stamps": Threshold(0, "attention that reads another request's or position's KV is right by luck only"),
 }
 
 
 @dataclass
 class LedgerGate:
-    """Audits the journal against the laws, counts the pages at rest, holds each cached page's reader against its
-    writer and each request's `cached_tokens` against its first admission, and reads the stamps of the KV slots.
+    """Audits the journal against the ledger's laws, counts pages once the engine is idle, compares each cached page's
+    tokens with its readers' and `cached_tokens` with the first admission, and checks the stamps of the KV slots.
 
-    The journal begins with the engine, so a law that an earlier cell of the same start broke is red here too.
+    The journal starts with the engine, so a violation by an earlier cell of the same start also fails here.
     """
 
     name: str = "ledger"
@@ -33,56 +33,56 @@ class LedgerGate:
     thresholds: Mapping[str, float] = field(default_factory=lambda: values(THRESHOLDS))
 
     def applies(self, cell: Cell) -> bool:
-        """Every cell holds KV memory."""
+        """Every cell uses KV memory."""
         return True
 
     def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
-        """NOT MEASURED without a journal or without compared stamps."""
+        """NOT MEASURED without a journal or without checked stamps."""
         memory = run.memory
         leaked = memory.pages - memory.free - memory.cached
         checked, wrong = run.evidence.get("stamp.checked", 0), run.evidence.get("stamp.wrong", 0)
         numbers: dict[str, Number] = {"pages": memory.pages, "leaked": leaked, "stamps": checked, "wrong_stamps": wrong}
         if run.journal is None or not run.journal[0]:
-            return Outcome(self.name, State.NOT_MEASURED, numbers, message="the subject shows no journal")
+            return Outcome(self.name, State.NOT_MEASURED, numbers, message="the subject provides no ledger journal")
         numbers["verbs"] = len(run.journal[0])
-        fault = _rest(memory, leaked) or _audited(run, memory)
+        fault = _leaks(memory, leaked) or _audited(run, memory)
         if not fault:
             entries, _, size = run.journal
             numbers["shared"], fault = misread_pages(entries, size, run.served, span_of(prepared.cell, run.resolved))
         if not fault and wrong > self.thresholds["wrong_stamps"]:
-            fault = f"{wrong} of {checked} KV slots held another request's or position's stamp"
+            fault = f"{wrong} of {checked} checked KV slots held the stamp of another request or position"
         if fault:
             return Outcome(self.name, State.FAIL, numbers, message=fault)
         if not checked:
-            return Outcome(self.name, State.NOT_MEASURED, numbers, message="no KV stamp was compared")
+            return Outcome(self.name, State.NOT_MEASURED, numbers, message="no KV slot stamp was checked")
         return Outcome(self.name, State.PASS, numbers)
 
 
-def _rest(memory: Memory, leaked: int) -> str:
+def _leaks(memory: Memory, leaked: int) -> str:
     if memory.accounts:
-        return f"{memory.accounts} requests still hold memory after the last one ended"
+        return f"{memory.accounts} accounts still hold KV pages after the last request ended"
     if leaked:
-        return f"{leaked} of {memory.pages} pages are neither free nor cached at rest"
+        return f"{leaked} of {memory.pages} KV pages leaked: neither free nor cached after the last request ended"
     return ""
 
 
 def _audited(run: Run, memory: Memory) -> str:
     assert run.journal is not None
     try:
-        book = audit(*run.journal)
+        replayed = audit(*run.journal)
     except AuditError as error:
         return str(error)
-    kept = (book.pages, book.free, book.cached, len(book.holdings))
+    expected = (replayed.pages, replayed.free, replayed.cached, len(replayed.holdings))
     held = (memory.pages, memory.free, memory.cached, memory.accounts)
-    if kept != held:
-        return f"the journal ends with (pages, free, cached, accounts) = {kept}, the engine holds {held}"
-    return _miscounted(book.moves, run)
+    if expected != held:
+        return f"replaying the journal gives (pages, free, cached, accounts) = {expected}, the engine reports {held}"
+    return _miscounted(replayed.moves, run)
 
 
 def _miscounted(moves: Mapping[int, Sequence[Move]], run: Run) -> str:
-    """The first request of the run whose `cached_tokens` are not the positions that its first admission began behind.
+    """A sentence on the first request whose `cached_tokens` differ from the positions reused at its first admission.
 
-    An account serves requests in the order in which they were sent, each once more for every retraction.
+    An account serves its requests in submission order, each once more per retraction.
     """
     stays = {account: [move for move in each if move.verb != "drop"] for account, each in moves.items()}
     answers = {int(answer.meta_info["id"]): answer for answer in run.answers if not answer.refusal}
@@ -93,7 +93,7 @@ def _miscounted(moves: Mapping[int, Sequence[Move]], run: Run) -> str:
         answer = answers.get(one.id)
         if answer is not None and not answer.cached_tokens == found < one.prompt:
             return (
-                f"{one.name} reports {answer.cached_tokens} of {one.prompt} prompt tokens as cached, its first "
-                f"admission began behind {found}"
+                f"{one.name} reports {answer.cached_tokens} of {one.prompt} prompt tokens as cached, but its first "
+                f"admission reused {found}"
             )
     return ""

@@ -1,4 +1,4 @@
-"""Log-probabilities of a request beside those of its baseline, which has read the same tokens in one piece."""
+"""Compares a request's log-probabilities with its baseline's."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from specmatrix.matrix.gates.pairing import AnswerPair, first_difference
 
 
 def max_logprob_gap(pair: AnswerPair) -> tuple[int, float]:
-    """Tokens whose log-probabilities both sides show, and the largest difference of them or their alternatives, in
-    nats.
+    """Number of tokens with log-probabilities on both sides, and the largest difference in nats, alternatives included.
 
-    Tokens behind the first one that differs follow other texts and are left out. An alternative that the baseline does
-    not have may only be as likely as its last one, within the difference.
+    Tokens after the first differing one have different contexts and are left out. An alternative that the baseline
+    lacks is compared with the baseline's least likely one.
     """
     mine, theirs = pair.answer, pair.baseline
     index = first_difference(mine.output_ids, theirs.output_ids, prefix=True)
@@ -25,7 +24,7 @@ def max_logprob_gap(pair: AnswerPair) -> tuple[int, float]:
 
 
 def _column(mine: Sequence[tuple[int, float]], theirs: Sequence[tuple[int, float]]) -> float:
-    """The largest difference among the alternatives to one token."""
+    """The largest difference in nats among one token's alternatives."""
     if not mine or not theirs:
         return 0.0
     known = dict(theirs)

@@ -1,6 +1,6 @@
-"""Are the tokens those of plain decoding?
+"""Checks that the tokens equal those of plain decoding.
 
-Verification draws with the randomness of seed and position, so sampled requests must agree token by token as well.
+Random draws depend on seed and position only, so sampled requests must agree token by token as well.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from specmatrix.matrix.run.prepared_cell import PreparedCell
 from specmatrix.matrix.subjects.protocol import Capability, Run
 
 THRESHOLDS: Final = {
-    "tie_nats": Threshold(TIE_NATS, "above float32 rounding of a logit, below any gap that the zoo's models decide by"),
+    "tie_nats": Threshold(TIE_NATS, "above float32 rounding of a logit, below the top-2 gaps of the zoo's models"),
     "oracle_nats": Threshold(
-        1e-4, "two libraries in float32 were 7e-6 apart at most; a window one token short moves it by 2.5e-3"
+        1e-4, "two float32 libraries differed by 7e-6 at most; a window one token short gives 2.5e-3"
     ),
     "score_nats": Threshold(
-        1e-4, "3e-5 at most in texts of 600 tokens, none in short ones; another temperature moves it by 1e-2"
+        1e-4, "3e-5 at most over 600 tokens, none over short texts; another temperature gives 1e-2"
     ),
     "divergent": Threshold(0, "exact verification: equal to plain decoding with the same seed"),
 }
@@ -32,7 +32,7 @@ THRESHOLDS: Final = {
 
 @dataclass
 class LosslessGate:
-    """Token equality with the baseline; greedy baselines also with another library's tokens and log-probabilities."""
+    """Equal tokens and log-probabilities: run and baseline, and greedy baseline and Hugging Face transformers."""
 
     name: str = "lossless"
     needs: frozenset[Capability] = frozenset({Capability.TOKEN_IDS})
@@ -40,11 +40,11 @@ class LosslessGate:
     oracle: Callable[[str], Oracle | None] = oracle_of
 
     def applies(self, cell: Cell) -> bool:
-        """Every cell, the cells without a drafter included: their configuration differs from the baseline's."""
+        """Every cell; those without a drafter still differ from the baseline in other axes."""
         return True
 
     def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
-        """A greedy divergence where the baseline's two best tokens are closer than `tie_nats` is a tie, not red."""
+        """A greedy divergence where the baseline's two best tokens are within `tie_nats` is a tie, not a failure."""
         missing = unpaired(self.name, run, baseline)
         if missing:
             return missing
@@ -60,47 +60,47 @@ class LosslessGate:
             "first_divergence": _describe(*broken[0]) if broken else "",
         }
         if broken:
-            text = f"{len(broken)} of {len(every)} requests left plain decoding, first {_describe(*broken[0])}"
+            text = f"{len(broken)} of {len(every)} requests differ from plain decoding, first {_describe(*broken[0])}"
             return Outcome(self.name, State.FAIL, numbers, message=text)
         if not numbers["tokens"]:
-            return Outcome(self.name, State.NOT_MEASURED, numbers, message="no token was produced")
+            return Outcome(self.name, State.NOT_MEASURED, numbers, message="no token was generated")
         exact = baseline.resolved["dtype"] == "float32"
         scored = [(pair.ask.name, *max_logprob_gap(pair)) for pair in every]
         worst, _, nats = max(scored, key=lambda one: one[2])
         numbers |= {"scored": sum(count for _, count, _ in scored), "score_nats": nats}
         if exact and nats > self.thresholds["score_nats"]:
-            text = f"a log-probability of {worst} is {nats:.2g} nats from the baseline's"
+            text = f"a log-probability of {worst} differs from the baseline's by {nats:.2g} nats"
             return Outcome(self.name, State.FAIL, numbers, message=text)
         return self._against_oracle(every, numbers, self.oracle(prepared.cell.target), exact)
 
     def _against_oracle(
         self, every: list[AnswerPair], numbers: dict[str, Number], oracle: Oracle | None, exact: bool
     ) -> Outcome:
-        """exact: in half precision only tokens are compared."""
+        """exact: also compare log-probabilities, which half precision does not allow."""
         greedy = [pair for pair in every if pair.ask.temperature == 0 and oracle_index(pair.ask) is not None]
         if not greedy:
             return Outcome(self.name, State.PASS, numbers)
         if oracle is None:
-            text = "the continuations of the oracle are missing, so the baseline itself is unproven"
+            text = "the target has no transformers oracle continuations, so the baseline itself is unverified"
             return Outcome(self.name, State.NOT_MEASURED, numbers, message=text)
         checked, max_logprob_gap = 0, 0.0
         for pair in greedy:
             expected = oracle.continuation(pair.ask)
             index = first_difference(expected, pair.baseline.output_ids, prefix=True)
             if index is not None and not is_tie(pair.ask, pair.baseline, index):
-                text = f"the baseline of {pair.ask.name} leaves the oracle's continuation at token {index}"
+                text = f"the baseline of {pair.ask.name} differs from the transformers oracle at token {index}"
                 place = _place(pair, pair.baseline.output_ids, expected, index)
                 numbers |= {"oracle_tokens": checked, "first_divergence": f"the baseline's {place}"}
                 return Outcome(self.name, State.FAIL, numbers, message=text)
             same = min(len(expected), len(pair.baseline.output_ids)) if index is None else index
             if exact and len(pair.baseline.logprobs) < same:
-                text = f"the baseline of {pair.ask.name} shows no log-probabilities to hold against the oracle's"
+                text = f"the baseline of {pair.ask.name} has no log-probabilities to compare with the oracle's"
                 return Outcome(self.name, State.NOT_MEASURED, numbers, message=text)
             checked += same
             max_logprob_gap = max(max_logprob_gap, _apart(oracle.scores(pair.ask)[:same], pair.baseline.logprobs))
         numbers |= {"oracle_tokens": checked, "oracle_nats": max_logprob_gap}
         if exact and max_logprob_gap > self.thresholds["oracle_nats"]:
-            text = f"a log-probability of the baseline is {max_logprob_gap:.2g} nats from the oracle's"
+            text = f"a log-probability of the baseline differs from the oracle's by {max_logprob_gap:.2g} nats"
             return Outcome(self.name, State.FAIL, numbers, message=text)
         return Outcome(self.name, State.PASS, numbers)
 
@@ -111,7 +111,7 @@ def _apart(expected: Sequence[float], got: Sequence[float]) -> float:
 
 
 def _divergence(pair: AnswerPair) -> int | None:
-    """Where a pair first differs; an aborted request is held to what it produced."""
+    """Index of a pair's first differing token; an aborted request is compared up to its end."""
     aborted = pair.ask.abort_after is not None and "abort" in (pair.answer.finish, pair.baseline.finish)
     return first_difference(pair.answer.output_ids, pair.baseline.output_ids, prefix=aborted)
 
@@ -121,5 +121,5 @@ def _describe(pair: AnswerPair, index: int) -> str:
 
 
 def _place(pair: AnswerPair, got: Sequence[int], expected: Sequence[int], index: int) -> str:
-    words = [str(ids[index]) if index < len(ids) else "its end" for ids in (got, expected)]
+    words = [str(ids[index]) if index < len(ids) else "end of output" for ids in (got, expected)]
     return f"{pair.ask.name} at token {index}: {words[0]} instead of {words[1]}"

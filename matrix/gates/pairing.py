@@ -1,4 +1,4 @@
-"""Requests of a run beside the same requests of the baseline."""
+"""Pairs each request of a run with the same request of the baseline."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TIE_NATS = 1e-3
 
 
 class AnswerPair(NamedTuple):
-    """One request with both answers."""
+    """One request with its answers from the run and from the baseline."""
 
     ask: Ask
     answer: Answer
@@ -20,7 +20,7 @@ class AnswerPair(NamedTuple):
 
 
 def pairs(run: Run, baseline: Run) -> list[AnswerPair]:
-    """Every request that both sides answered, in the order of the run; see `unpaired` for the others."""
+    """Requests answered on both sides, in submission order; `unpaired` reports the others."""
     base = {answer.name: answer for answer in baseline.answers}
     mine = {answer.name: answer for answer in run.answers}
     return [
@@ -29,18 +29,18 @@ def pairs(run: Run, baseline: Run) -> list[AnswerPair]:
 
 
 def unpaired(gate: str, run: Run, baseline: Run) -> Outcome | None:
-    """NOT MEASURED where there is no request, or one without an answer on both sides; else None."""
+    """NOT MEASURED if there are no requests or one lacks an answer on either side; else None."""
     if not run.asks:
         return Outcome(gate, State.NOT_MEASURED, message="the cell has no requests")
     for side, answers in (("the run", run.answers), ("the baseline", baseline.answers)):
         missing = {ask.name for ask in run.asks} - {answer.name for answer in answers}
         if missing:
-            return Outcome(gate, State.NOT_MEASURED, message=f"{side} has no answer to {min(missing)}")
+            return Outcome(gate, State.NOT_MEASURED, message=f"{side} has no answer for request {min(missing)}")
     return None
 
 
 def first_difference(left: Sequence[int], right: Sequence[int], prefix: bool = False) -> int | None:
-    """Index of the first token that differs; a missing token differs unless `prefix` lets one side end early."""
+    """Index of the first differing token; with `prefix`, one side may end early."""
     for index, (one, other) in enumerate(zip(left, right, strict=False)):
         if one != other:
             return index
@@ -48,7 +48,7 @@ def first_difference(left: Sequence[int], right: Sequence[int], prefix: bool = F
 
 
 def is_tie(ask: Ask, answer: Answer, index: int) -> bool:
-    """True where a greedy choice at `index` of `answer` lay within TIE_NATS of the second best token."""
+    """True if the greedy `answer`'s two best tokens at `index` are less than TIE_NATS apart."""
     if ask.temperature > 0 or index >= len(answer.top_logprobs) or len(answer.top_logprobs[index]) < 2:
         return False
     best, second = sorted((value for _, value in answer.top_logprobs[index]), reverse=True)[:2]

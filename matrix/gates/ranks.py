@@ -1,4 +1,4 @@
-"""Do all ranks of an engine do the same: ledger journals, plans, accepted tokens and draft tokens, step by step?"""
+"""Checks that all ranks agree step by step: ledger journals, plans, accepted tokens and draft tokens."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from specmatrix.matrix.run.prepared_cell import PreparedCell
 from specmatrix.matrix.subjects.protocol import Capability, Run
 
 THRESHOLDS: Final = {
-    "divergent": Threshold(0, "rank 0 decides what is sampled and drafted, all else follows from that on every rank"),
+    "divergent": Threshold(
+        0, "rank 0 decides sampled and draft tokens; everything else follows deterministically on every rank"
+    ),
 }
 
 
 @dataclass
 class RanksGate:
-    """The digests that every rank told of every step are equal, to the end of the run."""
+    """All ranks report equal digests for every step of the run."""
 
     name: str = "ranks"
     needs: frozenset[Capability] = frozenset({Capability.RANKS})
@@ -31,13 +33,13 @@ class RanksGate:
         return cell.ranks > 1
 
     def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
-        """NOT MEASURED where nothing was compared."""
+        """NOT MEASURED if no step was compared."""
         return self.judge_agreement(prepared, run.ranks)
 
     def judge_agreement(self, prepared: PreparedCell, found: Agreement | None) -> Outcome:
-        """The verdict over what the ranks told; also where they could not go on."""
+        """Check the ranks' reports, also those of an engine that stopped because its ranks diverged."""
         if found is None:
-            return Outcome(self.name, State.NOT_MEASURED, message="no rank told what it did")
+            return Outcome(self.name, State.NOT_MEASURED, message="no rank reported its steps")
         different = len(set(found.digests))
         numbers: dict[str, Number] = {
             "ranks": found.ranks,
@@ -48,12 +50,14 @@ class RanksGate:
         if found.divergence is not None:
             return Outcome(self.name, State.FAIL, numbers, message=found.divergence)
         if found.ranks != prepared.cell.ranks:
-            text = f"{found.ranks} ranks told what they did, the cell asks for {prepared.cell.ranks}"
+            text = f"{found.ranks} ranks reported their steps; the cell has {prepared.cell.ranks}"
             return Outcome(self.name, State.FAIL, numbers, message=text)
         if not found.planned or found.planned != found.read:
-            text = f"{found.planned} plans and {found.read} results were compared, a run has as many of both"
+            text = (
+                f"{found.planned} plans and {found.read} results were compared; expected equally many and at least one"
+            )
             return Outcome(self.name, State.NOT_MEASURED, numbers, message=text)
         if different > 1:
-            text = f"the ranks told {different} different runs, though no step differs"
+            text = f"the ranks' final digests have {different} different values, although every compared step agrees"
             return Outcome(self.name, State.FAIL, numbers, message=text)
         return Outcome(self.name, State.PASS, numbers)

@@ -1,4 +1,4 @@
-"""Was each request that a session must refuse refused, with the sentence of its class, and no other?"""
+"""Checks that sessions refuse exactly the requests they must, each with the expected error message."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Final
 
 from specmatrix.matrix.subjects.protocol import Refusal, Run
 
-# The sentence names what was wrong, its value and what is allowed. {id}: the session's.
-SENTENCES: Final[dict[Refusal, str]] = {
+# Each message names what is wrong, its value and what is allowed. {id}: the session's id.
+MESSAGES: Final[dict[Refusal, str]] = {
     Refusal.OFFSET: r"session '{id}' is streaming and offset is \d+; allowed: 0",
     Refusal.REPLACE: r"session '{id}' is streaming and replace is True; allowed: False",
     Refusal.DROP: r"session '{id}' is streaming and drop_previous_output is True; allowed: False",
@@ -24,17 +24,17 @@ SENTENCES: Final[dict[Refusal, str]] = {
 
 
 def refusal_fault(run: Run) -> str:
-    """What is wrong with the refusals of a run in one sentence, or ""."""
+    """A sentence on the first wrong or missing refusal, or ""."""
     for answer in run.answers:
         if answer.refusal:
             return f"{answer.name} was refused: {answer.refusal}"
-    for ask, sentence in run.attempts:
+    for ask, message in run.attempts:
         assert ask.session is not None and ask.refused is not None
-        if not sentence:
-            return f"{ask.name} was answered, and had to be refused ({ask.refused})"
-        if not re.fullmatch(SENTENCES[ask.refused].format(id=re.escape(ask.session.id)), sentence):
-            return f"{ask.name} had to be refused ({ask.refused}), but was for another reason: {sentence}"
+        if not message:
+            return f"{ask.name} was answered, but must be refused ({ask.refused})"
+        if not re.fullmatch(MESSAGES[ask.refused].format(id=re.escape(ask.session.id)), message):
+            return f"{ask.name} must be refused ({ask.refused}), but was refused for another reason: {message}"
     refused = run.evidence.get("session.refused", 0)
     if refused != len(run.attempts):
-        return f"{refused} turns were refused, {len(run.attempts)} had to be"
+        return f"the engine counts {refused} refused requests; expected {len(run.attempts)}"
     return ""

@@ -1,4 +1,4 @@
-"""The gates, in the order in which they judge."""
+"""The gates, in evaluation order."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Rounds beside those that are due: of one width beside others, of changing width beside the oracle's reach (how many
-drafts in a row are right, wherever a round begins)."""
+"""Compares accept lengths round by round with the expected ones: at a fixed width with the reference's rounds, at
+changing widths with the oracle's reach (correct consecutive drafts from each position)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from itertools import accumulate
 
 
 def oracle_rounds(reach: Sequence[int], widths: Sequence[int], emitted: int) -> tuple[int, ...]:
-    """Tokens of each round, bonus included, to the `emitted`-th one, by rounds of these widths; the last width goes on.
+    """Expected tokens per round (bonus included) up to `emitted` tokens for these widths; the last width repeats.
 
-    Ends where the oracle's knowledge does.
+    Stops where the oracle's data ends.
     """
     rounds: list[int] = []
     start = 0
@@ -21,11 +21,13 @@ def oracle_rounds(reach: Sequence[int], widths: Sequence[int], emitted: int) -> 
     return tuple(rounds)
 
 
-def first_apart(mine: Sequence[int], widths: Sequence[int], reach: Sequence[int], retractions: int = 0) -> int | None:
-    """The first round that is not as long as the oracle's would be from the same place with the same width.
+def first_reach_mismatch(
+    mine: Sequence[int], widths: Sequence[int], reach: Sequence[int], retractions: int = 0
+) -> int | None:
+    """Index of the first round whose length differs from the oracle's at the same position and width; None if none.
 
-    The last round may lie past what the oracle knows. A retracted request gets one token from the prefill that reads it
-    again, no round, which moves all later rounds by one; `retractions` such moves may lie anywhere.
+    Rounds past the oracle's data are accepted. After a retraction the new prefill emits one token outside any round,
+    which shifts all later rounds by one token; up to `retractions` such shifts may occur anywhere.
     """
     start, moves = 0, set(range(retractions + 1))
     for index, (length, width) in enumerate(zip(mine, widths, strict=True)):
@@ -41,12 +43,11 @@ def _due(reach: Sequence[int], start: int, width: int) -> int | None:
     return min(reach[start], width - 1) + 1 if start < len(reach) else None
 
 
-def first_left(mine: Sequence[int], theirs: Sequence[int], retractions: int = 0) -> int | None:
-    """The first round that begins where one of the oracle's does and has another length; the last round of either side
-    may be cut by its end.
+def first_round_mismatch(mine: Sequence[int], theirs: Sequence[int], retractions: int = 0) -> int | None:
+    """Index of the first round that starts at the same token as a reference round but has another length.
 
-    What a round accepts depends only on where it begins. A retracted request gets one token from the prefill that
-    reads it again, no round, which moves all later rounds by one; `retractions` such moves may lie anywhere.
+    What a round accepts depends only on its start position. The last round of either side may be truncated and is not
+    compared. A retraction shifts later rounds as in `first_reach_mismatch`.
     """
     known = dict(zip(accumulate(theirs, initial=0), theirs[:-1], strict=False))
     start, moves = 0, set(range(retractions + 1))

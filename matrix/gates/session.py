@@ -1,6 +1,6 @@
-"""Did each turn of a streaming session inherit exactly what was computed of the tokens that the user saw?
+"""Checks that each streaming-session turn inherits exactly the KV computed for the tokens that the user saw.
 
-The journal says what an account kept and how much of it was computed; the answers say what the user saw.
+The journal gives the positions that an account kept and computed; the answers give the tokens that the user saw.
 """
 
 from __future__ import annotations
@@ -19,14 +19,16 @@ from specmatrix.matrix.run.prepared_cell import PreparedCell
 from specmatrix.matrix.subjects.protocol import Answer, Capability, Run
 
 THRESHOLDS: Final = {
-    "wrong": Threshold(0, "one position too few costs a prefill, one too many answers from tokens that nobody said"),
-    "apart": Threshold(0, "a turn's prompt is its history and its own tokens"),
+    "wrong": Threshold(
+        0, "one position too few is computed again, one too many conditions the answer on tokens that were never shown"
+    ),
+    "apart": Threshold(0, "a turn's prompt is its history followed by its own tokens"),
 }
 
 
 @dataclass
 class SessionGate:
-    """Walks each session's turns beside its account's moves: what a turn found, what it kept, what an abort undid."""
+    """Compares each session's turns with its account's journal: KV inherited, kept, and rolled back by an abort."""
 
     name: str = "session"
     needs: frozenset[Capability] = frozenset({Capability.SESSIONS, Capability.JOURNAL, Capability.TOKEN_IDS})
@@ -37,9 +39,9 @@ class SessionGate:
         return cell.session != "none"
 
     def judge(self, prepared: PreparedCell, run: Run, baseline: Run) -> Outcome:
-        """NOT MEASURED without a journal, or where no turn continued another."""
+        """NOT MEASURED without a journal, or if no turn continued another."""
         if run.journal is None:
-            return Outcome(self.name, State.NOT_MEASURED, message="the subject shows no journal")
+            return Outcome(self.name, State.NOT_MEASURED, message="the subject provides no ledger journal")
         try:
             moves = audit(*run.journal).moves
         except AuditError as broken:
@@ -59,21 +61,21 @@ class SessionGate:
             "apart": len(apart),
             "attempts": len(run.attempts),
         }
-        uninvited = refusal_fault(run) or _given_up(walks, run)
-        if uninvited:
-            return Outcome(self.name, State.FAIL, numbers, message=uninvited)
+        fault = refusal_fault(run) or _lost_without_eviction(walks, run)
+        if fault:
+            return Outcome(self.name, State.FAIL, numbers, message=fault)
         if apart:
-            text = f"the prompt of {apart[0]} is not the history sent again and its own tokens"
+            text = f"the prompt of {apart[0]} is not its history followed by its own tokens"
             return Outcome(self.name, State.FAIL, numbers, message=text)
         if faults:
             return Outcome(self.name, State.FAIL, numbers, message=faults[0])
         if not any(ask.session is not None and ask.session.follows is not None for ask in run.asks):
-            return Outcome(self.name, State.NOT_MEASURED, numbers, message="no request continued another")
+            return Outcome(self.name, State.NOT_MEASURED, numbers, message="no session request continued another")
         return Outcome(self.name, State.PASS, numbers)
 
 
 def lines(run: Run) -> list[list[tuple[Answer, bool]]]:
-    """The answers of each streaming session, turn by turn, and whether one was aborted in the queue."""
+    """Each streaming session's turns: (answer, whether it was aborted while queued)."""
     answers = {answer.name: answer for answer in run.answers}
     by_id: dict[str, list[tuple[Answer, bool]]] = {}
     for ask in run.asks:
@@ -85,17 +87,17 @@ def lines(run: Run) -> list[list[tuple[Answer, bool]]]:
     return list(by_id.values())
 
 
-def _given_up(walks: Sequence[Walk], run: Run) -> str:
-    """Only a request that needs the pages takes a session's KV."""
+def _lost_without_eviction(walks: Sequence[Walk], run: Run) -> str:
+    """A sentence if more turns lost their session's KV than sessions were evicted, else ""."""
     lost, dropped = sum(walk.lost for walk in walks), run.evidence.get("session.dropped", 0)
-    return f"{lost} turns began anew, and {dropped} sessions were given up for room" if lost > dropped else ""
+    return f"{lost} turns lost their session's KV, but only {dropped} sessions were evicted" if lost > dropped else ""
 
 
 class Walk:
-    """One session's turns beside the moves of its account.
+    """One session's turns with the journal moves of its account.
 
-    windowed: who goes back may have slid past what the turn began with. span: positions at the end of what a turn
-    inherits that it computes again, as the tokens behind them are new.
+    windowed: a sliding window may have released what a rollback needs. span: number of inherited positions at the end
+    that a turn computes again, because their draft KV depends on the tokens after them.
     """
 
     def __init__(self, turns: Sequence[tuple[Answer, bool]], moves: Sequence[Move], windowed: bool, span: int) -> None:
@@ -106,14 +108,14 @@ class Walk:
         self.inherited = self.resumed = self.restored = self.rolled_back = self.lost = 0
 
     def faults(self) -> Iterator[str]:
-        """A sentence for each turn that found or left something else than it must."""
+        """A sentence for each turn that inherited or left a wrong number of positions."""
         kept = 0
         for turn, queued in self.turns:
             if queued:
                 continue
             stays = list(self._stays(turn))
             if not stays and turn.output_ids:
-                yield f"{turn.name} answered without an account"
+                yield f"{turn.name} produced tokens without a ledger account"
             for index, (begin, end) in enumerate(stays):
                 last = index == len(stays) - 1
                 if begin.verb == "resume":
@@ -122,32 +124,33 @@ class Walk:
                 else:
                     self.lost += bool(kept)
                 back = not last or turn.finish == "abort"
-                due = self._due(turn, begin, end, last)
+                expected = self._expected(turn, begin, end, last)
                 left = end.keep if end.verb == "hold" else 0
-                if left != due and not (self.windowed and back and not left):
-                    yield f"{turn.name} left {left} positions{'' if last else ' when it was retracted'}, {due} were due"
+                if left != expected and not (self.windowed and back and not left):
+                    when = "" if last else " when it was retracted"
+                    yield f"{turn.name} left {left} KV positions{when}; expected {expected}"
                 kept = left
 
     def _found(self, turn: Answer, begin: Move, kept: int) -> Iterator[str]:
-        """What is wrong with the beginning of a turn, or of its rest behind a retraction, on held KV."""
+        """Sentences on what is wrong with the start of a turn, or its restart after a retraction, from held KV."""
         self.resumed += 1
         self.inherited += begin.keep
         if begin.keep != kept:
-            yield f"{turn.name} resumed {begin.keep} positions, what came before left {kept}"
+            yield f"{turn.name} inherited {begin.keep} KV positions; the turn before left {kept}"
         again = min(self.span, begin.room)
         if begin.again != again:
-            yield f"{turn.name} computes {begin.again} inherited positions again, the draft KV of {again} is stale"
+            yield f"{turn.name} recomputes {begin.again} inherited positions; the draft KV of {again} is stale"
 
     def _stays(self, turn: Answer) -> Iterator[tuple[Move, Move]]:
-        """A beginning and an end, once more for each retraction; what is given up in between is nobody's turn."""
+        """(first, last) move of the turn and of each restart after a retraction; evictions in between are skipped."""
         for _ in range(turn.retractions + 1):
             while self.moves and self.moves[0].verb == "drop":
                 self.moves.pop(0)
             if len(self.moves) > 1:
                 yield self.moves.pop(0), self.moves.pop(0)
 
-    def _due(self, turn: Answer, begin: Move, end: Move, last: bool) -> int:
-        """Positions that must be left: the shown ones that have KV, or what an aborted or retracted turn had found."""
+    def _expected(self, turn: Answer, begin: Move, end: Move, last: bool) -> int:
+        """Positions to be left: those shown that have KV, or what an aborted or retracted turn had inherited."""
         if last and turn.finish != "abort":
             return min(len(turn.prompt_ids) + len(turn.output_ids), end.computed)
         self.rolled_back += last and begin.verb == "resume"

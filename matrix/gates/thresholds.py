@@ -1,4 +1,4 @@
-"""A threshold is data: its value, and where the value comes from."""
+"""Thresholds, each with the reason for its value."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 
 class Threshold(NamedTuple):
-    """One number that a gate compares with; `source` says why this one."""
+    """One limit that a gate applies; `source` justifies the value."""
 
     value: float
     source: str
 
 
 def values(thresholds: Mapping[str, Threshold]) -> dict[str, float]:
-    """Names to numbers, as `Gate.thresholds` holds them."""
+    """The values by name, in the form of `Gate.thresholds`."""
     return {name: threshold.value for name, threshold in thresholds.items()}

@@ -1,1 +1,1 @@
-"""Independent implementations that gates compare the engine with; they share no code with it."""
+"""Independent implementations for gates to compare the engine with; they share no code with it."""

@@ -1,4 +1,4 @@
-"""Adaptive depth worked out a second time from what a cell asks for; shares no code with the engine.
+"""Independent implementation of adaptive steps, from a cell's settings alone; shares no code with the engine.
 
 The rule: sglang#21599 (one slot), #24055 (a slot per range of batch sizes).
 """
@@ -16,8 +16,8 @@ from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.subjects.protocol import Observation, Trace
 from specmatrix.matrix.workloads.adaptive_configs import TEXTS
 
-# What a slot means where its entry is silent.
-SILENT: Final[dict[str, Any]] = {
+# Defaults of a slot's settings.
+DEFAULTS: Final[dict[str, Any]] = {
     "ema_alpha": 0.2,
     "update_interval": 5,
     "warmup_batches": 10,
@@ -25,8 +25,8 @@ SILENT: Final[dict[str, Any]] = {
     "up_hysteresis": 0.0,
     "ceiling_coeff": 0,
 }
-# The table that ships (sglang#24055).
-SHIPPED: Final[dict[str, Any]] = {
+# The default table (sglang#24055).
+DEFAULT_TABLE: Final[dict[str, Any]] = {
     "1": {"candidate_steps": [1, 3, 7]},
     "8": {"candidate_steps": [1, 3], "down_hysteresis": 0},
     "32": {"candidate_steps": [1]},
@@ -34,16 +34,16 @@ SHIPPED: Final[dict[str, Any]] = {
 
 
 def slots_of(cell: Cell) -> dict[int, dict[str, Any]]:
-    """Smallest batch size to the settings of its slot; a file without sizes is one slot for all of them."""
+    """Smallest batch size to its slot's settings; a flat file gives a single slot."""
     text = TEXTS[cell.adaptive]
-    table = SHIPPED if text is None else json.loads(text)
-    shared = SILENT | {key: value for key, value in table.items() if not key.isdigit()}
+    table = DEFAULT_TABLE if text is None else json.loads(text)
+    shared = DEFAULTS | {key: value for key, value in table.items() if not key.isdigit()}
     sizes = {int(key): shared | value for key, value in table.items() if key.isdigit()}
     return sizes or {1: shared}
 
 
 def first_depth(cell: Cell, slots: Mapping[int, Mapping[str, Any]]) -> int:
-    """The asked depth, else the middle of all candidates, the deeper of two."""
+    """The configured depth, else the median of all candidates (the upper one of two)."""
     if cell.steps != "auto":
         return int(cell.steps)
     every: list[int] = sorted({steps for slot in slots.values() for steps in slot["candidate_steps"]})
@@ -51,12 +51,12 @@ def first_depth(cell: Cell, slots: Mapping[int, Mapping[str, Any]]) -> int:
 
 
 def widest(slots: Mapping[int, Mapping[str, Any]]) -> int:
-    """Nodes of the widest round that may run, root included."""
+    """Nodes (root included) of the widest possible round."""
     return 1 + int(max(max(slot["candidate_steps"]) for slot in slots.values()))
 
 
 def decide(slot: Mapping[str, Any], steps: int, ema: float) -> int:
-    """The depth behind a decision at `steps`."""
+    """The new depth that a slot decides from depth `steps` and average `ema` (accepted drafts)."""
     candidates = sorted(set(slot["candidate_steps"]))
     target = min((c for c in candidates if c < steps and ema <= c - 0.5 + slot["down_hysteresis"]), default=steps)
     if target == steps:
@@ -71,7 +71,7 @@ def decide(slot: Mapping[str, Any], steps: int, ema: float) -> int:
 
 @dataclass(slots=True)
 class SlotState:
-    """What one slot remembers."""
+    """The state of one slot."""
 
     steps: int
     ema: float
@@ -79,14 +79,14 @@ class SlotState:
 
 
 class AdaptiveMismatch(Exception):
-    """The trace and the rule part; the message says where."""
+    """The trace departs from the rule; the message says where."""
 
 
 class AdaptiveReplay:
-    """Walks a trace from an empty start. lag: steps that may wait unread; tolerance: of an average, in drafts.
+    """Replays a trace from its start. lag: steps that may be in flight; tolerance: of an average, in drafts.
 
-    counts: what the controller's counters must say of the rounds and observations behind the first `skipped` ones.
-    deviation: the largest difference of an average so far.
+    counts: expected counters over the rounds and observations after the first `skipped` ones. deviation: the largest
+    difference of an average so far.
     """
 
     def __init__(self, cell: Cell, lag: int, tolerance: float, skipped: tuple[int, int] = (0, 0)) -> None:
@@ -103,7 +103,7 @@ class AdaptiveReplay:
         self._last = (lowest, self.states[lowest].steps)
 
     def walk(self, trace: Trace) -> None:
-        """Mismatch at the first entry that the rule does not give."""
+        """AdaptiveMismatch at the first entry that departs from the rule."""
         done = 0
         for index, seen in enumerate(trace.observations):
             for place in range(done, seen.activated):
@@ -114,7 +114,7 @@ class AdaptiveReplay:
             self._activate(place, *trace.rounds[place])
 
     def slot_of(self, batch_size: int) -> int:
-        """The largest bound that is not above a batch size, at least the lowest one."""
+        """The slot (by its smallest batch size) for a batch size; the lowest slot below all bounds."""
         return max((size for size in self.slots if size <= batch_size), default=min(self.slots))
 
     def _activate(self, place: int, batch_size: int, width: int) -> None:
@@ -122,7 +122,7 @@ class AdaptiveReplay:
         steps = self.states[size].steps
         if width != steps + 1:
             raise AdaptiveMismatch(
-                f"round {place} of {batch_size} requests is {width} wide; the slot from {size} on is at {steps} steps"
+                f"round {place} of {batch_size} requests has width {width}; slot {size} is at {steps} steps"
             )
         if place >= self.skipped[0]:
             self.counts["adaptive.activated"] += 1
@@ -131,27 +131,29 @@ class AdaptiveReplay:
         self._unread.append((batch_size, width))
 
     def _observe(self, index: int, seen: Observation) -> None:
-        what = f"observation {index} ({seen.batch_size} requests, {seen.width} wide)"
+        what = f"observation {index} ({seen.batch_size} requests, width {seen.width})"
         self._find(what, seen)
         if not seen.correct or len(seen.correct) > seen.batch_size or max(seen.correct) >= seen.width:
-            raise AdaptiveMismatch(f"{what} counts the accepted drafts {list(seen.correct)}")
+            raise AdaptiveMismatch(f"{what} has impossible accepted drafts {list(seen.correct)}")
         size = self.slot_of(seen.batch_size)
         if seen.slot != size:
             raise AdaptiveMismatch(
-                f"{what} counts for the slot from {seen.slot} on; it belongs to the one from {size} on"
+                f"{what} is counted for slot {seen.slot} (smallest batch size); it belongs to slot {size}"
             )
         state, rule = self.states[size], self.slots[size]
         mean = sum(seen.correct) / len(seen.correct)
         ema = (1 - rule["ema_alpha"]) * state.ema + rule["ema_alpha"] * mean
         self.deviation = max(self.deviation, abs(ema - seen.ema))
         if not abs(ema - seen.ema) <= self.tolerance:
-            raise AdaptiveMismatch(f"{what} makes the average {seen.ema:.6g}; the slot's own rounds make it {ema:.6g}")
+            raise AdaptiveMismatch(
+                f"{what} gives the average {seen.ema:.6g}; expected {ema:.6g} from the slot's rounds"
+            )
         state.rounds += 1
-        # The average as told: at a threshold the last bit must not decide.
+        # Uses the reported average, so that rounding cannot decide at a threshold.
         decision, steps = self._decided(rule, state, seen.ema)
         if (seen.decision, seen.steps) != (decision, steps):
             raise AdaptiveMismatch(
-                f"{what} decided {seen.decision!r}, {seen.steps} steps; due is {decision!r}, {steps} steps"
+                f"{what} decided {seen.decision!r}, {seen.steps} steps; expected {decision!r}, {steps} steps"
             )
         state.steps, state.ema = steps, seen.ema
         if index >= self.skipped[1]:
@@ -159,14 +161,14 @@ class AdaptiveReplay:
             self.counts["adaptive.switched_down"] += decision == "down"
 
     def _find(self, what: str, seen: Observation) -> None:
-        """The round that was observed. What was launched more than `lag` rounds before the last one has been read, and
-        is unobserved because no request of it was left."""
+        """Consume the observed round. Rounds launched more than `lag` before the last one have been read; they are
+        unobserved if all their requests had ended."""
         while len(self._unread) > self.lag + 1:
             self._unread.popleft()
         while self._unread:
             if self._unread.popleft() == (seen.batch_size, seen.width):
                 return
-        raise AdaptiveMismatch(f"{what} is of none of the rounds that may have been read just then")
+        raise AdaptiveMismatch(f"{what} matches no round that may have been read at this point")
 
     def _decided(self, rule: Mapping[str, Any], state: SlotState, ema: float) -> tuple[str, int]:
         due = state.rounds - rule["warmup_batches"]

@@ -1,4 +1,4 @@
-"""How a request must have ended, from its tokens alone; shares no code with the engine."""
+"""Derives how a request must end from its tokens alone; shares no code with the engine."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from specmatrix.matrix.subjects.protocol import Ask
 from specmatrix.matrix.workloads.build import tokenizer
 
 CHECKPOINTS: Final = HOME / "matrix" / "zoo" / "checkpoints"
-# What the tokenizer writes for bytes that form no character yet; such bytes are not shown.
+# The tokenizer's output for an incomplete UTF-8 sequence, which is not returned.
 INCOMPLETE: Final = "�"
 
 
 class Ending(NamedTuple):
-    """After `tokens` tokens: "stop" or "length" with what matched, and the text to show. "open": nothing ends it."""
+    """Finish after `tokens` tokens: reason "stop", "length" or "open" (not finished), match, and output text."""
 
     tokens: int
     reason: str
@@ -26,18 +26,18 @@ class Ending(NamedTuple):
 
 @cache
 def eos_ids(target: str) -> frozenset[int]:
-    """The end tokens of a target of the zoo, from its own generation_config.json."""
+    """EOS ids of a zoo target, from its generation_config.json."""
     found = json.loads((CHECKPOINTS / target / "generation_config.json").read_text(encoding="utf-8"))["eos_token_id"]
     return frozenset(found if isinstance(found, list) else [found])
 
 
 def text_of(ids: tuple[int, ...]) -> str:
-    """Text of token ids; special tokens leave none."""
+    """Decoded text, without special tokens."""
     return str(tokenizer().decode(list(ids), skip_special_tokens=True)).rstrip(INCOMPLETE)
 
 
 def ending(ask: Ask, ids: tuple[int, ...], target: str) -> Ending:
-    """The first token that ends the request to a target: a stop token, then a stop string, then the limit."""
+    """The first ending among `ids`; per token a stop token precedes a stop string, which precedes the length limit."""
     stops = frozenset(ask.stop_token_ids) | (frozenset() if ask.ignore_eos else eos_ids(target))
     for index, token in enumerate(ids):
         count = index + 1

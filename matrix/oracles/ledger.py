@@ -1,6 +1,6 @@
-"""A second book of the KV pages, kept from the journal alone; shares no code with the engine's ledger.
+"""Independent audit of the KV pages from the journal alone; shares no code with the engine's ledger.
 
-Each verb is checked where it happens, in time proportional to its own pages, so a journal of any length can be audited.
+Checking an entry takes time proportional to its own pages, so journals of any length can be audited.
 """
 
 from __future__ import annotations
@@ -16,37 +16,37 @@ CACHE: Final = -1
 
 
 class AuditError(Exception):
-    """The journal breaks a law of KV ownership; the message names the entry."""
+    """A journal entry breaks a law of KV ownership; the message names it."""
 
 
 @dataclass(slots=True)
 class Holding:
-    """What one account holds: pages in the order of their positions, the first `shared` of them cached."""
+    """One account's pages in the order of positions; the first `shared` are cached."""
 
     pages: list[int]
     shared: int
     committed: int
     flights: deque[int] = field(default_factory=deque)
-    held: bool = False  # by a session, between two of its turns
-    kept: int = 0  # positions, by the last hold
+    held: bool = False  # by an idle session
+    kept: int = 0  # positions kept by the last hold
 
     @property
     def end(self) -> int:
-        """Position behind everything in flight."""
+        """Position after everything in flight."""
         return self.committed + sum(self.flights)
 
     @property
     def computed(self) -> int:
-        """Positions with KV: a turn that stops while it computes the last ones of its session again takes none."""
+        """Positions with KV; a turn that stops while it recomputes the last positions of its session loses none."""
         return max(self.committed, self.kept)
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One change of who an account serves: "open", "hold", "resume", "close" (of a request) or "drop" (while held).
+    """One change of an account's use: "open", "hold", "resume", "close" (of a request) or "drop" (while held).
 
-    computed: positions with KV just before; keep: positions kept by a hold, or found by an open. Of a resume also
-    `again`, the positions that are computed once more, and `room`, how many could be: private, and seen by the window.
+    computed: positions with KV just before. keep: positions kept by a hold or reused by an open or a resume. For a
+    resume, again: positions recomputed; room: positions that could be (private and inside the window).
     """
 
     verb: str
@@ -95,11 +95,11 @@ class Audit:
 
     def _window(self, rid: int, numbers: tuple[int, ...]) -> None:
         tokens, pages, _margin = numbers
-        _law(self.window is None and not self.holdings, "a window comes before all accounts")
+        _law(self.window is None and not self.holdings, "the window is set after an account was opened")
         self.window = WindowAudit(tokens, pages, self.size, _law)
 
     def _windowed(self) -> WindowAudit:
-        _law(self.window is not None, "there is no window")
+        _law(self.window is not None, "the engine has no sliding window")
         assert self.window is not None
         return self.window
 
@@ -111,45 +111,51 @@ class Audit:
         self._windowed().slide(rid, count, self.holdings[rid].committed)
 
     def _open(self, rid: int, shared: tuple[int, ...]) -> None:
-        _law(rid > 0 and rid not in self.holdings, "the request is open already")
+        _law(rid > 0 and rid not in self.holdings, "the account is already open")
         for page in shared:
             _law(self.owner.get(page) == CACHE, f"page {page} is shared, but not cached")
             self.users[page] += 1
         self.holdings[rid] = Holding(list(shared), len(shared), len(shared) * self.size)
         self._move(rid, "open", len(shared) * self.size)
         if self.window is not None:
-            _law(not shared, "cached pages lack what windowed layers read")
+            _law(not shared, "cached pages are shared, but hold no KV of windowed layers")
             self.window.open(rid)
 
     def _reserve(self, rid: int, numbers: tuple[int, ...]) -> None:
         width, *added = numbers
         holding = self.holdings[rid]
-        due = max(0, -(-(holding.end + width) // self.size) - len(holding.pages))
-        _law(len(added) == due, f"{len(added)} pages were added, {due} are due")
+        needed = max(0, -(-(holding.end + width) // self.size) - len(holding.pages))
+        _law(len(added) == needed, f"{len(added)} pages are added; expected {needed}")
         for page in added:
             _law(1 <= page <= self.pages, f"page {page} does not exist")
-            _law(page not in self.owner, f"page {page} is handed out, but belongs to {self.owner.get(page)}")
+            _law(page not in self.owner, f"page {page} is allocated, but belongs to account {self.owner.get(page)}")
             self.owner[page] = rid
         holding.pages += added
 
     def _launch(self, rid: int, numbers: tuple[int, ...]) -> None:
         holding, (width,) = self.holdings[rid], numbers
         reserved = len(holding.pages) * self.size
-        _law(width >= 1 and holding.end + width <= reserved, f"a step writes to {holding.end + width} of {reserved}")
+        _law(
+            width >= 1 and holding.end + width <= reserved,
+            f"a step writes up to position {holding.end + width}, but {reserved} positions are reserved",
+        )
         if self.window is not None:
             self.window.writes(rid, holding.end + width)
         holding.flights.append(width)
 
     def _settle(self, rid: int, numbers: tuple[int, ...]) -> None:
         holding, (accepted,) = self.holdings[rid], numbers
-        _law(bool(holding.flights), "nothing is in flight")
+        _law(bool(holding.flights), "no step is in flight")
         width = holding.flights.popleft()
-        _law(0 <= accepted <= width, f"{accepted} positions of a step of {width} are kept")
+        _law(0 <= accepted <= width, f"{accepted} positions are accepted of a step of width {width}")
         holding.committed += accepted
 
     def _cancel(self, rid: int, numbers: tuple[int, ...]) -> None:
         holding = self.holdings[rid]
-        _law(bool(holding.flights) and holding.flights.pop() == numbers[0], "the newest step is not the one cancelled")
+        _law(
+            bool(holding.flights) and holding.flights.pop() == numbers[0],
+            "the cancelled step is not the newest in flight",
+        )
 
     def _donate(self, rid: int, numbers: tuple[int, ...]) -> None:
         count, *given = numbers
@@ -157,9 +163,12 @@ class Audit:
         end = holding.shared + count
         _law(
             given == holding.pages[holding.shared : end] and len(given) == count,
-            "the pages given are not the next ones",
+            "the donated pages are not the account's next ones",
         )
-        _law(end * self.size <= holding.committed, f"page {end} is cached before it is whole")
+        _law(
+            end * self.size <= holding.committed,
+            f"{end} pages are cached, but only {holding.committed} positions are committed",
+        )
         for page in given:
             self.owner[page] = CACHE
             self.users[page] = 1
@@ -171,12 +180,12 @@ class Audit:
         _law(not holding.flights, "steps are still in flight")
         _law(
             holding.shared * self.size <= keep <= holding.computed and keep > 0,
-            f"{keep} of {holding.computed} positions are kept, {holding.shared * self.size} of them cached",
+            f"{keep} positions are kept; {holding.computed} are computed, {holding.shared * self.size} cached",
         )
         whole = -(-keep // self.size)
-        _law(gone == holding.pages[whole:], f"the pages freed are not those behind position {keep}")
+        _law(gone == holding.pages[whole:], f"the freed pages are not those after position {keep}")
         for page in gone:
-            _law(self.owner.get(page) == rid, f"page {page} is released, but belongs to {self.owner.get(page)}")
+            _law(self.owner.get(page) == rid, f"page {page} is freed, but belongs to account {self.owner.get(page)}")
             del self.owner[page]
         del holding.pages[whole:]
         self._move(rid, "hold", keep)
@@ -193,8 +202,11 @@ class Audit:
             room = min(room, self.window.room(rid, holding.committed))
         self._move(rid, "resume", holding.committed, again, room)
         start = holding.committed - again
-        _law(holding.held, "the account is in use")
-        _law(holding.shared * self.size <= start <= holding.committed, f"a turn begins at {start}, inside the cache")
+        _law(holding.held, "the account is not held")
+        _law(
+            holding.shared * self.size <= start <= holding.committed,
+            f"a turn resumes at position {start}, inside its cached pages",
+        )
         if self.window is not None:
             self.window.reads(rid, start)
         holding.committed = start
@@ -210,39 +222,39 @@ class Audit:
         for page in holding.pages[: holding.shared]:
             self.users[page] -= 1
         for page in holding.pages[holding.shared :]:
-            _law(self.owner.get(page) == rid, f"page {page} is released, but belongs to {self.owner.get(page)}")
+            _law(self.owner.get(page) == rid, f"page {page} is freed, but belongs to account {self.owner.get(page)}")
             del self.owner[page]
         if self.window is not None:
             self.window.close(rid)
 
     def _evict(self, rid: int, numbers: tuple[int, ...]) -> None:
         (page,) = numbers
-        _law(self.owner.get(page) == CACHE, f"page {page} is evicted, but not cached")
+        _law(self.owner.get(page) == CACHE, f"page {page} is evicted, but is not cached")
         _law(self.users[page] == 0, f"page {page} is evicted while {self.users[page]} requests read it")
         del self.users[page], self.owner[page]
 
 
 def audit(journal: Iterable[tuple[str, int, tuple[int, ...]]], pages: int, size: int) -> Audit:
-    """Read a journal from an empty start. AuditError at the first entry that breaks a law."""
-    book = Audit(pages, size)
+    """Replay a journal from an empty ledger. AuditError at the first entry that breaks a law."""
+    replayed = Audit(pages, size)
     for index, (verb, rid, numbers) in enumerate(journal):
-        if verb not in book.verbs:
+        if verb not in replayed.verbs:
             raise AuditError(f"journal entry {index} has the unknown verb {verb!r}")
-        if verb not in ("window", "open", "evict") and rid not in book.holdings:
-            raise AuditError(f"journal entry {index} ({verb}): request {rid} holds nothing")
-        if verb not in ("open", "resume", "close") and rid in book.holdings and book.holdings[rid].held:
-            raise AuditError(f"journal entry {index} ({verb}): account {rid} is held and nobody resumed it")
+        if verb not in ("window", "open", "evict") and rid not in replayed.holdings:
+            raise AuditError(f"journal entry {index} ({verb}): account {rid} is not open")
+        if verb not in ("open", "resume", "close") and rid in replayed.holdings and replayed.holdings[rid].held:
+            raise AuditError(f"journal entry {index} ({verb}): account {rid} is held and was not resumed")
         try:
-            book.verbs[verb](rid, tuple(numbers))
+            replayed.verbs[verb](rid, tuple(numbers))
         except _BrokenLaw as broken:
-            raise AuditError(f"journal entry {index} ({verb} of request {rid}): {broken}") from None
-    return book
+            raise AuditError(f"journal entry {index} ({verb}, account {rid}): {broken}") from None
+    return replayed
 
 
 class _BrokenLaw(Exception):
-    """Carries the sentence of a law to the place that knows the entry."""
+    """Carries a broken law's message to `audit`, which adds the entry."""
 
 
-def _law(holds: bool, sentence: str) -> None:
+def _law(holds: bool, message: str) -> None:
     if not holds:
-        raise _BrokenLaw(sentence)
+        raise _BrokenLaw(message)

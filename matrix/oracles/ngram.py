@@ -1,6 +1,6 @@
-"""What an n-gram drafter must propose, from its texts alone; shares no code with the engine's index.
+"""Independent n-gram drafter, from its texts alone; shares no code with the engine's index.
 
-Windows are strings with a character per token: whether one came before is a look-up of a slice.
+Windows are strings with one character per token, so looking one up is a dictionary access with a slice.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 
 @dataclass(slots=True)
 class Grams:
-    """Which tokens followed which windows, in the order of their last showing.
+    """Tokens that followed each window, least recent first, with counts.
 
-    options: as in SGLang, under `ngram` of a resolved configuration. Nothing is ever forgotten: no workload reaches the
-    capacity. windows: how many there are. corpus: documents that are asked first, each of a budget of nodes.
+    options: `ngram` of a resolved configuration, named as in SGLang. Nothing is evicted, since no workload reaches the
+    capacity. windows: number of distinct (window, next token) pairs. corpus: documents that are searched first.
     """
 
     options: Mapping[str, Any]
@@ -25,7 +25,7 @@ class Grams:
     windows: int = 0
 
     def show(self, text: str, begin: int) -> None:
-        """Take in what `text` holds from its token `begin` on."""
+        """Insert the tokens of `text` from index `begin`."""
         for end in range(begin, len(text)):
             for start in range(max(0, end + 1 - self.options["max_trie_depth"]), end + 1):
                 after = self.followers.setdefault(text[start:end], {})
@@ -34,11 +34,12 @@ class Grams:
                 self.windows += not times
 
     def draft(self, text: str, nodes: int, topk: int, steps: int) -> set[str]:
-        """Every path below the last token of `text` in a draft of `nodes` nodes, root included."""
+        """All paths below the last token of `text` in a draft tree of `nodes` nodes, root included."""
         tree = _Tree(nodes, topk, steps)
-        said = self._quoted(text, min(self.options["external_sam_budget"], steps, nodes - 1)) if self.corpus else ""
-        for end in range(1, len(said) + 1):
-            tree.takes(said[:end])
+        budget = min(self.options["external_sam_budget"], steps, nodes - 1)
+        continuation = self._from_corpus(text, budget) if self.corpus else ""
+        for end in range(1, len(continuation) + 1):
+            tree.takes(continuation[:end])
         longest = min(len(text), self.options["max_trie_depth"])
         for length in range(longest, 0, -1):
             if len(tree.children) >= nodes:
@@ -48,19 +49,19 @@ class Grams:
         tree.pad()
         return set(tree.children)
 
-    def _quoted(self, text: str, budget: int) -> str:
-        """What the corpus most often goes on with behind the longest end of `text` that stands in it; of equals the
-        smallest token."""
+    def _from_corpus(self, text: str, budget: int) -> str:
+        """The corpus's most frequent continuation of the longest suffix of `text` that occurs in it, up to `budget`
+        tokens; the smallest token breaks ties."""
         length = 0
         while length < len(text) and any(text[-length - 1 :] in document for document in self.corpus):
             length += 1
-        known, said = text[len(text) - length :], ""
-        while known and len(said) < budget:
-            after = Counter(token for document in self.corpus for token in _behind(known + said, document))
+        known, continuation = text[len(text) - length :], ""
+        while known and len(continuation) < budget:
+            after = Counter(token for document in self.corpus for token in _behind(known + continuation, document))
             if not after:
                 break
-            said += min(after, key=lambda token: (-after[token], token))
-        return said
+            continuation += min(after, key=lambda token: (-after[token], token))
+        return continuation
 
     def _by_level(self, tree: _Tree, anchor: str) -> None:
         level = [""]
@@ -69,7 +70,7 @@ class Grams:
             level = [path for path in grown if tree.takes(path)]
 
     def _by_share(self, tree: _Tree, anchor: str) -> None:
-        """The likeliest path among all that followed the anchor; of equals the one that was found first."""
+        """Add paths that followed the anchor, most probable first; the one found first breaks ties."""
         found = {"": (1.0, 0)}
         order = 0
         while found:
@@ -83,7 +84,7 @@ class Grams:
                 found[path + token] = (score * self.followers[anchor + path][token] / shown, order)
 
     def _next(self, window: str) -> Sequence[str]:
-        """What may follow: the most recent first, or the most frequent; the shorter the window, the more."""
+        """Candidate next tokens, most recent or most frequent first; shorter windows give more of them."""
         after = list(reversed(self.followers.get(window, {})))
         if self.options["match_type"] != "BFS":
             after.sort(key=lambda token: -self.followers[window][token])
@@ -93,7 +94,7 @@ class Grams:
 
 
 def _behind(window: str, document: str) -> Iterator[str]:
-    """The token behind each place where the window stands."""
+    """The token after each occurrence of the window."""
     at = document.find(window)
     while 0 <= at < len(document) - len(window):
         yield document[at + len(window)]
@@ -101,14 +102,14 @@ def _behind(window: str, document: str) -> Iterator[str]:
 
 
 class _Tree:
-    """Paths below a root, each a string; siblings differ."""
+    """Paths below a root, each a string."""
 
     def __init__(self, nodes: int, topk: int, steps: int) -> None:
         self.nodes, self.topk, self.steps = nodes, topk, steps
-        self.children: dict[str, int] = {"": 0}  # path to how many children it has
+        self.children: dict[str, int] = {"": 0}  # path to its number of children
 
     def takes(self, path: str) -> bool:
-        """Whether the path is a node, made if there is room for it below its parent."""
+        """Add the path as a node if its parent has room; True if it is a node."""
         if path in self.children:
             return True
         parent = path[:-1]
@@ -119,7 +120,7 @@ class _Tree:
         return True
 
     def pad(self) -> None:
-        """The smallest tokens, in the places made first."""
+        """Fill up with the smallest tokens, below the nodes added first."""
         made = list(self.children)
         for place in made:
             token = 0

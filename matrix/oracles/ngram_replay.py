@@ -1,7 +1,7 @@
-"""The rounds of an n-gram drafter, again: every text of the session is read in the order that the journal tells.
+"""Replays the verify rounds of an n-gram drafter from the journal and the answers.
 
-The index belongs to all requests of a session, so what one round accepts depends on all rounds before it, those of
-earlier workloads too. The journal has their order, the answers their tokens; nothing else is asked of the engine.
+All requests of an engine share one index, so what a round accepts depends on all rounds before it, including earlier
+workloads. The journal gives the order of rounds, the answers give the tokens; nothing else comes from the engine.
 """
 
 from __future__ import annotations
@@ -20,52 +20,52 @@ from specmatrix.matrix.zoo.registry import CORPUS_FILE
 
 
 class ReplayError(Exception):
-    """The journal and the answers do not fit together; the message says where."""
+    """The journal and the answers disagree; the message says where."""
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One verify round of a request: how many tokens it must have taken, the bonus included.
+    """One verify round of a request: its expected number of tokens, bonus included.
 
-    least: the answer ends inside the accepted path, so the round took so many or more.
+    least: the answer ends inside the accepted path, so `length` is a lower bound.
     """
 
     length: int
     least: bool
 
     def allows(self, accepted: int) -> bool:
-        """Whether a round of so many tokens is this one."""
+        """Whether a round of `accepted` tokens matches."""
         return accepted >= self.length if self.least else accepted == self.length
 
 
 @dataclass(slots=True)
 class _Stay:
-    """A request while it holds an account: positions with KV, tokens known, and what it has to read first."""
+    """A request while it holds an account: positions with KV, known tokens, and whether it is prefilling."""
 
     served: Served
     text: str
     committed: int
     known: int
-    reads: bool = True  # its prompt, and after a retraction what it had said
+    reads: bool = True  # prefilling: the prompt, and after a retraction also its output
 
     @property
     def ahead(self) -> str:
-        """What came after the known tokens."""
+        """The tokens after the known ones."""
         return self.text[self.known :]
 
 
 @cache
 def corpus() -> tuple[str, ...]:
-    """The documents of the zoo's corpus, a character per token."""
+    """The documents of the zoo's corpus, one character per token."""
     lines = CORPUS_FILE.read_text(encoding="utf-8").splitlines()
     found = (tokenizer().encode(json.loads(line), add_special_tokens=False).ids for line in lines)
     return tuple("".join(map(chr, ids)) for ids in found)
 
 
 class NgramReplay:
-    """Walks a journal beside what was served; `rounds` of each request by its id, as they must have been.
+    """Replays a journal for the served requests; `rounds`: request id to the expected rounds.
 
-    resolved: the configuration that runs, with the options of the index under `ngram`.
+    resolved: the running configuration, with the index options under `ngram`.
     """
 
     def __init__(self, resolved: Mapping[str, Any], served: Iterable[Served]) -> None:
@@ -76,15 +76,15 @@ class NgramReplay:
         self._queues: dict[int, list[Served]] = {}
         for one in served:
             self._queues.setdefault(one.account, []).append(one)
-        self._left: dict[int, int] = {}  # stays of a request still to come
+        self._left: dict[int, int] = {}  # remaining stays of a request, by id
         self._known: dict[int, int] = {}
         self._held: dict[int, int] = {}
         self._stays: dict[int, _Stay] = {}
-        self._batch: list[_Stay] = []  # of the round that was launched and not yet settled
-        self._read: dict[int, int] = {}  # tokens of a text that the index has seen, the text read longest ago first
+        self._batch: list[_Stay] = []  # the round that is launched, but not settled
+        self._read: dict[int, int] = {}  # request id to inserted tokens, least recent first
 
     def walk(self, journal: Iterable[tuple[str, int, tuple[int, ...]]]) -> None:
-        """ReplayError where an account serves nobody, or a round begins before the one before it was read."""
+        """ReplayError if an account has no request, or a round starts before the previous one was read."""
         for verb, account, numbers in journal:
             if verb == "open":
                 self._begin(account, len(numbers) * self._resolved["page_size"])
@@ -105,7 +105,7 @@ class NgramReplay:
         while queue and not self._left.setdefault(queue[0].id, queue[0].retractions + 1):
             queue.pop(0)
         if not queue:
-            raise ReplayError(f"account {account} of the journal serves no request that was answered")
+            raise ReplayError(f"account {account} of the journal belongs to no answered request")
         served = queue[0]
         self._left[served.id] -= 1
         known = self._known.setdefault(served.id, served.prompt)
@@ -119,7 +119,9 @@ class NgramReplay:
 
     def _launch(self, stay: _Stay) -> None:
         if stay.committed != stay.known - 1:
-            text = f"a round of {stay.served.name} begins at {stay.committed}, with {stay.known} tokens known"
+            text = (
+                f"a round of {stay.served.name} starts at position {stay.committed}, but {stay.known} tokens are known"
+            )
             raise ReplayError(text)
         self._batch.append(stay)
 
@@ -134,7 +136,7 @@ class NgramReplay:
             stay.known = min(len(stay.text), stay.known + 1)
 
     def _drafted(self) -> None:
-        """All texts of a round are read, row by row, before the first draft is made."""
+        """Insert all texts of the round, row by row, and only then draft."""
         for stay in self._batch:
             known = self._read.pop(stay.served.id, 0)
             self._grams.show(stay.text[: stay.known], known)

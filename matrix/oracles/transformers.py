@@ -1,4 +1,4 @@
-"""The oracle's file: greedy continuations by transformers, and what each draft's rounds accept on them."""
+"""Reads an oracle file: greedy continuations by transformers, and each drafter's accept lengths on them."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ Combination = tuple[str, int, int, int]  # drafter (lower case), steps, topk, dr
 @dataclass(frozen=True)
 class Oracle:
     """`continuations[i]`: token ids after prompt i. `logprobs[i]`: of these tokens, in nats.
-    `rounds[combination][i]`: tokens of each verify round, bonus included, of prompt i; the first token of a
-    continuation belongs to no round. `reach[drafter][i][p]`: how many drafts of a chain are right in a row in a round
-    that p tokens of rounds precede."""
+    `rounds[combination][i]`: tokens per verify round of prompt i, bonus included; a continuation's first token belongs
+    to no round. `reach[drafter][i][p]`: consecutive correct drafts of a chain in a round that starts after p tokens of
+    earlier rounds."""
 
     continuations: tuple[tuple[int, ...], ...]
     rounds: Mapping[Combination, tuple[tuple[int, ...], ...]]
@@ -34,18 +34,18 @@ class Oracle:
     reach: Mapping[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
 
     def continuation(self, ask: Ask) -> tuple[int, ...]:
-        """The tokens after the prompt of an ask that has an `oracle_index`."""
+        """Token ids after the prompt of a request that has an `oracle_index`."""
         index = oracle_index(ask)
         return () if index is None else self.continuations[index]
 
     def scores(self, ask: Ask) -> tuple[float, ...]:
-        """The log-probabilities of these tokens."""
+        """Log-probabilities of these tokens in nats."""
         index = oracle_index(ask)
         return () if index is None else self.logprobs[index]
 
 
 def oracle_index(ask: Ask) -> int | None:
-    """The oracle's prompt that an ask is about, by its name, in waves by its text; None if it has none."""
+    """Index of a request's prompt in the oracle, by its name (in waves by its text); None if not included."""
     if _WAVE.fullmatch(ask.name):
         return _indices().get(ask.prompt)
     found = _NAME.fullmatch(ask.name)
@@ -59,13 +59,13 @@ def _indices() -> dict[str, int]:
 
 
 def oracle_of(target: str) -> Oracle | None:
-    """What the oracle knows of a target of the zoo."""
+    """The oracle of a zoo target; None without a file."""
     return load_oracle(oracle_file(target))
 
 
 @cache
 def load_oracle(path: Path) -> Oracle | None:
-    """An oracle's file; None if there is none, which gates report as NOT MEASURED."""
+    """Load an oracle file; None if there is none, which gates report as NOT MEASURED."""
     if not path.is_file():
         return None
     return decode(json.loads(path.read_text(encoding="utf-8")))

@@ -19,7 +19,7 @@ from specmatrix.matrix.gates.config import ConfigGate
 from specmatrix.matrix.gates.gate import Gate, Outcome, State
 from specmatrix.matrix.gates.ranks import RanksGate
 from specmatrix.matrix.gates.registry import GATES
-from specmatrix.matrix.gates.session_baseline import twinned
+from specmatrix.matrix.gates.session_baseline import has_session_baseline
 from specmatrix.matrix.run.prepared_cell import PreparedCell, Workload, prepare
 from specmatrix.matrix.run.record import BaselineError, crashed, judged
 from specmatrix.matrix.subjects.protocol import Answer, Ask, Capability, Diverged, Run, RunningEngine, Served, Subject
@@ -115,7 +115,7 @@ class Runner:
             return judged(prepared, [self.divergence(prepared, found.agreement)], engine)
         self._served = run.served
         baseline = self.baselines.run(prepared.baseline)
-        if twinned(prepared.cell):
+        if has_session_baseline(prepared.cell):
             run = replace(run, twin=self.baselines.run(prepared.twin))
         outcomes = [self._verdict(gate, prepared, run, baseline) for gate in self.gates if gate.applies(prepared.cell)]
         return judged(prepared, outcomes, engine, run.evidence)

@@ -1,1 +1,1 @@
-"""The engine's loop, scheduler and ledger on a toy device: many small schedules, every law, every token."""
+"""Simulates the engine's loop, scheduler and ledger on a toy device: random schedules, all laws and tokens checked."""

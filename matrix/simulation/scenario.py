@@ -1,4 +1,4 @@
-"""One schedule as data: an engine's sizes and what happens at which step. A seed draws it, `shrink` cuts it down."""
+"""A schedule as data: an engine's sizes and timed events. `draw` generates it from a seed, `shrink` reduces it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ STOPS: Final[tuple[tuple[str, ...], ...]] = ((), (), (), ("ab",), ("c",), ("dd",
 
 @dataclass(frozen=True, slots=True)
 class SimulationSetup:
-    """Sizes of one engine. pages and page_size in pages and tokens; window in tokens (None: no windowed layers).
+    """Sizes of one engine. page_size and window in tokens (window None: no windowed layers).
 
-    steps: draft depth; adaptive lets it move between 1 and 3. spare_window: window pages beyond what one row needs.
-    timeout: steps after which an idle session closes.
+    steps: draft depth; adaptive: it varies between 1 and 3. rows: max_running_requests. spare_window: window pages
+    beyond one row's need. timeout: idle steps after which a session closes.
     """
 
     lag: int = 0
@@ -38,7 +38,7 @@ class SimulationSetup:
 
 @dataclass(frozen=True, slots=True)
 class ArrivingRequest:
-    """A request arrives. session: which streaming session's next turn it is, None for a plain one.
+    """A request arrives. session: the streaming session whose next turn it is, None for an ordinary request.
 
     A session that is not open is opened first.
     """
@@ -52,7 +52,7 @@ class ArrivingRequest:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """What the `request`-th ask brought is aborted; nothing happens if it was refused or has ended."""
+    """The `request`-th arriving request is aborted; no effect if it was refused or has ended."""
 
     at: int
     request: int
@@ -60,7 +60,7 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """A session is closed, whatever it does; nothing happens if it is not open."""
+    """A session is closed, even during a turn; no effect if it is not open."""
 
     at: int
     session: int
@@ -71,7 +71,7 @@ Event = ArrivingRequest | Abort | Close
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A setup and its events in the order of their steps."""
+    """A setup and its events, ordered by step."""
 
     setup: SimulationSetup
     events: tuple[Event, ...]
@@ -84,21 +84,21 @@ class Scenario:
             for name in SimulationSetup.__slots__
             if getattr(self.setup, name) != getattr(defaults, name) or name in ("lag", "page_size", "pages", "steps")
         )
-        return "\n".join([sizes, *(f"  step {event.at}: {_said(event)}" for event in self.events)])
+        return "\n".join([sizes, *(f"  step {event.at}: {_text(event)}" for event in self.events)])
 
 
-def _said(event: Event) -> str:
+def _text(event: Event) -> str:
     if isinstance(event, Abort):
         return f"abort request {event.request + 1}"
     if isinstance(event, Close):
         return f"close session {event.session}"
-    whose = "a plain request" if event.session is None else f"a turn of session {event.session}"
+    kind = "request" if event.session is None else f"turn of session {event.session}"
     stop = f", stop {list(event.stop)}" if event.stop else ""
-    return f"{whose} asks {list(event.tokens)}, at most {event.new} new{stop}"
+    return f"{kind} with tokens {list(event.tokens)}, max_new_tokens {event.new}{stop}"
 
 
 def draw(seed: int) -> Scenario:
-    """The schedule of a seed: the same one everywhere and always."""
+    """The schedule of a seed, deterministic on every machine."""
     rng = random.Random(seed)
     size = rng.choice((1, 1, 2, 3, 4, 8))
     window = rng.choice((None, None, None, None, 1, 3, 6))
@@ -136,6 +136,6 @@ def draw(seed: int) -> Scenario:
 
 
 def _prompt(rng: random.Random) -> tuple[int, ...]:
-    """A few tokens, some behind a beginning that many prompts share."""
+    """A few tokens, in some prompts after a common prefix."""
     shared = SHARED[: rng.randrange(len(SHARED) + 1)] if rng.random() < 0.4 else ()
     return (*shared, *(rng.randrange(VOCAB) for _ in range(rng.randrange(1, 7))))

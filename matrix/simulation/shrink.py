@@ -1,4 +1,4 @@
-"""A failing schedule cut down to what still fails: fewer events, then smaller ones, then a plainer engine."""
+"""Shrinks a failing schedule while it still fails: fewer events, then a simpler engine, then smaller events."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Final
 
 from specmatrix.matrix.simulation.scenario import Abort, ArrivingRequest, Event, Scenario, SimulationSetup
 
-# Plainer values to try, field by field; a larger pool is plainer than a tight one.
-PLAINER: Final[dict[str, tuple[int | bool | None, ...]]] = {
+# Simpler values to try per field; a large pool is simpler than a small one.
+SIMPLER: Final[dict[str, tuple[int | bool | None, ...]]] = {
     "adaptive": (False,),
     "window": (None,),
     "timeout": (None,),
@@ -27,7 +27,7 @@ PLAINER: Final[dict[str, tuple[int | bool | None, ...]]] = {
 
 
 def shrink(scenario: Scenario, fails: Callable[[Scenario], bool]) -> Scenario:
-    """The smallest schedule found that `fails`; no single cut of it fails any more."""
+    """The smallest schedule found for which `fails`; none of its single reductions fails."""
     cut: Scenario | None = scenario
     while cut is not None:
         scenario = cut
@@ -36,14 +36,14 @@ def shrink(scenario: Scenario, fails: Callable[[Scenario], bool]) -> Scenario:
 
 
 def _cuts(scenario: Scenario) -> Iterator[Scenario]:
-    """Every schedule one cut smaller, the largest cuts first."""
+    """Every schedule with one reduction, the largest reductions first."""
     events = scenario.events
     for size in (len(events) // 2, len(events) // 4, 1):
         if size:
             for start in range(0, len(events), size):
                 yield replace(scenario, events=_without(events, start, start + size))
-    for field, values in PLAINER.items():
-        for setup in _plainer(scenario.setup, field, values):
+    for field, values in SIMPLER.items():
+        for setup in _simpler(scenario.setup, field, values):
             yield replace(scenario, setup=setup)
     for index, event in enumerate(events):
         for smaller in _smaller(event, events[index - 1].at if index else 0):
@@ -51,7 +51,7 @@ def _cuts(scenario: Scenario) -> Iterator[Scenario]:
 
 
 def _without(events: tuple[Event, ...], start: int, stop: int) -> tuple[Event, ...]:
-    """The other events; aborts still mean the requests they meant."""
+    """The other events, with the request numbers of aborts adjusted."""
     asks = [index for index, event in enumerate(events) if isinstance(event, ArrivingRequest)]
     kept = {old: new for new, old in enumerate([index for index in asks if not start <= index < stop])}
     numbers = {number: kept[index] for number, index in enumerate(asks) if index in kept}
@@ -64,7 +64,7 @@ def _without(events: tuple[Event, ...], start: int, stop: int) -> tuple[Event, .
     return tuple(left)
 
 
-def _plainer(setup: SimulationSetup, field: str, values: tuple[int | bool | None, ...]) -> Iterator[SimulationSetup]:
+def _simpler(setup: SimulationSetup, field: str, values: tuple[int | bool | None, ...]) -> Iterator[SimulationSetup]:
     now = getattr(setup, field)
     for value in values[: values.index(now) if now in values else None]:
         yield _with(setup, field, value)

@@ -1,4 +1,4 @@
-"""Many schedules one after another: until the time is up, a count is reached, or one fails."""
+"""Runs many schedules, up to a time limit, a number, or the first failure."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from specmatrix.matrix.simulation.scenario import Scenario, draw
 from specmatrix.matrix.simulation.shrink import shrink
 from specmatrix.matrix.simulation.world import run
 
-STRIDE = 1_000_000_000  # schedules of one sweep; the next sweep's seeds begin behind them
-AUDIT_EVERY = 16  # schedules between two whose journal is replayed too; the laws are checked in all
+STRIDE = 1_000_000_000  # seeds reserved for one sweep
+AUDIT_EVERY = 16  # every n-th schedule also replays its journal; all check the laws
 
 
 @dataclass(frozen=True, slots=True)
 class SweepFailure:
-    """A schedule that broke something. error is the sentence of `smallest`, which fails as the drawn one did."""
+    """A failing schedule. smallest: its reduced form, which fails with the same exception type; error: its message."""
 
     seed: int
     drawn: Scenario
@@ -26,7 +26,7 @@ class SweepFailure:
 
 @dataclass(slots=True)
 class Sweep:
-    """What a sweep did. hits: schedules that hit each probe; probes: the sums."""
+    """Result of a sweep. hits: number of schedules with a non-zero counter, by counter; probes: counter sums."""
 
     schedules: int = 0
     hits: Counter[str] = field(default_factory=Counter)
@@ -35,7 +35,7 @@ class Sweep:
 
 
 def sweep(seed: int, more: Callable[[int], bool]) -> Sweep:
-    """Run the schedules of `seed` while `more`(how many ran) says so, or until one fails."""
+    """Run the schedules of `seed` while more(number run) is true, or until one fails."""
     done = Sweep()
     while done.failure is None and more(done.schedules):
         number = seed * STRIDE + done.schedules
@@ -50,7 +50,7 @@ def sweep(seed: int, more: Callable[[int], bool]) -> Sweep:
 
 
 def reduce(seed: int, error: Exception) -> SweepFailure:
-    """The smallest schedule that fails as the seed's does."""
+    """Shrink the seed's schedule to the smallest that raises the same exception type."""
     drawn = draw(seed)
     smallest = shrink(drawn, lambda scenario: type(attempt(scenario)[0]) is type(error))
     found = attempt(smallest)[0] or error
@@ -58,8 +58,8 @@ def reduce(seed: int, error: Exception) -> SweepFailure:
 
 
 def attempt(scenario: Scenario, audited: bool = True) -> tuple[Exception | None, Counter[str]]:
-    """Run one schedule: what it raised, if anything, and its probes."""
+    """Run one schedule; returns what it raised (None if nothing) and its counters."""
     try:
         return None, run(scenario, audited)
-    except Exception as error:  # a broken engine may raise anything, and all of it is a finding
+    except Exception as error:  # a broken engine may raise anything
         return error, Counter()

@@ -1,7 +1,7 @@
-"""A toy device in pure Python: KV slots hold tokens, and the next token is a hash of what the slots say.
+"""A toy device in pure Python: KV slots hold tokens, and the next token is a hash of the slots' contents.
 
-A wrong page table, a lost trim or a stale relay therefore changes tokens. Lags beyond 1 work too. With a window the
-last positions of a history are read from window slots, as the layers that look back only so far would.
+So a wrong page table, a lost trim or a stale relay changes tokens. Lags above 1 work too. With a window, the last
+positions of a history are read from window slots, as sliding-window layers do.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def next_token(history: Sequence[int]) -> int:
 
 
 class Letters:
-    """Token -> letter."""
+    """Detokenizer: one letter per token."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -43,7 +43,7 @@ class Letters:
 
 
 class PageTable:
-    """Slots of one numbering and, row by row, the slot of each position."""
+    """The slots of one pool and, for each row, the slot of each position."""
 
     def __init__(self, page_size: int, pages: int) -> None:
         self.page_size = page_size
@@ -51,26 +51,26 @@ class PageTable:
         self.rows: dict[int, list[int]] = {}
 
     def enter(self, row: int, first: int, pages: Sequence[int]) -> None:
-        """Pages take places `first`, `first` + 1, .. of the row; what the row never had reads the padding page."""
+        """Enter pages at indices `first`, `first` + 1, .. of the row; earlier gaps point to the padding page."""
         size, slots = self.page_size, self.rows[row]
         slots.extend([0] * (first * size - len(slots)))
         for index, page in enumerate(pages, first):
             slots[index * size : index * size + size] = range(page * size, page * size + size)
 
     def write(self, row: int, start: int, tokens: Sequence[int]) -> None:
-        """Tokens into the slots of positions from `start` on."""
+        """Write tokens to the slots of positions from `start`."""
         where = self.rows[row]
         for position, token in enumerate(tokens, start):
             self.slots[where[position]] = token
 
     def read(self, row: int, start: int, end: int) -> list[int]:
-        """What the slots of positions start..end-1 say."""
+        """The contents of the slots of positions start..end-1."""
         slots = self.slots
         return [slots[slot] for slot in self.rows[row][start:end]]
 
 
 class ToyExecutor:
-    """Keeps slots, page tables and a relay, as the device does; `collect` hands over what `launch` computed."""
+    """Keeps slots, page tables and a relay like the device; `collect` returns what `launch` computed."""
 
     def __init__(self, page_size: int, pages: int, window: Window | None = None) -> None:
         self.full = PageTable(page_size, pages)
@@ -97,11 +97,11 @@ class ToyExecutor:
         return StepResult(tokens=tokens, counts=counts, moved=no, branched=no)
 
     def collect(self, handle: StepResult) -> StepResult:
-        """What the step computed."""
+        """The step's result."""
         return handle
 
     def drop(self) -> None:
-        """Nothing waits to be collected."""
+        """No effect: `launch` leaves no pending results."""
 
     def _store(self, row: int, start: int, tokens: Sequence[int]) -> None:
         self.full.write(row, start, tokens)
@@ -109,7 +109,7 @@ class ToyExecutor:
             self.near.write(row, start, tokens)
 
     def _history(self, row: int, length: int, first: int) -> list[int]:
-        """What the slots say of positions below `length`, to queries from position `first` on."""
+        """The slots' contents for positions below `length`, as queries from position `first` read them."""
         if self.window is None:
             return self.full.read(row, 0, length)
         near = max(0, first - self.window.tokens + 1)
@@ -150,9 +150,9 @@ def toy_loop(
     window: Window | None = None,
     slots: tuple[AdaptiveSlot, ...] | None = None,
 ) -> Loop[StepResult]:
-    """A loop over the toy device with every law checked after every verb; a windowed one caches no prefix.
+    """A loop over the toy device that checks every law after every verb; with a window there is no prefix cache.
 
-    width is that of every round, unless slots (and the depth to begin with) adapt it.
+    width: of every round, or with `slots` of the first ones (adaptive steps).
     """
     probes = Probes()
     steps = DraftSteps(slots, width - 1, probes) if slots else DraftSteps.static(width - 1, width, probes)
@@ -181,7 +181,7 @@ def toy_loop(
 def reference(
     prompt: Sequence[int], params: SamplingParams, eos: Collection[int] = ()
 ) -> tuple[list[int], str, Finish]:
-    """What plain token-by-token decoding gives: tokens, text and finish."""
+    """The result of plain token-by-token decoding: tokens, text and finish."""
     rules, transcript = StopRules.of(params, frozenset(eos)), OutputText(Letters())
     state = zlib.crc32(bytes(prompt))
     out: list[int] = []

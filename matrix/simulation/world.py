@@ -1,7 +1,7 @@
-"""A schedule run on the engine's own scheduler, ledger, sessions and loop, and everything that must hold of it.
+"""Runs a schedule on the engine's own scheduler, ledger, sessions and loop, and checks their invariants.
 
-What a session must remember and inherit is kept here a second time, from the outside: from what was shown, and from
-what the toy device says it computed.
+The history and KV that a session must keep are tracked independently, from the returned tokens and from what the toy
+device computed.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from specmatrix.matrix.oracles.ledger import audit
 from specmatrix.matrix.simulation.scenario import BOS, Abort, ArrivingRequest, Event, Scenario, SimulationSetup
 from specmatrix.matrix.simulation.toy import ToyExecutor, reference, toy_loop
 
-LIMIT: Final = 3_000  # steps; a schedule of a few requests that takes more goes round in circles
+LIMIT: Final = 3_000  # steps; more for a few requests means a livelock
 EOS: Final = (2,)
 SLOTS: Final = (AdaptiveSlot(1, (1, 3), 1.0, 1, 1), AdaptiveSlot(3, (1, 2), 0.5, 1, 0))
 
 
 class Violation(Exception):
-    """The engine broke a promise that is not a law of the ledger."""
+    """The engine violated an invariant that is not a law of the ledger."""
 
 
 class SessionModel:
-    """What one streaming session must remember, seen from the outside."""
+    """The expected history of one streaming session."""
 
     def __init__(self, name: str, now: int) -> None:
         self.name = name
@@ -42,7 +42,7 @@ class SessionModel:
         self.live: list[Request] = []
 
     def shown(self) -> tuple[int, ...]:
-        """Every token of the turns that ended well."""
+        """All tokens up to the last turn that was not aborted."""
         turn = self.turn
         if turn is not None and turn.finish is not None and turn.finish.reason != "abort":
             return (*turn.prompt, *turn.output)
@@ -50,7 +50,7 @@ class SessionModel:
 
 
 class World:
-    """One engine on the toy device and the schedule's progress on it. Violation where the engine breaks a promise."""
+    """One engine on the toy device and the progress of its schedule. Raises Violation for a broken invariant."""
 
     def __init__(self, setup: SimulationSetup) -> None:
         self.setup = setup
@@ -63,13 +63,13 @@ class World:
         self.sessions = Sessions(self.scheduler, streaming=True, bos_id=BOS, text_length=len)
         self.lines: dict[int, SessionModel] = {}
         self.closed: list[SessionModel] = []
-        self.asked: list[Request | None] = []  # None where the request was refused
+        self.asked: list[Request | None] = []  # None if the request was refused
         self.now = 0
-        self._waiting: list[Request] = []  # turns that were waiting when last seen
+        self._waiting: list[Request] = []  # turns that were waiting after the last step
         self._turns: list[Request] = []  # turns that have not been released
 
     def run(self, events: tuple[Event, ...]) -> Counter[str]:
-        """Run to the end of everything. Returns the probes; raises Violation or an engine bug."""
+        """Run all events and requests to the end. Returns the counters; raises Violation or the engine's exception."""
         left = list(reversed(events))
         while left or self.loop.busy:
             if self.now > LIMIT:
@@ -86,7 +86,7 @@ class World:
         return Counter(self.loop.probes.counts)
 
     def fire(self, event: Event) -> None:
-        """Let one event happen now."""
+        """Apply one event now."""
         if isinstance(event, ArrivingRequest):
             self._ask(event)
         elif isinstance(event, Abort):
@@ -99,7 +99,7 @@ class World:
             self.sessions.close(line.name)
 
     def _ask(self, ask: ArrivingRequest) -> None:
-        """Queue a request, or see it refused for exactly the reasons there are."""
+        """Queue a request, or check that it is refused exactly if it must be."""
         request = self._request(ask, ask.tokens) if ask.session is None else self._turn(ask, ask.session)
         self.asked.append(request)
         if request is not None:
@@ -123,12 +123,12 @@ class World:
             turn = self.sessions.judge(SessionParams(line.name), ask.tokens)
         except RequestError as refusal:
             if free:
-                raise Violation(f"a turn was refused without a reason: {refusal}") from None
+                raise Violation(f"a turn was refused although it is valid: {refusal}") from None
             return None
         if not free:
-            raise Violation(f"session {line.name} took a second turn in flight, or one without a new token")
+            raise Violation(f"session {line.name} accepted a second turn in flight, or one without a new token")
         if turn.prompt != (*history, *new):
-            raise Violation(f"session {line.name} remembers {turn.prompt}, the user saw {(*history, *new)}")
+            raise Violation(f"session {line.name} builds the prompt {turn.prompt}; expected {(*history, *new)}")
         request = self._request(ask, turn.prompt)
         if request is not None:
             self.sessions.begin(turn, request, self.now)
@@ -146,14 +146,14 @@ class World:
             self.scheduler.admission.check(probe)
         except RequestError as refusal:
             if fits:
-                raise Violation(f"a request was refused that fits: {refusal}") from None
+                raise Violation(f"a request that fits was refused: {refusal}") from None
         else:
             if not fits:
-                raise Violation(f"a request of {length} tokens was taken that can never fit")
+                raise Violation(f"a request of {length} tokens was accepted that can never fit")
         return fits
 
     def step(self) -> None:
-        """One turn of the loop, and what it did to sessions."""
+        """Run one engine step and check its effect on sessions."""
         held = {a.rid: a.committed for a in self.ledger.accounts.values() if a.held}
         dropped = self.loop.probes.counts["session.dropped"]
         self.loop.step()
@@ -163,7 +163,7 @@ class World:
                 continue
             if request.inherited != held.get(request.account, 0) and (request.inherited or not dropped):
                 raise Violation(
-                    f"request {request.rid} inherited {request.inherited} positions, its session held "
+                    f"request {request.rid} inherited {request.inherited} positions; its session held "
                     f"{held.get(request.account, 0)}"
                 )
         for request in self._turns:
@@ -177,7 +177,7 @@ class World:
         self._waiting = [request for request in self._turns if request.phase is Phase.WAITING]
 
     def _check_kept(self, request: Request) -> None:
-        """What a turn that ran leaves to its session is exact."""
+        """Check that a turn leaves exactly the right number of KV positions to its session."""
         assert request.finish is not None
         executor = self.loop.executor
         assert isinstance(executor, ToyExecutor)
@@ -188,12 +188,12 @@ class World:
         kept = 0 if account is None or not account.held else account.committed
         if kept != expected and not (aborted and self.setup.window is not None and kept == 0):
             raise Violation(
-                f"request {request.rid} showed {shown} tokens and inherited {request.inherited}; its session keeps "
-                f"{kept} positions, {expected} are due"
+                f"request {request.rid} returned {shown} tokens and inherited {request.inherited}; its session keeps "
+                f"{kept} positions, expected {expected}"
             )
 
     def _abort(self, request: Request) -> None:
-        """An abort between two steps changes what its own session holds, if it ran, and nothing else."""
+        """Abort between two steps; this may change the KV of the request's own session only."""
         held = {a.rid: a.committed for a in self.ledger.accounts.values() if a.held}
         turns = [turn for turn in self._turns if turn.phase is not Phase.WAITING]
         self.loop.abort(request.rid)
@@ -203,11 +203,11 @@ class World:
         spare = {turn.account for turn in ended}
         now = {a.rid: a.committed for a in self.ledger.accounts.values() if a.held and a.rid not in spare}
         if now != held:
-            raise Violation(f"an abort changed what sessions hold from {held} to {now}")
+            raise Violation(f"an abort changed the positions of other sessions from {held} to {now}")
         self._look()
 
     def reap(self) -> None:
-        """Idle sessions end after their timeout, and no other."""
+        """Check that exactly the sessions idle for longer than their timeout are closed."""
         self.sessions.reap(self.now)
         for key, line in list(self.lines.items()):
             line.live = [request for request in line.live if request.phase is not Phase.DONE]
@@ -215,43 +215,48 @@ class World:
                 line.used = self.now
             elif self.now - line.used > self.setup.timeout:
                 self.closed.append(self.lines.pop(key))
-        if {line.name for line in self.lines.values()} != set(self.sessions.sessions):
-            raise Violation(f"sessions {sorted(self.sessions.sessions)} are open; some outlived their timeout or died")
+        expected, found = sorted(line.name for line in self.lines.values()), sorted(self.sessions.sessions)
+        if expected != found:
+            raise Violation(f"the engine has the open sessions {found}; expected {expected}")
 
     def finish(self) -> None:
-        """Everything ended: tokens are those of plain decoding, and every page is home."""
+        """Check at the end that tokens equal plain decoding's and that no page leaked."""
         for request in self.asked:
             if request is not None:
-                self._check_said(request)
+                self._check_output(request)
         for line in self.lines.values():
             self.sessions.close(line.name)
         self.sessions.reap(self.now)
         if self.ledger.accounts:
-            raise Violation(f"accounts {sorted(self.ledger.accounts)} are open after every request and session ended")
+            raise Violation(f"accounts {sorted(self.ledger.accounts)} are open after all requests and sessions ended")
         self.scheduler.check()
         if len(self.ledger.free) + self.ledger.cached != self.ledger.num_pages:
-            raise Violation(f"{len(self.ledger.free)} free and {self.ledger.cached} cached pages are not all pages")
+            free, cached, pages = len(self.ledger.free), self.ledger.cached, self.ledger.num_pages
+            raise Violation(f"{pages - free - cached} of {pages} pages leaked: {free} are free and {cached} cached")
 
-    def _check_said(self, request: Request) -> None:
+    def _check_output(self, request: Request) -> None:
         if request.finish is None or request.phase is not Phase.DONE:
             raise Violation(f"request {request.rid} never ended")
         tokens, text, finish = reference(request.prompt, request.params, self.eos)
         if request.finish.reason == "abort":
             if request.output != tokens[: len(request.output)]:
-                raise Violation(f"request {request.rid} said {request.output} before its abort, not {tokens}")
+                raise Violation(
+                    f"request {request.rid} returned {request.output} before its abort; plain decoding gives {tokens}"
+                )
         elif (request.output, request.text, request.finish) != (tokens, text, finish):
             raise Violation(
-                f"request {request.rid} said {request.output} ({request.finish}), plain decoding {tokens} ({finish})"
+                f"request {request.rid} returned {request.output} ({request.finish}); plain decoding gives {tokens} "
+                f"({finish})"
             )
 
     def audit(self) -> None:
-        """Replay the journal, and read it with the second book."""
+        """Replay the journal with the engine's own replay and with the independent audit."""
         again = replay(self.journal, self.ledger.num_pages, self.ledger.page_size)
         if again.free != self.ledger.free or again.owner != self.ledger.owner:
-            raise Violation("the journal replays to other free pages than the run's")
-        book = audit(self.journal, self.ledger.num_pages, self.ledger.page_size)
-        if (book.free, book.cached, len(book.holdings)) != (len(self.ledger.free), self.ledger.cached, 0):
-            raise Violation(f"the second book ends with {book.free} free and {book.cached} cached pages")
+            raise Violation("replaying the journal gives other free pages or owners than the run")
+        audited = audit(self.journal, self.ledger.num_pages, self.ledger.page_size)
+        if (audited.free, audited.cached, len(audited.holdings)) != (len(self.ledger.free), self.ledger.cached, 0):
+            raise Violation(f"the audit ends with {audited.free} free and {audited.cached} cached pages")
 
 
 def _loop(setup: SimulationSetup) -> Loop[StepResult]:
@@ -280,7 +285,7 @@ def _loop(setup: SimulationSetup) -> Loop[StepResult]:
 
 
 def run(scenario: Scenario, audited: bool = True) -> Counter[str]:
-    """Run one schedule. Returns its probes; raises Violation or whatever the engine raised."""
+    """Run one schedule. Returns its counters; raises Violation or the engine's exception."""
     world = World(scenario.setup)
     probes = world.run(scenario.events)
     if audited:

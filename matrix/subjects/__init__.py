@@ -1,1 +1,1 @@
-"""Subjects: engines that gates can judge. Gates see only the protocol, never an engine's internals."""
+"""Subjects: engines under test. Gates use only the protocol, never an engine's internals."""

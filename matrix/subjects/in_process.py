@@ -26,12 +26,12 @@ from specmatrix.matrix.subjects.protocol import (
 )
 from specmatrix.matrix.zoo.registry import resolve_path
 
-# How the model names of a cell become folders.
+# Model name of a cell to checkpoint folder.
 checkpoint = resolve_path
 
 
 class ManualClock:
-    """Seconds that pass only when somebody says so."""
+    """A clock that advances only explicitly."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -41,7 +41,7 @@ class ManualClock:
 
 
 class ReferenceSubject:
-    """Starts the engine in this process and shows everything that gates read. locate: model name to its folder."""
+    """Starts the engine in this process, with every capability. locate: model name to checkpoint folder."""
 
     name = "reference"
     capabilities = frozenset(Capability)
@@ -50,13 +50,13 @@ class ReferenceSubject:
         self.locate = locate
 
     def start(self, config: EngineConfig) -> ReferenceEngine:
-        """Load the models and wire the engine. ConfigError for what cannot run."""
+        """Load the models and build the engine. ConfigError if the configuration cannot run."""
         clock = ManualClock()
         return ReferenceEngine(LLM(config, self.locate, clock), clock)
 
 
 class ReferenceEngine:
-    """One engine in process, driven step by step so that a request can be aborted at a token."""
+    """One in-process engine, driven step by step so that a request can be aborted after a given token."""
 
     def __init__(self, llm: LLM, clock: ManualClock) -> None:
         self.llm = llm
@@ -73,7 +73,7 @@ class ReferenceEngine:
         return self.llm.resolved.start_hash()
 
     def generate(self, asks: Sequence[Ask]) -> list[Answer]:
-        """Run the asks to their end. RequestError if one of them can never run and is no turn of a session."""
+        """Run the requests to their end. RequestError if one that is no session turn can never run."""
         return Conversation(self.llm, self.clock, asks).answers()
 
     def readback(self) -> Mapping[str, Any]:
@@ -95,15 +95,15 @@ class ReferenceEngine:
         return Memory(ledger.num_pages, len(ledger.free), ledger.cached, len(ledger.accounts))
 
     def ranks(self) -> Agreement | None:
-        """There is one."""
+        """None: a single rank."""
         return None
 
     def close(self) -> None:
-        """Nothing to return: the engine goes with its last reference."""
+        """Nothing to release: the engine is freed with its last reference."""
 
 
 class Conversation:
-    """Asks on their way through one engine: sent when due, aborted at their token, answered in order."""
+    """Sends requests to one engine when they are due, aborts them, and collects the answers in order."""
 
     def __init__(self, llm: LLM, clock: ManualClock, asks: Sequence[Ask]) -> None:
         self.llm = llm
@@ -112,16 +112,16 @@ class Conversation:
         self.refusals: dict[str, str] = {}
         self.rids: dict[str, int] = {}
         self.stops: dict[int, int] = {}
-        self.closes: dict[int, tuple[int, str]] = {}  # the tokens after which a request's session is closed
-        self.open: dict[str, int] = {}  # session to its requests still to end
-        # A session that somebody finds closed ends by itself.
+        self.closes: dict[int, tuple[int, str]] = {}  # rid to (output tokens after which to close, session)
+        self.open: dict[str, int] = {}  # session to its number of unfinished requests
+        # Sessions that must already be closed when a request arrives are not closed here.
         gone = {ask.session.id for ask in asks if ask.session is not None and ask.refused is Refusal.CLOSED}
         for ask in asks:
             if ask.session is not None and not ask.session.resend and ask.session.id not in gone:
                 self.open[ask.session.id] = self.open.get(ask.session.id, 0) + 1
 
     def answers(self) -> list[Answer]:
-        """Run everything. RequestError if an ask can never run or never becomes due."""
+        """Run all requests. RequestError if one can never run or never becomes due."""
         waiting = list(self.asks)
         running: list[Ask] = []
         while waiting or running or self.llm.loop.busy:
@@ -131,7 +131,7 @@ class Conversation:
             waiting = [ask for ask in waiting if ask not in due]
             running += due
             if waiting and not running and not self.llm.loop.busy:
-                raise RequestError(f"request {waiting[0].name} comes after {waiting[0].after}, which never ended")
+                raise RequestError(f"request {waiting[0].name} waits for {waiting[0].after}, which did not all end")
             self.llm.step()
             self._stop()
             running = self._settle(running)
@@ -140,7 +140,7 @@ class Conversation:
     def _due(self, ask: Ask) -> bool:
         if ask.beside is not None:
             return ask.beside in self.rids and not self._ended(ask.beside)
-        # A request that has ended may still be in flight, so its session is not idle yet.
+        # A finished request may still have a step in flight, so its session is not idle yet.
         if ask.clock and self.llm.loop.busy:
             return False
         return all(self._ended(name) for name in ask.after)
@@ -155,7 +155,7 @@ class Conversation:
         else:
             try:
                 rid = self._turn(ask, here)
-            except RequestError as refusal:  # A gate judges whether it had to be refused.
+            except RequestError as refusal:  # a gate checks whether the refusal is right
                 self.refusals[ask.name] = str(refusal)
                 return
         self.rids[ask.name] = rid
@@ -179,7 +179,7 @@ class Conversation:
         return whole[: here.offset] if here.offset else whole
 
     def _encoded(self, ask: Ask) -> tuple[int, ...]:
-        """The prompt's tokens; only a beginning keeps the begin token."""
+        """The prompt's tokens; the BOS token is kept in a first turn only."""
         tokens = tuple(self.llm.tokenizer.encode(ask.prompt))
         begins = ask.session is None or ask.session.follows is None
         return tokens if begins or tokens[:1] != (self.llm.tokenizer.bos_id,) else tokens[1:]
@@ -193,7 +193,7 @@ class Conversation:
             self.llm.close_session(session)
 
     def _settle(self, running: list[Ask]) -> list[Ask]:
-        """What still runs; a session is closed behind its last request."""
+        """The requests still running; closes each session after its last request."""
         still = []
         for ask in running:
             if not self._ended(ask.name):
@@ -216,7 +216,7 @@ class Conversation:
 
 
 def sampling(ask: Ask) -> SamplingParams:
-    """The engine's parameters of an ask."""
+    """The engine's sampling parameters for a request."""
     return SamplingParams(
         max_new_tokens=ask.max_new_tokens,
         temperature=ask.temperature,
@@ -232,7 +232,7 @@ def sampling(ask: Ask) -> SamplingParams:
 
 
 def answer(ask: Ask, prompt_ids: tuple[int, ...], output: Output) -> Answer:
-    """An engine's output in the words of the protocol."""
+    """Convert an engine's output to the protocol's Answer."""
     return Answer(
         name=ask.name,
         prompt_ids=prompt_ids,

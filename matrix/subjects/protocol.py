@@ -1,4 +1,4 @@
-"""The protocol between gates and an engine: start, generate, read back, count, close."""
+"""The protocol between gates and an engine under test: start, generate, report the running values, count, close."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from specmatrix.engine.core.observe.rank_agreement import Agreement
 
 
 class Capability(StrEnum):
-    """What a subject can show. A gate names what it needs; without it the cell says so, nothing is skipped."""
+    """What a subject can report. A gate lists what it needs; if that is missing, it is NOT MEASURED, never skipped."""
 
     TOKEN_IDS = "token_ids"
     LOGPROBS = "logprobs"
@@ -26,29 +26,29 @@ class Capability(StrEnum):
 
 
 class Refusal(StrEnum):
-    """Why a session must refuse a request; one class of sentence each."""
+    """Why a session must refuse a request; each reason has its own error message."""
 
-    OFFSET = "offset"  # a streaming session keeps its whole history
-    REPLACE = "replace"  # and all of its turns
-    DROP = "drop_previous_output"  # and their answers
-    IN_FLIGHT = "in flight"  # and runs one turn at a time
-    CLOSED = "closed"  # there is no such session, or no more
+    OFFSET = "offset"  # a streaming session always continues its whole history
+    REPLACE = "replace"  # a streaming session keeps all of its turns
+    DROP = "drop_previous_output"  # a streaming session keeps all of its outputs
+    IN_FLIGHT = "in flight"  # a streaming session runs one turn at a time
+    CLOSED = "closed"  # the session was never opened, or is closed
     CAPACITY = "capacity"  # the text is longer than the session may hold
-    CONTEXT = "context"  # longer than the model's context
-    POOL = "pool"  # longer than the KV memory
-    UNFINISHED = "unfinished"  # what it continues still runs
-    RANGE = "range"  # the history is not that long
-    REPLACED = "replaced"  # what it continues was cleared by another request
+    CONTEXT = "context"  # the text is longer than the model's context
+    POOL = "pool"  # the text does not fit the KV pool
+    UNFINISHED = "unfinished"  # the request to continue is still running
+    RANGE = "range"  # the offset is beyond the history
+    REPLACED = "replaced"  # the request to continue was cleared by a replace
 
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
     """How a request continues a session; offset, replace and drop_previous_output as in SGLang's session parameters.
 
-    id: of the session, opened with its first request and closed behind its last. follows: the name of the request whose
-    tokens are the history (of the last good turn, in a streaming session), None for a beginning. resend: no session at
-    all, the history is sent again in front of the prompt, as a baseline does. capacity: characters of text that the
-    session may hold. timeout: seconds after which it is closed if it is idle, None for never.
+    id: the session, opened with its first request and closed after its last. follows: name of the request whose tokens
+    are the history (in a streaming session, of the last turn that was not aborted), None for a first turn. resend: use
+    no session, but send the history before the prompt, as a baseline does. capacity: characters that the session may
+    hold. timeout: idle seconds after which it is closed, None for never.
     """
 
     id: str
@@ -67,11 +67,11 @@ class Ask:
     """One request of a workload.
 
     `prompt` is text; `name` identifies it across runs (for pairing). `after`: names of requests that must have ended
-    before this one is sent. `abort_after`: abort once that many tokens were produced (0: while it is queued or before
-    its first token). `closes_after`: its session is closed once that many tokens were produced. `refused`: it must be
-    refused, and why. `beside`: sent while that request has not ended. `clock`: so many seconds pass before it is sent,
-    while nothing runs unless it is sent beside something. `logprobs`: those of the output tokens are asked for, as they
-    are by `top_logprobs` > 0, the number of alternatives. Sampling fields as in SGLang.
+    before this one is sent. `abort_after`: abort after that many output tokens (0: while queued or before the first
+    token). `closes_after`: close its session after that many output tokens. `refused`: the reason for which it must be
+    refused, None if it must not. `beside`: name of a request during which this one is sent. `clock`: seconds to wait
+    before it is sent; the engine is idle meanwhile, except with `beside`. `logprobs`: return log-probabilities of the
+    output tokens, as `top_logprobs` > 0 (number of alternatives) also does. Sampling fields as in SGLang.
     """
 
     name: str
@@ -98,8 +98,8 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came back for one Ask. matched: the stop token or string, of an error its message. refusal: the engine's
-    sentence where it refused the request, else ""."""
+    """The result of one Ask. matched: the stop token or string, or the message of an error. refusal: the engine's
+    message if it refused the request, else ""."""
 
     name: str
     prompt_ids: tuple[int, ...]
@@ -109,21 +109,21 @@ class Answer:
     matched: int | str | None
     cached_tokens: int
     accept_lengths: tuple[int, ...]  # tokens of each verify round, bonus included
-    logprobs: tuple[float, ...] = ()  # of the output tokens, empty unless asked for
+    logprobs: tuple[float, ...] = ()  # nats, of the output tokens; empty unless requested
     top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
     meta_info: Mapping[str, Any] = field(default_factory=dict)
-    retractions: int = 0  # how often it lost its pages and was read again
+    retractions: int = 0  # how often it was retracted (lost its KV and was prefilled again)
     round_widths: tuple[int, ...] = ()  # nodes of each verify round, root included
     refusal: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What adaptive steps made of one verify round.
+    """How adaptive steps evaluated one verify round.
 
-    slot: its smallest batch size. batch_size, width: of the round. correct: accepted drafts of each request that still
-    ran. ema, steps: the slot's average and depth after it. decision: "warm-up", "between", "stay", "up" or "down".
-    activated: rounds whose depth was chosen before this one was observed.
+    slot: its smallest batch size. batch_size, width: of the round. correct: accepted drafts of each request that was
+    still running. ema, steps: the slot's average and depth afterwards. decision: "warm-up", "between", "stay", "up" or
+    "down". activated: number of rounds whose depth was chosen before this one was observed.
     """
 
     slot: int
@@ -140,7 +140,7 @@ class Observation:
 class Trace:
     """The rounds and decisions of an engine with adaptive steps since its start, oldest first.
 
-    rounds: batch size and width of each verify round, as chosen. lost: rounds that were too old to be kept.
+    rounds: (batch size, width) of each verify round, as chosen. lost: number of older rounds that were discarded.
     """
 
     rounds: tuple[tuple[int, int], ...]
@@ -150,9 +150,9 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """One request that an engine has served: what an index of all its texts may know.
+    """One request that an engine has served.
 
-    account: whose entries of the journal are its own. tokens: prompt and output, the first `prompt` of them asked.
+    account: its ledger account in the journal. tokens: prompt and output; prompt: number of prompt tokens.
     """
 
     name: str
@@ -165,7 +165,7 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """KV pages at rest: free + cached must be all of them once nothing runs."""
+    """KV pages; free + cached must equal pages once the engine is idle. accounts: open ledger accounts."""
 
     pages: int
     free: int
@@ -183,19 +183,19 @@ class RunningEngine(Protocol):
 
     @property
     def start_hash(self) -> str:
-        """Hash of the values that run, equal for engines that resolved alike (`Resolved.start_hash`)."""
+        """Hash of the resolved values, equal for equal configurations (`Resolved.start_hash`)."""
         ...
 
     def generate(self, asks: Sequence[Ask]) -> list[Answer]:
-        """Run the asks to their end, each as soon as what it comes after has ended; the answers in the order given."""
+        """Run the requests to their end, each once those in its `after` have ended; the answers in the order given."""
         ...
 
     def readback(self) -> Mapping[str, Any]:
-        """What runs, read from the running parts."""
+        """The running values, read from the running components rather than from the configuration."""
         ...
 
     def counters(self) -> Mapping[str, int]:
-        """Hits by the name of a probe (`engine.core.observe.counters`)."""
+        """Counts by counter name (`engine.core.observe.counters`)."""
         ...
 
     def journal(self) -> tuple[Sequence[tuple[str, int, tuple[int, ...]]], int, int]:
@@ -203,11 +203,11 @@ class RunningEngine(Protocol):
         ...
 
     def trace(self) -> Trace | None:
-        """None where the depth is static."""
+        """The trace of adaptive steps; None if the depth is static."""
         ...
 
     def memory(self) -> Memory:
-        """Who holds how many pages now."""
+        """The current use of KV pages."""
         ...
 
     def ranks(self) -> Agreement | None:
@@ -215,12 +215,12 @@ class RunningEngine(Protocol):
         ...
 
     def close(self) -> None:
-        """Release the engine; nothing else is called afterwards."""
+        """Release the engine; no other method may be called afterwards."""
         ...
 
 
 class Diverged(Exception):
-    """The ranks of an engine do not agree, so it cannot go on. agreement: how far they came."""
+    """The ranks of an engine diverged, so it cannot continue. agreement: the comparison up to that point."""
 
     def __init__(self, agreement: Agreement) -> None:
         super().__init__(agreement.divergence)
@@ -231,7 +231,7 @@ class Subject(Protocol):
     """An engine under test.
 
     `start` raises ConfigError for a configuration that it refuses. `start` and the running engine
-    raise Diverged where ranks differ.
+    raise Diverged if ranks differ.
     """
 
     name: str
@@ -244,11 +244,11 @@ class Subject(Protocol):
 class Run:
     """One workload on one running engine.
 
-    evidence: by how much each counter grew during the workload. trace: since the engine's start, None where nothing
-    adapts; earlier: the same before this workload. served: every request since the start, in the order of the asks;
-    empty without a journal. attempts: the asks that had to be refused, each with the engine's sentence ("" where it
-    answered); `asks` are all others. ranks: the comparison of several ranks since the start. twin: the same asks on the
-    same drafter, where every turn reads its whole history in one piece.
+    evidence: by how much each counter grew during the workload. trace: since the engine's start, None without adaptive
+    steps; earlier: the trace before this workload. served: every request since the start, in submission order; empty
+    without a journal. attempts: requests that must be refused, each with the engine's error message ("" if it
+    answered); `asks` are all others. ranks: the comparison of several ranks since the start. twin: the session
+    baseline, the same requests and drafter with each turn's whole history prefilled at once.
     """
 
     asks: tuple[Ask, ...]

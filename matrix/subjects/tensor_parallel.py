@@ -1,4 +1,4 @@
-"""The reference engine over several processes as a subject: every rank runs the same asks, rank 0 answers."""
+"""The tensor-parallel reference engine as a subject: every rank runs the same requests, rank 0 answers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Entry = tuple[str, int, tuple[int, ...]]
 class RankedSubject(ReferenceSubject):
     """Starts the engine in this process, or in one process per rank.
 
-    patience: seconds of silence after which a rank is lost and its engine raises engine.parallel.group.RankLost.
+    patience: seconds without a message after which a rank counts as lost (engine.parallel.group.RankLost).
     """
 
     def __init__(self, locate: Callable[[str], Path] = resolve_path, patience: float = PATIENCE) -> None:
@@ -31,14 +31,14 @@ class RankedSubject(ReferenceSubject):
         self.patience = patience
 
     def start(self, config: EngineConfig) -> RunningEngine:  # type: ignore[override]  # wider than one process
-        """ConfigError for what cannot run, before any process starts."""
+        """Start the engine. ConfigError before any process starts if the configuration cannot run."""
         if config.tp_size == 1:
             return super().start(config)
         return RankedEngine(config, self.locate, self.patience)
 
 
 class RankedEngine:
-    """One engine over the ranks of a group."""
+    """One engine with one process per rank."""
 
     def __init__(self, config: EngineConfig, locate: Callable[[str], Path], patience: float = PATIENCE) -> None:
         self._resolved = resolve(config, known_facts(config, locate))
@@ -51,7 +51,7 @@ class RankedEngine:
 
     @property
     def group(self) -> RankGroup:
-        """The ranks. EngineError once this is closed."""
+        """The ranks. EngineError after close."""
         return self._lease.group
 
     @property
@@ -91,7 +91,7 @@ class RankedEngine:
         return self.group.agreement
 
     def close(self) -> None:
-        """Let the engine go; its processes wait for another one."""
+        """Release the engine; its processes stay ready for another one."""
         self._lease.close()
 
     def _call(self, function: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401 - as the function

@@ -1,1 +1,1 @@
-"""The fixture models of the project: their data, recipes, training, cards and an independent oracle."""
+"""Fixture models: data, recipes, training, cards and an independent oracle."""

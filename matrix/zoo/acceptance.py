@@ -14,7 +14,7 @@ from specmatrix.matrix.zoo.net import CausalNet
 
 LONGEST = 7
 LENGTHS = (1, 2, 3, 5, 7)
-# Blocks of one sequence that are filled at once.
+# Blocks of one sequence per forward.
 BLOCKS = 32
 
 
@@ -34,7 +34,7 @@ Runs = Callable[[Batch], torch.Tensor]
 
 @torch.inference_mode()
 def standalone_runs(net: CausalNet, batch: Batch) -> torch.Tensor:
-    """[B, T]: how many tokens the draft gets right in a row after each last known token L; it never sees BOS."""
+    """[B, T]: consecutive correct drafts after each last known token L; the draft's input has no BOS."""
     logits, _ = net(batch.tokens[:, 1:])
     right = torch.zeros_like(batch.tokens, dtype=torch.bool)
     right[:, 2:] = logits[:, :-1].argmax(-1) == batch.tokens[:, 2:]
@@ -48,7 +48,7 @@ def standalone_runs(net: CausalNet, batch: Batch) -> torch.Tensor:
 
 @torch.inference_mode()
 def head_runs(head: Head, target: CausalNet, aux: tuple[int, ...], kept: torch.Tensor, batch: Batch) -> torch.Tensor:
-    """As `standalone_runs`; the first proposal for known tokens 0..L comes from slot L-1."""
+    """As `standalone_runs`; for known tokens 0..L slot L-1 proposes first."""
     _, states = target(batch.tokens, aux=aux)
     assert states is not None
     runs = torch.zeros_like(batch.tokens)
@@ -63,7 +63,7 @@ def head_runs(head: Head, target: CausalNet, aux: tuple[int, ...], kept: torch.T
 
 @torch.inference_mode()
 def block_runs(net: DflashNet, target: CausalNet, aux: tuple[int, ...], batch: Batch) -> torch.Tensor:
-    """As `standalone_runs`, for a block behind every token; block - 1 at most."""
+    """As `standalone_runs`, for a block after every token; at most block - 1."""
     _, states = target(batch.tokens, aux=aux)
     length = batch.tokens.shape[1]
     runs = torch.zeros_like(batch.tokens)
@@ -76,7 +76,7 @@ def block_runs(net: DflashNet, target: CausalNet, aux: tuple[int, ...], batch: B
 
 
 def _rounds(runs: npt.NDArray[np.int64], prompt: int, length: int, steps: int) -> tuple[list[int], list[int]]:
-    """Per round: drafts accepted, and drafts that the answer had room for."""
+    """Per round: accepted drafts, and drafts that fit before the end of the answer."""
     accepted, room = [], []
     last = prompt
     while last < length - 1:
@@ -89,7 +89,7 @@ def _rounds(runs: npt.NDArray[np.int64], prompt: int, length: int, steps: int) -
 
 
 def measure(answers: Sequences, runs_of: Runs, device: torch.device, longest: int = LONGEST) -> Acceptance:
-    """Acceptance over all rounds of all answers; a round that ends the answer counts the tokens it still emitted."""
+    """Acceptance over all rounds of all answers; a final round counts only the tokens up to the end."""
     rows: list[tuple[npt.NDArray[np.int64], int, int]] = []
     for group in Buckets(answers, device).groups:
         for part in torch.split(torch.arange(len(group.tokens), device=device), 256):

@@ -1,4 +1,4 @@
-"""card.json: what is known about a checkpoint, and how it was measured."""
+"""card.json: a checkpoint's recipe, training run, accuracy and acceptance."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -10,7 +10,7 @@ from specmatrix.reports.stats.proportions import wilson
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """`right` of `total` questions, with the 95 % Wilson interval."""
+    """`right` correct answers out of `total`, with the 95 % Wilson interval."""
 
     right: int
     total: int
@@ -34,7 +34,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """The figures of one checkpoint; `accuracy` maps a split to a Score's dict, `acceptance` is that of what drafts."""
+    """The figures of one checkpoint; accuracy: split to `Score.as_dict`, acceptance: `evaluate.figures` of a draft."""
 
     name: str
     kind: str

@@ -18,7 +18,7 @@ from specmatrix.matrix.zoo.tokenizer import BOS_ID, EOS_ID
 from specmatrix.matrix.zoo.tokenizer import save as save_tokenizer
 
 STORED: Final = torch.float16
-# What a router adds to its scores decides between neighbours; it keeps its precision, as in DeepSeek's checkpoints.
+# The router's bias decides between close scores, so it stays in float32, as in DeepSeek's checkpoints.
 WIDE: Final = "e_score_correction_bias"
 
 Draft = FeatureNet | EagleNet | DflashNet
@@ -49,7 +49,7 @@ def write(
     target: Recipe | None = None,
     kept: Tensor | None = None,
 ) -> None:
-    """Config, weights and tokenizer; `kept` [Vd]: ascending target ids of a draft vocabulary of its own."""
+    """Write config, weights and tokenizer; `kept` [Vd]: ascending target ids of a separate draft vocabulary."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: _stored(name, tensor) for name, tensor in _named(module).items()}
     if kept is not None:
@@ -75,7 +75,7 @@ def _stored(name: str, tensor: Tensor) -> Tensor:
 
 
 def _named(module: nn.Module) -> dict[str, Tensor]:
-    """The tensors of a checkpoint by name: experts one by one, no tied head, copies in bundled layers."""
+    """Checkpoint tensors by name: one per expert, no tied head, embedding and head copied into MTP layers."""
     state: dict[str, Tensor] = dict(module.state_dict())
     if isinstance(module, DenseNet) and module.shape.tied:
         del state["lm_head.weight"]
@@ -91,7 +91,7 @@ def _named(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _read(folder: Path) -> dict[str, Tensor]:
-    """Tensors in float32 under the training nets' names, so that what is evaluated is what is shipped."""
+    """Stored tensors in float32 under the training nets' names, so that evaluation uses the stored weights."""
     state: dict[str, Tensor] = {}
     experts: dict[str, dict[int, Tensor]] = {}
     for name, tensor in load_file(folder / "model.safetensors").items():
@@ -106,7 +106,7 @@ def _read(folder: Path) -> dict[str, Tensor]:
 
 
 def read_net(folder: Path, recipe: Recipe, device: torch.device) -> CausalNet:
-    """A stored target or standalone draft in float32."""
+    """Load a stored target or standalone draft in float32."""
     net, state = new_net(recipe), _read(folder)
     if isinstance(net, DenseNet) and net.shape.tied:
         state["lm_head.weight"] = state["model.embed_tokens.weight"]
@@ -115,7 +115,7 @@ def read_net(folder: Path, recipe: Recipe, device: torch.device) -> CausalNet:
 
 
 def read_draft(folder: Path, recipe: Recipe, target: CausalNet, device: torch.device) -> tuple[Draft, Tensor]:
-    """The stored draft of `target` in float32, and the target ids [Vd] of what it proposes."""
+    """Load a stored draft of `target` in float32; also returns the target ids [Vd] of its vocabulary."""
     draft, state = new_draft(recipe, target), _read(folder)
     kept = torch.arange(recipe.draft_vocab or recipe.shape.vocab)
     if recipe.draft_vocab:

@@ -26,7 +26,7 @@ def _equal_length(model: CausalNet, prompts: Tensor, limit: int) -> list[list[in
 
 
 def greedy(model: CausalNet, prompts: list[list[int]], limit: int, rows: int = 4096) -> list[list[int]]:
-    """Greedy answers in the order of the prompts; prompts of equal length run together, so nothing is padded."""
+    """Greedy answers in the order of the prompts; only prompts of equal length are batched, so none is padded."""
     device = model.lm_head.weight.device
     by_length: dict[int, list[int]] = {}
     for index, prompt in enumerate(prompts):

@@ -1,7 +1,7 @@
-"""A DeepSeek-V3 model for training: latent attention, a mixture of experts, bundled layers that predict further ahead.
+"""A DeepSeek-V3 model for training, with MLA, MoE and MTP layers (`bundled`).
 
-Parameter names are those of DeepseekV3ForCausalLM, but for the experts of a layer, which are stacked [E, out, in] here
-and unstacked when the checkpoint is written. (DeepSeek-V3, arXiv 2412.19437)
+Parameter names are those of DeepseekV3ForCausalLM, except that a layer's experts are stacked [E, out, in] here and
+unstacked when the checkpoint is written. (DeepSeek-V3, arXiv 2412.19437)
 """
 
 from typing import Final
@@ -14,14 +14,14 @@ from specmatrix.matrix.zoo.heads import Attend
 from specmatrix.matrix.zoo.net import MLP, Body, CausalNet, Layer, Projections, RMSNorm, Table, initialise
 from specmatrix.matrix.zoo.recipes import LatentShape
 
-# The inner norms of latent attention keep their own epsilon, whatever the model's is.
+# The inner norms of MLA have a fixed epsilon, independent of the model's.
 LATENT_EPS: Final = 1e-6
-# How far an expert's bias moves each step towards an even load (arXiv 2408.15664).
+# Step size of an expert's bias towards an even load (arXiv 2408.15664).
 BALANCE_RATE: Final = 1e-3
 
 
 def rotate_pairs(x: Tensor, table: Table) -> Tensor:
-    """x [B, H, T, D] turned in pairs of neighbours; the result holds all first halves of the pairs, then the others."""
+    """Interleaved rotary embedding of x [B, H, T, D]; the result holds all even dimensions, then all odd ones."""
     half = x.shape[-1] // 2
     cos, sin = table[0][..., :half], table[1][..., :half]
     first, second = x.float()[..., 0::2], x.float()[..., 1::2]
@@ -29,7 +29,7 @@ def rotate_pairs(x: Tensor, table: Table) -> Tensor:
 
 
 class LatentAttention(Projections):
-    """Multi-head latent attention in its expanded form: keys and values of every head from one latent row."""
+    """Multi-head latent attention in expanded form: every head's keys and values come from one latent row."""
 
     def __init__(self, shape: LatentShape) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class LatentAttention(Projections):
         self.o_proj = nn.Linear(shape.heads * shape.value_dim, shape.hidden, bias=False)
 
     def project(self, x: Tensor, table: Table) -> tuple[Tensor, Tensor, Tensor]:
-        """q and k [B, H, T, plain + turned], v [B, H, T, value]."""
+        """q and k [B, H, T, plain_dim + head_dim], v [B, H, T, value_dim]."""
         shape, (batch, length) = self.shape, x.shape[:2]
         q = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x))).view(batch, length, shape.heads, -1).transpose(1, 2)
         plain, turning = q.split((shape.plain_dim, shape.head_dim), -1)
@@ -59,7 +59,7 @@ class LatentAttention(Projections):
 
 
 class Router(nn.Module):
-    """Scores by sigmoid; the best groups by their two best biased scores, then the best experts of these groups."""
+    """Sigmoid scores; selects groups by their two best biased scores, then the best experts of these groups."""
 
     def __init__(self, shape: LatentShape) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class Router(nn.Module):
         self.register_buffer("e_score_correction_bias", torch.zeros(shape.experts))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Weights [..., E] float32 of the experts, 0 for those that are not chosen."""
+        """Expert weights [..., E] float32, 0 for experts that are not selected."""
         shape = self.shape
         with torch.autocast(x.device.type, enabled=False):
             scores = F.linear(x.float(), self.weight.float()).sigmoid()
@@ -87,7 +87,7 @@ class Router(nn.Module):
 
 
 class Experts(nn.Module):
-    """All experts on all rows as one wide feed-forward, scaled block by block: nothing depends on other rows."""
+    """All experts on all rows as one wide feed-forward, scaled per expert, so that no row depends on another."""
 
     def __init__(self, shape: LatentShape) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class Experts(nn.Module):
 
 
 class MixtureMLP(nn.Module):
-    """Routed experts beside shared ones."""
+    """Routed and shared experts."""
 
     def __init__(self, shape: LatentShape) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ class MixtureMLP(nn.Module):
 
 
 class SharedHead(nn.Module):
-    """The norm in front of the shared head; the head itself is the model's."""
+    """The norm before the shared head; the head itself is the model's."""
 
     def __init__(self, shape: LatentShape) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ class SharedHead(nn.Module):
 
 
 class BundledLayer(Layer[LatentAttention]):
-    """A multi-token-prediction layer: joins an embedding and a hidden state, then one decoder layer."""
+    """A multi-token-prediction layer: projects embedding and hidden state together, then one decoder layer."""
 
     def __init__(self, shape: LatentShape) -> None:
         super().__init__(shape.hidden, shape.eps, LatentAttention(shape), MixtureMLP(shape))
@@ -135,7 +135,7 @@ class BundledLayer(Layer[LatentAttention]):
 
 
 class DeepseekNet(CausalNet):
-    """The model and its bundled layers, which follow the model's in `model.layers`."""
+    """The model and its MTP layers, which follow the model's in `model.layers`."""
 
     def __init__(self, shape: LatentShape) -> None:
         layers = [
@@ -153,25 +153,25 @@ class DeepseekNet(CausalNet):
         initialise(self)
 
     def bundled(self, index: int) -> "BundledHead":
-        """The draft made of bundled layer `index`."""
+        """MTP layer `index` as a draft head."""
         return BundledHead(self, index)
 
 
 class BundledHead:
-    """One bundled layer as a draft: its state behind the shared head's norm is what the next step is fed."""
+    """One MTP layer as a draft head; the next step reads its state after the shared head's norm."""
 
     def __init__(self, net: DeepseekNet, index: int) -> None:
-        self.net, self.turned = net, net.shape
+        self.net, self.rope_shape = net, net.shape
         layer = net.model.layers[net.depth + index]
         assert isinstance(layer, BundledLayer)
         self.layer = layer
 
     def features(self, captured: Tensor) -> Tensor:
-        """The target's final state as it is."""
+        """The target's final state, unchanged."""
         return captured
 
     def step(self, tokens: Tensor, hidden: Tensor, table: Table, attend: Attend) -> tuple[Tensor, Tensor]:
-        """State [B, T, H] and logits [B, T, V] of tokens [B, T] beside hidden [B, T, H]."""
+        """State [B, T, H] and logits [B, T, V] for tokens [B, T] and hidden [B, T, H]."""
         layer = self.layer
         word = layer.enorm(self.net.model.embed_tokens(tokens))
         x = layer.eh_proj(torch.cat((word, layer.hnorm(hidden)), -1))

@@ -1,5 +1,5 @@
-"""A draft that fills a whole block at once: the last known token and mask tokens behind it, attending to projections of
-the target's states (DFlash; the checkpoint layout is that of z-lab's DFlashDraftModel)."""
+"""A draft that predicts a whole block in one forward, from the last known token followed by mask tokens, attending to
+projections of the target's hidden states (DFlash; checkpoint layout of z-lab's DFlashDraftModel)."""
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +11,7 @@ from specmatrix.matrix.zoo.recipes import ModelShape
 
 
 class DflashNet(nn.Module):
-    """Qwen3-style layers over context keys made of the target's states; embedding and head are the target's."""
+    """Qwen3-style layers over context keys projected from the target's states; embedding and head are the target's."""
 
     def __init__(self, shape: ModelShape, captured_width: int, block: int, mask_id: int, shared: Shared) -> None:
         super().__init__()
@@ -26,11 +26,11 @@ class DflashNet(nn.Module):
         initialise(self)
 
     def forward(self, tokens: Tensor, captured: Tensor, anchors: Tensor, block: int | None = None) -> Tensor:
-        """Logits [B, A, block - 1, V]: what stands behind each anchor, one position after the other.
+        """Logits [B, A, block - 1, V] of the tokens after each anchor.
 
-        tokens [B, T], captured [B, T, S] the target's states at these tokens, anchors [B, A] positions of the last
-        known token. A block sees the context in front of its anchor and all of itself; `block`: its length where it
-        is shorter than what the net was made for.
+        tokens [B, T]; captured [B, T, S]: the target's states at these tokens; anchors [B, A]: positions of the last
+        known token. A block attends to the context before its anchor and to all of itself; `block`: a length below
+        the net's own.
         """
         length = block or self.block
         context = self.hidden_norm(self.fc(captured))
@@ -58,7 +58,7 @@ class DflashNet(nn.Module):
 
 
 def _seen(anchors: Tensor, length: int, block: int) -> Tensor:
-    """bool [B, 1, A * block, length + A * block]: what each block position attends to."""
+    """Attention mask, bool [B, 1, A * block, length + A * block]: what each block position attends to."""
     each = anchors.repeat_interleave(block, 1)
     context = torch.arange(length, device=anchors.device) < each[..., None]
     number = torch.arange(each.shape[1], device=anchors.device) // block

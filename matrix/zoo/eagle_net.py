@@ -1,4 +1,4 @@
-"""The heads that draft from the target's hidden states: EAGLE (arXiv 2406.16858) and EAGLE3 (arXiv 2503.01840)."""
+"""Draft heads over the target's hidden states: EAGLE (arXiv 2406.16858) and EAGLE3 (arXiv 2503.01840)."""
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +9,7 @@ from specmatrix.matrix.zoo.recipes import ModelShape
 
 
 class Shared:
-    """The target's embedding [V, H] and head [V, H], frozen and not a part of the draft's checkpoint."""
+    """The target's embedding [V, H] and head [V, H], frozen and not part of the draft's checkpoint."""
 
     def __init__(self, embedding: Tensor, head: Tensor) -> None:
         self.embedding = embedding.detach()
@@ -17,7 +17,7 @@ class Shared:
 
 
 class BareLayer(nn.Module):
-    """The first layer of EAGLE: no norm in front of its attention."""
+    """The first layer of EAGLE, without a norm before its attention."""
 
     def __init__(self, shape: ModelShape) -> None:
         super().__init__()
@@ -31,18 +31,18 @@ class FeatureNet(nn.Module):
 
     def __init__(self, shape: ModelShape, shared: Shared) -> None:
         super().__init__()
-        self.shape = self.turned = shape
+        self.shape = self.rope_shape = shape
         self.shared = shared
         self.fc = nn.Linear(2 * shape.hidden, shape.hidden, bias=False)
         self.layers = nn.ModuleList([BareLayer(shape)])
         initialise(self)
 
     def features(self, captured: Tensor) -> Tensor:
-        """The target's final state as it is."""
+        """The target's final state, unchanged."""
         return captured
 
     def step(self, tokens: Tensor, hidden: Tensor, table: Table, attend: Attend) -> tuple[Tensor, Tensor]:
-        """State [B, T, H], which resembles the target's final state, and logits [B, T, V]."""
+        """State [B, T, H], trained to match the target's final state, and logits [B, T, V]."""
         layer = self.layers[0]
         assert isinstance(layer, BareLayer)
         word = nn.functional.embedding(tokens, self.shared.embedding)
@@ -53,7 +53,7 @@ class FeatureNet(nn.Module):
 
 
 class MidLayer(nn.Module):
-    """The first layer of EAGLE3; attention reads the normed embedding beside the normed hidden state."""
+    """The first layer of EAGLE3; attention reads the normed embedding and normed hidden state concatenated."""
 
     def __init__(self, shape: ModelShape) -> None:
         super().__init__()
@@ -65,14 +65,14 @@ class MidLayer(nn.Module):
 
 
 class EagleNet(nn.Module):
-    """EAGLE3 head in the checkpoint layout of LlamaForCausalLMEagle3 (d2t and t2d are written when it is saved).
+    """EAGLE3 head in the checkpoint layout of LlamaForCausalLMEagle3 (`checkpoint.write` adds d2t and t2d).
 
-    With `shared` the embedding and the head are the target's; plain layers follow the first one.
+    With `shared`, embedding and head are the target's; ordinary decoder layers follow the first one.
     """
 
     def __init__(self, shape: ModelShape, captured_width: int, draft_vocab: int, shared: Shared | None = None) -> None:
         super().__init__()
-        self.shape = self.turned = shape
+        self.shape = self.rope_shape = shape
         self.shared = shared
         self.fc = nn.Linear(captured_width, shape.hidden, bias=False)
         self.midlayer = MidLayer(shape)
@@ -85,12 +85,12 @@ class EagleNet(nn.Module):
         initialise(self)
 
     def features(self, captured: Tensor) -> Tensor:
-        """The captured states brought to the draft's width."""
+        """The captured states projected to the draft's width."""
         fused: Tensor = self.fc(captured)
         return fused
 
     def step(self, tokens: Tensor, hidden: Tensor, table: Table, attend: Attend) -> tuple[Tensor, Tensor]:
-        """The stream before the final norm [B, T, H], and logits [B, T, Vd]."""
+        """The hidden state before the final norm [B, T, H], and logits [B, T, Vd]."""
         layer = self.midlayer
         table_of_words = self.embed_tokens.weight if self.shared is None else self.shared.embedding
         word = nn.functional.embedding(tokens, table_of_words)

@@ -1,6 +1,6 @@
-"""What the stored checkpoints can do: greedy accuracy of a target, accept lengths of a draft.
+"""Measures stored checkpoints: greedy accuracy of targets, accept lengths of drafts.
 
-`python -m specmatrix.matrix.zoo.evaluate` measures the committed checkpoints anew and rewrites their cards, the
+`python -m specmatrix.matrix.zoo.evaluate` measures the committed checkpoints again and rewrites their cards, the
 checksums and the data files.
 """
 
@@ -44,7 +44,7 @@ def corpus_rows(data: Data) -> list[Problem]:
 
 
 def level_rows(data: Data, level: int) -> list[Problem]:
-    """Test problems of one level alone."""
+    """Test problems of a single level."""
     alone = [float(level == each) for each in range(LEVELS)]
     return list(problems(data.seed, "test", data.level_problems, alone))
 
@@ -76,7 +76,7 @@ def score(net: CausalNet, tokenizer: Tokenizer, rows: Sequence[Problem], limit: 
 
 
 def target_accuracy(net: CausalNet, tokenizer: Tokenizer, data: Data) -> dict[str, Score]:
-    """Accuracy on the test split, on the held-out split and on each level alone."""
+    """Accuracy on the test split, the held-out split and each level."""
     found = {
         split: score(net, tokenizer, split_rows(data, split), data.answer_limit)[0] for split in ("test", "heldout")
     }
@@ -86,14 +86,14 @@ def target_accuracy(net: CausalNet, tokenizer: Tokenizer, data: Data) -> dict[st
 
 
 def captured_layers(recipe: Recipe) -> tuple[int, ...]:
-    """The target layers whose outputs a draft reads; the final state where the recipe names none."""
+    """The target layers whose outputs a draft reads; the final hidden state if the recipe names none."""
     return recipe.aux_layers or (FINAL,)
 
 
 def draft_acceptance(
     recipe: Recipe, root: Path, target: CausalNet, answers: Sequences, device: torch.device
 ) -> Acceptance:
-    """Accept lengths of the draft `root`/NAME, or of the target's first bundled layer, on the target's answers."""
+    """Accept lengths of draft `root`/NAME, or of the target's first MTP layer, on the target's answers."""
     folder, captured = root / recipe.name, captured_layers(recipe)
     if isinstance(target, DeepseekNet):
         ids = torch.arange(target.shape.vocab, device=device)
@@ -108,18 +108,18 @@ def draft_acceptance(
 
 
 def figures(accepted: Acceptance) -> dict[str, object]:
-    """An Acceptance as a card holds it."""
+    """An Acceptance in the form of a card."""
     return {"length": {str(k): round(v, 4) for k, v in accepted.length.items()}, "rate": list(accepted.rate)}
 
 
 def recipe_of(recipe: Recipe, data: Data) -> dict[str, object]:
-    """A recipe as a card holds it."""
+    """A recipe in the form of a card."""
     plain: dict[str, object] = json.loads(json.dumps({**asdict(recipe), "data": asdict(data)}))
     return plain
 
 
 def remeasure(root: Path, device: torch.device) -> None:
-    """Measure the checkpoints under `root` on today's splits and rewrite their cards; the weights stay as they are."""
+    """Measure the checkpoints under `root` on the current splits and rewrite their cards, not their weights."""
     hashed = data_hash(DATA)
     for recipe in RECIPES.values():
         folder = root / recipe.name

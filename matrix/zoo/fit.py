@@ -1,4 +1,4 @@
-"""One optimisation loop for every recipe, bounded by steps and by wall clock."""
+"""The optimisation loop of every recipe, limited by steps and wall-clock time."""
 
 import math
 import time
@@ -14,7 +14,7 @@ from specmatrix.matrix.zoo.recipes import Fit
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What a fit did: optimiser steps, padded tokens seen, seconds, mean loss of the last twentieth."""
+    """Result of a fit: optimiser steps, padded tokens, seconds, mean loss of the last progress interval."""
 
     steps: int
     tokens: int
@@ -23,7 +23,7 @@ class Trained:
 
 
 def rate_at(progress: float, step: int, fit: Fit) -> float:
-    """Linear warm-up, flat, then linear decay to zero over the last 60 % of the budget."""
+    """Learning rate: linear warm-up, constant, then linear decay to zero over the last 60 % of the budget."""
     return fit.peak_rate * min(1.0, (step + 1) / fit.warmup) * min(1.0, (1.0 - progress) / 0.6)
 
 
@@ -35,7 +35,7 @@ def optimise(
     loss_of: Callable[[Batch], Tensor],
     say: Callable[[str], None],
 ) -> Trained:
-    """AdamW until `fit.steps` steps or `seconds` of wall clock; ArithmeticError on a loss that is not finite."""
+    """AdamW for `fit.steps` steps or `seconds` of wall-clock time; ArithmeticError if the loss is not finite."""
     device = next(module.parameters()).device
     cuda = device.type == "cuda"
     matrices = [p for p in module.parameters() if p.dim() >= 2]
@@ -59,7 +59,7 @@ def optimise(
         tokens += batch.tokens.numel()
         step += 1
         if cuda and step % 16 == 0:
-            # Without this the host runs far ahead and the wall-clock bound is kept by the launches, not the work.
+            # Otherwise the host runs far ahead, and the time limit covers kernel launches, not their execution.
             torch.cuda.synchronize()
         spent = time.monotonic() - started
         progress = max(step / fit.steps, spent / seconds)

@@ -1,7 +1,7 @@
 """gsm-mini: a procedural grade-school-math set in GSM8K's format.
 
-Every problem is a pure function of (seed, split, index). Which split a question may appear in is a property of its
-text (a checksum), so train and test cannot share one; the held-out split uses templates that are never trained on.
+Every problem is a pure function of (seed, split, index). A checksum of a question's text decides between train and
+test, so they share no question; the held-out split uses templates that are never trained on.
 """
 
 import json
@@ -26,7 +26,7 @@ _STEP = re.compile(r"\[(\$?)(\w)=([^\]]+)\]")
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One question with its worked answer; `level` and `template` are for analysis and are not written to the files."""
+    """One question with its worked answer; the other fields are for analysis and are not written to files."""
 
     question: str
     answer: str
@@ -68,7 +68,7 @@ def _compiled(template: Template) -> _Compiled:
 
 
 def _numbers(compiled: _Compiled, level: int, rng: random.Random) -> dict[str, int] | None:
-    """A draw of all numbers with the results of the steps, or None if a step is not a positive whole number."""
+    """Draw all numbers and compute the steps; None if a result is not a positive whole number."""
     values: dict[str, int] = {}
     for variable, kind in compiled.numbers:
         values[variable] = rng.choice(PERCENT) if kind == "P" else rng.randint(*RANGES[kind][level])
@@ -97,31 +97,31 @@ def _words(rng: random.Random) -> dict[str, str]:
 
 
 def compose(template: Template, level: int, rng: random.Random) -> Problem:
-    """A problem of this template and level (0..5); raises ValueError if no legal numbers exist."""
+    """A problem of this template and level (0..5); ValueError if no valid numbers are found."""
     compiled = _compiled(template)
     for _ in range(TRIES):
         values = _numbers(compiled, level, rng)
         if values is not None:
             break
     else:
-        raise ValueError(f"template {template.name} has no legal numbers at level {level}")
+        raise ValueError(f"template {template.name} has no valid numbers at level {level}")
     fields: dict[str, object] = {**_words(rng), **values}
     question = rng.choice(template.questions).format_map(fields)
-    # A lead that nothing foretells: without it the answers have almost no entropy and sampling is never tested.
+    # An unpredictable prefix per line: without it answers have almost no entropy, and sampling would not be tested.
     lines = [rng.choices(LEADS, LEAD_WEIGHTS)[0] + step.text.format_map(fields) for step in compiled.work]
     final = values[compiled.work[-1].variable]
     return Problem(question, "\n".join([*lines, f"#### {final}"]), template.name, level, len(lines))
 
 
 def is_test(question: str) -> bool:
-    """Whether a question belongs to the test split: one in TEST_SHARE does, by its checksum."""
+    """Whether a question belongs to the test split (one in TEST_SHARE), by its checksum."""
     return zlib.crc32(question.encode()) % TEST_SHARE == 0
 
 
 def problem(seed: int, split: str, index: int, mix: Sequence[float]) -> Problem:
-    """Problem number `index` of a split; `mix` are the weights of the levels. ValueError on an unknown split."""
+    """Problem number `index` of a split; `mix`: weights of the levels. ValueError for an unknown split."""
     if split not in SPLITS:
-        raise ValueError(f"split is {split!r}; allowed: {', '.join(SPLITS)}")
+        raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
     rng = random.Random(f"{seed}/{split}/{index}")
     templates = HELDOUT if split == "heldout" else TRAINED
     while True:
@@ -143,17 +143,17 @@ def problems(seed: int, split: str, count: int, mix: Sequence[float]) -> Iterato
 
 
 def write_jsonl(path: Path, rows: Sequence[Problem]) -> None:
-    """GSM8K's file format: one object with `question` and `answer` per line."""
+    """Write GSM8K's file format: one object with `question` and `answer` per line."""
     lines = [json.dumps({"question": row.question, "answer": row.answer}, ensure_ascii=False) for row in rows]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def write_corpus(path: Path, rows: Sequence[Problem]) -> None:
-    """A corpus for n-gram drafting: a JSON string per line, question and answer as a model sees them."""
+    """Write a corpus for n-gram drafting: one JSON string per line, prompt and answer."""
     lines = [json.dumps(f"{prompt_of(row.question)} {row.answer}", ensure_ascii=False) for row in rows]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def prompt_of(question: str) -> str:
-    """The prompt that every model of the zoo is trained on (also that of lm-eval's gsm8k task)."""
+    """The prompt format of the zoo's training data, as in lm-eval's gsm8k task."""
     return f"Question: {question}\nAnswer:"

@@ -1,8 +1,8 @@
-"""Drafts that are fed a token and a hidden state, and how they are unrolled over a whole sequence.
+"""Draft heads (token and hidden state in), and their unrolling over a whole sequence.
 
-A base slot q rolls out on its own: at step j it holds token t[q+1+j] at position q+j and predicts t[q+2+j]. It sees
-the keys of step 0 at slots up to q, and of each later step only its own. The hidden state of step 0 is made of the
-target's captured states at q; that of later steps is what the step before carries on.
+Each base slot q is unrolled independently: at step j it holds token t[q+1+j] at position q+j and predicts t[q+2+j]. It
+attends to the step-0 keys at slots up to q, and to its own key of each later step. The hidden state of step 0 comes
+from the target's captured states at q, that of later steps is the previous step's output.
 (training-time test of EAGLE-3, arXiv 2503.01840)
 """
 
@@ -12,18 +12,18 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from specmatrix.matrix.zoo.net import Table, Turned, attended, rope_table, widened
+from specmatrix.matrix.zoo.net import RopeShape, Table, attended, rope_table, widened
 
 # layer of the draft, q [B, H, T, D], k [B, Hkv, T, D], v [B, Hkv, T, Dv] -> [B, H, T, Dv]
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 
 class Head(Protocol):
-    """A draft over the target's states."""
+    """A draft head over the target's hidden states."""
 
     @property
-    def turned(self) -> Turned:
-        """What its rotary positions need."""
+    def rope_shape(self) -> RopeShape:
+        """The parameters of its rotary embedding."""
         ...
 
     def features(self, captured: Tensor) -> Tensor:
@@ -31,18 +31,18 @@ class Head(Protocol):
         ...
 
     def step(self, tokens: Tensor, hidden: Tensor, table: Table, attend: Attend) -> tuple[Tensor, Tensor]:
-        """What the next step is fed [B, T, H], and draft logits [B, T, Vd], of tokens [B, T] and hidden [B, T, H]."""
+        """Hidden state for the next step [B, T, H] and logits [B, T, Vd], from tokens [B, T] and hidden [B, T, H]."""
         ...
 
 
 def whole(index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Causal attention over the sequence itself."""
+    """Causal attention over the whole sequence."""
     del index
     return attended(q, k, v, 0)
 
 
 def unrolled_attention(q: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
-    """q [B, H, S, D] over step-0 keys (causal by slot) and its slot's key of each later step; keys [B, Hkv, S, D]."""
+    """q [B, H, S, D] attends to step-0 keys (causal by slot) and its slot's key of later steps; keys [B, Hkv, S, D]."""
     slots, heads = q.shape[2], q.shape[1]
     first = (q @ widened(keys[0], heads).transpose(-1, -2)).float()
     future = torch.ones(slots, slots, dtype=torch.bool, device=q.device).triu(1)
@@ -69,24 +69,24 @@ def unroll(head: Head, tokens: Tensor, captured: Tensor, steps: int) -> list[tup
         return unrolled_attention(q, keys, values)
 
     for step in range(steps):
-        table = rope_table(head.turned, torch.arange(step, step + slots, device=tokens.device))
+        table = rope_table(head.rope_shape, torch.arange(step, step + slots, device=tokens.device))
         made.append(head.step(ahead(tokens, 1 + step, slots), hidden, table, attend))
         hidden = made[-1][0]
     return made
 
 
 def rotated(heads: Sequence[Head], tokens: Tensor, captured: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """State and logits of each head of a chain: head i reads t[q+1+i] beside head i-1's state and predicts t[q+2+i]."""
+    """State and logits per head of a chain: head i reads t[q+1+i] and head i-1's state, and predicts t[q+2+i]."""
     slots = tokens.shape[1] - 1
     hidden = heads[0].features(captured[:, :slots])
     made: list[tuple[Tensor, Tensor]] = []
     for index, head in enumerate(heads):
-        table = rope_table(head.turned, torch.arange(slots, device=tokens.device))
+        table = rope_table(head.rope_shape, torch.arange(slots, device=tokens.device))
         made.append(head.step(ahead(tokens, 1 + index, slots), hidden, table, whole))
         hidden = made[-1][0]
     return made
 
 
 def ahead(tokens: Tensor, by: int, slots: int) -> Tensor:
-    """tokens [B, T] moved left by `by`, 0 behind their end, the first `slots` of them."""
+    """tokens [B, T] shifted left by `by`, padded with 0 and cut to `slots`."""
     return torch.nn.functional.pad(tokens[:, by:], (0, by), value=0)[:, :slots]

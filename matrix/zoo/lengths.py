@@ -1,7 +1,6 @@
-"""Acceptance lengths through the engine: every algorithm of the zoo, in the shapes that users compare, with intervals.
+"""Accept lengths measured with the engine: every algorithm of the zoo in common shapes, with intervals.
 
-Beside each draft runs a useless one, the same checkpoint with random weights: what it accepts is luck, and a length
-that it reaches proves nothing about a draft.
+Each draft is also measured with random weights as a control: accept lengths up to the control's are chance.
 """
 
 import math
@@ -26,10 +25,10 @@ from specmatrix.matrix.zoo.registry import resolve_path
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """The shape of a draft; None is the engine's own choice.
+class RequestedShape:
+    """The requested shape of a draft; None: the engine's default.
 
-    ngram: how n-grams are looked up, by the names of NgramOptions.
+    ngram: lookup options, by the names of NgramOptions.
     """
 
     steps: int | None = None
@@ -38,43 +37,43 @@ class Asked:
     ngram: tuple[tuple[str, int | str], ...] = ()
 
     def flags(self) -> dict[str, Any]:
-        """The values that are not the engine's own choice, by the names of EngineConfig."""
+        """The explicitly set values, by the names of EngineConfig."""
         shape = {
             "speculative_num_steps": self.steps,
             "speculative_eagle_topk": self.topk,
             "speculative_num_draft_tokens": self.nodes,
         }
-        asked = {name: value for name, value in shape.items() if value is not None}
-        return asked | {f"{PREFIX}{name}": value for name, value in self.ngram}
+        given = {name: value for name, value in shape.items() if value is not None}
+        return given | {f"{PREFIX}{name}": value for name, value in self.ngram}
 
 
-def _grams(**options: int | str) -> Asked:
-    """An n-gram tree of the engine's own shape that is looked up in another way."""
-    return Asked(ngram=tuple(options.items()))
+def _grams(**options: int | str) -> RequestedShape:
+    """An n-gram tree of default shape with other lookup options."""
+    return RequestedShape(ngram=tuple(options.items()))
 
 
-CHAINS: Final = tuple(Asked(steps, 1, steps + 1) for steps in (1, 2, 3, 5, 7))
+CHAINS: Final = tuple(RequestedShape(steps, 1, steps + 1) for steps in (1, 2, 3, 5, 7))
 TREES: Final = tuple(
-    Asked(*shape) for shape in ((2, 2, 6), (3, 2, 8), (3, 4, 8), (5, 2, 8), (5, 4, 8), (5, 4, 16), (7, 4, 16))
+    RequestedShape(*shape) for shape in ((2, 2, 6), (3, 2, 8), (3, 4, 8), (5, 2, 8), (5, 4, 8), (5, 4, 16), (7, 4, 16))
 )
-OWN: Final = Asked()
-# One forward drafts a whole block, or the beginning of one.
-BLOCKS: Final = (*(Asked(nodes=nodes) for nodes in (2, 3, 4, 5)), OWN)
-# Chains, trees of more and more nodes, then the engine's own tree with one flag changed.
+OWN: Final = RequestedShape()
+# One forward drafts a whole block or its first positions.
+BLOCKS: Final = (*(RequestedShape(nodes=nodes) for nodes in (2, 3, 4, 5)), OWN)
+# Chains, trees of increasing size, then the default tree with one option changed.
 GRAMS: Final = (
     *CHAINS,
-    *(Asked(nodes=nodes) for nodes in (4, 8)),
+    *(RequestedShape(nodes=nodes) for nodes in (4, 8)),
     OWN,
-    *(Asked(nodes=nodes) for nodes in (16, 32)),
-    *(Asked(topk=topk) for topk in (2, 4)),
+    *(RequestedShape(nodes=nodes) for nodes in (16, 32)),
+    *(RequestedShape(topk=topk) for topk in (2, 4)),
     _grams(match_type="PROB"),
     *(_grams(max_trie_depth=depth) for depth in (3, 6, 10)),
     *(_grams(external_corpus_path=CORPUS, external_sam_budget=budget) for budget in (3, 11)),
 )
-SHAPES: Final[dict[str, tuple[Asked, ...]]] = {"dflash": BLOCKS, "ngram": GRAMS, SINGLE: CHAINS[:2]}
-# What a useless draft is asked for.
-CONTROL: Final = Asked(3, 1, 4)
-CONTROLS: Final[dict[str, Asked]] = {"dflash": OWN}
+SHAPES: Final[dict[str, tuple[RequestedShape, ...]]] = {"dflash": BLOCKS, "ngram": GRAMS, SINGLE: CHAINS[:2]}
+# Shapes of the controls with random weights.
+CONTROL: Final = RequestedShape(3, 1, 4)
+CONTROLS: Final[dict[str, RequestedShape]] = {"dflash": OWN}
 RANDOM: Final = "random weights"
 Z95: Final = 1.959964
 
@@ -83,8 +82,8 @@ Z95: Final = 1.959964
 class Length:
     """Tokens per verify round (bonus included) over all rounds, with its 95 % interval over prompts.
 
-    `rates[j]`: acceptance of draft j+1 among the rounds that accepted all before it (chains only).
-    ngram: how n-grams were looked up, where that was not the engine's own choice.
+    `rates[j]`: acceptance of draft j+1 among rounds that accepted all drafts before it (chains only).
+    ngram: lookup options that were set explicitly.
     """
 
     target: str
@@ -102,12 +101,12 @@ class Length:
     ngram: tuple[tuple[str, int | str], ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """For a machine."""
+        """The machine-readable form."""
         return asdict(self) | {"ngram": dict(self.ngram)}
 
 
 def ratio(tokens: Sequence[int], rounds: Sequence[int]) -> tuple[float, float, float]:
-    """Sum of tokens over sum of rounds, and its 95 % interval with prompts as the draws.
+    """Sum of tokens over sum of rounds, with its 95 % interval over prompts.
 
     The variance is that of a ratio estimator, linearised (Cochran, Sampling Techniques, 1977, section 2.11).
     """
@@ -118,8 +117,8 @@ def ratio(tokens: Sequence[int], rounds: Sequence[int]) -> tuple[float, float, f
     return value, value - half, value + half
 
 
-def useless(name: str, folder: Path, seed: int = 0) -> Path:
-    """A copy of the zoo's checkpoint `name` whose draft has random weights; of bundled layers, these alone."""
+def with_random_weights(name: str, folder: Path, seed: int = 0) -> Path:
+    """A copy of zoo checkpoint `name` with random draft weights; in a target, only its MTP layers are random."""
     source, shape = resolve_path(name), RECIPES[name].shape
     folder = folder / name
     shutil.copytree(source, folder)
@@ -135,16 +134,18 @@ def useless(name: str, folder: Path, seed: int = 0) -> Path:
 
 
 def _random(tensor: Tensor, generator: torch.Generator) -> Tensor:
-    """Normal numbers of the same spread; scales, biases and id maps stay."""
+    """Normal numbers with the same standard deviation; scales, biases and id maps are kept."""
     if tensor.dim() < 2 or not tensor.is_floating_point():
         return tensor
     drawn = torch.randn(tensor.shape, generator=generator) * tensor.float().std()
     return drawn.to(tensor.dtype)
 
 
-def measure(target: str, algorithm: str, draft: str | None, asked: Asked, prompts: Sequence[str], limit: int) -> Length:
-    """One shape of one algorithm on the prompts: greedy, float32, at most `limit` new tokens each."""
-    values = asked.flags()
+def measure(
+    target: str, algorithm: str, draft: str | None, shape: RequestedShape, prompts: Sequence[str], limit: int
+) -> Length:
+    """Measure one shape of one algorithm on the prompts: greedy, float32, at most `limit` new tokens each."""
+    values = shape.flags()
     if algorithm == SINGLE:
         values["enable_multi_layer_eagle"] = False
     name = algorithm.partition(".")[0].upper()
@@ -168,50 +169,50 @@ def measure(target: str, algorithm: str, draft: str | None, asked: Asked, prompt
         low,
         high,
         tuple(_rate(lengths, place) for place in range(1, depth + 1)),
-        asked.ngram,
+        shape.ngram,
     )
 
 
 def _rate(lengths: Sequence[int], place: int) -> float:
-    """Share of the rounds with drafts 1..place - 1 accepted that accepted draft `place` too."""
+    """Among rounds that accepted drafts 1..place-1, the fraction that accepted draft `place`."""
     reached = sum(length >= place for length in lengths)
     return sum(length > place for length in lengths) / reached if reached else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class MeasurementPlan:
-    """One row of the table; `random`: with random weights in place of the draft's."""
+    """One row of the table; random: use random draft weights."""
 
     target: str
     algorithm: str
     draft: str | None
-    asked: Asked
+    shape: RequestedShape
     random: bool = False
 
 
 def plans(targets: Sequence[str], algorithms: Sequence[str] = ()) -> list[MeasurementPlan]:
-    """The rows of the table, of some algorithms if any is named; n-grams read no weights, so one target will do."""
+    """The rows of the table, for the named algorithms (default all); n-grams use no weights, so one target suffices."""
     made: list[MeasurementPlan] = []
     for place, target in enumerate(targets):
         for algorithm, draft in DRAFTS[target].items():
             named = None if draft == target else draft
             made += [
-                MeasurementPlan(target, algorithm, named, asked) for asked in SHAPES.get(algorithm, CHAINS + TREES)
+                MeasurementPlan(target, algorithm, named, shape) for shape in SHAPES.get(algorithm, CHAINS + TREES)
             ]
             if algorithm != SINGLE:
                 made.append(MeasurementPlan(target, algorithm, named, CONTROLS.get(algorithm, CONTROL), random=True))
         if place == 0:
-            made += [MeasurementPlan(target, "ngram", None, asked) for asked in SHAPES["ngram"]]
+            made += [MeasurementPlan(target, "ngram", None, shape) for shape in SHAPES["ngram"]]
     return [plan for plan in made if not algorithms or plan.algorithm in algorithms]
 
 
 def table(rows: Sequence[MeasurementPlan], prompts: Sequence[str], limit: int, scratch: Path) -> Iterator[Length]:
-    """The rows, measured. `scratch`: an empty folder for checkpoints of random weights."""
+    """Measure the rows. `scratch`: an empty folder for checkpoints with random weights."""
     for plan in rows:
         if not plan.random:
-            yield measure(plan.target, plan.algorithm, plan.draft, plan.asked, prompts, limit)
+            yield measure(plan.target, plan.algorithm, plan.draft, plan.shape, prompts, limit)
             continue
-        twin = str(useless(plan.draft or plan.target, scratch))
-        where, named = (plan.target, twin) if plan.draft else (twin, None)
-        row = measure(where, plan.algorithm, named, plan.asked, prompts, limit)
+        control = str(with_random_weights(plan.draft or plan.target, scratch))
+        where, named = (plan.target, control) if plan.draft else (control, None)
+        row = measure(where, plan.algorithm, named, plan.shape, prompts, limit)
         yield replace(row, target=plan.target, draft=RANDOM)

@@ -1,4 +1,4 @@
-"""What each kind of model is trained to minimise."""
+"""The training losses of each kind of model."""
 
 from typing import Final
 
@@ -13,22 +13,22 @@ from specmatrix.matrix.zoo.heads import Head, rotated, unroll
 from specmatrix.matrix.zoo.net import FINAL, CausalNet
 
 STEP_DECAY: Final = 0.9
-# Share of the loss of bundled layers while the target itself is trained (DeepSeek-V3, section 4.2).
+# Weight of the MTP layers' loss while the target itself is trained (DeepSeek-V3, section 4.2).
 BUNDLED_SHARE: Final = 0.3
-# Weight of the distance between a draft's state and the target's, beside cross-entropy.
+# Weight of the distance between a draft's and the target's hidden state, added to cross-entropy.
 REGRESSION: Final = 0.3
-# Blocks that a sequence is trained on at once.
+# Training blocks per sequence.
 ANCHORS: Final = 12
 
 
 def predicted(batch: Batch, first: Tensor | int, prompt_weight: float) -> Tensor:
-    """Weights [B, T-1] of predicting token i+1: 1 from token `first` of the answer, else `prompt_weight`; pads 0."""
+    """Loss weights [B, T-1] of token i+1: 1 from token `first` of the answer, `prompt_weight` before, 0 for padding."""
     index = torch.arange(1, batch.tokens.shape[1], device=batch.tokens.device)[None, :]
     weight = torch.where(index >= batch.prompts[:, None] + first, 1.0, prompt_weight)
     return weight * (index < batch.lengths[:, None])
 
 
-def entropy(logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
+def cross_entropy(logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
     """Weighted mean cross-entropy; logits [B, S, V], labels (ids [B, S] or distributions [B, S, V]), weight [B, S]."""
     goal = labels.flatten() if labels.dim() == 2 else labels.flatten(0, 1)
     losses = F.cross_entropy(logits.flatten(0, 1).float(), goal, reduction="none")
@@ -38,44 +38,44 @@ def entropy(logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
 def language(net: CausalNet, batch: Batch, prompt_weight: float) -> Tensor:
     """Cross-entropy of the next token."""
     logits, _ = net(batch.tokens[:, :-1])
-    return entropy(logits, batch.tokens[:, 1:], predicted(batch, 0, prompt_weight))
+    return cross_entropy(logits, batch.tokens[:, 1:], predicted(batch, 0, prompt_weight))
 
 
-def further(net: DeepseekNet, batch: Batch, prompt_weight: float) -> Tensor:
-    """Cross-entropy of the next token, and of those further ahead by the bundled layers, one behind the other."""
+def multi_token(net: DeepseekNet, batch: Batch, prompt_weight: float) -> Tensor:
+    """Cross-entropy of the next token, plus that of later tokens predicted by the chain of MTP layers."""
     logits, final = net(batch.tokens, aux=(FINAL,))
     weight = predicted(batch, 0, prompt_weight)
-    total = entropy(logits[:, :-1], batch.tokens[:, 1:], weight)
+    total = cross_entropy(logits[:, :-1], batch.tokens[:, 1:], weight)
     heads = [net.bundled(index) for index in range(net.shape.bundled)]
     for index, (_, guesses) in enumerate(rotated(heads, batch.tokens, final)):
         slots = batch.tokens.shape[1] - 2 - index
-        loss = entropy(guesses[:, :slots], batch.tokens[:, 2 + index :], weight[:, 1 + index :])
+        loss = cross_entropy(guesses[:, :slots], batch.tokens[:, 2 + index :], weight[:, 1 + index :])
         total = total + BUNDLED_SHARE / len(heads) * loss
     return total
 
 
 def distilled(net: CausalNet, target: CausalNet, batch: Batch, prompt_weight: float, without_first: bool) -> Tensor:
-    """Half the target's distribution, half its chosen token; `without_first` drops the BOS from the draft's input."""
+    """Half on the target's distribution, half on the actual token; `without_first` drops BOS from the draft's input."""
     with torch.no_grad():
         goal, _ = target(batch.tokens[:, :-1])
     skip = int(without_first)
     logits, _ = net(batch.tokens[:, skip:-1])
     weight = predicted(batch, 0, prompt_weight)[:, skip:]
-    soft = entropy(logits, goal[:, skip:].float().softmax(-1), weight)
-    return (soft + entropy(logits, batch.tokens[:, 1 + skip :], weight)) * 0.5
+    soft = cross_entropy(logits, goal[:, skip:].float().softmax(-1), weight)
+    return (soft + cross_entropy(logits, batch.tokens[:, 1 + skip :], weight)) * 0.5
 
 
 def _ahead(
     made: list[tuple[Tensor, Tensor]], goal: Tensor, place: Tensor, weight: Tensor, final: Tensor | None
 ) -> Tensor:
     """Loss of step j at slot q, which predicts token q+2+j: goal [B, T, Vd], place [B, T] ids in the draft vocabulary,
-    weight [B, T-1] of predicting token i+1; `final` [B, T, H]: the target's state that a draft's is to resemble."""
+    weight [B, T-1] for token i+1; `final` [B, T, H]: the target's state, which the draft's state should match."""
     total = torch.zeros((), device=goal.device)
     for step, (state, logits) in enumerate(made):
         slots = place.shape[1] - 2 - step
         seen = weight[:, 1 + step :]
-        soft = entropy(logits[:, :slots], goal[:, 1 + step : 1 + step + slots], seen)
-        loss = (soft + entropy(logits[:, :slots], place[:, 2 + step :], seen)) * 0.5
+        soft = cross_entropy(logits[:, :slots], goal[:, 1 + step : 1 + step + slots], seen)
+        loss = (soft + cross_entropy(logits[:, :slots], place[:, 2 + step :], seen)) * 0.5
         if final is not None:
             apart = F.smooth_l1_loss(
                 state[:, :slots].float(), final[:, 1 + step : 1 + step + slots].float(), reduction="none"
@@ -88,10 +88,10 @@ def _ahead(
 def unrolled(
     head: Head, target: CausalNet, batch: Batch, aux: tuple[int, ...], kept: Tensor, steps: int, resemble: bool
 ) -> Tensor:
-    """Training-time test: at each step half the target's distribution over the draft vocabulary, half its chosen token.
+    """Training-time test: per step half on the target's distribution over the draft vocabulary, half on the token.
 
     Tokens outside the draft vocabulary `kept` [Vd] (ascending target ids) cannot be proposed and carry no loss.
-    `resemble`: the head's state is also drawn to the target's final one (EAGLE).
+    `resemble`: also regress the head's state to the target's final state (EAGLE).
     """
     with torch.no_grad():
         goal, states = target(batch.tokens, aux=aux)
@@ -103,7 +103,7 @@ def unrolled(
 
 
 def bundled(net: DeepseekNet, batch: Batch, steps: int) -> Tensor:
-    """Both uses of bundled layers at once: the first one unrolled, and all of them as a chain."""
+    """Loss of both uses of MTP layers: the first one unrolled, and all of them as a chain."""
     with torch.no_grad():
         goal, final = net(batch.tokens, aux=(FINAL,))
         assert final is not None
@@ -114,11 +114,11 @@ def bundled(net: DeepseekNet, batch: Batch, steps: int) -> Tensor:
 
 
 def blocks(net: DflashNet, target: CausalNet, batch: Batch, aux: tuple[int, ...], coin: torch.Generator) -> Tensor:
-    """Blocks behind random tokens of the answer: half the target's distribution, half its chosen token."""
+    """Blocks after random tokens of the answer: half on the target's distribution, half on the actual token."""
     ahead = net.block - 1
     with torch.no_grad():
         goal, states = target(batch.tokens, aux=aux)
-        # The anchor's next tokens must exist; those behind the end are pads and carry no loss.
+        # An anchor needs a next token; positions past the end are padding and carry no loss.
         span = (batch.lengths - 1 - batch.prompts).clamp(min=1)[:, None]
         drawn = torch.rand(len(batch.tokens), ANCHORS, generator=coin, device=batch.tokens.device)
         anchors = batch.prompts[:, None] + (drawn * span).long()
@@ -128,5 +128,5 @@ def blocks(net: DflashNet, target: CausalNet, batch: Batch, aux: tuple[int, ...]
         weight = ((places < batch.lengths[:, None, None]) * decay).flatten(1)
         soft = goal.float().softmax(-1).gather(1, (inside - 1)[..., None].expand(-1, -1, goal.shape[-1]))
     logits = net(batch.tokens, states, anchors).flatten(1, 2)
-    hard = entropy(logits, batch.tokens.gather(1, inside), weight)
-    return (entropy(logits, soft, weight) + hard) * 0.5
+    hard = cross_entropy(logits, batch.tokens.gather(1, inside), weight)
+    return (cross_entropy(logits, soft, weight) + hard) * 0.5

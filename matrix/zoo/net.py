@@ -1,4 +1,4 @@
-"""Decoder models for training: parameter names are those of the Hugging Face checkpoints (Llama and Qwen3 layouts)."""
+"""Decoder models for training, with the parameter names of Hugging Face checkpoints (Llama and Qwen3 layouts)."""
 
 from collections.abc import Sequence
 from typing import Final, Generic, Protocol, TypeVar
@@ -9,14 +9,14 @@ from torch import Tensor, nn
 
 from specmatrix.matrix.zoo.recipes import ModelShape
 
-# The index of the target's state behind its final norm, among the layers whose outputs are captured.
+# Index, among captured layers, of the target's state after its final norm.
 FINAL: Final = -1
 
 Table = tuple[Tensor, Tensor]
 
 
-class Turned(Protocol):
-    """What rotary positions need of a shape: the width that turns and the base of its frequencies."""
+class RopeShape(Protocol):
+    """The RoPE parameters of a shape: rotated width and frequency base."""
 
     @property
     def head_dim(self) -> int: ...
@@ -24,15 +24,15 @@ class Turned(Protocol):
     def rope_theta(self) -> float: ...
 
 
-def rope_table(shape: Turned, positions: Tensor) -> Table:
-    """cos and sin [..., head_dim] float32 of rotary embedding in the half-split form."""
+def rope_table(shape: RopeShape, positions: Tensor) -> Table:
+    """cos and sin [..., head_dim] float32 for rotary embedding in half-split form."""
     steps = torch.arange(0, shape.head_dim, 2, device=positions.device, dtype=torch.float32)
     angles = positions[..., None].float() * shape.rope_theta ** (-steps / shape.head_dim)
     return torch.cat((angles.cos(), angles.cos()), -1), torch.cat((angles.sin(), angles.sin()), -1)
 
 
 def rotate(x: Tensor, table: Table) -> Tensor:
-    """x [B, H, T, D] turned by the table's angles ([T, D] or broadcastable)."""
+    """Apply rotary embedding to x [B, H, T, D] with a table of [T, D] or broadcastable."""
     wide = x.float()
     first, second = wide.chunk(2, -1)
     return (wide * table[0] + torch.cat((-second, first), -1) * table[1]).to(x.dtype)
@@ -48,13 +48,13 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         normed = F.rms_norm(x.float(), (x.shape[-1],), self.weight, self.eps)
-        # Under autocast each linear would cast its input anew; once is enough.
+        # Cast once here instead of in each following linear layer.
         kind = x.device.type
         return normed.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else normed
 
 
 class Projections(nn.Module):
-    """What a layer needs of its attention."""
+    """The interface of a layer's attention projections."""
 
     def project(self, x: Tensor, table: Table) -> tuple[Tensor, Tensor, Tensor]:
         """q [B, H, T, D], k [B, Hkv, T, D] and v [B, Hkv, T, Dv] of x [B, T, width], rotated."""
@@ -69,7 +69,7 @@ AnyAttention = TypeVar("AnyAttention", bound=Projections)
 
 
 class Attention(Projections):
-    """Projections of grouped-query attention; `width` is the input's (twice the hidden width in the EAGLE3 head)."""
+    """Projections of grouped-query attention; `width`: input width (twice the hidden width in the EAGLE3 head)."""
 
     def __init__(self, shape: ModelShape, width: int) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ class MLP(nn.Module):
 
 
 class Cache:
-    """Keys and values of rows that all have the same length, layer by layer [B, H, capacity, D]."""
+    """KV cache per layer [B, H, capacity, D] for rows of equal length."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -126,10 +126,10 @@ class Cache:
         self.stored: dict[int, tuple[Tensor, Tensor]] = {}
 
     def extend(self, index: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Write k and v of layer `index` behind `length`; return all of that layer's."""
+        """Append k and v of layer `index` after `length`; return all keys and values of that layer."""
         end = self.length + k.shape[2]
         if index not in self.stored:
-            # Decoding runs in float32 whatever the trainer's autocast made of the prompt.
+            # Takes the dtype of the prefill's k and v.
             sizes = [(*x.shape[:2], self.capacity, x.shape[3]) for x in (k, v)]
             self.stored[index] = (k.new_empty(sizes[0]), v.new_empty(sizes[1]))
         for kept, new in zip(self.stored[index], (k, v), strict=True):
@@ -139,17 +139,17 @@ class Cache:
 
 
 def widened(x: Tensor, heads: int) -> Tensor:
-    """[B, Hkv, T, D] with each key head repeated for the query heads of its group."""
+    """x [B, Hkv, T, D] with each head repeated for the query heads of its group."""
     return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], 1)
 
 
 def attended(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
-    """Causal attention [B, H, T, Dv]; q are the last T of the keys' positions. `window`: tokens in sight, 0 for all."""
+    """Causal attention [B, H, T, Dv]; q are the last T positions. `window`: sliding window in tokens, 0 for none."""
     length, total = q.shape[2], k.shape[2]
     if length == 1:
         if window:
             k, v = k[:, :, -window:], v[:, :, -window:]
-        # One query per head: the heads of a group become the queries of their key head, so nothing is repeated.
+        # With one query per head, a group's heads become the queries of its KV head, so that no key is repeated.
         grouped = q.reshape(len(q), k.shape[1], -1, q.shape[3])
         return F.scaled_dot_product_attention(grouped, k, v).reshape(len(q), -1, 1, v.shape[3])
     k, v = widened(k, q.shape[1]), widened(v, q.shape[1])
@@ -161,7 +161,7 @@ def attended(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
 
 
 class Layer(nn.Module, Generic[AnyAttention]):
-    """One decoder layer. `window`: tokens that a position may look back, itself included; 0 for all."""
+    """One decoder layer. `window`: sliding window in tokens, the query's own included; 0 for none."""
 
     def __init__(self, hidden: int, eps: float, attention: AnyAttention, mlp: nn.Module, window: int = 0) -> None:
         super().__init__()
@@ -191,11 +191,11 @@ class Body(nn.Module):
 
 
 class CausalNet(nn.Module):
-    """A language model over any layers; the first `depth` of its body's are the model, others may be bundled."""
+    """A language model; the first `depth` layers of `body` are the model's, later ones are MTP layers."""
 
-    def __init__(self, turned: Turned, body: Body, depth: int, tied: bool = False) -> None:
+    def __init__(self, rope_shape: RopeShape, body: Body, depth: int, tied: bool = False) -> None:
         super().__init__()
-        self.turned = turned
+        self.rope_shape = rope_shape
         self.depth = depth
         self.model = body
         self.hidden = body.embed_tokens.weight.shape[1]
@@ -207,12 +207,12 @@ class CausalNet(nn.Module):
     def forward(
         self, tokens: Tensor, cache: Cache | None = None, aux: tuple[int, ...] = ()
     ) -> tuple[Tensor, Tensor | None]:
-        """Logits [B, T, V] for tokens [B, T], and outputs of the layers in `aux` side by side [B, T, len(aux)*H].
+        """Logits [B, T, V] for tokens [B, T], and concatenated outputs of the layers in `aux` [B, T, len(aux)*H].
 
-        FINAL among `aux` is the state behind the final norm.
+        FINAL in `aux` is the state after the final norm.
         """
         start = 0 if cache is None else cache.length
-        table = rope_table(self.turned, torch.arange(start, start + tokens.shape[1], device=tokens.device))
+        table = rope_table(self.rope_shape, torch.arange(start, start + tokens.shape[1], device=tokens.device))
         x = self.model.embed_tokens(tokens)
         kept: dict[int, Tensor] = {}
         for index, layer in enumerate(self.model.layers[: self.depth]):
@@ -244,7 +244,7 @@ class DenseNet(CausalNet):
 
 
 def initialise(module: nn.Module) -> None:
-    """Normal weights; projections back into the residual stream start small."""
+    """Initialise with normal weights, smaller ones for projections into the residual stream."""
     for name, parameter in module.named_parameters():
         if parameter.dim() < 2:
             continue

@@ -1,8 +1,8 @@
-"""An independent, naive account of greedy speculative decoding: what every gate on acceptance can be held against.
+"""Independent, naive implementation of greedy speculative decoding, the reference of the acceptance gate.
 
-The target is transformers' own; drafts run without KV cache, pages, masks or batching of requests, from the whole
-sequence each time. Nothing that computes is shared with the engine.
-`python -m specmatrix.matrix.zoo.oracle` writes a file for each target.
+The target runs in transformers; drafts recompute the whole sequence each time, without KV cache, pages, masks or
+batching of requests. No computation is shared with the engine.
+`python -m specmatrix.matrix.zoo.oracle` writes a file per target.
 """
 
 import json
@@ -34,23 +34,23 @@ from specmatrix.matrix.zoo.tokenizer import EOS_ID
 
 PROMPTS: Final = 32
 LIMIT: Final = 96
-# Tokens past the end of a continuation, so that the last round's drafts have something to be compared with.
+# Tokens past the end of a continuation, to compare the last round's drafts with.
 BEYOND: Final = 16
 WIDEST: Final = 8
-# Of a stored log-probability; float32 keeps no more.
+# Decimal places of a stored log-probability, about float32's precision.
 DIGITS: Final = 6
-# What cells may ask for; what is resolved from it is what the oracle covers.
+# Values that cells may request; the oracle covers everything that they resolve to.
 STEPS: Final = ("auto", 1, 2, 3, 5, 7)
 TOPK: Final = ("auto", 1, 2, 4)
 WIDTHS: Final = ("auto", 4, 6, 8, 16)
-# Drafts whose depth may change from round to round, and the deepest one that is asked for.
+# Drafts whose depth may adapt from round to round, and the maximum depth.
 ADAPTING: Final = ("eagle", "eagle3", SINGLE)
 DEEPEST: Final = 7
 CHAIN: Final = (DEEPEST, 1, DEEPEST + 1)
 
 
 class Proposals:
-    """The best WIDEST children (probability, target id) of every path that is asked for, each worked out once."""
+    """The WIDEST most probable children (probability, target id) of requested paths, computed once each."""
 
     def __init__(self, draft: OracleDraft) -> None:
         self.draft = draft
@@ -58,7 +58,7 @@ class Proposals:
         self.states: dict[tuple[int, TokenPath], Tensor] = {}
 
     def of(self, known: int, paths: Sequence[TokenPath]) -> list[list[tuple[float, int]]]:
-        """Children of `paths`, all of one length, for L = `known`."""
+        """Children of `paths`, which have equal length, for L = `known`."""
         missing = [path for path in dict.fromkeys(paths) if (known, path) not in self.children]
         if missing:
             self._work_out(known, missing)
@@ -75,7 +75,7 @@ class Proposals:
 
 
 def tree_paths(proposals: Proposals, known: int, shape: Shape) -> set[TokenPath]:
-    """The token paths of a round's verified nodes: all candidates of all steps compete, ties go to the lower id."""
+    """The token paths of a round's nodes, chosen among the candidates of all steps; ties go to the lower id."""
     steps, topk, width = shape
     if topk == 1:
         path: TokenPath = ()
@@ -97,7 +97,7 @@ def tree_paths(proposals: Proposals, known: int, shape: Shape) -> set[TokenPath]
 
 
 def accept_lengths(proposals: Proposals, tokens: list[int], prompt: int, emitted: int, shape: Shape) -> list[int]:
-    """Tokens of each round, bonus included, until `emitted` tokens after the prompt are out (the prefill emits one)."""
+    """Tokens per round, bonus included, until `emitted` tokens follow the prompt (the prefill emits the first)."""
     rounds: list[int] = []
     known = prompt
     while known - prompt + 1 < emitted:
@@ -111,8 +111,8 @@ def accept_lengths(proposals: Proposals, tokens: list[int], prompt: int, emitted
 
 
 def reach(proposals: Proposals, tokens: list[int], prompt: int) -> list[int]:
-    """How many drafts in a row are right, up to DEEPEST, in a chain of a round that begins with 0, 1, .. tokens of
-    rounds behind the prompt: a round of S steps accepts that many or S, whichever is less, wherever others began."""
+    """Correct consecutive drafts (at most DEEPEST) of a chain, for rounds that start after 0, 1, .. tokens of earlier
+    rounds; a round of S steps accepts the minimum of that and S."""
     found = []
     for known in range(prompt, len(tokens) - DEEPEST):
         path: TokenPath = ()
@@ -123,8 +123,8 @@ def reach(proposals: Proposals, tokens: list[int], prompt: int) -> list[int]:
 
 
 def continuation(model: torch.nn.Module, prompt: list[int]) -> tuple[list[int], list[float], list[int]]:
-    """Greedy tokens to EOS or LIMIT by transformers, their log-probabilities, and all tokens from the prompt on with
-    BEYOND more, whatever they are."""
+    """Greedy tokens by transformers up to EOS or LIMIT, their log-probabilities (nats), and the prompt with these and
+    BEYOND more tokens."""
     tokens = list(prompt)
     shares: list[float] = []
     past = None
@@ -143,7 +143,7 @@ def continuation(model: torch.nn.Module, prompt: list[int]) -> tuple[list[int], 
 
 
 def covered_shapes(target: str) -> dict[str, list[Shape]]:
-    """Algorithm to the resolved (steps, topk, draft tokens) of everything that cells may ask for with a target."""
+    """Algorithm to all (steps, topk, draft tokens) that configurations of a target resolve to."""
     found: dict[str, list[Shape]] = {}
     for algorithm, draft in DRAFTS[target].items():
         facts = model_facts(target, None if draft == target else draft)
@@ -163,7 +163,7 @@ def covered_shapes(target: str) -> dict[str, list[Shape]]:
             try:
                 resolved = resolve(config, facts)
             except ConfigError:
-                continue  # what must be refused has nothing to accept
+                continue  # refused configurations have no rounds
             shape = (resolved.num_steps, resolved.topk, resolved.num_draft_tokens)
             if algorithm != SINGLE or is_layered("nextn", shape):
                 shapes.add(shape)
@@ -212,7 +212,7 @@ def questions() -> list[str]:
 
 
 def main(targets: Sequence[str]) -> None:
-    """Write the oracle of the named targets, of all of them if none is named."""
+    """Write the oracle files of the named targets (default all)."""
     torch.set_num_threads(1)
     for target in targets or DRAFTS:
         body = account(target, questions(), covered_shapes(target))

@@ -1,4 +1,4 @@
-"""The drafts of the oracle: each answers for one sequence from the whole of it, without KV cache, pages or batches.
+"""The oracle's drafts: each processes one whole sequence, without KV cache, pages or batches.
 
 With tokens t_0..t_L known and L of them in the target's KV, a draft over the target's states has consumed the pairs
 (t_{p+1}, f_p), p < L, where f_p is the target's state at p. Slot L-1 proposes t_{L+1}; a proposal is fed at position L
@@ -25,12 +25,12 @@ Shape = tuple[int, int, int]  # steps, topk, draft tokens
 
 
 class OracleDraft(Protocol):
-    """Answers for one sequence: the state and the logits after the pairs of slots 0..L-1 and the drafts of a path."""
+    """Computes state and logits of one sequence after the pairs of slots 0..L-1 and the drafts of a path."""
 
     def after(
         self, known: int, paths: Sequence[TokenPath], states: Sequence[Sequence[Tensor]]
     ) -> tuple[Tensor, Tensor]:
-        """State [n, ...] and logits [n, Vd] for L = `known` and n equally long paths; states [...] fed on each."""
+        """State [n, ...] and logits [n, Vd] for L = `known` and n paths of equal length; `states`: inputs per path."""
         ...
 
     def to_target(self, index: int) -> int:
@@ -39,7 +39,7 @@ class OracleDraft(Protocol):
 
 
 class StandaloneDraft:
-    """A small model that is fed t_1, t_2, .. at positions 0, 1, ..: t_0 is never seen."""
+    """A small model that reads t_1, t_2, .. at positions 0, 1, .., without t_0."""
 
     def __init__(self, net: CausalNet, tokens: list[int]) -> None:
         self.net = net
@@ -58,7 +58,7 @@ class StandaloneDraft:
 
 
 class HeadDraft:
-    """A head over the target's captured states [T, A] that is fed its own state further on."""
+    """A head over the target's captured states [T, A], which reads its own state for drafted tokens."""
 
     def __init__(self, head: Head, kept: Tensor, tokens: list[int], captured: Tensor) -> None:
         self.head = head
@@ -71,7 +71,9 @@ class HeadDraft:
     ) -> tuple[Tensor, Tensor]:
         rows = torch.tensor([[*self.tokens[1 : known + 1], *path] for path in paths])
         hidden = torch.stack([torch.stack((*self.features[:known], *own)) for own in states])
-        state, logits = self.head.step(rows, hidden, rope_table(self.head.turned, torch.arange(rows.shape[1])), whole)
+        state, logits = self.head.step(
+            rows, hidden, rope_table(self.head.rope_shape, torch.arange(rows.shape[1])), whole
+        )
         return state[:, -1], logits[:, -1]
 
     def to_target(self, index: int) -> int:
@@ -79,7 +81,7 @@ class HeadDraft:
 
 
 class RotatedDraft:
-    """A head for each step: head m reads t_{p+1+m} beside head m-1's state at p, for every p < L."""
+    """One head per step: head m reads t_{p+1+m} and head m-1's state at p, for every p < L."""
 
     def __init__(self, heads: Sequence[Head], tokens: list[int], captured: Tensor) -> None:
         self.heads = heads
@@ -93,7 +95,7 @@ class RotatedDraft:
         head = self.heads[depth]
         rows = torch.tensor([[*self.tokens[1 + depth : known + 1], *path] for path in paths])
         hidden = torch.stack([own[-1] if own else self.features[:known] for own in states])
-        state, logits = head.step(rows, hidden, rope_table(head.turned, torch.arange(known)), whole)
+        state, logits = head.step(rows, hidden, rope_table(head.rope_shape, torch.arange(known)), whole)
         return state, logits[:, -1]
 
     def to_target(self, index: int) -> int:
@@ -101,7 +103,7 @@ class RotatedDraft:
 
 
 class BlockDraft:
-    """A block of `width` positions from t_L on; what it says at a depth does not depend on the path."""
+    """A block of `width` positions from t_L; its logits at a depth do not depend on the path."""
 
     def __init__(self, net: DflashNet, width: int, tokens: list[int], captured: Tensor) -> None:
         self.net, self.width = net, width
@@ -119,8 +121,8 @@ class BlockDraft:
         return index
 
 
-# Each target's algorithms and the checkpoints that draft; bundled layers are in the target's own. `nextn` is what is
-# resolved where nothing else is asked: a layer per step where there are as many; SINGLE keeps to the first layer.
+# Per target: algorithm to draft checkpoint; MTP layers are part of the target's. `nextn` is the default resolution (a
+# layer per step if there are enough), SINGLE uses the first layer only.
 SINGLE = "nextn.single"
 LAYERS = 2
 DRAFTS = {
@@ -136,12 +138,12 @@ DRAFTS = {
 
 
 def is_layered(algorithm: str, shape: Shape) -> bool:
-    """True where each step of a chain is drafted by a bundled layer of its own."""
+    """True if each step of a chain has its own MTP layer."""
     return algorithm == "nextn" and shape[1] == 1 and shape[0] <= LAYERS
 
 
 def key_of(algorithm: str, shape: Shape) -> tuple[str, int]:
-    """Shapes with equal keys ask the same draft: a block's length and a chain of layers are drafts of their own."""
+    """Shapes with equal keys share a draft; each block length and the chain of MTP layers are separate drafts."""
     if algorithm == "dflash":
         return algorithm, shape[2]
     return algorithm, int(is_layered(algorithm, shape))
@@ -162,7 +164,7 @@ class Drafts:
                 self.nets[algorithm] = checkpoint.read_draft(CHECKPOINTS / recipe.name, recipe, self.target, cpu)
 
     def of(self, algorithm: str, shape: Shape, tokens: list[int]) -> OracleDraft:
-        """The draft of one sequence in one shape."""
+        """The draft for one sequence and shape."""
         found, target = self.nets.get(algorithm), self.target
         if isinstance(found, CausalNet):
             return StandaloneDraft(found, tokens)

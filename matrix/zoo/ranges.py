@@ -1,4 +1,4 @@
-"""What numbers and words a problem may draw: the difficulty knobs of gsm-mini.
+"""The numbers and words of gsm-mini's problems, which set their difficulty.
 
 A problem has a level 0..5; each class letter has a range of whole numbers (both ends included) per level.
 """

@@ -1,4 +1,4 @@
-"""Frozen recipes: everything that decides what a checkpoint is."""
+"""Frozen recipes: all settings that determine a checkpoint."""
 
 from dataclasses import dataclass, replace
 from typing import Final
@@ -8,8 +8,8 @@ from typing import Final
 class ModelShape:
     """Sizes of a model or draft head in the layouts of Llama and Qwen3.
 
-    qk_norm: queries and keys are normed per head. tied: the head is the embedding. sliding: layers that see only
-    `window` tokens, the query's own included.
+    qk_norm: queries and keys are normed per head. tied: lm_head shares the embedding. sliding: layers with a sliding
+    window of `window` tokens, the query's own included.
     """
 
     hidden: int
@@ -32,8 +32,8 @@ class ModelShape:
 class LatentShape:
     """Sizes of a model in the layout of DeepSeek-V3.
 
-    A head's query and key are `plain_dim` unturned beside `head_dim` turned numbers; `latent_rank` and `head_dim`
-    numbers per token are all that a cache must keep. `bundled` layers behind the model's predict further ahead.
+    A head's query and key have `plain_dim` dimensions without RoPE and `head_dim` with it; the KV cache holds
+    `latent_rank` + `head_dim` numbers per token. bundled: MTP layers after the model's.
     """
 
     hidden: int
@@ -62,7 +62,7 @@ class LatentShape:
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """gsm-mini as the models see it: seed, weights of the levels in training and in the tests, sizes of the splits."""
+    """gsm-mini: seed, weights of the levels in training and test splits, sizes of the splits."""
 
     seed: int = 20260
     mix: tuple[float, ...] = (0.08, 0.17, 0.25, 0.25, 0.15, 0.10)
@@ -92,10 +92,10 @@ class Fit:
 class Recipe:
     """A checkpoint of the zoo.
 
-    kind: "target", "standalone", "eagle", "eagle3" or "dflash"; family: whose layout ("llama", "qwen3", "deepseek").
+    kind: "target", "standalone", "eagle", "eagle3" or "dflash"; family: layout ("llama", "qwen3", "deepseek").
     aux_layers: target layers whose outputs a draft reads. draft_vocab: 0 for the target's own head and embedding.
-    unroll: draft steps of the training-time test. block, mask_id: DFLASH. bundled_fit: the second optimisation of a
-    target with bundled layers, over its own answers and with the target frozen.
+    unroll: draft steps of the training-time test. block, mask_id: DFLASH. bundled_fit: second optimisation of a target
+    with MTP layers, which trains these on the target's own answers with the target frozen.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Where the zoo's checkpoints and data lie, and whether they are whole. Imports no torch."""
+"""Paths and checksums of the zoo's checkpoints and data. Imports no torch."""
 
 import hashlib
 from collections.abc import Iterable
@@ -20,12 +20,12 @@ TARGETS: Final = tuple(name for name, recipe in RECIPES.items() if recipe.target
 
 
 def oracle_file(target: str) -> Path:
-    """The file of what the oracle knows of a target: its continuations, and the rounds of its drafts."""
+    """The oracle file of a target: greedy continuations, and accept lengths of its drafts."""
     return HERE / "data" / ("oracle.json" if target == TARGETS[0] else f"oracle-{target}.json")
 
 
 def resolve_path(name_or_path: str | Path) -> Path:
-    """The folder of a zoo name or an existing folder, the file of the zoo's corpus; ConfigError lists the zoo names."""
+    """The path of a zoo model, an existing folder, or the zoo's corpus; otherwise ConfigError lists the zoo names."""
     if str(name_or_path) == CORPUS:
         return CORPUS_FILE
     if str(name_or_path) in NAMES:
@@ -52,12 +52,12 @@ def checksums(path: Path = CHECKSUMS) -> dict[str, tuple[str, int]]:
 
 
 def verify_cells(cells: Iterable[Cell]) -> None:
-    """Verify the checkpoints of every target and draft that the cells use: milliseconds, before an engine is blamed."""
+    """Verify the checkpoints of every target and draft in the cells, which takes milliseconds."""
     verify_models(name for cell in cells for name in (cell.target, cell.draft))
 
 
 def verify_models(names: Iterable[str | None]) -> None:
-    """Verify the checkpoints of those names that are the zoo's; others, and no name at all, are not its business."""
+    """Verify the checkpoints of zoo names; other names and None are ignored."""
     for name in dict.fromkeys(name for name in names if name in NAMES):
         verify(name)
 
@@ -82,13 +82,13 @@ def verify(name: str, root: Path = CHECKPOINTS) -> None:
 
 
 def zoo_hash(root: Path = CHECKPOINTS) -> str:
-    """Twelve hex digits over the checkpoints as they lie there: which weights a report was made with."""
+    """Twelve hex digits over the checkpoint files, which identify a report's weights."""
     found = {file: _measured(root / file) for file in checksums()}
     return hashlib.sha256(repr(sorted(found.items())).encode()).hexdigest()[:12]
 
 
 def _measured(path: Path) -> tuple[str, int] | None:
-    """The sha256 and the bytes of a file, None without it."""
+    """(sha256, size in bytes) of a file, None if it is missing."""
     if not path.is_file():
         return None
     data = path.read_bytes()
@@ -96,7 +96,7 @@ def _measured(path: Path) -> tuple[str, int] | None:
 
 
 def record(root: Path = CHECKPOINTS) -> None:
-    """Write the checksum file from what lies under `root`."""
+    """Write the checksum file for the checkpoints under `root`."""
     lines = []
     for path in sorted(path for name in NAMES for path in (root / name).iterdir()):
         data = path.read_bytes()

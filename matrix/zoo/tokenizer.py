@@ -1,6 +1,6 @@
-"""The tokenizer of the zoo: byte-level BPE, one token per digit, learnt from gsm-mini's own text.
+"""The zoo's tokenizer: byte-level BPE, one token per digit, trained on gsm-mini's text.
 
-`data/tokenizer.json` is its only source: the models are trained on its ids, so it is never learnt again.
+`data/tokenizer.json` is its only source; the models are trained on its ids, so it is never retrained.
 """
 
 import json
@@ -12,7 +12,7 @@ BOS_ID, EOS_ID = 0, 1
 
 
 def save(tokenizer_json: str, folder: Path, max_positions: int) -> None:
-    """tokenizer.json and the two files by which transformers' AutoTokenizer finds the special tokens."""
+    """Write tokenizer.json and the two files from which transformers' AutoTokenizer reads the special tokens."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "tokenizer.json").write_text(tokenizer_json, encoding="utf-8")
     config = {

@@ -37,7 +37,7 @@ HERE = Path(__file__).parent
 
 @dataclass(frozen=True, slots=True)
 class TrainingPlan:
-    """Where and how long: `seconds` of wall clock are shared out by the recipes' shares, which add up to `whole`."""
+    """Device, output folder and budget: `seconds` of wall-clock time, divided by the fits' shares (sum: `whole`)."""
 
     device: torch.device
     out: Path
@@ -48,16 +48,16 @@ class TrainingPlan:
     whole: float = 1.0
 
     def say(self, text: str) -> None:
-        """A line of progress with the seconds since the start."""
+        """Print a line of progress with the seconds since the start."""
         print(f"[{time.monotonic() - self.started:6.1f} s] {text}", flush=True)
 
     def seconds_for(self, fit: Fit) -> float:
-        """The share of one optimisation, cut so that a late start still leaves time to save and score."""
+        """Seconds for one optimisation, reduced after a late start to leave time for saving and scoring."""
         left = self.started + 1.15 * self.seconds - time.monotonic() - 20.0
         return max(5.0, min(fit.share / max(1.0, self.whole) * self.seconds, left))
 
     def target_folder(self, name: str) -> Path:
-        """The target that this plan trained, else the one that is committed."""
+        """The folder of the target that this plan trained, else of the committed one."""
         return self.out / name if (self.out / name / "model.safetensors").is_file() else CHECKPOINTS / name
 
     def tokenizer_json(self) -> str:
@@ -84,7 +84,7 @@ def _finish(
 
 
 def train_target(plan: TrainingPlan, recipe: Recipe, sequences: Sequences, own: Sequences | None) -> None:
-    """Train, save and score a target; `own`: problems for the second optimisation of its bundled layers."""
+    """Train, save and score a target; `own`: problems for the second optimisation, of its MTP layers."""
     buckets = Buckets(sequences, plan.device)
     plan.say(f"{recipe.name}: {sequences.flat.size / 1e6:.1f} M tokens in {len(buckets.groups)} buckets")
     torch.manual_seed(recipe.seed)
@@ -93,13 +93,13 @@ def train_target(plan: TrainingPlan, recipe: Recipe, sequences: Sequences, own: 
 
     def loss_of(batch: Batch) -> Tensor:
         if isinstance(net, DeepseekNet):
-            return losses.further(net, batch, recipe.fit.prompt_weight)
+            return losses.multi_token(net, batch, recipe.fit.prompt_weight)
         return losses.language(net, batch, recipe.fit.prompt_weight)
 
     done = optimise(net, recipe.fit, plan.seconds_for(recipe.fit), batches, loss_of, plan.say)
     folder = plan.out / recipe.name
     checkpoint.write(folder, recipe, net, plan.tokenizer_json())
-    # Scoring takes long; a run that is cut short there still has its card.
+    # Scoring takes long; a run that is interrupted there still has a card.
     _finish(plan, recipe, net, done, {})
     stored = checkpoint.read_net(folder, recipe, plan.device)
     parts: dict[str, dict[str, Any]] = {}
@@ -114,7 +114,7 @@ def train_target(plan: TrainingPlan, recipe: Recipe, sequences: Sequences, own: 
 
 
 def train_bundled(plan: TrainingPlan, recipe: Recipe, net: DeepseekNet, made: Sequences) -> None:
-    """Train the bundled layers of a stored target on its own answers and save it anew; the model itself is frozen."""
+    """Train the MTP layers of a stored target on its own answers with the model frozen, and save it again."""
     assert recipe.bundled_fit is not None
     layers = net.model.layers[net.depth :].requires_grad_(True).train()
     buckets = Buckets(own_answers(plan, net, made), plan.device)
@@ -124,7 +124,7 @@ def train_bundled(plan: TrainingPlan, recipe: Recipe, net: DeepseekNet, made: Se
         return losses.bundled(net, batch, recipe.unroll)
 
     done = optimise(layers, recipe.bundled_fit, plan.seconds_for(recipe.bundled_fit), batches, loss_of, plan.say)
-    plan.say(f"bundled layers: {done}")
+    plan.say(f"MTP layers: {done}")
     checkpoint.write(plan.out / recipe.name, recipe, net, plan.tokenizer_json())
 
 
@@ -134,7 +134,7 @@ def own_answers(plan: TrainingPlan, target: CausalNet, made: Sequences) -> Seque
     plan.say(f"greedy answers to {len(prompts):,} problems")
     answers = greedy(target, prompts, plan.data.answer_limit)
     ended = [index for index, answer in enumerate(answers) if answer[-1] == EOS_ID]
-    plan.say(f"{len(ended):,} answers ended by themselves")
+    plan.say(f"{len(ended):,} answers end with EOS")
     chosen = ended or range(len(prompts))
     return Sequences.of([prompts[i] + answers[i] for i in chosen], [len(prompts[i]) for i in chosen])
 
@@ -147,7 +147,7 @@ def _accepted(plan: TrainingPlan, recipe: Recipe, target: CausalNet) -> dict[str
 
 
 def train_standalone(plan: TrainingPlan, recipe: Recipe, target: CausalNet, answers: Sequences) -> None:
-    """Train a small model on the target's answers; half of the batches lack BOS, as the engine's drafts do."""
+    """Train a small model on the target's answers; half of the batches omit BOS, as the engine's drafts do."""
     buckets = Buckets(answers, plan.device)
     torch.manual_seed(recipe.seed)
     net = checkpoint.new_net(recipe).to(plan.device)
@@ -172,7 +172,7 @@ def frequent(answers: Sequences, size: int) -> Tensor:
 
 
 def train_head(plan: TrainingPlan, recipe: Recipe, target: CausalNet, answers: Sequences) -> None:
-    """Train a draft on the target's states over its own answers."""
+    """Train a draft head on the target's hidden states over its own answers."""
     buckets = Buckets(answers, plan.device)
     torch.manual_seed(recipe.seed)
     net = checkpoint.new_draft(recipe, target).to(plan.device)
@@ -195,11 +195,11 @@ def train_head(plan: TrainingPlan, recipe: Recipe, target: CausalNet, answers: S
 
 
 def train(plan: TrainingPlan, names: Sequence[str]) -> None:
-    """Train the named recipes in the order of RECIPES; a draft learns from its target in the same folder, or from the
-    committed one where there is none."""
+    """Train the named recipes in the order of RECIPES; a draft learns from its target in the same folder, else from the
+    committed one."""
     data = plan.data
     wanted = [recipe for recipe in plan.recipes.values() if recipe.name in names]
-    # All problems are made before the first use of a GPU: forking a process that holds one is not safe.
+    # Generate all problems before the first use of a GPU, since forking a process with a CUDA context is not safe.
     first = 0 if any(recipe.target is None for recipe in wanted) else data.train_problems
     fits = [fit for recipe in wanted for fit in (recipe.fit, recipe.bundled_fit) if fit is not None]
     plan = replace(plan, whole=sum(fit.share for fit in fits))
@@ -225,7 +225,7 @@ def train(plan: TrainingPlan, names: Sequence[str]) -> None:
 
 
 def plan_of(device: str, out: Path, minutes: float, short: bool) -> TrainingPlan:
-    """A plan from the command line's values; `short` takes a few steps on a few problems."""
+    """A plan from command-line values; `short`: few steps on few problems."""
     recipes = {name: smoke(recipe) if short else recipe for name, recipe in RECIPES.items()}
     data = SMOKE_DATA if short else DATA
     return TrainingPlan(torch.device(device), out, minutes * 60, data, recipes, time.monotonic())

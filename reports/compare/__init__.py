@@ -1,4 +1,4 @@
-"""compare(base, head) and the records of a comparison; `states` defines what each state means."""
+"""compare(base, head) and the records of a comparison; `cell_state` defines each state."""
 
 from specmatrix.reports.compare.acknowledge import Acknowledgement, read_acknowledgements
 from specmatrix.reports.compare.cell_state import CellChange, Comparison, State

@@ -1,4 +1,4 @@
-"""Which cells carry which pairs of values, by sets of cells as bits: as many steps as there are pairs, not cells."""
+"""Pairs of values and the cells that cover them, as bit masks of cells, so that work grows with pairs, not cells."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SWITCHES: Final = bytes.maketrans(b"01", b"\0\1")
 
 
 class CarriedPairs:
-    """The pairs of (axis, value), each in the order of the axis names, that at least one of `cells` carries.
+    """The pairs of (axis, value), sorted by axis within a pair, that at least one of `cells` covers.
 
     `cells`: cell id -> axis -> value.
     """
@@ -23,17 +23,17 @@ class CarriedPairs:
         self._cells = dict(_meetings(holders(list(cells.values()))))
 
     def pairs(self) -> KeysView[Pair]:
-        """The pairs."""
+        """All pairs."""
         return self._cells.keys()
 
     def cells(self, pair: Pair) -> list[str]:
-        """The cells that carry a pair, in the order in which they were given. KeyError for a pair that none carries."""
+        """The cells that cover a pair, in the given order. KeyError for a pair that none covers."""
         bits = f"{self._cells[pair]:b}".encode()[::-1]
         return list(compress(self._names, bits.translate(_SWITCHES)))
 
 
 def _meetings(held: Mapping[Value, int]) -> Iterator[tuple[Pair, int]]:
-    """The pairs of values of two axes that meet in some cell, and the cells."""
+    """(pair of values of two axes, bit mask of the cells with both), for pairs that occur."""
     for (a, cells), (b, others) in combinations(sorted(held.items()), 2):
         if a[0] != b[0] and (both := cells & others):
             yield (a, b), both

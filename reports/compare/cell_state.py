@@ -2,27 +2,27 @@
 
 A cell takes the first state of this list that applies:
 
-- LOST: only the base report has it, or head lists it as UNSUPPORTED: either way base judged it and head does not. NEW:
-  only the head report has it, or base lists it as UNSUPPORTED.
-- INFRA: the machine failed while head ran it (start, out of disk, timeout), so head says nothing about the code.
-- REGRESSED: a gate that was green, or did not exist, is red in head (FAIL or NOT MEASURED); or a gate that base ran is
+- LOST: only the base report has it, or head lists it as UNSUPPORTED. NEW: only the head report has it, or base lists it
+  as UNSUPPORTED.
+- INFRA: the machine failed while head ran it (start, out of disk, timeout), so head has no result for the code.
+- REGRESSED: a gate that passed, or did not exist, is red in head (FAIL or NOT MEASURED); or a gate that base ran is
   missing in head; or a number fell: its loss is significant over all changed numbers together (one-sided tests,
   Benjamini-Hochberg at `FALSE_DISCOVERY_RATE`) and is at least `LEAST_EFFECT`.
 - NOT COMPARABLE: the only differences are in gates that depend on an input that differs (see `comparability`), or the
-  two reports mean different things by this id.
-- REWRITTEN: the cell is as green as before, but runs another configuration: a resolved value or a rewrite differs.
-- IMPROVED: a red gate is green now, or a number rose by the rule of REGRESSED turned round.
-- UNKNOWN: numbers differ and the evidence allows a loss of more than `TOLERANCE`; or base is INFRA. More samples
-  decide.
-- SAME: everything else. The bound is the largest loss that the evidence still allows, at 95 %; without a bound the two
-  results are identical. A cell that was red and is still red is SAME too, and says so.
+  id has different axis values in the two reports.
+- REWRITTEN: no gate is worse, but another configuration runs: a resolved value or a rewrite differs.
+- IMPROVED: a red gate passes now, or a number rose significantly (the mirror image of REGRESSED).
+- UNKNOWN: numbers differ and the interval includes a loss above `TOLERANCE`, so more samples are needed; or base is
+  INFRA.
+- SAME: everything else. The bound is the largest loss inside the 95 % interval; without a bound the two results are
+  identical. A cell that is red in both reports is SAME too, and its explanation says so.
 
-A cell that is UNSUPPORTED in both reports is SAME. One that became UNSUPPORTED is LOST and not NOT COMPARABLE: its
-inputs do not differ, its evidence is gone, and only an acknowledgement accepts that.
+A cell that is UNSUPPORTED in both reports is SAME. One that became UNSUPPORTED is LOST instead of NOT COMPARABLE,
+because its inputs are equal and its evidence is missing, which needs an acknowledgement.
 
 The comparison is red if a cell is REGRESSED or INFRA, LOST (unless base did not support it either), REWRITTEN or newly
-rewritten without an acknowledgement, or red and NEW or NOT COMPARABLE. A waiver that has not expired takes the red off
-a cell, and its state stays.
+rewritten without an acknowledgement, or red and NEW or NOT COMPARABLE. A cell with an unexpired waiver keeps its state,
+but does not make the comparison red.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ TOLERANCE: Final = {"acceptance": 0.02, "accuracy": 0.02}
 
 
 class State(StrEnum):
-    """What became of a cell between base and head; the module docstring defines each state."""
+    """A cell's change from base to head; the module docstring defines each state."""
 
     REGRESSED = "REGRESSED"
     IMPROVED = "IMPROVED"
@@ -60,9 +60,9 @@ class Effect:
     """The change of one number of one cell from base to head.
 
     `change` and `interval` (95 %) are relative for acceptance length and in fractions of the questions for accuracy;
-    negative is a loss. `p_loss` and `p_gain` are one-sided. `significant` is "loss" or "gain" once all changed
-    numbers were judged together, else "". `pairing` says what was compared: "prompts" (the same prompts), "intervals"
-    (two summaries) or "one prompt", which has no interval and proves neither a loss nor a gain.
+    negative is a loss. `p_loss` and `p_gain` are one-sided. `significant` is "loss" or "gain" after the test over all
+    changed numbers, else "". `pairing` is what was compared: "prompts" (the same prompts), "intervals" (two summaries)
+    or "one prompt", which has no interval and proves neither a loss nor a gain.
     """
 
     gate: str
@@ -78,7 +78,7 @@ class Effect:
 
 @dataclass(frozen=True, slots=True)
 class GateChange:
-    """A gate whose state differs; None is "did not run"."""
+    """A gate whose state differs; None: did not run."""
 
     gate: str
     base: GateState | None
@@ -88,7 +88,7 @@ class GateChange:
 
 @dataclass(frozen=True, slots=True)
 class PathChange:
-    """A resolved value that differs although the same was asked, and the engine's reason in head."""
+    """A resolved value that differs although the requested configuration is equal, and head's reason for it."""
 
     field: str
     base: str
@@ -96,17 +96,17 @@ class PathChange:
     because: str
 
     def signature(self) -> str:
-        """How the change is acknowledged: `spec_version: v2 -> v1`."""
+        """The text by which the change is acknowledged: `spec_version: v2 -> v1`."""
         return f"{self.field}: {self.base} -> {self.head}"
 
 
 @dataclass(frozen=True, slots=True)
 class CellChange:
-    """One cell that is not simply the same: its state, why, what differs, and the command that runs it again.
+    """One cell with a difference: its state, explanation, differences, and the command that runs it again.
 
-    `bound` is the largest loss that the evidence still allows (for SAME and UNKNOWN), as text. `excused` is the
-    reason of the acknowledgement or waiver that covers it. `red` counts for the verdict. `first_divergence` is what
-    the lossless gate recorded in head, as text.
+    `bound`: the largest loss inside the interval (for SAME and UNKNOWN), as text. `excused`: the reason of the
+    acknowledgement or waiver that covers it. `red`: makes the comparison red. `first_divergence`: the first differing
+    token in head's lossless gate, as text.
     """
 
     id: str
@@ -124,7 +124,7 @@ class CellChange:
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """An input that differs between the reports. `gates` can no longer be compared because of it; `why` says it."""
+    """An input that differs between the reports; `gates` cannot be compared because of it, for the reason `why`."""
 
     name: str
     base: str
@@ -135,10 +135,10 @@ class Mismatch:
 
 @dataclass(frozen=True, slots=True)
 class LostPairs:
-    """Pairs of effective values that green cells of one report carry and none of the other does, for one cause.
+    """Pairs of effective values that passing cells of only one report cover, with a common cause.
 
-    `cause` is a sentence such as "3 cells now resolve to spec_version=v1: <reason>". `cells` carried the pairs.
-    `only_carrier` are the pairs that a single cell carried.
+    `cause`: a sentence such as "3 cells resolve now to spec_version=v1: <reason>". `cells`: those that covered the
+    pairs. `only_carrier`: the pairs that a single cell covered.
     """
 
     cause: str
@@ -149,7 +149,7 @@ class LostPairs:
 
 @dataclass(frozen=True, slots=True)
 class CoverageChange:
-    """Effective pairs that one report exercises in green and the other does not, by cause."""
+    """Effective pairs that passing cells of only one report cover, by cause."""
 
     lost: tuple[LostPairs, ...]
     gained: tuple[LostPairs, ...]
@@ -157,11 +157,11 @@ class CoverageChange:
 
 @dataclass(frozen=True, slots=True)
 class RewriteChange:
-    """What the engine runs instead of what was asked, or instead of what it used to choose, and how that changed.
+    """A change in rewrites, or in a resolved value for the same requested configuration.
 
-    `status`: "new", "gone" or "changed" (the reason reads differently) for a rewrite that the engine reports; "moved"
-    for a resolved value that differs although the same was asked. `silent`: no cell declares it by expecting to be
-    rewritten. `excused` is the acknowledgement's reason.
+    `status`: "new", "gone" or "changed" (another reason) for a rewrite that the engine reports; "moved" for a resolved
+    value that differs although the requested configuration is equal. `silent`: some cell does not declare it by
+    `expect` = "rewritten". `excused`: the acknowledgement's reason.
     """
 
     signature: str
@@ -175,7 +175,7 @@ class RewriteChange:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceChange:
-    """An automatic choice that took another value, or the same value for another reason."""
+    """An automatic choice with another value, or the same value for another reason."""
 
     field: str
     base: str
@@ -187,8 +187,8 @@ class ChoiceChange:
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """What failing cells have in common: `text` reads "red at topk > 1 x spec_version=v2: 6 of 6 failing cells, 0 of
-    31 passing"; `p` is its adjusted chance under no association."""
+    """A common factor of failing cells, with a `text` such as "red at topk > 1 x spec_version=v2: 6 of 6 failing cells,
+    0 of 31 passing"; `p`: its adjusted p value."""
 
     text: str
     conditions: tuple[str, ...]
@@ -201,8 +201,8 @@ class Factor:
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """A small change in one direction over many cells, those with one axis value or (axis "") all; a hint, no
-    verdict."""
+    """A small change in one direction over many cells, either those with one axis value or (axis "") all of them.
+    Drifts do not affect the verdict."""
 
     gate: str
     axis: str
@@ -215,7 +215,7 @@ class Drift:
 
 @dataclass(frozen=True, slots=True)
 class RuleChange:
-    """A threshold or waiver that differs; base or head is "" where it does not exist."""
+    """A threshold or waiver that differs; "" where it does not exist."""
 
     name: str
     base: str
@@ -233,8 +233,8 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Everything that differs between two reports. `counts` covers every cell of either; `changes` leaves out the
-    cells that are SAME, green and identical. `verdict` is "green" or "red"; `reasons` says why, one sentence each."""
+    """All differences between two reports. `counts` includes every cell of either; `changes` leaves out cells without
+    any difference. `verdict`: "green" or "red"; `reasons`: one sentence each on why it is red."""
 
     base: Side
     head: Side

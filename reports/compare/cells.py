@@ -1,4 +1,4 @@
-"""The state of one cell between two reports."""
+"""Compares one cell of two reports."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ UNITS: Final = {"acceptance": " %", "accuracy": " pt"}
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What holds for every cell of a comparison: gates that cannot be compared, acknowledgements, the day."""
+    """Inputs common to all cells: gates that cannot be compared, acknowledgements, date of the head run."""
 
     incomparable: frozenset[str]
     acknowledged: Acknowledged
@@ -30,8 +30,8 @@ class Context:
 
 
 def lost_cell(base: CellResult, head: CellResult | None, context: Context) -> CellChange:
-    """A cell that head does not have, or that it lists as UNSUPPORTED. What base did not support either is no loss."""
-    why = "head does not have this cell" if head is None else f"head does not support this cell: {head.error}"
+    """A cell that head lacks or lists as UNSUPPORTED; not red if base did not support it either."""
+    why = "the cell is missing in head" if head is None else f"the cell is not supported in head: {head.error}"
     excused = context.acknowledged.reason("lost", base.id)
     red = not excused and base.state != "UNSUPPORTED"
     repro = (base if head is None else head).repro
@@ -39,10 +39,10 @@ def lost_cell(base: CellResult, head: CellResult | None, context: Context) -> Ce
 
 
 def new_cell(head: CellResult, context: Context, listed: bool = False) -> CellChange:
-    """A cell that base does not have, or that it lists as UNSUPPORTED."""
+    """A cell that base lacks or (`listed`) lists as UNSUPPORTED."""
     if head.state == "INFRA":
         return _infra(head, context)
-    why = f"base does not {'support' if listed else 'have'} this cell; it is {head.state} in head"
+    why = f"the cell is {'not supported' if listed else 'missing'} in base; it is {head.state} in head"
     red, excused = _red(head, context)
     gates = tuple(GateChange(gate.name, None, gate.state, gate.message) for gate in head.gates if gate.state != "PASS")
     return CellChange(
@@ -51,7 +51,7 @@ def new_cell(head: CellResult, context: Context, listed: bool = False) -> CellCh
 
 
 def compare_cell(base: CellResult, head: CellResult, effects: Sequence[Effect], context: Context) -> CellChange:
-    """A cell that both reports have; `effects` are its changed numbers, already judged."""
+    """Compare a cell of both reports; `effects`: its changed numbers, already tested for significance."""
     if "UNSUPPORTED" in (base.state, head.state):
         return _support_change(base, head, context)
     if head.state == "INFRA":
@@ -59,7 +59,7 @@ def compare_cell(base: CellResult, head: CellResult, effects: Sequence[Effect], 
     gates = gate_changes(base, head)
     path = context.paths.of(base, head)
     worse = [change for change in gates if _is_worse(change)]
-    # That a gate is gone does not depend on prompts or hardware.
+    # A missing gate does not depend on prompts or hardware.
     blocked = [change for change in worse if change.head is not None and change.gate in context.incomparable]
     state, why = _state(base, head, effects, worse, blocked, path, context)
     red, excused = False, ""
@@ -84,7 +84,7 @@ def _support_change(base: CellResult, head: CellResult, context: Context) -> Cel
 
 
 def _is_worse(change: GateChange) -> bool:
-    """True if a gate turned red or is gone; a red gate that is gone has not become green."""
+    """True if a gate turned red or is missing in head, even if it was red in base."""
     return change.head is None or (change.head != "PASS" and change.base in ("PASS", None))
 
 
@@ -98,7 +98,7 @@ def gate_changes(base: CellResult, head: CellResult) -> tuple[GateChange, ...]:
     for name in (*new, *(name for name in old if name not in new)):
         before = old[name].state if name in old else None
         after = new[name].state if name in new else None
-        # A gate that is new and green adds evidence and takes none away.
+        # A new gate that passes is no change for the worse.
         if before != after and not (before is None and after == "PASS"):
             message = new[name].message if name in new else "head does not run this gate"
             changes.append(GateChange(name, before, after, message))
@@ -115,11 +115,11 @@ def _state(
     context: Context,
 ) -> tuple[State, str]:
     if base.axes != head.axes:
-        return State.NOT_COMPARABLE, "the two reports mean different axis values by this id"
+        return State.NOT_COMPARABLE, "this cell id has different axis values in the two reports"
     if len(worse) > len(blocked):
         return State.REGRESSED, "; ".join(_gate_text(change) for change in worse if change not in blocked)
     if base.state == "PASS" and head.state != "PASS" and not worse:
-        return State.REGRESSED, f"PASS before, {head.state} now: {head.error or 'no gate says why'}"
+        return State.REGRESSED, f"PASS before, {head.state} now: {head.error or 'no gate gives a reason'}"
     losses = [effect for effect in effects if effect.significant == "loss"]
     if losses:
         return State.REGRESSED, "; ".join(effect_text(effect) for effect in losses)
@@ -133,7 +133,7 @@ def _state(
 def _quiet_state(base: CellResult, head: CellResult, effects: Sequence[Effect], context: Context) -> tuple[State, str]:
     """The state of a cell on which nothing got worse and nothing was rewritten."""
     if base.state == "INFRA":
-        return State.UNKNOWN, f"base could not run this cell; it is {head.state} in head"
+        return State.UNKNOWN, f"the machine failed in base; the cell is {head.state} in head"
     better = [c for c in gate_changes(base, head) if c.head == "PASS" and c.base in ("FAIL", "NOT MEASURED")]
     gains = [effect for effect in effects if effect.significant == "gain"]
     if better or (base.state != "PASS" and head.state == "PASS"):
@@ -145,10 +145,10 @@ def _quiet_state(base: CellResult, head: CellResult, effects: Sequence[Effect], 
         return State.NOT_COMPARABLE, f"{', '.join(sorted(measured))}: an input differs"
     loose = [effect for effect in effects if not is_bounded(effect)]
     if loose:
-        return State.UNKNOWN, "; ".join(effect_text(effect) for effect in loose) + "; more samples would tell"
+        return State.UNKNOWN, "; ".join(effect_text(effect) for effect in loose) + "; more samples are needed"
     if head.state != "PASS":
         return State.SAME, f"{head.state} in both"
-    return State.SAME, "; ".join(effect_text(effect) for effect in effects) or "no gate and no number differs"
+    return State.SAME, "; ".join(effect_text(effect) for effect in effects) or "no gate result and no number differs"
 
 
 def _infra(head: CellResult, context: Context) -> CellChange:
@@ -158,8 +158,8 @@ def _infra(head: CellResult, context: Context) -> CellChange:
 
 
 def _red(head: CellResult, context: Context, numbers: bool = False) -> tuple[bool, str]:
-    """(counts for the verdict, the waiver that covers it). `numbers`: red by comparison, though its own gates are
-    green."""
+    """(whether the cell makes the comparison red, the waiver that covers it). `numbers`: red because of its numbers,
+    although its gates pass."""
     if head.state not in RED_STATES and not numbers:
         return False, ""
     if is_waived(head, context.today) and head.waived is not None:
@@ -168,7 +168,7 @@ def _red(head: CellResult, context: Context, numbers: bool = False) -> tuple[boo
 
 
 def _acknowledged(path: Sequence[PathChange], base: CellResult, head: CellResult, context: Context) -> str:
-    """The reasons under which everything that was rewritten is accepted, or "" if anything is not."""
+    """The reasons of the acknowledgements that cover all rewrites, or "" if any is not covered."""
     signatures = dict.fromkeys(
         [change.signature() for change in path] + [signature(rewrite) for rewrite in new_rewrites(base, head)]
     )
@@ -188,7 +188,7 @@ def _gate_text(change: GateChange) -> str:
 
 
 def effect_text(effect: Effect) -> str:
-    """One effect for people: `acceptance 3.10 -> 2.93 (-5.5 % [-6.9, -4.0], p 0.0005)`."""
+    """One effect as text: `acceptance 3.10 -> 2.93 (-5.5 % [-6.9, -4.0], p 0.0005)`."""
     numbers = f"{effect.base:.3f} -> {effect.head:.3f} ({100 * effect.change:+.1f}{UNITS[effect.gate]}"
     if effect.interval is None:
         return f"{effect.gate} {numbers}, {effect.pairing}: no interval)"

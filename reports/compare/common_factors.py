@@ -1,9 +1,9 @@
-"""What failing cells have in common: a short conjunction of axis values that fits them and no passing cell.
+"""Common factors of failing cells: short conjunctions of axis values that match them and few passing cells.
 
 Conditions are `axis=value`, `axis != value` and, where every value of the axis is a number, `axis > v` and `axis <
-v`. A beam search joins up to `MOST_CONDITIONS` of them; Fisher's exact test says how surprising the best fit is among
-everything tried (Benjamini-Hochberg). What the first factor leaves unexplained is searched again, so that two defects
-show as two lines.
+v`. A beam search joins up to `MOST_CONDITIONS` of them, scored by Fisher's exact test and corrected for all rules tried
+(Benjamini-Hochberg). Failures that the first factor does not match are searched again, so that two defects give two
+factors.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ Values = Mapping[str, str]
 
 
 class _Rule(NamedTuple):
-    """A conjunction, and the cells that it matches as bits (failing cells first)."""
+    """A conjunction, and a bit mask of the cells that it matches (failing cells first)."""
 
     conditions: tuple[str, ...]
     cells: int
 
 
 def common_factors(failing: Sequence[Values], passing: Sequence[Values]) -> tuple[Factor, ...]:
-    """The factors of the failures, the strongest first; empty if nothing stands out."""
+    """The common factors, the strongest first; empty if none is significant."""
     conditions = _conditions([*failing, *passing])
     all_failing = (1 << len(failing)) - 1
     open_cells = all_failing
@@ -47,7 +47,7 @@ def common_factors(failing: Sequence[Values], passing: Sequence[Values]) -> tupl
 
 
 def _conditions(cells: Sequence[Values]) -> list[_Rule]:
-    """Every condition that some cell meets and some other does not."""
+    """Every condition that some but not all cells meet."""
     axes = dict.fromkeys(axis for values in cells for axis in values)
     everything = (1 << len(cells)) - 1
     rules: list[_Rule] = []
@@ -60,7 +60,7 @@ def _conditions(cells: Sequence[Values]) -> list[_Rule]:
 
 
 def _holders(cells: Sequence[Values], axis: str) -> dict[str, int]:
-    """Value -> the cells that have it, as bits."""
+    """Value to a bit mask of the cells that have it."""
     bits: dict[str, bytearray] = {}
     for index, values in enumerate(cells):
         if axis in values:
@@ -74,7 +74,7 @@ def _thresholds(axis: str, holders: Mapping[str, int]) -> list[tuple[str, int]]:
     if len(holders) < 3 or not all(_is_number(value) for value in holders):
         return []
     ordered = sorted(holders, key=float)
-    # A cut that leaves one value reads better as an equality.
+    # A threshold that leaves one value is clearer as an equality.
     above = [(f"{axis} > {ordered[cut - 1]}", _union(holders, ordered[cut:])) for cut in range(1, len(ordered) - 1)]
     below = [(f"{axis} < {ordered[cut]}", _union(holders, ordered[:cut])) for cut in range(2, len(ordered))]
     return above + below
@@ -99,7 +99,7 @@ def _is_number(text: str) -> bool:
 def _best(
     conditions: Sequence[_Rule], open_cells: int, all_failing: int, failing: int, passing: int
 ) -> tuple[_Rule | None, float]:
-    """The most surprising rule over the unexplained failures and all passing cells, if it is a discovery."""
+    """The rule with the lowest p value over the unexplained failures and all passing cells, if significant."""
     explained = all_failing & ~open_cells
     total = failing + passing - explained.bit_count()
     scores: dict[_Rule, float] = {}
@@ -118,7 +118,7 @@ def _best(
             for extra in conditions
             if rule.cells & extra.cells not in (rule.cells, 0)
         ]
-        # Of rules that match the same cells, the first and shortest stays.
+        # Of rules that match the same cells, keep the first, which is the shortest.
         distinct: dict[int, _Rule] = {}
         for rule in (*beam, *wider):
             distinct.setdefault(rule.cells, rule)

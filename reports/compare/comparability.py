@@ -1,4 +1,4 @@
-"""Inputs that must be equal before two results mean the same, and the rules that a change may have loosened."""
+"""Inputs that must be equal for results to be comparable, and changes of thresholds and waivers."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from specmatrix.reports.compare.cell_state import Mismatch, RuleChange
 from specmatrix.reports.schema import Header, Json
 
 NUMERIC: Final = ("acceptance", "accuracy")
-# Gates whose result depends on the prompts and the weights; the others state facts about the engine alone.
-JUDGED: Final = ("lossless", "distribution", "finish", "acceptance", "accuracy")
+# Gates whose result depends on prompts and weights; the others depend on the engine only.
+CONTENT_DEPENDENT: Final = ("lossless", "distribution", "finish", "acceptance", "accuracy")
 
 
 class Input(NamedTuple):
@@ -24,11 +24,11 @@ class Input(NamedTuple):
 
 
 INPUTS: Final = (
-    Input("data", lambda h: h.data_hash, JUDGED, "the prompts differ, so their results cannot be compared"),
-    Input("zoo", lambda h: h.zoo_hash, JUDGED, "the models differ, so their results cannot be compared"),
+    Input("data", lambda h: h.data_hash, CONTENT_DEPENDENT, "the prompts differ, so their results cannot be compared"),
+    Input("zoo", lambda h: h.zoo_hash, CONTENT_DEPENDENT, "the models differ, so their results cannot be compared"),
     Input("gpus", lambda h: h.host.get("gpus"), NUMERIC, "other hardware rounds differently"),
     Input("seed", lambda h: h.seed, (*NUMERIC, "distribution"), "other seeds draw other samples"),
-    Input("lock", lambda h: h.lock_hash, (), "cells are matched by id, which is their content; see NEW and LOST"),
+    Input("lock", lambda h: h.lock_hash, (), "cells are matched by their id; see NEW and LOST"),
     Input("tier", lambda h: h.tier, (), "each tier has its own cells; see NEW and LOST"),
     Input("stage", lambda h: h.stage, (), "each stage has its own cells; see NEW and LOST"),
     Input("cpu", lambda h: h.host.get("cpu"), (), "running times cannot be compared"),
@@ -36,30 +36,30 @@ INPUTS: Final = (
 
 
 def mismatches(base: Header, head: Header) -> tuple[Mismatch, ...]:
-    """Every input and version that differs, those that matter first."""
+    """Every input and version that differs, the most important first."""
     rows = [(row.name, row.read(base), row.read(head), row.gates, row.why) for row in INPUTS]
     for name in sorted({*base.versions, *head.versions}):
-        why = "a version is part of the change that is compared"
+        why = "a version difference is part of the comparison"
         rows.append((name, base.versions.get(name), head.versions.get(name), (), why))
     for side, header in (("base", base), ("head", head)):
         if header.dirty:
-            rows.append((f"{side} checkout", "clean", "dirty", (), f"{side} ran with changes that no commit holds"))
+            rows.append((f"{side} checkout", "clean", "dirty", (), f"{side} ran with uncommitted changes"))
     return tuple(Mismatch(name, _text(a), _text(b), gates, why) for name, a, b, gates, why in rows if a != b)
 
 
 def incomparable_gates(found: tuple[Mismatch, ...]) -> frozenset[str]:
-    """The gates that no cell can compare."""
+    """The gates that cannot be compared in any cell."""
     return frozenset(gate for mismatch in found for gate in mismatch.gates)
 
 
 def threshold_changes(base: Header, head: Header) -> tuple[RuleChange, ...]:
-    """Thresholds of gates that appeared, went or moved."""
+    """Gate thresholds that were added, removed or changed."""
     old, new = _thresholds(base), _thresholds(head)
     return _changes(old, new)
 
 
 def waiver_changes(base: Header, head: Header) -> tuple[RuleChange, ...]:
-    """Waivers that appeared, went or changed their reason or expiry."""
+    """Waivers that were added, removed, or changed in reason or expiry."""
     old = {rule.cells: f"until {rule.expiry}: {rule.reason}" for rule in base.waivers}
     new = {rule.cells: f"until {rule.expiry}: {rule.reason}" for rule in head.waivers}
     return _changes(old, new)

@@ -1,4 +1,4 @@
-"""compare(base, head): two reports against each other."""
+"""compare(base, head): the differences between two reports."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from specmatrix.reports.compare.common_factors import common_factors
 from specmatrix.reports.compare.comparability import incomparable_gates, mismatches, threshold_changes, waiver_changes
 from specmatrix.reports.compare.coverage import coverage_change
 from specmatrix.reports.compare.drift import drifts
-from specmatrix.reports.compare.evidence import effects, judge
+from specmatrix.reports.compare.evidence import effects, mark_significant
 from specmatrix.reports.compare.rewrites import choice_changes, rewrite_changes
 from specmatrix.reports.counters import compare_probes
 from specmatrix.reports.schema import RED_STATES, SCHEMA, CellResult, Json
@@ -41,10 +41,10 @@ _FAILURES = (State.REGRESSED, State.NEW, State.NOT_COMPARABLE)
 
 @paused()
 def compare(base: Report, head: Report, acknowledgements: Sequence[Acknowledgement] = ()) -> Comparison:
-    """What changed from `base` to `head`; `states` defines every state and the verdict.
+    """What changed from `base` to `head`; `cell_state` defines every state and the verdict.
 
-    Acknowledgements and waivers are judged on the day of the head run. Cells whose lines are equal but for the
-    running time are not decoded. Raises ReportError if a line that has to be read is broken.
+    Acknowledgements and waivers apply as of the day of the head run. Cells whose lines are equal but for the running
+    time are not decoded. Raises ReportError if a line that must be decoded is broken.
     """
     found = mismatches(base.header, head.header)
     blocked = incomparable_gates(found)
@@ -54,7 +54,7 @@ def compare(base: Report, head: Report, acknowledgements: Sequence[Acknowledgeme
     before, after = base.ids(), head.ids()
     common = [cell for cell in before if cell in after]
     lost = [cell for cell in before if cell not in after]
-    # With an input that differs, equal lines may still mean different things.
+    # If an input differs, equal lines may still mean different results.
     same = [] if blocked else base.same(head, common)
     equal = set(same)
     differing = [cell for cell in common if cell not in equal]
@@ -99,7 +99,7 @@ def compare(base: Report, head: Report, acknowledgements: Sequence[Acknowledgeme
 
 
 def comparison_json(comparison: Comparison) -> dict[str, Json]:
-    """The stable machine-readable form: schema, verdict, its reasons, and the number of cells per state."""
+    """The stable machine-readable form: schema, verdict, reasons, and number of cells per state."""
     return {
         "schema": SCHEMA,
         "verdict": comparison.verdict,
@@ -109,7 +109,7 @@ def comparison_json(comparison: Comparison) -> dict[str, Json]:
 
 
 def comparison_record(comparison: Comparison) -> dict[str, Json]:
-    """`comparison_json` and, after it, everything else that the comparison holds."""
+    """`comparison_json` followed by all other fields of the comparison."""
     brief = comparison_json(comparison)
     whole: dict[str, Json] = msgspec.to_builtins(asdict(comparison))
     return brief | {name: value for name, value in whole.items() if name not in (*brief, "counts")}
@@ -118,14 +118,14 @@ def comparison_record(comparison: Comparison) -> dict[str, Json]:
 def _measure(
     pairs: Mapping[str, tuple[CellResult, CellResult]], blocked: frozenset[str]
 ) -> dict[str, tuple[Effect, ...]]:
-    """The effects of every cell, judged all together."""
+    """The effects of every cell, tested for significance all together."""
     raw = {cell: effects(before, after, blocked) for cell, (before, after) in pairs.items()}
-    judged = iter(judge([effect for row in raw.values() for effect in row]))
-    return {cell: tuple(next(judged) for _ in row) for cell, row in raw.items()}
+    marked = iter(mark_significant([effect for row in raw.values() for effect in row]))
+    return {cell: tuple(next(marked) for _ in row) for cell, row in raw.items()}
 
 
 def _is_news(change: CellChange) -> bool:
-    """False for cells that are the same in everything that is compared."""
+    """False for cells without any difference."""
     return change.state is not State.SAME or bool(change.effects or change.gates)
 
 
@@ -141,7 +141,7 @@ def _reasons(changes: Iterable[CellChange], rewrites: Iterable[RewriteChange]) -
             red[change.state] = red.get(change.state, 0) + 1
     words = {
         State.REGRESSED: "regressed",
-        State.INFRA: "could not be judged because the machine failed",
+        State.INFRA: "not measured because the machine failed",
         State.LOST: "lost without an acknowledgement",
         State.REWRITTEN: "rewritten without an acknowledgement",
         State.NEW: "new and red",
@@ -155,7 +155,7 @@ def _reasons(changes: Iterable[CellChange], rewrites: Iterable[RewriteChange]) -
 
 
 def _other_cells(found: tuple[Mismatch, ...]) -> list[str]:
-    """Why two runs do not have the same cells, where they were not asked to."""
+    """Why two runs have different cells, if tier or stage differ."""
     return [f"the {m.name}s differ, base ran {m.base} and head {m.head}" for m in found if m.name in ("tier", "stage")]
 
 
@@ -164,8 +164,8 @@ def _factors(changes: Iterable[CellChange], head: Report) -> tuple[Factor, ...]:
     if not failing:
         return ()
     reds = [head.values(cell) for cell in failing]
-    judged = set(failing)
-    greens = [values for cell in head.ids() if cell not in judged and (values := head.effective(cell)) is not None]
+    failed = set(failing)
+    greens = [values for cell in head.ids() if cell not in failed and (values := head.effective(cell)) is not None]
     return common_factors(reds, greens)
 
 

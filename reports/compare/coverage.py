@@ -1,4 +1,4 @@
-"""Which pairs of effective values are exercised in green by one report and not by the other, and by what cause."""
+"""Pairs of effective values that passing cells of only one report cover, grouped by cause."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ SINGULAR: Final = {"are": "is", "resolve": "resolves"}
 
 
 def coverage_change(base: Report, head: Report, unchanged: Iterable[str], changed: _Records) -> CoverageChange:
-    """Pairs lost and gained. `unchanged` cells have the same line in both reports; `changed` are all others of
-    either, with their records in base and in head."""
+    """Pairs lost and gained. unchanged: cells with the same line in both reports. changed: all other cells, each with
+    its records in base and head."""
     steady = list(unchanged)
     old: dict[str, dict[str, str]] = {}
     new: dict[str, dict[str, str]] = {}
@@ -44,9 +44,9 @@ def coverage_change(base: Report, head: Report, unchanged: Iterable[str], change
 
 
 def _carried(report: Report, cells: Sequence[str], candidates: Collection[Pair]) -> set[Pair]:
-    """Those of `candidates` that at least one of the green cells among `cells` carries.
+    """Those of `candidates` that at least one passing cell among `cells` covers.
 
-    Most pairs are in many cells, so a sample of every start finds them; the others are looked for in all cells.
+    Most pairs are in many cells, so a sample finds them; only the others are searched for in all cells.
     """
     missing = set(candidates)
     for some in (cells[::SAMPLE], cells):
@@ -56,8 +56,8 @@ def _carried(report: Report, cells: Sequence[str], candidates: Collection[Pair])
 
 
 def _found(report: Report, cells: Iterable[str], candidates: Collection[Pair]) -> set[Pair]:
-    """As `_carried`. A start settles most pairs for all of its cells at once; only what is a cell's own is looked for
-    in its axes."""
+    """As `_carried`. The resolved values of an engine start rule out most pairs for all its cells at once; only the
+    rest is looked up in each cell's axes."""
     missing = set(candidates)
     by_start: dict[str, list[tuple[Pair, frozenset[Value]]]] = {}
     for cell in cells:
@@ -76,7 +76,7 @@ def _found(report: Report, cells: Iterable[str], candidates: Collection[Pair]) -
 
 
 def _own(resolved: Mapping[str, Json], pair: Pair) -> frozenset[Value] | None:
-    """The values of a pair that a cell's own axes decide; None if the resolved configuration contradicts the pair."""
+    """The values of a pair that depend on the cell's own axes; None if the resolved values contradict the pair."""
     own = []
     for axis, value in pair:
         field = RESOLVED_FIELD.get(axis, axis)
@@ -88,7 +88,7 @@ def _own(resolved: Mapping[str, Json], pair: Pair) -> frozenset[Value] | None:
 
 
 def _by_cause(lost: Mapping[Pair, list[str]], fate: Callable[[str], _Fate]) -> tuple[LostPairs, ...]:
-    """Group pairs by what happened to the cells that carried them; the cause that explains most pairs comes first."""
+    """Group pairs by what happened to the cells that covered them; the cause with most pairs comes first."""
     numbers: dict[_Fate, int] = {}
     carriers = dict.fromkeys(cell for cells in lost.values() for cell in cells)
     fate_of = {cell: numbers.setdefault(fate(cell), len(numbers)) for cell in carriers}
@@ -118,8 +118,8 @@ def _sentence(cells: int, causes: Iterable[str]) -> str:
 
 
 class _Fate(NamedTuple):
-    """What became of a cell that carried pairs in one report only: a cause for all of them, or (axis, its new value
-    and the reason) of each value that moved."""
+    """What happened to a cell that covers pairs in one report only: one cause, or for each changed value
+    (axis, new value and reason)."""
 
     cause: str
     moves: tuple[tuple[str, str], ...] = ()
@@ -152,7 +152,7 @@ def _fate_of_gain(
 def _moves(
     now: CellResult | None, before: Mapping[str, str] | None, after: Mapping[str, str] | None
 ) -> tuple[tuple[str, str], ...]:
-    """The effective values of a cell that differ in head, in the order of the axes' names; none if it does not run."""
+    """A cell's effective values that changed in head, sorted by axis; empty if it does not run in both reports."""
     if now is None or before is None or after is None:
         return ()
     moved = sorted(item for item in after.items() - before.items() if item[0] in before)

@@ -1,4 +1,4 @@
-"""A small change in one direction, spread over many cells: in all of them, or in those that share an axis value."""
+"""Detects small changes in one direction over many cells: all of them, or those with one axis value."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ LEAST_CELLS: Final = 8
 
 
 def drifts(changes: Iterable[tuple[Mapping[str, str], Effect]]) -> tuple[Drift, ...]:
-    """Where numbers moved mostly one way although no single cell is significant.
+    """Groups of cells whose numbers changed mostly in one direction although no single cell is significant.
 
-    `changes` are (effective values, effect) of every changed number. Per gate: a sign test over all cells, and per
-    axis value Fisher's exact test that its cells moved in that direction more often than the others,
-    Benjamini-Hochberg over all. Cells share their prompts, so the p values are optimistic: a drift is a hint and no
-    verdict.
+    changes: (effective values, effect) of every changed number. Per gate: a sign test over all cells, and per axis
+    value Fisher's exact test that its cells changed in that direction more often than the others, with
+    Benjamini-Hochberg over all. Cells share prompts, so p values are optimistic: drifts do not affect the verdict.
     """
     rows: list[Drift] = []
     quiet = [(values, effect) for values, effect in changes if effect.change and not effect.significant]

@@ -1,4 +1,4 @@
-"""How far a cell's numbers moved, and how sure that is."""
+"""Sizes and p values of the changes in a cell's numbers."""
 
 from __future__ import annotations
 
@@ -36,25 +36,25 @@ def effects(base: CellResult, head: CellResult, incomparable: Collection[str]) -
     return tuple(found)
 
 
-def judge(found: Sequence[Effect]) -> list[Effect]:
-    """Mark what is significant when all effects of the comparison are judged together, in the given order."""
+def mark_significant(found: Sequence[Effect]) -> list[Effect]:
+    """Mark the effects that are significant over the whole comparison; keeps the order."""
     losses = benjamini_hochberg([effect.p_loss for effect in found], FALSE_DISCOVERY_RATE)
     gains = benjamini_hochberg([effect.p_gain for effect in found], FALSE_DISCOVERY_RATE)
-    judged = []
+    marked = []
     for effect, loss, gain in zip(found, losses, gains, strict=True):
         large = abs(effect.change) >= LEAST_EFFECT[effect.gate]
         significant = "loss" if loss and large else "gain" if gain and large else ""
-        judged.append(replace(effect, significant=significant) if significant else effect)
-    return judged
+        marked.append(replace(effect, significant=significant) if significant else effect)
+    return marked
 
 
 def allowed_loss(effect: Effect) -> float:
-    """The largest loss inside the interval, as a positive fraction; infinite without an interval."""
+    """The largest loss inside the 95 % interval, as a positive fraction; infinite without an interval."""
     return math.inf if effect.interval is None else max(0.0, -effect.interval[0])
 
 
 def is_bounded(effect: Effect) -> bool:
-    """True if the evidence excludes a loss above the tolerance."""
+    """True if the interval excludes a loss above the tolerance."""
     return allowed_loss(effect) <= TOLERANCE[effect.gate]
 
 
@@ -63,7 +63,7 @@ def _acceptance(old: GateResult, new: GateResult, cell: str) -> Effect | None:
     old_prompts, new_prompts = _prompts(old), _prompts(new)
     if old_prompts and new_prompts and len(old_prompts[0]) == len(new_prompts[0]) >= 2:
         paired = ratio_change(old_prompts, new_prompts)
-        # Acceptance depends on the part of a text that is drafted, so other lengths weaken the pairing.
+        # Acceptance depends on the position in a text, so different lengths weaken the pairing.
         pairing = "prompts" if list(old_prompts[0]) == list(new_prompts[0]) else "prompts of other length"
         return Effect("acceptance", base, head, paired.change, paired.interval, paired.p_loss, paired.p_gain, pairing)
     if base == head:
@@ -107,7 +107,7 @@ def _prompts(gate: GateResult) -> tuple[Sequence[float], Sequence[float]] | None
 
 
 def _positives(values: Number | None) -> list[float] | None:
-    """The list of positive numbers that `values` is, or None if it is anything else."""
+    """`values` if it is a list of positive numbers, else None."""
     if isinstance(values, list) and all(isinstance(value, int | float) and value > 0 for value in values):
         return values
     return None
@@ -117,13 +117,13 @@ def _number(gate: GateResult, name: str, cell: str) -> float:
     value: Number | None = gate.numbers.get(name)
     if isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
-    raise ReportError(f"gate {gate.name} of cell {cell!r} has {name} = {value!r}, allowed is a number")
+    raise ReportError(f"{name} of gate {gate.name} in cell {cell!r} must be a number, got {value!r}")
 
 
 def _positive(gate: GateResult, name: str, cell: str) -> float:
     value = _number(gate, name, cell)
     if value <= 0:
-        raise ReportError(f"gate {gate.name} of cell {cell!r} has {name} = {value:g}, allowed is more than 0")
+        raise ReportError(f"{name} of gate {gate.name} in cell {cell!r} must be above 0, got {value:g}")
     return value
 
 

@@ -1,4 +1,4 @@
-"""Which resolved values differ between two records of a cell, and what the engine says of them."""
+"""Resolved values that differ between two records of a cell, with the engine's reasons."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from specmatrix.reports.compare.cell_state import PathChange
 from specmatrix.reports.effective import DERIVED, explaining_fields, word
 from specmatrix.reports.schema import UNJUDGED_STATES, CellResult, Json
 
-# Where files lie and which seed drew the samples says nothing about the path.
+# File locations and seeds do not affect the code path.
 _UNASKED: Final = frozenset({"model_path", "speculative_draft_model_path", "random_seed"})
 
 
 class PathChanges:
-    """`path_changes` of many cells. Cells that share an engine start share its changes, which are computed once."""
+    """`path_changes` for many cells, computed once per pair of engine starts."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str | int, ...], tuple[object, tuple[PathChange, ...]]] = {}
@@ -23,7 +23,7 @@ class PathChanges:
         """The changes of one cell."""
         if base.resolved is None or head.resolved is None:
             return path_changes(base, head)
-        # By identity, and kept, so that no later object takes the place of one of them.
+        # Keyed by id(); the starts are kept alive so that no id is reused.
         starts = (base.start, head.start)
         key = (base.state, head.state, *map(id, starts))
         found = self._known.get(key)
@@ -33,14 +33,14 @@ class PathChanges:
 
 
 def path_changes(base: CellResult, head: CellResult) -> tuple[PathChange, ...]:
-    """Resolved values that differ, with head's reason; a cell that asks for something else says so first.
+    """Resolved values that differ, with head's reason, preceded by requested values that differ.
 
-    None where a cell was not judged: its record does not say what would have run.
+    Empty if a cell was not run, since its record lacks resolved values.
     """
     if {base.state, head.state} & UNJUDGED_STATES:
         return ()
     changes = [
-        PathChange(f"asked {name}", old, new, "the cell asks for something else now")
+        PathChange(f"asked {name}", old, new, "the cell requests another value now")
         for name, old, new in _differences(base.requested, head.requested, _UNASKED)
     ]
     if base.resolved is None or head.resolved is None:
@@ -54,7 +54,7 @@ def path_changes(base: CellResult, head: CellResult) -> tuple[PathChange, ...]:
 
 
 def explanation(cell: CellResult, field: str) -> str:
-    """The engine's own words for the value of the resolved field `field`."""
+    """The engine's reason for the value of resolved field `field`."""
     names = explaining_fields(field)
     for rewrite in cell.rewrites:
         if rewrite.field in names:

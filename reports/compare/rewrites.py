@@ -1,4 +1,4 @@
-"""Rewrites and automatic choices: what the engine ran instead of what was asked, and how that changed."""
+"""Changes in rewrites and in automatic choices."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _RESOLVED_NAME: Final = {
 
 
 def signature(rewrite: Rewrite) -> str:
-    """How a rewrite is named and acknowledged: `num_draft_tokens: 6 -> 4`, under the resolved field's name."""
+    """The text by which a rewrite is acknowledged: `num_draft_tokens: 6 -> 4`, with the resolved field's name."""
     field = _RESOLVED_NAME.get(rewrite.field, rewrite.field)
     return f"{field}: {word(rewrite.asked)} -> {word(rewrite.got)}"
 
 
 def new_rewrites(base: CellResult | None, head: CellResult) -> tuple[Rewrite, ...]:
-    """Rewrites of head that base does not have; a cell without a result says nothing of what it would run."""
+    """Rewrites of head that base does not have; none if base has no result for the cell."""
     if not head.rewrites or (base is not None and base.state in UNJUDGED_STATES):
         return ()
     known = set() if base is None else {signature(rewrite) for rewrite in base.rewrites}
@@ -33,7 +33,7 @@ def new_rewrites(base: CellResult | None, head: CellResult) -> tuple[Rewrite, ..
 
 
 class _Group(NamedTuple):
-    """Cells with one change of one signature, and whether any of them did not declare it."""
+    """Cells with the same change, and for each whether it did not declare it."""
 
     reason: str
     cells: list[str]
@@ -41,10 +41,10 @@ class _Group(NamedTuple):
 
 
 def rewrite_changes(pairs: CellPairs, acknowledged: Acknowledged, paths: PathChanges) -> tuple[RewriteChange, ...]:
-    """The rewrite ledger over (base, head) cells of which one may be missing, in the order of status and signature.
+    """Changes in rewrites over (base, head) cells, one of which may be missing, sorted by status and signature.
 
-    A new rewrite or a moved value is red until acknowledged, unless all of its cells are new and declare it (`expect`
-    is "rewritten").
+    A new rewrite or a moved value is red until acknowledged, unless all of its cells are new and declare it by
+    `expect` = "rewritten".
     """
     groups: dict[tuple[str, str], _Group] = {}
     for base, head in _with_results(pairs):
@@ -64,7 +64,7 @@ def rewrite_changes(pairs: CellPairs, acknowledged: Acknowledged, paths: PathCha
 
 
 def _with_results(pairs: CellPairs) -> CellPairs:
-    """The pairs without cells that were not judged: in head nothing changed, in base nothing was known."""
+    """Drop pairs whose head has no result; replace a base without a result by None."""
     for base, head in pairs:
         if head is None or head.state not in UNJUDGED_STATES:
             yield (None if base is not None and base.state in UNJUDGED_STATES else base), head
@@ -73,7 +73,7 @@ def _with_results(pairs: CellPairs) -> CellPairs:
 def _cell_changes(
     base: CellResult | None, head: CellResult | None, paths: PathChanges
 ) -> Iterator[tuple[str, str, str, bool]]:
-    """(status, signature, reason, silent) of everything that differs in what one cell runs."""
+    """(status, signature, reason, silent) for each difference in what one cell runs."""
     old = {} if base is None else {signature(rewrite): rewrite.reason for rewrite in base.rewrites}
     now = {} if head is None else {signature(rewrite): rewrite.reason for rewrite in head.rewrites}
     declared = base is None and head is not None and head.expect == "rewritten"
@@ -91,7 +91,7 @@ def _cell_changes(
 
 
 def choice_changes(pairs: CellPairs) -> tuple[ChoiceChange, ...]:
-    """Automatic choices of cells in both reports whose value or reason differs, grouped by both."""
+    """Automatic choices whose value or reason differs between the reports, grouped by both."""
     groups: dict[tuple[str, str, str, str, str], list[str]] = defaultdict(list)
     for base, head in _with_results(pairs):
         if base is None or head is None or base.reasons == head.reasons:

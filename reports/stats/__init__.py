@@ -3,7 +3,7 @@
 - `proportions`: one rate and two independent rates
 - `paired`: outcomes on the same questions (McNemar, difference interval, smallest detectable drop)
 - `bootstrap`: ratios of sums over prompts (acceptance length)
-- `uniformity`: samples against the distribution they are drawn from
+- `uniformity`: samples against the distribution that they should follow
 - `association`: over-representation, and many tests at once
 
 scipy.stats does the arithmetic, except where a comparison of 100,000 cells cannot afford it: importing scipy.stats

@@ -1,7 +1,7 @@
 """Over-representation, and many tests at once.
 
-Every comparison and every red page runs these, some of them thousands of times: the logarithm of a tail probability
-takes scipy.stats.hypergeom 0.4 to 1.4 ms and `fisher_log` 5 to 50 us.
+Comparisons and pages of failing runs call these thousands of times: for the logarithm of a tail probability
+scipy.stats.hypergeom takes 0.4 to 1.4 ms and `fisher_log` 5 to 50 us.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ def fisher_log(hits: int, failing: int, matching: int, total: int) -> float:
 
 
 def _log_tail(hits: int, failing: int, matching: int, total: int, step: int) -> float:
-    """Log of the sum of hypergeometric weights from `hits` on, away from the mean, where each is smaller than the
-    last."""
+    """Log of the sum of hypergeometric weights from `hits` away from the mean, in which direction they decrease."""
     first = _log_comb(matching, hits) + _log_comb(total - matching, failing - hits) - _log_comb(total, failing)
     if first == -math.inf:
         return first

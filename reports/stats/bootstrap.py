@@ -1,7 +1,7 @@
 """Ratios of sums over prompts, such as acceptance length = tokens emitted / verify rounds.
 
 Rounds of one prompt depend on each other, so prompts are resampled (cluster bootstrap). A ratio of sums is not the mean
-of per-prompt ratios: long answers weigh more, as they do in the time that a user waits.
+of per-prompt ratios: long answers weigh more, as they do in the running time.
 scipy.stats.bootstrap would do the same, but importing it adds a second to every run and comparison with a drafter.
 """
 
@@ -43,7 +43,7 @@ def ratio_change(base: Columns, head: Columns, resamples: int = 2000) -> RatioCh
     check_count("number of prompts", min(map(len, (*base, *head))), 2)
     base_top, base_bottom, head_top, head_bottom = sums = np.stack([*base, *head])
     if sums.min() <= 0:
-        raise ValueError(f"a number is {sums.min():g}, allowed is more than 0")
+        raise ValueError(f"all numbers must be above 0, got {sums.min():g}")
     prompts = len(base_top)
     # How often each resample draws each prompt.
     drawn = np.random.default_rng(0).multinomial(prompts, np.full(prompts, 1 / prompts), resamples).astype(np.float64)

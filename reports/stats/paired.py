@@ -1,4 +1,4 @@
-"""Two systems on the same questions: only the questions on which they differ carry evidence.
+"""Two systems on the same questions: only questions on which they differ carry evidence.
 
 `lost` counts questions that the first system answers correctly and the second incorrectly, `won` the opposite.
 """

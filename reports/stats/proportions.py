@@ -14,8 +14,8 @@ Z95: Final = NORMAL.inv_cdf(0.975)
 def check_count(name: str, value: int, low: int, high: int | None = None) -> None:
     """ValueError unless low <= value (<= high)."""
     if value < low or (high is not None and value > high):
-        allowed = f"at least {low}" if high is None else f"{low} to {high}"
-        raise ValueError(f"{name} is {value}, allowed is {allowed}")
+        allowed = f"at least {low}" if high is None else f"between {low} and {high}"
+        raise ValueError(f"{name} must be {allowed}, got {value}")
 
 
 def wilson(successes: int, n: int) -> tuple[float, float]:
@@ -44,7 +44,7 @@ def difference_interval(base_successes: int, base_n: int, head_successes: int, h
 def two_rate_test(base_successes: int, base_n: int, head_successes: int, head_n: int) -> float:
     """One-sided p value that the head rate is lower, for independent samples (pooled z test).
 
-    1.0 if both samples are all right or all wrong: they carry no evidence of a loss.
+    1.0 if both samples are all correct or all incorrect, since they carry no evidence of a loss.
     """
     check_count("base_n", base_n, 1)
     check_count("head_n", head_n, 1)

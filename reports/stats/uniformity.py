@@ -1,4 +1,4 @@
-"""Samples against the distribution they are drawn from: does the engine's sampler follow the distribution it claims?"""
+"""Tests whether samples follow the distribution that they should be drawn from."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def randomised_pit(below: Sequence[float], at: Sequence[float], uniform: Sequenc
     starts, shares, noise = np.stack([below, at, uniform])
     values: npt.NDArray[np.float64] = starts + noise * shares
     if values.size and (values.min() < 0 or values.max() > 1 + 1e-6):
-        raise ValueError(f"values reach from {values.min():.6g} to {values.max():.6g}, allowed is 0 to 1")
+        raise ValueError(f"values must be between 0 and 1, got {values.min():.6g} to {values.max():.6g}")
     # Sums of probabilities exceed 1 by rounding.
     return np.minimum(values, 1.0)
 
@@ -44,6 +44,6 @@ def ks_uniform(values: npt.NDArray[np.float64]) -> FitResult:
 
     check_count("number of values", len(values), 5)
     if values.min() < 0 or values.max() > 1:
-        raise ValueError(f"values reach from {values.min():.6g} to {values.max():.6g}, allowed is 0 to 1")
+        raise ValueError(f"values must be between 0 and 1, got {values.min():.6g} to {values.max():.6g}")
     found = kstest(values, "uniform")
     return FitResult(float(found.statistic), float(found.pvalue))

@@ -1,4 +1,4 @@
-"""Drafts that are worse than they should be. The answers stay right; only the acceptance shows it."""
+"""Faults that make drafts worse. The output stays correct; only acceptance is lower."""
 
 from typing import Final
 
@@ -30,7 +30,7 @@ ACCEPTANCE_FAULTS: Final[tuple[Fault, ...]] = (
         new="    tail = sampled\n",
         expected=("acceptance",),
         cells=("standalone.s5.k1.n6.sync.p16.c7.ragged",),
-        why="the last pair of a prefill chunk holds the sampled token, not the next one of the prompt",
+        why="the last pair of a prefill chunk holds the sampled token instead of the prompt's next token",
     ),
     Fault(
         id="aux-not-gathered",
@@ -41,7 +41,7 @@ ACCEPTANCE_FAULTS: Final[tuple[Fault, ...]] = (
         new="aux[:, : verdict.path.shape[1]]\n",
         expected=("acceptance",),
         cells=("eagle3.s3.k4.n8.v2.ragged",),
-        why="the drafter absorbs the states of the tree's first nodes instead of the accepted path's",
+        why="the drafter absorbs the hidden states of the tree's first nodes instead of the accepted path's",
     ),
     Fault(
         id="unigram-keys",
@@ -55,7 +55,7 @@ ACCEPTANCE_FAULTS: Final[tuple[Fault, ...]] = (
             "eagle3.s5.v2.m4.burst",
             "standalone.s1.k1.v1.p4.c32.m4.burst",
         ),
-        why="cached pages are keyed by their own tokens, but draft KV depends on one more",
+        why="cached pages are keyed by their own tokens, although draft KV also depends on the token after them",
     ),
     Fault(
         id="draft-map-ignored",
@@ -66,7 +66,7 @@ ACCEPTANCE_FAULTS: Final[tuple[Fault, ...]] = (
         new="        return ids\n",
         expected=("acceptance",),
         cells=("eagle3.s5.v2.p4.ragged",),
-        why="ids of the draft's own vocabulary are taken for the target's",
+        why="ids of the draft vocabulary are used as target ids",
     ),
     Fault(
         id="draft-norm-dropped",
@@ -77,7 +77,7 @@ ACCEPTANCE_FAULTS: Final[tuple[Fault, ...]] = (
         new="        normed = x\n",
         expected=("acceptance",),
         cells=("eagle3.s5.v2.p4.ragged",),
-        why="the fused states enter the draft's layer without their norm",
+        why="the fused states enter the draft layer without their norm",
     ),
     Fault(
         id="draft-kv-frozen",
@@ -104,7 +104,7 @@ ACCEPTANCE_FAULTS: Final[tuple[Fault, ...]] = (
         new="        self.lengths.append(accepted + 1)\n",
         expected=("finish", "acceptance"),
         cells=("eagle3.s5.v2.p4.ragged",),
-        why="each round is reported one token longer than it was",
+        why="each round reports one token too many",
     ),
     Fault(
         id="pair-keys-for-two-layers",
@@ -115,6 +115,6 @@ ACCEPTANCE_FAULTS: Final[tuple[Fault, ...]] = (
         new="        self.steps, self.key_span = len(layers), 1\n",
         expected=("ledger",),
         cells=("nextn.deepseek.s2.v2.m4.burst",),
-        why="pages are keyed by one token past their end, but the second layer's draft KV depends on two",
+        why="pages are keyed by one token past their end, although the second layer's draft KV depends on two",
     ),
 )

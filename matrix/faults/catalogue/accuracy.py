@@ -1,4 +1,4 @@
-"""Damage that is the same with and without a drafter, in tokens that nothing else knows: only the answers show it."""
+"""Damage that is equal with and without a drafter on tokens that no oracle covers: only task accuracy detects it."""
 
 from typing import Final
 
@@ -14,7 +14,7 @@ ACCURACY_FAULTS: Final[tuple[Fault, ...]] = (
         new="        answer=questions()[index - 1][1] if cell.batch",
         expected=("accuracy",),
         cells=("standalone.s1.k4.p16.exam",),
-        why="each question is graded by the answer to the one before",
+        why="each question is graded with the answer to the question before",
     ),
     Fault(
         id="temperature-drifts",
@@ -28,6 +28,6 @@ ACCURACY_FAULTS: Final[tuple[Fault, ...]] = (
         ),
         expected=("accuracy",),
         cells=("none.v1.exam.temperature",),
-        why="sampling parameters pile up step by step, so long answers are drawn ever hotter",
+        why="sampling parameters accumulate step by step, so long answers are sampled at ever higher temperature",
     ),
 )

@@ -1,4 +1,4 @@
-"""Adaptive steps: what is observed, what a slot decides, when a depth takes effect, and room for the widest round."""
+"""Adaptive steps: observations, a slot's decision, when a depth takes effect, memory for the widest round."""
 
 from typing import Final
 
@@ -18,7 +18,7 @@ ADAPTIVE_FAULTS: Final[tuple[Fault, ...]] = (
         new="            self.scheduler.steps.observe(len(requests), self.scheduler.steps.steps + 1, live)\n",
         expected=("adaptive",),
         cells=("eagle3.tiers.v2.waves.length",),
-        why="a result that comes a round late is taken for one of the present width",
+        why="a result read one round late is counted with the current round's width",
     ),
     Fault(
         id="adaptive-present-batch",
@@ -29,7 +29,7 @@ ADAPTIVE_FAULTS: Final[tuple[Fault, ...]] = (
         new="            self.scheduler.steps.observe(len(self.scheduler.active), plan.rows[0].width, live)\n",
         expected=("adaptive",),
         cells=("eagle3.tiers.v2.m4.burst",),
-        why="a result counts for the slot of the requests that are there when it is read",
+        why="a result is counted for the slot of the batch size at the time it is read",
     ),
     Fault(
         id="adaptive-dropped-observed",
@@ -40,7 +40,7 @@ ADAPTIVE_FAULTS: Final[tuple[Fault, ...]] = (
         new="            live = [count - 1 for count, request in pairs]\n",
         expected=("adaptive",),
         cells=("eagle3.tiers.v2.p16.tight.ragged",),
-        why="the extra round of a request that has ended moves the average of those that run",
+        why="the extra round of a finished request changes the average of the running ones",
     ),
     Fault(
         id="adaptive-bonus-observed",
@@ -62,7 +62,7 @@ ADAPTIVE_FAULTS: Final[tuple[Fault, ...]] = (
         new="            added = self._reserve(request, max(slot.steps for slot in self.steps.slots) + 1)\n",
         expected=("adaptive",),
         cells=("eagle3.tiers.v2.waves.length",),
-        why="room is kept for the present depth, so the reservation drifts from round to round",
+        why="memory is reserved for the current depth instead of the deepest, so the reservation changes every round",
     ),
     Fault(
         id="adaptive-shared-average",
@@ -77,7 +77,7 @@ ADAPTIVE_FAULTS: Final[tuple[Fault, ...]] = (
         ),
         expected=("adaptive",),
         cells=("eagle3.tiers.v2.waves.length",),
-        why="the slots share one average",
+        why="all slots share one average",
     ),
     Fault(
         id="adaptive-batch-one-short",
@@ -88,7 +88,7 @@ ADAPTIVE_FAULTS: Final[tuple[Fault, ...]] = (
         new="        return self.slots[max(0, bisect_right(self._bounds, batch_size - 1) - 1)]\n",
         expected=("adaptive",),
         cells=("eagle3.table.v2.waves.length",),
-        why="a batch of a slot's smallest size falls into the slot below",
+        why="a slot's smallest batch size is assigned to the slot below",
     ),
     Fault(
         id="adaptive-hysteresis-dropped",
@@ -99,7 +99,7 @@ ADAPTIVE_FAULTS: Final[tuple[Fault, ...]] = (
         new="                if self.ema <= target - 0.5:\n",
         expected=("adaptive",),
         cells=("eagle3.tiers.v2.pair",),
-        why="a slot deepens without the hysteresis that it was given",
+        why="a slot increases its depth without the configured hysteresis",
     ),
     Fault(
         id="adaptive-warmup-ignored",
@@ -110,7 +110,7 @@ ADAPTIVE_FAULTS: Final[tuple[Fault, ...]] = (
         new="        due = self.rounds\n",
         expected=("adaptive",),
         cells=("eagle3.tiers.v1.waves.length",),
-        why="the first rounds decide, before the average means anything",
+        why="the first rounds change the depth before the average is meaningful",
     ),
     Fault(
         id="adaptive-interval-short",
@@ -121,7 +121,7 @@ ADAPTIVE_FAULTS: Final[tuple[Fault, ...]] = (
         new="        if due % max(1, rule.update_interval - 1):\n",
         expected=("adaptive",),
         cells=("eagle3.table.v2.burst",),
-        why="the depth is decided a round too often",
+        why="the depth is decided one round too often",
     ),
     Fault(
         id="adaptive-activation-late",
@@ -139,7 +139,7 @@ ADAPTIVE_FAULTS: Final[tuple[Fault, ...]] = (
         ),
         expected=("adaptive",),
         cells=("eagle3.tiers.v1.waves.length",),
-        why="a new depth waits for another round before it is drafted",
+        why="a new depth takes effect one round late",
     ),
     Fault(
         id="adaptive-flat-unread",
@@ -150,7 +150,7 @@ ADAPTIVE_FAULTS: Final[tuple[Fault, ...]] = (
         new="        return AdaptiveConfig(DEFAULT_SLOTS, flat=True)\n",
         expected=("adaptive", "config"),
         cells=("eagle3.flat.v2.pair",),
-        why="a file of the older format is replaced by the table that ships",
+        why="a file in the flat format is ignored in favour of the default table",
     ),
     Fault(
         id="adaptive-ceiling-ignored",
@@ -161,7 +161,7 @@ ADAPTIVE_FAULTS: Final[tuple[Fault, ...]] = (
         new="        if target:\n",
         expected=("adaptive", "effective"),
         cells=("eagle3.tiers.v2.waves.length",),
-        why="a depth beyond the ceiling stays",
+        why="a depth above the ceiling is kept",
     ),
     Fault(
         id="adaptive-ceiling-on-a-rise",
@@ -172,7 +172,7 @@ ADAPTIVE_FAULTS: Final[tuple[Fault, ...]] = (
         new="        if not self.settings.ceiling_coeff:\n",
         expected=("adaptive", "effective"),
         cells=("eagle3.tiers.v2.waves.length",),
-        why="the ceiling holds back a step up, so a slot that fell never rises again",
+        why="the ceiling also blocks increases, so a slot that decreased never increases again",
     ),
     Fault(
         id="adaptive-configured-width",
@@ -183,7 +183,7 @@ ADAPTIVE_FAULTS: Final[tuple[Fault, ...]] = (
         new="            request.metrics.count(count, self.scheduler.width)\n",
         expected=("adaptive", "finish"),
         cells=("eagle3.tiers.v2.waves.length",),
-        why="every round is reported as wide as the widest",
+        why="every round reports the widest width",
     ),
     Fault(
         id="adaptive-stride-of-the-widest",
@@ -198,7 +198,7 @@ ADAPTIVE_FAULTS: Final[tuple[Fault, ...]] = (
         ),
         expected=("acceptance",),
         cells=("eagle3.tiers.v2.ragged",),
-        why="the states of a narrower round are read with the stride of the widest, so of another request",
+        why="a narrower round's states are read with the widest round's stride, so from another request",
     ),
     Fault(
         id="adaptive-batch-held-small",
@@ -213,6 +213,6 @@ ADAPTIVE_FAULTS: Final[tuple[Fault, ...]] = (
         ),
         expected=("adaptive",),
         cells=("eagle3.tiers.v2.waves.length",),
-        why="half as many requests run together as may, so the slot of the largest batches is never met",
+        why="half of max_running_requests run together, so the slot for the largest batches is never used",
     ),
 )

@@ -1,4 +1,4 @@
-"""Pages where lengths are no multiple of them, and slots that were never written."""
+"""Lengths that are no multiple of the page size, and KV slots that were never written."""
 
 from typing import Final
 
@@ -17,7 +17,7 @@ ALIGNMENT_FAULTS: Final[tuple[Fault, ...]] = (
         new="            first_page=account.committed // self.ledger.page_size,\n",
         expected=("lossless", "ledger"),
         cells=("standalone.s3.v2.p64.c32.pair", "eagle3.s5.v2.p4.pair.stream"),
-        why="new pages enter the row's table where its length ends, as if that were always the end of a page",
+        why="new pages are entered in the page table at the length, as if it always were a multiple of the page size",
     ),
     Fault(
         id="partial-page-freed",
@@ -28,7 +28,7 @@ ALIGNMENT_FAULTS: Final[tuple[Fault, ...]] = (
         new="        whole = keep // self.page_size\n        gone = ",
         expected=("ledger", "session", "lossless"),
         cells=("none.v1.p4.pair.stream",),
-        why="at the end of a turn the page that holds the session's last tokens goes home with the tail behind them",
+        why="at the end of a turn the page with the session's last tokens is freed together with the tail after them",
         also=(UNCHECKED,),
     ),
     Fault(
@@ -40,6 +40,6 @@ ALIGNMENT_FAULTS: Final[tuple[Fault, ...]] = (
         new='        self.data = torch.full(shape, float("nan"), dtype=dtype, device=device)\n',
         expected=("lossless", "acceptance"),
         cells=("standalone.s3.v2.p64.c32.pair",),
-        why="a masked slot that nobody wrote is no number, and a weight of zero does not undo that",
+        why="masked KV slots that were never written hold NaN, which an attention weight of zero does not remove",
     ),
 )

@@ -1,4 +1,4 @@
-"""Block drafting (DFLASH): the block's rows, its mask tokens and attention, and the context behind it."""
+"""Block drafting (DFLASH): the block's rows, mask tokens and attention, and its context KV."""
 
 from typing import Final
 
@@ -28,7 +28,7 @@ BLOCK_FAULTS: Final[tuple[Fault, ...]] = (
         new="        rows = self.model.context(aux, batch.positions[:, :width] + 1)\n",
         expected=("acceptance",),
         cells=(CELL,),
-        why="the context is rotated as if it lay one position later, as EAGLE's pairs do",
+        why="RoPE places the context one position too late, as for EAGLE's (token, state) pairs",
     ),
     Fault(
         id="block-context-unwritten",
@@ -39,7 +39,7 @@ BLOCK_FAULTS: Final[tuple[Fault, ...]] = (
         new="overwrites before it is read.\n        return None\n",
         expected=("acceptance",),
         cells=(CELL,),
-        why="accepted tokens never reach the draft's KV",
+        why="accepted tokens are never written to the draft KV",
     ),
     Fault(
         id="block-masks-wrong",
@@ -50,7 +50,7 @@ BLOCK_FAULTS: Final[tuple[Fault, ...]] = (
         new="    mask = config.draft.mask_token + 1\n",
         expected=("acceptance",),
         cells=(CELL,),
-        why="the unknown positions of a block hold a token that means something",
+        why="the masked positions of a block hold an ordinary token instead of the mask token",
     ),
     Fault(
         id="block-causal",
@@ -61,7 +61,7 @@ BLOCK_FAULTS: Final[tuple[Fault, ...]] = (
         new="        attend.begin(0, everything.tril())\n",
         expected=("acceptance",),
         cells=(CELL,),
-        why="positions of a block do not see those behind them",
+        why="a block position does not attend to the later positions of its block",
     ),
     Fault(
         id="block-prefix-one-short",
@@ -72,7 +72,7 @@ BLOCK_FAULTS: Final[tuple[Fault, ...]] = (
         new="        bias = prefix_bias(batch.start - 1, reach, self.pool.data.dtype)\n",
         expected=("acceptance",),
         cells=(CELL,),
-        why="a block does not see the last committed position",
+        why="a block does not attend to the last committed position",
     ),
     Fault(
         id="block-context-unprojected-keys",
@@ -83,6 +83,6 @@ BLOCK_FAULTS: Final[tuple[Fault, ...]] = (
         new="",
         expected=("acceptance",),
         cells=(CELL,),
-        why="keys of the context miss the norm that keys of the block have",
+        why="the context's keys skip the norm that the block's keys get",
     ),
 )

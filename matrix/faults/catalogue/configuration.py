@@ -1,4 +1,4 @@
-"""Configurations that are not what was asked, or say so to nobody."""
+"""Configurations that ignore a setting or change it without reporting it."""
 
 from typing import Final
 
@@ -28,7 +28,7 @@ CONFIGURATION_FAULTS: Final[tuple[Fault, ...]] = (
         new='        lambda s: s.integer("speculative_eagle_topk") > 64,\n',
         expected=("config",),
         cells=("eagle3.s3.k4.n8.pair",),
-        why="topk above 1 resolves to v2 without anyone having promoted it",
+        why="topk above 1 resolves to v2 although that default was not promoted",
     ),
     Fault(
         id="version-before-sizes",
@@ -39,7 +39,7 @@ CONFIGURATION_FAULTS: Final[tuple[Fault, ...]] = (
         new="        lambda s: s.asked_topk > 1,\n",
         expected=("config",),
         cells=("eagle3",),
-        why="the timing is chosen from the asked topk, so an automatic tree slips into v2",
+        why="the spec version is chosen from the configured topk, so an automatic tree runs v2",
     ),
     Fault(
         id="sync-flag-ignored",
@@ -50,7 +50,7 @@ CONFIGURATION_FAULTS: Final[tuple[Fault, ...]] = (
         new="        lambda s: False,\n",
         expected=("config", "effective"),
         cells=("eagle3.s3.sync.ragged",),
-        why="disable_overlap_schedule is accepted and the steps overlap all the same",
+        why="disable_overlap_schedule is accepted, but steps still overlap",
     ),
     Fault(
         id="reason-lost",
@@ -61,7 +61,7 @@ CONFIGURATION_FAULTS: Final[tuple[Fault, ...]] = (
         new='            if field != "spec_version":\n                reasons.append(reason)\n',
         expected=("config",),
         cells=("eagle3.s3.k4.n8.pair",),
-        why="trees run v1 and nothing says why",
+        why="trees resolve to v1 without a recorded reason",
     ),
     Fault(
         id="rewrite-unreported",
@@ -72,7 +72,7 @@ CONFIGURATION_FAULTS: Final[tuple[Fault, ...]] = (
         new="        rewrites=(),\n",
         expected=("config",),
         cells=("standalone.s1.n4",),
-        why="a value runs other than the one asked for, and the change is not reported",
+        why="a value differs from the configured one, and the rewrite is not reported",
     ),
     Fault(
         id="v2-downgraded",
@@ -83,7 +83,7 @@ CONFIGURATION_FAULTS: Final[tuple[Fault, ...]] = (
         new="        lag=0,\n",
         expected=("effective",),
         cells=("standalone.pair",),
-        why="v2 is resolved and reported, but the steps run one by one",
+        why="v2 is resolved and reported, but steps run without overlap",
     ),
     Fault(
         id="tree-downgraded",
@@ -94,7 +94,7 @@ CONFIGURATION_FAULTS: Final[tuple[Fault, ...]] = (
         new="        topk=1,\n        nodes=resolved.num_steps + 1,\n",
         expected=("effective",),
         cells=("eagle3.s3.k4.n8.v2.ragged",),
-        why="a tree is resolved and reported, but a chain is drafted",
+        why="a tree is resolved and reported, but the drafter proposes a chain",
     ),
     Fault(
         id="chunk-ignored",
@@ -105,7 +105,7 @@ CONFIGURATION_FAULTS: Final[tuple[Fault, ...]] = (
         new="        chunk=None,\n",
         expected=("effective",),
         cells=("none.v2.p4.c7.ragged.mixed",),
-        why="prompts are prefilled whole whatever the chunk size",
+        why="prompts are prefilled in one step whatever chunked_prefill_size is",
     ),
     Fault(
         id="slots-ignored",
@@ -116,7 +116,7 @@ CONFIGURATION_FAULTS: Final[tuple[Fault, ...]] = (
         new="        max_running=64,\n",
         expected=("effective",),
         cells=("eagle3.s5.v2.m4.burst",),
-        why="the limit of running requests is only reported",
+        why="max_running_requests is reported but not enforced",
         also=(Edit("_rows", "    return resolved.max_running_requests + 1\n", "    return 65\n"),),
     ),
     Fault(
@@ -128,7 +128,7 @@ CONFIGURATION_FAULTS: Final[tuple[Fault, ...]] = (
         new="resolved.radix_cache and not resolved.num_steps)\n",
         expected=("effective",),
         cells=("standalone.pair",),
-        why="a drafter switches the prefix cache off without a rewrite",
+        why="a drafter disables the prefix cache without a reported rewrite",
     ),
     Fault(
         id="depth-clipped",
@@ -139,7 +139,7 @@ CONFIGURATION_FAULTS: Final[tuple[Fault, ...]] = (
         new="        steps=min(resolved.max_steps, 2),\n",
         expected=("effective",),
         cells=("eagle3.s5.v2.m4.burst",),
-        why="a chain drafts two tokens whatever depth was resolved",
+        why="a chain drafts two tokens whatever num_steps was resolved",
         also=(Edit("autoregressive", "        nodes=resolved.max_draft_tokens,\n", "        nodes=3,\n"),),
     ),
 )

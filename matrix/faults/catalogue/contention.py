@@ -1,4 +1,4 @@
-"""What a session must refuse, and how it ends: by the clock, while it decodes, or by an abort."""
+"""Requests that a session must refuse, and sessions that end by timeout, during decoding, or by an abort."""
 
 from typing import Final
 
@@ -17,7 +17,7 @@ CONTENTION_FAULTS: Final[tuple[Fault, ...]] = (
         new="",
         expected=("session",),
         cells=("none.v1.p4.pair.stream",),
-        why="a turn that asks for a shorter history is answered with the whole one",
+        why="a turn with an offset is accepted and continues the whole history",
     ),
     Fault(
         id="streaming-drop-ignored",
@@ -28,7 +28,7 @@ CONTENTION_FAULTS: Final[tuple[Fault, ...]] = (
         new="",
         expected=("session",),
         cells=("none.v1.p4.pair.stream",),
-        why="a turn that asks for a history without answers is answered with the whole one",
+        why="a turn with drop_previous_output is accepted and continues the whole history",
     ),
     Fault(
         id="streaming-replace-ignored",
@@ -39,7 +39,7 @@ CONTENTION_FAULTS: Final[tuple[Fault, ...]] = (
         new="",
         expected=("session",),
         cells=("none.v1.p4.pair.stream",),
-        why="a turn that asks to replace the others goes on from them",
+        why="a turn with replace is accepted and continues the earlier turns",
     ),
     Fault(
         id="offset-past-the-end",
@@ -50,7 +50,7 @@ CONTENTION_FAULTS: Final[tuple[Fault, ...]] = (
         new="        if params.offset < 0:\n",
         expected=("session",),
         cells=("none.pair.branch",),
-        why="a branch that keeps more tokens than there are keeps them all and says nothing",
+        why="an offset beyond the end of the history is accepted and keeps the whole history",
     ),
     Fault(
         id="context-unbounded",
@@ -61,7 +61,7 @@ CONTENTION_FAULTS: Final[tuple[Fault, ...]] = (
         new="        if longest > 1000 * self.context_length:\n",
         expected=("session",),
         cells=("none.v1.tight.pair.stream.length",),
-        why="a turn that is longer than the context is only measured against the memory",
+        why="a turn longer than the context is checked against KV memory only",
     ),
     Fault(
         id="context-overshot-by-a-draft",
@@ -72,7 +72,7 @@ CONTENTION_FAULTS: Final[tuple[Fault, ...]] = (
         new="        if longest > self.context_length + self.width:\n",
         expected=("session",),
         cells=("eagle3.s3.k4.n8.v2.p16.ctx.pair.stream.length",),
-        why="a turn may end as far past the context as a round's drafts reach",
+        why="a turn may exceed the context length by a round's draft tokens",
     ),
     Fault(
         id="turn-in-flight-refused-late",
@@ -83,7 +83,7 @@ CONTENTION_FAULTS: Final[tuple[Fault, ...]] = (
         new="        if session.turn is not None and session.turn.row:\n",
         expected=("session",),
         cells=("none.p4.pair.stream", "none.v2.p16.ragged.stream"),
-        why="a second turn is let in while the first one waits for a row",
+        why="a second turn is accepted while the first one is still queued",
     ),
     Fault(
         id="timeout-closes-a-busy-session",
@@ -94,7 +94,7 @@ CONTENTION_FAULTS: Final[tuple[Fault, ...]] = (
         new="            if",
         expected=("session",),
         cells=("none.v1.p4.pair.stream",),
-        why="a session whose turn takes longer than its timeout is closed under it",
+        why="a session is closed during a turn that takes longer than its timeout",
     ),
     Fault(
         id="timeout-forgotten",
@@ -105,7 +105,7 @@ CONTENTION_FAULTS: Final[tuple[Fault, ...]] = (
         new="            elif now - session.used > 1000 * session.timeout:\n",
         expected=("session", "effective"),
         cells=("none.v1.p4.pair.stream",),
-        why="idle sessions keep their KV for ever",
+        why="idle sessions keep their KV forever",
     ),
     Fault(
         id="refusal-costs-the-session",
@@ -120,7 +120,7 @@ CONTENTION_FAULTS: Final[tuple[Fault, ...]] = (
         "            raise\n",
         expected=("session",),
         cells=("none.v1.p4.pair.stream",),
-        why="a refused turn takes the KV of the turns before it along",
+        why="a refused turn drops the KV of the turns before it",
     ),
     Fault(
         id="close-in-flight-leaks",
@@ -131,7 +131,7 @@ CONTENTION_FAULTS: Final[tuple[Fault, ...]] = (
         new="",
         expected=("ledger",),
         cells=("eagle3.s5.v2.p4.pair.stream",),
-        why="a session that is closed while it decodes is forgotten before its turn gives the KV back",
+        why="closing a session during decoding removes it before its turn has returned the KV",
     ),
     Fault(
         id="capacity-unbounded",
@@ -142,7 +142,7 @@ CONTENTION_FAULTS: Final[tuple[Fault, ...]] = (
         new="        if length > 1000 * session.capacity:\n",
         expected=("session",),
         cells=("none.v1.p4.pair.stream",),
-        why="a session takes more text than it was opened for",
+        why="a session accepts more text than its capacity",
     ),
     Fault(
         id="closed-session-opens-itself",
@@ -154,7 +154,7 @@ CONTENTION_FAULTS: Final[tuple[Fault, ...]] = (
         new="        if session_id not in self.sessions:\n            self.open(99_999, session_id, True, None, 0.0)\n",
         expected=("session",),
         cells=("none.v1.p4.pair.stream",),
-        why="a turn of a session that is gone begins a new one without its history",
+        why="a turn of a closed session starts a new one without history",
     ),
     Fault(
         id="branch-of-the-unfinished",
@@ -165,7 +165,7 @@ CONTENTION_FAULTS: Final[tuple[Fault, ...]] = (
         new="        if before.request is not None and before.request.finish is None and before.request.holds:\n",
         expected=("session",),
         cells=("none.pair.branch",),
-        why="a branch continues what a running request has said so far",
+        why="a branch continues the partial output of a running request",
     ),
     Fault(
         id="session-keeps-aborted-turn",
@@ -177,7 +177,7 @@ CONTENTION_FAULTS: Final[tuple[Fault, ...]] = (
         "        keep = min(more if undone else request.num_tokens, computed)\n",
         expected=("session",),
         cells=("none.v1.p4.pair.stream.abort_running",),
-        why="two positions of an aborted turn stay in the session, and the next one answers from them",
+        why="two positions of an aborted turn stay in the session's KV, and the next turn attends to them",
     ),
     Fault(
         id="held-pages-evicted",
@@ -206,6 +206,6 @@ CONTENTION_FAULTS: Final[tuple[Fault, ...]] = (
         ),
         expected=("ledger",),
         cells=("none.v1.p16.c7.tight.burst.stream.topk_topp",),
-        why="without its guards the ledger frees cached pages that a session holds between two turns",
+        why="with the ledger's checks removed, cached pages that an idle session holds are evicted",
     ),
 )

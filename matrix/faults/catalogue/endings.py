@@ -1,4 +1,4 @@
-"""Stops, limits, texts and the numbers that are reported with them."""
+"""Stop conditions, length limits, output texts and the reported metrics."""
 
 from typing import Final
 
@@ -21,7 +21,7 @@ ENDING_FAULTS: Final[tuple[Fault, ...]] = (
         ),
         expected=("finish", "lossless"),
         cells=("eagle3.s5.v2.nocache.tight.ragged.stop_token",),
-        why="a run that crosses the limit ends as length, though a stop stands inside it",
+        why="accepted tokens that pass the length limit finish by length although they contain a stop",
     ),
     Fault(
         id="stop-overrun",
@@ -35,7 +35,7 @@ ENDING_FAULTS: Final[tuple[Fault, ...]] = (
         ),
         expected=("finish", "lossless"),
         cells=("eagle3.s5.v2.p4.ragged.stop_token",),
-        why="the tokens accepted behind a stop are shown",
+        why="tokens accepted after a stop are returned",
     ),
     Fault(
         id="length-overrun",
@@ -46,12 +46,12 @@ ENDING_FAULTS: Final[tuple[Fault, ...]] = (
         new="        if count > self.max_new_tokens:\n",
         expected=("finish",),
         cells=("none.v1.pair.length",),
-        why="one token more than the limit is produced",
+        why="one token more than max_new_tokens is generated",
     ),
     Fault(
         id="context-ends-a-draft-early",
         klass="off-by-one length or KV position",
-        origin="rule: a request may reach the last position of the context, whatever drafts are written past it",
+        origin="rule: a request may use the last position of the context, even if drafts are written past it",
         within="Loop.add",
         old="        self._rules[request.rid] = StopRules.of(request.params, self.eos_ids)\n",
         new=(
@@ -62,7 +62,7 @@ ENDING_FAULTS: Final[tuple[Fault, ...]] = (
         ),
         expected=("finish", "lossless", "effective"),
         cells=("standalone.s5.v2.ctx.pair.length", "eagle3.s3.k4.n8.v1.p4.ctx.pair.length"),
-        why="a request ends where the next round's drafts would reach past the context",
+        why="a request ends where the next round's drafts would pass the context length",
     ),
     Fault(
         id="stop-string-left",
@@ -73,18 +73,18 @@ ENDING_FAULTS: Final[tuple[Fault, ...]] = (
         new="",
         expected=("finish",),
         cells=("none.v1.pair.stop_string",),
-        why="the stop string stays in the text",
+        why="the stop string stays in the output text",
     ),
     Fault(
         id="stop-string-split-missed",
         klass=KLASS,
-        origin="sglang#28802: stop strings over token borders",
+        origin="sglang#28802: stop strings across token boundaries",
         within="StopRules._first_stop_string",
         old="            start = text.find(stop, max(0, len(before) - len(stop) + 1))\n",
         new="            start = text.find(stop, len(before))\n",
         expected=("finish",),
         cells=("none.v1.pair.stop_string",),
-        why="a stop string that begins in an earlier token is not found",
+        why="a stop string that starts in an earlier token is not found",
     ),
     Fault(
         id="stop-token-shown",
@@ -95,7 +95,7 @@ ENDING_FAULTS: Final[tuple[Fault, ...]] = (
         new='            transcript.take(token)\n            return Finish("stop", token)\n',
         expected=("finish",),
         cells=("none.v1.pair.stop_token",),
-        why="the text of the stop token is shown",
+        why="the stop token's text is returned",
     ),
     Fault(
         id="matched-lost",
@@ -106,7 +106,7 @@ ENDING_FAULTS: Final[tuple[Fault, ...]] = (
         new='            return Finish("stop")\n',
         expected=("finish",),
         cells=("none.v1.pair.stop_token",),
-        why="a request does not say which token ended it",
+        why="the finish reason does not name the stop token",
     ),
     Fault(
         id="detokenizer-swallows",
@@ -117,12 +117,12 @@ ENDING_FAULTS: Final[tuple[Fault, ...]] = (
         new="            self._shown = self._tokenizer.decode(self._ids)\n",
         expected=("finish",),
         cells=("none.v1.pair.stop_string",),
-        why="text is lost where the window of the detokenizer moves",
+        why="text is lost where the detokenizer's window moves",
     ),
     Fault(
         id="text-of-first-token",
         klass="tokenizer",
-        origin="sglang#25980: the boundary of a run taken for that of a token",
+        origin="sglang#25980: the boundary of accepted tokens taken for a token boundary",
         within="Loop._deliver",
         old="            finish = rules.judge(token, len(output), transcript)\n",
         new=(
@@ -132,7 +132,7 @@ ENDING_FAULTS: Final[tuple[Fault, ...]] = (
         ),
         expected=("finish",),
         cells=("eagle3.s5.v2.p4.ragged.stop_string",),
-        why="stop strings are searched at the ends of accepted runs only",
+        why="stop strings are searched only at the first and last of a round's accepted tokens",
     ),
     Fault(
         id="rate-above-one",
@@ -143,7 +143,7 @@ ENDING_FAULTS: Final[tuple[Fault, ...]] = (
         new="        self.correct += accepted\n",
         expected=("finish",),
         cells=("standalone.pair",),
-        why="the numerator of the acceptance rate counts the bonus token",
+        why="the numerator of spec_accept_rate includes the bonus token",
     ),
     Fault(
         id="accept-length-excludes-bonus",
@@ -154,7 +154,7 @@ ENDING_FAULTS: Final[tuple[Fault, ...]] = (
         new='            "spec_accept_length": self.correct / self.verify_ct,\n',
         expected=("finish",),
         cells=("standalone.pair",),
-        why="the accept length is computed from another numerator than the one it is named after",
+        why="spec_accept_length is computed from the correct drafts instead of the completion tokens",
     ),
     Fault(
         id="logprobs-once-per-round",
@@ -165,7 +165,7 @@ ENDING_FAULTS: Final[tuple[Fault, ...]] = (
         new="            request.logprobs.extend(result.logprobs[index][:1])\n",
         expected=("finish",),
         cells=("standalone.pair.temperature",),
-        why="only the first token of a round gets its log-probability",
+        why="only the first token of a round gets a log-probability",
     ),
     Fault(
         id="logprobs-of-the-rounds-end",
@@ -176,6 +176,6 @@ ENDING_FAULTS: Final[tuple[Fault, ...]] = (
         new="            request.logprobs.extend(result.logprobs[index][-taken:])\n",
         expected=("lossless",),
         cells=("eagle3.s5.v2.p4.pair.stream", "eagle3.s3.k4.n8.v2.p16.snug.pair.stream.length"),
-        why="a round that was not accepted whole reports as many log-probabilities as are due, of its last places",
+        why="a partly accepted round reports the right number of log-probabilities, but those of its last positions",
     ),
 )

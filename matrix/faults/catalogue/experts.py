@@ -1,4 +1,4 @@
-"""DeepSeek-V3: latent attention and a mixture of experts. Plain decoding is as wrong, so only the oracle sees it."""
+"""DeepSeek-V3's MLA and MoE. Plain decoding has the same error, so only the transformers oracle detects it."""
 
 from typing import Final
 
@@ -20,7 +20,7 @@ EXPERT_FAULTS: Final[tuple[Fault, ...]] = (
         new="latent",
         expected=("lossless",),
         cells=(PLAIN,),
-        why="keys and values come from the latent as it leaves its projection",
+        why="keys and values are computed from the latent before its norm",
     ),
     Fault(
         id="latent-scale-of-the-slot",
@@ -31,7 +31,7 @@ EXPERT_FAULTS: Final[tuple[Fault, ...]] = (
         new="    scale = (c.rank + c.rotated_dim) ** -0.5 * config.rope.score_factor\n",
         expected=("lossless",),
         cells=(PLAIN,),
-        why="scores are scaled by the width of a stored row instead of a whole query",
+        why="attention scores are scaled by the width of a KV cache row instead of the query width",
     ),
     Fault(
         id="latent-turned-half-by-half",
@@ -42,7 +42,7 @@ EXPERT_FAULTS: Final[tuple[Fault, ...]] = (
         new="        return pair_up(weight, self.config.rotated_dim)\n",
         expected=("lossless",),
         cells=(PLAIN,),
-        why="the rotated numbers of a checkpoint that stores them in pairs are read half by half",
+        why="interleaved RoPE dimensions of the checkpoint are read as two halves",
     ),
     Fault(
         id="latent-heads-mixed-up",
@@ -53,7 +53,7 @@ EXPERT_FAULTS: Final[tuple[Fault, ...]] = (
         new="        made = made.view(c.plain_dim + c.value_dim, self.heads, c.rank).transpose(0, 1)\n",
         expected=("lossless",),
         cells=(PLAIN,),
-        why="what lifts queries and lowers values is split number by number, not head by head",
+        why="the rows of kv_b_proj are grouped by element instead of by head",
     ),
     Fault(
         id="expert-groups-open",
@@ -64,7 +64,7 @@ EXPERT_FAULTS: Final[tuple[Fault, ...]] = (
         new="        if c.open_groups > c.groups:\n",
         expected=("lossless",),
         cells=(PLAIN,),
-        why="experts are chosen out of every group",
+        why="routing selects experts from every group",
     ),
     Fault(
         id="expert-bias-weighs",
@@ -75,7 +75,7 @@ EXPERT_FAULTS: Final[tuple[Fault, ...]] = (
         new="        taken = (scores + self.bias).gather(1, chosen)\n",
         expected=("lossless",),
         cells=(PLAIN,),
-        why="the bias that only balances the choice is part of an expert's weight",
+        why="the load-balancing bias, meant for expert selection only, is included in the expert weights",
     ),
     Fault(
         id="expert-shared-dropped",
@@ -86,7 +86,7 @@ EXPERT_FAULTS: Final[tuple[Fault, ...]] = (
         new="",
         expected=("lossless",),
         cells=(PLAIN,),
-        why="the expert that serves every token is left out",
+        why="the shared expert is left out",
     ),
     Fault(
         id="expert-scale-dropped",
@@ -97,6 +97,6 @@ EXPERT_FAULTS: Final[tuple[Fault, ...]] = (
         new="        return torch.zeros_like(scores).scatter_(1, chosen, taken)\n",
         expected=("lossless",),
         cells=(PLAIN,),
-        why="the experts' weights are not scaled as the checkpoint says",
+        why="the expert weights are not multiplied by the checkpoint's routed scaling factor",
     ),
 )

@@ -1,4 +1,4 @@
-"""What only a GPU can get wrong: graphs that repeat too much, copies that nobody waits for."""
+"""Faults that only a GPU shows: CUDA graphs that replay stale inputs, copies without synchronisation."""
 
 from typing import Final
 
@@ -20,7 +20,7 @@ GRAPH_FAULTS: Final[tuple[Fault, ...]] = (
         new="        if len(given) != len(self._last):\n",
         expected=("lossless", "ledger"),
         cells=CELLS,
-        why="a replay serves the requests of an earlier round of its size",
+        why="a replay runs the requests of an earlier round of the same size",
         tier=TIER,
     ),
     Fault(
@@ -32,7 +32,7 @@ GRAPH_FAULTS: Final[tuple[Fault, ...]] = (
         new="            relay.length[:1].zero_()\n",
         expected=("lossless",),
         cells=CELLS,
-        why="a replay leaves its lengths and last tokens where the next one does not look",
+        why="a replay writes lengths and last tokens to a buffer that the next one does not read",
         tier=TIER,
     ),
     Fault(
@@ -44,7 +44,7 @@ GRAPH_FAULTS: Final[tuple[Fault, ...]] = (
         new="        return next(graph for graph in bundle.graphs.values() if graph).output\n",
         expected=("lossless",),
         cells=CELLS,
-        why="results are read where another graph leaves its own",
+        why="results are read from another graph's output buffers",
         tier=TIER,
     ),
     Fault(
@@ -56,7 +56,7 @@ GRAPH_FAULTS: Final[tuple[Fault, ...]] = (
         new="        relay._latest = None\n\n        def whole_round() -> StepOutput:\n",
         expected=("lossless",),
         cells=CELLS,
-        why="what a prompt published is dropped where a graph follows, which reads the row's older values",
+        why="what a prefill published is not copied for the following graph, which reads the row's older values",
         tier=TIER,
     ),
     Fault(
@@ -68,8 +68,8 @@ GRAPH_FAULTS: Final[tuple[Fault, ...]] = (
         new="            staged.event.query()\n",
         expected=("lossless",),
         cells=CELLS,
-        why="the host reads a step's results before their copy has come",
-        # What it reads too early must not crash it.
+        why="the host reads a step's results before their copy has finished",
+        # Values read too early must be valid ids, so that nothing crashes.
         also=(Edit("StagingRing._copy", "        target = torch.empty(", "        target = torch.ones("),),
         tier=TIER,
     ),
@@ -82,7 +82,7 @@ GRAPH_FAULTS: Final[tuple[Fault, ...]] = (
         new="    graphs = None\n",
         expected=("effective",),
         cells=CELLS,
-        why="an engine that resolved to graphs runs without any",
+        why="the configuration resolves to CUDA graphs, but the engine runs without any",
         tier=TIER,
     ),
     Fault(
@@ -94,7 +94,7 @@ GRAPH_FAULTS: Final[tuple[Fault, ...]] = (
         new="        if True:\n",
         expected=("effective",),
         cells=CELLS,
-        why="graphs are on, and every round runs without one",
+        why="CUDA graphs are captured, but every round runs eagerly",
         tier=TIER,
     ),
     Fault(
@@ -106,7 +106,7 @@ GRAPH_FAULTS: Final[tuple[Fault, ...]] = (
         new="            self._given[:, : len(rows)].copy_(sent[:, : len(rows)], non_blocking=True)\n",
         expected=("ledger",),
         cells=("eagle3.s5.v2.p16.ragged.length",),
-        why="what fills a batch up are requests of a larger one before, which go on writing KV",
+        why="padding rows are stale requests of an earlier, larger batch, which keep writing KV",
         tier=TIER,
     ),
     Fault(
@@ -118,7 +118,7 @@ GRAPH_FAULTS: Final[tuple[Fault, ...]] = (
         new="        given = (*padding, *rows, *padding, *generations)\n",
         expected=("lossless",),
         cells=("eagle3.s5.v2.p16.ragged.length",),
-        why="the first requests are told what padding got",
+        why="the first requests get the results of the padding rows",
         tier=TIER,
     ),
     Fault(
@@ -130,7 +130,7 @@ GRAPH_FAULTS: Final[tuple[Fault, ...]] = (
         new="graphs.run(GraphShape(True, plan.logprobs, ",
         expected=("lossless", "distribution"),
         cells=("eagle3.s3.k4.n8.v2.p16.burst.stop_string", "eagle3.s3.k4.n8.v2.p16.burst.temperature.stop_token"),
-        why="a graph of greedy rounds is replayed where tokens must be drawn",
+        why="a graph captured for greedy rounds is replayed for sampled requests",
         tier=TIER,
     ),
     Fault(
@@ -142,7 +142,7 @@ GRAPH_FAULTS: Final[tuple[Fault, ...]] = (
         new="graphs.run(GraphShape(plan.greedy, -1, ",
         expected=("finish",),
         cells=("eagle3.s3.k4.n8.v2.p16.ragged.stream.mixed.stop_token",),
-        why="a graph that shows no log-probabilities is replayed for a turn that asks for them",
+        why="a graph captured without log-probabilities is replayed for a request that needs them",
         tier=TIER,
     ),
     Fault(
@@ -154,7 +154,7 @@ GRAPH_FAULTS: Final[tuple[Fault, ...]] = (
         new="        width, reach = min(2, plan.rows[0].width), reach_of(",
         expected=("acceptance",),
         cells=("eagle3.tiers.v2.waves.length",),
-        why="graphs are made for the narrowest depth and replayed at every other",
+        why="graphs are captured for the narrowest width and replayed for every other",
         tier=TIER,
     ),
     Fault(
@@ -174,7 +174,7 @@ GRAPH_FAULTS: Final[tuple[Fault, ...]] = (
         ),
         expected=("lossless",),
         cells=CELLS,
-        why="a step's results are copied over those of the step before, which nobody has read yet",
+        why="a step's results overwrite the previous step's before the host has read them",
         tier=TIER,
     ),
     Fault(
@@ -186,7 +186,7 @@ GRAPH_FAULTS: Final[tuple[Fault, ...]] = (
         new="    return buffer.to(device)\n",
         expected=("effective",),
         cells=CELLS,
-        why="every upload waits for what the device still has to do",
+        why="every upload waits for the device's pending work",
         tier=TIER,
     ),
 )

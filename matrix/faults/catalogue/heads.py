@@ -1,4 +1,4 @@
-"""Drafting heads (EAGLE, EAGLE3): which states they read, what they carry on, and how their trees grow."""
+"""Draft heads (EAGLE, EAGLE3): hidden states that they read and carry over, and how their trees grow."""
 
 from typing import Final
 
@@ -20,7 +20,7 @@ HEAD_FAULTS: Final[tuple[Fault, ...]] = (
         new="        pair = torch.cat((hidden.reshape(rows, self.carry_width), word), 1)\n",
         expected=("acceptance",),
         cells=(CHAIN,),
-        why="state and embedding enter the projection in each other's place",
+        why="hidden state and embedding are concatenated in the wrong order for the projection",
     ),
     Fault(
         id="eagle-state-too-early",
@@ -31,7 +31,7 @@ HEAD_FAULTS: Final[tuple[Fault, ...]] = (
         new='        return DraftConfig((1,), fields.size("hidden_size"), fields.size("vocab_size"))\n',
         expected=("acceptance",),
         cells=(CHAIN,),
-        why="the head reads the state of an inner layer instead of the last one's",
+        why="the head reads an inner layer's hidden state instead of the last layer's",
     ),
     Fault(
         id="eagle-state-unnormed",
@@ -42,29 +42,29 @@ HEAD_FAULTS: Final[tuple[Fault, ...]] = (
         new="            self._keep(x, FINAL, capture, states)\n",
         expected=("acceptance",),
         cells=(CHAIN,),
-        why="the head reads the last state in front of the final norm, not behind it",
+        why="the head reads the last hidden state before the final norm instead of after it",
     ),
     Fault(
         id="aux-layers-early",
         klass="off-by-one length or KV position",
-        origin="rule: ids name layers whose output is read",
+        origin="rule: ids name layers whose output is captured",
         within="_behind",
         old="    return tuple(i + 1 for i in ids)\n",
         new="    return tuple(ids)\n",
         expected=("acceptance",),
         cells=("eagle3.s5.v2.p4.ragged", "dflash.pair"),
-        why="drafts read the states entering the named layers, not those leaving them",
+        why="the captured states are the named layers' inputs instead of their outputs",
     ),
     Fault(
         id="aux-layers-reversed",
         klass=STRIDE,
-        origin="rule: states lie side by side in the order of the config",
+        origin="rule: states are concatenated in the order of the config",
         within="CausalLM._keep",
         old="        for slot, wanted in enumerate(capture):\n",
         new="        for slot, wanted in enumerate(reversed(capture)):\n",
         expected=("acceptance",),
         cells=("eagle3.s5.v2.p4.ragged",),
-        why="the captured states lie side by side in the wrong order",
+        why="the captured states are concatenated in the wrong order",
     ),
     Fault(
         id="carry-in-the-wrong-row",
@@ -75,7 +75,7 @@ HEAD_FAULTS: Final[tuple[Fault, ...]] = (
         new="            scatter(buffer, rows.flip(0), state[name])\n",
         expected=("acceptance",),
         cells=(CHAIN,),
-        why="the relay keeps each request's draft state in its neighbour's row",
+        why="the relay stores each request's draft state in its neighbour's row",
     ),
     Fault(
         id="hidden-not-relayed",
@@ -86,7 +86,7 @@ HEAD_FAULTS: Final[tuple[Fault, ...]] = (
         new='            scatter(buffer, rows, state[name] if name != "hidden" else state[name] * 0)\n',
         expected=("acceptance",),
         cells=(CHAIN,),
-        why="the relay carries the proposals of a round, but not the state behind them",
+        why="the relay carries a round's proposals, but not the hidden states",
     ),
     Fault(
         id="states-not-regathered",
@@ -97,18 +97,18 @@ HEAD_FAULTS: Final[tuple[Fault, ...]] = (
         new="            hidden = out\n",
         expected=("acceptance",),
         cells=(TREE,),
-        why="a beam goes on from the state of whoever had its rank before",
+        why="a beam continues from the state of the beam that had its rank before",
     ),
     Fault(
         id="beams-see-strangers",
         klass=STRIDE,
-        origin="rule: a beam may attend a non-ancestor's draft KV",
+        origin="rule: after re-ranking, a beam attends to its own ancestors only",
         within="AutoregressiveDrafter._tree",
         old="            seen = torch.cat((seen.gather(1, beam[:, :, None].expand(-1, -1, seen.shape[2])), own), 2)\n",
         new="            seen = torch.cat((seen, own), 2)\n",
         expected=("acceptance",),
         cells=(TREE,),
-        why="after a re-ranking a beam attends to the draft KV of another beam's ancestors",
+        why="after re-ranking, a beam attends to the draft KV of another beam's ancestors",
     ),
     Fault(
         id="beams-blind-to-kin",
@@ -119,7 +119,7 @@ HEAD_FAULTS: Final[tuple[Fault, ...]] = (
         new="            attend.begin(step * topk, torch.cat((torch.zeros_like(seen[..., topk:]), own), 2))\n",
         expected=("acceptance",),
         cells=(TREE,),
-        why="a beam sees its own token and the committed ones, and nothing of its path between",
+        why="a beam attends to its own token and the committed ones, but not to the path between",
     ),
     Fault(
         id="beam-scores-forgotten",
@@ -130,7 +130,7 @@ HEAD_FAULTS: Final[tuple[Fault, ...]] = (
         new="            grown, scores, chosen = expand_topk(torch.ones_like(scores), probs)\n",
         expected=("acceptance", "lossless"),
         cells=("eagle3.s3.k2.n6.v2.p64.nocache.ragged",),
-        why="a deep node is scored by its own probability alone, so unlikely paths crowd out likely ones",
+        why="a deep node is scored by its own probability only, so unlikely paths crowd out likely ones",
     ),
     Fault(
         id="draft-prefix-one-short",
@@ -141,7 +141,7 @@ HEAD_FAULTS: Final[tuple[Fault, ...]] = (
         new="        bias = prefix_bias(batch.start - 1, reach, self.pool.data.dtype)\n",
         expected=("acceptance",),
         cells=("standalone.ragged",),
-        why="drafted tokens do not see the last committed pair",
+        why="draft tokens do not attend to the last committed (token, state) pair",
     ),
     Fault(
         id="draft-layers-share-kv",
@@ -152,6 +152,6 @@ HEAD_FAULTS: Final[tuple[Fault, ...]] = (
         new="        for i, layer in enumerate(self.deeper):\n",
         expected=("acceptance",),
         cells=("eagle3.qwen3.s3.k4.n8.v2.p16.nocache.ragged",),
-        why="a draft's second layer writes its KV where the first layer's lies",
+        why="the draft's second layer overwrites the first layer's KV",
     ),
 )

@@ -1,4 +1,4 @@
-"""Strides, masks and rows: the right values read from the wrong place."""
+"""Strides, masks and rows: correct values read from the wrong place."""
 
 from typing import Final
 
@@ -21,7 +21,7 @@ INDEXING_FAULTS: Final[tuple[Fault, ...]] = (
         ),
         expected=("lossless",),
         cells=(TREE,),
-        why="the bonus token is read with the stride of the draft tokens instead of steps + 1",
+        why="the bonus token is read with stride num_draft_tokens instead of num_steps + 1",
     ),
     Fault(
         id="path-not-compacted",
@@ -32,7 +32,7 @@ INDEXING_FAULTS: Final[tuple[Fault, ...]] = (
         new="",
         expected=("lossless", "ledger"),
         cells=(TREE, "standalone.s2.k2.n6.v2.p4.pair"),
-        why="the accepted path of a tree stays scattered over its block",
+        why="the KV of an accepted tree path is not compacted",
     ),
     Fault(
         id="tokens-not-compacted",
@@ -43,7 +43,7 @@ INDEXING_FAULTS: Final[tuple[Fault, ...]] = (
         new="emit[:, : path.shape[1]])",
         expected=("lossless",),
         cells=(TREE,),
-        why="the predictions of the first nodes are taken for those of the accepted ones",
+        why="the first nodes' predictions are returned instead of the accepted nodes'",
     ),
     Fault(
         id="siblings-visible",
@@ -57,7 +57,7 @@ INDEXING_FAULTS: Final[tuple[Fault, ...]] = (
         ),
         expected=("lossless",),
         cells=(TREE,),
-        why="a node attends to its elder siblings as if it followed them",
+        why="a tree node attends to its earlier siblings as if they were ancestors",
     ),
     Fault(
         id="tree-positions-dense",
@@ -68,7 +68,7 @@ INDEXING_FAULTS: Final[tuple[Fault, ...]] = (
         new="        positions = batch.start[:, None] + count(batch.width, tree.depths.device)\n",
         expected=("lossless",),
         cells=(TREE,),
-        why="a node's position is its number in the tree instead of its depth",
+        why="a node's position is its index in the tree instead of its depth",
     ),
     Fault(
         id="logprob-row",
@@ -79,7 +79,7 @@ INDEXING_FAULTS: Final[tuple[Fault, ...]] = (
         new="            if plan.logprobs >= 0 and not batch.width:\n",
         expected=("distribution",),
         cells=("eagle3.s3.k4.n8.v2.p16.ragged.temperature", "eagle3.s3.k4.n8.v2.pair.temperature"),
-        why="log-probabilities come from the first nodes of the tree, not from the accepted path",
+        why="log-probabilities are read from the tree's first nodes instead of the accepted path",
     ),
     Fault(
         id="neighbour-state",
@@ -104,7 +104,7 @@ INDEXING_FAULTS: Final[tuple[Fault, ...]] = (
             "none.v2.p4.c7.m4.burst",
             "standalone.s1.k1.v1.p4.c32.m4.burst",
         ),
-        why="the pages of a prefix hit never reach the device's table, so the row reads its former owner's slots",
+        why="the pages of a prefix hit are not written to the page table, so the row reads another request's slots",
     ),
     Fault(
         id="draft-table-without-branches",
@@ -119,6 +119,6 @@ INDEXING_FAULTS: Final[tuple[Fault, ...]] = (
         ),
         expected=("acceptance",),
         cells=("eagle3.s3.k4.n8.v2.p16.waves.length",),
-        why="the draft's table has room for 48 chains and none for their branches: a large batch's trees read slot 0",
+        why="the draft page table is sized for 48 chains without branches, so a large batch of trees reads slot 0",
     ),
 )

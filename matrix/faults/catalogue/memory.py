@@ -1,4 +1,4 @@
-"""Pages: leaked, kept without a journal, shared where they must not be, or written where nobody looks."""
+"""KV pages: leaked, missing from the journal, wrongly shared, or written by the wrong request."""
 
 from typing import Final
 
@@ -8,7 +8,7 @@ LEAK: Final = "KV leak / over-allocation"
 PREFIX: Final = "prefix-cache semantics under EAGLE"
 CLOSE: Final = "        self.ledger.close(request.account)\n"
 
-# The engine's own check would end the run before a gate can judge it.
+# The engine's own check would raise before a gate runs.
 UNCHECKED: Final = Edit(
     "Loop._turn",
     "        if self.strict_memory:\n            self.scheduler.check()\n",
@@ -19,7 +19,7 @@ FREED: Final = (
     "            self.free.append(page)\n        if self.window is not None:\n            self.window.close(rid)\n"
 )
 
-# The scheduler counts accounts itself under strict memory; without that the page is left to the gates.
+# The scheduler compares accounts under strict_memory; without that, the page is left for the gates to find.
 UNCOUNTED: Final = Edit(
     "SessionKV.check", "        if accounts != sorted(self.ledger.accounts):\n", "        if False:\n"
 )
@@ -37,7 +37,7 @@ MEMORY_FAULTS: Final[tuple[Fault, ...]] = (
         ),
         expected=("ledger",),
         cells=("eagle3.s3.k2.n6.v2.p64.nocache.ragged.abort_running",),
-        why="the pages of a request aborted while it runs never come home",
+        why="the pages of a request aborted while running are never freed",
         also=(UNCOUNTED,),
     ),
     Fault(
@@ -54,7 +54,7 @@ MEMORY_FAULTS: Final[tuple[Fault, ...]] = (
         ),
         expected=("ledger",),
         cells=("none.v1.nocache.c7.tight.pair",),
-        why="each retraction strands one page",
+        why="each retraction leaks one page",
         also=(UNCOUNTED,),
     ),
     Fault(
@@ -70,7 +70,7 @@ MEMORY_FAULTS: Final[tuple[Fault, ...]] = (
         ),
         expected=("ledger",),
         cells=("standalone.s3.v2.p64.c32.pair",),
-        why="with pages of more than one token the page behind the last whole one is kept at the finish",
+        why="with page_size above 1, each finished request leaks one page",
         also=(UNCOUNTED,),
     ),
     Fault(
@@ -82,7 +82,7 @@ MEMORY_FAULTS: Final[tuple[Fault, ...]] = (
         new="",
         expected=("ledger",),
         cells=("standalone.s1.k1.v2.p4.tight.burst",),
-        why="evictions are missing from the journal, so no audit can follow the pages",
+        why="evictions are missing from the journal, so the audit loses track of the pages",
     ),
     Fault(
         id="stamps-unchecked",
@@ -93,7 +93,7 @@ MEMORY_FAULTS: Final[tuple[Fault, ...]] = (
         new="        return kv\n",
         expected=("ledger",),
         cells=("standalone.pair",),
-        why="the device's page tables are no longer compared with the ledger",
+        why="the device's page tables are never checked against the ledger",
     ),
     Fault(
         id="padding-written",
@@ -108,7 +108,7 @@ MEMORY_FAULTS: Final[tuple[Fault, ...]] = (
             "none.sync.p64.nocache.c32.tight.m4.burst.temperature.length.abort_queued",
             "standalone.s3.k4.n16.sync.p4.c32.tight.m4.ragged.mixed.length.abort_queued",
         ),
-        why="the padded end of a short prompt writes through the row's old table into pages of others",
+        why="padding of a short prompt is written through a stale page table into other requests' pages",
     ),
     Fault(
         id="page-key-short",
@@ -122,7 +122,7 @@ MEMORY_FAULTS: Final[tuple[Fault, ...]] = (
             "none.v2.p4.c7.m4.burst",
             "standalone.s1.k1.v1.p4.c32.m4.burst",
         ),
-        why="a page is shared when its first token matches, whatever stands behind it",
+        why="a page is shared if its first token matches, whatever follows",
     ),
     Fault(
         id="retract-drops-output",
@@ -136,7 +136,7 @@ MEMORY_FAULTS: Final[tuple[Fault, ...]] = (
             "none.v1.nocache.c7.tight.pair",
             "standalone.s1.k1.v2.p4.tight.pair",
         ),
-        why="a retracted request loses its last token, produces it again, and shows its text twice",
+        why="a retracted request loses its last token, generates it again, and returns its text twice",
     ),
     Fault(
         id="retract-unmarked",
@@ -147,7 +147,7 @@ MEMORY_FAULTS: Final[tuple[Fault, ...]] = (
         new="",
         expected=("effective",),
         cells=("none.v1.nocache.c7.tight.pair",),
-        why="retractions happen and nothing counts them",
+        why="retractions are not counted",
     ),
     Fault(
         id="cache-never-fed",
@@ -158,18 +158,18 @@ MEMORY_FAULTS: Final[tuple[Fault, ...]] = (
         new="        if not self.enabled or self.key_span:\n            return 0\n",
         expected=("effective",),
         cells=("standalone.ragged",),
-        why="with a drafter nothing enters the prefix cache, which is reported as on",
+        why="with a drafter nothing is inserted into the prefix cache, which is reported as enabled",
     ),
     Fault(
         id="compaction-unmarked",
         klass="silent fallback / ignored parameter",
-        origin="sglang#32459: a path that nobody knows to be taken",
+        origin="sglang#32459: a code path without a usage counter",
         within="StepCounter._count_drafts",
         old='        self._hit("tree.compacted", sum([result.moved[row] for row in rows]))\n',
         new="",
         expected=("effective",),
         cells=("eagle3.s3.k4.n8.v2.p16.burst.mixed.length",),
-        why="accepted tree paths are moved and nothing counts them",
+        why="compactions of accepted tree paths are not counted",
     ),
     Fault(
         id="cached-tokens-of-the-last-admission",
@@ -180,18 +180,18 @@ MEMORY_FAULTS: Final[tuple[Fault, ...]] = (
         new="        request.cached_tokens = request.prefilled\n",
         expected=("ledger",),
         cells=("standalone.s1.k1.v2.p4.tight.pair",),
-        why="a retracted request reports its own tokens as cached, more than its prompt has",
+        why="a retracted request counts its own tokens as cached, more than its prompt has",
     ),
     Fault(
         id="cached-tokens-with-the-span",
         klass="off-by-one length or KV position",
-        origin="rule: what a turn computes again is not cached",
+        origin="rule: recomputed positions of a turn are not cached",
         within="Admission.open",
         old="            request.cached_tokens = request.prefilled\n",
         new="            request.cached_tokens = request.inherited or request.prefilled\n",
         expected=("ledger",),
         cells=("eagle3.s3.v2.p4.snug.pair.stream.length.abort_running",),
-        why="a turn counts positions as cached that it computed again",
+        why="a turn counts the positions that it recomputed as cached",
     ),
     Fault(
         id="page-freed-twice",
@@ -202,7 +202,7 @@ MEMORY_FAULTS: Final[tuple[Fault, ...]] = (
         new=FREED.replace("append(page)", "extend((page, page))"),
         expected=("ledger",),
         cells=("standalone.s1.k4.n4.sync.p64.nocache.tight.m4.burst.abort_running",),
-        why="every private page of a closed account goes to the free list twice, so two requests write into one page",
+        why="every private page of a closed account enters the free list twice, so two requests write to one page",
         also=(UNCHECKED,),
     ),
 )

@@ -1,4 +1,4 @@
-"""Ranks of one engine that stop being one: each decides for itself, or holds the wrong part."""
+"""Tensor-parallel ranks that decide independently or use the wrong shard."""
 
 from typing import Final
 
@@ -9,7 +9,7 @@ FALLBACK: Final = "silent fallback / ignored parameter"
 INDEXING: Final = "stride / indexing"
 TREE: Final = "eagle3.tp2.s3.k4.n8.v2.p16.pair.stream.mixed"
 CELLS: Final = ("eagle3.tp2.pair", TREE)
-# Another GPU rounds logits in another way. As rank 0 decides, this alone changes nothing.
+# Simulates ranks that round logits differently. Harmless by itself, because rank 0 decides.
 ROUNDS_OTHERWISE: Final = Edit(
     "Vocabulary.joined",
     "self._ranks.joined(logits)[..., : self._size]\n",
@@ -30,19 +30,19 @@ RANK_FAULTS: Final[tuple[Fault, ...]] = (
         new="    emit = (pick(",
         expected=("ranks",),
         cells=CELLS,
-        why="each rank takes its own token of a round where logits are rounded otherwise",
+        why="each rank samples its own token in a round, and logits round differently across ranks",
         also=(ROUNDS_OTHERWISE,),
     ),
     Fault(
         id="rank-begins-alone",
         klass=DIVERGENCE,
-        origin="sglang#31071 (a sibling branch without the broadcast)",
+        origin="sglang#31071 (a branch without the broadcast)",
         within="DeviceStep._prefill",
         old="        sampled = self.ranks.agreed(pick(logits, end[:, None], rows))\n",
         new="        sampled = pick(logits, end[:, None], rows)\n",
         expected=("ranks",),
         cells=("eagle3.tp2.s3.k4.n8.nocache.tight.pair.mixed.length", TREE),
-        why="each rank takes its own token behind a prompt, and agrees only afterwards",
+        why="each rank samples its own first token after the prompt; later tokens agree",
         also=(ROUNDS_OTHERWISE,),
     ),
     Fault(
@@ -52,12 +52,12 @@ RANK_FAULTS: Final[tuple[Fault, ...]] = (
         within="agreed_tree",
         old="    if ranks.size == 1:\n        return tree\n",
         new=(
-            "    last = tree.tokens[:, -1:] ^ min(ranks.rank, 1)  # a near tie falls otherwise there\n"
+            "    last = tree.tokens[:, -1:] ^ min(ranks.rank, 1)  # near ties resolve differently there\n"
             "    return tree._replace(tokens=torch.cat((tree.tokens[:, :-1], last), 1))\n"
         ),
         expected=("ranks",),
         cells=CELLS,
-        why="each rank verifies its own drafts, which differ where a tie falls otherwise",
+        why="each rank verifies its own drafts, which differ where near ties resolve differently",
     ),
     Fault(
         id="rank-hands-out-other-pages",
@@ -68,18 +68,18 @@ RANK_FAULTS: Final[tuple[Fault, ...]] = (
         new="    ledger.free.sort(reverse=not ranks.rank)\n    cache = PrefixCache(",
         expected=("ranks",),
         cells=CELLS,
-        why="one rank hands out its pages in another order, which changes no token",
+        why="one rank allocates pages in another order, which changes no token",
     ),
     Fault(
         id="rank-frees-late",
         klass=DIVERGENCE,
-        origin="sglang#22458 (the radix trees of ranks part)",
+        origin="sglang#22458 (the ranks' radix trees diverge)",
         within="build",
         old="drafter.key_span, resolved.radix_cache)\n",
         new="drafter.key_span, resolved.radix_cache and not ranks.rank)\n",
         expected=("ranks",),
         cells=("none.tp2.pair", TREE),
-        why="one rank frees at a request's end the pages that the others put into their prefix cache",
+        why="at a request's end one rank frees the pages that the others insert into the prefix cache",
     ),
     Fault(
         id="rank-watched-by-nobody",
@@ -90,7 +90,7 @@ RANK_FAULTS: Final[tuple[Fault, ...]] = (
         new="    observers: list[RankDigest] = []\n",
         expected=("ranks", "effective"),
         cells=CELLS,
-        why="no rank tells what it does, so nothing is compared",
+        why="no rank reports its steps, so nothing is compared",
     ),
     Fault(
         id="ranks-dropped",
@@ -101,28 +101,28 @@ RANK_FAULTS: Final[tuple[Fault, ...]] = (
         new=("        from dataclasses import replace\n\n        return super().start(replace(config, tp_size=1))\n"),
         expected=("config", "ranks"),
         cells=("none.tp2.pair",),
-        why="an engine of two ranks is asked for, and one runs",
+        why="two ranks are configured, but one runs",
     ),
     Fault(
         id="partial-sums-left-apart",
         klass=INDEXING,
-        origin="rule: several ranks compute what one does (K1: token equality)",
+        origin="rule: several ranks compute the same as one (K1: token equality)",
         within="LinearOps.over",
         old="out.add_(ranks.total(self.linear(x, weight))))\n",
         new="out.add_(self.linear(x, weight)))\n",
         expected=("lossless",),
         cells=("none.tp2.pair",),
-        why="each rank goes on with its own heads' part of the residual stream",
+        why="the all-reduce is missing, so each rank continues with its own heads' partial sum",
     ),
     Fault(
         id="words-of-another-rank",
         klass=INDEXING,
-        origin="rule: several ranks compute what one does (K1: token equality)",
+        origin="rule: several ranks compute the same as one (K1: token equality)",
         within="Vocabulary.words",
         old="self._ranks.total(found.masked_fill_(others[:, None], 0))\n",
         new="self._ranks.total(found)\n",
         expected=("lossless",),
         cells=("none.tp2.pair",),
-        why="a rank adds its first word to every word that another rank holds",
+        why="a token outside a rank's vocabulary shard adds the shard's first embedding instead of zero",
     ),
 )

@@ -1,4 +1,4 @@
-"""Turns that are retracted: what their session keeps, and what they come back to."""
+"""Retracted session turns: the KV that the session keeps, and the state that they resume from."""
 
 from typing import Final
 
@@ -23,7 +23,7 @@ RETURN_FAULTS: Final[tuple[Fault, ...]] = (
         new="        if request.retracting or not request.holds:\n",
         expected=("session", "effective"),
         cells=(CHAIN, TREE),
-        why="a retracted turn takes the KV of all turns before it along, and reads the whole history again",
+        why="a retracted turn drops the KV of all earlier turns, so the whole history is prefilled again",
     ),
     Fault(
         id="abort-behind-a-return",
@@ -34,7 +34,7 @@ RETURN_FAULTS: Final[tuple[Fault, ...]] = (
         new="        undone = (aborted and not request.retractions) or request.retracting\n",
         expected=("session",),
         cells=("eagle3.s3.v2.p4.snug.pair.stream.length.abort_running",),
-        why="an aborted turn that had come back from a retraction stays in its session",
+        why="an aborted turn that had resumed after a retraction stays in its session",
     ),
     Fault(
         id="turn-draft-kv-stale",
@@ -45,7 +45,7 @@ RETURN_FAULTS: Final[tuple[Fault, ...]] = (
         new="self.held.resume(request.account, 0)",
         expected=("session", "acceptance"),
         cells=("eagle3.s5.v2.p4.pair.stream", "standalone.s3.v2.p64.snug.pair.stream.length", LAYERS),
-        why="a turn drafts from KV of the token that might have followed the turn before, not of its own first one",
+        why="the draft KV at the start of a turn belongs to a predicted token instead of the turn's first",
     ),
     Fault(
         id="turn-draft-kv-of-one-layer",
@@ -56,7 +56,7 @@ RETURN_FAULTS: Final[tuple[Fault, ...]] = (
         new="self.held.resume(request.account, min(1, self.cache.key_span))",
         expected=("session", "acceptance"),
         cells=(LAYERS,),
-        why="the draft KV of the second layer at the end of a turn stays that of tokens that never came",
+        why="the second layer's draft KV at the end of a turn belongs to tokens that were never emitted",
     ),
     Fault(
         id="layer-span-none",
@@ -67,6 +67,6 @@ RETURN_FAULTS: Final[tuple[Fault, ...]] = (
         new="        self.steps, self.key_span = len(layers), 0\n",
         expected=("ledger", "session", "acceptance"),
         cells=(LAYERS, LAYERS_CACHED),
-        why="the draft KV at the end of what is shared rests on tokens of another text",
+        why="the draft KV at the end of a shared prefix depends on another request's tokens",
     ),
 )

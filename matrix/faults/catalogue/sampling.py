@@ -1,4 +1,4 @@
-"""Output distributions that are not the target's."""
+"""Output distributions that differ from the target's."""
 
 from typing import Final
 
@@ -17,7 +17,7 @@ SAMPLING_FAULTS: Final[tuple[Fault, ...]] = (
         new="    return logits.argmax(-1)\n",
         expected=("distribution",),
         cells=("none.v1.pair.temperature",),
-        why="the filtered distribution is built, and then the best token is returned",
+        why="sampling builds the filtered distribution and then returns its argmax",
     ),
     Fault(
         id="temperature-ignored",
@@ -28,7 +28,7 @@ SAMPLING_FAULTS: Final[tuple[Fault, ...]] = (
         new="    heat = torch.ones_like(temperature)[:, None, None]\n",
         expected=("distribution",),
         cells=("none.v1.pair.temperature",),
-        why="tokens are drawn at temperature 1 whatever was asked",
+        why="tokens are sampled at temperature 1 whatever temperature was requested",
     ),
     Fault(
         id="top-p-ignored",
@@ -50,7 +50,7 @@ SAMPLING_FAULTS: Final[tuple[Fault, ...]] = (
         new=">= top_p[:, None, None].double())",
         expected=("distribution",),
         cells=("none.v1.pair.topk_topp",),
-        why="top-p counts mass of the full vocabulary, not what top-k left",
+        why="top-p is applied to the mass of the full vocabulary instead of the tokens that top-k kept",
     ),
     Fault(
         id="top-k-off-by-one",
@@ -61,7 +61,7 @@ SAMPLING_FAULTS: Final[tuple[Fault, ...]] = (
         new="    ranked = ranked.masked_fill_(rank > 2 * kept, 0.0)\n",
         expected=("distribution",),
         cells=("none.v1.pair.topk_topp",),
-        why="twice as many tokens stay as top-k allows",
+        why="twice as many tokens are kept as top-k allows",
     ),
     Fault(
         id="seed-ignored",
@@ -72,7 +72,7 @@ SAMPLING_FAULTS: Final[tuple[Fault, ...]] = (
         new="    state = _mix(torch.zeros_like(seed) + GOLDEN)[:, None] + (position + 1) * GOLDEN\n",
         expected=("distribution",),
         cells=("none.v1.pair.temperature",),
-        why="every request draws the same coins",
+        why="every request uses the same random numbers",
     ),
     Fault(
         id="position-not-mixed",
@@ -83,7 +83,7 @@ SAMPLING_FAULTS: Final[tuple[Fault, ...]] = (
         new="[:, None] + torch.ones_like(position) * GOLDEN\n",
         expected=("distribution",),
         cells=("none.v1.pair.temperature",),
-        why="a request draws with one and the same coin at every position",
+        why="a request uses the same random number at every position",
     ),
     Fault(
         id="coin-of-the-step",
@@ -94,12 +94,12 @@ SAMPLING_FAULTS: Final[tuple[Fault, ...]] = (
         new="start[:, None] + 0 * tree.depths + 1, rows))\n",
         expected=("lossless",),
         cells=("eagle3.s3.k4.n8.v2.pair.temperature",),
-        why="all nodes of a tree draw with the root's coin",
+        why="all nodes of a tree use the root's random number",
     ),
     Fault(
         id="biased-to-draft",
         klass=KLASS,
-        origin="sglang#37134: accepted where it must reject",
+        origin="sglang#37134: accepts where it must reject",
         within="verify",
         old="    if tree.ancestors is None:\n        hits",
         new=(
@@ -110,7 +110,7 @@ SAMPLING_FAULTS: Final[tuple[Fault, ...]] = (
         ),
         expected=("lossless",),
         cells=("standalone.pair.temperature",),
-        why="a draft with a third of the target's mass is accepted without a draw",
+        why="a draft token with a third of the target's mass is accepted without a random draw",
     ),
     Fault(
         id="loose-acceptance",
@@ -130,6 +130,6 @@ SAMPLING_FAULTS: Final[tuple[Fault, ...]] = (
             "standalone.burst",
             "eagle3.s5.v2.m4.burst",
         ),
-        why="a greedy request accepts a draft that is nearly as good as the best token",
+        why="a greedy request accepts a draft token that is nearly as likely as the best token",
     ),
 )

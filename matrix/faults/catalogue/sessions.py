@@ -1,4 +1,4 @@
-"""Turns of streaming sessions: what they inherit, what an abort undoes, and whose history it is."""
+"""Streaming-session turns: inherited KV, rollback after an abort, and the history they continue."""
 
 from typing import Final
 
@@ -18,7 +18,7 @@ SESSION_FAULTS: Final[tuple[Fault, ...]] = (
         new="        keep = request.inherited if undone else min(request.num_tokens - 1, computed)\n",
         expected=("session",),
         cells=("eagle3.s5.v2.p4.pair.stream",),
-        why="a session saves its KV one token short, and the next turn computes it again",
+        why="a session keeps one token's KV too few, which the next turn recomputes",
     ),
     Fault(
         id="session-keeps-half",
@@ -29,7 +29,7 @@ SESSION_FAULTS: Final[tuple[Fault, ...]] = (
         new="        keep = request.inherited if undone else min(len(request.prompt), computed)\n",
         expected=("session",),
         cells=("none.v1.p4.pair.stream",),
-        why="a turn's own answer is thrown away, and read again by the next turn",
+        why="the KV of a turn's answer is dropped, and the next turn prefills it again",
     ),
     Fault(
         id="session-bakes-overshoot",
@@ -40,7 +40,7 @@ SESSION_FAULTS: Final[tuple[Fault, ...]] = (
         new="        keep = request.inherited if undone else computed\n",
         expected=("session", "lossless"),
         cells=("eagle3.s5.v2.p4.pair.stream.stop_string",),
-        why="tokens accepted past the end of a turn stay in the session's KV",
+        why="KV of tokens accepted after the end of a turn stays in the session",
     ),
     Fault(
         id="rollback-loses-the-span",
@@ -52,7 +52,7 @@ SESSION_FAULTS: Final[tuple[Fault, ...]] = (
         "        keep -= self.cache.key_span if undone and keep else 0\n",
         expected=("session",),
         cells=("eagle3.s3.v2.p4.snug.pair.stream.length.abort_running",),
-        why="each aborted turn takes the positions that it computed again from the session",
+        why="each aborted turn removes the positions that it recomputed from the session's KV",
     ),
     Fault(
         id="span-left-as-it-was",
@@ -64,7 +64,7 @@ SESSION_FAULTS: Final[tuple[Fault, ...]] = (
         "        return slots.masked_fill((at >= (self.start + self.lengths)[:, None]) | first, 0)\n",
         expected=("ledger",),
         cells=("eagle3.s3.k1.n4.v1.nocache.pair.stream.length",),
-        why="a turn reads, at the position that it should have computed again, what the turn before it left there",
+        why="a turn reads the previous turn's draft KV at the position that it must recompute",
     ),
     Fault(
         id="aborted-turn-in-history",
@@ -75,18 +75,18 @@ SESSION_FAULTS: Final[tuple[Fault, ...]] = (
         new="        if turn is None or turn.finish is None:\n",
         expected=("session", "lossless"),
         cells=("none.v1.p4.pair.stream.abort_running",),
-        why="the next turn goes on from what an aborted turn said",
+        why="the next turn continues from the output of an aborted turn",
     ),
     Fault(
         id="begin-token-inside",
         klass=OFF_BY_ONE,
-        origin="rule: a leading begin token is stripped",
+        origin="rule: a leading BOS token is stripped",
         within="Sessions.judge",
         old="            if self.bos_id is not None and new[:1] == (self.bos_id,):\n",
         new="            if False and new[:1] == (self.bos_id,):\n",
         expected=("session", "lossless"),
         cells=("none.pair.branch",),
-        why="each turn begins with a begin token in the middle of the text",
+        why="each turn adds a BOS token in the middle of the history",
     ),
     Fault(
         id="offset-one-long",
@@ -97,7 +97,7 @@ SESSION_FAULTS: Final[tuple[Fault, ...]] = (
         new="        return history[: params.offset + 1] if params.offset else history\n",
         expected=("session", "lossless"),
         cells=("none.pair.branch",),
-        why="a branch keeps one token too many of the history it goes back to",
+        why="a branch keeps one history token more than its offset",
     ),
     Fault(
         id="branch-keeps-output",
@@ -108,7 +108,7 @@ SESSION_FAULTS: Final[tuple[Fault, ...]] = (
         new="        history = session.text(params.rid)\n",
         expected=("session", "lossless"),
         cells=("none.pair.branch",),
-        why="a branch that drops what was answered goes on from it all the same",
+        why="a branch with drop_previous_output still continues the previous output",
     ),
     Fault(
         id="replaced-branches-stay",
@@ -119,6 +119,6 @@ SESSION_FAULTS: Final[tuple[Fault, ...]] = (
         new="        if turn.params.replace and turn.params.rid is None:\n",
         expected=("session",),
         cells=("none.pair.branch",),
-        why="requests that were replaced can be continued as if nothing had been said since",
+        why="requests cleared by replace can still be continued",
     ),
 )

@@ -1,4 +1,4 @@
-"""Sizes of their own and pages larger than a request: what is equal to something else in the usual cell."""
+"""Sizes that coincide in the usual cell: tree depth, breadth and width, block size, pages larger than a request."""
 
 from typing import Final
 
@@ -13,13 +13,13 @@ SIZE_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="grams-depth-ignored",
         klass=SILENT,
-        origin="rule: steps, breadth and width of an n-gram tree are three numbers",
+        origin="rule: steps, breadth and width of an n-gram tree are independent",
         within="_ngram",
         old="        steps=resolved.num_steps,\n",
         new="        steps=resolved.num_draft_tokens - 1,\n",
         expected=("acceptance", "effective"),
         cells=("ngram.s3.k4.n8.ragged",),
-        why="paths of an n-gram tree are as long as its nodes allow, whatever depth was asked",
+        why="paths of an n-gram tree are as long as its node count allows, whatever num_steps is",
     ),
     Fault(
         id="grams-breadth-ignored",
@@ -30,18 +30,18 @@ SIZE_FAULTS: Final[tuple[Fault, ...]] = (
         new=" or ",
         expected=("acceptance",),
         cells=("ngram.s3.k2.n8.p256.c32.burst",),
-        why="a node of an n-gram tree has as many children as there are candidates, whatever topk was asked",
+        why="a node of an n-gram tree has a child for every candidate, whatever topk is",
     ),
     Fault(
         id="block-width-ignored",
         klass=STRIDE,
-        origin="rule: a block may be narrower than the draft was made for; sglang#23331",
+        origin="rule: a block may be narrower than the one the draft was trained with; sglang#23331",
         within="_dflash",
         old="    return BlockDrafter(context.traits, model, context.pool(model), context.verify_tokens)\n",
         new="    return BlockDrafter(context.traits, model, context.pool(model), 6)\n",
         expected=("acceptance",),
         cells=("dflash.n4.ragged",),
-        why="the drafter is as wide as the checkpoint's block, and only reports what was asked",
+        why="the drafter uses the checkpoint's block size and only reports the configured one",
         also=(Edit("LLM._readback", "else drafter.nodes,\n", "else min(drafter.nodes, 4),\n"),),
     ),
     Fault(
@@ -53,7 +53,7 @@ SIZE_FAULTS: Final[tuple[Fault, ...]] = (
         new="        more = end // self.page_size + 1 - len(account.pages)\n",
         expected=("ledger",),
         cells=(LARGE,),
-        why="a step that ends with its page takes another one",
+        why="a step that ends on a page boundary reserves one more page",
     ),
     Fault(
         id="retracted-turn-held",
@@ -64,6 +64,6 @@ SIZE_FAULTS: Final[tuple[Fault, ...]] = (
         new="        undone = aborted\n",
         expected=("session", "ledger", "effective"),
         cells=(LARGE, "none.v2.p256.tight.pair.stream.length"),
-        why="a turn that loses its pages to another keeps them in its session's name",
+        why="a retracted turn keeps its pages in its session although another request needs them",
     ),
 )

@@ -1,4 +1,4 @@
-"""Drafted tokens that lie in the spare slots behind a pool's pages: whose slots they are, and where."""
+"""Draft KV in the spare slots after a pool's pages: which slots, for which request."""
 
 from typing import Final
 
@@ -7,46 +7,46 @@ from specmatrix.matrix.faults.fault import Edit, Fault
 GPU: Final = ("gpu1",)
 TREE: Final = "eagle3.s3.k4.n8.v2.ragged"
 DEEP: Final = "eagle3.s5.v2.p16.ragged.length"
-# A round on a CPU gathers its keys instead; this lets it draft in place too.
+# On a CPU a round gathers its keys instead; this enables the spare slots there too.
 IN_PLACE: Final = Edit("BuildContext.drafted", '        if r.device == "cpu":\n            return 0\n', "")
 
 SPARE_FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         id="drafts-share-spare-slots",
         klass="stride / indexing",
-        origin="sglang#27338 (what a drafting step writes leaves its row)",
+        origin="sglang#27338 (a draft step's writes leave their row)",
         within="_InPlace.__init__",
         old="        self._own = pool.spare[: batch * capacity].view(batch, capacity)\n",
         new="        self._own = pool.spare[:capacity].expand(batch, capacity)\n",
         expected=("acceptance",),
         cells=(TREE, DEEP),
-        why="all requests of a round leave what they draft in the same slots",
+        why="all requests of a round write their draft KV to the same slots",
         also=(IN_PLACE,),
         also_on=GPU,
     ),
     Fault(
         id="spare-slots-within-the-pages",
         klass="KV leak / over-allocation",
-        origin="rule: only who owns a page writes to it (K3)",
+        origin="rule: only the owner of a page writes to it (K3)",
         within="KVPool.__init__",
         old="        self.spare = torch.arange(slots, slots + spare, device=device) if spare else None\n",
         new="        self.spare = torch.arange(page_size, page_size + spare, device=device) if spare else None\n",
         expected=("acceptance",),
         cells=(TREE, DEEP),
-        why="drafts are left where committed tokens of the first requests have their draft KV",
+        why="draft KV is written over the committed draft KV of the first requests",
         also=(IN_PLACE,),
         also_on=GPU,
     ),
     Fault(
         id="spare-slot-written-again",
         klass="off-by-one length or KV position",
-        origin="rule: what is drafted is read where it was written (K6: acceptance against an oracle)",
+        origin="rule: draft KV is read where it was written (K6: acceptance against an oracle)",
         within="_InPlace.begin",
         old="        write = self._own[:, offset : offset + bias.shape[2]].contiguous()\n",
         new="        write = self._own[:, : bias.shape[2]].contiguous()\n",
         expected=("acceptance",),
         cells=(TREE, DEEP),
-        why="each step of a round is left over the step before",
+        why="each draft step of a round overwrites the draft KV of the step before",
         also=(IN_PLACE,),
         also_on=GPU,
     ),

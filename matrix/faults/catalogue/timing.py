@@ -1,4 +1,4 @@
-"""Lengths, relay rows and rounds in flight: what one step leaves for the next."""
+"""Lengths, relay rows and rounds in flight: the state that one step leaves for the next."""
 
 from typing import Final
 
@@ -18,7 +18,7 @@ TIMING_FAULTS: Final[tuple[Fault, ...]] = (
         new="        end = account.committed + width\n",
         expected=("ledger", "lossless"),
         cells=("standalone.ragged",),
-        why="pages are reserved behind the committed tokens, not behind the rounds in flight, and nobody minds",
+        why="with the check removed, pages are reserved after the committed tokens, not after rounds in flight",
         also=(
             Edit(
                 "Ledger.launch",
@@ -41,7 +41,7 @@ TIMING_FAULTS: Final[tuple[Fault, ...]] = (
         new="        self._relay(batch, batch.start + verdict.count - (verdict.count > 1).long(), bonus, state)\n",
         expected=("lossless",),
         cells=("eagle3.s5.v2.p4.ragged",),
-        why="the length is published one short when drafts were accepted, so the last accepted token's KV is lost",
+        why="the published length is one short after accepted drafts, so the last accepted token's KV is lost",
     ),
     Fault(
         id="stale-sampling-row",
@@ -60,7 +60,7 @@ TIMING_FAULTS: Final[tuple[Fault, ...]] = (
             "none.v2.p4.c7.m4.burst.mixed",
             "eagle3.s5.v2.m4.burst.mixed",
         ),
-        why="a reused row keeps the sampling parameters and the seed of its former owner",
+        why="a reused row keeps the former request's sampling parameters and seed",
     ),
     Fault(
         id="stale-draft-state",
@@ -74,7 +74,7 @@ TIMING_FAULTS: Final[tuple[Fault, ...]] = (
             "eagle3.s5.v2.p4.ragged",
             "standalone.pair",
         ),
-        why="the draft's state after a round never reaches the relay, so each round starts from the prompt's",
+        why="the draft state after a round is not written to the relay, so each round starts from the prompt's",
     ),
     Fault(
         id="release-before-drained",
@@ -91,7 +91,7 @@ TIMING_FAULTS: Final[tuple[Fault, ...]] = (
             "eagle3.s5.v2.p4.ragged",
             "eagle3.s3.k2.n6.v2.p64.nocache.ragged.abort_running",
         ),
-        why="a stopped request gives its pages back while a round in flight still writes them",
+        why="a stopped request frees its pages while a round in flight still writes to them",
         also=(
             Edit(
                 "Scheduler.settle",
@@ -116,7 +116,7 @@ TIMING_FAULTS: Final[tuple[Fault, ...]] = (
         ),
         expected=("finish",),
         cells=("eagle3.s5.v2.p4.ragged",),
-        why="the round that was in flight at a request's end is counted in its statistics",
+        why="the round in flight when a request ends is counted in the request's metrics",
     ),
     Fault(
         id="drafter-waits-for-device",
@@ -127,6 +127,6 @@ TIMING_FAULTS: Final[tuple[Fault, ...]] = (
         new="        reach = batch.reach - batch.width\n        int(batch.root[0, 0])\n",
         expected=("effective",),
         cells=("eagle3.s3.k4.n8.v2.p16.ragged.temperature",),
-        why="a drafter that declares no host read takes a number from the device in the middle of a launch",
+        why="a drafter that declares no host read synchronises with the device during a launch",
     ),
 )

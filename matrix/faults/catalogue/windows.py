@@ -1,4 +1,4 @@
-"""Sliding windows: what a layer may look back at, which pages lie behind it, and what a turn may still take back."""
+"""Sliding windows: which positions a layer attends to, which pages hold them, and what a rollback may restore."""
 
 from typing import Final
 
@@ -21,7 +21,7 @@ WINDOW_FAULTS: Final[tuple[Fault, ...]] = (
         new="    far = keys[:, None, :] <= queries[:, :, None] - window + 1\n",
         expected=("lossless",),
         cells=(PLAIN,),
-        why="a layer looks back one token fewer than its window, in the baseline too",
+        why="a layer's window is one token too short, in the baseline too",
     ),
     Fault(
         id="window-by-slot",
@@ -32,7 +32,7 @@ WINDOW_FAULTS: Final[tuple[Fault, ...]] = (
         new="windowed_bias(bias, batch.positions, key_positions(",
         expected=("lossless",),
         cells=("standalone.qwen3.s5.k2.n16.sync.p16.nocache.c7.exam",),
-        why="the window of a tree's node begins behind its slot, not behind its depth",
+        why="the window of a tree node is measured from its slot instead of its depth",
     ),
     Fault(
         id="window-query-unclamped",
@@ -43,7 +43,7 @@ WINDOW_FAULTS: Final[tuple[Fault, ...]] = (
         new="        self.positions = at\n",
         expected=("session", "lossless"),
         cells=("none.qwen3.v1.p64.nocache.burst.stream.abort_running",),
-        why="a padded query behind every key sees none, and what it writes is no number",
+        why="a padded query has no visible key, and writes NaN",
         also=(Edit("WindowGroup.slots", "batch.positions)\n", "batch.positions.clamp(max=batch.reach - 1))\n"),),
     ),
     Fault(
@@ -55,7 +55,7 @@ WINDOW_FAULTS: Final[tuple[Fault, ...]] = (
         new="    return bias\n",
         expected=("lossless",),
         cells=(PLAIN,),
-        why="the layers look at everything, also at pages that are others' by now",
+        why="windowed layers attend to all positions, including pages that now belong to other requests",
     ),
     Fault(
         id="window-tree-uncompacted",
@@ -66,7 +66,7 @@ WINDOW_FAULTS: Final[tuple[Fault, ...]] = (
         new="        if self.window is None:\n            self.pool.move(source.flatten(), target.flatten())\n",
         expected=("lossless",),
         cells=(TREE,),
-        why="the accepted path is moved together in the other layers' pool only",
+        why="the accepted path is compacted in the full-attention pool only",
     ),
     Fault(
         id="window-never-slides",
@@ -77,7 +77,7 @@ WINDOW_FAULTS: Final[tuple[Fault, ...]] = (
         new="        return 0\n",
         expected=("effective",),
         cells=(PLAIN, TREE),
-        why="pages that nobody reads any more stay owned until the request ends",
+        why="pages outside the window stay owned until the request ends",
     ),
     Fault(
         id="window-margin-forgotten",
@@ -88,7 +88,7 @@ WINDOW_FAULTS: Final[tuple[Fault, ...]] = (
         new="        return max(0, committed - self.window.tokens + 1) // self.page_size\n",
         expected=("session", "effective"),
         cells=(TURNS,),
-        why="pages slide away that a turn's end takes back, so the session cannot keep its KV",
+        why="pages are released that the rollback at a turn's end needs, so the session cannot keep its KV",
     ),
     Fault(
         id="window-freed-too-early",
@@ -106,7 +106,7 @@ WINDOW_FAULTS: Final[tuple[Fault, ...]] = (
         ),
         expected=("ledger",),
         cells=(PLAIN,),
-        why="the page that the window's last token lies in goes with those behind it, and the law looks away",
+        why="the page with the oldest token in the window is released, and the ledger's check is relaxed to match",
     ),
     Fault(
         id="window-promised-whole",
@@ -117,7 +117,7 @@ WINDOW_FAULTS: Final[tuple[Fault, ...]] = (
         new="        return -(-longest // size)\n",
         expected=("effective",),
         cells=(TIGHT,),
-        why="each request is promised window pages for its whole text, so no two are in memory together",
+        why="each request reserves window pages for its whole text, so no two run together",
     ),
     Fault(
         id="window-table-from-zero",
@@ -128,7 +128,7 @@ WINDOW_FAULTS: Final[tuple[Fault, ...]] = (
         new="first_page=0)\n",
         expected=("ledger",),
         cells=(PLAIN,),
-        why="added window pages are entered at the front of the row's table",
+        why="new window pages are entered at the start of the row's page table",
     ),
     Fault(
         id="window-padding-written",
@@ -142,7 +142,7 @@ WINDOW_FAULTS: Final[tuple[Fault, ...]] = (
             "standalone.qwen3.s1.k4.n4.sync.nocache.c32.pair.branch.temperature.stop_token.abort_running",
             "none.qwen3.v2.p4.nocache.c7.ragged",
         ),
-        why="tokens that pad a shorter row are written behind it, or over its last position",
+        why="padding of a shorter row is written after its end, or over its last position",
     ),
     Fault(
         id="window-resumed-bare",
@@ -153,7 +153,7 @@ WINDOW_FAULTS: Final[tuple[Fault, ...]] = (
         new="        return (added, span.end - len(added))\n",
         expected=("ledger",),
         cells=(TURNS,),
-        why="a turn enters the window pages that it adds, and not those that its session held",
+        why="a resumed turn enters its new window pages in the table, but not those that its session held",
     ),
     Fault(
         id="window-layers-swapped",
@@ -164,6 +164,6 @@ WINDOW_FAULTS: Final[tuple[Fault, ...]] = (
         new="    return tuple(size if kind == FULL else None for kind in kinds)\n",
         expected=("lossless",),
         cells=(PLAIN,),
-        why="the layers that see everything have the window, and the others do not",
+        why="full-attention layers get the window, and windowed layers get none",
     ),
 )

@@ -1,4 +1,4 @@
-"""The problem templates of gsm-mini: TRAINED ones, and HELDOUT ones that are only ever tested on."""
+"""The problem templates of gsm-mini: TRAINED ones, and HELDOUT ones that are used for tests only."""
 
 from specmatrix.matrix.zoo.templates.comparing import COMPARING
 from specmatrix.matrix.zoo.templates.counting import COUNTING

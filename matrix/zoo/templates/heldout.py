@@ -1,4 +1,4 @@
-"""Templates that no model of the zoo is ever trained on."""
+"""Templates that no zoo model is trained on."""
 # ruff: noqa: E501 - a phrasing is one sentence and reads best on one line
 
 from specmatrix.matrix.zoo.templates.form import template

@@ -10,7 +10,7 @@ import pytest
 from specmatrix.matrix.cover.lockfile import stage_cells
 from specmatrix.matrix.faults.catalogue import CATALOGUE
 from specmatrix.matrix.faults.fault import Fault
-from specmatrix.matrix.faults.kill_matrix import JUDGES
+from specmatrix.matrix.faults.kill_matrix import DETECTORS
 from specmatrix.matrix.faults.plant import planted
 
 pytestmark = pytest.mark.register(est_seconds=2, tier="cpu", stage="pr")
@@ -59,7 +59,7 @@ def test_every_class_that_this_engine_can_have_is_there():
 
 
 def test_every_gate_is_expected_of_some_fault():
-    assert {judge for fault in CATALOGUE for judge in fault.expected} == set(JUDGES)
+    assert {gate for fault in CATALOGUE for gate in fault.expected} == set(DETECTORS)
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +80,6 @@ def test_a_fault_applies_and_leaves_valid_python(fault: Fault, sources: Path):
 def test_a_fault_says_where_it_comes_from_and_who_must_see_it(fault: Fault, locked: list):
     assert re.search(r"#\d+|^rule: |arXiv \d{4}\.\d{5}", fault.origin)
     assert fault.expected
-    assert set(fault.expected) <= set(JUDGES)
+    assert set(fault.expected) <= set(DETECTORS)
     assert 1 <= len(fault.chosen(locked)) + len(fault.operations) <= 8
     assert fault.why

@@ -14,7 +14,7 @@ from rich.console import Console
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.faults.catalogue import CATALOGUE
 from specmatrix.matrix.faults.command import list_faults, main_faults, select
-from specmatrix.matrix.faults.kill_matrix import JUDGES, Kill, Matrix
+from specmatrix.matrix.faults.kill_matrix import DETECTORS, Kill, Matrix
 from specmatrix.matrix.faults.table import kill_table
 
 pytestmark = pytest.mark.register(est_seconds=30, tier="cpu", stage="pr")
@@ -47,7 +47,7 @@ def test_the_list_says_what_each_fault_does(capsys):
 
 def test_the_table_fits_its_terminal():
     """Every name is whole in 100 columns, where the judges stand upright, and one line each in 260."""
-    kills = tuple(Kill(fault, (JUDGES[0],), None, {}, 12.3) for fault in CATALOGUE[:9])
+    kills = tuple(Kill(fault, (DETECTORS[0],), None, {}, 12.3) for fault in CATALOGUE[:9])
     for width, upright in ((100, True), (260, False)):
         console = Console(width=width, file=StringIO())
         console.print(kill_table(Matrix(kills, ()), console))
@@ -116,7 +116,7 @@ def test_a_stopped_matrix_keeps_and_shows_what_was_judged(tmp_path: Path):
         shown, said = process.communicate()
     assert (process.returncode, said) == (143, "interrupted after 1 of 2 faults\n")
     text = " ".join(shown.split())
-    assert "1 of 1 faults killed" in text and "not judged: 1 fault, from path-not-compacted on" in text
+    assert "1 of 1 faults killed" in text and "not run: 1 fault, from path-not-compacted on" in text
     kept = json.loads(file.read_text())
     assert (kept["missing"], kept["total"]) == (["path-not-compacted"], 1)
     assert [fault["id"] for fault in kept["faults"]] == ["v2-downgraded"]

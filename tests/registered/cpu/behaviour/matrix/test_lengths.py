@@ -10,7 +10,17 @@ from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.config.resolve import resolve
 from specmatrix.matrix.cells.model_facts import model_facts
 from specmatrix.matrix.cli.commands.lengths import lines
-from specmatrix.matrix.zoo.lengths import CHAINS, OWN, RANDOM, Asked, MeasurementPlan, measure, plans, ratio, useless
+from specmatrix.matrix.zoo.lengths import (
+    CHAINS,
+    OWN,
+    RANDOM,
+    MeasurementPlan,
+    RequestedShape,
+    measure,
+    plans,
+    ratio,
+    with_random_weights,
+)
 from specmatrix.matrix.zoo.oracle_drafts import DRAFTS, SINGLE
 from specmatrix.matrix.zoo.registry import CHECKPOINTS
 
@@ -27,15 +37,15 @@ def test_a_ratio_is_of_sums_and_its_interval_of_prompts():
     assert ratio([8, 4], [4, 2]) == (2.0, 2.0, 2.0)
 
 
-def test_every_draft_of_the_zoo_is_in_the_table_and_has_a_useless_twin():
+def test_every_draft_of_the_zoo_is_in_the_table_and_has_a_control():
     made = plans(list(DRAFTS))
     assert {(plan.target, plan.algorithm) for plan in made if not plan.random} == {
         (target, algorithm) for target, drafts in DRAFTS.items() for algorithm in drafts
     } | {("llama-mini", "ngram")}
-    twins = {(plan.target, plan.algorithm) for plan in made if plan.random}
-    assert twins == {(target, name) for target, drafts in DRAFTS.items() for name in drafts if name != SINGLE}
+    controls = {(plan.target, plan.algorithm) for plan in made if plan.random}
+    assert controls == {(target, name) for target, drafts in DRAFTS.items() for name in drafts if name != SINGLE}
     assert [shape.steps for shape in CHAINS] == [1, 2, 3, 5, 7]
-    assert MeasurementPlan("qwen3-mini", "eagle3", "qwen3-mini-eagle3", Asked(7, 1, 8)) in made
+    assert MeasurementPlan("qwen3-mini", "eagle3", "qwen3-mini-eagle3", RequestedShape(7, 1, 8)) in made
 
 
 def test_every_draft_is_measured_in_several_shapes_and_each_runs_as_it_was_asked():
@@ -46,7 +56,7 @@ def test_every_draft_is_measured_in_several_shapes_and_each_runs_as_it_was_asked
     assert min(count for (_, algorithm), count in shapes.items() if algorithm != SINGLE) == 5
     for plan in made:
         name = plan.algorithm.partition(".")[0].upper()
-        asked = EngineConfig(plan.target, name, plan.draft, disable_radix_cache=True, **plan.asked.flags())
+        asked = EngineConfig(plan.target, name, plan.draft, disable_radix_cache=True, **plan.shape.flags())
         assert resolve(asked, model_facts(plan.target, plan.draft)).rewrites == (), plan
 
 
@@ -54,26 +64,33 @@ def test_every_draft_is_measured_in_several_shapes_and_each_runs_as_it_was_asked
     ("name", "drafts"),
     [("deepseek-mini", ("model.layers.4.", "model.layers.5.")), ("llama-mini-eagle3", ("",))],
 )
-def test_a_useless_draft_keeps_the_target_and_everything_that_is_no_matrix(name, drafts, tmp_path):
-    twin = load_file(useless(name, tmp_path) / "model.safetensors")
+def test_a_control_keeps_the_target_and_everything_that_is_no_matrix(name, drafts, tmp_path):
+    control = load_file(with_random_weights(name, tmp_path) / "model.safetensors")
     real = load_file(CHECKPOINTS / name / "model.safetensors")
-    assert twin.keys() == real.keys()
-    changed = {key for key in real if not twin[key].equal(real[key])}
+    assert control.keys() == real.keys()
+    changed = {key for key in real if not control[key].equal(real[key])}
     matrices = {key for key in real if real[key].dim() == 2 and real[key].is_floating_point()}
     assert changed == {key for key in matrices if key.startswith(drafts)}
 
 
-def test_a_draft_accepts_more_than_its_useless_twin(tmp_path):
-    real = measure("llama-mini", "eagle", "llama-mini-eagle", Asked(3, 1, 4), PROMPTS, 24)
-    twin = measure("llama-mini", "eagle", str(useless("llama-mini-eagle", tmp_path)), Asked(3, 1, 4), PROMPTS, 24)
+def test_a_draft_accepts_more_than_its_control(tmp_path):
+    real = measure("llama-mini", "eagle", "llama-mini-eagle", RequestedShape(3, 1, 4), PROMPTS, 24)
+    control = measure(
+        "llama-mini",
+        "eagle",
+        str(with_random_weights("llama-mini-eagle", tmp_path)),
+        RequestedShape(3, 1, 4),
+        PROMPTS,
+        24,
+    )
     assert (real.steps, real.topk, real.draft_tokens, real.prompts) == (3, 1, 4, 2)
     assert 2.5 < real.length <= 4.0 and len(real.rates) == 3
-    assert 1.0 <= twin.length < 1.1 and twin.rounds > 2 * real.rounds
+    assert 1.0 <= control.length < 1.1 and control.rounds > 2 * real.rounds
     assert measure("llama-mini", "dflash", "llama-mini-dflash", OWN, PROMPTS, 24).draft_tokens == 6
 
 
 def test_the_way_that_ngrams_are_looked_up_is_told():
-    row = measure("llama-mini", "ngram", None, Asked(nodes=8, ngram=(("match_type", "PROB"),)), PROMPTS, 24)
+    row = measure("llama-mini", "ngram", None, RequestedShape(nodes=8, ngram=(("match_type", "PROB"),)), PROMPTS, 24)
     assert row.as_dict()["ngram"] == {"match_type": "PROB"}
     assert "| llama-mini | ngram | - | 7 / 10 / 8, match_type PROB |" in lines([row], "two.jsonl", 24)[-1]
 
@@ -90,8 +107,8 @@ def test_the_command_prints_a_table_or_numbers(capsys, tmp_path):
     assert main([*words, "--prompts", "3", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [(row["draft_tokens"], row["prompts"]) for row in rows] == [(2, 3), (3, 3), (4, 3), (5, 3), (6, 3), (6, 3)]
-    own, useless_twin = rows[-2:]
-    assert useless_twin["length"] < 1.1 < own["low"] <= own["length"] <= own["high"]
+    own, control = rows[-2:]
+    assert control["length"] < 1.1 < own["low"] <= own["length"] <= own["high"]
 
 
 @pytest.mark.parametrize(

@@ -113,9 +113,7 @@ def test_a_selector_that_finds_nothing_is_an_error():
     fault = Fault("x", "c", "o", "f", "a", "b", ("ledger",), ("algorithm=eagle3 and topk=4",), "w")
     with pytest.raises(ConfigError) as caught:
         fault.chosen([Cell()])
-    assert str(caught.value) == (
-        "fault x finds no cell for 'algorithm=eagle3 and topk=4' among the 1 cells of the stage"
-    )
+    assert str(caught.value) == ("fault x: 'algorithm=eagle3 and topk=4' matches none of the 1 cells of the stage")
 
 
 def test_a_redundant_cell_is_an_error():

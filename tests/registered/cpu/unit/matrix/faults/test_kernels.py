@@ -12,7 +12,7 @@ pytestmark = pytest.mark.register(est_seconds=12, tier="cpu", stage="pr")
 
 
 def verdict(name: str, tier: str = "cpu") -> tuple[str, str]:
-    (line,) = laws.judged([f"kernel:{name}"], tier)
+    (line,) = laws.check_operations([f"kernel:{name}"], tier)
     assert (line["cell"], line["error"]) == (f"kernel:{name}", None) and line["seconds"] >= 0
     state, message = line["gates"]["kernels"]
     return state, message
@@ -29,7 +29,7 @@ def test_an_unknown_operation_lists_the_known_ones():
 
 def test_without_triton_nothing_was_measured(monkeypatch):
     monkeypatch.setattr(laws, "find_spec", lambda name: None)
-    sentence = "the laws of kernels need triton; install specmatrix with its extra `kernels`"
+    sentence = "checking kernels needs triton; install specmatrix with its extra `kernels`"
     assert verdict("store_kv") == ("NOT MEASURED", sentence)
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.faults.fault import Fault
-from specmatrix.matrix.faults.kill_matrix import Matrix, judge, shares
+from specmatrix.matrix.faults.kill_matrix import Matrix, kill_of, shares
 from specmatrix.matrix.faults.plant import CellVerdict, Trial
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
@@ -19,7 +19,7 @@ def seen(error: str | None = None, died: str | None = None, **states: str) -> Tr
 
 
 def test_a_gate_that_fails_kills():
-    kill = judge(FAULT, seen(lossless="FAIL", finish="PASS"), GREEN)
+    kill = kill_of(FAULT, seen(lossless="FAIL", finish="PASS"), GREEN)
     assert kill.killed_by == ("lossless",)
     assert kill.messages == {"lossless": "none: lossless says so"}
     assert not kill.unexpected
@@ -27,27 +27,27 @@ def test_a_gate_that_fails_kills():
 
 
 def test_evidence_that_the_fault_took_away_kills():
-    assert judge(FAULT, seen(lossless="NOT MEASURED"), GREEN).killed_by == ("lossless",)
+    assert kill_of(FAULT, seen(lossless="NOT MEASURED"), GREEN).killed_by == ("lossless",)
 
 
 @pytest.mark.parametrize("gate", ["acceptance", "distribution"])
 def test_a_gate_that_is_red_or_absent_without_the_fault_kills_nothing(gate: str):
-    assert not judge(FAULT, seen(**{gate: "FAIL"}), GREEN).killed
+    assert not kill_of(FAULT, seen(**{gate: "FAIL"}), GREEN).killed
 
 
 def test_a_kill_by_nobody_expected_is_marked():
-    assert judge(FAULT, seen(finish="FAIL"), GREEN).unexpected
+    assert kill_of(FAULT, seen(finish="FAIL"), GREEN).unexpected
 
 
 def test_a_crash_is_no_kill():
-    kill = judge(FAULT, seen(error="IndexError: 4"), GREEN)
+    kill = kill_of(FAULT, seen(error="IndexError: 4"), GREEN)
     assert (kill.killed, kill.crashed) == (False, "IndexError: 4")
-    assert judge(FAULT, seen(died="exit status 1: gone"), GREEN).crashed == "exit status 1: gone"
+    assert kill_of(FAULT, seen(died="exit status 1: gone"), GREEN).crashed == "exit status 1: gone"
 
 
 def test_a_survivor_or_a_red_unfaulted_run_is_not_ok():
-    dead = judge(FAULT, seen(lossless="FAIL"), GREEN)
-    alive = judge(FAULT, seen(lossless="PASS"), GREEN)
+    dead = kill_of(FAULT, seen(lossless="FAIL"), GREEN)
+    alive = kill_of(FAULT, seen(lossless="PASS"), GREEN)
     assert Matrix((dead,), ()).ok
     assert not Matrix((dead, alive), ()).ok
     assert not Matrix((dead,), ("none: finish is FAIL: why",)).ok
@@ -55,16 +55,16 @@ def test_a_survivor_or_a_red_unfaulted_run_is_not_ok():
 
 
 def test_only_killers_are_named():
-    alone = judge(FAULT, seen(lossless="FAIL"), GREEN)
-    both = judge(FAULT, seen(lossless="FAIL", finish="FAIL"), GREEN)
+    alone = kill_of(FAULT, seen(lossless="FAIL"), GREEN)
+    both = kill_of(FAULT, seen(lossless="FAIL", finish="FAIL"), GREEN)
     sole = Matrix((alone, both), ()).sole
     assert sole["lossless"] == ("made-up",)
     assert sole["finish"] == ()
 
 
 def test_the_machine_readable_form():
-    kill = judge(FAULT, seen(error="IndexError: 4", lossless="FAIL", finish="FAIL"), GREEN)
-    assert Matrix((kill, judge(FAULT, seen(), GREEN)), ()).as_dict() == {
+    kill = kill_of(FAULT, seen(error="IndexError: 4", lossless="FAIL", finish="FAIL"), GREEN)
+    assert Matrix((kill, kill_of(FAULT, seen(), GREEN)), ()).as_dict() == {
         "total": 2,
         "killed": 1,
         "faults": [
@@ -90,7 +90,7 @@ def test_shares_keep_a_launch_together():
 
 
 def test_a_matrix_that_is_not_whole_is_not_ok_and_says_what_is_missing():
-    dead = judge(FAULT, seen(lossless="FAIL"), GREEN)
+    dead = kill_of(FAULT, seen(lossless="FAIL"), GREEN)
     partial = Matrix((dead,), (), ("other",))
     assert not partial.ok and partial.as_dict()["missing"] == ["other"]
     assert "missing" not in Matrix((dead,), ()).as_dict()

@@ -5,7 +5,7 @@ import pytest
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.acceptance import AcceptanceGate, same_range
 from specmatrix.matrix.gates.gate import State
-from specmatrix.matrix.gates.round_alignment import first_left
+from specmatrix.matrix.gates.round_alignment import first_round_mismatch
 from specmatrix.matrix.oracles.transformers import Oracle, decode, load_oracle
 from specmatrix.matrix.run.prepared_cell import prepare
 
@@ -44,7 +44,7 @@ def test_rounds_that_accept_less_fail_and_so_do_rounds_that_accept_more(measured
             prepared, run, baseline
         )
         assert outcome.interval[0] > 1.03
-    assert outcome.state is State.FAIL and "tokens per round, the oracle has" in outcome.message
+    assert outcome.state is State.FAIL and "the oracle has" in outcome.message
 
 
 def test_a_shorter_answer_is_no_loss():
@@ -89,7 +89,7 @@ def test_one_round_that_leaves_the_oracle_fails_in_float32(measured, gate, memor
     outcome = gate.judge(prepare(prepared.cell._replace(memory=memory)), moved, baseline)
     assert outcome.interval == pytest.approx((1.0, 1.0))
     assert outcome.state is State.FAIL and outcome.numbers["left"] == 1
-    assert outcome.message == f"1 of 2 requests leave the oracle's rounds, the first at round {at}"
+    assert outcome.message == f"1 of 2 requests differ from the oracle's rounds, the first at round {at}"
 
 
 def test_a_retracted_request_keeps_the_oracles_rounds_from_where_it_resumes(measured, gate):
@@ -135,20 +135,23 @@ def test_where_everybody_was_retracted_the_ratio_has_a_wider_band(measured, gate
     ],
 )
 def test_rounds_move_by_one_with_each_retraction(mine, retractions, left):
-    assert first_left(mine, (3, 2, 1, 4, 2, 3, 1), retractions) == left
+    assert first_round_mismatch(mine, (3, 2, 1, 4, 2, 3, 1), retractions) == left
 
 
 def test_the_last_common_round_may_be_cut():
-    assert first_left((3, 2, 4), (3, 2, 1, 1)) is None
-    assert first_left((3, 1, 4), (3, 2, 1)) == 1
-    assert first_left((), (1,)) is None
+    assert first_round_mismatch((3, 2, 4), (3, 2, 1, 1)) is None
+    assert first_round_mismatch((3, 1, 4), (3, 2, 1)) == 1
+    assert first_round_mismatch((), (1,)) is None
 
 
 def test_a_missing_combination_is_not_measured(measured, gate):
     prepared, run, baseline = measured(CELL)
     for oracle in (lambda target: None, lambda target: Oracle((), {}, ())):
         outcome = AcceptanceGate(oracle=oracle).judge(prepared, run, baseline)
-        assert (outcome.state, outcome.message) == (State.NOT_MEASURED, "the oracle has no rounds for eagle3 3/4/8")
+        assert (outcome.state, outcome.message) == (
+            State.NOT_MEASURED,
+            "the oracle has no rounds for eagle3 with (steps, topk, draft tokens) = (3, 4, 8)",
+        )
     silent = replace(run, answers=tuple(replace(a, accept_lengths=()) for a in run.answers))
     assert gate.judge(prepared, silent, baseline).state is State.NOT_MEASURED
 
@@ -180,7 +183,7 @@ def test_static_rounds_of_waves_are_the_oracles(measured, altered):
     place, answer = next((i, a) for i, a in enumerate(run.answers) if len(a.accept_lengths) > 3)
     lengths = (answer.accept_lengths[0] - 1 or 2, *answer.accept_lengths[1:])
     outcome = AcceptanceGate().judge(prepared, altered(run, place, accept_lengths=lengths), baseline)
-    assert outcome.message == "1 of 50 requests leave the oracle's rounds, the first at round 0"
+    assert outcome.message == "1 of 50 requests differ from the oracle's rounds, the first at round 0"
 
 
 def test_the_file_is_read(tmp_path):
@@ -208,7 +211,7 @@ def test_one_round_of_ngrams_that_is_another_fails(measured, altered, change):
     lengths[at] += change
     outcome = AcceptanceGate().judge(prepared, altered(run, 1, accept_lengths=tuple(lengths)), baseline)
     assert outcome.state is State.FAIL
-    assert outcome.message == f"1 of 5 requests leave the replayed rounds, first {run.asks[1].name} at round {at}"
+    assert outcome.message == f"1 of 5 requests differ from the replay, first {run.asks[1].name} at round {at}"
     fewer = AcceptanceGate().judge(prepared, altered(run, 1, accept_lengths=tuple(lengths[:at])), baseline)
     assert fewer.message.endswith(f"at round {at}")
 
@@ -216,7 +219,7 @@ def test_one_round_of_ngrams_that_is_another_fails(measured, altered, change):
 def test_ngrams_without_evidence_are_not_measured(measured):
     prepared, run, baseline = measured(NGRAM)
     outcome = AcceptanceGate().judge(prepared, replace(run, journal=None), baseline)
-    assert (outcome.state, outcome.message) == (State.NOT_MEASURED, "the subject shows no journal to replay")
+    assert (outcome.state, outcome.message) == (State.NOT_MEASURED, "the subject provides no ledger journal")
     outcome = AcceptanceGate().judge(prepared, replace(run, served=run.served[1:]), baseline)
     assert outcome.state is State.FAIL and "serves no request that was answered" in outcome.message
     silent = tuple(replace(answer, output_ids=answer.output_ids[:1], accept_lengths=()) for answer in run.answers)

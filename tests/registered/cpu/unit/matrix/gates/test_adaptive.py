@@ -67,9 +67,13 @@ def test_every_wave_runs_together():
     cell = Cell.from_id(CELL)
     assert wave_not_batched(cell, [1, 8, 4, 32, 13, 8, 3, 1]) == ""
     assert (
-        wave_not_batched(cell, [1, 8, 24, 8, 1]) == "no round holds the 32 requests of wave 2; the rounds hold up to 24"
+        wave_not_batched(cell, [1, 8, 24, 8, 1])
+        == "the 32 requests of wave 2 never share a verify round; the largest batch is 24"
     )
-    assert wave_not_batched(cell, [1, 8, 32, 8]) == "no round holds the 1 requests of wave 4; the rounds hold up to 32"
+    assert (
+        wave_not_batched(cell, [1, 8, 32, 8])
+        == "the 1 requests of wave 4 never share a verify round; the largest batch is 32"
+    )
     for apart in (cell._replace(slots="4"), cell._replace(prefill_chunk="7"), cell._replace(batch="burst")):
         assert wave_not_batched(apart, [4]) == ""
 
@@ -79,14 +83,14 @@ def test_every_wave_runs_together():
     [
         (
             lambda seen: replace(seen, width=seen.width + 1),
-            "is of none of the rounds that may have been read just then",
+            "matches no round that may have been read at this point",
         ),
-        (lambda seen: replace(seen, slot=3), "counts for the slot from 3 on; it belongs to the one from 4 on"),
-        (lambda seen: replace(seen, ema=seen.ema + 1e-6), "the slot's own rounds make it"),
-        (lambda seen: replace(seen, correct=(9, *seen.correct[1:])), "counts the accepted drafts [9,"),
-        (lambda seen: replace(seen, correct=(*seen.correct[1:], 0)), "the slot's own rounds make it"),
+        (lambda seen: replace(seen, slot=3), "is counted for slot 3 (smallest batch size); it belongs to slot 4"),
+        (lambda seen: replace(seen, ema=seen.ema + 1e-6), "from the slot's rounds"),
+        (lambda seen: replace(seen, correct=(9, *seen.correct[1:])), "has impossible accepted drafts [9,"),
+        (lambda seen: replace(seen, correct=(*seen.correct[1:], 0)), "from the slot's rounds"),
         (lambda seen: replace(seen, decision="between"), "decided 'between'"),
-        (lambda seen: replace(seen, steps=seen.steps + 1), "steps; due is"),
+        (lambda seen: replace(seen, steps=seen.steps + 1), "steps; expected"),
     ],
 )
 def test_an_entry_that_the_rule_does_not_give_is_named(measured, change, sentence):
@@ -114,16 +118,19 @@ def test_the_journal_must_hold_the_same_rounds_with_room_for_the_widest(measured
         (verb, at, (3, *n[1:])) if (verb, n[:1]) == ("reserve", (5,)) else (verb, at, n) for verb, at, n in entries
     ]
     message = judged(replace(run, journal=(narrow, pages, size)), baseline)
-    assert "3 reserved, as round" in message and "5 reserved" in message
+    assert "with 3 positions reserved" in message and "5 reserved" in message
 
 
 def test_the_answers_must_tell_the_same_rounds(measured, altered):
     _, run, baseline = measured(CELL)
     widths = run.answers[3].round_widths
     wrong = altered(run, 3, round_widths=(widths[0] + 1, *widths[1:]))
-    assert "the answers tell of" in judged(wrong, baseline)
+    assert "the answers report" in judged(wrong, baseline)
     short = altered(run, 3, round_widths=widths[1:])
-    assert judged(short, baseline) == f"{run.answers[3].name} reports {len(widths) - 1} widths of {len(widths)} rounds"
+    assert (
+        judged(short, baseline)
+        == f"{run.answers[3].name} reports {len(widths) - 1} round widths for {len(widths)} rounds"
+    )
 
 
 def test_the_counters_must_count_what_the_trace_shows(measured, with_evidence):
@@ -143,10 +150,10 @@ def test_a_second_run_of_a_session_is_judged_from_the_first_ones_end(measured):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"trace": None}, "the depth is static"),
-        ({"journal": None}, "the subject shows no journal"),
-        ({"trace": Trace((), ())}, "no round was observed"),
-        ({"trace": Trace(((1, 4),), (), 3)}, "the trace has lost its first 3 rounds"),
+        ({"trace": None}, "the subject provides no trace of adaptive steps"),
+        ({"journal": None}, "the subject provides no ledger journal"),
+        ({"trace": Trace((), ())}, "the adaptive-steps trace holds no observed round"),
+        ({"trace": Trace(((1, 4),), (), 3)}, "the adaptive-steps trace no longer holds its first 3 rounds"),
     ],
 )
 def test_missing_evidence_is_not_measured(measured, change, sentence):

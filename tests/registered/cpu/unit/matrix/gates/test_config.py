@@ -45,18 +45,27 @@ def test_a_launch_outside_the_lock_file_is_reviewed_too(measured):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"max_running_requests": 7}, "max_running_requests: '7, told as 48: speculation defaults"),
-        ({"topk": 1}, "speculative_eagle_topk 4 was asked, 1 runs, and no rewrite says so"),
-        ({"radix_cache": False}, "disable_radix_cache False was asked, True runs, and no rewrite says so"),
-        ({"chunked_prefill_size": 64}, "chunked_prefill_size -1 was asked, 64 runs, and no rewrite says so"),
-        ({"reasons": []}, "max_running_requests: '48', the golden says '48: speculation defaults"),
-        ({"rewrites": [{"field": "page_size", "asked": 16, "got": 1, "reason": "r"}]}, "predicted were []"),
-        ({"lag": 0}, "lag is 0; 1 follows from the rest of the configuration"),
-        ({"num_pages": 767}, "num_pages is 767; 768 follows from the rest of the configuration"),
-        ({"window_pages": 1}, "window_pages is 1; 0 follows from the rest of the configuration"),
-        ({"adaptive_slots": [{"candidate_steps": [3]}]}, "speculative_adaptive False was asked, True runs"),
-        ({"ngram": {"match_type": "PROB"}}, "ngram: 'match_type PROB', the golden says 'none'"),
-        ({"window": 48}, "window_pages is 0; 768 follows"),
+        ({"max_running_requests": 7}, "max_running_requests is '7, told as 48: speculation defaults"),
+        ({"topk": 1}, "speculative_eagle_topk was set to 4, but the engine runs 1 and reports no rewrite"),
+        (
+            {"radix_cache": False},
+            "disable_radix_cache was set to False, but the engine runs True and reports no rewrite",
+        ),
+        (
+            {"chunked_prefill_size": 64},
+            "chunked_prefill_size was set to -1, but the engine runs 64 and reports no rewrite",
+        ),
+        ({"reasons": []}, "max_running_requests is '48'; the golden table expects '48: speculation defaults"),
+        ({"rewrites": [{"field": "page_size", "asked": 16, "got": 1, "reason": "r"}]}, "predicted: []"),
+        ({"lag": 0}, "lag is 0, but the rest of the configuration implies 1"),
+        ({"num_pages": 767}, "num_pages is 767, but the rest of the configuration implies 768"),
+        ({"window_pages": 1}, "window_pages is 1, but the rest of the configuration implies 0"),
+        (
+            {"adaptive_slots": [{"candidate_steps": [3]}]},
+            "speculative_adaptive was set to False, but the engine runs True",
+        ),
+        ({"ngram": {"match_type": "PROB"}}, "ngram is 'match_type PROB'; the golden table expects 'none'"),
+        ({"window": 48}, "window_pages is 0, but the rest of the configuration implies 768"),
     ],
 )
 def test_one_other_value_fails(measured, change, sentence):
@@ -69,7 +78,7 @@ def test_a_reason_for_what_nobody_chose_fails(measured):
     prepared, run, baseline = measured(CELL)
     odd = [*run.resolved["reasons"], {"field": "random_seed_of_the_day", "value": 3, "because": "luck"}]
     outcome = GATE.judge(prepared, replace(run, resolved={**run.resolved, "reasons": odd}), baseline)
-    assert outcome.message == "random_seed_of_the_day: '3: luck', the golden says None"
+    assert outcome.message == "random_seed_of_the_day is '3: luck'; the golden table expects None"
 
 
 @pytest.mark.parametrize(
@@ -81,7 +90,7 @@ def test_window_pages_are_worked_out_again(measured, cell_id):
     assert GATE.judge(prepared, run, baseline).state is State.PASS
     pages = run.resolved["window_pages"]
     outcome = GATE.judge(prepared, replace(run, resolved={**run.resolved, "window_pages": pages - 1}), baseline)
-    assert outcome.message == f"window_pages is {pages - 1}; {pages} follows from the rest of the configuration"
+    assert outcome.message == f"window_pages is {pages - 1}, but the rest of the configuration implies {pages}"
 
 
 def test_a_gpu_changes_the_device_and_nothing_else(measured):
@@ -92,10 +101,13 @@ def test_a_gpu_changes_the_device_and_nothing_else(measured):
     assert GATE.judge(gpu1, replace(run, resolved=on_gpu), baseline).state is State.PASS
     other = replace(run, resolved={**on_gpu, "dtype": "bfloat16"})
     assert GATE.judge(gpu1, other, baseline).message == (
-        "dtype float32 was asked, bfloat16 runs, and no rewrite says so"
+        "dtype was set to float32, but the engine runs bfloat16 and reports no rewrite"
     )
     assert GATE.judge(prepared, replace(run, resolved=on_gpu), baseline).state is State.FAIL
-    assert GATE.judge(gpu1, run, baseline).message == "device cuda was asked, cpu runs, and no rewrite says so"
+    assert (
+        GATE.judge(gpu1, run, baseline).message
+        == "device was set to cuda, but the engine runs cpu and reports no rewrite"
+    )
     assert expected(golden_table(), REFUSED_CELL.cell, gpu=True) == {REFUSED: REFUSED_CELL.predicted_refusal}
 
 
@@ -103,13 +115,13 @@ def test_a_run_of_what_is_predicted_to_be_refused_fails(measured):
     _, run, baseline = measured("eagle3.v2.pair")
     outcome = GATE.judge(prepare(Cell.from_id("eagle3.v2.sync.pair")), run, baseline)
     assert outcome.state is State.FAIL
-    assert outcome.message.startswith("the engine ran it; predicted is the refusal '")
+    assert outcome.message.startswith("the engine started, but was predicted to refuse with '")
 
 
 def test_a_hidden_rewrite_fails(measured):
     prepared, run, baseline = measured(REWRITTEN)
     outcome = GATE.judge(prepared, replace(run, resolved={**run.resolved, "rewrites": []}), baseline)
-    assert outcome.state is State.FAIL and "no rewrite says so" in outcome.message
+    assert outcome.state is State.FAIL and "reports no rewrite" in outcome.message
 
 
 def test_what_was_not_reviewed_is_not_measured(measured):
@@ -117,7 +129,7 @@ def test_what_was_not_reviewed_is_not_measured(measured):
     assert outcome.state is State.NOT_MEASURED
     outcome = ConfigGate(golden=without("spec_version")).judge(*measured(CELL))
     assert outcome.message == (
-        "matrix/golden/resolved.yaml says nothing of spec_version in launch eagle3.s3.k4.n8.v2.p16; run `python -m "
+        "matrix/golden/resolved.yaml has no entry for spec_version in start eagle3.s3.k4.n8.v2.p16; run `python -m "
         "pytest tests/registered/cpu/unit/matrix/golden/test_outcomes.py --force-regen` and review its diff"
     )
 
@@ -125,9 +137,9 @@ def test_what_was_not_reviewed_is_not_measured(measured):
 def test_another_reviewed_outcome_fails(measured):
     outcome = ConfigGate(golden=saying("spec_version", "v1: slower is safer")).judge(*measured(CELL))
     assert outcome.state is State.FAIL
-    assert outcome.message == "spec_version: 'as asked', the golden says 'v1: slower is safer'"
+    assert outcome.message == "spec_version is 'as asked'; the golden table expects 'v1: slower is safer'"
     outcome = ConfigGate(golden=saying(REFUSED, "not today")).judge(*measured(CELL))
-    assert outcome.message == "the golden says the launch is refused ('not today'), but it runs"
+    assert outcome.message == "the golden table expects a refusal ('not today'), but the engine started"
 
 
 def test_a_refusal_must_be_the_predicted_one():
@@ -135,15 +147,15 @@ def test_a_refusal_must_be_the_predicted_one():
     assert "speculative_num_draft_tokens 16" in sentence
     assert GATE.judge_refusal(REFUSED_CELL, ConfigError(sentence)).state is State.PASS
     ran = GATE.judge_refusal(REFUSED_CELL, None)
-    assert (ran.state, ran.message) == (State.FAIL, "the engine ran it; tree-too-wide predicts a refusal")
+    assert (ran.state, ran.message) == (State.FAIL, "the engine started; tree-too-wide predicts a refusal")
     other = GATE.judge_refusal(REFUSED_CELL, ConfigError("no"))
     assert other.state is State.FAIL and other.message.startswith(
-        "the engine refused with 'no', tree-too-wide predicts"
+        "the engine refused with 'no'; tree-too-wide predicts"
     )
     unexpected = GATE.judge_refusal(prepare(Cell.from_id(CELL)), ConfigError("no"))
     assert (unexpected.state, unexpected.message) == (
         State.FAIL,
-        "no constraint refuses this cell, but the engine says: no",
+        "no constraint predicts a refusal, but the engine refused to start: no",
     )
 
 
@@ -152,6 +164,6 @@ def test_a_refusal_has_a_golden_too():
     assert ConfigGate(golden={}).judge_refusal(REFUSED_CELL, error).state is State.NOT_MEASURED
     stale = ConfigGate(golden=saying(REFUSED, "an older sentence")).judge_refusal(REFUSED_CELL, error)
     assert stale.state is State.FAIL
-    assert stale.message.startswith("the sentence of refusal is not the golden one ('an older sentence'): ")
+    assert stale.message == f"the refusal {str(error)!r} differs from the golden table's 'an older sentence'"
     runs = ConfigGate(golden=without(REFUSED)).judge_refusal(REFUSED_CELL, error)
     assert runs.state is State.FAIL and "is not the golden one (None)" in runs.message

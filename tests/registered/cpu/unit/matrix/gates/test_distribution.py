@@ -66,7 +66,7 @@ def test_a_coin_that_is_used_again_fails(measured):
 def test_one_token_outside_the_support_fails(measured):
     prepared, run, baseline = measured(FILTERED)
     outcome = GATE.judge(prepared, drawn(run, lambda context: context[12][0], share=200), baseline)
-    assert outcome.state is State.FAIL and "outside the support" in outcome.message
+    assert outcome.state is State.FAIL and "outside their top-k and top-p set" in outcome.message
 
 
 @pytest.mark.parametrize(("nats", "state"), [(0.9e-3, State.PASS), (1.1e-3, State.FAIL)])
@@ -82,7 +82,10 @@ def test_too_few_draws_or_log_probabilities_are_not_measured(measured, altered):
     prepared, run, baseline = measured(PLAIN)
     few = replace(run, asks=run.asks[:30], answers=run.answers[:30])
     outcome = GATE.judge(prepared, few, baseline)
-    assert (outcome.state, outcome.message) == (State.NOT_MEASURED, "87 tokens were drawn, 100 are needed")
+    assert (outcome.state, outcome.message) == (
+        State.NOT_MEASURED,
+        "87 tokens were sampled; the test needs at least 100",
+    )
     short = GATE.judge(prepared, altered(run, -1, logprobs=run.answers[-1].logprobs[:1]), baseline)
     assert short.state is State.NOT_MEASURED
     blind = GATE.judge(prepared, altered(run, -1, top_logprobs=()), baseline)

@@ -53,7 +53,7 @@ def test_a_drafter_that_was_put_aside_is_red(measured):
     aside = replace(run, readback={**run.readback, "drafter_error": "EAGLE3 read the host in propose"})
     outcome = GATE.judge(prepared, aside, baseline)
     assert outcome.state is State.FAIL
-    assert outcome.message == "the drafter was put aside: EAGLE3 read the host in propose"
+    assert outcome.message == "the drafter was disabled: EAGLE3 read the host in propose"
 
 
 def test_rounds_on_a_gpu_must_be_replayed(measured, with_evidence):
@@ -66,7 +66,7 @@ def test_rounds_on_a_gpu_must_be_replayed(measured, with_evidence):
     seen = with_evidence(on_gpu, {"graph.replayed": 9, "graph.eager": 2, "decode.round": 16})
     assert GATE.judge(prepared, seen, baseline).state is State.PASS
     unseen = with_evidence(on_gpu, {"graph.replayed": 0, "graph.eager": 16, "decode.round": 16})
-    assert "rounds of the same shape are replayed" in GATE.judge(prepared, unseen, baseline).message
+    assert "repeated round shapes must replay CUDA graphs" in GATE.judge(prepared, unseen, baseline).message
     few = with_evidence(on_gpu, {"graph.replayed": 0, "graph.eager": 15, "decode.round": 15})
     assert GATE.judge(prepared, few, baseline).state is State.PASS
 
@@ -95,12 +95,18 @@ def test_a_rewritten_prefix_cache_is_not_to_be_seen(measured, with_evidence):
 def test_another_value_that_runs_fails(measured):
     prepared, run, baseline = measured(CELL)
     outcome = GATE.judge(prepared, replace(run, readback={**run.readback, "topk": 1}), baseline)
-    assert (outcome.state, outcome.message) == (State.FAIL, "topk was resolved to 4, but 1 runs")
+    assert (outcome.state, outcome.message) == (State.FAIL, "topk was resolved to 4, but the engine runs 1")
 
 
 def test_without_readback_or_counters_nothing_is_measured(measured):
     prepared, run, baseline = measured(CELL)
     blind = GATE.judge(prepared, replace(run, readback={}), baseline)
-    assert (blind.state, blind.message) == (State.NOT_MEASURED, "the subject does not read back algorithm")
+    assert (blind.state, blind.message) == (
+        State.NOT_MEASURED,
+        "the subject does not report algorithm of the running engine",
+    )
     still = GATE.judge(prepared, replace(run, evidence=dict.fromkeys(run.evidence, 0)), baseline)
-    assert (still.state, still.message) == (State.NOT_MEASURED, "no counter was hit, so nothing was witnessed")
+    assert (still.state, still.message) == (
+        State.NOT_MEASURED,
+        "all counters are zero, so there is no evidence of what ran",
+    )

@@ -34,33 +34,37 @@ def info(answer, **changes: object):
 @pytest.mark.parametrize(
     ("cell_id", "change", "sentence"),
     [
-        (CELL, lambda a: {"finish": "length", "matched": None}, "ended by length None, its tokens say stop 1"),
-        (CELL, lambda a: {"output_ids": (*a.output_ids, 5)}, "but ended by stop 1 at token"),
-        (CELL, lambda a: {"output_ids": a.output_ids[:-1]}, "ended by stop 1, its tokens say open None"),
-        (CELL, lambda a: {"text": a.text + "x"}, "shows the text"),
-        (CELL, lambda a: {"finish": "abort", "matched": None}, "asked was None"),
-        (STRING, lambda a: {"text": a.text + "\n####"}, "shows the text"),
-        (STRING, lambda a: {"matched": ">>"}, "its tokens say stop '\\n####'"),
-        (TOKEN, lambda a: {"text": a.text + "####"}, "shows the text"),
-        (LENGTH, lambda a: {"output_ids": (*a.output_ids, 5)}, "but ended by length None at token 37"),
+        (CELL, lambda a: {"finish": "length", "matched": None}, "finished by length; its tokens imply stop (1)"),
+        (CELL, lambda a: {"output_ids": (*a.output_ids, 5)}, "but must finish by stop (1) after"),
+        (CELL, lambda a: {"output_ids": a.output_ids[:-1]}, "finished by stop (1); its tokens imply no finish yet"),
+        (CELL, lambda a: {"text": a.text + "x"}, "has a text that ends in"),
+        (CELL, lambda a: {"finish": "abort", "matched": None}, "the abort was sent after None"),
+        (STRING, lambda a: {"text": a.text + "\n####"}, "has a text that ends in"),
+        (STRING, lambda a: {"matched": ">>"}, "its tokens imply stop ('\\n####')"),
+        (TOKEN, lambda a: {"text": a.text + "####"}, "has a text that ends in"),
+        (LENGTH, lambda a: {"output_ids": (*a.output_ids, 5)}, "but must finish by length after 37"),
         (
             CELL,
             lambda a: {"accept_lengths": (5, *a.accept_lengths[1:])},
-            "accepted 5 tokens in a round, allowed is 1 to 4",
+            "accepted 5 tokens in one verify round; allowed: 1 to 4",
         ),
-        (CELL, lambda a: {"meta_info": info(a, spec_verify_ct=0)}, "reports spec_verify_ct 0, expected"),
+        (CELL, lambda a: {"meta_info": info(a, spec_verify_ct=0)}, "reports spec_verify_ct 0; expected"),
         (
             CELL,
             lambda a: {"meta_info": info(a, spec_accept_length=1.0)},
-            "reports spec_accept_length 1.0, its rounds say",
+            "reports spec_accept_length 1.0; its verify rounds give",
         ),
-        (CELL, lambda a: {"meta_info": info(a, spec_accept_rate=1.5)}, "reports spec_accept_rate 1.5, its rounds say"),
+        (
+            CELL,
+            lambda a: {"meta_info": info(a, spec_accept_rate=1.5)},
+            "reports spec_accept_rate 1.5; its verify rounds give",
+        ),
         (CELL, lambda a: {"meta_info": info(a, spec_correct_drafts_histogram=[1])}, "reports the histogram [1]"),
-        (CELL, lambda a: {"meta_info": info(a, completion_tokens=1)}, "reports completion_tokens 1, expected"),
-        (ADAPTED, lambda a: {"round_widths": (*a.round_widths[1:], 7)}, "allowed is 1 to "),
+        (CELL, lambda a: {"meta_info": info(a, completion_tokens=1)}, "reports completion_tokens 1; expected"),
+        (ADAPTED, lambda a: {"round_widths": (*a.round_widths[1:], 7)}, "allowed: 1 to "),
         (ADAPTED, lambda a: {"round_widths": (*a.round_widths[:-1], 9)}, "reports spec_accept_rate"),
-        (ADAPTED, lambda a: {"round_widths": a.round_widths[1:]}, "widths of"),
-        (DRAWN, lambda a: {"accept_lengths": a.accept_lengths[:-1]}, "tokens, its rounds emitted"),
+        (ADAPTED, lambda a: {"round_widths": a.round_widths[1:]}, "round widths for"),
+        (DRAWN, lambda a: {"accept_lengths": a.accept_lengths[:-1]}, "tokens; its verify rounds emitted"),
     ],
 )
 def test_each_departure_is_named(measured, altered, cell_id, change, sentence):
@@ -74,9 +78,9 @@ def test_each_departure_is_named(measured, altered, cell_id, change, sentence):
     ("change", "sentence"),
     [
         (lambda a: {"logprobs": a.logprobs[:-1]}, "has log-probabilities for 2 of 3 tokens"),
-        (lambda a: {"top_logprobs": a.top_logprobs[:-1]}, "has alternatives for 2 of 3 tokens"),
-        (lambda a: {"logprobs": (0.1, *a.logprobs[1:])}, "has the log-probability 0.1, allowed is at most 0"),
-        (lambda a: {"top_logprobs": (a.top_logprobs[0][1:], *a.top_logprobs[1:])}, "log-probabilities at every token"),
+        (lambda a: {"top_logprobs": a.top_logprobs[:-1]}, "has top log-probabilities for 2 of 3 tokens"),
+        (lambda a: {"logprobs": (0.1, *a.logprobs[1:])}, "has a log-probability of 0.1; allowed: at most 0"),
+        (lambda a: {"top_logprobs": (a.top_logprobs[0][1:], *a.top_logprobs[1:])}, "log-probabilities for every token"),
     ],
 )
 def test_log_probabilities_are_complete(measured, altered, change, sentence):
@@ -89,7 +93,7 @@ def test_log_probabilities_are_complete(measured, altered, change, sentence):
     ("change", "sentence"),
     [
         (lambda a: {"logprobs": (-0.1,)}, "has log-probabilities for 1 of 0 tokens"),
-        (lambda a: {"top_logprobs": (((5, -0.1),),)}, "has alternatives for 1 of 0 tokens"),
+        (lambda a: {"top_logprobs": (((5, -0.1),),)}, "has top log-probabilities for 1 of 0 tokens"),
     ],
 )
 def test_log_probabilities_come_to_those_who_ask(measured, altered, change, sentence):
@@ -101,6 +105,9 @@ def test_log_probabilities_come_to_those_who_ask(measured, altered, change, sent
 def test_a_missing_answer_is_not_measured(measured):
     prepared, run, baseline = measured(CELL)
     outcome = GATE.judge(prepared, replace(run, answers=run.answers[1:]), baseline)
-    assert (outcome.state, outcome.message) == (State.NOT_MEASURED, f"the run has no answer to {run.asks[0].name}")
+    assert (outcome.state, outcome.message) == (
+        State.NOT_MEASURED,
+        f"the run has no answer for request {run.asks[0].name}",
+    )
     outcome = GATE.judge(prepared, replace(run, asks=(), answers=()), baseline)
     assert (outcome.state, outcome.message) == (State.NOT_MEASURED, "the cell has no requests")

@@ -52,17 +52,20 @@ def test_a_lone_prompt_as_long_as_the_widest_round_is_no_round():
     [
         (
             [(2, 4)],
-            "the journal launches 2 requests 3 wide, 6 reserved, as round 0; due is 2 requests 4 wide, 6 reserved",
+            "verify round 0 in the journal has 2 requests of width 3 with 6 positions reserved; "
+            "expected: 2 requests of width 4 with 6 positions reserved",
         ),
         (
             [(2, 3), (1, 6), (1, 2)],
-            "the journal launches 1 requests 3 wide, 6 reserved, as round 2; due is 1 requests 2 wide, 6 reserved",
+            "verify round 2 in the journal has 1 requests of width 3 with 6 positions reserved; "
+            "expected: 1 requests of width 2 with 6 positions reserved",
         ),
         (
             [(2, 3), (1, 6)],
-            "the journal launches 1 requests 3 wide, 6 reserved, as round 2; due is none",
+            "verify round 2 in the journal has 1 requests of width 3 with 6 positions reserved; "
+            "expected: no further round",
         ),
-        ([*ROUNDS, (1, 3)], "the journal launches 3 of 4 rounds"),
+        ([*ROUNDS, (1, 3)], "the journal holds 3 of the controller's 4 verify rounds"),
     ],
 )
 def test_other_rounds_are_named(rounds, sentence):
@@ -75,5 +78,6 @@ def test_a_reservation_for_the_current_width_is_named():
         for i, (verb, at, n) in enumerate(JOURNAL)
     ]
     assert first_journal_mismatch(narrow, ROUNDS, 6) == (
-        "the journal launches 2 requests 3 wide, 3 reserved, as round 0; due is 2 requests 3 wide, 6 reserved"
+        "verify round 0 in the journal has 2 requests of width 3 with 3 positions reserved; "
+        "expected: 2 requests of width 3 with 6 positions reserved"
     )

@@ -20,9 +20,9 @@ def test_a_sound_run_passes(measured):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"free": -1}, "pages are neither free nor cached at rest"),
-        ({"accounts": 1}, "1 requests still hold memory after the last one ended"),
-        ({"free": -1, "cached": 1}, "the journal ends with (pages, free, cached, accounts)"),
+        ({"free": -1}, "pages leaked: neither free nor cached"),
+        ({"accounts": 1}, "1 accounts still hold KV pages after the last request ended"),
+        ({"free": -1, "cached": 1}, "replaying the journal gives (pages, free, cached, accounts)"),
     ],
 )
 def test_memory_at_rest_must_add_up(measured, change, sentence):
@@ -67,6 +67,6 @@ def test_one_wrong_stamp_fails(measured, with_evidence):
 def test_without_stamps_or_journal_nothing_is_measured(measured, with_evidence):
     prepared, run, baseline = measured(CELL)
     unstamped = GATE.judge(prepared, with_evidence(run, {"stamp.checked": 0}), baseline)
-    assert (unstamped.state, unstamped.message) == (State.NOT_MEASURED, "no KV stamp was compared")
+    assert (unstamped.state, unstamped.message) == (State.NOT_MEASURED, "no KV slot stamp was checked")
     silent = GATE.judge(prepared, replace(run, journal=None), baseline)
-    assert (silent.state, silent.message) == (State.NOT_MEASURED, "the subject shows no journal")
+    assert (silent.state, silent.message) == (State.NOT_MEASURED, "the subject provides no ledger journal")

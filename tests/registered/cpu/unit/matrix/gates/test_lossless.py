@@ -48,7 +48,7 @@ def test_one_other_token_fails_and_is_named(measured, gate, altered):
 def test_a_missing_last_token_fails(measured, gate, altered):
     prepared, run, baseline = measured(CELL)
     outcome = gate.judge(prepared, altered(run, 0, output_ids=run.answers[0].output_ids[:-1]), baseline)
-    assert outcome.state is State.FAIL and "its end instead of" in outcome.message
+    assert outcome.state is State.FAIL and "end of output instead of" in outcome.message
 
 
 @pytest.mark.parametrize(("nats", "state"), [(0.9e-3, State.PASS), (1.1e-3, State.FAIL)])
@@ -79,7 +79,7 @@ def test_a_baseline_that_leaves_the_oracle_fails(measured, gate):
         prepared, run, baseline
     )
     assert outcome.state is State.FAIL
-    assert outcome.message == f"the baseline of {run.asks[0].name} leaves the oracle's continuation at token 2"
+    assert outcome.message == f"the baseline of {run.asks[0].name} differs from the transformers oracle at token 2"
     place = str(outcome.numbers["first_divergence"])
     assert place.startswith(f"the baseline's {run.asks[0].name} at token 2: ") and " instead of " in place
 
@@ -96,7 +96,7 @@ def test_a_baseline_with_other_log_probabilities_fails(measured, gate, altered, 
     outcome = gate.judge(prepared, run, replace(moved, resolved={**moved.resolved, "dtype": dtype}))
     assert outcome.state is state and outcome.numbers["oracle_nats"] == pytest.approx(nats)
     assert outcome.message == (
-        f"a log-probability of the baseline is {nats:.2g} nats from the oracle's" if state is State.FAIL else ""
+        f"a log-probability of the baseline differs from the oracle's by {nats:.2g} nats" if state is State.FAIL else ""
     )
 
 
@@ -105,14 +105,17 @@ def test_a_baseline_without_log_probabilities_proves_nothing(measured, gate, alt
     outcome = gate.judge(prepared, run, altered(baseline, 0, logprobs=()))
     assert outcome.state is State.NOT_MEASURED
     name = run.asks[0].name
-    assert outcome.message == f"the baseline of {name} shows no log-probabilities to hold against the oracle's"
+    assert outcome.message == f"the baseline of {name} has no log-probabilities to compare with the oracle's"
 
 
 def test_without_evidence_nothing_is_measured(measured, gate):
     prepared, run, baseline = measured(CELL)
     assert LosslessGate(oracle=lambda target: None).judge(prepared, run, baseline).state is State.NOT_MEASURED
     lost = gate.judge(prepared, run, replace(baseline, answers=baseline.answers[1:]))
-    assert (lost.state, lost.message) == (State.NOT_MEASURED, f"the baseline has no answer to {run.asks[0].name}")
+    assert (lost.state, lost.message) == (
+        State.NOT_MEASURED,
+        f"the baseline has no answer for request {run.asks[0].name}",
+    )
     empty = gate.judge(prepared, replace(run, asks=(), answers=()), baseline)
     assert (empty.state, empty.message) == (State.NOT_MEASURED, "the cell has no requests")
 
@@ -129,4 +132,4 @@ def test_a_turns_log_probabilities_are_those_of_the_history_sent_again(measured,
     assert outcome.state is state
     if state is State.FAIL:
         name = run.answers[index].name
-        assert outcome.message == f"a log-probability of {name} is 0.001 nats from the baseline's"
+        assert outcome.message == f"a log-probability of {name} differs from the baseline's by 0.001 nats"

@@ -20,20 +20,24 @@ SAME = ("a", "a")
     ("found", "state", "message"),
     [
         (Agreement(2, 7, 7, SAME), State.PASS, ""),
-        (None, State.NOT_MEASURED, "no rank told what it did"),
+        (None, State.NOT_MEASURED, "no rank reported its steps"),
         (Agreement(2, 3, 2, ("a", "b"), "step 3: why"), State.FAIL, "step 3: why"),
-        (Agreement(4, 7, 7, SAME * 2), State.FAIL, "4 ranks told what they did, the cell asks for 2"),
+        (Agreement(4, 7, 7, SAME * 2), State.FAIL, "4 ranks reported their steps; the cell has 2"),
         (
             Agreement(2, 0, 0, SAME),
             State.NOT_MEASURED,
-            "0 plans and 0 results were compared, a run has as many of both",
+            "0 plans and 0 results were compared; expected equally many and at least one",
         ),
         (
             Agreement(2, 7, 6, SAME),
             State.NOT_MEASURED,
-            "7 plans and 6 results were compared, a run has as many of both",
+            "7 plans and 6 results were compared; expected equally many and at least one",
         ),
-        (Agreement(2, 7, 7, ("a", "b")), State.FAIL, "the ranks told 2 different runs, though no step differs"),
+        (
+            Agreement(2, 7, 7, ("a", "b")),
+            State.FAIL,
+            "the ranks' final digests have 2 different values, although every compared step agrees",
+        ),
     ],
 )
 def test_the_verdict(found: Agreement | None, state: State, message: str):

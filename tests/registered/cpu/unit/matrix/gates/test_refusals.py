@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from specmatrix.matrix.gates.gate import State
-from specmatrix.matrix.gates.refusals import SENTENCES, refusal_fault
+from specmatrix.matrix.gates.refusals import MESSAGES, refusal_fault
 from specmatrix.matrix.gates.session import SessionGate
 from specmatrix.matrix.subjects.protocol import Refusal
 
@@ -16,7 +16,7 @@ TIGHT = "none.v2.tight.burst.stream"
 
 
 def test_every_class_has_its_sentence():
-    assert set(SENTENCES) == set(Refusal)
+    assert set(MESSAGES) == set(Refusal)
 
 
 @pytest.mark.parametrize("cell_id", [PAIR, TIGHT, "none.pair.branch"])
@@ -47,14 +47,14 @@ def test_another_sentence_is_named(measured):
     (ask, sentence), *others = run.attempts
     for wrong in (sentence.replace(ask.session.id, "s9"), "something went wrong", f"{sentence}!"):
         told = refusal_fault(replace(run, attempts=((ask, wrong), *others)))
-        assert told == f"{ask.name} had to be refused ({ask.refused}), but was for another reason: {wrong}"
+        assert told == f"{ask.name} must be refused ({ask.refused}), but was refused for another reason: {wrong}"
 
 
 def test_refusals_that_nobody_asked_for_are_counted(measured, with_evidence):
     _, run, _ = measured(PAIR)
     count = len(run.attempts)
     assert refusal_fault(with_evidence(run, {"session.refused": count + 1})) == (
-        f"{count + 1} turns were refused, {count} had to be"
+        f"the engine counts {count + 1} refused requests; expected {count}"
     )
 
 
@@ -62,4 +62,4 @@ def test_a_session_that_lost_its_kv_without_need_is_named(measured, with_evidenc
     prepared, run, baseline = measured(TIGHT)
     outcome = SessionGate().judge(prepared, with_evidence(run, {"session.dropped": 0}), baseline)
     assert outcome.state is State.FAIL
-    assert "turns began anew, and 0 sessions were given up for room" in outcome.message
+    assert "turns lost their session's KV, but only 0 sessions were evicted" in outcome.message

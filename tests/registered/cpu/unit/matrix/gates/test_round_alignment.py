@@ -2,7 +2,7 @@
 
 import pytest
 
-from specmatrix.matrix.gates.round_alignment import first_apart, oracle_rounds
+from specmatrix.matrix.gates.round_alignment import first_reach_mismatch, oracle_rounds
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
 
@@ -25,20 +25,20 @@ def test_the_oracle_takes_rounds_of_the_same_widths(widths, emitted, rounds):
 
 
 def test_rounds_of_any_width_that_accept_what_is_right_agree():
-    assert first_apart((3, 1, 4, 2), (3, 8, 4, 8), REACH) is None
+    assert first_reach_mismatch((3, 1, 4, 2), (3, 8, 4, 8), REACH) is None
 
 
 @pytest.mark.parametrize(("rounds", "place"), [((2, 3), 0), ((3, 2), 1), ((4, 1), 0), ((3, 1, 5), 2)])
 def test_the_first_other_round_is_found(rounds, place):
-    assert first_apart(rounds, (3, 8, 4)[: len(rounds)], REACH) == place
+    assert first_reach_mismatch(rounds, (3, 8, 4)[: len(rounds)], REACH) == place
 
 
 def test_what_the_oracle_does_not_know_is_not_compared():
-    assert first_apart((4, 6, 1, 1), (8, 8, 8, 8), REACH) is None
+    assert first_reach_mismatch((4, 6, 1, 1), (8, 8, 8, 8), REACH) is None
 
 
 def test_a_retraction_moves_later_rounds_by_one():
     """Behind three tokens of rounds the prefill gave one more: the next round begins at place 4 and not 3."""
-    assert first_apart((3, 6), (3, 8), REACH) == 1
-    assert first_apart((3, 6), (3, 8), REACH, retractions=1) is None
-    assert first_apart((3, 4), (3, 8), REACH, retractions=1) == 1
+    assert first_reach_mismatch((3, 6), (3, 8), REACH) == 1
+    assert first_reach_mismatch((3, 6), (3, 8), REACH, retractions=1) is None
+    assert first_reach_mismatch((3, 4), (3, 8), REACH, retractions=1) == 1

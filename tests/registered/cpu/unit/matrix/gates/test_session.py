@@ -121,7 +121,7 @@ def test_positions_whose_draft_kv_rests_on_other_tokens_are_computed_again(measu
 
     outcome = SessionGate().judge(prepared, moved(run, fewer), baseline)
     assert outcome.state is State.FAIL
-    assert f"computes {due - 1} inherited positions again, the draft KV of {due} is stale" in outcome.message
+    assert f"computes {due - 1} inherited positions; the draft KV of {due} is stale" in outcome.message
 
 
 def aborted_while_it_reads() -> tuple[PreparedCell, Run]:
@@ -158,17 +158,17 @@ def test_a_prompt_without_its_history_is_named(measured):
     answers = list(run.answers)
     answers[index] = replace(answers[index], prompt_ids=answers[index].prompt_ids[1:])
     outcome = SessionGate().judge(prepared, replace(run, answers=tuple(answers)), baseline)
-    assert outcome.state is State.FAIL and "is not the history sent again" in outcome.message
+    assert outcome.state is State.FAIL and "is not its history followed by" in outcome.message
 
 
 def test_without_a_journal_or_a_continuation_nothing_is_measured(measured):
     prepared, run, baseline = measured(CELL)
     assert SessionGate().judge(prepared, replace(run, journal=None), baseline).state is State.NOT_MEASURED
     plain = replace(run, asks=tuple(replace(ask, session=None) for ask in run.asks))
-    assert SessionGate().judge(prepared, plain, baseline).message == "no request continued another"
+    assert SessionGate().judge(prepared, plain, baseline).message == "no session request continued another"
 
 
 def test_a_broken_journal_is_named(measured):
     prepared, run, baseline = measured(CELL)
     outcome = SessionGate().judge(prepared, moved(run, lambda entry: None if entry[0] == "resume" else entry), baseline)
-    assert outcome.state is State.FAIL and "is held and nobody resumed it" in outcome.message
+    assert outcome.state is State.FAIL and "is held and was not resumed" in outcome.message

@@ -7,7 +7,7 @@ import pytest
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.gates.acceptance import AcceptanceGate
 from specmatrix.matrix.gates.gate import State
-from specmatrix.matrix.gates.session_baseline import turns_left, twinned
+from specmatrix.matrix.gates.session_baseline import has_session_baseline, mismatching_turns
 from specmatrix.matrix.run.runner import reference_runner
 from specmatrix.matrix.subjects.protocol import Answer, Ask, Memory, Run
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.register(est_seconds=4, tier="cpu", stage="pr")
     ],
 )
 def test_turns_that_find_kv_to_draft_from_have_a_twin(cell_id, has):
-    assert twinned(Cell.from_id(cell_id)) == has
+    assert has_session_baseline(Cell.from_id(cell_id)) == has
 
 
 def test_the_twin_has_the_drafters_shape_and_nothing_else():
@@ -48,18 +48,24 @@ def run(lengths, temperature=0.0):
 
 
 def test_a_turn_that_accepts_less_is_named_and_first_turns_are_the_oracles():
-    assert turns_left(run((3, 2, 1)), run((3, 2, 1))) == ({"turns": 1, "turns_left": 0}, "")
-    numbers, text = turns_left(run((3, 1, 2)), run((3, 2, 1)))
+    assert mismatching_turns(run((3, 2, 1)), run((3, 2, 1))) == ({"turns": 1, "turns_left": 0}, "")
+    numbers, text = mismatching_turns(run((3, 1, 2)), run((3, 2, 1)))
     assert numbers == {"turns": 1, "turns_left": 1}
-    assert text == "1 of 1 turns leave the rounds of their whole history, first q0.turn2 at round 1"
-    assert turns_left(run((3, 1, 2), 0.8), run((3, 2, 1), 0.8))[0]["turns"] == 0
+    assert text == (
+        "1 of 1 turns have other accept lengths than with their whole history prefilled at once; first: "
+        "q0.turn2 at round 1"
+    )
+    assert mismatching_turns(run((3, 1, 2), 0.8), run((3, 2, 1), 0.8))[0]["turns"] == 0
 
 
 def test_the_gate_is_red_without_a_twin_and_where_a_turn_leaves_it(measured):
     prepared, seen, baseline = measured("eagle3.s5.v2.p16.pair.stream.abort_running")
     gate = AcceptanceGate()
     alone = gate.judge(prepared, seen, baseline)
-    assert (alone.state, alone.message) == (State.NOT_MEASURED, "nobody ran the turns with their whole history")
+    assert (alone.state, alone.message) == (
+        State.NOT_MEASURED,
+        "there is no run of the turns with their whole history prefilled at once",
+    )
     assert gate.judge(prepared, replace(seen, twin=seen), baseline).state is State.PASS
     index = next(i for i, a in enumerate(seen.answers) if a.name.endswith(".turn3") and len(a.accept_lengths) > 2)
     answers = list(seen.answers)

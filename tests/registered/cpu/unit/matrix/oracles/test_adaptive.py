@@ -11,7 +11,7 @@ from specmatrix.engine.core.draft.depth import DraftSteps
 from specmatrix.engine.core.observe.counters import Probes
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.oracles.adaptive import (
-    SILENT,
+    DEFAULTS,
     AdaptiveMismatch,
     AdaptiveReplay,
     decide,
@@ -45,7 +45,7 @@ pytestmark = pytest.mark.register(est_seconds=3, tier="cpu", stage="pr")
     ],
 )
 def test_decisions_by_hand(steps, ema, more, target):
-    assert decide(SILENT | {"candidate_steps": [1, 3, 7]} | more, steps, ema) == target
+    assert decide(DEFAULTS | {"candidate_steps": [1, 3, 7]} | more, steps, ema) == target
 
 
 def test_the_table_that_ships_is_the_engines():
@@ -125,7 +125,7 @@ def test_a_late_observation_is_named():
     """Lag 1 in the trace of an engine that says lag 0."""
     trace, _ = engines("tiers", 3, [(4, [0.9]), (1, [0.9]), (4, [0.9])], 1)
     assert mismatch(trace) == (
-        "observation 0 (4 requests, 3 wide) is of none of the rounds that may have been read just then"
+        "observation 0 (4 requests, width 3) matches no round that may have been read at this point"
     )
 
 

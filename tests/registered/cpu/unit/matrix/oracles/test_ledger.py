@@ -56,15 +56,15 @@ def test_a_sound_journal_of_a_session_balances():
     ("index", "entry", "sentence"),
     [
         (3, ("hold", 1, (3, 3)), "steps are still in flight"),
-        (5, ("hold", 1, (6,)), "6 of 5 positions are kept, 2 of them cached"),
-        (5, ("hold", 1, (1, 2, 3)), "1 of 5 positions are kept, 2 of them cached"),
-        (5, ("hold", 1, (3,)), "the pages freed are not those behind position 3"),
-        (5, ("hold", 1, (3, 2, 3)), "the pages freed are not those behind position 3"),
-        (5, ("resume", 1, (0,)), "the account is in use"),
-        (6, ("resume", 1, (2,)), "a turn begins at 1, inside the cache"),
-        (6, ("reserve", 1, (2, 3)), "account 1 is held and nobody resumed it"),
-        (6, ("hold", 1, (3,)), "account 1 is held and nobody resumed it"),
-        (6, ("resume", 2, (0,)), "request 2 holds nothing"),
+        (5, ("hold", 1, (6,)), "6 positions are kept; 5 are computed, 2 cached"),
+        (5, ("hold", 1, (1, 2, 3)), "1 positions are kept; 5 are computed, 2 cached"),
+        (5, ("hold", 1, (3,)), "the freed pages are not those after position 3"),
+        (5, ("hold", 1, (3, 2, 3)), "the freed pages are not those after position 3"),
+        (5, ("resume", 1, (0,)), "the account is not held"),
+        (6, ("resume", 1, (2,)), "a turn resumes at position 1, inside its cached pages"),
+        (6, ("reserve", 1, (2, 3)), "account 1 is held and was not resumed"),
+        (6, ("hold", 1, (3,)), "account 1 is held and was not resumed"),
+        (6, ("resume", 2, (0,)), "account 2 is not open"),
     ],
 )
 def test_the_first_broken_law_of_a_session_is_named(index, entry, sentence):
@@ -82,21 +82,21 @@ def test_it_agrees_with_the_engine_on_a_run_that_retracts(measured):
 @pytest.mark.parametrize(
     ("index", "entry", "sentence"),
     [
-        (1, ("reserve", 1, (3, 1)), "1 pages were added, 2 are due"),
-        (1, ("reserve", 1, (3, 1, 1)), "page 1 is handed out, but belongs to 1"),
+        (1, ("reserve", 1, (3, 1)), "1 pages are added; expected 2"),
+        (1, ("reserve", 1, (3, 1, 1)), "page 1 is allocated, but belongs to account 1"),
         (1, ("reserve", 1, (3, 1, 4)), "page 4 does not exist"),
         (1, ("seize", 1, (3,)), "the unknown verb 'seize'"),
-        (2, ("launch", 1, (5,)), "a step writes to 5 of 4"),
-        (2, ("settle", 1, (1,)), "nothing is in flight"),
-        (3, ("settle", 1, (4,)), "4 positions of a step of 3 are kept"),
+        (2, ("launch", 1, (5,)), "a step writes up to position 5, but 4 positions are reserved"),
+        (2, ("settle", 1, (1,)), "no step is in flight"),
+        (3, ("settle", 1, (4,)), "4 positions are accepted of a step of width 3"),
         (3, ("close", 1, ()), "steps are still in flight"),
-        (4, ("open", 1, ()), "the request is open already"),
-        (4, ("launch", 7, (1,)), "request 7 holds nothing"),
-        (7, ("donate", 1, (1, 2)), "the pages given are not the next ones"),
-        (4, ("donate", 1, (2, 1, 2)), "page 2 is cached before it is whole"),
+        (4, ("open", 1, ()), "the account is already open"),
+        (4, ("launch", 7, (1,)), "account 7 is not open"),
+        (7, ("donate", 1, (1, 2)), "the donated pages are not the account's next ones"),
+        (4, ("donate", 1, (2, 1, 2)), "2 pages are cached, but only 3 positions are committed"),
         (8, ("open", 2, (2,)), "page 2 is shared, but not cached"),
         (8, ("evict", 0, (1,)), "page 1 is evicted while 1 requests read it"),
-        (8, ("evict", 0, (2,)), "page 2 is evicted, but not cached"),
+        (8, ("evict", 0, (2,)), "page 2 is evicted, but is not cached"),
     ],
 )
 def test_the_first_broken_law_is_named(index, entry, sentence):
@@ -133,14 +133,14 @@ def test_a_sound_journal_with_a_window_balances_and_the_engine_agrees():
 @pytest.mark.parametrize(
     ("index", "entry", "sentence"),
     [
-        (2, ("window", 0, (3, 6, 0)), "a window comes before all accounts"),
-        (3, ("cover", 1, (1, 2)), "2 window pages were added, 5 are due"),
+        (2, ("window", 0, (3, 6, 0)), "the window is set after an account was opened"),
+        (3, ("cover", 1, (1, 2)), "2 window pages are added; expected 5"),
         (3, ("cover", 1, (1, 2, 3, 4, 7)), "window page 7 does not exist"),
-        (3, ("cover", 1, (1, 2, 3, 4, 1)), "window page 1 belongs to 1 already"),
-        (3, ("launch", 1, (10,)), "a step writes to 10, but window pages end at 0"),
-        (6, ("slide", 1, (5,)), "a query at 10 reads from 8 on, but window pages begin at 10"),
-        (6, ("slide", 1, (6,)), "6 of 5 window pages are freed"),
-        (9, ("slide", 1, (1,)), "a query at 10 reads from 8 on, but window pages begin at 10"),
+        (3, ("cover", 1, (1, 2, 3, 4, 1)), "window page 1 is allocated, but belongs to account 1"),
+        (3, ("launch", 1, (10,)), "a step writes up to position 10, but window pages end at 0"),
+        (6, ("slide", 1, (5,)), "a query at position 10 reads from 8, but window pages begin at 10"),
+        (6, ("slide", 1, (6,)), "6 window pages are freed; allowed: 1 to 5"),
+        (9, ("slide", 1, (1,)), "a query at position 10 reads from 8, but window pages begin at 10"),
     ],
 )
 def test_the_first_broken_law_of_a_window_is_named(index, entry, sentence):
@@ -153,12 +153,12 @@ def test_a_held_account_keeps_the_window_pages_that_its_next_turn_reads():
     journal = [*WINDOWED[:6], ("hold", 1, (7, 5))]
     assert audit(journal, pages=9, size=2).window.held == 4
     assert len(replay(journal, 9, 2).window.spans[1].pages) == 4
-    with pytest.raises(AuditError, match="a query at 7 reads from 5 on, but window pages begin at 8"):
+    with pytest.raises(AuditError, match="a query at position 7 reads from 5, but window pages begin at 8"):
         audit([*WINDOWED[:7], ("hold", 1, (7, 5))], pages=9, size=2)
 
 
 def test_a_windowless_journal_covers_nothing():
-    with pytest.raises(AuditError, match="there is no window"):
+    with pytest.raises(AuditError, match="the engine has no sliding window"):
         audit([("open", 1, ()), ("reserve", 1, (1, 1)), ("cover", 1, (1,))], pages=3, size=2)
 
 
@@ -171,7 +171,7 @@ def test_a_windowed_row_shares_nothing():
         ("launch", 1, (2,)),
     ]
     shared = [("settle", 1, (2,)), ("donate", 1, (1, 1)), ("open", 2, (1,))]
-    with pytest.raises(AuditError, match="cached pages lack what windowed layers read"):
+    with pytest.raises(AuditError, match="cached pages are shared, but hold no KV of windowed layers"):
         audit([*journal, *shared], pages=3, size=2)
 
 
@@ -196,7 +196,7 @@ def test_a_turn_that_stops_before_it_has_computed_everything_again_leaves_what_i
     book = audit([*back, ("hold", 1, (4,))], pages=3, size=2)
     assert (book.moves[1][-1].computed, book.moves[1][-1].keep, book.holdings[1].committed) == (4, 4, 4)
     replay([*back, ("hold", 1, (4,))], 3, 2)
-    with pytest.raises(AuditError, match="5 of 4 positions are kept"):
+    with pytest.raises(AuditError, match="5 positions are kept; 4 are computed"):
         audit([*back, ("hold", 1, (5,))], pages=3, size=2)
 
 

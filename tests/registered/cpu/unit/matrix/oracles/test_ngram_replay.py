@@ -91,12 +91,12 @@ def test_a_text_that_was_dropped_is_read_from_its_first_token():
 
 def test_a_round_that_begins_before_the_one_before_was_read():
     journal = [*read(1, 3), ("launch", 1, (4,)), ("settle", 1, (2,)), ("settle", 1, (1,))]
-    with pytest.raises(ReplayError, match="a round of r1 begins at 6, with 6 tokens known"):
+    with pytest.raises(ReplayError, match="a round of r1 starts at position 6, but 6 tokens are known"):
         rounds([served(1, "abcdef", 3)], [*journal, ("launch", 1, (4,))])
 
 
 def test_an_account_that_serves_nobody():
-    with pytest.raises(ReplayError, match="account 7 of the journal serves no request that was answered"):
+    with pytest.raises(ReplayError, match="account 7 of the journal belongs to no answered request"):
         rounds([], read(7, 1))
     with pytest.raises(ReplayError, match="account 1 of the journal"):
         rounds([served(1, "ab", 1)], [*read(1, 1), ("close", 1, ()), *read(1, 1)])

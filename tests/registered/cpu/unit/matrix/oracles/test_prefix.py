@@ -14,7 +14,7 @@ pytestmark = pytest.mark.register(est_seconds=4, tier="cpu", stage="pr")
 
 # Request 1 gives its first two pages of two tokens to the cache; request 2 reads them.
 JOURNAL = [("open", 1, ()), ("reserve", 1, (6, 7, 8, 9)), ("donate", 1, (2, 7, 8)), ("open", 2, (7, 8))]
-MESSAGE = "request 2 reads page 8 at position 2, which request 1 wrote at 2 for other tokens; "
+MESSAGE = "account 2 reads cached page 8 at position 2, but account 1 wrote it for other tokens (compared up to "
 
 
 def told(account: int, *tokens: int) -> Served:
@@ -25,11 +25,11 @@ def told(account: int, *tokens: int) -> Served:
     ("reader", "span", "fault"),
     [
         ((1, 2, 3, 4, 9), 0, ""),
-        ((1, 2, 3, 4, 9), 1, MESSAGE + "1 past its end count"),
+        ((1, 2, 3, 4, 9), 1, MESSAGE + "1 past the page's end)"),
         ((1, 2, 3, 4, 5), 1, ""),
         ((1, 2, 3, 4, 5, 9), 1, ""),
-        ((1, 2, 3, 4, 5, 9), 2, MESSAGE + "2 past its end count"),
-        ((1, 2, 3, 9, 5, 6), 0, MESSAGE + "0 past its end count"),
+        ((1, 2, 3, 4, 5, 9), 2, MESSAGE + "2 past the page's end)"),
+        ((1, 2, 3, 9, 5, 6), 0, MESSAGE + "0 past the page's end)"),
         ((1, 2, 3, 4), 2, ""),  # what never came may have been anything
     ],
 )
@@ -42,7 +42,7 @@ def test_pages_are_read_in_the_order_in_which_they_were_written():
     swapped = [*JOURNAL[:3], ("open", 2, (8, 7))]
     served = (told(1, 1, 1, 1, 1, 1), told(2, 1, 1, 1, 1, 1))
     assert misread_pages(swapped, 2, served, 0)[1].startswith(
-        "request 2 reads page 8 at position 0, which request 1 wrote at 2"
+        "account 2 reads cached page 8 at position 0, but account 1 wrote it at position 2"
     )
 
 

@@ -94,7 +94,7 @@ def test_requests_are_sent_when_what_they_come_after_has_ended():
     asks = [Ask("third", PROMPT, 3, after=("first", "second")), Ask("first", PROMPT, 3), Ask("second", PROMPT, 9)]
     third, first, second = engine.generate(asks)
     assert first.meta_info["id"] < third.meta_info["id"] > second.meta_info["id"]
-    with pytest.raises(RequestError, match=r"request late comes after \('nobody',\), which never ended"):
+    with pytest.raises(RequestError, match=r"request late waits for \('nobody',\), which did not all end"):
         engine.generate([Ask("late", PROMPT, 3, after=("nobody",))])
 
 

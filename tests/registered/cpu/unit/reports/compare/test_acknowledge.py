@@ -21,13 +21,13 @@ def test_entries_read_back(tmp_path):
     ("text", "sentence"),
     [
         ("[", "acknowledged.json is not JSON: Expecting value"),
-        ("{}", "acknowledged.json holds dict, allowed is a list of acknowledgements"),
-        ("[1]", "entry 1: allowed is an object with the texts kind, what, reason, expiry"),
-        (json.dumps([GOOD, {**GOOD, "who": "me"}]), "entry 2: allowed is an object with the texts"),
-        (json.dumps([{**GOOD, "reason": 3}]), "entry 1: allowed is an object with the texts"),
-        (json.dumps([{**GOOD, "kind": "red"}]), "entry 1: kind is 'red', allowed are rewrite, lost"),
+        ("{}", "acknowledged.json must hold a list of acknowledgements, got dict"),
+        ("[1]", "entry 1 must be an object with the strings kind, what, reason, expiry"),
+        (json.dumps([GOOD, {**GOOD, "who": "me"}]), "entry 2 must be an object with the strings"),
+        (json.dumps([{**GOOD, "reason": 3}]), "entry 1 must be an object with the strings"),
+        (json.dumps([{**GOOD, "kind": "red"}]), "entry 1: kind must be one of rewrite, lost, got 'red'"),
         (json.dumps([{**GOOD, "reason": "  "}]), r"entry 1: the reason is empty; say why 'spec_version: \* -> v1' is"),
-        (json.dumps([{**GOOD, "expiry": "soon"}]), "entry 1: expiry is 'soon', allowed is a date such as 2026-12-31"),
+        (json.dumps([{**GOOD, "expiry": "soon"}]), "entry 1: expiry must be a date such as 2026-12-31, got 'soon'"),
     ],
 )
 def test_each_bad_file_is_named(tmp_path, text, sentence):

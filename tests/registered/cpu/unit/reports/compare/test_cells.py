@@ -43,7 +43,7 @@ def test_the_bound_is_the_largest_loss_left(make_cell, context):
 
 
 def test_no_difference_in_words(make_cell, context):
-    assert compare_cell(make_cell("a"), make_cell("a"), (), context()).why == "no gate and no number differs"
+    assert compare_cell(make_cell("a"), make_cell("a"), (), context()).why == "no gate result and no number differs"
 
 
 def test_a_red_gate_that_is_gone_is_no_improvement(gates, context):
@@ -107,4 +107,4 @@ def test_gates_are_listed_in_heads_order_then_what_is_gone(gates):
 def test_a_new_cell_lists_its_red_gates(gates, context):
     change = new_cell(gates(ledger="PASS", finish="FAIL"), context())
     assert [each.gate for each in change.gates] == ["finish"]
-    assert change.why == "base does not have this cell; it is FAIL in head"
+    assert change.why == "the cell is missing in base; it is FAIL in head"

@@ -112,13 +112,13 @@ def test_infra_is_red_and_no_verdict_about_the_code(against, make_cell):
     comparison = against([make_cell("a")], [head])
     assert only(comparison).state is State.INFRA
     assert only(comparison).why == "the machine failed: no space on the machine"
-    assert comparison.reasons == ("1 cell could not be judged because the machine failed",)
+    assert comparison.reasons == ("1 cell not measured because the machine failed",)
     assert only(against([], [head])).state is State.INFRA
 
 
 def test_infra_in_base_is_unknown(against, make_cell):
     comparison = against([make_cell("a", state="INFRA", gates=())], [make_cell("a")])
-    assert only(comparison).why == "base could not run this cell; it is PASS in head"
+    assert only(comparison).why == "the machine failed in base; the cell is PASS in head"
     assert (only(comparison).state, comparison.verdict) == (State.UNKNOWN, "green")
 
 
@@ -219,7 +219,7 @@ def test_other_axes_under_one_id_are_not_comparable(against, make_cell):
     change = only(against([make_cell("a")], [make_cell("a", axes={"topk": "1"})]))
     assert (change.state, change.why) == (
         State.NOT_COMPARABLE,
-        "the two reports mean different axis values by this id",
+        "this cell id has different axis values in the two reports",
     )
 
 

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from specmatrix.reports.compare import State
 from specmatrix.reports.compare.cell_state import Effect
-from specmatrix.reports.compare.evidence import effects, is_bounded, judge
+from specmatrix.reports.compare.evidence import effects, is_bounded, mark_significant
 from specmatrix.reports.schema import GateResult, ReportError
 
 pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
@@ -136,7 +136,7 @@ def test_incomparable_gates_have_no_effect(make_cell):
     ],
 )
 def test_an_effect_counts_if_it_is_sure_and_large_enough(change, p_loss, p_gain, significant):
-    assert [effect.significant for effect in judge([made(change, p_loss, p_gain)])] == [significant]
+    assert [effect.significant for effect in mark_significant([made(change, p_loss, p_gain)])] == [significant]
 
 
 @pytest.mark.parametrize(("low", "bounded"), [(-0.02, True), (-0.0201, False), (0.01, True)])
@@ -184,7 +184,7 @@ def test_churn_in_many_questions_is_the_same_with_a_bound(against, gated):
 def test_churn_in_few_questions_is_unknown(against, gated):
     change = against([accuracy(gated, "1" * 19 + "0")], [accuracy(gated, "0" + "1" * 18 + "0")]).changes[0]
     assert (change.state, change.red) == (State.UNKNOWN, False)
-    assert change.why.endswith("; more samples would tell")
+    assert change.why.endswith("; more samples are needed")
     assert change.bound.startswith("accuracy loss below")
 
 
@@ -243,9 +243,9 @@ def test_many_tests_are_judged_together(against, gated):
 @pytest.mark.parametrize(
     ("numbers", "sentence"),
     [
-        ({"accuracy": "high", "n": 4}, "gate accuracy of cell 'a' has accuracy = 'high', allowed is a number"),
-        ({"accuracy": 0.5}, "gate accuracy of cell 'a' has n = None, allowed is a number"),
-        ({"accuracy": 0.5, "n": 0}, "gate accuracy of cell 'a' has n = 0, allowed is more than 0"),
+        ({"accuracy": "high", "n": 4}, "accuracy of gate accuracy in cell 'a' must be a number, got 'high'"),
+        ({"accuracy": 0.5}, "n of gate accuracy in cell 'a' must be a number, got None"),
+        ({"accuracy": 0.5, "n": 0}, "n of gate accuracy in cell 'a' must be above 0, got 0"),
     ],
 )
 def test_numbers_of_the_wrong_kind_are_named(against, gated, numbers, sentence):
@@ -256,5 +256,5 @@ def test_numbers_of_the_wrong_kind_are_named(against, gated, numbers, sentence):
 
 def test_a_length_of_zero_is_named(against, gated):
     length = partial(gated, "acceptance", "PASS")
-    with pytest.raises(ReportError, match="gate acceptance of cell 'a' has length = 0, allowed is more than 0"):
+    with pytest.raises(ReportError, match="length of gate acceptance in cell 'a' must be above 0, got 0"):
         against([length({"length": 2.0}, (1.9, 2.1))], [length({"length": 0}, (0, 1))])

@@ -56,10 +56,10 @@ def test_false_discoveries_stay_below_their_rate():
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
-        (lambda: fisher_log(3, 2, 3, 10), "hits is 3, allowed is 0 to 2"),
-        (lambda: fisher_log(0, 8, 8, 10), "hits is 0, allowed is 6 to 8"),
-        (lambda: fisher_log(0, 11, 3, 10), "failing is 11, allowed is 0 to 10"),
-        (lambda: fisher_log(0, 3, 11, 10), "matching is 11, allowed is 0 to 10"),
+        (lambda: fisher_log(3, 2, 3, 10), "hits must be between 0 and 2, got 3"),
+        (lambda: fisher_log(0, 8, 8, 10), "hits must be between 6 and 8, got 0"),
+        (lambda: fisher_log(0, 11, 3, 10), "failing must be between 0 and 10, got 11"),
+        (lambda: fisher_log(0, 3, 11, 10), "matching must be between 0 and 10, got 11"),
     ],
 )
 def test_each_bad_argument_is_named(call, sentence):

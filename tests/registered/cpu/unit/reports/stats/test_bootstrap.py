@@ -81,10 +81,10 @@ def change_to(emitted, rounds):
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
-        (lambda: change_to([1, 2], [1]), "number of prompts is 1, allowed is at least 2"),
-        (lambda: change_to([1], [1]), "number of prompts is 1, allowed is at least 2"),
-        (lambda: change_to([1, 2], [1, 0]), "a number is 0, allowed is more than 0"),
-        (lambda: change_to([1, -2], [1, 1]), "a number is -2, allowed is more than 0"),
+        (lambda: change_to([1, 2], [1]), "number of prompts must be at least 2, got 1"),
+        (lambda: change_to([1], [1]), "number of prompts must be at least 2, got 1"),
+        (lambda: change_to([1, 2], [1, 0]), "all numbers must be above 0, got 0"),
+        (lambda: change_to([1, -2], [1, 1]), "all numbers must be above 0, got -2"),
         (lambda: change_to([1, 2, 3], [1, 1, 1]), "must have the same shape"),
     ],
 )

@@ -100,12 +100,12 @@ def test_what_would_not_show_has_no_detectable_drop(good, won, n):
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
-        (lambda: mcnemar(-1, 2), "lost is -1, allowed is at least 0"),
-        (lambda: mcnemar(1, -2), "won is -2, allowed is at least 0"),
-        (lambda: paired_difference(3, 3, 5), r"lost \+ won is 6, allowed is 0 to 5"),
-        (lambda: paired_difference(0, 0, 0), "n is 0, allowed is at least 1"),
-        (lambda: detectable_drop(0, 0, 0, 0.05, 0.8), "n is 0, allowed is at least 1"),
-        (lambda: detectable_drop(4, 2, 5, 0.05, 0.8), r"good \+ won is 6, allowed is 0 to 5"),
+        (lambda: mcnemar(-1, 2), "lost must be at least 0, got -1"),
+        (lambda: mcnemar(1, -2), "won must be at least 0, got -2"),
+        (lambda: paired_difference(3, 3, 5), r"lost \+ won must be between 0 and 5, got 6"),
+        (lambda: paired_difference(0, 0, 0), "n must be at least 1, got 0"),
+        (lambda: detectable_drop(0, 0, 0, 0.05, 0.8), "n must be at least 1, got 0"),
+        (lambda: detectable_drop(4, 2, 5, 0.05, 0.8), r"good \+ won must be between 0 and 5, got 6"),
     ],
 )
 def test_each_bad_argument_is_named(call, sentence):

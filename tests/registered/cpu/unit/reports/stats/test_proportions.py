@@ -74,11 +74,11 @@ def test_nothing_in_200_bounds_the_rate_below_one_and_a_half_points():
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
-        (lambda: wilson(1, 0), "n is 0, allowed is at least 1"),
-        (lambda: wilson(-1, 5), "successes is -1, allowed is 0 to 5"),
-        (lambda: wilson(6, 5), "successes is 6, allowed is 0 to 5"),
-        (lambda: zero_count_bound(0), "n is 0, allowed is at least 1"),
-        (lambda: two_rate_test(1, 0, 1, 1), "base_n is 0, allowed is at least 1"),
+        (lambda: wilson(1, 0), "n must be at least 1, got 0"),
+        (lambda: wilson(-1, 5), "successes must be between 0 and 5, got -1"),
+        (lambda: wilson(6, 5), "successes must be between 0 and 5, got 6"),
+        (lambda: zero_count_bound(0), "n must be at least 1, got 0"),
+        (lambda: two_rate_test(1, 0, 1, 1), "base_n must be at least 1, got 0"),
     ],
 )
 def test_each_bad_argument_is_named(call, sentence):

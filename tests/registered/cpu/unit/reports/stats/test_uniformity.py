@@ -45,10 +45,10 @@ def test_rounding_above_one_is_one():
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
-        (lambda: randomised_pit([0.9], [0.4], [1.0]), "values reach from 1.3 to 1.3, allowed is 0 to 1"),
+        (lambda: randomised_pit([0.9], [0.4], [1.0]), "values must be between 0 and 1, got 1.3 to 1.3"),
         (lambda: randomised_pit([0.9, 0.1], [0.4], [1.0]), "must have the same shape"),
-        (lambda: ks_uniform(np.full(4, 0.5)), "number of values is 4, allowed is at least 5"),
-        (lambda: ks_uniform(np.array([0.5] * 5 + [1.2])), "values reach from 0.5 to 1.2, allowed is 0 to 1"),
+        (lambda: ks_uniform(np.full(4, 0.5)), "number of values must be at least 5, got 4"),
+        (lambda: ks_uniform(np.array([0.5] * 5 + [1.2])), "values must be between 0 and 1, got 0.5 to 1.2"),
     ],
 )
 def test_each_bad_argument_is_named(call, sentence):
