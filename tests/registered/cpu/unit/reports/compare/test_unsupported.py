@@ -72,7 +72,7 @@ def test_it_does_not_stand_for_a_cell_that_hits_probes(tmp_path, make_cell, writ
 def test_a_cell_that_was_judged_and_is_no_longer_supported_is_lost(against, make_cell, unsupported, state):
     lost = against([make_cell("a", state=state)], [unsupported("a")])
     assert (lost.verdict, change(lost).state, change(lost).red) == ("red", State.LOST, True)
-    assert change(lost).why == f"head does not support this cell: {WHY}; it was {state} in base"
+    assert change(lost).why == f"the cell is not supported in head: {WHY}; it was {state} in base"
     accepted = [Acknowledgement("lost", "a", "trees come later", "2026-12-31")]
     excused = against([make_cell("a", state=state)], [unsupported("a")], accepted)
     assert (excused.verdict, change(excused).excused, excused.unused) == ("green", "trees come later", ())
@@ -86,7 +86,7 @@ def test_its_pairs_are_no_longer_exercised(against, make_cell, unsupported):
 def test_a_cell_that_is_supported_now_is_new_and_red_only_if_it_is_red(against, make_cell, unsupported):
     green = against([unsupported("a")], [make_cell("a")])
     assert (green.verdict, change(green).state) == ("green", State.NEW)
-    assert change(green).why == "base does not support this cell; it is PASS in head"
+    assert change(green).why == "the cell is not supported in base; it is PASS in head"
     red = against([unsupported("a")], [make_cell("a", state="FAIL", gates=RED)])
     assert (red.verdict, change(red).state, change(red).gates[0].gate) == ("red", State.NEW, "lossless")
     lost_machine = against([unsupported("a")], [make_cell("a", state="INFRA", gates=())])
