@@ -221,7 +221,7 @@ def test_ngrams_without_evidence_are_not_measured(measured):
     outcome = AcceptanceGate().judge(prepared, replace(run, journal=None), baseline)
     assert (outcome.state, outcome.message) == (State.NOT_MEASURED, "the subject provides no ledger journal")
     outcome = AcceptanceGate().judge(prepared, replace(run, served=run.served[1:]), baseline)
-    assert outcome.state is State.FAIL and "serves no request that was answered" in outcome.message
+    assert outcome.state is State.FAIL and "belongs to no answered request" in outcome.message
     silent = tuple(replace(answer, output_ids=answer.output_ids[:1], accept_lengths=()) for answer in run.answers)
     nobody = replace(run, answers=silent, journal=([], 1, 1))
     assert AcceptanceGate().judge(prepared, nobody, baseline).state is State.NOT_MEASURED

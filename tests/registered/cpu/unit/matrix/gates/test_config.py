@@ -166,4 +166,4 @@ def test_a_refusal_has_a_golden_too():
     assert stale.state is State.FAIL
     assert stale.message == f"the refusal {str(error)!r} differs from the golden table's 'an older sentence'"
     runs = ConfigGate(golden=without(REFUSED)).judge_refusal(REFUSED_CELL, error)
-    assert runs.state is State.FAIL and "is not the golden one (None)" in runs.message
+    assert runs.state is State.FAIL and "differs from the golden table's None" in runs.message
