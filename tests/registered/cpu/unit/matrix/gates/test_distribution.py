@@ -59,7 +59,7 @@ def test_a_coin_that_is_used_again_fails(measured):
 
     outcome = GATE.judge(prepared, replace(run, answers=tuple(map(again, run.answers))), baseline)
     assert outcome.state is State.FAIL
-    assert outcome.message.startswith("a draw depends on the draw before it")
+    assert outcome.message.startswith("a sampled token depends on the random draw before it")
     assert outcome.numbers["p"] > 1e-4
 
 

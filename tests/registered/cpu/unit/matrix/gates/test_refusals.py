@@ -39,7 +39,7 @@ def test_an_attempt_that_is_answered_is_named(measured):
     (ask, _), *others = run.attempts
     outcome = SessionGate().judge(prepared, replace(run, attempts=((ask, ""), *others)), baseline)
     assert outcome.state is State.FAIL
-    assert outcome.message == f"{ask.name} was answered, and had to be refused ({ask.refused})"
+    assert outcome.message == f"{ask.name} was answered, but must be refused ({ask.refused})"
 
 
 def test_another_sentence_is_named(measured):
