@@ -91,4 +91,4 @@ def test_real_runs_read_what_is_theirs_and_one_other_token_shows(measured, cell_
         for one in run.served
     )
     outcome = LedgerGate().judge(prepared, replace(run, served=served), baseline)
-    assert outcome.state is State.FAIL and f"request {reader} reads page " in outcome.message
+    assert outcome.state is State.FAIL and f"account {reader} reads cached page " in outcome.message
