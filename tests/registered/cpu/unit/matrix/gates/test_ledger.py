@@ -53,8 +53,8 @@ def test_cached_tokens_are_what_the_first_admission_found(measured, altered, cel
     assert (found > 0) == bool(name)
     outcome = GATE.judge(prepared, altered(run, index, cached_tokens=found + 1), baseline)
     assert outcome.state is State.FAIL and outcome.message == (
-        f"{run.answers[index].name} reports {found + 1} of {prompt} prompt tokens as cached, its first admission began "
-        f"behind {found}"
+        f"{run.answers[index].name} reports {found + 1} of {prompt} prompt tokens as cached, but its first admission "
+        f"reused {found}"
     )
 
 

@@ -95,7 +95,7 @@ def test_a_retracted_turn_that_leaves_less_is_named(measured):
 
     assert (keep - 1) // size == keep // size, "the same pages are freed"
     outcome = SessionGate().judge(prepared, moved(run, less), baseline)
-    assert outcome.state is State.FAIL and f"left {keep - 1} positions when it was retracted, {keep} were due" in (
+    assert outcome.state is State.FAIL and f"left {keep - 1} KV positions when it was retracted; expected {keep}" in (
         outcome.message
     )
 
@@ -121,7 +121,7 @@ def test_positions_whose_draft_kv_rests_on_other_tokens_are_computed_again(measu
 
     outcome = SessionGate().judge(prepared, moved(run, fewer), baseline)
     assert outcome.state is State.FAIL
-    assert f"computes {due - 1} inherited positions; the draft KV of {due} is stale" in outcome.message
+    assert f"recomputes {due - 1} inherited positions; the draft KV of {due} is stale" in outcome.message
 
 
 def aborted_while_it_reads() -> tuple[PreparedCell, Run]:
