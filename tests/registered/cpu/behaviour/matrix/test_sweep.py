@@ -147,7 +147,7 @@ def said_after_its_abort(monkeypatch):
         (drifting, "its session keeps", 3),
         (forgetful, " builds the prompt (", 2),
         (dropped_by_an_abort, "an abort changed the positions of other sessions from {", 3),
-        (said_after_its_abort, " before its abort, not [", 2),
+        (said_after_its_abort, " before its abort; plain decoding gives [", 2),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
