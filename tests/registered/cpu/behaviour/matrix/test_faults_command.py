@@ -92,7 +92,7 @@ def test_the_table_names_the_only_killer(capsys):
     text = " ".join(capsys.readouterr().out.split())
     assert "1 of 1 faults killed" in text
     assert "effective: only killer of v2-downgraded" in text
-    assert "lag was resolved to 1, but 0 runs" in text
+    assert "lag was resolved to 1, but the engine runs 0" in text
 
 
 def test_a_stopped_matrix_keeps_and_shows_what_was_judged(tmp_path: Path):

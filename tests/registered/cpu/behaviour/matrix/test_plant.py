@@ -82,7 +82,7 @@ def test_a_silent_downgrade_is_seen_by_the_effective_gate_alone():
     (fault,) = select(["v2-downgraded"])
     (verdict,) = trial(fault, [PAIR]).verdicts
     assert [gate for gate, (state, _) in verdict.gates.items() if state != "PASS"] == ["effective"]
-    assert verdict.gates["effective"] == ("FAIL", "lag was resolved to 1, but 0 runs")
+    assert verdict.gates["effective"] == ("FAIL", "lag was resolved to 1, but the engine runs 0")
 
 
 def test_a_crash_is_told_apart_from_a_verdict():

@@ -145,9 +145,9 @@ def said_after_its_abort(monkeypatch):
         (released_before_drained, "", 1),
         (rolled_back_to_committed, "its session keeps", 3),
         (drifting, "its session keeps", 3),
-        (forgetful, " remembers (", 2),
-        (dropped_by_an_abort, "an abort changed what sessions hold from {", 3),
-        (said_after_its_abort, " before its abort, not [", 2),
+        (forgetful, " builds the prompt (", 2),
+        (dropped_by_an_abort, "an abort changed the positions of other sessions from {", 3),
+        (said_after_its_abort, " before its abort; plain decoding gives [", 2),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
