@@ -1,4 +1,5 @@
-# Two commands: `make run` (the main job) and `make test` (all tests of the CPU tier). Both set up .venv by themselves.
+# `make run` is the main job: the matrix's pull-request cells. `make test` holds the tests of the CPU tier and the smoke
+# cells, `make quick` those of the engine's pure core. Each sets up .venv by itself.
 PYTHON ?= python3
 # The CPU build where there is no GPU; elsewhere than on Linux there is no other.
 BUILD := $(if $(shell command -v nvidia-smi),,$(if $(filter Linux,$(shell uname)),+cpu))
@@ -14,13 +15,16 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 export OMP_NUM_THREADS = 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: run test lint setup clean
+.PHONY: run test quick lint setup clean
 
 run: .venv/.ready
 	$(BIN)/specmatrix run --tier cpu --stage pr --workers $(WORKERS) --out $(OUT)
 
 test: .venv/.ready
 	$(BIN)/python -m pytest tests/registered/cpu -n $(WORKERS)
+
+quick: .venv/.ready
+	$(BIN)/python -m pytest tests/registered/cpu/unit/engine/core -n $(WORKERS)
 
 lint: .venv/.ready
 	$(BIN)/ruff check .

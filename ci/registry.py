@@ -1,8 +1,8 @@
 """The test registry: each test file declares its cost in literals that are read without importing it:
 
-    pytestmark = pytest.mark.register(est_seconds=2, tier="cpu", stage="pr")
+    pytestmark = pytest.mark.register(est_seconds=2, stage="pr")
 
-alone or in a list of marks. A test file without the mark is an error, as CI would never run it.
+alone or in a list of marks; its folder determines the tier. A test file without the mark is an error, as CI would never run it.
 """
 
 import ast
@@ -15,7 +15,7 @@ from specmatrix.matrix.cover.lockfile import STAGES
 from specmatrix.matrix.run.tiers import TIERS
 
 FOLDER: Final = Path("tests/registered")
-EXAMPLE: Final = 'pytestmark = pytest.mark.register(est_seconds=2, tier="cpu", stage="pr")'
+EXAMPLE: Final = 'pytestmark = pytest.mark.register(est_seconds=2, stage="pr")'
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,17 +70,15 @@ def _literals(name: Path, call: ast.Call) -> dict[str, object]:
 
 
 def _registration(name: Path, values: dict[str, object]) -> Registration:
-    if set(values) != {"est_seconds", "tier", "stage"}:
+    if set(values) != {"est_seconds", "stage"}:
         given = ", ".join(values) or "none"
-        raise ConfigError(f"{name}: register arguments must be est_seconds, tier and stage, got {given}")
-    seconds, tier, stage = values["est_seconds"], values["tier"], values["stage"]
+        raise ConfigError(f"{name}: register arguments must be est_seconds and stage, got {given}")
+    seconds, stage = values["est_seconds"], values["stage"]
     if type(seconds) not in (int, float) or not isinstance(seconds, int | float) or not 0 < seconds < float("inf"):
         raise ConfigError(f"{name}: est_seconds must be a positive number, got {seconds!r}")
     folder = next((row.name for row in TIERS if name.is_relative_to(row.folder)), None)
     if folder is None:
         raise ConfigError(f"{name} is not in a tier's folder; move it to one of {', '.join(t.folder for t in TIERS)}")
-    if tier != folder:
-        raise ConfigError(f"{name}: tier must be {folder!r}, the tier of its folder, got {tier!r}")
     if stage not in STAGES:
         raise ConfigError(f"{name}: stage must be one of {', '.join(STAGES)}, got {stage!r}")
     return Registration(name, float(seconds), folder, str(stage))

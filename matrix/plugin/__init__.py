@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 # Marks a collect report whose cells could not be collected; xdist transfers the attribute with the report.
 FAILED: Final = "specmatrix_failed"
 OPTIONS: Final[dict[str, dict[str, object]]] = {
-    "stage": {"default": "pr", "help": "cells to run: smoke, pr or nightly; product: all possible cells"},
+    "stage": {"default": "smoke", "help": "cells to run: smoke, pr or nightly; product: all possible cells"},
     "cells": {"default": None, "metavar": "SELECTOR", "help": "select cells: `algorithm=eagle3 and topk=4`, or an id"},
     "limit": {"default": None, "type": int, "metavar": "N", "help": "collect at most N cells"},
     "seed": {"default": 0, "type": int, "metavar": "N", "help": "seed for prompts and sampling"},

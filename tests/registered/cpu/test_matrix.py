@@ -1,9 +1,9 @@
-"""The cells of the matrix on the reference engine; `--stage`, `--cells` and `--limit` pick them."""
+"""The matrix's smoke cells on the reference engine; `--stage`, `--cells` and `--limit` pick others."""
 
 import pytest
 
 from specmatrix.matrix.plugin import MatrixCells
 
-pytestmark = pytest.mark.register(est_seconds=120, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=120, stage="pr")
 
 cells = MatrixCells(tier="cpu")

@@ -4,6 +4,6 @@ import pytest
 
 from specmatrix.matrix.plugin import MatrixCells
 
-pytestmark = pytest.mark.register(est_seconds=300, tier="gpu1", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=300, stage="pr")
 
 cells = MatrixCells(tier="gpu1")

@@ -4,6 +4,6 @@ import pytest
 
 from specmatrix.matrix.plugin import MatrixCells
 
-pytestmark = pytest.mark.register(est_seconds=30, tier="gpu4", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=30, stage="pr")
 
 cells = MatrixCells(tier="gpu4")

@@ -4,6 +4,6 @@ import pytest
 
 from specmatrix.matrix.plugin import MatrixCells
 
-pytestmark = pytest.mark.register(est_seconds=60, tier="gpu8", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=60, stage="pr")
 
 cells = MatrixCells(tier="gpu8")

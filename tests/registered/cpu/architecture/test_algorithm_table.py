@@ -8,7 +8,7 @@ from specmatrix import HOME
 from specmatrix.engine.core.draft.algorithm_table import algorithm_table
 from specmatrix.engine.core.draft.algorithms import ALGORITHMS, DFLASH, NEXTN, NGRAM, NONE
 
-pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 PAGE = HOME / "docs" / "engine.md"
 

@@ -13,7 +13,7 @@ from specmatrix.matrix.faults.fault import Fault
 from specmatrix.matrix.faults.kill_matrix import DETECTORS
 from specmatrix.matrix.faults.plant import planted
 
-pytestmark = pytest.mark.register(est_seconds=2, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=2, stage="pr")
 
 EACH = pytest.mark.parametrize("fault", CATALOGUE, ids=lambda fault: fault.id)
 # The classes of defects that this engine can have; the others need grammars or recurrent state.

@@ -10,7 +10,7 @@ from specmatrix.matrix.cells.axes import axis
 from specmatrix.matrix.cells.mode_table import HEAD, MODES, mode_table
 from specmatrix.matrix.gates.registry import GATES
 
-pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 DOCS = HOME / "docs"
 

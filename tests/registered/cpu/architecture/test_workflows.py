@@ -16,7 +16,7 @@ from specmatrix.cli import app
 from specmatrix.matrix.faults.catalogue import CATALOGUE
 from specmatrix.matrix.run.tiers import TIERS
 
-pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 WORKFLOWS = HOME / ".github" / "workflows"
 NIGHTLY = WORKFLOWS / "nightly.yml"

@@ -16,7 +16,7 @@ from specmatrix.engine.core.schedule.session import SessionParams
 from specmatrix.matrix.zoo.registry import resolve_path
 
 pytestmark = [
-    pytest.mark.register(est_seconds=60, tier="cpu", stage="nightly"),
+    pytest.mark.register(est_seconds=60, stage="nightly"),
     pytest.mark.skipif(sys.platform != "linux", reason="what a process holds is read from /proc"),
 ]
 

@@ -11,7 +11,7 @@ from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.schedule.request import SamplingParams
 from tests.support.engines import CHECKPOINTS, PROMPT, RUNS, TARGETS, engine
 
-pytestmark = pytest.mark.register(est_seconds=60, tier="gpu1", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=60, stage="pr")
 
 LENGTH = 48
 PARAMS = [

@@ -8,7 +8,7 @@ import torch
 from specmatrix.engine.models.causal_lm import head_logits
 from specmatrix.engine.models.linear_ops import linear_ops
 
-pytestmark = pytest.mark.register(est_seconds=5, tier="gpu1", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=5, stage="pr")
 
 
 @pytest.mark.parametrize("deterministic", [False, True])

@@ -13,7 +13,7 @@ from specmatrix.engine.core.memory.replay import replay
 from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.engine.core.schedule.session import SessionParams
 
-pytestmark = pytest.mark.register(est_seconds=40, tier="gpu1", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=40, stage="pr")
 
 ZOO = HOME / "matrix" / "zoo" / "checkpoints"
 PROMPTS = (

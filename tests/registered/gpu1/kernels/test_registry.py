@@ -12,7 +12,7 @@ from specmatrix.kernels import check
 from specmatrix.kernels.backend import INTERPRETER
 from specmatrix.kernels.registry import KERNELS
 
-pytestmark = pytest.mark.register(est_seconds=300, tier="gpu1", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=300, stage="pr")
 
 ROWS = [(k, c) for k in KERNELS for c in k.cases]
 

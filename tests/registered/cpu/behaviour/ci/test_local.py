@@ -11,7 +11,7 @@ from specmatrix.ci.planner import Host, plan
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.reports.schema import CellResult
 
-pytestmark = pytest.mark.register(est_seconds=25, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=25, stage="pr")
 
 JOB = ShardJob(seed=4, tier="cpu", stage="smoke")
 CELLS = [Cell.from_id(text) for text in ("none.length", "none.pair.length", "none.p4.length", "eagle3.k4")]

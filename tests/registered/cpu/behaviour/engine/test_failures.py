@@ -24,7 +24,7 @@ from specmatrix.engine.executor import GraphRunner
 from specmatrix.engine.interrupts import Interrupts
 from specmatrix.errors import EngineError, KernelError, LedgerError, RequestError
 
-pytestmark = pytest.mark.register(est_seconds=25, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=25, stage="pr")
 
 ZOO = HOME / "matrix" / "zoo" / "checkpoints"
 PROMPTS = (

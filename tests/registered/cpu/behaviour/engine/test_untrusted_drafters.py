@@ -22,7 +22,7 @@ from specmatrix.matrix.cli.commands.contract import with_models
 from specmatrix.matrix.conformance.suite import PARAMS, PROMPTS, STARTS, hold
 from tests.support.misbehaving_drafter import BATCH_LIES, ROW_LIES, SHAPE, TRAITS, WRITERS, Pretender, raiser
 
-pytestmark = pytest.mark.register(est_seconds=30, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=30, stage="pr")
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from specmatrix.matrix.checkpoints.needs import GIB
 from specmatrix.matrix.checkpoints.pairs import PAIRS
 from specmatrix.matrix.zoo.registry import TEST
 
-pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 ASK = ["accuracy", "--data", str(TEST), "--checkpoint"]
 

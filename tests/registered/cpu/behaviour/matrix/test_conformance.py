@@ -13,7 +13,7 @@ from specmatrix.cli import main
 from specmatrix.engine.core.draft.algorithms import ALGORITHMS, known_algorithms
 from specmatrix.engine.plugin import forget_algorithm
 
-pytestmark = pytest.mark.register(est_seconds=12, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=12, stage="pr")
 
 EXAMPLE = HOME / "examples" / "copy_the_prompt.py"
 DRAFTS = "return chain(torch.cat((batch.root, drafts), 1))"

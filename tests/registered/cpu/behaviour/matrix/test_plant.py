@@ -14,7 +14,7 @@ from specmatrix.matrix.faults.fault import Fault
 from specmatrix.matrix.faults.plant import ROOT, planted, trial
 from specmatrix.matrix.faults.trial import main
 
-pytestmark = pytest.mark.register(est_seconds=30, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=30, stage="pr")
 
 PAIR = Cell.from_id("standalone.s2.k2.n6.v2.p4.pair")
 

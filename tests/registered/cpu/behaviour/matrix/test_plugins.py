@@ -10,7 +10,7 @@ import pytest
 
 from specmatrix import HOME
 
-pytestmark = pytest.mark.register(est_seconds=6, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=6, stage="pr")
 
 ROOT = HOME
 

@@ -8,7 +8,7 @@ import pytest
 
 from specmatrix.matrix.cli.stopping import SENTENCE, Stopped, stoppable
 
-pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 
 @pytest.mark.usefixtures("interruptible")

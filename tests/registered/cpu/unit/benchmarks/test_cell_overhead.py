@@ -12,7 +12,7 @@ from specmatrix.matrix.gates.registry import GATES
 from specmatrix.matrix.subjects.in_process import ReferenceSubject
 from specmatrix.matrix.subjects.protocol import Ask
 
-pytestmark = pytest.mark.register(est_seconds=6, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=6, stage="pr")
 
 
 def cells(count):

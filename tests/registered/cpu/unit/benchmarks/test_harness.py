@@ -4,7 +4,7 @@ import pytest
 
 from specmatrix.benchmarks import harness
 
-pytestmark = pytest.mark.register(est_seconds=3, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=3, stage="pr")
 
 
 def test_enumeration_is_timed_only_if_it_did_its_work(monkeypatch):

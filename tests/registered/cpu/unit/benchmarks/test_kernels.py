@@ -4,7 +4,7 @@ import pytest
 
 from specmatrix.benchmarks import kernels
 
-pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 
 def test_a_host_without_a_gpu_gets_one_sentence(capsys):

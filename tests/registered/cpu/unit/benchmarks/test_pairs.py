@@ -4,7 +4,7 @@ import pytest
 
 from specmatrix.benchmarks.pairs import Pairs, interleave, own_time
 
-pytestmark = pytest.mark.register(est_seconds=0.2, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=0.2, stage="pr")
 
 
 def test_both_sides_take_turns_and_alternate_who_is_first():

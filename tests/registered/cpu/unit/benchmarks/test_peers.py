@@ -7,7 +7,7 @@ import pytest
 from specmatrix.benchmarks import peers
 from tests.support.small_bench import small_bench
 
-pytestmark = pytest.mark.register(est_seconds=6, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=6, stage="pr")
 
 
 def test_transformers_reads_the_same_checkpoints(tmp_path, monkeypatch):

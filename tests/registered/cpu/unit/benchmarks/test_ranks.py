@@ -17,7 +17,7 @@ from specmatrix.engine.models.config import load_model_config
 from specmatrix.engine.models.loader import load_target
 from specmatrix.errors import ConfigError
 
-pytestmark = pytest.mark.register(est_seconds=20, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=20, stage="pr")
 
 
 def test_the_benchmark_runs_over_gloo_from_its_command_line(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 from specmatrix.benchmarks.simulation import GOAL, NAME, SEEDS, schedules_per_minute
 from specmatrix.engine.core.memory.session_kv import SessionKV
 
-pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 
 def test_the_rate_is_of_every_sweep():

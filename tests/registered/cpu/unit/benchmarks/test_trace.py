@@ -5,7 +5,7 @@ import pytest
 from specmatrix.benchmarks import trace
 from specmatrix.benchmarks.trace import idle_share
 
-pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 
 def test_the_rounds_that_fill_the_pipeline_are_left_out(monkeypatch):

@@ -10,7 +10,7 @@ from specmatrix.ci.registry import Registration
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cover.lockfile import STAGES
 
-pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 SECONDS = [9.0, 1.0, 2.0, 6.0] * 5
 FILES = [Registration(Path(f"test_{i:02}.py"), seconds, "cpu", "pr") for i, seconds in enumerate(SECONDS)]

@@ -6,10 +6,10 @@ from specmatrix import HOME
 from specmatrix.ci.registry import EXAMPLE, read_registry
 from specmatrix.errors import ConfigError
 
-pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 ROOT = HOME
-GOOD = 'import pytest\npytestmark = pytest.mark.register(est_seconds=2, tier="cpu", stage="pr")\n'
+GOOD = 'import pytest\npytestmark = pytest.mark.register(est_seconds=2, stage="pr")\n'
 NAME = "tests/registered/cpu/test_it.py"
 
 
@@ -56,33 +56,33 @@ def mark(arguments: str) -> str:
         (GOOD + GOOD, f"{NAME} must have exactly one register mark, got 2; write: {EXAMPLE}"),
         ("def\n", f"{NAME} is not valid Python: invalid syntax in line 1"),
         (
-            mark('2, tier="cpu", stage="pr"'),
+            mark('2, stage="pr"'),
             f"{NAME}: the register mark accepts keyword arguments only; write: {EXAMPLE}",
         ),
         (
-            mark('est_seconds=1 + 1, tier="cpu", stage="pr"'),
+            mark('est_seconds=1 + 1, stage="pr"'),
             f"{NAME}: register arguments must be literals, got est_seconds=1 + 1",
         ),
         (
-            mark('est_seconds=2, tier=TIER, stage="pr"'),
-            f"{NAME}: register arguments must be literals, got tier=TIER",
+            mark("est_seconds=2, stage=STAGE"),
+            f"{NAME}: register arguments must be literals, got stage=STAGE",
         ),
-        (mark("est_seconds=2"), f"{NAME}: register arguments must be est_seconds, tier and stage, got est_seconds"),
-        (mark(""), f"{NAME}: register arguments must be est_seconds, tier and stage, got none"),
+        (mark("est_seconds=2"), f"{NAME}: register arguments must be est_seconds and stage, got est_seconds"),
+        (mark(""), f"{NAME}: register arguments must be est_seconds and stage, got none"),
         (
-            mark('est_seconds=0, tier="cpu", stage="pr"'),
+            mark('est_seconds=0, stage="pr"'),
             f"{NAME}: est_seconds must be a positive number, got 0",
         ),
         (
-            mark('est_seconds=True, tier="cpu", stage="pr"'),
+            mark('est_seconds=True, stage="pr"'),
             f"{NAME}: est_seconds must be a positive number, got True",
         ),
         (
             mark('est_seconds=2, tier="gpu1", stage="pr"'),
-            f"{NAME}: tier must be 'cpu', the tier of its folder, got 'gpu1'",
+            f"{NAME}: register arguments must be est_seconds and stage, got est_seconds, tier, stage",
         ),
         (
-            mark('est_seconds=2, tier="cpu", stage="weekly"'),
+            mark('est_seconds=2, stage="weekly"'),
             f"{NAME}: stage must be one of smoke, pr, nightly, got 'weekly'",
         ),
     ],

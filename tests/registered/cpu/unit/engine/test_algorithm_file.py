@@ -12,7 +12,7 @@ from specmatrix.engine.core.draft.algorithms import known_algorithms
 from specmatrix.engine.plugin import forget_algorithm
 from specmatrix.errors import ConfigError
 
-pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 GOOD = """
 from dataclasses import dataclass

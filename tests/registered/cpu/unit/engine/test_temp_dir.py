@@ -11,7 +11,7 @@ import pytest
 
 from specmatrix.engine.temp_dir import LOCK, TempDir
 
-pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 OTHER = """
 import sys

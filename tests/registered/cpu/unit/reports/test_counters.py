@@ -14,7 +14,7 @@ from specmatrix.reports.render.terminal import print_comparison, print_run
 from specmatrix.reports.schema import ProbeDemand
 from specmatrix.reports.store import load
 
-pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 DEMAND = ProbeDemand(("tree.branched", "retract.done", "prefix.hit"), {"stamp.wrong": "slots are their owner's"}, 2)
 UNHIT = "o cell hit 1 required counter: retract.done"

@@ -8,7 +8,7 @@ import pytest
 from specmatrix.reports.covered import Coverage, covered, holders
 from specmatrix.reports.store import load
 
-pytestmark = pytest.mark.register(est_seconds=0.5, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=0.5, stage="pr")
 
 
 def test_holders_number_the_cells_from_the_lowest_bit():

@@ -2,7 +2,7 @@ import pytest
 
 from specmatrix.reports.effective import effective, explaining_fields, pair_text, word
 
-pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 
 def test_launch_axes_take_the_resolved_value_and_request_axes_their_own():

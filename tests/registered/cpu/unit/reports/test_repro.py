@@ -7,7 +7,7 @@ import pytest
 
 from specmatrix.reports.repro import as_called
 
-pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 COMMAND = "specmatrix run --cells 'eagle3.k4' --seed 0"
 

@@ -5,7 +5,7 @@ import pytest
 
 from specmatrix.reports.schema import GateResult, Waiver, is_waived
 
-pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 
 def test_gate_finds_by_name(make_cell):

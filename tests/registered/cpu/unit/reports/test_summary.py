@@ -6,7 +6,7 @@ from specmatrix.reports.schema import GateResult, Waiver
 from specmatrix.reports.store import load
 from specmatrix.reports.summary import is_red, summarise, write_summary
 
-pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 KNOWN = Waiver("known", "2026-12-31")
 EXPIRED = Waiver("known", "2026-08-31")

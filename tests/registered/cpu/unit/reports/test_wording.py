@@ -12,7 +12,7 @@ from specmatrix.reports.wording import (
     shorten_rewrite,
 )
 
-pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 
 def test_counts_agree_with_their_noun():

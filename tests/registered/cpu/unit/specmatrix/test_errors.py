@@ -2,7 +2,7 @@ import pytest
 
 from specmatrix.errors import ConfigError, EngineBug, EngineError, KernelError, LedgerError, RequestError
 
-pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 
 @pytest.mark.parametrize("error", [ConfigError, RequestError])

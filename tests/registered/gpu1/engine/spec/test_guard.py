@@ -25,7 +25,7 @@ from tests.support.misbehaving_drafter import (
 )
 
 pytestmark = [
-    pytest.mark.register(est_seconds=60, tier="gpu1", stage="pr"),
+    pytest.mark.register(est_seconds=60, stage="pr"),
     pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature"),
 ]
 

@@ -22,7 +22,7 @@ from tests.support.gpu_ranks import (
     spare_ends,
 )
 
-pytestmark = pytest.mark.register(est_seconds=50, tier="gpu2", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=50, stage="pr")
 
 SIZE = 2
 # Logits of half precision, which reach 30 here, are rounded by up to 0.06.

@@ -7,7 +7,7 @@ import torch
 
 from specmatrix.engine.device.pinned_copy import floats, integers
 
-pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 
 def test_numbers_arrive_as_they_are():

@@ -7,7 +7,7 @@ import torch
 
 from specmatrix.engine.device.pool import KVLayout, KVPool
 
-pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from specmatrix.engine.core.observe.counters import Probes
 from specmatrix.engine.device.cuda_graphs import CudaGraphs
 from specmatrix.engine.device.sync_counter import WAITED, SyncCounter
 
-pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 
 @pytest.fixture

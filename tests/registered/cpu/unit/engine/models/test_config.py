@@ -12,7 +12,7 @@ from specmatrix.engine.models.deepseek.config import MLAConfig, MoEConfig
 from specmatrix.engine.models.draft_config import DraftConfig
 from specmatrix.errors import ConfigError
 
-pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],

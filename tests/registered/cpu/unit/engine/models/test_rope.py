@@ -11,7 +11,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply
 from specmatrix.engine.models.rope import RopeConfig, frequencies, pair_up, rotate, rotated, rotations
 from specmatrix.errors import ConfigError
 
-pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 LLAMA3 = {
     "rope_type": "llama3",

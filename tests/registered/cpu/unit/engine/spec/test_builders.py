@@ -13,7 +13,7 @@ from specmatrix.engine.models.loader import facts, load_target
 from specmatrix.engine.spec.builders import BUILDERS, RELAYS, BuildContext, build_drafter, build_relay
 from specmatrix.errors import ConfigError
 
-pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 
 def context(zoo, name="NONE", draft=None, **asked: object) -> BuildContext:

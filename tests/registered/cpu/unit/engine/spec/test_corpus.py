@@ -10,7 +10,7 @@ from specmatrix.engine.models.tokenizer import Tokenizer
 from specmatrix.engine.spec.corpus import read_corpus
 from specmatrix.errors import ConfigError
 
-pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from specmatrix.engine.spec.guard import LIES, Guard
 from specmatrix.engine.spec.verify import verify
 from specmatrix.kernels.tree_layout import tree_layout
 
-pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 VOCAB = 50
 PARENTS = torch.tensor([[-1, 0, 0, 1, 3], [-1, 0, 1, 2, 3], [-1, 0, 0, 0, 1]])

@@ -10,7 +10,7 @@ from specmatrix.engine.device.relay import Carry, Relay
 from specmatrix.engine.spec.drafter import Verdict
 from specmatrix.engine.spec.input_copies import BATCH, NAMES, InputCopies
 
-pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 
 def batch_of(width: int) -> StepBatch:

@@ -6,7 +6,7 @@ import pytest
 
 from specmatrix.matrix.accuracy.data import DataError, read_questions, split
 
-pytestmark = pytest.mark.register(est_seconds=0.2, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=0.2, stage="pr")
 
 
 def line(number, **changes: str):

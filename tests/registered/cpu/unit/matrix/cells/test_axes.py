@@ -3,7 +3,7 @@ import pytest
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.axes import AXES, LAUNCH, NAMES, axis, describe
 
-pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 
 def test_tokens_name_one_value_each():

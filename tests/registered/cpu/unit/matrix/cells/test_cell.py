@@ -8,7 +8,7 @@ from specmatrix.matrix.cells.axes import AXES, LAUNCH, NAMES
 from specmatrix.matrix.cells.cell import AMPLE_TOKENS, CORPUS, TIGHT_TOKENS, Cell, order, parse_assignment
 from specmatrix.matrix.workloads.adaptive_configs import TEXTS
 
-pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 
 def any_cells(count: int) -> list[Cell]:

@@ -23,7 +23,7 @@ from specmatrix.matrix.cells.constraints import (
 from specmatrix.matrix.cells.model_facts import zoo_facts
 from specmatrix.matrix.gates.registry import GATES
 
-pytestmark = pytest.mark.register(est_seconds=3, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=3, stage="pr")
 
 SHAPE = [name for name in LAUNCH[: LAUNCH.index("page_size")] if name != "tp"]
 ROOMS = ({}, {"page_size": "64", "prefix_cache": "off", "memory": "tight"})

@@ -9,7 +9,7 @@ from specmatrix.matrix.cells.model_facts import zoo_facts
 from specmatrix.matrix.zoo.recipes import RECIPES
 from specmatrix.matrix.zoo.registry import TARGETS
 
-pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 
 @pytest.mark.parametrize(

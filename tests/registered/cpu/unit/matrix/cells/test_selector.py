@@ -5,7 +5,7 @@ from specmatrix.matrix.cells.axes import LAUNCH, NAMES
 from specmatrix.matrix.cells.cell import Cell
 from specmatrix.matrix.cells.selector import HELP, parse_selector
 
-pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 TREE = Cell.from_id("eagle3.s3.k4.n8.v2.ragged")
 CHAIN = Cell.from_id("eagle3.s3.k1.p16")

@@ -18,7 +18,7 @@ from specmatrix.matrix.checkpoints.pairs import PAIRS
 from specmatrix.matrix.checkpoints.published import MODELS
 from tests.support.published_layouts import shard, small_config, write
 
-pytestmark = pytest.mark.register(est_seconds=2, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=2, stage="pr")
 
 PAIR = PAIRS["llama-3.1-8b.eagle3"]
 H100 = (80 * GIB,)

@@ -11,7 +11,7 @@ from specmatrix.matrix.checkpoints.needs import GIB, SPARE, needs, resolved
 from specmatrix.matrix.checkpoints.pairs import PAIRS, pair_of
 from specmatrix.matrix.checkpoints.published import MODELS, TIP
 
-pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 
 def test_the_kinds_of_models_and_drafts_that_a_gpu_tier_must_have():

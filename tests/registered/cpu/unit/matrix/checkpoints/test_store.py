@@ -11,7 +11,7 @@ from specmatrix.errors import ConfigError
 from specmatrix.matrix.checkpoints.published import MODELS, TIP
 from specmatrix.matrix.checkpoints.store import find, hub
 
-pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 QWEN = MODELS["qwen3-8b"]
 LLAMA = MODELS["llama-3.1-8b-instruct"]

@@ -6,7 +6,7 @@ import pytest
 
 from specmatrix.matrix.cli.progress import counting, waiting
 
-pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 
 def shown(monkeypatch: pytest.MonkeyPatch, tty: bool) -> str:

@@ -11,7 +11,7 @@ from specmatrix.matrix.cells.enumerate import launches
 from specmatrix.matrix.cover import verify as verifier
 from specmatrix.matrix.cover.verify import PIVOT, allowed, components, covered, feasible, uncovered
 
-pytestmark = pytest.mark.register(est_seconds=4, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=4, stage="pr")
 
 
 def sampled() -> list[Cell]:

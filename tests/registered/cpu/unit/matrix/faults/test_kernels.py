@@ -8,7 +8,7 @@ from specmatrix.matrix.faults import kernels as laws
 from specmatrix.matrix.faults.command import main_faults, select
 from specmatrix.reports.schema import GATES
 
-pytestmark = pytest.mark.register(est_seconds=12, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=12, stage="pr")
 
 
 def verdict(name: str, tier: str = "cpu") -> tuple[str, str]:

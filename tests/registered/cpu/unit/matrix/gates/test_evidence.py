@@ -9,7 +9,7 @@ from specmatrix.matrix.cover.regressions import NIGHTLY, PR
 from specmatrix.matrix.gates.evidence import EVIDENCE
 from specmatrix.matrix.subjects.protocol import Memory, Run
 
-pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 # A word of a note, and the probe that must be hit where it stands.
 CLAIMS = {

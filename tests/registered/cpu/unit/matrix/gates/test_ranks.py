@@ -10,7 +10,7 @@ from specmatrix.matrix.gates.gate import State
 from specmatrix.matrix.gates.ranks import RanksGate
 from specmatrix.matrix.run.prepared_cell import prepare
 
-pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 CELL = prepare(Cell.from_id("eagle3.tp2.pair"))
 SAME = ("a", "a")

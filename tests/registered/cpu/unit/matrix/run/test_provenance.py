@@ -9,7 +9,7 @@ from specmatrix.matrix.gates.registry import GATES
 from specmatrix.matrix.run.provenance import files_hash, run_header
 from specmatrix.reports.store import ReportWriter, load
 
-pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 
 def test_header_is_complete_and_writable(tmp_path: Path):

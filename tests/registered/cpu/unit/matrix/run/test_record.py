@@ -13,7 +13,7 @@ from specmatrix.matrix.run.record import BaselineError, crashed, lost, record
 from specmatrix.matrix.run.waivers import waiver_for
 from specmatrix.reports.schema import Waiver, WaiverRule
 
-pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 
 def test_a_gpu_tier_asks_for_the_same_on_a_gpu_in_the_precision_of_a_cpu():

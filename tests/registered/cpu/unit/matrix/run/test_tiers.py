@@ -3,7 +3,7 @@ import pytest
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.run.tiers import TIERS, repro, tier, visible_gpus
 
-pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 
 def test_the_folder_is_the_price():

@@ -10,7 +10,7 @@ from specmatrix.matrix.cells.selector import parse_selector
 from specmatrix.matrix.run.waivers import WAIVERS, waiver_for
 from specmatrix.reports.schema import Waiver, WaiverRule
 
-pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 RULES = (
     WaiverRule("algorithm=eagle3 and topk=4", "trees leak", "2030-01-31"),

@@ -10,7 +10,7 @@ from specmatrix.matrix.cells.cell import Cell, asked
 from specmatrix.matrix.subjects.in_process import ReferenceSubject
 from specmatrix.matrix.subjects.protocol import Ask, Capability, Continuation, Refusal, Trace
 
-pytestmark = pytest.mark.register(est_seconds=3, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=3, stage="pr")
 
 PROMPT = "Question: Tom has 12 apples and buys 15 more. How many apples does he have?\nAnswer:"
 

@@ -7,7 +7,7 @@ from specmatrix.matrix.subjects.protocol import Refusal
 from specmatrix.matrix.workloads.build import tokenizer, workload
 from specmatrix.matrix.workloads.refusals import CAPACITY, LATER, PAST_CAPACITY, PAST_CONTEXT, TIMEOUT
 
-pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 CONTEXT = 4096
 

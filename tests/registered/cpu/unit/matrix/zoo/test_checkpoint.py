@@ -17,7 +17,7 @@ from specmatrix.matrix.zoo.oracle_drafts import DRAFTS, RotatedDraft
 from specmatrix.matrix.zoo.recipes import DATA, RECIPES, LatentShape
 from specmatrix.matrix.zoo.registry import CHECKPOINTS, NAMES
 
-pytestmark = pytest.mark.register(est_seconds=6, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=6, stage="pr")
 
 MODELS = [name for name, recipe in RECIPES.items() if recipe.kind in ("target", "standalone")]
 LLAMAS = ["llama-mini", "llama-mini-standalone"]

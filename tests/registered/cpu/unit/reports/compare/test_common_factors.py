@@ -5,7 +5,7 @@ import pytest
 
 from specmatrix.reports.compare import common_factors
 
-pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 CELLS = [
     {"algorithm": a, "topk": k, "spec_version": v, "batch": b, "page_size": p}

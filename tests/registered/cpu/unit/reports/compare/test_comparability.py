@@ -3,7 +3,7 @@ import pytest
 from specmatrix.reports.compare.comparability import incomparable_gates, mismatches, threshold_changes, waiver_changes
 from specmatrix.reports.schema import WaiverRule
 
-pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 
 def test_equal_headers_match(make_header):

@@ -12,7 +12,7 @@ from specmatrix.reports.compare.compare import comparison_record
 from specmatrix.reports.schema import GateResult, Reason, ReportError, Waiver
 from specmatrix.reports.store import load
 
-pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 ACCEPTED = "the fallback is wanted until the tree gates are green"
 

@@ -9,7 +9,7 @@ from specmatrix.reports.compare.coverage import SAMPLE
 from specmatrix.reports.schema import Reason
 from specmatrix.reports.store import load
 
-pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 FALLBACK = "trees fall back"
 

@@ -3,7 +3,7 @@ import pytest
 from specmatrix.reports.compare.cell_state import Effect
 from specmatrix.reports.compare.drift import drifts
 
-pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 
 def effect(change, significant=""):

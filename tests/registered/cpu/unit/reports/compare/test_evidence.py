@@ -10,7 +10,7 @@ from specmatrix.reports.compare.cell_state import Effect
 from specmatrix.reports.compare.evidence import effects, is_bounded, mark_significant
 from specmatrix.reports.schema import GateResult, ReportError
 
-pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from specmatrix.reports.compare.paths import PathChanges
 from specmatrix.reports.compare.rewrites import choice_changes, new_rewrites, rewrite_changes, signature
 from specmatrix.reports.schema import Reason, Rewrite
 
-pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 NOBODY = Acknowledged()
 

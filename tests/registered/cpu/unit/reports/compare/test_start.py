@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-pytestmark = pytest.mark.register(est_seconds=0.5, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=0.5, stage="pr")
 
 
 def test_reading_and_comparing_reports_imports_no_numbers_library():

@@ -16,7 +16,7 @@ from specmatrix.reports.repro import as_called
 from specmatrix.reports.schema import GateResult, ReportError
 from specmatrix.reports.store import load
 
-pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 EVIL = "</script><img src=x onerror=alert(2)>|`@everyone\n"
 

@@ -6,7 +6,7 @@ import pytest
 
 from specmatrix.reports.render.plots import MOST_POINTS, Point, Row, curve_plot, glyph, strip_plot
 
-pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 
 def point(value, tone="good"):

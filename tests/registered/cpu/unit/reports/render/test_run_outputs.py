@@ -24,7 +24,7 @@ from specmatrix.reports.repro import as_called
 from specmatrix.reports.schema import GateResult, Reason, ReportError, Rewrite, Waiver
 from specmatrix.reports.store import load
 
-pytestmark = pytest.mark.register(est_seconds=2, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=2, stage="pr")
 
 VOID = {"meta", "br", "wbr", "input", "circle", "line", "polyline", "rect"}
 FACTOR = "red at topk > 1 x spec_version=v2 x batch != single: 16 of 16 failing cells, 0 of 64 passing"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from specmatrix.engine.core.config.adaptive_file import DEFAULT_SLOTS, MAX_STEPS, AdaptiveSlot, dump, parse, union
 from specmatrix.errors import ConfigError
 
-pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 KEYS = (
     "candidate_steps, ema_alpha, update_interval, warmup_batches, down_hysteresis, up_hysteresis, ceiling_coeff, "

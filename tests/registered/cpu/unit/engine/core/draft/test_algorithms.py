@@ -14,7 +14,7 @@ from specmatrix.engine.core.draft.algorithms import (
 )
 from specmatrix.errors import ConfigError
 
-pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 
 def test_names_are_unique_and_upper_case():

@@ -8,7 +8,7 @@ import pytest
 
 from specmatrix.engine.core.draft.suffix_automaton import SuffixAutomaton
 
-pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 
 def occurrences(documents, needle):

@@ -6,7 +6,7 @@ import pytest
 
 from specmatrix.engine.core.draft.tree import depths, max_depth, tree_pool
 
-pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 
 @pytest.mark.parametrize(("steps", "topk", "pool"), [(1, 4, 4), (2, 2, 6), (5, 4, 68), (3, 1, 3)])

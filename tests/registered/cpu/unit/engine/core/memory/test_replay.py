@@ -10,7 +10,7 @@ from specmatrix.engine.core.memory.ledger import Ledger, OutOfPages
 from specmatrix.engine.core.memory.replay import replay
 from specmatrix.errors import LedgerError
 
-pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 
 def journal_of_one() -> list[tuple[str, int, tuple[int, ...]]]:

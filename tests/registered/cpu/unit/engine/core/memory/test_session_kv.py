@@ -14,7 +14,7 @@ from specmatrix.engine.core.schedule.request import Finish, Phase, Request, Samp
 from specmatrix.engine.core.schedule.scheduler import Scheduler
 from specmatrix.errors import LedgerError
 
-pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 
 def scheduler_of(pages=40, size=2, rows=4, width=3, cache=False, window=None, chunk=None, span=0) -> Scheduler:

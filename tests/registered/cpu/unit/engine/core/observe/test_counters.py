@@ -5,7 +5,7 @@ import pytest
 from specmatrix.engine.core.observe.counters import PROBES, Probes
 from specmatrix.errors import LedgerError
 
-pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 
 def test_every_probe_starts_at_zero_and_counts():

@@ -6,7 +6,7 @@ import pytest
 
 from specmatrix.engine.core.schedule.output_text import OutputText
 
-pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 
 class Runs:

@@ -10,7 +10,7 @@ import pytest
 from specmatrix.engine.core.schedule.request import MOVES, Phase, Request, SamplingParams, shown
 from specmatrix.errors import LedgerError, RequestError
 
-pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 LEGAL = {
     ("waiting", "running"),

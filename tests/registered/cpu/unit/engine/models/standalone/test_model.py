@@ -7,7 +7,7 @@ import torch
 
 from specmatrix.engine.models.loader import load_standalone, load_target
 
-pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 TOKENS = torch.randint(0, 97, (2, 9), generator=torch.Generator().manual_seed(1))
 

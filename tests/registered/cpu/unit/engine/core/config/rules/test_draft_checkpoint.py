@@ -9,7 +9,7 @@ from specmatrix.engine.core.draft.algorithms import FINAL
 from specmatrix.errors import ConfigError
 from tests.support.launch_configs import HEAD, MODEL, eagle3, facts, refusal, standalone
 
-pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 
 def head(**changes: object) -> Facts:

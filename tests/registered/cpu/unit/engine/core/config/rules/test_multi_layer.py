@@ -8,7 +8,7 @@ from specmatrix.engine.core.config.asked import AUTO, DraftFacts, EngineConfig, 
 from specmatrix.engine.core.config.resolve import explicit, resolve
 from specmatrix.errors import ConfigError
 
-pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 
 def facts(layers: int = 3) -> Facts:

@@ -5,7 +5,7 @@ from specmatrix.engine.core.config.resolve import resolve
 from specmatrix.engine.core.config.rules.ngram import NGRAM_RULES, TOPK_IS_BREADTH
 from tests.support.launch_configs import broken, eagle3, facts, refusal
 
-pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 
 def ngram(**asked: object) -> EngineConfig:

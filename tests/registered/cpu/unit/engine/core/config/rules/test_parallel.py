@@ -11,7 +11,7 @@ from specmatrix.engine.core.draft.algorithms import Topology, Traits, forget_tra
 from specmatrix.errors import ConfigError
 from tests.support.launch_configs import refusal
 
-pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 
 def facts(heads: int = 8, kv_heads: int = 2, widths: tuple[int, ...] = (384,), gpus: int = 0) -> Facts:

@@ -13,7 +13,7 @@ from specmatrix.engine.core.draft.algorithms import Topology, Traits
 from specmatrix.errors import ConfigError
 from tests.support.launch_configs import HEAD, MODEL, eagle3, facts, refusal, standalone
 
-pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 FLAT = '{"candidate_steps": [2, 1]}'
 BLOCK = DraftFacts("DFlashDraftModel", vocab_size=512, hidden_size=96, block_size=8)
