@@ -21,7 +21,7 @@ run: .venv/.ready
 	$(BIN)/specmatrix run --tier cpu --stage pr --workers $(WORKERS) --out $(OUT)
 
 test: .venv/.ready
-	$(BIN)/python -m pytest tests/registered/cpu -n $(WORKERS)
+	$(BIN)/python -m pytest tests/registered/cpu -n $(WORKERS) --dist loadfile
 
 quick: .venv/.ready
 	$(BIN)/python -m pytest tests/registered/cpu/unit/engine/core -n $(WORKERS)

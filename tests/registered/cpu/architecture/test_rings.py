@@ -1,26 +1,18 @@
-"""The rules of the source tree that only its text can show: rings, words, names and sizes."""
+"""Imports point one way, between packages and inside the engine; its core knows no clock, and only what times steps
+knows the lag."""
 
 from __future__ import annotations
 
 import ast
-import io
-import re
 import sys
-import tokenize
 from collections.abc import Iterator
-from functools import cache
-from pathlib import Path
 
 import pytest
 
-from specmatrix import HOME
+from tests.support.sources import sources, tree
+from tests.support.words import words
 
 pytestmark = pytest.mark.register(est_seconds=6, stage="pr")
-
-ROOT = HOME
-PACKAGES = ("engine", "kernels", "matrix", "ci", "reports", "benchmarks")
-CODE_LINES = 400
-FUNCTION_LINES = 60
 
 CORE = {"engine.core", "errors"}
 DEVICE = CORE | {"engine.device", "engine.models", "kernels"}
@@ -43,16 +35,6 @@ MAY_SAY_LAG = {
     *(f"engine/core/config/rules/{name}.py" for name in ("table", "draft", "draft_checkpoint")),
     *(f"engine/core/draft/{name}.py" for name in ("algorithms", "algorithm_table")),
 }
-FORBIDDEN = {"utils", "util", "helper", "helpers", "manager", "info", "base", "tmp", "mixin"}
-
-
-def sources(*folders: str) -> list[str]:
-    return sorted(str(p.relative_to(ROOT)) for f in folders for p in (ROOT / f).rglob("*.py"))
-
-
-@cache
-def tree(path: str) -> ast.Module:
-    return ast.parse((ROOT / path).read_text(encoding="utf-8"))
 
 
 def imported(node: ast.Import | ast.ImportFrom) -> set[str]:
@@ -85,16 +67,13 @@ def identifiers(path: str) -> Iterator[tuple[int, str]]:
                 yield getattr(node, "lineno", 0), value
 
 
-def words(name: str) -> set[str]:
-    """snake_case and CamelCase parts, lower case."""
-    return {w.lower() for w in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z0-9]+", name)}
-
-
-@pytest.mark.parametrize("path", sources("engine", "kernels"))
-def test_imports_point_inward(path):
-    allowed = ring(path)
-    outward = {m for m in imports(path) if m.split(".")[0] not in sys.stdlib_module_names and not within(m, allowed)}
-    assert not outward, f"{path} imports {sorted(outward)}"
+def test_imports_point_inward():
+    outward = {}
+    for path in sources("engine", "kernels"):
+        others = {module for module in imports(path) if module.split(".")[0] not in sys.stdlib_module_names}
+        if wrong := {module for module in others if not within(module, ring(path))}:
+            outward[path] = wrong
+    assert not outward
 
 
 # Each package may import those before it; `specmatrix` itself holds the errors, below all, and the command line, above.
@@ -115,9 +94,9 @@ def test_imports_between_packages_point_one_way(package):
     assert not upward
 
 
-@pytest.mark.parametrize("path", sources("engine/core"))
-def test_ring_0_knows_no_clock_and_no_environment(path):
-    assert not {m for m in imports(path) if m.split(".")[0] in OUTSIDE}
+def test_ring_0_knows_no_clock_and_no_environment():
+    known = {path: {m for m in imports(path) if m.split(".")[0] in OUTSIDE} for path in sources("engine/core")}
+    assert known and not any(known.values()), {path: modules for path, modules in known.items() if modules}
 
 
 def test_only_timing_knows_the_lag():
@@ -130,52 +109,3 @@ def test_only_timing_knows_the_lag():
         if "lag" in words(name)
     }
     assert not said
-
-
-def test_names_say_what_a_thing_is():
-    bad = []
-    for path in sources(*PACKAGES):
-        names = [Path(path).stem, *Path(path).parts[:-1]]
-        names += [n.name for n in ast.walk(tree(path)) if isinstance(n, ast.ClassDef)]
-        bad += [f"{path}: {n}" for n in names if words(n) & FORBIDDEN or re.search(r"(_v|V)\d+$", n)]
-    assert not bad
-
-
-def code_lines(text: str) -> int:
-    """Lines that hold code: no blank lines, comments or docstrings."""
-    skipped = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
-    lines: set[int] = set()
-    fresh = True  # at the start of a statement
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type in skipped:
-            fresh = fresh or token.type == tokenize.NEWLINE
-        elif token.type == tokenize.STRING and fresh:
-            continue  # a statement that starts with a string is a docstring
-        else:
-            fresh = False
-            lines.update(range(token.start[0], token.end[0] + 1))
-    return len(lines)
-
-
-def test_code_lines_are_counted_without_comments_and_docstrings():
-    text = '"""Doc.\n\nMore."""\n\nimport re\n\n# why\ndef f(x):\n    """Doc."""\n'
-    text += '    return """a\nb""", [\n        x,\n    ]\n'
-    assert code_lines(text) == 6
-
-
-@pytest.mark.parametrize("package", PACKAGES)
-def test_a_file_holds_one_idea(package):
-    sizes = {p: code_lines((ROOT / p).read_text(encoding="utf-8")) for p in sources(package)}
-    assert not {p: n for p, n in sizes.items() if n > CODE_LINES}
-
-
-@pytest.mark.parametrize("package", PACKAGES)
-def test_a_function_fits_on_a_screen(package):
-    long = []
-    for path in sources(package):
-        for node in ast.walk(tree(path)):
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                length = (node.end_lineno or 0) - node.lineno + 1
-                if length > FUNCTION_LINES:
-                    long.append(f"{path}:{node.lineno} {node.name} has {length} lines")
-    assert not long

@@ -66,6 +66,7 @@ def test_interrupt_ends_the_workers_and_goes_on_to_the_caller():
     assert not active_children()
 
 
+@pytest.mark.nightly
 def test_leaving_early_ends_the_workers():
     records = started(2)
     next(records)

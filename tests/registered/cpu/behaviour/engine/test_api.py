@@ -157,8 +157,7 @@ def test_greedy_and_sampled_requests_share_a_batch(shape):
     assert llm.probes["sample.greedy"] > 0 and llm.probes["sample.random"] == 31
 
 
-@pytest.mark.parametrize("shape", DRAFTERS, ids=lambda s: "-".join(map(str, s)))
-@pytest.mark.parametrize("page_size", [1, 4])
+@pytest.mark.parametrize(("shape", "page_size"), list(zip(DRAFTERS, (1, 4, 4, 1), strict=True)), ids=str)
 def test_a_prefix_hit_changes_neither_tokens_nor_acceptance(shape, page_size):
     """A page whose draft KV was computed for another following token lowers acceptance only (sglang#10846)."""
     cold = launch(shape, disable_radix_cache=True, page_size=page_size, strict_memory=0)
@@ -342,7 +341,7 @@ def shared_engine() -> LLM:
 
 
 @given(st.dictionaries(st.sampled_from(NUMBERS), st.sampled_from(EXTREMES), min_size=1, max_size=3), st.booleans())
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=30, deadline=None, derandomize=True)
 @example({"temperature": 3e-38}, True)
 @example({"temperature": 3e-38, "top_p": 5e-324, "top_k": 2**63 - 1}, False)
 def test_an_extreme_value_is_refused_or_answered_and_harms_no_neighbour(values, hot):

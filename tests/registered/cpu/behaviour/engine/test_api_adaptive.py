@@ -105,9 +105,9 @@ def test_batches_rise_and_fall_and_the_depth_follows(version):
     assert (probes["overlap.in_flight"] > 0) == (version == "v2")
 
 
-@pytest.mark.parametrize("version", ["v1", "v2"])
 @pytest.mark.parametrize(
-    ("target", "algorithm"), [("llama-mini", "EAGLE"), ("qwen3-mini", "EAGLE3"), ("deepseek-mini", "NEXTN")]
+    ("target", "algorithm", "version"),
+    [("llama-mini", "EAGLE", "v1"), ("qwen3-mini", "EAGLE3", "v2"), ("deepseek-mini", "NEXTN", "v2")],
 )
 def test_every_drafter_that_can_adapt_says_the_same_at_every_depth(target, algorithm, version):
     """Nine requests of different lengths: the batch shrinks from the second slot into the first."""

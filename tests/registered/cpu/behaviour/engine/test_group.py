@@ -137,6 +137,7 @@ def test_a_call_runs_on_every_rank_and_rank_0_answers(group: RankGroup):
     assert group.call(os_of) == group.processes[0].pid, "a refusal ends nobody"
 
 
+@pytest.mark.nightly
 def test_what_one_rank_raises_ends_all(group: RankGroup):
     with pytest.raises(ZeroDivisionError) as caught:
         group.call(divide)
@@ -256,6 +257,7 @@ def test_no_call_begins_within_a_call(threads: RankGroup, monkeypatch):
     assert threads.call(echo, 3) == 3
 
 
+@pytest.mark.nightly
 def test_a_rank_that_reads_nothing_is_lost(group: RankGroup):
     group.patience = 1.0
     group.processes[1].send_signal(signal.SIGSTOP)
@@ -274,6 +276,7 @@ def test_a_dead_rank_is_lost_with_its_log(group: RankGroup):
     assert "the last words of rank 1" in str(caught.value)
 
 
+@pytest.mark.nightly
 def test_a_rank_that_hangs_is_lost_with_where_it_was(group: RankGroup):
     group.patience = 1.5
     begun = time.monotonic()
@@ -291,6 +294,7 @@ def test_ranks_that_differ_are_ended_before_they_wait_for_each_other(group: Rank
     assert not group.alive
 
 
+@pytest.mark.nightly
 def test_ranks_end_with_who_called(group: RankGroup):
     (stdin,) = [group.processes[1].stdin]
     assert stdin is not None
@@ -338,6 +342,7 @@ def test_one_engine_over_two_ranks_says_what_one_rank_says():
     spare.close()
 
 
+@pytest.mark.nightly
 def test_an_interrupted_engine_drops_what_ran_and_goes_on(monkeypatch):
     with RankedLLM(TWO, resolve_path) as llm:
         expected = [output.output_ids for output in llm.generate(PROMPTS, PARAMS)]
@@ -383,6 +388,7 @@ def test_no_other_thread_comes_between_the_calls_of_a_generation(monkeypatch):
         assert [o.output_ids for o in answers[0]] == [o.output_ids for o in expected]
 
 
+@pytest.mark.nightly
 def test_a_closed_engine_is_closed_once_and_for_good():
     """Its ranks serve another engine by then, which a second close must not touch."""
     first = RankedLLM(TWO, resolve_path)
@@ -416,12 +422,14 @@ def test_a_launch_that_fails_on_the_ranks_leaves_them_spare():
     spare.close()
 
 
+@pytest.mark.nightly
 def test_patience_counts_from_the_start_of_the_ranks():
     end_spare()
     with pytest.raises(RankLost, match=r"^rank 0 and rank 1 of 2 were silent for 0\.01 s\n"):
         Lease(2, "cpu", 0.01)
 
 
+@pytest.mark.nightly
 def test_a_spare_group_that_lost_a_rank_serves_nobody():
     spare = Lease(2, "cpu")
     processes = spare.group.processes

@@ -67,7 +67,7 @@ def widths(loop):
     return {record.width for record in loop.scheduler.steps.trace}
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(
     jobs=st.lists(JOB, min_size=1, max_size=7),
     slots=SLOTS,

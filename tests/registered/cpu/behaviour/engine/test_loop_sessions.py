@@ -160,5 +160,5 @@ class SessionMachine(RuleBasedStateMachine):
         self.world.audit()
 
 
-SessionMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=25, deadline=None, derandomize=True)
+SessionMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None, derandomize=True)
 TestSessions = SessionMachine.TestCase

@@ -57,7 +57,15 @@ def plain(zoo):
     return of
 
 
-@pytest.mark.parametrize("traits", ALGORITHMS, ids=[traits.name for traits in ALGORITHMS])
+# One with a draft and trees, one that reads the host; the others every night.
+EVERY_TIME = ("EAGLE3", "NGRAM")
+BUILT_IN = [
+    pytest.param(traits, id=traits.name, marks=() if traits.name in EVERY_TIME else pytest.mark.nightly)
+    for traits in ALGORITHMS
+]
+
+
+@pytest.mark.parametrize("traits", BUILT_IN)
 def test_a_built_in_algorithm_keeps_the_contract(zoo, traits):
     held = list(hold(traits, with_models(traits, {}), zoo))
     assert [each for each in held if each.broken] == []
@@ -162,10 +170,9 @@ def test_an_honest_registered_drafter_is_guarded_and_left_alone(zoo, plain, regi
     assert llm.loop.executor.relay.carried["score"].max() > 5
 
 
-@pytest.mark.parametrize("version", ["v1", "v2"])
 @pytest.mark.parametrize(("liar", "lie"), ROW_LIES.items(), ids=lambda value: getattr(value, "__name__", ""))
-def test_a_lie_about_a_row_costs_its_request_alone(zoo, plain, registered, liar, lie, version):
-    llm = pretending(zoo, registered, liar, spec_version=version, strict_memory=2)
+def test_a_lie_about_a_row_costs_its_request_alone(zoo, plain, registered, liar, lie):
+    llm = pretending(zoo, registered, liar, spec_version="v2", strict_memory=2)
     first, *others = llm.generate(PROMPTS, PARAMS)
     truth = plain("llama-mini")
     assert [output.output_ids for output in others] == truth[1:]
@@ -195,10 +202,9 @@ def test_a_lie_about_the_batch_puts_the_drafter_in_quarantine(zoo, plain, regist
     assert run(llm) == plain("llama-mini") and llm.probes["spec.drafted"] == drafted
 
 
-@pytest.mark.parametrize("version", ["v1", "v2"])
 @pytest.mark.parametrize(("liar", "written"), WRITERS.items(), ids=lambda value: getattr(value, "__name__", ""))
-def test_what_a_drafter_writes_into_its_inputs_reaches_nobody(zoo, plain, registered, liar, written, version):
-    llm = pretending(zoo, registered, liar, spec_version=version)
+def test_what_a_drafter_writes_into_its_inputs_reaches_nobody(zoo, plain, registered, liar, written):
+    llm = pretending(zoo, registered, liar, spec_version="v2")
     told = f"the drafter of PRETENDER wrote into {written}; it is not asked again and rounds go on without drafts"
     with pytest.warns(RuntimeWarning) as caught:
         outputs = llm.generate(PROMPTS, PARAMS)
@@ -207,7 +213,7 @@ def test_what_a_drafter_writes_into_its_inputs_reaches_nobody(zoo, plain, regist
     assert {output.finish.reason for output in outputs} == {"length"}
     assert llm.drafter_error == told
     forget_algorithm("PRETENDER")
-    honest = pretending(zoo, register_algorithm, Pretender, spec_version=version, strict_memory=2)
+    honest = pretending(zoo, register_algorithm, Pretender, spec_version="v2", strict_memory=2)
     assert run(honest) == plain("llama-mini") and honest.drafter_error is None
 
 

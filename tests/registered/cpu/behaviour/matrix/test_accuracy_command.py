@@ -141,6 +141,7 @@ print(json.dumps(record | {"engines": Folders.engines}))
 """
 
 
+@pytest.mark.nightly
 def test_a_pair_of_checkpoints_is_measured_as_a_cell_is():
     """The zoo's files under the names of a pair: published ones need a GPU."""
     command = [sys.executable, "-c", PAIR, str(QUESTIONS)]

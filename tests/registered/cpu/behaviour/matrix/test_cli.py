@@ -189,6 +189,7 @@ def test_run_writes_four_files_and_compares_with_itself(tmp_path: Path, capsys: 
     assert json.loads(capsys.readouterr().out)["verdict"] == "green"
 
 
+@pytest.mark.nightly
 def test_killed_run_leaves_nothing_that_reads_as_whole(tmp_path: Path):
     words = ["run", "--cells", "batch=pair", "--workers", "1", "--out", str(tmp_path)]
     command = [sys.executable, "-c", "import sys; from specmatrix.cli import main; sys.exit(main())", *words]
@@ -203,8 +204,10 @@ def test_killed_run_leaves_nothing_that_reads_as_whole(tmp_path: Path):
 
 
 @pytest.mark.usefixtures("interruptible")
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-@pytest.mark.parametrize("lines", [1, 2], ids=["while the workers start", "behind a cell"])
+@pytest.mark.parametrize("lines", [pytest.param(1, id="while the workers start", marks=pytest.mark.nightly), 2])
+@pytest.mark.parametrize(
+    ("number", "status"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.nightly), (signal.SIGTERM, 143)]
+)
 def test_stopped_run_says_so_and_keeps_the_report_before(number: int, status: int, lines: int, tmp_path: Path):
     report = tmp_path / "report.jsonl"
     report.write_text("of an earlier run")
@@ -291,6 +294,7 @@ class Deadly(StringIO):
         return super().write(text)
 
 
+@pytest.mark.nightly
 def test_generate_answers_over_ranks(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     question = "Tom has 12 apples and buys 15 more. How many apples does he have?"
     words = ["generate", question, "--max-new-tokens", "24"]

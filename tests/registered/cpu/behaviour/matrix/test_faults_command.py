@@ -70,6 +70,7 @@ def test_faults_of_a_gpu_need_one(monkeypatch):
         main_faults(only=["graphs-dropped"], tier="gpu1")
 
 
+@pytest.mark.nightly
 def test_json_on_a_real_fault(capsys):
     assert main_faults("smoke", json_=True, only=["v2-downgraded"]) == 0
     assert json.loads(capsys.readouterr().out) == {
@@ -95,6 +96,7 @@ def test_the_table_names_the_only_killer(capsys):
     assert "lag was resolved to 1, but the engine runs 0" in text
 
 
+@pytest.mark.nightly
 def test_a_stopped_matrix_keeps_and_shows_what_was_judged(tmp_path: Path):
     words = [
         "faults",

@@ -26,11 +26,14 @@ RECORDS = ("reports/log/", "reports/baselines/")
 HOST = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
-COMMANDS = {
+# These need seconds each; `run` in a checkout and without extras stands for them.
+SLOW = {
     ("run", "--stage", "smoke", "--cells", "tp=2 or model=deepseek", "--workers", "2"): "green: 2 of 2 cells passed",
     ("generate", "Tom has 2 apples and buys 3 more. How many has he?"): "#### 5",
     ("contract", "none"): "NONE satisfies the contract in 3 engine starts",
     ("faults", "--only", "bonus-stride"): "1 of 1 faults killed",
+}
+COMMANDS = SLOW | {
     ("zoo", "verify"): "llama-mini-eagle3: whole",
     ("explain", "eagle3.qwen3"): "",
     ("lock", "--check"): "",
@@ -98,7 +101,13 @@ def test_an_installation_adds_no_name_but_its_own(installed: Path):
     assert [path.name for path in (installed / "bin").iterdir()] == ["specmatrix"]
 
 
-@pytest.mark.parametrize("words", COMMANDS, ids=lambda words: " ".join(words[:2]))
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param(words, id=" ".join(words[:2]), marks=pytest.mark.nightly if words in SLOW else ())
+        for words in COMMANDS
+    ],
+)
 def test_a_command_runs_installed(words: tuple[str, ...], installed: Path, python: Run):
     done = python(installed, "-m", "specmatrix", *words)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -106,9 +115,9 @@ def test_a_command_runs_installed(words: tuple[str, ...], installed: Path, pytho
     assert str(ROOT) not in done.stdout
 
 
-@pytest.mark.parametrize("folder", [".", ".lint"])
+@pytest.mark.parametrize("folder", [pytest.param(".", marks=pytest.mark.nightly), ".lint"])
 def test_a_checkout_runs_by_its_path_alone(folder: str, checkout: Path, python: Run, tmp_path: Path):
-    run = ("run", "--cells", "none.tp2.pair", "--workers", "1", "--out", "out")
+    run = ("run", "--cells", "none.length", "--workers", "1", "--out", "out")
     done = python(checkout / folder, "-m", "specmatrix", *run)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "green: 1 of 1 cell passed" in done.stdout and (tmp_path / "out" / "report.html").is_file()
@@ -234,6 +243,7 @@ def test_a_project_with_an_engine_and_options_of_its_own_sees_nothing_of_the_plu
     assert "1 passed" in done.stdout and "nothing else was loaded" in done.stdout
 
 
+@pytest.mark.nightly
 def test_a_project_that_holds_cells_runs_them(installed: Path, python: Run, tmp_path: Path):
     (tmp_path / "test_cells.py").write_text(
         "from specmatrix.matrix.plugin import MatrixCells\ncells = MatrixCells()\n", encoding="utf-8"

@@ -41,6 +41,7 @@ with planted(CATALOGUE[0]) as tree:
 """
 
 
+@pytest.mark.nightly
 def test_a_killed_command_leaves_its_copy_until_the_next_one():
     with subprocess.Popen(
         [sys.executable, "-c", HANGING], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -64,6 +65,7 @@ def test_a_trial_ends_with_who_asked_for_it():
     assert (ended.returncode, ended.stderr) == (1, b"")
 
 
+@pytest.mark.nightly
 def test_without_a_fault_every_gate_is_green():
     (verdict,) = (result := trial(None, [PAIR])).verdicts
     assert result.died is None
@@ -71,6 +73,7 @@ def test_without_a_fault_every_gate_is_green():
     assert {state for state, _ in verdict.gates.values()} == {"PASS"}
 
 
+@pytest.mark.nightly
 def test_a_path_that_is_not_compacted_is_seen_by_its_gates():
     (fault,) = select(["path-not-compacted"])
     (verdict,) = trial(fault, [PAIR]).verdicts

@@ -25,7 +25,9 @@ def outcome(folder, module, when):
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("when", ["pytest_sessionstart(session)", "pytest_collection(session)"])
+@pytest.mark.parametrize(
+    "when", [pytest.param("pytest_sessionstart(session)", marks=pytest.mark.nightly), "pytest_collection(session)"]
+)
 def test_a_foreign_plugins_warning_ends_no_run(tmp_path, when):
     found = outcome(tmp_path, "pytest_foreign", when)
     assert found.returncode == 0 and "1 passed" in found.stdout, found.stdout + found.stderr

@@ -20,6 +20,7 @@ from specmatrix.errors import ConfigError
 pytestmark = pytest.mark.register(est_seconds=20, stage="pr")
 
 
+@pytest.mark.nightly
 def test_the_benchmark_runs_over_gloo_from_its_command_line(tmp_path):
     command = [sys.executable, "-m", "specmatrix.benchmarks.ranks", "--cpu", "--json", "--out", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})

@@ -41,7 +41,7 @@ def drain(loop, jobs, eos, aborts):
     raise AssertionError("the loop does not end")
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(
     jobs=st.lists(JOB, min_size=1, max_size=7),
     lag=st.integers(0, 3),
@@ -114,7 +114,7 @@ class Failing:
         self.executor.drop()
 
 
-@settings(max_examples=120, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(
     jobs=st.lists(JOB, min_size=1, max_size=5),
     lag=st.integers(0, 3),

@@ -24,8 +24,32 @@ ONCE = [k for k in KERNELS if k.name != "paged_attention deterministic"]
 ROWS = [(k, c) for k in ONCE for c in k.cases if c.size == "small"]
 
 
-def named(rows):
-    return [pytest.param(k, c, id=f"{k}: {c}") for k, c in rows]
+def size(row):
+    """How many numbers a case has."""
+    return sum(argument.numel() for argument in row[1].arguments() if isinstance(argument, torch.Tensor))
+
+
+def sort(row):
+    """The operation and which of its arguments are tensors of more than one number: other code runs without them."""
+    kernel, case = row
+    given = [isinstance(argument, torch.Tensor) and argument.numel() > 1 for argument in case.arguments()]
+    return kernel.name, tuple(given)
+
+
+BY_SIZE = sorted(ROWS, key=size)
+LARGEST = {sort(row): row for row in BY_SIZE}
+SMALLEST = {sort(row): row for row in reversed(BY_SIZE)}
+# Every fourth case of attention, whose parts are many.
+PARTED = [(k, c) for k in KERNELS if k.parts for c in (k.cases[4::4] if "attention" in k.name else k.cases)]
+PARTED = [row for row in PARTED if row[1].size == "small"]
+MIDDLE = {row[0].name: row for row in PARTED[::-1] if row[1].arguments()[0].shape[0] > 1}
+
+
+def named(rows, every_time):
+    """The rows as parameters, by operation and case; those that are not for every time are for the night."""
+    chosen = {(kernel.name, case.name) for kernel, case in every_time}
+    marks = [() if (k.name, c.name) in chosen else pytest.mark.nightly for k, c in rows]
+    return [pytest.param(k, c, id=f"{k}: {c}", marks=mark) for (k, c), mark in zip(rows, marks, strict=True)]
 
 
 @pytest.fixture(autouse=True)
@@ -35,21 +59,17 @@ def in_the_interpreter():
         yield
 
 
-@pytest.mark.parametrize(("kernel", "case"), named(ROWS))
+@pytest.mark.parametrize(("kernel", "case"), named(ROWS, [*SMALLEST.values(), *LARGEST.values()]))
 def test_the_laws_hold(kernel, case):
     check.at_once(kernel, case)
 
 
-@pytest.mark.parametrize(("kernel", "case"), named(ROWS))
+@pytest.mark.parametrize(("kernel", "case"), named(list(SMALLEST.values()), SMALLEST.values()))
 def test_strided_arguments_are_refused_or_read_right(kernel, case):
     check.strided(kernel, case)
 
 
-# Every fourth case of attention, whose parts are many.
-PARTED = [(k, c) for k in KERNELS if k.parts for c in (k.cases[4::4] if "attention" in k.name else k.cases)]
-
-
-@pytest.mark.parametrize(("kernel", "case"), named((k, c) for k, c in PARTED if c.size == "small"))
+@pytest.mark.parametrize(("kernel", "case"), named(PARTED, MIDDLE.values()))
 def test_rows_keep_their_bits(kernel, case):
     check.invariant(kernel, case)
 

@@ -1,4 +1,4 @@
-"""Every operation on every case: agreement, poisoned memory, canaries, repeatability; no operation is left out."""
+"""Every operation keeps the laws of kernels on every small case and its definition on larger ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from specmatrix.kernels.registry import KERNELS
 pytestmark = pytest.mark.register(est_seconds=32, stage="pr")
 
 SMALL = [pytest.param(k, c, id=f"{k}: {c}") for k in KERNELS for c in k.cases if c.size == "small"]
-ROWS = [pytest.param(k, c, id=f"{k}: {c}") for k in KERNELS for c in k.cases if c.size != "large"]
+OTHERS = [pytest.param(k, c, id=f"{k}: {c}") for k in KERNELS for c in k.cases if c.size == "medium"]
 
 
 @pytest.fixture(autouse=True)
@@ -22,24 +22,15 @@ def one_thread():
     torch.set_num_threads(1)
 
 
-@pytest.mark.parametrize(("kernel", "case"), ROWS)
+@pytest.mark.parametrize(("kernel", "case"), SMALL)
+def test_the_laws_hold(kernel, case):
+    check.at_once(kernel, case)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("kernel", "case"), OTHERS)
 def test_agrees_with_reference(kernel, case):
     check.agreement(kernel, case)
-
-
-@pytest.mark.parametrize(("kernel", "case"), SMALL)
-def test_reads_no_unwritten_memory(kernel, case):
-    check.poisoned(kernel, case)
-
-
-@pytest.mark.parametrize(("kernel", "case"), SMALL)
-def test_writes_only_its_results(kernel, case):
-    check.canaries(kernel, case)
-
-
-@pytest.mark.parametrize(("kernel", "case"), SMALL)
-def test_two_runs_are_bitwise_equal(kernel, case):
-    check.repeatable(kernel, case)
 
 
 def test_every_folder_has_its_five_files_and_a_row():

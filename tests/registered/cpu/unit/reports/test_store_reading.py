@@ -26,7 +26,7 @@ from specmatrix.reports.schema import (
 )
 from specmatrix.reports.store import ReportWriter, load
 
-pytestmark = pytest.mark.register(est_seconds=12, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=12, stage="pr")
 
 TEXT = st.text(max_size=12)
 JSON = st.recursive(

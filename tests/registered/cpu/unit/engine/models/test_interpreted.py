@@ -16,7 +16,7 @@ DTYPE = torch.bfloat16
 
 
 # Qwen3 is Llama with head norms and windows.
-@pytest.fixture(params=["qwen3", "deepseek"])
+@pytest.fixture(params=["qwen3", pytest.param("deepseek", marks=pytest.mark.nightly)])
 def model(request, target_folder):
     return load_target(target_folder(request.param), "cpu", DTYPE)
 

@@ -39,7 +39,7 @@ print(len(set(ids)), "torch" in sys.modules)
 
 
 def test_every_enumerated_cell_runs():
-    assert all(explain(cell) == () for cell in islice(enumerate_cells(), 0, 3_000_000, 997))
+    assert all(explain(cell) == () for cell in islice(enumerate_cells(), 0, 1_000_000, 997))
 
 
 def test_the_enumeration_is_the_product_without_what_constraints_forbid():
@@ -71,7 +71,7 @@ def test_pairs_are_covered_whole(small):
     assert all(expect(cell) == "runs" for cell in cells)
 
 
-def test_a_cover_is_the_same_each_time():
+def test_a_cover_is_the_same_each_time(small):
     assert cover(1) == cover(1) != []
 
 
@@ -111,7 +111,7 @@ def test_all_refused_and_rewritten_constraints_are_tested():
     assert {c.kind for c in CONSTRAINTS if c not in negative_constraints()} == {"impossible", "redundant"}
 
 
-@pytest.mark.parametrize("text", [text for launches in SWEEPS.values() for text in launches])
+@pytest.mark.parametrize("text", [*SWEEPS["pr"], SWEEPS["nightly"][0]])
 def test_a_sweep_holds_every_request_pair_on_one_launch(text):
     launch = Cell.from_id(text)
     cells = sweep(launch)

@@ -148,8 +148,10 @@ def test_a_false_note_is_noticed(lock, problems, text, note, sentence):
 
 @pytest.fixture
 def values_only(monkeypatch):
-    """Extending without pairs and triples, which take minutes; `test_cover` proves what covers them."""
+    """Extending without pairs and triples, which take minutes, and with one sweep; `test_generate` proves what covers
+    them."""
     monkeypatch.setattr(lock_module, "STRENGTHS", dict.fromkeys(lock_module.STRENGTHS, 1))
+    monkeypatch.setattr(lock_module, "SWEEPS", lock_module.SWEEPS | {"nightly": ()})
 
 
 def test_a_complete_lock_is_extended_by_nothing(tmp_path, monkeypatch):
@@ -162,6 +164,7 @@ def test_a_complete_lock_is_extended_by_nothing(tmp_path, monkeypatch):
     assert "covertable.main" not in sys.modules
 
 
+@pytest.mark.nightly
 def test_extending_keeps_every_valid_row_in_place_and_appends(lock, tmp_path, values_only):
     path = tmp_path / "cells.lock"
     gone = [cell for cell in lock.upto("nightly") if cell.tp == "8" or cell.finish == "stop_string"]

@@ -50,6 +50,7 @@ def test_reading_where_nothing_is_breaks_a_law_and_other_errors_are_crashes(monk
         verdict("store_kv")
 
 
+@pytest.mark.nightly
 def test_a_kernels_fault_is_seen_in_the_interpreter_and_runs_no_cell_there(capsys):
     (fault,) = select(["kernel-node-for-parent"])
     assert fault.cells and fault in select([], "gpu1")

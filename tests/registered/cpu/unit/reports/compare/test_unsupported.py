@@ -12,7 +12,7 @@ from specmatrix.reports.render.terminal import print_run
 from specmatrix.reports.schema import GateResult, ProbeDemand, Rewrite, Waiver
 from specmatrix.reports.store import load
 
-pytestmark = pytest.mark.register(est_seconds=1, tier="cpu", stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 WHY = "vLLM has no tree drafts"
 RED = (GateResult("lossless", "FAIL", {}, None, "3 tokens differ"),)

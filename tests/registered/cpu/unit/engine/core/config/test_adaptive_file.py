@@ -141,14 +141,14 @@ SLOTS = st.dictionaries(
 ).map(lambda table: tuple(AdaptiveSlot(size, *values) for size, values in sorted(table.items())))
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=50, deadline=None, derandomize=True)
 @given(SLOTS)
 def test_dumped_slots_read_back_unchanged(table):
     read = parse(dump(table))
     assert read.slots == table and not read.flat
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers(-3, 9) | st.floats() | st.sampled_from(["1", "ema", ""]),

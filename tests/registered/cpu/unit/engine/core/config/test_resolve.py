@@ -141,7 +141,7 @@ def attempt(config: EngineConfig, facts: Facts) -> object:
         return str(error)
 
 
-@settings(max_examples=400, deadline=None, derandomize=True)
+@settings(max_examples=120, deadline=None, derandomize=True)
 @given(WILD, WILD_FACTS)
 def test_total_and_pure(config, facts):
     first = attempt(config, facts)
@@ -150,7 +150,7 @@ def test_total_and_pure(config, facts):
         assert first and "\n" not in first
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=100, deadline=None, derandomize=True)
 @given(runnable())
 def test_explicit_values_are_kept_or_rewritten_and_automatic_ones_have_a_reason(ask):
     config, facts = ask
@@ -192,7 +192,7 @@ def test_explicit_values_are_kept_or_rewritten_and_automatic_ones_have_a_reason(
     assert not reasons
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=100, deadline=None, derandomize=True)
 @given(runnable())
 def test_resolution_is_idempotent_on_explicit_values(ask):
     config, facts = ask
@@ -204,7 +204,7 @@ def test_resolution_is_idempotent_on_explicit_values(ask):
     assert {reason.field for reason in again.reasons} == (set() if resolved.num_steps else drafting)
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=100, deadline=None, derandomize=True)
 @given(runnable())
 def test_what_is_resolved_can_run(ask):
     config, facts = ask

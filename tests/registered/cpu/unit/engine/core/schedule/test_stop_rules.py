@@ -51,7 +51,7 @@ def naive(words, params, eos=frozenset()):
     return len(words), "".join(WORDS[t] for t in words), None
 
 
-@settings(max_examples=600, deadline=None, derandomize=True)
+@settings(max_examples=200, deadline=None, derandomize=True)
 @given(
     words=st.lists(st.integers(0, len(WORDS) - 1), max_size=9),
     limit=st.integers(1, 10),
@@ -127,7 +127,7 @@ def test_a_tail_that_begins_a_stop_string_is_not_settled(text, stop, length):
     assert stable_text_length(text, stop) == length
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=100, deadline=None, derandomize=True)
 @given(st.text("ab", max_size=8), st.lists(st.text("ab", min_size=1, max_size=4), max_size=3))
 def test_settled_text_is_never_taken_back(text, stop):
     rules, transcript = StopRules(frozenset(), tuple(stop), 100), OutputText(Words())

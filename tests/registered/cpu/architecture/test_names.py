@@ -1,0 +1,25 @@
+"""Names of modules and classes say what a thing is."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.support.sources import PACKAGES, sources, tree
+from tests.support.words import words
+
+pytestmark = pytest.mark.register(est_seconds=3, stage="pr")
+
+FORBIDDEN = {"utils", "util", "helper", "helpers", "manager", "info", "base", "tmp", "mixin"}
+
+
+def test_names_say_what_a_thing_is():
+    bad = []
+    for path in sources(*PACKAGES):
+        names = [Path(path).stem, *Path(path).parts[:-1]]
+        names += [n.name for n in ast.walk(tree(path)) if isinstance(n, ast.ClassDef)]
+        bad += [f"{path}: {n}" for n in names if words(n) & FORBIDDEN or re.search(r"(_v|V)\d+$", n)]
+    assert not bad

@@ -1,0 +1,52 @@
+"""Tests go through the public face of what they test: a private name is its owner's to change."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.sources import sources, tree
+
+pytestmark = pytest.mark.register(est_seconds=3, stage="pr")
+
+# Public by their documentation, whatever their first letter says: methods of a NamedTuple, an operation of torch.
+PUBLIC = {"_replace", "_asdict", "_make", "_fields", "_to_copy"}
+# A test file and the names that it cannot do without.
+ALLOWED: dict[str, set[str]] = {}
+PATCHES = {"setattr", "getattr", "hasattr", "delattr"}
+
+
+def private(name: object) -> bool:
+    return isinstance(name, str) and name.startswith("_") and not name.endswith("__") and name not in PUBLIC
+
+
+def own(node: ast.AST) -> bool:
+    return isinstance(node, ast.Name) and node.id in ("self", "cls")
+
+
+def accesses(path: str) -> Iterator[str]:
+    """Private names of other objects and modules that a file reads, imports or replaces."""
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Attribute) and private(node.attr) and not own(node.value):
+            yield node.attr
+        elif isinstance(node, ast.ImportFrom):
+            yield from (alias.name for alias in node.names if private(alias.name))
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in PATCHES:
+            texts = [argument.value for argument in node.args if isinstance(argument, ast.Constant)]
+            yield from (last for text in texts if private(last := str(text).rpartition(".")[2]))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["x._y", "from a import _y", "monkeypatch.setattr(x, '_y', 1)", "monkeypatch.setattr('a.b._y', 1)"],
+)
+def test_every_way_to_a_private_name_is_seen(text, monkeypatch):
+    monkeypatch.setattr(f"{__name__}.tree", lambda path: ast.parse(text))
+    assert list(accesses("any.py")) == ["_y"]
+
+
+def test_no_test_touches_a_private_name():
+    found = {path: set(accesses(path)) for path in sources("tests")}
+    assert {path: names for path, names in found.items() if names} == ALLOWED

@@ -1,0 +1,27 @@
+"""The sources as text: what a rule about them reads."""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+
+from specmatrix import HOME
+
+# What the repository ships, by its folders at the top.
+PACKAGES = ("engine", "kernels", "matrix", "ci", "reports", "benchmarks")
+
+
+def sources(*folders: str) -> list[str]:
+    """Every Python file under these folders, relative to the repository."""
+    return sorted(str(path.relative_to(HOME)) for folder in folders for path in (HOME / folder).rglob("*.py"))
+
+
+def source(path: str) -> str:
+    """The text of a file, by its path relative to the repository."""
+    return (HOME / path).read_text(encoding="utf-8")
+
+
+@cache
+def tree(path: str) -> ast.Module:
+    """The syntax tree of a file, by its path relative to the repository."""
+    return ast.parse(source(path))
