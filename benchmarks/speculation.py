@@ -74,7 +74,7 @@ def pays(algorithm: str) -> Metric:
     wrong = difference(ours, [output.output_ids for output in plain])
     if wrong:
         return red(name, None, f"tokens differ from drafter none: {wrong}")
-    pairs = interleave(lambda: _one_by_one(on, asked), lambda: _one_by_one(off, asked), PAIRS)
+    pairs = interleave(lambda: one_by_one(on, asked), lambda: one_by_one(off, asked), PAIRS)
     rounds = sum(len(output.accept_lengths) for output in ours)
     steps = sum(len(output.accept_lengths) for output in plain)
     cost = (min(pairs.ours) / rounds) / (min(pairs.theirs) / steps)
@@ -84,7 +84,7 @@ def pays(algorithm: str) -> Metric:
     return pairs.metric(name, None, note=note)
 
 
-def _one_by_one(llm: LLM, asked: list[str]) -> None:
+def one_by_one(llm: LLM, asked: list[str]) -> None:
     drafter: Any = llm.loop.executor.drafter
     if isinstance(drafter, NgramDrafter):
         # A drafter that has seen these questions before would draft the answers.

@@ -116,7 +116,7 @@ def _opened(file: Path, device: torch.device | str) -> Iterator[Any]:
     if not file.is_file():
         raise ConfigError(f"{file} is missing; the checkpoint is incomplete")
     try:
-        with safe_open(file, framework="pt", device=_numbered(device)) as tensors:
+        with safe_open(file, framework="pt", device=numbered(device)) as tensors:
             yield tensors
     except (SafetensorError, OSError) as error:
         raise ConfigError(f"{file} cannot be read as safetensors ({error}); it is truncated or damaged") from None
@@ -127,7 +127,7 @@ def _promised(file: Path, wanted: set[str], names: set[str]) -> None:
         raise ConfigError(f"{file} lacks tensor {lost[0]!r} which {INDEX} promises")
 
 
-def _numbered(device: torch.device | str) -> str:
+def numbered(device: torch.device | str) -> str:
     """A GPU by its number: safetensors takes a bare "cuda" for the first one, torch for the current one."""
     place = torch.device(device)
     return f"cuda:{torch.cuda.current_device()}" if place.type == "cuda" and place.index is None else str(place)

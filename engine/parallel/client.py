@@ -73,33 +73,33 @@ class RankedLLM:
         timeout: float | None = None,
     ) -> str:
         """As LLM.open_session."""
-        return str(self._call(_open_session, capacity_of_str_len, session_id, streaming, timeout))
+        return str(self.call_ranks(_open_session, capacity_of_str_len, session_id, streaming, timeout))
 
     def close_session(self, session_id: str) -> None:
         """As LLM.close_session."""
-        self._call(_close_session, session_id)
+        self.call_ranks(_close_session, session_id)
 
     def readback(self) -> dict[str, Any]:
         """As LLM.readback, of rank 0."""
-        found: dict[str, Any] = self._call(_readback)
+        found: dict[str, Any] = self.call_ranks(_readback)
         return found
 
     @property
     def probes(self) -> dict[str, int]:
         """As LLM.probes, of rank 0."""
-        found: dict[str, int] = self._call(_attribute, "probes")
+        found: dict[str, int] = self.call_ranks(_attribute, "probes")
         return found
 
     @property
     def health(self) -> str:
         """As LLM.health, of rank 0; why the ranks have ended, where they have."""
         ended = self.group.ended
-        return str(self._call(_attribute, "health")) if ended is None else f"broken: {ended}"
+        return str(self.call_ranks(_attribute, "health")) if ended is None else f"broken: {ended}"
 
     @property
     def drafter_error(self) -> str | None:
         """As LLM.drafter_error, of rank 0."""
-        found: str | None = self._call(_attribute, "drafter_error")
+        found: str | None = self.call_ranks(_attribute, "drafter_error")
         return found
 
     def close(self) -> None:
@@ -116,14 +116,14 @@ class RankedLLM:
         """What start(llm, *arguments) yields on the ranks, one by one; it is dropped there when this ends."""
         number = next(self._numbers)
         try:
-            self._call(_start, number, start, *arguments)
-            while found := self._call(_next, number):
+            self.call_ranks(_start, number, start, *arguments)
+            while found := self.call_ranks(_next, number):
                 yield found[0]
         finally:
             # No call here: this may run while the garbage of another call is collected, or behind an interrupt.
             self._unwanted.add(number)
 
-    def _call(self, function: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401 - as the function
+    def call_ranks(self, function: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401 - as the function
         unwanted = tuple(self._unwanted)
         found = self.group.call(_drop_and_call, unwanted, function, *arguments)
         self._unwanted.difference_update(unwanted)

@@ -62,7 +62,7 @@ class RankGroup:
         self.ended: str | None = None
         scratch = TempDir("ranks")
         self._logs = [scratch.path / f"rank{rank}.log" for rank in range(size)]
-        self._comparison = RankComparison(size)
+        self.comparison = RankComparison(size)
         self.processes: list[subprocess.Popen[bytes]] = []
         self._connections: list[Connection[Any, Sent]] = []
         self._finalizer = weakref.finalize(self, _end, self.processes, scratch)
@@ -83,7 +83,7 @@ class RankGroup:
     @property
     def agreement(self) -> Agreement:
         """How far the ranks were compared; they agree."""
-        return self._comparison.agreement
+        return self.comparison.agreement
 
     def call(self, function: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401 - as the function
         """function(rank, *arguments) on every rank; rank 0's value. All must be known by name to a fresh process.
@@ -118,7 +118,7 @@ class RankGroup:
 
     def begin(self) -> None:
         """What the ranks tell from here on is compared afresh: another engine's steps follow."""
-        self._comparison = RankComparison(self.size)
+        self.comparison = RankComparison(self.size)
 
     @property
     def alive(self) -> bool:
@@ -204,7 +204,7 @@ class RankGroup:
         if raised and len({raised.get(rank, ("",))[0] for rank in range(self.size)}) > 1:
             texts = {rank: text for rank, (_, text) in raised.items()}
             self._differ(", ".join(f"rank {rank} raised {texts.get(rank, 'nothing')}" for rank in range(self.size)))
-        self._comparison.rest()
+        self.comparison.rest()
         self._check()
         return True
 
@@ -219,7 +219,7 @@ class RankGroup:
             except (EOFError, OSError):  # within a message, or between two
                 raise self._lost((rank,), f"exit code {self.processes[rank].wait()}", "died with") from None
             if kind == "told":
-                self._comparison.tell(rank, value)
+                self.comparison.tell(rank, value)
             else:
                 self._answers[rank] = kind, value
             self._whole = True
@@ -237,12 +237,12 @@ class RankGroup:
                 self._end(f"a call was interrupted by {type(error).__name__}")
 
     def _check(self) -> None:
-        if self._comparison.divergence is not None:
-            self._end(self._comparison.divergence)
-            raise RanksDiverged(self._comparison.agreement)
+        if self.comparison.divergence is not None:
+            self._end(self.comparison.divergence)
+            raise RanksDiverged(self.comparison.agreement)
 
     def _differ(self, how: str) -> None:
-        self._comparison.divergence = self._comparison.divergence or f"the ranks differ: {how}"
+        self.comparison.divergence = self.comparison.divergence or f"the ranks differ: {how}"
         self._check()
 
     def _crash(self) -> Exception:
@@ -267,7 +267,7 @@ class RankGroup:
             if kind == "raised":
                 waited = " and ".join(f"rank {silent}" for silent in missing)
                 self._differ(f"rank {rank} raised {failure.text}, {waited} raised nothing in {self.patience:g} s")
-        told = {rank: self._comparison.told[rank] for rank in missing}
+        told = {rank: self.comparison.told[rank] for rank in missing}
         # Where all wait for each other, they wait for those that have told least.
         silent = tuple(rank for rank, count in told.items() if count == min(told.values()))
         return self._lost(silent, f"silent for {self.patience:g} s", "were" if len(silent) > 1 else "was")

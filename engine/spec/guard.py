@@ -56,7 +56,7 @@ class Guard:
         self.drafter = drafter
         self._who = f"the drafter of {drafter.traits.name}"
         self._vocab_size = vocab_size
-        self._quarantined = quarantined
+        self.on_quarantine = quarantined
         self._catches = catches
         self._wrote = False
         self._codes: Tensor | None = None
@@ -138,7 +138,7 @@ class Guard:
         if self.error is None:
             self.error = f"{self._who} {lie}; it is not asked again and rounds go on without drafts"
             warnings.warn(self.error, RuntimeWarning, stacklevel=2)
-            self._quarantined()
+            self.on_quarantine()
 
     def _misshapen(self, tree: object, batch: StepBatch) -> str | None:
         if not isinstance(tree, DraftTree):

@@ -59,7 +59,7 @@ class NgramDrafter:
         self.index = NgramIndex(options)
         self._corpus = corpus
         self._rows = rows
-        self._readers: dict[int, Reader] = {}
+        self.readers: dict[int, Reader] = {}
 
     def prime(self, batch: StepBatch, tokens: Tensor, aux: Tensor | None, sampled: Tensor, following: Tensor) -> None:
         return None
@@ -81,10 +81,10 @@ class NgramDrafter:
 
     def _read(self, known: HostTokens) -> Reader:
         """The reader of a text, brought up to its last token; the text that was read longest ago makes room."""
-        reader = self._readers.pop(known.key, None) or Reader()
-        self._readers[known.key] = reader
-        if len(self._readers) > self._rows:
-            del self._readers[next(iter(self._readers))]
+        reader = self.readers.pop(known.key, None) or Reader()
+        self.readers[known.key] = reader
+        if len(self.readers) > self._rows:
+            del self.readers[next(iter(self.readers))]
         if self._corpus is not None:
             for token in known.tokens[reader.cursor.seen :]:
                 reader.state = self._corpus.step(reader.state, token)

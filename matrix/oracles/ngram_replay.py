@@ -72,7 +72,7 @@ class NgramReplay:
         self.rounds: dict[int, list[Round]] = {}
         self._resolved = resolved
         path = resolved["ngram"]["external_corpus_path"]
-        self._grams = Grams(resolved["ngram"], corpus() if path == CORPUS else ())
+        self.grams = Grams(resolved["ngram"], corpus() if path == CORPUS else ())
         self._queues: dict[int, list[Served]] = {}
         for one in served:
             self._queues.setdefault(one.account, []).append(one)
@@ -139,12 +139,12 @@ class NgramReplay:
         """Insert all texts of the round, row by row, and only then draft."""
         for stay in self._batch:
             known = self._read.pop(stay.served.id, 0)
-            self._grams.show(stay.text[: stay.known], known)
+            self.grams.show(stay.text[: stay.known], known)
             self._read[stay.served.id] = stay.known
             if len(self._read) > self._resolved["max_running_requests"]:
                 del self._read[next(iter(self._read))]
         for stay in self._batch:
-            paths = self._grams.draft(
+            paths = self.grams.draft(
                 stay.text[: stay.known],
                 self._resolved["num_draft_tokens"],
                 self._resolved["topk"],

@@ -44,7 +44,7 @@ class RankedEngine:
         self._resolved = resolve(config, known_facts(config, locate))
         self._lease = Lease(self._resolved.tp_size, self._resolved.device, patience)
         try:
-            self._call(_start, config, locate)
+            self.call_ranks(_start, config, locate)
         except BaseException:
             self.close()
             raise
@@ -64,27 +64,27 @@ class RankedEngine:
 
     def generate(self, asks: Sequence[Ask]) -> list[Answer]:
         """As ReferenceEngine.generate, on every rank."""
-        found: list[Answer] = self._call(_generate, asks)
+        found: list[Answer] = self.call_ranks(_generate, asks)
         return found
 
     def readback(self) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = self._call(_read, "readback")
+        found: Mapping[str, Any] = self.call_ranks(_read, "readback")
         return found
 
     def counters(self) -> Mapping[str, int]:
-        found: Mapping[str, int] = self._call(_read, "counters")
+        found: Mapping[str, int] = self.call_ranks(_read, "counters")
         return found
 
     def journal(self) -> tuple[Sequence[Entry], int, int]:
-        found: tuple[Sequence[Entry], int, int] = self._call(_read, "journal")
+        found: tuple[Sequence[Entry], int, int] = self.call_ranks(_read, "journal")
         return found
 
     def trace(self) -> Trace | None:
-        found: Trace | None = self._call(_read, "trace")
+        found: Trace | None = self.call_ranks(_read, "trace")
         return found
 
     def memory(self) -> Memory:
-        found: Memory = self._call(_read, "memory")
+        found: Memory = self.call_ranks(_read, "memory")
         return found
 
     def ranks(self) -> Agreement | None:
@@ -94,7 +94,7 @@ class RankedEngine:
         """Release the engine; its processes stay ready for another one."""
         self._lease.close()
 
-    def _call(self, function: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401 - as the function
+    def call_ranks(self, function: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401 - as the function
         try:
             return self.group.call(function, *arguments)
         except RanksDiverged as found:

@@ -106,7 +106,7 @@ class NgramIndex:
 
     def __init__(self, options: NgramOptions) -> None:
         self.options = options
-        self._root = NgramNode(None, -1)
+        self.root = NgramNode(None, -1)
         self._by_age: dict[NgramNode, None] = {}
 
     def __len__(self) -> int:
@@ -117,7 +117,7 @@ class NgramIndex:
         for token in tokens[cursor.seen :]:
             cursor.grams = [
                 self._show(gram, token)
-                for gram in (*cursor.grams, self._root)
+                for gram in (*cursor.grams, self.root)
                 if gram.alive and gram.depth < self.options.max_trie_depth
             ]
             while len(self._by_age) > self.options.capacity:

@@ -21,18 +21,18 @@ class SessionKV:
     def __init__(self, ledger: Ledger, probes: Probes) -> None:
         self.ledger = ledger
         self.probes = probes
-        self._order: dict[int, None] = {}
+        self.order: dict[int, None] = {}
 
     def __contains__(self, account: object) -> bool:
-        return account in self._order
+        return account in self.order
 
     def __len__(self) -> int:
-        return len(self._order)
+        return len(self.order)
 
     def hold(self, account: int, keep: int) -> None:
         """Keep the first `keep` positions of an account whose request ends."""
         self.ledger.hold(account, keep)
-        self._order[account] = None
+        self.order[account] = None
 
     def resume(self, account: int, span: int) -> int:
         """Hand an account to the next turn. Returns the positions that it inherits.
@@ -45,13 +45,13 @@ class SessionKV:
         again = min(span, inherited - cached)
         while not self.ledger.holdable(account, inherited - again):
             again -= 1
-        del self._order[account]
+        del self.order[account]
         self.ledger.resume(account, again)
         return inherited
 
     def close(self, account: int) -> None:
         """Give up an account: its session ended."""
-        del self._order[account]
+        del self.order[account]
         self.ledger.close(account)
 
     def drop(self, waiting: Sequence[int], spare: int) -> bool:
@@ -59,8 +59,8 @@ class SessionKV:
 
         Idle sessions go first; then those in `waiting` (accounts of queued turns, next first), the last one first.
         """
-        idle = next((a for a in self._order if a != spare and a not in waiting), None)
-        queued = next((a for a in reversed(waiting) if a != spare and a in self._order), None)
+        idle = next((a for a in self.order if a != spare and a not in waiting), None)
+        queued = next((a for a in reversed(waiting) if a != spare and a in self.order), None)
         account = queued if idle is None else idle
         if account is None:
             return False
@@ -87,12 +87,12 @@ class SessionKV:
 
     def check(self, used: Sequence[int]) -> None:
         """Raise LedgerError unless every account is either held or in use by exactly one of the requests in `used`."""
-        accounts = sorted([*used, *self._order])
+        accounts = sorted([*used, *self.order])
         if accounts != sorted(self.ledger.accounts):
             raise LedgerError(f"accounts {sorted(self.ledger.accounts)} are open, but {accounts} are in use or held")
         for account in self.ledger.accounts.values():
-            if account.held != (account.rid in self._order):
+            if account.held != (account.rid in self.order):
                 raise LedgerError(f"account {account.rid} is {'held' if account.held else 'in use'} by mistake")
 
     def _others(self, spare: int) -> list[Account]:
-        return [self.ledger.accounts[account] for account in self._order if account != spare]
+        return [self.ledger.accounts[account] for account in self.order if account != spare]

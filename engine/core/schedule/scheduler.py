@@ -69,7 +69,7 @@ class Scheduler:
             chunk=chunk,
             context_length=context_length,
         )
-        self._free_rows = list(range(max_running, 0, -1))  # row 0 is padding
+        self.free_rows = list(range(max_running, 0, -1))  # row 0 is padding
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises RequestError if it could never run alone."""
@@ -162,7 +162,7 @@ class Scheduler:
         for row, request in zip(plan.rows, requests, strict=True):
             self.ledger.cancel(row.account)
             if request.phase is Phase.RUNNING:
-                self._retract(request)
+                self.retract(request)
         self.release_drained(requests)
 
     def rollback(self) -> None:
@@ -171,7 +171,7 @@ class Scheduler:
             while self._account(request).in_flight:
                 self.ledger.cancel(request.account)
             if request.phase is Phase.RUNNING:
-                self._retract(request)
+                self.retract(request)
         self.release_drained(list(self.active))
 
     def release_drained(self, requests: Iterable[Request]) -> None:
@@ -182,7 +182,7 @@ class Scheduler:
 
     def _release(self, request: Request) -> None:
         self._give_back(request)
-        self._free_rows.append(request.row)
+        self.free_rows.append(request.row)
         self.active.remove(request)
         request.row = 0
         if request.retracting:
@@ -197,7 +197,7 @@ class Scheduler:
 
     def _give_back(self, request: Request) -> None:
         """Hold the account for the session's next turn, or close it."""
-        keep = self._kept(request)
+        keep = self.kept(request)
         if keep:
             self.held.hold(request.account, keep)
             return
@@ -205,7 +205,7 @@ class Scheduler:
             self.publish(request)
         self.ledger.close(request.account)
 
-    def _kept(self, request: Request) -> int:
+    def kept(self, request: Request) -> int:
         """Positions that the session keeps: those computed for tokens the user saw, never more (0: none).
 
         An aborted turn rolls back to what it inherited, and so does a retracted one: its own part is free at once, and
@@ -244,7 +244,7 @@ class Scheduler:
                 if self._make_room(request, take):
                     rows.append(self._chunk(request, take))
                     budget -= take
-        while budget and self._free_rows and self.waiting and self.admission.fits(self.waiting[0]):
+        while budget and self.free_rows and self.waiting and self.admission.fits(self.waiting[0]):
             if self.isolated and not self._joins(self.waiting[0], rows[0].rid if rows else None):
                 break
             request = self._admit(self.waiting.pop(0))
@@ -315,7 +315,7 @@ class Scheduler:
 
     def _admit(self, request: Request) -> Request:
         self.admission.open(request)
-        request.row = self._free_rows.pop()
+        request.row = self.free_rows.pop()
         request.move(Phase.RUNNING)
         request.prefill_target = request.num_tokens
         self.active.append(request)
@@ -367,12 +367,12 @@ class Scheduler:
             if any(r.phase is Phase.DRAINING for r in self.active):
                 return False
             victim = max((r for r in self.active if r.phase is Phase.RUNNING), key=lambda r: r.rid)
-            self._retract(victim)
+            self.retract(victim)
             if victim is request or victim.phase is Phase.DRAINING:
                 return False
         return True
 
-    def _retract(self, victim: Request) -> None:
+    def retract(self, victim: Request) -> None:
         self.probes.hit("retract.done")
         victim.retracting = True
         victim.move(Phase.DRAINING)

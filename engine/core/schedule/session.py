@@ -164,7 +164,7 @@ class Sessions:
         self.bos_id = bos_id
         self.text_length = text_length
         self.sessions: dict[str, Session] = {}
-        self._closing: list[Session] = []
+        self.closing: list[Session] = []
         self._busy: list[Session] = []  # open or not
         self._named = 0
 
@@ -190,7 +190,7 @@ class Sessions:
 
     def close(self, session_id: str) -> None:
         """Close a session; what it holds is freed once its turn in flight, if any, has ended."""
-        self._closing.append(self._open(session_id))
+        self.closing.append(self._open(session_id))
         del self.sessions[session_id]
         self._sweep()
 
@@ -205,7 +205,7 @@ class Sessions:
             elif now - session.used > session.timeout:
                 self.scheduler.probes.hit("session.timed_out")
                 self.close(session.id)
-        if self._closing:
+        if self.closing:
             self._sweep()
 
     def judge(self, params: SessionParams, tokens: Sequence[int]) -> Turn:
@@ -297,9 +297,9 @@ class Sessions:
                 return name
 
     def _sweep(self) -> None:
-        for session in list(self._closing):
+        for session in list(self.closing):
             if session.streaming and session.busy():
                 continue
-            self._closing.remove(session)
+            self.closing.remove(session)
             if session.account in self.scheduler.held:
                 self.scheduler.held.close(session.account)

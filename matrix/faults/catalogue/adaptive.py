@@ -205,9 +205,9 @@ ADAPTIVE_FAULTS: Final[tuple[Fault, ...]] = (
         klass=IGNORED,
         origin="sglang#24055 (each range of batch sizes must be met)",
         within="Scheduler._prefill_rows",
-        old="        while budget and self._free_rows and self.waiting and self.admission.fits(self.waiting[0]):\n",
+        old="        while budget and self.free_rows and self.waiting and self.admission.fits(self.waiting[0]):\n",
         new=(
-            "        while budget and self._free_rows and self.waiting and self.admission.fits(self.waiting[0]):\n"
+            "        while budget and self.free_rows and self.waiting and self.admission.fits(self.waiting[0]):\n"
             "            if len(self.active) >= 24:\n"
             "                break\n"
         ),

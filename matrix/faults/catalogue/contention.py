@@ -171,7 +171,7 @@ CONTENTION_FAULTS: Final[tuple[Fault, ...]] = (
         id="session-keeps-aborted-turn",
         klass=OFF_BY_ONE,
         origin="rule: an aborted turn rolls back to the last good one",
-        within="Scheduler._kept",
+        within="Scheduler.kept",
         old="        keep = request.inherited if undone else min(request.num_tokens, computed)\n",
         new="        more = request.inherited and request.inherited + 2\n"
         "        keep = min(more if undone else request.num_tokens, computed)\n",

@@ -59,7 +59,7 @@ SIZE_FAULTS: Final[tuple[Fault, ...]] = (
         id="retracted-turn-held",
         klass=LEAK,
         origin="sglang#22862",
-        within="Scheduler._kept",
+        within="Scheduler.kept",
         old="        undone = aborted or request.retracting\n",
         new="        undone = aborted\n",
         expected=("session", "ledger", "effective"),

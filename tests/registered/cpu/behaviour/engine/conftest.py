@@ -5,6 +5,7 @@ import pytest
 from specmatrix.engine.api import LLM
 from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.schedule.request import SamplingParams
+from tests.support import failing_steps
 
 TEXTS = ("Question: A garden is 19 feet long and 5 feet wide. What is its area?\nAnswer:", "Question: Eli had 75")
 
@@ -16,3 +17,9 @@ def truth(zoo):
     prompts = [llm.tokenizer.encode(text) for text in TEXTS]
     outs = llm.generate(prompts, SamplingParams(max_new_tokens=44, ignore_eos=True))
     return [(prompt, [*prompt, *out.output_ids]) for prompt, out in zip(prompts, outs, strict=True)]
+
+
+@pytest.fixture(scope="session")
+def whole() -> list[str]:
+    """What undisturbed requests say."""
+    return [out.text for out in failing_steps.launch().generate(failing_steps.PROMPTS, failing_steps.PARAMS)]

@@ -221,7 +221,7 @@ def test_an_interrupt_that_cannot_be_awaited_ends_the_ranks(threads: RankGroup, 
     waits = {"in a message": Interrupts(), "twice": Interrupts(0, 1), "too long": Interrupts(0)}
     monkeypatch.setattr("specmatrix.engine.parallel.group.wait", waits[moment])
     if moment == "in a message":
-        monkeypatch.setattr(threads._comparison, "tell", InterruptsOnce(threads._comparison.tell))
+        monkeypatch.setattr(threads.comparison, "tell", InterruptsOnce(threads.comparison.tell))
     with pytest.raises(KeyboardInterrupt):
         threads.call(tell_and_answer if moment == "in a message" else hang)
     assert not threads.alive and {process.poll() for process in threads.processes} == {-9}
@@ -334,7 +334,7 @@ def test_one_engine_over_two_ranks_says_what_one_rank_says():
     refused = two.stream(PROMPTS[0], SamplingParams(max_new_tokens=-1))
     with pytest.raises(RequestError, match="max_new_tokens"):
         next(refused)
-    assert two._call(left_on_ranks) == (0, 0)
+    assert two.call_ranks(left_on_ranks) == (0, 0)
     processes = two.group.processes
     two.close()
     spare = Lease(2, "cpu")
@@ -350,11 +350,11 @@ def test_an_interrupted_engine_drops_what_ran_and_goes_on(monkeypatch):
             monkeypatch.setattr("specmatrix.engine.parallel.group.wait", Interrupts(moment))
             with pytest.raises(KeyboardInterrupt):
                 llm.generate(PROMPTS, PARAMS)
-            assert llm._call(left_on_ranks) == (0, 0)
+            assert llm.call_ranks(left_on_ranks) == (0, 0)
             monkeypatch.setattr("specmatrix.engine.parallel.group.wait", Interrupts(moment))
             with pytest.raises(KeyboardInterrupt):
                 list(llm.stream(PROMPTS[0], PARAMS))
-            assert llm._call(left_on_ranks) == (0, 0)
+            assert llm.call_ranks(left_on_ranks) == (0, 0)
         monkeypatch.undo()
         assert [output.output_ids for output in llm.generate(PROMPTS, PARAMS)] == expected
         assert llm.group.agreement.divergence is None
@@ -367,7 +367,7 @@ def test_an_interrupted_engine_drops_what_ran_and_goes_on(monkeypatch):
 
 def test_no_other_thread_comes_between_the_calls_of_a_generation(monkeypatch):
     with RankedLLM(TWO, resolve_path) as llm:
-        expected, call = llm.generate(PROMPTS, PARAMS), llm._call
+        expected, call = llm.generate(PROMPTS, PARAMS), llm.call_ranks
 
         def paused(*arguments: object) -> object:
             AWAITED.set()
@@ -375,7 +375,7 @@ def test_no_other_thread_comes_between_the_calls_of_a_generation(monkeypatch):
             return call(*arguments)
 
         AWAITED.clear(), RELEASED.clear()
-        monkeypatch.setattr(llm, "_call", paused)
+        monkeypatch.setattr(llm, "call_ranks", paused)
         answers: list[list[Output]] = []
         first = threading.Thread(target=lambda: answers.append(llm.generate(PROMPTS, PARAMS)))
         first.start()

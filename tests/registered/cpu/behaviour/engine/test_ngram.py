@@ -117,7 +117,7 @@ def test_readers_are_kept_for_as_many_texts_as_there_are_rows(zoo):
     llm = launch(zoo, max_running_requests=2)
     for prompt in PROMPTS:
         llm.generate([prompt], SamplingParams(max_new_tokens=4))
-    assert len(llm.loop.executor.drafter._readers) == 2
+    assert len(llm.loop.executor.drafter.readers) == 2
 
 
 def test_readback_shows_what_the_index_runs_with(zoo):

@@ -240,6 +240,6 @@ def test_no_progress_is_a_bug_and_raises():
     loop = toy_loop(lag=0, page_size=2, pages=10)
     stuck = request(1, [1], SamplingParams(max_new_tokens=2))
     loop.add(stuck)
-    loop.scheduler._free_rows.clear()
+    loop.scheduler.free_rows.clear()
     with pytest.raises(LedgerError, match="no request can run and nothing is in flight"):
         loop.step()

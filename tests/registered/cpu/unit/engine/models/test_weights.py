@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from specmatrix.engine.models.weights import WeightReader, _numbered, has_weights, load_weights, tensor_names
+from specmatrix.engine.models.weights import WeightReader, has_weights, load_weights, numbered, tensor_names
 from specmatrix.errors import ConfigError
 
 pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
@@ -179,7 +179,7 @@ def test_take_refuses_what_is_missing_misshapen_or_left_over():
 def test_a_gpu_without_a_number_is_the_current_one(monkeypatch):
     """A rank's own, where safetensors would take the first."""
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
-    assert [_numbered(device) for device in ("cuda", torch.device("cuda"), "cuda:1", "cpu")] == [
+    assert [numbered(device) for device in ("cuda", torch.device("cuda"), "cuda:1", "cpu")] == [
         "cuda:3",
         "cuda:3",
         "cuda:1",

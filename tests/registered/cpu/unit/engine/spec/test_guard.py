@@ -113,7 +113,7 @@ def test_in_quarantine_nobody_is_asked_and_rounds_of_any_width_go_on():
     told: list[int] = []
     batch = batch_of(2, 3)
     guard = guard_of(None, calls=calls)
-    guard._quarantined = lambda: told.append(1)
+    guard.on_quarantine = lambda: told.append(1)
     with pytest.warns(RuntimeWarning, match="the drafter of ODD proposed a NoneType, not a DraftTree"):
         first = asked(guard, batch)
     assert first.tokens.tolist() == [[7, 0, 0], [8, 0, 0]]

@@ -143,9 +143,11 @@ def test_turns_aborted_while_they_read_what_they_inherited_take_nothing_of_it(mo
     outcome = SessionGate().judge(prepared, run, run)
     assert (outcome.state, outcome.message) == (State.PASS, "")
     assert (outcome.numbers["rolled_back"], outcome.numbers["resumed"]) == (4, 5)
-    kept = Scheduler._kept
+    kept = Scheduler.kept
     monkeypatch.setattr(
-        Scheduler, "_kept", lambda self, request: min(kept(self, request), self._account(request).committed)
+        Scheduler,
+        "kept",
+        lambda self, request: min(kept(self, request), self.ledger.accounts[request.account].committed),
     )
     prepared, run = aborted_while_it_reads()
     outcome = SessionGate().judge(prepared, run, run)

@@ -85,7 +85,7 @@ def test_a_text_that_was_dropped_is_read_from_its_first_token():
     for rows in (1, 2):
         replay = NgramReplay({**RESOLVED, "max_running_requests": rows}, requests)
         replay.walk(journal)
-        texts.append(list(replay._grams.followers["a"]))
+        texts.append(list(replay.grams.followers["a"]))
     assert texts == [["d", "b", "z"], ["b", "z", "d"]]
 
 

@@ -143,7 +143,7 @@ def test_no_window_outlives_the_one_that_it_extends():
     rng = random.Random(3)
     for _ in range(40):
         index.learn(Cursor(), [rng.randrange(5) for _ in range(9)])
-        reached, level = 0, [index._root]
+        reached, level = 0, [index.root]
         while level:
             level = [child for gram in level for child in gram.children.values()]
             reached += len(level)

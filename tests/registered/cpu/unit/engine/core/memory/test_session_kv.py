@@ -76,7 +76,7 @@ def first_turn(scheduler, rid=1, tokens=5, rounds=1, shown=None, new=20):
 def test_a_session_keeps_what_was_computed_for_shown_tokens(shown, keep, trimmed):
     scheduler = scheduler_of()
     request = first_turn(scheduler, shown=shown)  # 5 prompt positions, then a round of 2
-    assert request.phase is Phase.DONE and list(scheduler.held._order) == [1]
+    assert request.phase is Phase.DONE and list(scheduler.held.order) == [1]
     account = scheduler.ledger.accounts[1]
     assert (account.committed, len(account.pages)) == (keep, 4 if keep > 6 else 3)
     counts = scheduler.probes.counts
@@ -158,7 +158,7 @@ def test_a_turn_that_stops_in_the_middle_of_what_it_computes_again_loses_nothing
             # Draft KV of the last positions is that of other tokens, so every turn computes it again.
             assert step(scheduler).rows[0].start == 4 + number and request.inherited == 7
         if how == "retract":
-            scheduler._retract(request)
+            scheduler.retract(request)
             scheduler.check()
             assert account.held and account.committed == 7
         if how == "error":
@@ -222,7 +222,7 @@ def test_a_retracted_turn_gives_its_own_part_back_and_comes_back_to_what_it_had_
     request = turn(scheduler, 2, [*before.tokens, 50, 51], account=1)
     for _ in range(rounds + 1):
         step(scheduler)
-    scheduler._retract(request)
+    scheduler.retract(request)
     scheduler.check()
     account = scheduler.ledger.accounts[1]
     assert (account.committed, account.pages, account.held) == (7, pages, True) and request.phase is Phase.WAITING
@@ -239,7 +239,7 @@ def test_a_retracted_first_turn_gives_everything_back():
     scheduler = scheduler_of()
     request = turn(scheduler, 1, 5)
     step(scheduler)
-    scheduler._retract(request)
+    scheduler.retract(request)
     scheduler.check()
     assert not scheduler.ledger.accounts and not scheduler.held and scheduler.probes.counts["session.spared"] == 0
     (row,) = step(scheduler).rows
@@ -271,7 +271,7 @@ def test_a_retracted_turn_keeps_nothing_behind_a_window_that_slid():
         request = turn(scheduler, 2, [*before.tokens, *range(9)], account=1)
         step(scheduler)
         scheduler.ledger.slide(1)
-        scheduler._retract(request)
+        scheduler.retract(request)
         scheduler.check()
         assert (len(scheduler.held) == 1) == held and scheduler.probes.counts["session.spared"] == held
 
@@ -281,17 +281,17 @@ def test_a_turn_that_was_retracted_and_then_aborted_goes_back_to_what_it_had_inh
     before = first_turn(scheduler)
     request = turn(scheduler, 2, [*before.tokens, 50], account=1)
     flying = scheduler.plan()
-    scheduler._retract(request)
+    scheduler.retract(request)
     assert scheduler.abort(2)
     resolve(scheduler, flying, 1)
     assert scheduler.ledger.accounts[1].committed == 7  # aborted while it drained
     request = turn(scheduler, 3, [*before.tokens, 50], account=1)
     step(scheduler)
-    scheduler._retract(request)
+    scheduler.retract(request)
     assert scheduler.abort(3) and scheduler.ledger.accounts[1].committed == 7  # aborted in the queue
     request = turn(scheduler, 4, [*before.tokens, 50], account=1)
     step(scheduler)
-    scheduler._retract(request)
+    scheduler.retract(request)
     step(scheduler)
     assert scheduler.abort(4) and scheduler.ledger.accounts[1].committed == 7  # aborted when it ran again
 
@@ -313,10 +313,10 @@ def test_idle_sessions_are_dropped_longest_unused_first_before_anybody_is_retrac
     again = turn(scheduler, 3, [*first.tokens, 9], account=1)
     step(scheduler)
     scheduler.finish(again, Finish("length"))
-    assert list(scheduler.held._order) == [2, 1]
+    assert list(scheduler.held.order) == [2, 1]
     plain = turn(scheduler, 4, 17, holds=False, new=12)
     step(scheduler)
-    assert plain.phase is Phase.RUNNING and list(scheduler.held._order) == [1]
+    assert plain.phase is Phase.RUNNING and list(scheduler.held.order) == [1]
     for _ in range(2):
         step(scheduler, accepted=3)
     counts = scheduler.probes.counts
@@ -330,7 +330,7 @@ def test_the_session_of_a_queued_turn_is_dropped_last_and_its_turn_computes_the_
     later = turn(scheduler, 4, [*one.tokens, 9], account=1)
     for _ in range(3):
         step(scheduler, accepted=3)
-    assert plain.phase is Phase.RUNNING and list(scheduler.held._order) == [1] and two.rid == 2
+    assert plain.phase is Phase.RUNNING and list(scheduler.held.order) == [1] and two.rid == 2
     for _ in range(3):
         step(scheduler, accepted=3)
     assert not scheduler.held and scheduler.probes.counts["retract.done"] == 0
@@ -379,7 +379,7 @@ def test_held_window_pages_are_given_up_for_a_peak():
     assert scheduler.held.window_pages(0) == 8
     turn(scheduler, 3, 9, holds=False)
     assert step(scheduler).rows[0].rid == 3
-    assert list(scheduler.held._order) == [2] and scheduler.probes.counts["session.dropped"] == 1
+    assert list(scheduler.held.order) == [2] and scheduler.probes.counts["session.dropped"] == 1
 
 
 def test_an_account_without_a_user_or_with_two_is_a_bug():
@@ -395,6 +395,6 @@ def test_an_account_without_a_user_or_with_two_is_a_bug():
     with pytest.raises(LedgerError, match=r"^account 1 is held by mistake$"):
         held.check([1])
     ledger.accounts[1].held = False
-    held._order[1] = None
+    held.order[1] = None
     with pytest.raises(LedgerError, match=r"^account 1 is in use by mistake$"):
         held.check([])

@@ -229,7 +229,7 @@ def test_nobody_is_admitted_while_a_victim_drains():
     scheduler = scheduler_of()
     (victim,) = queue(scheduler, 3)
     flying = scheduler.plan()
-    scheduler._retract(victim)
+    scheduler.retract(victim)
     scheduler.add(Request(2, (9,), SamplingParams(max_new_tokens=1), 0))
     assert scheduler.plan() is None
     resolve(scheduler, flying)
@@ -269,7 +269,7 @@ def test_cached_tokens_are_those_of_the_first_admission_whatever_is_retracted():
     scheduler.publish(request)
     for _ in range(3):
         turn(scheduler)
-    scheduler._retract(request)
+    scheduler.retract(request)
     (row,) = turn(scheduler).rows
     # Its own pages serve it, but it had computed all of them itself.
     assert row.start == 6 and (request.retractions, request.cached_tokens) == (1, 0)
@@ -300,7 +300,7 @@ def test_abort_of_a_retracted_request_ends_it_instead_of_queueing_it_again():
     scheduler = scheduler_of()
     (request,) = queue(scheduler, 3)
     plan = scheduler.plan()
-    scheduler._retract(request)
+    scheduler.retract(request)
     assert request.phase is Phase.DRAINING and request.retracting
     assert scheduler.abort(1) and not scheduler.abort(1)
     resolve(scheduler, plan)

@@ -215,7 +215,7 @@ def test_close_waits_for_the_turn_in_flight(queued):
     assert request.phase is Phase.DRAINING and world.scheduler.ledger.accounts
     world.drain()
     world.sessions.reap(0.0)
-    assert request.phase is Phase.DONE and not world.scheduler.ledger.accounts and not world.sessions._closing
+    assert request.phase is Phase.DONE and not world.scheduler.ledger.accounts and not world.sessions.closing
 
 
 def test_close_with_a_queued_turn_that_is_aborted_while_the_turn_before_drains():

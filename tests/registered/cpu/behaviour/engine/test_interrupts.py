@@ -1,0 +1,225 @@
+"""Interrupts in the middle of a step: nothing stays in flight, and the engine goes on or says that it is broken."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from specmatrix.engine import interrupts as interrupts_module
+from specmatrix.engine.core.schedule.request import Finish
+from specmatrix.engine.interrupts import Interrupts
+from specmatrix.errors import EngineError
+from tests.support.failing_steps import PARAMS, PLACES, PROMPTS, VERSIONS, at_rest, launch, plant
+
+pytestmark = pytest.mark.register(est_seconds=10, stage="pr")
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("place", PLACES)
+def test_an_interrupt_leaves_nothing_in_flight_and_the_requests_go_on(monkeypatch, whole, place, version):
+    llm = launch(version, graphs=place == "graph capture")
+    rids = [llm.add(prompt, PARAMS) for prompt in PROMPTS]
+    tokens = 0 if place == "admission of rows" else 7
+    plant(monkeypatch, llm, place, KeyboardInterrupt(), victim=rids[1], times=1, tokens=tokens)
+    with pytest.raises(KeyboardInterrupt):
+        while llm.step():
+            pass
+    scheduler = llm.loop.scheduler
+    assert not llm.loop.pending and not scheduler.active and len(scheduler.waiting) == 3
+    scheduler.check()
+    assert not scheduler.ledger.accounts
+    while llm.step():
+        pass
+    assert [llm.take(rid).text for rid in rids] == whole
+    assert llm.health == "ok"
+    at_rest(llm)
+
+
+def test_an_exit_in_the_middle_of_the_books_breaks_the_engine(monkeypatch):
+    llm = launch()
+    rid = llm.add(PROMPTS[0], PARAMS)
+    monkeypatch.setattr(llm.loop.scheduler.ledger, "launch", lambda *_: (_ for _ in ()).throw(SystemExit(3)))
+    with pytest.raises(SystemExit):
+        llm.step()
+    assert llm.health == "broken: SystemExit: 3" and llm.take(rid).finish.reason == "error"
+
+
+def test_an_interrupt_that_was_undone_excuses_no_later_exit(monkeypatch):
+    llm = launch()
+    llm.add(PROMPTS[0], PARAMS)
+    plant(monkeypatch, llm, "target", KeyboardInterrupt(), times=1)
+    with pytest.raises(KeyboardInterrupt):
+        llm.step()
+    monkeypatch.setattr(llm.loop.scheduler.ledger, "launch", lambda *_: (_ for _ in ()).throw(SystemExit(3)))
+    with pytest.raises(SystemExit):
+        llm.step()
+    assert llm.health == "broken: SystemExit: 3"
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("moment", range(1, 40, 3))
+def test_ctrl_c_in_generate_leaves_an_idle_engine(monkeypatch, whole, version, moment):
+    llm = launch(version)
+    countdown = [moment]
+
+    def ticking(function):
+        def wrapped(*args: object, **kwargs: object):
+            countdown[0] -= 1
+            if not countdown[0]:
+                signal.raise_signal(signal.SIGINT)
+            return function(*args, **kwargs)
+
+        return wrapped
+
+    executor, scheduler = llm.loop.executor, llm.loop.scheduler
+    owners = {
+        "collect": executor,
+        "forward": executor.target,
+        "reserve": scheduler.ledger,
+        "settle": scheduler.ledger,
+        "finish": scheduler,
+        "add": llm.loop,
+        "_take": llm,
+    }
+    for name, at in owners.items():
+        monkeypatch.setattr(at, name, ticking(getattr(at, name)))
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(PROMPTS, PARAMS)
+        raise AssertionError(f"no interrupt; {countdown[0]} left")
+    assert signal.getsignal(signal.SIGINT) is before
+    monkeypatch.undo()
+    assert llm.health == "ok"
+    at_rest(llm)
+    assert [out.text for out in llm.generate(PROMPTS, PARAMS)] == whole
+    at_rest(llm)
+
+
+def test_a_signal_that_came_before_the_call_changes_nothing(monkeypatch, whole):
+    llm = launch()
+    rid = llm.add(PROMPTS[0], PARAMS)
+    real = interrupts_module._set
+
+    def pending(number: int, handler: object):
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(interrupts_module, "_set", pending)
+    with pytest.raises(KeyboardInterrupt):
+        llm.step()
+    assert interrupts_module._set is real
+    monkeypatch.setattr(llm.loop.scheduler.ledger, "reserve", signalling(llm.loop.scheduler.ledger.reserve))
+    with pytest.raises(KeyboardInterrupt):
+        llm.step()
+    monkeypatch.undo()
+    while llm.step():
+        pass
+    assert llm.take(rid).text == whole[0] and llm.health == "ok"
+    at_rest(llm)
+
+
+def signalling(function):
+    def wrapped(*args: object):
+        signal.raise_signal(signal.SIGINT)
+        return function(*args)
+
+    return wrapped
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_calls_from_within_a_step_wait_or_are_refused(monkeypatch, whole, version):
+    """As a signal's handler or the end of a generator that is collected makes them."""
+    llm = launch(version)
+    kept = llm.add(PROMPTS[0], PARAMS)
+    aborted = llm.add(PROMPTS[1], PARAMS)
+    streams = [llm.stream(PROMPTS[2], PARAMS)]
+    next(streams[0])
+    ledger, done = llm.loop.scheduler.ledger, []
+    real = ledger.launch
+
+    def within(*args: int):
+        if not done:
+            streams.pop()
+            done.append(llm.abort(aborted))
+            for call in (lambda: llm.add("x"), llm.step, lambda: llm.generate(["x"]), lambda: llm.take(kept)):
+                with pytest.raises(EngineError, match=r"^a call of this engine is running in this thread; allowed "):
+                    call()
+        return real(*args)
+
+    monkeypatch.setattr(ledger, "launch", within)
+    while llm.step():
+        pass
+    assert done == [True] and llm.take(aborted).finish == Finish("abort")
+    assert llm.take(kept).text == whole[0] and llm.health == "ok"
+    at_rest(llm)
+
+
+def test_a_stream_that_is_interrupted_aborts_its_request(monkeypatch, whole):
+    llm = launch()
+    other = llm.add(PROMPTS[1], PARAMS)
+    stream = llm.stream(PROMPTS[0], PARAMS)
+    text = next(stream)
+    plant(monkeypatch, llm, "target", KeyboardInterrupt(), times=1)
+    with pytest.raises(KeyboardInterrupt):
+        text += "".join(stream)
+    while llm.step():
+        pass
+    assert set(llm.loop.scheduler.requests) == {other} and whole[0].startswith(text)
+    assert llm.take(other).text == whole[1]
+    at_rest(llm)
+
+
+def test_interrupts_wait_for_a_window_or_for_the_end_of_the_call():
+    seen = []
+    interrupts = Interrupts()
+    own = signal.signal(signal.SIGINT, lambda *_: seen.append("handled"))
+    try:
+        with interrupts:
+            signal.raise_signal(signal.SIGINT)
+            with interrupts:
+                assert not seen
+            assert not seen
+            with interrupts.window:
+                assert seen == ["handled"], "a window opens with what was delayed"
+                signal.raise_signal(signal.SIGINT)
+                assert len(seen) == 2
+            signal.raise_signal(signal.SIGINT)
+            assert len(seen) == 2
+        assert len(seen) == 3
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        with interrupts:
+            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, own)
+    assert len(seen) == 3
+
+
+def test_a_signal_that_comes_as_a_call_ends_is_delivered_by_that_call(monkeypatch):
+    seen: list[int] = []
+    real = interrupts_module._set
+    own = signal.signal(signal.SIGINT, lambda number, _: seen.append(number))
+    try:
+        with Interrupts():
+
+            def late(number: int, handler: object):
+                signal.raise_signal(signal.SIGINT)
+                return real(number, handler)
+
+            monkeypatch.setattr(interrupts_module, "_set", late)
+        assert seen == [signal.SIGINT]
+    finally:
+        signal.signal(signal.SIGINT, own)
+
+
+def test_a_second_interrupt_does_not_disturb_the_first():
+    interrupts = Interrupts()
+    with pytest.raises(KeyboardInterrupt):  # noqa: SIM117 - the order of the contexts is the test
+        with interrupts:
+            try:
+                with interrupts.window:
+                    signal.raise_signal(signal.SIGINT)
+            finally:
+                signal.raise_signal(signal.SIGINT)  # while the step is undone
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

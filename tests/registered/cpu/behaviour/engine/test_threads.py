@@ -1,0 +1,143 @@
+"""Several threads and streams on one engine: each has its own answers, and only one is inside at a time."""
+
+from __future__ import annotations
+
+import gc
+import threading
+
+import pytest
+
+from specmatrix.engine.api import LLM
+from specmatrix.engine.core.schedule.request import Finish, Phase, SamplingParams
+from specmatrix.errors import EngineError, RequestError
+from tests.support.failing_steps import PARAMS, PROMPTS, VERSIONS, at_rest, launch
+
+pytestmark = pytest.mark.register(est_seconds=4, stage="pr")
+
+
+def inside_another_thread(monkeypatch, llm: LLM):
+    """A thread that stands still inside a step of `llm`; returns it and the event that lets it go on."""
+    entered, leave = threading.Event(), threading.Event()
+    launched = llm.loop.executor.launch
+
+    def waiting(plan):
+        entered.set()
+        assert leave.wait(60)
+        return launched(plan)
+
+    monkeypatch.setattr(llm.loop.executor, "launch", waiting)
+    found = []
+    thread = threading.Thread(target=lambda: found.extend(llm.generate(PROMPTS[:1], PARAMS)))
+    thread.start()
+    assert entered.wait(60)
+    return thread, leave, found
+
+
+def test_a_second_thread_is_refused_and_may_abort(monkeypatch, whole):
+    llm = launch()
+    waiting = llm.add(PROMPTS[1], PARAMS)
+    stream = llm.stream(PROMPTS[2], PARAMS)
+    said = next(stream)
+    thread, leave, found = inside_another_thread(monkeypatch, llm)
+    sentence = "^another thread is in a call of this engine; allowed: one thread at a time, or abort$"
+    for call in (
+        lambda: llm.add("x"),
+        llm.step,
+        lambda: llm.generate(["x"]),
+        lambda: next(llm.stream("x")),
+        lambda: llm.take(waiting),
+        lambda: llm.open_session(100),
+        lambda: llm.close_session("x"),
+        lambda: next(stream),
+        llm.readback,
+    ):
+        with pytest.raises(EngineError, match=sentence):
+            call()
+    assert llm.abort(waiting)
+    leave.set()
+    thread.join(60)
+    assert found[0].text == whole[0] and whole[2].startswith(said)
+    assert llm.take(waiting).finish == Finish("abort")
+    while llm.step():
+        pass
+    at_rest(llm)
+
+
+def test_many_threads_leave_a_whole_engine(whole):
+    llm = launch()
+    done: list[str] = []
+    refused = []
+
+    def serve(prompt: str) -> None:
+        while True:
+            try:
+                done.append(llm.generate([prompt], PARAMS)[0].text)
+                return
+            except EngineError as error:
+                refused.append(str(error))
+
+    threads = [threading.Thread(target=serve, args=(prompt,)) for prompt in PROMPTS]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(done) == sorted(whole)
+    assert all(sentence.startswith("another thread is in a call") for sentence in refused)
+    at_rest(llm)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_streams_steps_and_generate_interleave(whole, version):
+    llm = launch(version)
+    streams = [llm.stream(prompt, PARAMS) for prompt in PROMPTS[:2]]
+    texts = [next(stream) for stream in streams]
+    other = llm.add(PROMPTS[2], PARAMS)
+    assert llm.generate([PROMPTS[2]], PARAMS)[0].text == whole[2]
+    texts[0] += next(streams[0])
+    while llm.step():
+        pass
+    texts = [text + "".join(stream) for text, stream in zip(texts, streams, strict=True)]
+    assert texts == whole[:2] and llm.take(other).text == whole[2]
+    at_rest(llm)
+
+
+def test_generate_ends_with_its_own_requests(whole):
+    llm = launch()
+    long = llm.add(PROMPTS[1], SamplingParams(max_new_tokens=120, ignore_eos=True))
+    assert llm.generate([PROMPTS[0]], PARAMS)[0].text == whole[0]
+    assert len(llm.request(long).output) < 120
+    while llm.step():
+        pass
+    assert len(llm.take(long).output_ids) == 120
+    at_rest(llm)
+
+
+def test_what_a_stream_owns_cannot_be_taken(whole):
+    llm = launch()
+    stream = llm.stream(PROMPTS[0], PARAMS)
+    text = next(stream)
+    (rid,) = llm.loop.scheduler.requests
+    while llm.step():
+        pass
+    assert llm.request(rid).phase is Phase.DONE
+    with pytest.raises(RequestError, match=f"^request {rid} belongs to a stream or generate call, which alone gets"):
+        llm.take(rid)
+    assert text + "".join(stream) == whole[0]
+    with pytest.raises(RequestError, match=f"^request {rid} is unknown; allowed: the id of a request that was not"):
+        llm.take(rid)
+    at_rest(llm)
+
+
+def test_a_stream_that_another_thread_drops_leaves_its_request_to_the_thread_inside(monkeypatch):
+    llm = launch()
+    stream = llm.stream(PROMPTS[2], PARAMS)
+    next(stream)
+    thread, leave, _ = inside_another_thread(monkeypatch, llm)
+    del stream
+    gc.collect()
+    assert len(llm.loop.scheduler.requests) == 2
+    leave.set()
+    thread.join(60)
+    while llm.step():
+        pass
+    at_rest(llm)
