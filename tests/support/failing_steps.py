@@ -32,6 +32,8 @@ PLACES = {
     "verification": (None, "verify"),
     "collect": ("staging", "take"),
 }
+# Every place while a step is in flight, and without one in front of the launch, on the device and behind it.
+MOMENTS = [*((place, "v2") for place in PLACES), *((place, "v1") for place in ("upload", "target", "collect"))]
 
 
 def launch(version="v2", graphs=False, **more: object) -> LLM:

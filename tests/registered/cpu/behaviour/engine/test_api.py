@@ -79,8 +79,7 @@ def said(outputs) -> tuple[Any, ...]:
     return tuple((out.output_ids, out.text, out.finish) for out in outputs)
 
 
-@pytest.mark.parametrize("page_size", [1, 5])
-@pytest.mark.parametrize("version", ["v1", "v2"])
+@pytest.mark.parametrize(("version", "page_size"), [("v1", 5), ("v2", 1)])
 @pytest.mark.parametrize("shape", [NONE, *DRAFTERS], ids=lambda s: "-".join(map(str, s)))
 def test_greedy_tokens_are_those_of_plain_decoding(shape, version, page_size):
     llm = launch(shape, spec_version=version, page_size=page_size)

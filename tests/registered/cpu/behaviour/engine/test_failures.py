@@ -12,13 +12,12 @@ from specmatrix.engine.api import LLM
 from specmatrix.engine.core.schedule.request import Finish, SamplingParams
 from specmatrix.engine.core.schedule.session import SessionParams
 from specmatrix.errors import EngineError, KernelError, LedgerError, RequestError
-from tests.support.failing_steps import PARAMS, PLACES, PROMPTS, VERSIONS, at_rest, launch, plant
+from tests.support.failing_steps import MOMENTS, PARAMS, PROMPTS, VERSIONS, at_rest, launch, plant
 
 pytestmark = pytest.mark.register(est_seconds=12, stage="pr")
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(("place", "version"), MOMENTS)
 def test_a_request_that_makes_its_steps_fail_ends_alone(monkeypatch, caplog, whole, place, version):
     llm = launch(version, graphs=place == "graph capture")
     rids = [llm.add(prompt, PARAMS) for prompt in PROMPTS]
@@ -42,8 +41,7 @@ def test_a_request_that_makes_its_steps_fail_ends_alone(monkeypatch, caplog, who
     at_rest(llm)
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(("place", "version"), MOMENTS)
 def test_a_failure_that_does_not_come_again_changes_no_token(monkeypatch, whole, place, version):
     llm = launch(version, graphs=place == "graph capture")
     failed = plant(monkeypatch, llm, place, RuntimeError("once"), times=1)

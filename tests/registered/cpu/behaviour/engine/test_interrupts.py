@@ -10,13 +10,12 @@ from specmatrix.engine import interrupts as interrupts_module
 from specmatrix.engine.core.schedule.request import Finish
 from specmatrix.engine.interrupts import Interrupts
 from specmatrix.errors import EngineError
-from tests.support.failing_steps import PARAMS, PLACES, PROMPTS, VERSIONS, at_rest, launch, plant
+from tests.support.failing_steps import MOMENTS, PARAMS, PROMPTS, VERSIONS, at_rest, launch, plant
 
 pytestmark = pytest.mark.register(est_seconds=10, stage="pr")
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(("place", "version"), MOMENTS)
 def test_an_interrupt_leaves_nothing_in_flight_and_the_requests_go_on(monkeypatch, whole, place, version):
     llm = launch(version, graphs=place == "graph capture")
     rids = [llm.add(prompt, PARAMS) for prompt in PROMPTS]
@@ -57,8 +56,10 @@ def test_an_interrupt_that_was_undone_excuses_no_later_exit(monkeypatch):
     assert llm.health == "broken: SystemExit: 3"
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("moment", range(1, 40, 3))
+@pytest.mark.parametrize(
+    ("version", "moment"),
+    [*(("v2", moment) for moment in range(1, 40, 3)), *(("v1", moment) for moment in (1, 13, 28))],
+)
 def test_ctrl_c_in_generate_leaves_an_idle_engine(monkeypatch, whole, version, moment):
     llm = launch(version)
     countdown = [moment]
