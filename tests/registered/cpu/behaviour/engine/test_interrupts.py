@@ -12,7 +12,10 @@ from specmatrix.engine.interrupts import Interrupts
 from specmatrix.errors import EngineError
 from tests.support.failing_steps import MOMENTS, PARAMS, PROMPTS, VERSIONS, at_rest, launch, plant
 
-pytestmark = pytest.mark.register(est_seconds=10, stage="pr")
+pytestmark = [
+    pytest.mark.register(est_seconds=10, stage="pr"),
+    pytest.mark.usefixtures("interruptible"),
+]
 
 
 @pytest.mark.parametrize(("place", "version"), MOMENTS)
