@@ -37,7 +37,7 @@ class Grams:
         """All paths below the last token of `text` in a draft tree of `nodes` nodes, root included."""
         tree = _Tree(nodes, topk, steps)
         budget = min(self.options["external_sam_budget"], steps, nodes - 1)
-        continuation = self._from_corpus(text, budget) if self.corpus else ""
+        continuation = self.from_corpus(text, budget) if self.corpus else ""
         for end in range(1, len(continuation) + 1):
             tree.takes(continuation[:end])
         longest = min(len(text), self.options["max_trie_depth"])
@@ -49,7 +49,7 @@ class Grams:
         tree.pad()
         return set(tree.children)
 
-    def _from_corpus(self, text: str, budget: int) -> str:
+    def from_corpus(self, text: str, budget: int) -> str:
         """The corpus's most frequent continuation of the longest suffix of `text` that occurs in it, up to `budget`
         tokens; the smallest token breaks ties."""
         length = 0

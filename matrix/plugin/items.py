@@ -94,7 +94,7 @@ class CellItem(pytest.Item):
 
     def runtest(self) -> None:
         """Run the cell, on the previous item's engine if both share a start."""
-        record = _runner(self.config, self.tier).run_cell(self.cell)
+        record = runner_for(self.config, self.tier).run_cell(self.cell)
         if self.config.option.specmatrix_report:
             self.user_properties.append((RECORD, cell_to_json(record)))
         if record.state in RED_STATES:
@@ -116,7 +116,7 @@ class CellItem(pytest.Item):
         return self.path, None, self.cell.id
 
 
-def _runner(config: pytest.Config, tier: str) -> Runner:
+def runner_for(config: pytest.Config, tier: str) -> Runner:
     """This process's runner for a tier, created for its first item."""
     runners = config.stash.setdefault(_RUNNERS, {})
     if tier not in runners:

@@ -73,7 +73,7 @@ def test_it_quotes_the_corpus_as_the_engines_automaton_does(seed):
     for _ in range(200):
         text.append(dice.randrange(5))
         state = automaton.step(state, text[-1])
-        assert list(map(ord, judge._from_corpus("".join(map(chr, text)), 4))) == automaton.follow(state, 4)
+        assert list(map(ord, judge.from_corpus("".join(map(chr, text)), 4))) == automaton.follow(state, 4)
 
 
 @pytest.mark.parametrize("match_type", ["BFS", "PROB"])
