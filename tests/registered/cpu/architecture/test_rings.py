@@ -12,7 +12,7 @@ import pytest
 from tests.support.sources import sources, tree
 from tests.support.words import words
 
-pytestmark = pytest.mark.register(est_seconds=6, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 CORE = {"engine.core", "errors"}
 DEVICE = CORE | {"engine.device", "engine.models", "kernels"}

@@ -26,7 +26,7 @@ from specmatrix.engine.core.schedule.session import SessionParams
 from specmatrix.engine.models.causal_lm import CausalLM
 from specmatrix.errors import ConfigError, RequestError
 
-pytestmark = pytest.mark.register(est_seconds=28, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=52, stage="pr")
 
 ZOO = HOME / "matrix" / "zoo" / "checkpoints"
 PROMPTS = (

@@ -32,7 +32,7 @@ from specmatrix.engine.parallel.worker import Rank, serve
 from specmatrix.errors import ConfigError, EngineError, RequestError
 from specmatrix.matrix.zoo.registry import resolve_path
 
-pytestmark = pytest.mark.register(est_seconds=50, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=21, stage="pr")
 
 AWAITED, RELEASED = threading.Event(), threading.Event()
 PROMPTS = ["Question: Ann has 3 pens and buys 4. How many pens has she?\nAnswer:", "Question: Tom has 12 apples."]

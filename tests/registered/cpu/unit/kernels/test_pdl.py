@@ -12,7 +12,7 @@ import torch
 import specmatrix.kernels
 from specmatrix.kernels.pdl import SHARED_MEMORY, launch, supports_pdl
 
-pytestmark = pytest.mark.register(est_seconds=3, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 
 @pytest.fixture

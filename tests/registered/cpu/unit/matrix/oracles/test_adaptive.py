@@ -22,7 +22,7 @@ from specmatrix.matrix.oracles.adaptive import (
 from specmatrix.matrix.subjects.protocol import Observation, Trace
 from specmatrix.matrix.workloads.adaptive_configs import TEXTS
 
-pytestmark = pytest.mark.register(est_seconds=3, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
 
 @pytest.mark.parametrize(
