@@ -2,7 +2,8 @@
 
     pytestmark = pytest.mark.register(est_seconds=2, stage="pr")
 
-alone or in a list of marks; its folder determines the tier. A test file without the mark is an error, as CI would never run it.
+alone or in a list of marks; its folder determines the tier. A test file without the mark is an error, as CI would never
+run it.
 """
 
 import ast
