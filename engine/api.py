@@ -61,9 +61,9 @@ class LLM:
     in flight; an exception from another signal's handler counts as a failure of the step that it interrupts.
 
     `locate` maps a model name to a directory; by default the name is a path. `clock` returns seconds and is used for
-    session timeouts only. ranks: the ranks that share the target, this process being one of them; tell: receives this
-    rank's step digests (engine.parallel.group starts ranks). Raises ConfigError for a configuration or checkpoint that
-    cannot run.
+    session timeouts only. ranks: the ranks that share the target, this process being one of them; publish: receives
+    this rank's step digests (engine.parallel.group starts ranks). Raises ConfigError for a configuration or checkpoint
+    that cannot run.
     """
 
     def __init__(
@@ -72,17 +72,17 @@ class LLM:
         locate: Locate = Path,
         clock: Callable[[], float] = time.monotonic,
         ranks: Ranks = ALONE,
-        tell: Callable[[StepDigest], None] | None = None,
+        publish: Callable[[StepDigest], None] | None = None,
     ) -> None:
         known = known_facts(config, locate)
         self.resolved = resolve(config, known)
         if self.resolved.tp_size != ranks.size:
             raise ConfigError(
-                f"tp_size {self.resolved.tp_size} needs one process per rank, and LLM runs in one process; use RankedLLM from "
-                "specmatrix.engine.parallel.client"
+                f"tp_size {self.resolved.tp_size} needs one process per rank, and LLM runs in one process; use "
+                "RankedLLM from specmatrix.engine.parallel.client"
             )
         self.tokenizer = tokenizer = Tokenizer(locate(config.model_path))
-        self.loop = build(self.resolved, known, tokenizer, locate, ranks, tell)
+        self.loop = build(self.resolved, known, tokenizer, locate, ranks, publish)
         self.sessions = Sessions(
             self.loop.scheduler,
             streaming=self.resolved.enable_streaming_session,
@@ -100,8 +100,8 @@ class LLM:
 
     @contextmanager
     def _inside(self, serves: bool = True, edits: bool = True) -> Iterator[None]:
-        """Guard one call. serves: it needs an engine that is not broken. edits: it changes scheduler and ledger state, so
-        that a nested call, from a signal handler or a finalizer, would see that state half changed."""
+        """Guard one call. serves: it needs an engine that is not broken. edits: it changes scheduler and ledger state,
+        so that a nested call, from a signal handler or a finalizer, would see that state half changed."""
         with self.loop.interrupts:
             if not self._lock.acquire(blocking=False):
                 raise EngineError(
@@ -152,8 +152,8 @@ class LLM:
         """Open a session and return its id.
 
         capacity_of_str_len: maximum length of a request's prompt text in characters, history included. streaming: a
-        linear sequence of turns that keeps its KV; needs --enable-streaming-session. timeout: seconds after which an idle
-        session is closed. Raises RequestError if the id is taken or a value is invalid.
+        linear sequence of turns that keeps its KV; needs --enable-streaming-session. timeout: seconds after which an
+        idle session is closed. Raises RequestError if the id is taken or a value is invalid.
         """
         with self._inside():
             now = self.clock()
@@ -161,13 +161,13 @@ class LLM:
             return self.sessions.open(capacity_of_str_len, session_id, streaming, timeout, now)
 
     def close_session(self, session_id: str) -> None:
-        """Close a session; its KV is freed once its turn in flight has ended. RequestError if the session is not open."""
+        """Close a session; its KV is freed once its turn in flight has ended. RequestError if it is not open."""
         with self._inside():
             self.sessions.reap(self.clock())
             self.sessions.close(session_id)
 
     def add(self, prompt: Prompt, params: SamplingParams | None = None, session: SessionParams | None = None) -> int:
-        """Queue one request and return its id. Raises RequestError on bad parameters, without affecting other requests."""
+        """Queue one request and return its id. RequestError on bad parameters; other requests are not affected."""
         with self._inside():
             return self._add(prompt, params, session).rid
 
@@ -246,7 +246,7 @@ class LLM:
         return request
 
     def take(self, rid: int) -> Output:
-        """Return and forget an ended request's result. RequestError while it runs, or if a stream or generate owns it."""
+        """Return and forget an ended request's result. RequestError while it runs, or if another call owns it."""
         with self._inside(serves=False):
             request = self.request(rid)
             if rid in self._owned:
@@ -300,7 +300,7 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         session: SessionParams | Sequence[SessionParams | None] | None = None,
     ) -> Iterator[list[Output]]:
-        """`generate` step by step: yields an empty list per step, then the outputs. Closing the iterator aborts them."""
+        """`generate` step by step: yields an empty list per step, then the outputs. Closing it aborts the requests."""
         if isinstance(prompts, str):
             raise RequestError("prompts is one string; allowed: a list of strings or of token id lists")
         if not isinstance(prompts, Sequence):
@@ -336,7 +336,7 @@ class LLM:
     def _turns(
         self, session: SessionParams | Sequence[SessionParams | None] | None, count: int
     ) -> list[SessionParams | None]:
-        """The session parameters of each prompt. RequestError if prompts of one call would interfere with each other."""
+        """The session parameters of each prompt. RequestError if the prompts would interfere with each other."""
         if session is None or isinstance(session, SessionParams):
             turns: list[SessionParams | None] = [session] * count
         else:
@@ -349,8 +349,8 @@ class LLM:
             alone = turn.replace or (known is not None and known.streaming)
             if alone and sum(other.id == turn.id for other in named) > 1:
                 raise RequestError(
-                    f"several prompts of one call belong to session {turn.id!r}, which is streaming or uses replace; send "
-                    "them one after another"
+                    f"several prompts of one call belong to session {turn.id!r}, which is streaming or uses replace; "
+                    "send them one after another"
                 )
         return turns
 
@@ -359,8 +359,8 @@ class LLM:
     ) -> Iterator[str]:
         """Yield the new text of one request as it grows. Text that a stop string may still remove is held back.
 
-        Closing or dropping the iterator early aborts the request. Raises EngineError after the last text of a request that
-        ended with an error.
+        Closing or dropping the iterator early aborts the request. Raises EngineError after the last text of a request
+        that ended with an error.
         """
         owned: list[int] = []
         shown = 0
@@ -408,19 +408,19 @@ class LLM:
 
     @property
     def journal(self) -> list[Entry]:
-        """Every ledger operation so far. EngineError once the oldest were discarded: only the latest few thousand are kept."""
+        """Every ledger operation so far. EngineError once old entries were discarded: it keeps a few thousand."""
         return self.loop.scheduler.ledger.journal
 
-    def subscribe_journal(self, tell: Callable[[Entry], None]) -> None:
-        """Call `tell` with every ledger operation, past ones first. EngineError once the oldest were discarded."""
-        self.loop.scheduler.ledger.subscribe(tell)
+    def subscribe_journal(self, subscriber: Callable[[Entry], None]) -> None:
+        """Call `subscriber` with every ledger operation, past ones first. EngineError once old ones were discarded."""
+        self.loop.scheduler.ledger.subscribe(subscriber)
 
     def readback(self) -> dict[str, Any]:
         """The running configuration, read from the running components and not from the resolved configuration.
 
-        With adaptive steps, `adaptive` holds the current depth and the controller's activations, observations and decisions.
-        With CUDA graphs, `graphs` is their number, `graph_widths` their number by verify width, and `graph_bytes` their
-        memory. `drafter_error` is present only if the drafter is in quarantine.
+        With adaptive steps, `adaptive` holds the current depth and the controller's activations, observations and
+        decisions. With CUDA graphs, `graphs` is their number, `graph_widths` their number by verify width, and
+        `graph_bytes` their memory. `drafter_error` is present only if the drafter is in quarantine.
         """
         with self._inside(serves=False):
             return self._readback()

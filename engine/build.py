@@ -44,12 +44,12 @@ def build(
     tokenizer: Tokenizer,
     locate: Locate,
     ranks: Ranks = ALONE,
-    tell: Callable[[StepDigest], None] | None = None,
+    publish: Callable[[StepDigest], None] | None = None,
 ) -> Loop[InFlight]:
     """Load the models and wire ledger, scheduler, executor and loop.
 
-    ranks: the ranks that share the target. tell: receives this rank's step digests for comparison. Raises ConfigError
-    on a bad checkpoint, or if the engine would not fit into memory.
+    ranks: the ranks that share the target. publish: receives this rank's step digests for comparison. Raises
+    ConfigError on a bad checkpoint, or if the engine would not fit into memory.
     """
     afford(resolved, locate, ranks.size)
     dtype = getattr(torch, resolved.dtype)
@@ -77,12 +77,12 @@ def build(
         slack=resolved.slack,
         chunk=resolved.chunked_prefill_size,
         context_length=resolved.context_length,
-        tell=drafter.traits.reads_host,
+        host_tokens=drafter.traits.reads_host,
     )
-    observers = [] if tell is None else [RankDigest(ledger, tell, probes)]
+    observers = [] if publish is None else [RankDigest(ledger, publish, probes)]
     return Loop(
         scheduler,
-        _executor(context, drafter, kv, scheduler, ranks, audited=tell is not None),
+        _executor(context, drafter, kv, scheduler, ranks, audited=publish is not None),
         probes,
         lag=resolved.lag,
         eos_ids=tokenizer.eos_ids,

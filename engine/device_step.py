@@ -119,8 +119,8 @@ class DeviceStep:
         return _with_logprobs(output, plan, logits, rows)
 
     def _compact(self, tree: DraftTree, verdict: Verdict, kv: StepKV) -> tuple[Tensor, Tensor]:
-        """Move the accepted path's KV to the front of the block. Returns two [B] bools: whether KV was moved, and whether
-        the tree had siblings. A source is never before its destination."""
+        """Move the accepted path's KV to the front of the block. Returns two [B] bools: whether KV was moved, and
+        whether the tree had siblings. A source is never before its destination."""
         path, parents = verdict.path, tree.parents
         order = count(path.shape[1], path.device)
         taken = torch.where(order < verdict.count[:, None], path, order)
@@ -152,7 +152,7 @@ class GuardedStep:
 
     def read(self, output: StepOutput) -> StepResult:
         assert output.codes is not None
-        return self._step.read(output)._replace(lies=self._guard.read(output.codes.tolist()))
+        return self._step.read(output)._replace(draft_errors=self._guard.read(output.codes.tolist()))
 
 
 def _padded(tokens: tuple[int, ...], width: int) -> list[int]:

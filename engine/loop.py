@@ -102,8 +102,8 @@ class Loop(Generic[Handle]):
     def step(self) -> None:
         """One iteration: launch a step if possible, then resolve steps that are older than the lag allows.
 
-        Raises LedgerError if requests are waiting but none can ever run; like any EngineBug it breaks the loop, and later
-        calls raise EngineError. KeyboardInterrupt and other exits leave the loop as if no step were in flight.
+        Raises LedgerError if requests are waiting but none can ever run; like any EngineBug it breaks the loop, and
+        later calls raise EngineError. KeyboardInterrupt and other exits leave the loop as if no step were in flight.
         """
         self.check()
         try:
@@ -188,7 +188,9 @@ class Loop(Generic[Handle]):
         # The failure of the shared step before it was logged with the same traceback.
         known = request.rid in self.scheduler.isolated and described(error) == self._logged
         log.warning("request %d was stopped after %s", request.rid, described(error), exc_info=None if known else error)
-        message = f"the request made the engine raise {described(error)}; it was stopped, and its tokens so far are exact"
+        message = (
+            f"the request made the engine raise {described(error)}; it was stopped, and its tokens so far are exact"
+        )
         self.scheduler.end(request, Finish("error", message=message))
 
     def _break(self, error: BaseException) -> None:
@@ -215,8 +217,8 @@ class Loop(Generic[Handle]):
         self.scheduler.settle(row, row.width if plan.prefill else count)
         if request.phase is not Phase.RUNNING:
             return request, Outcome.DROPPED, 0, None
-        if result.lies is not None and result.lies[index] is not None:
-            self.scheduler.finish(request, Finish("error", message=result.lies[index]))
+        if result.draft_errors is not None and result.draft_errors[index] is not None:
+            self.scheduler.finish(request, Finish("error", message=result.draft_errors[index]))
             return request, Outcome.INVALID, 0, None
         if not plan.prefill:
             request.metrics.count(count, row.width)

@@ -66,8 +66,8 @@ def fits(found: Sequence[Need], sizes: Sequence[int], free: int | None, place: s
         return
     size, need = max(zip(sizes, found, strict=True), key=lambda pair: pair[0])
     raise ConfigError(
-        f"{need.setting} takes {_gib(size)} for {need.what} and the engine {_gib(total)} in total, but only {_gib(free)} "
-        f"of {place} is free; lower that setting or free memory"
+        f"{need.setting} takes {_gib(size)} for {need.what} and the engine {_gib(total)} in total, but only "
+        f"{_gib(free)} of {place} is free; lower that setting or free memory"
     )
 
 

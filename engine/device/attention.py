@@ -68,7 +68,8 @@ class StepAttention:
 
 
 class DraftAttention:
-    """Attention for the beams of one drafting round: the committed prefix in the pool, and scratch KV for drafted tokens.
+    """Attention for the beams of one drafting round: the committed prefix in the pool, and scratch KV for drafted
+    tokens.
 
     read_slots int64 [B, T] and prefix_bias [B, 1, 1, T]: the prefix, the same for all beams. capacity: drafted tokens
     that one round can write. No page is written: the extend after verification writes the accepted tokens' KV.
@@ -83,8 +84,8 @@ class DraftAttention:
     def begin(self, offset: int, ancestors: Tensor | None = None) -> None:
         """Call before each forward, whose K tokens per request use scratch columns offset..offset+K-1.
 
-        ancestors bool [B, K, offset + K]: the columns that each beam may see, its own included; None for a chain, a single
-        beam that sees its own and all earlier columns.
+        ancestors bool [B, K, offset + K]: the columns that each beam may see, its own included; None for a chain, a
+        single beam that sees its own and all earlier columns.
         """
         beams = 1 if ancestors is None else ancestors.shape[1]
         if self._bias.shape[2] != beams:
@@ -165,8 +166,8 @@ class _Gathered:
         return attend(q, layout.kv_heads, layout.factor, read, layout.value_dim, self._spread)
 
     def _gather(self, layer: int) -> tuple[Tensor, Tensor]:
-        """One layer's prefix and scratch: as columns [B, T + capacity, planes, kv_heads, head_dim] to write to, and in the
-        layout that `attend` reads."""
+        """One layer's prefix and scratch: as columns [B, T + capacity, planes, kv_heads, head_dim] to write to, and in
+        the layout that `attend` reads."""
         pool = self._pool
         layout = pool.layout
         read = pool.heads[layer].index_select(0, self._where).view(self._shape)

@@ -37,13 +37,13 @@ class Causal(NamedTuple):
 class StepBatch:
     """B requests by W positions, padded to the widest request.
 
-    rows [B]; start [B] KV length before the step; reach: number of positions that the step reads, at least the maximum of
-    the host's bound on start + W; root [B, 1] the previous round's bonus token (meaningless in a prefill step).
+    rows [B]; start [B] KV length before the step; reach: number of positions that the step reads, at least the maximum
+    of the host's bound on start + W; root [B, 1] the previous round's bonus token (meaningless in a prefill step).
     slots [B, T] of positions 0..T-1, T = reach; past a row's reservation they are 0 or another row's.
     lengths [B]: tokens of each chunk, None in a verify round, where every row has width W. known: the rows' tokens, in
     verify rounds of a drafter that reads tokens on the host.
-    positions [B, W] start..start + W - 1, in a prefill step at most the last one of reach, and write [B, W] their slots,
-    the padding slot 0 past a chunk's end.
+    positions [B, W] start..start + W - 1, in a prefill step at most the last one of reach, and write [B, W] their
+    slots, the padding slot 0 past a chunk's end.
     relay: the source of the rows' values; None in a batch built by hand. generations [B]: the writers in the rows'
     stamps, None without stamps.
     """

@@ -14,6 +14,7 @@ class Ranks:
     Every rank calls the same methods in the same order with tensors of equal shapes. They use the default group of
     torch.distributed, and no communication with a single rank. ordered: sums are taken in rank order for any shape, so
     that a row's bits do not depend on the other rows.
+    """
 
     def __init__(self, rank: int = 0, size: int = 1, ordered: bool = True) -> None:
         self.rank, self.size, self.ordered = rank, size, ordered

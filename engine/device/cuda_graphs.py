@@ -1,9 +1,9 @@
 """Rounds as CUDA graphs, one per shape; a round whose shape has no graph yet runs eagerly. Both are counted.
 
-A graph repeats the same kernels on the same memory, so everything that a round reads must have a fixed address: weights,
-pools, tables and the relay do, the rows are copied into static buffers here, and everything else is allocated during
-capture and stays the graph's own. The graphs of one width share a memory pool, since they run one after another in one
-stream.
+A graph repeats the same kernels on the same memory, so everything that a round reads must have a fixed address:
+weights, pools, tables and the relay do, the rows are copied into static buffers here, and everything else is allocated
+during capture and stays the graph's own. The graphs of one width share a memory pool, since they run one after another
+in one stream.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ class CudaGraphs:
     def run(self, shape: GraphShape, round_: Callable[[], StepOutput]) -> StepOutput:
         """The output of a round, valid until the next one; round_ computes it on the device, from the buffers.
 
-        The first round of a shape runs eagerly, which compiles kernels and creates tables that rounds share; the second is
-        captured.
+        The first round of a shape runs eagerly, which compiles kernels and creates tables that rounds share; the second
+        is captured.
         """
         if not self.bundles.seen(shape) or not self._cuda:
             self.probes.hit("graph.eager")

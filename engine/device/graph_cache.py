@@ -19,7 +19,7 @@ Graph = TypeVar("Graph")
 # Maximum graphs per bundle.
 KEPT: Final = 64
 # Rounds without use after which a graph or a bundle may be dropped to make room.
-RESTED: Final = 4096
+IDLE_ROUNDS: Final = 4096
 GIB: Final = 1 << 30
 # Default maximum memory of all graphs, in bytes.
 MOST_BYTES: Final = 4 * GIB
@@ -70,7 +70,7 @@ class GraphCache(Generic[Graph]):
     """The bundles of an engine, least recently used first. dropped: how many times a bundle's graphs were dropped.
 
     hold: maps a bundle that gained a graph to the size of its pool in bytes. kept: maximum graphs per bundle;
-    most_bytes: maximum size of all pools; rested: rounds without use after which something may be dropped.
+    most_bytes: maximum size of all pools; idle_rounds: rounds without use after which something may be dropped.
     """
 
     def __init__(
@@ -78,10 +78,10 @@ class GraphCache(Generic[Graph]):
         hold: Callable[[GraphBundle[Graph]], int],
         kept: int = KEPT,
         most_bytes: int = MOST_BYTES,
-        rested: int = RESTED,
+        idle_rounds: int = IDLE_ROUNDS,
     ) -> None:
         self.dropped = 0
-        self.kept, self.most_bytes, self.rested = kept, most_bytes, rested
+        self.kept, self.most_bytes, self.idle_rounds = kept, most_bytes, idle_rounds
         self._hold = hold
         self._round = 0
         self._by_width: OrderedDict[int, GraphBundle[Graph]] = OrderedDict()
@@ -128,7 +128,7 @@ class GraphCache(Generic[Graph]):
         before = self.dropped
         while self.memory[1] > self.most_bytes:
             self.dropped += 1
-            width = self._rested_width()
+            width = self._idle_width()
             if width is None:
                 # A pool is only freed as a whole: the bundle's other graphs are captured again, but not this one.
                 bundle.refused.add(shape)
@@ -144,7 +144,7 @@ class GraphCache(Generic[Graph]):
         if len(bundle.graphs) > self.kept:
             *others, newest = bundle.graphs
             without = (shape for shape in others if bundle.graphs[shape] is None)
-            bundle.forget(next(without, others[0] if others and self._has_rested(bundle.used[others[0]]) else newest))
+            bundle.forget(next(without, others[0] if others and self._is_idle(bundle.used[others[0]]) else newest))
 
     def _has_room(self, bundle: GraphBundle[Graph], shape: GraphShape) -> bool:
         """Whether one more graph of the average size fits, or something can be dropped for it."""
@@ -152,20 +152,20 @@ class GraphCache(Generic[Graph]):
         fits = count == 0 or size + size / count <= self.most_bytes
         if fits and shape not in bundle.refused:
             return True
-        if self._rested_width() is not None:
+        if self._idle_width() is not None:
             return True
         oldest = next((shape for shape, graph in bundle.graphs.items() if graph is not None), None)
-        if oldest is None or not self._has_rested(bundle.used[oldest]):
+        if oldest is None or not self._is_idle(bundle.used[oldest]):
             return False
         # The next graph reuses its memory within the pool.
         bundle.forget(oldest)
         return True
 
-    def _rested_width(self) -> int | None:
+    def _idle_width(self) -> int | None:
         """The width of the least recently used bundle with graphs, if it is idle."""
         held = ((width, bundle) for width, bundle in self._by_width.items() if bundle.count)
         width, bundle = next(held, (0, None))
-        return width if bundle is not None and self._has_rested(bundle.last) else None
+        return width if bundle is not None and self._is_idle(bundle.last) else None
 
-    def _has_rested(self, last: int) -> bool:
-        return self._round - last >= self.rested
+    def _is_idle(self, last: int) -> bool:
+        return self._round - last >= self.idle_rounds

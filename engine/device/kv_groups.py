@@ -54,7 +54,7 @@ class KVGroup:
         self.pool.move(source.flatten(), target.flatten())
 
     def stamp(self, batch: StepBatch, slots: GroupSlots, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Stamp the slots about to be written. Returns how many visible stamps were compared, and how many were wrong."""
+        """Stamp the slots about to be written. Returns how many stamps were compared and how many were wrong."""
         stamps, generations = self.pool.stamps, batch.generations
         assert stamps is not None and generations is not None
         seen = self._seen(batch)

@@ -24,10 +24,10 @@ SOURCE: Final = "speculative_adaptive_config"
 class AdaptiveSlot:
     """Settings of one slot; `engine.core.draft.depth.Slot` applies them.
 
-    batch_from: the slot's smallest batch size (requests). candidate_steps: draft depths, ascending. ema_alpha: weight of
-    the newest round in the moving average. update_interval: rounds between decisions. warmup_batches: rounds before the
-    first. down_hysteresis, up_hysteresis: threshold shifts, in drafts. ceiling_coeff: maximum depth as a multiple of the
-    average, 0 for no maximum.
+    batch_from: the slot's smallest batch size (requests). candidate_steps: draft depths, ascending. ema_alpha: weight
+    of the newest round in the moving average. update_interval: rounds between decisions. warmup_batches: rounds before
+    the first. down_hysteresis, up_hysteresis: threshold shifts, in drafts. ceiling_coeff: maximum depth as a multiple
+    of the average, 0 for no maximum.
     """
 
     batch_from: int

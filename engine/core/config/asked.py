@@ -89,8 +89,8 @@ class EngineConfig:
     def from_flags(cls, flags: Mapping[str, object]) -> "EngineConfig":
         """A configuration from flags (`--page-size`, `page-size` or `page_size`, values as text or typed).
 
-        Raises ConfigError on an unknown flag (suggests the closest one, or lists all), a duplicate flag, or a value that
-        cannot be parsed.
+        Raises ConfigError on an unknown flag (suggests the closest one, or lists all), a duplicate flag, or a value
+        that cannot be parsed.
         """
         values: dict[str, Any] = {}
         for flag, value in flags.items():
@@ -315,7 +315,7 @@ class Resolved:
 
     @property
     def positions(self) -> int:
-        """Positions in the slot tables, a multiple of the page size: the context, and the widest round past its last token."""
+        """Positions in the slot tables, in whole pages: the context, and the widest round past its last token."""
         deepest = self.lag * self.max_draft_tokens + max(self.max_draft_tokens, self.max_steps)
         return -(-(self.context_length + deepest) // self.page_size) * self.page_size
 

@@ -41,7 +41,7 @@ class RuleContext:
 
     @property
     def draft(self) -> DraftFacts | None:
-        """Facts about the algorithm's draft: the named checkpoint's, else those of the draft in the target's checkpoint."""
+        """Facts about the algorithm's draft: the named checkpoint's, else those of the target's bundled draft."""
         if not self.traits.needs_draft_model:
             return None
         if self.traits.draft_weights != "bundled":
@@ -72,9 +72,9 @@ class RuleContext:
         if not self.traits.adaptive:
             return f"{self.traits.name} cannot change its draft depth"
         if topk not in (AUTO, 1):
-            return f"a tree of topk {topk} is as wide as it was built"
+            return f"a tree (topk {topk}) has a fixed width"
         if self.asked.enable_multi_layer_eagle is True:
-            return "a chain with a layer per step is as deep as it was built"
+            return "multi-layer drafting has a fixed depth"
         return None
 
     @property
@@ -138,7 +138,7 @@ class Rule:
     """One configuration rule.
 
     name: stable and readable. kind: "refused" raises ConfigError, "rewritten" records a Rewrite of `field`.
-    why: the general reason. broken: true if the rule applies. sentence: the message for this case.
+    why: the general reason. broken: true if the rule applies. message: the text for this case.
     got: the value that runs instead (rewritten only).
     """
 
@@ -147,7 +147,7 @@ class Rule:
     field: str
     why: str
     broken: Callable[[RuleContext], bool]
-    sentence: Callable[[RuleContext], str]
+    message: Callable[[RuleContext], str]
     got: Callable[[RuleContext], Value] | None = None
 
 
@@ -164,7 +164,7 @@ def bounded(field: str, low: int, high: int, why: str, unit: str = "") -> Rule:
         field=field,
         why=why,
         broken=lambda s: outside(getattr(s.asked, field), low, high),
-        sentence=lambda s: (
+        message=lambda s: (
             f"{field} must be between {low} and {high}{unit and f' {unit}'}, got {getattr(s.asked, field)}"
             + (f": {why}" if not unit else "")
         ),

@@ -28,7 +28,7 @@ def resolve(config: EngineConfig, facts: Facts) -> Resolved:
     rewrites = _rewrites(situation)
     reasons = _choose(situation, {rewrite.field: rewrite.got for rewrite in rewrites})
     if CAPACITY.broken(situation):
-        raise ConfigError(CAPACITY.sentence(situation))
+        raise ConfigError(CAPACITY.message(situation))
     return _resolved(situation, reasons, rewrites)
 
 
@@ -38,12 +38,12 @@ def _refuse(situation: RuleContext) -> None:
         check(situation.asked, situation.facts)
     for rule in RULES:
         if rule.kind == "refused" and rule.broken(situation):
-            raise ConfigError(rule.sentence(situation))
+            raise ConfigError(rule.message(situation))
 
 
 def _rewrites(situation: RuleContext) -> tuple[Rewrite, ...]:
     return tuple(
-        Rewrite(rule.field, getattr(situation.asked, rule.field), rule.got(situation), rule.sentence(situation))
+        Rewrite(rule.field, getattr(situation.asked, rule.field), rule.got(situation), rule.message(situation))
         for rule in RULES
         if rule.got is not None and rule.broken(situation)
     )

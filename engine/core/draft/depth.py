@@ -2,6 +2,7 @@
 
 A pure controller: its inputs are batch sizes and counts of accepted drafts; it uses no request, device or clock. A
 static depth is the case of one slot with one candidate.
+"""
 
 from __future__ import annotations
 
@@ -93,7 +94,8 @@ class Slot:
 
 
 class DraftSteps:
-    """The draft depth of every round. Call `activate` before a round and `observe` with its result, both in round order.
+    """The draft depth of every round. Call `activate` before a round and `observe` with its result, both in round
+    order.
 
     steps: the initial depth. width: nodes of a round, for drafts where they are not steps + 1 (a tree, no drafter, a
     block); it is then static.
@@ -145,7 +147,8 @@ class DraftSteps:
     def observe(self, batch_size: int, width: int, correct: Sequence[int]) -> None:
         """Record a round of `batch_size` requests and `width` nodes. correct: accepted drafts of each live request.
 
-        The slot is that of the round's own batch size, whatever the current one is. Without live requests nothing counts.
+        The slot is that of the round's own batch size, whatever the current one is. Without live requests nothing
+        counts.
         """
         if not self.adapts or not correct:
             return

@@ -3,6 +3,7 @@
 A trie holds every window of up to `max_trie_depth` tokens seen in any text; a node counts its window's occurrences. A
 text keeps a cursor: the nodes of all its suffixes. Tokens that followed one of them earlier are drafted. When the trie
 is full, the oldest leaf is evicted.
+"""
 
 from __future__ import annotations
 
@@ -64,8 +65,8 @@ class NgramDraft:
     def pad(self, nodes: int, topk: int, steps: int) -> None:
         """Fill up to `nodes` with the smallest possible tokens, shallowest position first.
 
-        Verification is exact for any node, so padding needs no mark. Two equal siblings would both be accepted, so siblings
-        always differ.
+        Verification is exact for any node, so padding needs no mark. Two equal siblings would both be accepted, so
+        siblings always differ.
         """
         place = token = 0
         while len(self) < nodes:
@@ -171,7 +172,7 @@ class NgramIndex:
         return draft.add(node, token)
 
     def _first(self, grams: Iterable[NgramNode], matched: int) -> Iterator[NgramNode]:
-        """As many as the breadth allows after `matched` tokens: the most after one token, the fewest after a full window."""
+        """As many as the breadth allows after `matched` tokens: most after one token, fewest after a full window."""
         low, high = self.options.min_bfs_breadth, self.options.max_bfs_breadth
         span = max(1, self.options.max_trie_depth - 2)
         breadth = high - (high - low) * (matched - 1) // span
@@ -187,7 +188,7 @@ class NgramIndex:
         return child
 
     def _evict(self) -> None:
-        """Evict the oldest leaf. A node's children occurred at or after its own time, so an inner node is never oldest."""
+        """Evict the oldest leaf. An inner node counts as recent, because one of its children occurred later."""
         while True:
             oldest = next(iter(self._by_age))
             del self._by_age[oldest]

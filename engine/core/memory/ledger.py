@@ -73,11 +73,11 @@ class Ledger:
             )
         return list(self._journal)
 
-    def subscribe(self, tell: Callable[[Entry], None]) -> None:
-        """Call `tell` with every entry, past ones first. EngineError once the oldest were discarded."""
+    def subscribe(self, subscriber: Callable[[Entry], None]) -> None:
+        """Call `subscriber` with every entry, past ones first. EngineError once the oldest were discarded."""
         for entry in self.journal:
-            tell(entry)
-        self._subscribers.append(tell)
+            subscriber(entry)
+        self._subscribers.append(subscriber)
 
     def open(self, rid: int, shared: Sequence[int] = ()) -> Account:
         """Open an account that starts with cached pages, all of them complete."""
@@ -151,7 +151,7 @@ class Ledger:
         return freed
 
     def launch(self, rid: int, width: int) -> int:
-        """Record the launch of a step that writes up to `width` positions. Returns the upper bound on the KV length after it."""
+        """Record the launch of a step that writes up to `width` positions. Returns the bound on the KV length."""
         account = self._used(rid)
         bound = account.committed + account.flying + width
         if width < 1 or bound > len(account.pages) * self.page_size:
@@ -298,7 +298,7 @@ class Ledger:
                 raise LedgerError(f"law 4: page {page} has {self.pins[page]} pins but {rows} rows use it")
 
     def check_row(self, rid: int) -> None:
-        """The part of `check` that concerns one request's row; cheap enough to run after every operation of a long journal."""
+        """The part of `check` for one request's row; cheap enough to run after every operation of a long journal."""
         account = self.accounts.get(rid)
         if account is None:
             return
@@ -372,7 +372,7 @@ class Ledger:
         entry = (verb, rid, numbers)
         self._journal.append(entry)
         self._entries += 1
-        for tell in self._subscribers:
-            tell(entry)
+        for subscriber in self._subscribers:
+            subscriber(entry)
         if self.strict:
             self.check()

@@ -37,8 +37,9 @@ class SessionKV:
     def resume(self, account: int, span: int) -> int:
         """Assign an account to the next turn. Returns the number of positions that it inherits.
 
-        A position's draft KV depends on the next `span` tokens, which the ended turn did not know for its last positions.
-        So the new turn recomputes these positions, unless they are cached: the cache's key includes the next tokens.
+        A position's draft KV depends on the next `span` tokens, which the ended turn did not know for its last
+        positions. So the new turn recomputes these positions, unless they are cached: the cache's key includes the next
+        tokens.
         """
         held = self.ledger.accounts[account]
         inherited, cached = held.committed, held.shared * self.ledger.page_size

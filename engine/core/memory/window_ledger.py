@@ -91,8 +91,8 @@ class WindowLedger:
         return max(0, committed - self.window.margin - self.window.tokens + 1) // self.page_size
 
     def peak(self, longest: int, flying: int) -> int:
-        """Maximum pages that an account of `longest` positions holds at once: for all of them, or for a window, the margin
-        and `flying` positions of unresolved steps, plus one page because they need not start at a page boundary."""
+        """Maximum pages that an account of `longest` positions holds at once: for all of them, or for a window, the
+        margin and `flying` positions of unresolved steps, plus one page because they may start within a page."""
         size, reach = self.page_size, self.window.tokens + self.window.margin + flying
         return min(-(-longest // size), -(-reach // size) + 1)
 
@@ -146,7 +146,7 @@ class WindowLedger:
                 held[page] = account
         free = set(self.free)
         whole = len(free) == len(self.free) and len(free) + len(held) == self.window.pages and free.isdisjoint(held)
-        # Each held page has an account, so if the count is right, the pages without an owner (and entry 0) are the free ones.
+        # Each held page has an account, so if the count is right, the unowned pages (and entry 0) are the free ones.
         owners = self.owner.count(NOBODY) == len(free) + 1 and [self.owner[page] for page in held] == [*held.values()]
         if not (whole and owners):
             raise LedgerError(

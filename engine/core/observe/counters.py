@@ -1,6 +1,7 @@
 """Behavioural counters: what the engine did, as opposed to what was requested.
 
 The `effective` gate reads them. A feature whose probes stay at zero did not run, whatever the engine reported.
+"""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class RankComparison:
     """Compares the ranks' records in order, each as soon as every rank has published it."""
 
     def __init__(self, ranks: int) -> None:
-        self.told = [0] * ranks
+        self.received = [0] * ranks
         self._waiting: list[deque[StepDigest]] = [deque() for _ in range(ranks)]
         self._whole = [blake2b(digest_size=8) for _ in range(ranks)]
         self._counts = {PLAN: 0, RESULT: 0}
@@ -50,20 +50,20 @@ class RankComparison:
     @property
     def agreement(self) -> Agreement:
         digests = tuple(each.hexdigest() for each in self._whole)
-        return Agreement(len(self.told), self._counts[PLAN], self._counts[RESULT], digests, self.divergence)
+        return Agreement(len(self.received), self._counts[PLAN], self._counts[RESULT], digests, self.divergence)
 
-    def tell(self, rank: int, record: StepDigest) -> None:
+    def add(self, rank: int, record: StepDigest) -> None:
         """Accept a rank's next record."""
-        self.told[rank] += 1
+        self.received[rank] += 1
         self._whole[rank].update(repr(record).encode())
         self._waiting[rank].append(record)
         while self.divergence is None and all(self._waiting):
             self._compare([queue.popleft() for queue in self._waiting])
 
-    def rest(self) -> None:
+    def check_complete(self) -> None:
         """At rest, with no step running, every rank must have published the same number of records."""
-        if self.divergence is None and len(set(self.told)) > 1:
-            counts = ", ".join(map(str, self.told))
+        if self.divergence is None and len(set(self.received)) > 1:
+            counts = ", ".join(map(str, self.received))
             self.divergence = f"the ranks stopped after different numbers of steps: {counts}"
 
     def _compare(self, records: Sequence[StepDigest]) -> None:

@@ -25,7 +25,7 @@ class Scheduler:
     steps: how many positions each verify round writes per request (root included); every reservation is for the widest
     round. slack: positions that rounds launched before a request's end was known may write past its last token. chunk:
     tokens of one prefill step.
-    tell: verify rounds carry each row's tokens, for a drafter that reads them on the host.
+    host_tokens: verify rounds carry each row's tokens, for a drafter that reads them on the host.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Scheduler:
         slack: int,
         chunk: int | None,
         context_length: int,
-        tell: bool = False,
+        host_tokens: bool = False,
     ) -> None:
         self.ledger = ledger
         self.cache = cache
@@ -50,11 +50,11 @@ class Scheduler:
         self.slack = slack
         self.chunk = chunk
         self.context_length = context_length
-        self.tell = tell
+        self.host_tokens = host_tokens
         self.requests: dict[int, Request] = {}
         self.waiting: list[Request] = []  # by age
         self.active: list[Request] = []  # running or draining, by age
-        # Requests isolated after a failed step, each in steps of its own: the step's kind, and the request's token count.
+        # Requests that run alone after a failed step: the step's kind, and the request's token count.
         self.isolated: dict[int, tuple[bool, int]] = {}
         self.held = SessionKV(ledger, probes)
         self.admission = Admission(
@@ -208,8 +208,8 @@ class Scheduler:
     def _kept(self, request: Request) -> int:
         """Positions that the session keeps: only those computed for tokens that the user saw (0: none).
 
-        An aborted turn rolls back to what it inherited, and so does a retracted one: its own part is freed at once, and the
-        inherited part is the last to be freed before another request is retracted.
+        An aborted turn rolls back to what it inherited, and so does a retracted one: its own part is freed at once, and
+        the inherited part is the last to be freed before another request is retracted.
         """
         if not request.holds:
             return 0
@@ -227,7 +227,7 @@ class Scheduler:
         return keep
 
     def publish(self, request: Request) -> None:
-        """Transfer the request's whole pages to the prefix cache, unless it inherited KV: an abort must be able to roll back."""
+        """Give the request's whole pages to the prefix cache, unless it inherited KV, so that aborts can roll back."""
         if not request.inherited:
             twins = self.cache.twins
             self.probes.hit("prefix.insert", self.cache.insert(request.account, request.tokens))
@@ -256,7 +256,7 @@ class Scheduler:
         return rows
 
     def _decode_rows(self) -> list[PlanRow]:
-        """Reserve for the widest round, so that the depth does not affect reservations; then set the width by batch size."""
+        """Reserve for the widest round, whatever the next depth is; then set the width by batch size."""
         ready: list[tuple[Request, Account, int, tuple[int, ...], tuple[tuple[int, ...], int]]] = []
         crossed, uncovered = 0, ((), 0)
         windowed = self.ledger.window is not None
@@ -300,7 +300,7 @@ class Scheduler:
             generation=account.generation,
             pages=added,
             first_page=before,
-            tokens=tuple(request.tokens) if self.tell else (),
+            tokens=tuple(request.tokens) if self.host_tokens else (),
             window_pages=window_pages,
             window_first=window_first,
         )
@@ -360,7 +360,7 @@ class Scheduler:
             return self.ledger.reserve(request.account, width) if self._make_room(request, width) else None
 
     def _make_room(self, request: Request, width: int) -> bool:
-        """Free pages for a step of `width`, if necessary by retracting the youngest. False: it cannot join this step."""
+        """Free pages for a step of `width`, if necessary by retracting the youngest. False: it must skip this step."""
         if request.phase is not Phase.RUNNING:
             return False
         while not self.admission.reclaim(request, width):

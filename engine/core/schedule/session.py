@@ -3,6 +3,7 @@
 An ordinary session is a tree of finished requests and only builds prompts; its KV is reused through the prefix cache.
 A streaming session is a linear sequence of turns, one at a time, with an account that outlives each of them
 (`session_kv.py`). Nothing here reads a clock: the caller passes times, in seconds of any clock.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +29,9 @@ KINDS: Final = (
 class SessionParams:
     """How a request continues session `id`; names and meanings follow SGLang's session parameters.
 
-    rid: the request to continue, None for a fresh start (a streaming session always continues its last successful turn).
-    offset: number of history tokens to keep, 0 for all. drop_previous_output: continue the prompt of `rid` without
-    its output. replace: end and forget the requests that continue `rid` (all requests, if None).
+    rid: the request to continue, None for a fresh start (a streaming session always continues its last successful
+    turn). offset: number of history tokens to keep, 0 for all. drop_previous_output: continue the prompt of `rid`
+    without its output. replace: end and forget the requests that continue `rid` (all requests, if None).
     """
 
     id: str

@@ -65,7 +65,7 @@ class StepResult(NamedTuple):
     top_logprobs: list[list[list[tuple[int, float]]]] | None = None
     stamps_checked: int = 0
     stamps_wrong: int = 0
-    lies: list[str | None] | None = None  # the error that ends a request with invalid drafts; None: not checked
+    draft_errors: list[str | None] | None = None  # the error that ends a request with invalid drafts; None: not checked
     drafts: Sequence[Sequence[int]] = ()  # tokens of the proposed trees, in audited rounds
 
 
@@ -73,8 +73,8 @@ Handle = TypeVar("Handle")
 
 
 class Executor(Protocol, Generic[Handle]):
-    """Runs plans. `launch` must not wait for the device; `collect` may. Both may raise: EngineBug for a device or engine
-    fault, any other exception for a fault of the step's requests. `drop` forgets every uncollected step."""
+    """Runs plans. `launch` must not wait for the device; `collect` may. Both may raise: EngineBug for a device or
+    engine fault, any other exception for a fault of the step's requests. `drop` forgets every uncollected step."""
 
     def launch(self, plan: StepPlan) -> Handle: ...
 

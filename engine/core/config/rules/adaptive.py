@@ -24,9 +24,9 @@ ADAPTING: Final[tuple[Rule, ...]] = (
         field=SOURCE,
         why="the file only configures adaptive steps",
         broken=lambda s: s.asked.speculative_adaptive_config is not None and not s.asked.speculative_adaptive,
-        sentence=lambda s: (
-            f"{SOURCE} {s.asked.speculative_adaptive_config} has no effect without speculative_adaptive; add that flag or "
-            "remove the file"
+        message=lambda s: (
+            f"{SOURCE} {s.asked.speculative_adaptive_config} has no effect without speculative_adaptive; add that flag "
+            "or remove the file"
         ),
     ),
     Rule(
@@ -35,7 +35,7 @@ ADAPTING: Final[tuple[Rule, ...]] = (
         field=SOURCE,
         why="an unread file cannot be checked",
         broken=lambda s: s.asked.speculative_adaptive and s.adaptive_text is None,
-        sentence=lambda s: (
+        message=lambda s: (
             f"the file {s.asked.speculative_adaptive_config} was not read; put its text into Facts.adaptive_config"
         ),
     ),
@@ -45,7 +45,7 @@ ADAPTING: Final[tuple[Rule, ...]] = (
         field=SOURCE,
         why="an invalid slot would silently adapt differently",
         broken=lambda s: s.asked.speculative_adaptive and isinstance(s.adaptive_asked, str),
-        sentence=lambda s: str(s.adaptive_asked),
+        message=lambda s: str(s.adaptive_asked),
     ),
     Rule(
         name="steps-no-candidate",
@@ -53,7 +53,7 @@ ADAPTING: Final[tuple[Rule, ...]] = (
         field="speculative_num_steps",
         why="the initial depth must be a candidate of a slot",
         broken=_foreign,
-        sentence=lambda s: (
+        message=lambda s: (
             f"speculative_num_steps {s.asked.speculative_num_steps} is not a candidate of any adaptive slot; use "
             f"auto or one of {', '.join(map(str, _listed(s)))}"
         ),
@@ -64,7 +64,7 @@ ADAPTING: Final[tuple[Rule, ...]] = (
         field="speculative_adaptive",
         why="the depth can change only where a chain can be cut at any length",
         broken=lambda s: s.traits.drafts and s.asked.speculative_adaptive and s.static_because is not None,
-        sentence=lambda s: f"{s.static_because}, so the depth is static",
+        message=lambda s: f"{s.static_because}, so the depth is static",
         got=lambda s: False,
     ),
     Rule(
@@ -73,7 +73,7 @@ ADAPTING: Final[tuple[Rule, ...]] = (
         field=SOURCE,
         why="the flat format has no batch sizes",
         broken=lambda s: s.adaptive is not None and s.adaptive.flat,
-        sentence=lambda s: "the flat format has no batch sizes, so it defines one slot for all of them",
+        message=lambda s: "the flat format has no batch sizes, so it defines one slot for all of them",
         got=lambda s: dump(s.adaptive.slots) if s.adaptive else None,
     ),
 )

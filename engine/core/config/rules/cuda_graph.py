@@ -50,7 +50,7 @@ GRAPHING: Final[tuple[Rule, ...]] = (
         field=FIELD,
         why="CUDA graphs need a GPU and rounds that run without the host",
         broken=lambda s: _asked(s) > 0 and graphless(s) is not None,
-        sentence=lambda s: f"{graphless(s)}, so rounds run without graphs",
+        message=lambda s: f"{graphless(s)}, so rounds run without graphs",
         got=lambda s: 0,
     ),
 )

@@ -11,7 +11,7 @@ from specmatrix.engine.core.draft.tree import tree_pool
 MAX_TOPK: Final = 64
 MAX_DRAFT_TOKENS: Final = 256
 # Why an algorithm's max_lag is 0, by its trait reads_host.
-WAITS: Final = {True: "reads tokens on the host", False: "does not support overlapped steps"}
+LAG_REASON: Final = {True: "reads tokens on the host", False: "does not support overlapped steps"}
 
 
 def _draft_values(s: RuleContext) -> list[tuple[str, object]]:
@@ -86,7 +86,7 @@ DRAFTING: Final[tuple[Rule, ...]] = (
         field="speculative_algorithm",
         why="draft settings have no effect without a drafter",
         broken=lambda s: not s.traits.drafts and bool(_draft_values(s)),
-        sentence=lambda s: (
+        message=lambda s: (
             f"{_draft_values(s)[0][0]} {_draft_values(s)[0][1]} has no effect with speculative_algorithm "
             f"{s.traits.name}; remove it or choose a drafter"
         ),
@@ -97,7 +97,7 @@ DRAFTING: Final[tuple[Rule, ...]] = (
         field="speculative_draft_model_path",
         why="the drafter has its own weights",
         broken=lambda s: s.traits.draft_weights == "checkpoint" and _path(s) is None,
-        sentence=lambda s: (
+        message=lambda s: (
             f"speculative_algorithm {s.traits.name} needs a draft checkpoint; set speculative_draft_model_path"
         ),
     ),
@@ -107,7 +107,7 @@ DRAFTING: Final[tuple[Rule, ...]] = (
         field="speculative_draft_model_path",
         why="the drafter has no weights",
         broken=lambda s: s.traits.drafts and not s.traits.needs_draft_model and _path(s) is not None,
-        sentence=lambda s: (
+        message=lambda s: (
             f"speculative_algorithm {s.traits.name} uses no draft checkpoint; remove speculative_draft_model_path "
             f"{_path(s)}"
         ),
@@ -118,7 +118,7 @@ DRAFTING: Final[tuple[Rule, ...]] = (
         field="speculative_draft_model_path",
         why="the drafter's layers are in the target's checkpoint or in a named one",
         broken=lambda s: s.traits.draft_weights == "bundled" and _path(s) is None and s.facts.bundled is None,
-        sentence=lambda s: (
+        message=lambda s: (
             f"speculative_algorithm {s.traits.name} drafts with prediction layers from the target's checkpoint, and "
             f"{s.asked.model_path} ({s.facts.architecture}) has none; set speculative_draft_model_path"
         ),
@@ -129,7 +129,7 @@ DRAFTING: Final[tuple[Rule, ...]] = (
         field="speculative_draft_model_path",
         why="an unread draft cannot be checked against its target",
         broken=lambda s: _named(s) and s.draft is None,
-        sentence=lambda s: f"the draft at {_path(s)} was not read; put its config.json into the facts first",
+        message=lambda s: f"the draft at {_path(s)} was not read; put its config.json into the facts first",
     ),
     Rule(
         name="steps-auto-alone",
@@ -142,7 +142,7 @@ DRAFTING: Final[tuple[Rule, ...]] = (
             and s.asked_steps is None
             and (s.asked.speculative_eagle_topk, s.asked.speculative_num_draft_tokens) != (AUTO, AUTO)
         ),
-        sentence=lambda s: (
+        message=lambda s: (
             "speculative_num_steps auto needs speculative_eagle_topk and speculative_num_draft_tokens auto too, got "
             f"{s.asked.speculative_eagle_topk} and {s.asked.speculative_num_draft_tokens}; set speculative_num_steps"
         ),
@@ -156,7 +156,7 @@ DRAFTING: Final[tuple[Rule, ...]] = (
         field="speculative_num_draft_tokens",
         why="a tree of this depth and topk has fewer nodes than the requested width",
         broken=_too_wide,
-        sentence=lambda s: (
+        message=lambda s: (
             f"speculative_num_draft_tokens {s.asked.speculative_num_draft_tokens} is more than the root and the "
             f"{_pool(s)} candidates of {s.asked.speculative_num_steps} steps with topk {s.asked_topk}; "
             f"use a value between 2 and {(_pool(s) or 0) + 1}"
@@ -168,7 +168,7 @@ DRAFTING: Final[tuple[Rule, ...]] = (
         field="speculative_num_draft_tokens",
         why="the draft was trained for its own block size",
         broken=_past_block,
-        sentence=lambda s: (
+        message=lambda s: (
             f"speculative_num_draft_tokens {s.asked.speculative_num_draft_tokens} is more than the draft's block size, "
             f"{_block(s)}; use a value between 2 and {_block(s)}"
         ),
@@ -181,7 +181,7 @@ SHAPES: Final[tuple[Rule, ...]] = (
         field="speculative_num_draft_tokens",
         why="a chain verifies its root and one token per step",
         broken=_uneven_chain,
-        sentence=lambda s: f"a chain (topk 1) of {s.asked_steps} steps verifies {_chain_width(s)} tokens",
+        message=lambda s: f"a chain (topk 1) of {s.asked_steps} steps verifies {_chain_width(s)} tokens",
         got=_chain_width,
     ),
     Rule(
@@ -190,7 +190,7 @@ SHAPES: Final[tuple[Rule, ...]] = (
         field="speculative_num_steps",
         why="a block is drafted in one step",
         broken=_block_steps,
-        sentence=lambda s: f"{s.traits.name} drafts a whole block in one step",
+        message=lambda s: f"{s.traits.name} drafts a whole block in one step",
         got=lambda s: 1,
     ),
     Rule(
@@ -199,7 +199,7 @@ SHAPES: Final[tuple[Rule, ...]] = (
         field="speculative_eagle_topk",
         why="the algorithm proposes one token per step",
         broken=_chains_only,
-        sentence=lambda s: f"{s.traits.name} drafts chains, not trees",
+        message=lambda s: f"{s.traits.name} drafts chains, not trees",
         got=lambda s: 1,
     ),
     Rule(
@@ -208,7 +208,9 @@ SHAPES: Final[tuple[Rule, ...]] = (
         field="spec_version",
         why="tokens that a drafter reads on the host must be resolved first",
         broken=lambda s: s.traits.max_lag == 0 and s.asked.spec_version == "v2",
-        sentence=lambda s: f"{s.traits.name} {WAITS[s.traits.reads_host]}, so each step is resolved before the next",
+        message=lambda s: (
+            f"{s.traits.name} {LAG_REASON[s.traits.reads_host]}, so each step is resolved before the next"
+        ),
         got=lambda s: "v1",
     ),
 )

@@ -24,7 +24,7 @@ def _wrong_kind(s: RuleContext) -> bool:
 
 def _kind_sentence(s: RuleContext) -> str:
     endings = " or ".join(s.traits.draft_architectures)
-    return f"{s.traits.name} needs a draft whose architecture name ends in {endings}, but {_name(s)} is a {_architecture(s)}"
+    return f"{s.traits.name} needs a draft architecture that ends in {endings}, but {_name(s)} is a {_architecture(s)}"
 
 
 def _name(s: RuleContext) -> str:
@@ -69,7 +69,7 @@ def _mask(s: RuleContext) -> int | None:
     return s.draft.mask_token if s.draft else None
 
 
-def _rule(name: str, why: str, broken: Callable[[RuleContext], bool], sentence: Callable[[RuleContext], str]) -> Rule:
+def _rule(name: str, why: str, broken: Callable[[RuleContext], bool], message: Callable[[RuleContext], str]) -> Rule:
     return Rule(name, "refused", "speculative_draft_model_path", why, broken, sentence)
 
 

@@ -56,7 +56,7 @@ LAYERING: Final[tuple[Rule, ...]] = (
         field=FIELD,
         why="only a draft with several prediction layers has one for each step",
         broken=lambda s: not s.traits.layered and s.asked.enable_multi_layer_eagle is True,
-        sentence=lambda s: (
+        message=lambda s: (
             f"{FIELD} true needs an algorithm whose draft has a layer for each step, got {s.traits.name}; "
             f"remove it or use {_layered_names()}"
         ),
@@ -67,9 +67,9 @@ LAYERING: Final[tuple[Rule, ...]] = (
         field="speculative_num_steps",
         why="multi-layer drafting is at most as deep as the draft has layers",
         broken=_deeper,
-        sentence=lambda s: (
-            f"speculative_num_steps {s.asked.speculative_num_steps} is more than the draft's {prediction_layers(s)} layers "
-            f"with {FIELD} true; use a value between 1 and {prediction_layers(s)}, or {FIELD} false"
+        message=lambda s: (
+            f"speculative_num_steps {s.asked.speculative_num_steps} is more than the draft's {prediction_layers(s)} "
+            f"layers with {FIELD} true; use a value between 1 and {prediction_layers(s)}, or {FIELD} false"
         ),
     ),
     Rule(
@@ -78,7 +78,7 @@ LAYERING: Final[tuple[Rule, ...]] = (
         field="speculative_eagle_topk",
         why="multi-layer drafting drafts a chain",
         broken=lambda s: _forced(s) and s.asked_topk > 1,
-        sentence=lambda s: (
+        message=lambda s: (
             f"speculative_eagle_topk {s.asked_topk} is a tree, but {FIELD} true drafts chains; use 1, or {FIELD} false"
         ),
     ),

@@ -35,7 +35,7 @@ def ngram_flags(options: NgramOptions | None) -> dict[str, Any]:
     return {} if options is None else {name: getattr(options, name.removeprefix(PREFIX)) for name in FLAGS}
 
 
-def _told(asked: EngineConfig) -> list[tuple[str, object]]:
+def _explicit(asked: EngineConfig) -> list[tuple[str, object]]:
     return [(name, getattr(asked, name)) for name in FLAGS if getattr(asked, name) != UNASKED[name]]
 
 
@@ -74,10 +74,10 @@ NGRAM_RULES: Final[tuple[Rule, ...]] = (
         "refused",
         "speculative_algorithm",
         "only an n-gram drafter has an index",
-        lambda s: not s.traits.irregular and bool(_told(s.asked)),
+        lambda s: not s.traits.irregular and bool(_explicit(s.asked)),
         lambda s: (
-            f"{_told(s.asked)[0][0]} {_told(s.asked)[0][1]} has no effect with speculative_algorithm {s.traits.name}; "
-            "remove it or use an n-gram drafter"
+            f"{_explicit(s.asked)[0][0]} {_explicit(s.asked)[0][1]} has no effect with speculative_algorithm "
+            f"{s.traits.name}; remove it or use an n-gram drafter"
         ),
     ),
     bounded(f"{PREFIX}min_bfs_breadth", 1, MAX_BREADTH, "an inner node has at least one child"),
@@ -102,8 +102,8 @@ NGRAM_RULES: Final[tuple[Rule, ...]] = (
         _too_wide,
         lambda s: (
             f"speculative_num_draft_tokens {s.asked.speculative_num_draft_tokens} is more than the {gram_room(s)} "
-            f"nodes of the fullest tree of {s.asked.speculative_num_steps} steps with topk {s.asked_topk}; use a value between 2 and "
-            f"{gram_room(s)}"
+            f"nodes of the fullest tree of {s.asked.speculative_num_steps} steps with topk {s.asked_topk}; use a value "
+            f"between 2 and {gram_room(s)}"
         ),
     ),
     _rule(
@@ -126,8 +126,8 @@ NGRAM_RULES: Final[tuple[Rule, ...]] = (
         "the root is not a draft token",
         lambda s: _path(s) is not None and _sam(s) > gram_width(s) - 1,
         lambda s: (
-            f"{BUDGET} {_sam(s)} is more than the {gram_width(s) - 1} draft tokens of a round; use a value between 1 and "
-            f"{gram_width(s) - 1}"
+            f"{BUDGET} {_sam(s)} is more than the {gram_width(s) - 1} draft tokens of a round; use a value "
+            f"between 1 and {gram_width(s) - 1}"
         ),
     ),
 )
@@ -137,7 +137,7 @@ TOPK_IS_BREADTH: Final = Rule(
     field="speculative_eagle_topk",
     why="an n-gram tree's topk is its breadth",
     broken=_other_topk,
-    sentence=lambda s: (
+    message=lambda s: (
         f"the topk of {s.traits.name} is its breadth, speculative_ngram_max_bfs_breadth "
         f"{s.asked.speculative_ngram_max_bfs_breadth}"
     ),

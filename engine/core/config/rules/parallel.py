@@ -36,7 +36,7 @@ SPLITTING: Final[tuple[Rule, ...]] = (
         field=FIELD,
         why="every rank holds an equal part of the model",
         broken=lambda s: unshared(s) is not None,
-        sentence=lambda s: f"tp_size {s.asked.tp_size} cannot split a target with {unshared(s)}; use another tp_size",
+        message=lambda s: f"tp_size {s.asked.tp_size} cannot split a target with {unshared(s)}; use another tp_size",
     ),
     Rule(
         name="ranks-without-gpus",
@@ -44,7 +44,7 @@ SPLITTING: Final[tuple[Rule, ...]] = (
         field=FIELD,
         why="each rank needs its own GPU",
         broken=lambda s: on_gpu(s) and 0 < s.facts.gpus < s.asked.tp_size,
-        sentence=lambda s: (
+        message=lambda s: (
             f"tp_size {s.asked.tp_size} needs {s.asked.tp_size} GPUs, but {s.facts.gpus} are visible; use a smaller "
             "tp_size, or device cpu"
         ),
@@ -55,7 +55,7 @@ SPLITTING: Final[tuple[Rule, ...]] = (
         field=FIELD,
         why="a registered algorithm exists only in the process that registered it",
         broken=lambda s: s.asked.tp_size > 1 and is_registered(s.traits.name),
-        sentence=lambda s: (
+        message=lambda s: (
             f"tp_size {s.asked.tp_size} cannot run {s.traits.name}, which is registered in one process only; "
             "use tp_size 1"
         ),

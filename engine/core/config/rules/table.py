@@ -52,7 +52,7 @@ RULES: Final[tuple[Rule, ...]] = (
         field="speculative_accept_threshold_single",
         why="the verifier is exact: a looser threshold would change the output",
         broken=lambda s: bool(_thresholds(s)),
-        sentence=lambda s: f"{_thresholds(s)[0][0]} must be 1.0, got {_thresholds(s)[0][1]}: the verifier is exact",
+        message=lambda s: f"{_thresholds(s)[0][0]} must be 1.0, got {_thresholds(s)[0][1]}: the verifier is exact",
     ),
     Rule(
         name="v2-needs-overlap",
@@ -60,7 +60,7 @@ RULES: Final[tuple[Rule, ...]] = (
         field="spec_version",
         why="v2 is overlap scheduling",
         broken=lambda s: s.asked.disable_overlap_schedule and s.asked.spec_version == "v2",
-        sentence=lambda s: (
+        message=lambda s: (
             "spec_version v2 cannot run with disable_overlap_schedule; remove one of them or set spec_version v1"
         ),
     ),
@@ -76,7 +76,7 @@ RULES: Final[tuple[Rule, ...]] = (
             and s.asked.chunked_prefill_size < 1
             and s.asked.chunked_prefill_size != -1
         ),
-        sentence=lambda s: (
+        message=lambda s: (
             f"chunked_prefill_size must be at least 1, or -1 for unchunked prefill, got {s.asked.chunked_prefill_size}"
         ),
     ),
@@ -86,7 +86,7 @@ RULES: Final[tuple[Rule, ...]] = (
         field="max_running_requests",
         why="an engine must be able to run at least one request",
         broken=lambda s: isinstance(s.asked.max_running_requests, int) and s.asked.max_running_requests < 1,
-        sentence=lambda s: f"max_running_requests must be at least 1, got {s.asked.max_running_requests}",
+        message=lambda s: f"max_running_requests must be at least 1, got {s.asked.max_running_requests}",
     ),
     Rule(
         name="context-length-range",
@@ -94,7 +94,7 @@ RULES: Final[tuple[Rule, ...]] = (
         field="context_length",
         why="the model was not trained for positions past its context length",
         broken=lambda s: outside(s.asked.context_length, 2, s.facts.context_length),
-        sentence=lambda s: (
+        message=lambda s: (
             f"context_length must be between 2 and the model's {s.facts.context_length}, got {s.asked.context_length}"
         ),
     ),
@@ -104,7 +104,7 @@ RULES: Final[tuple[Rule, ...]] = (
         field="swa_full_tokens_ratio",
         why="windowed layers need KV memory, and never more than the other layers",
         broken=lambda s: not 0.0 < s.asked.swa_full_tokens_ratio <= 1.0,
-        sentence=lambda s: f"swa_full_tokens_ratio must be above 0 and at most 1, got {s.asked.swa_full_tokens_ratio}",
+        message=lambda s: f"swa_full_tokens_ratio must be above 0 and at most 1, got {s.asked.swa_full_tokens_ratio}",
     ),
     bounded("random_seed", 0, MAX_SEED, "the counter-based generator uses a 63-bit seed"),
     Rule(
@@ -113,7 +113,7 @@ RULES: Final[tuple[Rule, ...]] = (
         field="device",
         why="device cuda needs a visible GPU",
         broken=lambda s: s.asked.device == "cuda" and s.facts.gpus == 0,
-        sentence=lambda s: "device cuda needs a GPU, but none is visible; use device cpu",
+        message=lambda s: "device cuda needs a GPU, but none is visible; use device cpu",
     ),
     *SPLITTING,
     *GRAPHING,
@@ -125,7 +125,7 @@ RULES: Final[tuple[Rule, ...]] = (
         field="disable_radix_cache",
         why="a cached page would lack the KV that sliding-window layers read",
         broken=lambda s: s.facts.window is not None and not s.asked.disable_radix_cache,
-        sentence=lambda s: (
+        message=lambda s: (
             f"the target has layers with a sliding window of {s.facts.window} tokens, whose pages are freed before a "
             "prefix could be reused, so nothing is cached"
         ),
@@ -137,7 +137,7 @@ RULES: Final[tuple[Rule, ...]] = (
         field="max_total_tokens",
         why="KV memory is allocated in whole pages",
         broken=_uneven_pages,
-        sentence=lambda s: f"KV memory is allocated in pages of {_page(s)} tokens, so the size is rounded down",
+        message=lambda s: f"KV memory is allocated in pages of {_page(s)} tokens, so the size is rounded down",
         got=_whole_pages,
     ),
 )
@@ -161,8 +161,8 @@ CAPACITY: Final = Rule(
     field="max_total_tokens",
     why="the KV pool must hold at least one request",
     broken=lambda s: s.integer("max_total_tokens") < smallest_pool(s),
-    sentence=lambda s: (
-        f"max_total_tokens {s.asked.max_total_tokens} is too small for one request: a token and its steps in flight need "
-        f"{smallest_pool(s)} (pages of {s.chosen['page_size']}); use at least that"
+    message=lambda s: (
+        f"max_total_tokens {s.asked.max_total_tokens} is too small for one request: a token and its steps in flight "
+        f"need {smallest_pool(s)} (pages of {s.chosen['page_size']}); use at least that"
     ),
 )

@@ -220,7 +220,7 @@ def test_an_interrupt_that_cannot_be_awaited_ends_the_ranks(threads: RankGroup, 
     waits = {"in a message": Interrupts(), "twice": Interrupts(0, 1), "too long": Interrupts(0)}
     monkeypatch.setattr("specmatrix.engine.parallel.group.wait", waits[moment])
     if moment == "in a message":
-        monkeypatch.setattr(threads._comparison, "tell", InterruptsOnce(threads._comparison.tell))
+        monkeypatch.setattr(threads._comparison, "add", InterruptsOnce(threads._comparison.add))
     with pytest.raises(KeyboardInterrupt):
         threads.call(tell_and_answer if moment == "in a message" else hang)
     assert not threads.alive and {process.poll() for process in threads.processes} == {-9}
@@ -485,7 +485,7 @@ def left_on_ranks(rank: Rank) -> tuple[int, int]:
 
 
 def tell_and_answer(rank: Rank) -> str:
-    rank.tell(StepDigest(("plan",), ("a",)))
+    rank.publish(StepDigest(("plan",), ("a",)))
     return "the answer of another call"
 
 
@@ -558,13 +558,13 @@ def die(rank: Rank) -> None:
 
 
 def hang(rank: Rank) -> None:
-    rank.tell(StepDigest(("plan",), ("a",)))
+    rank.publish(StepDigest(("plan",), ("a",)))
     if rank.place.rank:
         time.sleep(60)
-    rank.tell(StepDigest(("result",), ("b",)))
+    rank.publish(StepDigest(("result",), ("b",)))
     time.sleep(60)
 
 
 def differ(rank: Rank) -> None:
-    rank.tell(StepDigest(("ledger journal", "plan"), ("a", str(rank.place.rank))))
+    rank.publish(StepDigest(("ledger journal", "plan"), ("a", str(rank.place.rank))))
     time.sleep(60)

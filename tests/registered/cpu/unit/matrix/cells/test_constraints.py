@@ -90,7 +90,7 @@ def test_the_engine_refuses_with_the_sentence_of_the_lifted_rule(constraint):
     for cell in cells:
         with pytest.raises(ConfigError) as caught:
             resolve(cell.config(), zoo_facts(cell))
-        assert str(caught.value) == rule.sentence(situation(cell))
+        assert str(caught.value) == rule.message(situation(cell))
     assert cells
 
 

@@ -19,13 +19,13 @@ def told(*ranks: list[StepDigest]) -> RankComparison:
     found = RankComparison(len(ranks))
     for rank, records in enumerate(ranks):
         for record in records:
-            found.tell(rank, record)
+            found.add(rank, record)
     return found
 
 
 def test_ranks_that_tell_the_same_agree():
     found = told([A, B, C], [A, B, C], [A, B, C])
-    found.rest()
+    found.check_complete()
     agreement = found.agreement
     assert (agreement.ranks, agreement.planned, agreement.read, agreement.divergence) == (3, 2, 1, None)
     assert len(set(agreement.digests)) == 1
@@ -54,7 +54,7 @@ def test_a_difference_in_what_was_read():
 def test_nothing_is_compared_before_all_have_told_it():
     found = told([A, B, C], [A])
     assert found.divergence is None and (found.agreement.planned, found.agreement.read) == (1, 0)
-    found.rest()
+    found.check_complete()
     assert found.divergence == "the ranks come to rest behind different steps: they told 3, 1 of them"
 
 

@@ -350,7 +350,7 @@ def test_a_pool_that_holds_no_request_is_refused_at_each_timing(version, need):
 def test_a_registered_chain_with_no_step_in_flight_says_so():
     traits = Traits("SLOW", "", Topology.CHAIN, max_lag=0)
     situation = RuleContext(EngineConfig("m", "SLOW", speculative_eagle_topk=2, spec_version="v2"), facts(), traits)
-    assert [row.sentence(situation) for row in RULES if row.broken(situation) and row.kind == "rewritten"] == [
+    assert [row.message(situation) for row in RULES if row.broken(situation) and row.kind == "rewritten"] == [
         "SLOW drafts chains, never trees",
         "SLOW lets no launched step wait unread, so every step resolves before the next",
     ]
