@@ -153,7 +153,7 @@ def _known(values: dict[str, Any], where: str, choices: str) -> None:
     for name in values:
         if name not in KEYS:
             close = nearest(name, KEYS)
-            hint = f", did you mean {close!r}?" if close else ""
+            hint = f" (did you mean {close!r}?)" if close else ""
             raise ConfigError(f"{SOURCE}: {where}unknown key {name!r}{hint}; a key must be {choices}{', '.join(KEYS)}")
 
 

@@ -70,7 +70,7 @@ def _mask(s: RuleContext) -> int | None:
 
 
 def _rule(name: str, why: str, broken: Callable[[RuleContext], bool], message: Callable[[RuleContext], str]) -> Rule:
-    return Rule(name, "refused", "speculative_draft_model_path", why, broken, sentence)
+    return Rule(name, "refused", "speculative_draft_model_path", why, broken, message)
 
 
 PAIRING: Final[tuple[Rule, ...]] = (

@@ -45,8 +45,8 @@ SPLITTING: Final[tuple[Rule, ...]] = (
         why="each rank needs its own GPU",
         broken=lambda s: on_gpu(s) and 0 < s.facts.gpus < s.asked.tp_size,
         message=lambda s: (
-            f"tp_size {s.asked.tp_size} needs {s.asked.tp_size} GPUs, but {s.facts.gpus} are visible; use a smaller "
-            "tp_size, or device cpu"
+            f"tp_size {s.asked.tp_size} needs as many GPUs, but the number of visible GPUs is {s.facts.gpus}; use a "
+            "smaller tp_size, or device cpu"
         ),
     ),
     Rule(

@@ -128,7 +128,7 @@ def test_a_request_that_makes_its_steps_fail_ends_alone(monkeypatch, caplog, who
     assert [first.text, last.text] == [whole[0], whole[2]]
     assert victim.finish == Finish(
         "error",
-        message="the request made the engine raise RuntimeError: bad number; it was stopped, its tokens so far are "
+        message="the request made the engine raise RuntimeError: bad number; it was stopped, and its tokens so far are "
         "exact",
     )
     assert len(victim.output_ids) >= tokens and whole[1].startswith(victim.text)
@@ -184,7 +184,7 @@ def test_a_bug_ends_what_lives_and_every_later_call_names_it(monkeypatch, place,
     cause = f"{raised.type.__name__}: {raised.value}"
     assert ("the device failed: x" in cause) == isinstance(error, torch.AcceleratorError)
     assert llm.health == f"broken: {cause}"
-    sentence = f"the engine is broken and serves no more calls; its first error was {cause}"
+    sentence = f"the engine is broken and accepts no more calls; its first error was {cause}"
     for call in (
         lambda: llm.add("x"),
         llm.step,
@@ -397,7 +397,7 @@ def test_calls_from_within_a_step_wait_or_are_refused(monkeypatch, whole, versio
             streams.pop()
             done.append(llm.abort(aborted))
             for call in (lambda: llm.add("x"), llm.step, lambda: llm.generate(["x"]), lambda: llm.take(kept)):
-                with pytest.raises(EngineError, match=r"^a call of this engine is running in this thread; allowed "):
+                with pytest.raises(EngineError, match=r"^this thread is already in a call of this engine; only abort "):
                     call()
         return real(*args)
 
@@ -424,7 +424,7 @@ def test_a_stream_tells_the_error_behind_its_text(monkeypatch, whole, error, rai
     if raised is not None:
         with pytest.raises(raised):
             llm.step()
-    with pytest.raises(EngineError, match=f"^request 1 ended with an error behind this text: {said}"):
+    with pytest.raises(EngineError, match=f"^request 1 ended with an error after this text: {said}"):
         text.extend(stream)
     assert whole[0].startswith("".join(text))
 
@@ -463,11 +463,11 @@ def test_what_is_no_request_is_refused(whole):
     huge = "an integer of thousands of digits"
     for call, sentence in (
         (lambda: llm.add("a", SamplingParams(max_new_tokens=10**5000)), f"max_new_tokens is {huge}; allowed: an "),
-        (lambda: llm.add(None), "the prompt is None; allowed: a text or a list of token ids"),
-        (lambda: llm.add(b"ab"), "the prompt is b'ab'; allowed: a text or a list of token ids"),
+        (lambda: llm.add(None), "the prompt is None; allowed: a string or a list of token ids"),
+        (lambda: llm.add(b"ab"), "the prompt is b'ab'; allowed: a string or a list of token ids"),
         (lambda: llm.add("a", {}), "params is {}; allowed: SamplingParams"),
-        (lambda: llm.generate(["a"], 5), "params is 5; allowed: SamplingParams, or a list of one each"),
-        (lambda: llm.generate(5), "prompts is 5; allowed: a list of texts or of token lists"),
+        (lambda: llm.generate(["a"], 5), "params is 5; allowed: SamplingParams, or a list with one per prompt"),
+        (lambda: llm.generate(5), "prompts is 5; allowed: a list of strings or of token id lists"),
         (lambda: llm.generate([None]), "the prompt is None; allowed"),
     ):
         with pytest.raises(RequestError) as caught:
@@ -571,7 +571,7 @@ def test_a_second_thread_is_refused_and_may_abort(monkeypatch, whole):
     stream = llm.stream(PROMPTS[2], PARAMS)
     said = next(stream)
     thread, leave, found = inside_another_thread(monkeypatch, llm)
-    sentence = "^another thread is in a call of this engine; allowed: one thread at a time, or abort$"
+    sentence = "^another thread is calling this engine; only abort may be called from several threads$"
     for call in (
         lambda: llm.add("x"),
         llm.step,
@@ -614,7 +614,7 @@ def test_many_threads_leave_a_whole_engine(whole):
     for thread in threads:
         thread.join(60)
     assert sorted(done) == sorted(whole)
-    assert all(sentence.startswith("another thread is in a call") for sentence in refused)
+    assert all(sentence.startswith("another thread is calling this engine") for sentence in refused)
     at_rest(llm)
 
 
@@ -652,10 +652,12 @@ def test_what_a_stream_owns_cannot_be_taken(whole):
     while llm.step():
         pass
     assert llm.request(rid).phase is Phase.DONE
-    with pytest.raises(RequestError, match=f"^request {rid} belongs to a stream or generate call, which alone gets"):
+    with pytest.raises(RequestError, match=f"^request {rid} belongs to a stream or generate call, which returns"):
         llm.take(rid)
     assert text + "".join(stream) == whole[0]
-    with pytest.raises(RequestError, match=f"^request {rid} is unknown; allowed: the id of a request that was not"):
+    with pytest.raises(
+        RequestError, match=f"^request {rid} is unknown; allowed: the id of a request whose result was not"
+    ):
         llm.take(rid)
     at_rest(llm)
 
@@ -681,7 +683,7 @@ def test_failures_are_logged_with_their_tracebacks(monkeypatch, caplog):
     with caplog.at_level(logging.WARNING, "specmatrix.engine"):
         assert {out.finish.reason for out in llm.generate(PROMPTS, PARAMS)} == {"error"}
     assert [record.message for record in caplog.records] == [
-        "a step of 3 requests failed; each runs again alone",
+        "a step with 3 requests failed; each request will run alone",
         *(f"request {rid} was stopped after RuntimeError: why" for rid in (1, 2, 3)),
     ]
     assert [bool(record.exc_info) for record in caplog.records] == [True, False, False, False]

@@ -235,7 +235,7 @@ def test_one_call_at_a_time(threads: RankGroup):
     first = threading.Thread(target=lambda: answers.append(threads.call(rest)))
     first.start()
     assert AWAITED.wait(30)
-    said = r"^another thread is within a call of this engine; make one call at a time$"
+    said = r"^another thread is calling this engine; make one call at a time$"
     for second in (lambda: threads.call(os_of), threads.close):
         with pytest.raises(EngineError, match=said):
             second()
@@ -248,7 +248,7 @@ def test_no_call_begins_within_a_call(threads: RankGroup, monkeypatch):
     """As a signal's handler would."""
 
     def handler(connections: list[object], timeout: float) -> list[object]:
-        with pytest.raises(EngineError, match=r"^the ranks are within a call already; make one call at a time$"):
+        with pytest.raises(EngineError, match=r"^the ranks are already running a call; make one call at a time$"):
             threads.call(os_of)
         return wait(connections, timeout)
 
@@ -285,7 +285,7 @@ def test_a_rank_that_hangs_is_lost_with_where_it_was(group: RankGroup):
 
 
 def test_ranks_that_differ_are_ended_before_they_wait_for_each_other(group: RankGroup):
-    with pytest.raises(RanksDiverged, match=r"^step 1: the plan of rank 1 and that of rank 0 differ$") as caught:
+    with pytest.raises(RanksDiverged, match=r"^step 1: the plan of rank 1 and of rank 0 differ$") as caught:
         group.call(differ)
     assert (caught.value.agreement.ranks, caught.value.agreement.planned) == (2, 1)
     assert not group.alive
@@ -376,7 +376,7 @@ def test_no_other_thread_comes_between_the_calls_of_a_generation(monkeypatch):
         first.start()
         assert AWAITED.wait(30)
         for second in (lambda: llm.generate(PROMPTS), lambda: call(left_on_ranks), llm.close):
-            with pytest.raises(EngineError, match=r"^another thread is within a call of this engine; make one call "):
+            with pytest.raises(EngineError, match=r"^another thread is calling this engine; make one call "):
                 second()
         RELEASED.set()
         first.join()
@@ -436,12 +436,12 @@ def test_a_spare_group_that_lost_a_rank_serves_nobody():
 
 def test_a_launch_that_cannot_run_starts_nobody(monkeypatch):
     monkeypatch.setattr("specmatrix.engine.parallel.group.subprocess", None)
-    with pytest.raises(ConfigError, match=r"^tp_size 2 cannot share a target with 3 key-value heads"):
+    with pytest.raises(ConfigError, match=r"^tp_size 2 cannot split a target with 3 key-value heads"):
         RankedLLM(EngineConfig("qwen3-mini", tp_size=2), resolve_path)
 
 
 def test_one_process_is_no_engine_of_two_ranks():
-    said = r"^tp_size 2 needs as many processes and LLM runs in one; use RankedLLM of specmatrix\.engine\.parallel"
+    said = "^tp_size 2 needs one process per rank, and LLM runs in one process; use RankedLLM from specmatrix.engine.parallel"
     with pytest.raises(ConfigError, match=said):
         LLM(EngineConfig("llama-mini", tp_size=2), resolve_path)
 

@@ -38,7 +38,7 @@ def test_what_a_file_registers_is_known_in_its_order(tmp_path: Path):
     try:
         assert [traits.name for traits in found] == ["FIRST", "SECOND"]
         assert known_algorithms() == before + found
-        with pytest.raises(ConfigError, match="algorithm FIRST is registered already; forget it first"):
+        with pytest.raises(ConfigError, match="algorithm FIRST is already registered; forget it first"):
             load_algorithms(file)
         assert known_algorithms() == before + found
     finally:
@@ -82,5 +82,5 @@ def test_a_file_that_cannot_be_loaded_is_one_sentence_and_leaves_nothing(tmp_pat
 
 def test_a_folder_and_a_missing_file_are_no_algorithm_files(tmp_path: Path):
     for path in (tmp_path, tmp_path / "none.py"):
-        with pytest.raises(ConfigError, match=f"^algorithm file {path} is missing; give a Python file, which must"):
+        with pytest.raises(ConfigError, match=f"^algorithm file {path} does not exist; pass a Python file that must"):
             load_algorithms(path)

@@ -146,4 +146,4 @@ def test_a_target_without_a_tokenizer(models, target):
 def test_a_draft_in_a_pickle(models):
     folder = models / MODELS[PAIR.draft].repo
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    refused(models, r"has no weights in safetensors, only pytorch_model.bin; convert it, a pickle is never loaded$")
+    refused(models, r"has no safetensors weights, only pytorch_model.bin; convert it, pickles are never loaded$")

@@ -238,5 +238,5 @@ class TestRefusals:
         folder = llama_folder()
         config = json.loads((folder / "config.json").read_text()) | {"num_hidden_layers": 2}
         (folder / "config.json").write_text(json.dumps(config))
-        with pytest.raises(ConfigError, match=r"tensor 'model.layers.2.* has no place in this architecture"):
+        with pytest.raises(ConfigError, match=r"tensor 'model.layers.2.* does not belong to this architecture"):
             load_target(folder, "cpu", torch.float32)
