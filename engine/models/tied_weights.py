@@ -21,7 +21,7 @@ def shared_embedding(take: WeightReader, config: ModelConfig, target: Target) ->
     if target.hidden_size != config.hidden_size:
         raise ConfigError(
             f"{config.architecture}: embed_tokens.weight is missing, and the target's width is "
-            f"{target.hidden_size} , not {config.hidden_size}"
+            f"{target.hidden_size}, not {config.hidden_size}"
         )
     return target.embedding
 

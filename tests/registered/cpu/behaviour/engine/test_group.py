@@ -441,7 +441,7 @@ def test_a_launch_that_cannot_run_starts_nobody(monkeypatch):
 
 
 def test_one_process_is_no_engine_of_two_ranks():
-    said = "^tp_size 2 needs one process per rank, and LLM runs in one process; use RankedLLM from specmatrix.engine.parallel"
+    said = "^tp_size 2 needs one process per rank, and LLM runs in one process; use RankedLLM from specmatrix.engine."
     with pytest.raises(ConfigError, match=said):
         LLM(EngineConfig("llama-mini", tp_size=2), resolve_path)
 

@@ -65,7 +65,7 @@ def test_a_file_may_import_what_lies_beside_it(tmp_path: Path, monkeypatch):
         ("import sys\nsys.exit(3)", "{file}, line 2 cannot be loaded: SystemExit: 3"),
         (
             GOOD.replace("def absorb", "def absord"),
-            "{file}, line 13 cannot be loaded: algorithm FIRST: Whole lacks the hook absorb; it needs prime, propose, "
+            "{file}, line 13 cannot be loaded: algorithm FIRST: Whole has no hook absorb; it needs prime, propose, "
             "absorb",
         ),
         ("x = 1", "{file} registers no algorithm; it must call register_algorithm(traits, drafter) at its top level"),

@@ -129,7 +129,8 @@ def test_the_largest_need_is_named_and_what_is_unknown_refuses_nothing():
     with pytest.raises(ConfigError) as caught:
         fits(found, sizes, 7 * GIB, "GPU memory")
     assert str(caught.value) == (
-        "dtype float32 of /x takes 4.5 GiB for weights and the engine 7.5 GiB in all, but 7.0 GiB of GPU memory is "
+        "dtype float32 of /x takes 4.5 GiB for weights and the engine 7.5 GiB in total, but only 7.0 GiB of GPU "
+        "memory is "
         "free; lower that setting or free memory"
     )
 

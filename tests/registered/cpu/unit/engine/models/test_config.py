@@ -181,7 +181,7 @@ def test_deepseek_fields(read):
         ),
         (
             QWEN3 | {"layer_types": ["sliding_attention"] * 3},
-            "layer_types holds 'sliding_attention', which needs use_sliding_window true",
+            "layer_types contains 'sliding_attention', which needs use_sliding_window true",
         ),
         (DEEPSEEK | {"qk_rope_head_dim": 7}, "qk_rope_head_dim 7 must be even"),
         (DEEPSEEK | {"kv_lora_rank": None}, "kv_lora_rank must be a positive integer, got None"),

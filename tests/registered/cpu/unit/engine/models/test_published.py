@@ -173,7 +173,7 @@ DAMAGE = {
     ),
     "a tensor of another shape": (
         lambda folder: _changed(folder, "model.norm.weight", torch.ones(65)),
-        r"tensor 'model.norm.weight' has shape \(65,\), config.json implies \(64,\)",
+        r"tensor 'model.norm.weight' has shape \(65,\), but config.json implies \(64,\)",
     ),
     "a tensor of integers": (
         lambda folder: _changed(folder, "model.norm.weight", torch.ones(64, dtype=torch.int64)),
@@ -189,7 +189,7 @@ DAMAGE = {
     ),
     "no index": (
         lambda folder: (folder / "model.safetensors.index.json").unlink(),
-        r"has no weights; model.safetensors or model.safetensors.index.json is needed",
+        r"has no weights; it must contain model.safetensors or model.safetensors.index.json",
     ),
     "half a config.json": (
         lambda folder: _cut(folder / "config.json"),

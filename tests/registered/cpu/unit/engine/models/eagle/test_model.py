@@ -132,7 +132,9 @@ def test_an_eagle_draft_under_its_targets_name(target, llama_folder, folder, pre
     assert known == facts(llama_folder("once more"), made, "cpu").draft
     assert (known.architecture, known.aux_layers) == ("LlamaForCausalLMEagle", (FINAL,))
     assert torch.equal(load_eagle(disguised, target, "cpu", torch.float32).fuse, honest.fuse)
-    with pytest.raises(ConfigError, match="is a LlamaForCausalLMEagle, an EAGLE3 draft must be LlamaForCausalLMEagle3"):
+    with pytest.raises(
+        ConfigError, match="is a LlamaForCausalLMEagle, but an EAGLE3 draft must be LlamaForCausalLMEagle3"
+    ):
         load_eagle3(disguised, target, "cpu", torch.float32)
 
 
