@@ -78,7 +78,7 @@ def test_replay_refuses_another_page(verb):
 
 
 def test_replay_refuses_an_unknown_verb():
-    with pytest.raises(LedgerError, match="journal entry 19: unknown verb 'lend'"):
+    with pytest.raises(LedgerError, match="journal entry 19: unknown operation 'lend'"):
         replay([*JOURNAL, ("lend", 3, ())], 4, 2)
 
 
