@@ -84,7 +84,12 @@ WRONG = {
     ("generate", "Hi", "--page-size"): "--page-size needs a value",
     ("generate", "--page-size", "--kv-stamps", "Hi"): "--page-size needs a value",
     ("generate", "Hi", "--model", "qwen3-mini", "--model-path=llama-mini"): "--model-path is given twice; give it once",
-    ("generate", "Hi", "--speculative-algorithm-file", "/no/file.py"): "algorithm file /no/file.py does not exist; pass a ",
+    (
+        "generate",
+        "Hi",
+        "--speculative-algorithm-file",
+        "/no/file.py",
+    ): "algorithm file /no/file.py does not exist; pass ",
     ("contract",): "0 algorithms given; give one Python file that registers algorithms, or one algorithm's name",
     ("contract", "EAGLE9"): "'EAGLE9' is neither a file nor an algorithm; give a Python file or one of NONE, EAGLE, ",
     (
