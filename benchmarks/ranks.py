@@ -91,7 +91,7 @@ def begin(rank: Rank, bench: Bench, batch: int, asked: Asked) -> None:
     config = bench.config(batch, {**asked, "dtype": "bfloat16", "tp_size": rank.place.size})
     ranks = rank.ranks(config.enable_deterministic_inference)
     with drawn_weights():
-        llm = LLM(config, clock=lambda: rank.now, ranks=ranks, tell=rank.tell)
+        llm = LLM(config, clock=lambda: rank.now, ranks=ranks, publish=rank.publish)
     # Memory cached by the allocator after loading would be missing for the other groups on this GPU.
     free()
     rank.held = Decoding(llm, bench.prompts(llm.vocab_size, batch))

@@ -1,8 +1,8 @@
-"""The reference engine: speculative decoding with every accounting step in the open.
+"""The reference engine: speculative decoding with explicit accounting of every step.
 
     from specmatrix.engine import LLM, EngineConfig, SamplingParams
 
-These names are imported when they are first used, as the engine's configuration and errors serve without torch too.
+These names are imported on first use, because configuration and errors must work without torch.
 """
 
 from importlib import import_module

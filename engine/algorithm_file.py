@@ -1,4 +1,4 @@
-"""A user's algorithm from a file: running the file registers it, as SGLang's plugins do on import."""
+"""Loads a user's algorithm from a Python file: running the file registers it, as importing an SGLang plugin does."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from specmatrix.engine.core.draft.algorithms import Traits, known_algorithms
 from specmatrix.engine.plugin import forget_algorithm
 from specmatrix.errors import ConfigError
 
-# Before the file's name in sys.modules, so that `torch.py` takes nobody's place.
+# Prefix of the module name in sys.modules, so that a file named `torch.py` replaces no real module.
 PREFIX: Final = "specmatrix_algorithm_"
 HINT: Final = "call register_algorithm(traits, drafter) at its top level"
 
 
 def load_algorithms(path: Path) -> tuple[Traits, ...]:
-    """Run a Python file; the traits of what it registered, in that order. Modules beside it can be imported, as where
-    Python runs it; those of the same name elsewhere come first.
+    """Run a Python file and return the traits of the algorithms that it registers, in registration order. Modules in
+    the file's folder can be imported and take precedence over installed ones, as when Python runs a script.
 
-    ConfigError, by the file's name: it cannot be read, raises (with the line), or registers nothing. Then nothing of it
-    stays registered.
+    Raises ConfigError with the file's name if it cannot be read, raises (with the line), or registers nothing. In these
+    cases none of its registrations remain.
     """
     if not path.is_file():
-        raise ConfigError(f"algorithm file {path} is missing; give a Python file, which must {HINT}")
+        raise ConfigError(f"algorithm file {path} does not exist; pass a Python file that must {HINT}")
     folder = str(path.resolve().parent)
     if folder not in sys.path:
         sys.path.append(folder)
@@ -37,7 +37,7 @@ def load_algorithms(path: Path) -> tuple[Traits, ...]:
     module = sys.modules[name] = module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:  # a user's code may raise anything
+    except (Exception, SystemExit) as error:  # user code may raise anything
         for traits in _since(before):
             forget_algorithm(traits.name)
         del sys.modules[name]
@@ -58,7 +58,7 @@ def _message(error: BaseException) -> str:
 
 
 def _line(path: Path, error: BaseException) -> str:
-    """`, line 7`: the last line of the file itself that was under way."""
+    """`, line 7`: the last line of the file itself on the traceback."""
     if isinstance(error, SyntaxError) and error.filename == str(path):
         return f", line {error.lineno}"
     lines = [line for frame, line in walk_tb(error.__traceback__) if frame.f_code.co_filename == str(path)]

@@ -1,4 +1,4 @@
-"""The front door in process: `LLM`."""
+"""The in-process API: `LLM`."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ Prompt = str | Sequence[int]
 class Output:
     """One finished generation.
 
-    `cached_tokens` is how many positions of the prompt the request did not compute when it was first admitted: fewer
-    than `prompt_tokens`, whatever is retracted later.
-    Per verify round, `accept_lengths` holds the tokens, bonus included, and `round_widths` the nodes, root included.
+    `cached_tokens`: prompt positions that needed no computation when the request was first admitted; less than
+    `prompt_tokens`, and unchanged by later retractions.
+    Per verify round, `accept_lengths` holds the accepted tokens, bonus included, and `round_widths` the tree's nodes,
+    root included.
     """
 
     text: str
@@ -54,14 +55,15 @@ class Output:
 class LLM:
     """An engine with its models loaded.
 
-    One thread at a time may be inside; a call from another one raises EngineError, except `abort`. Within a thread
-    streams, `step` and `generate` may interleave. After a bug of the engine or the device live requests end with an
-    error, `health` tells the cause, and calls that would run something raise EngineError. Ctrl-C takes back the steps
-    in flight; a handler of another signal that raises is taken for a failure of the step that it interrupts.
+    Only one thread at a time may call it; a call from another thread raises EngineError, except `abort`. Within a
+    thread, streams, `step` and `generate` may be interleaved. After an engine or device bug, live requests end with an
+    error, `health` reports the cause, and calls that would run something raise EngineError. Ctrl-C rolls back the steps
+    in flight; an exception from another signal's handler counts as a failure of the step that it interrupts.
 
-    `locate` turns a model name into a directory; by default the name is a path. `clock` gives seconds, for the
-    timeouts of sessions only. ranks: who shares the target, of whom this process is one; tell: what is told of its
-    steps (engine.parallel.group starts ranks). Raises ConfigError for a configuration or checkpoint that cannot run.
+    `locate` maps a model name to a directory; by default the name is a path. `clock` returns seconds and is used for
+    session timeouts only. ranks: the ranks that share the target, this process being one of them; publish: receives
+    this rank's step digests (engine.parallel.group starts ranks). Raises ConfigError for a configuration or checkpoint
+    that cannot run.
     """
 
     def __init__(
@@ -70,22 +72,22 @@ class LLM:
         locate: Locate = Path,
         clock: Callable[[], float] = time.monotonic,
         ranks: Ranks = ALONE,
-        tell: Callable[[StepDigest], None] | None = None,
+        publish: Callable[[StepDigest], None] | None = None,
     ) -> None:
         known = known_facts(config, locate)
         self.resolved = resolve(config, known)
         if self.resolved.tp_size != ranks.size:
             raise ConfigError(
-                f"tp_size {self.resolved.tp_size} needs as many processes and LLM runs in one; use RankedLLM of "
-                "specmatrix.engine.parallel.client"
+                f"tp_size {self.resolved.tp_size} needs one process per rank, and LLM runs in one process; use "
+                "RankedLLM from specmatrix.engine.parallel.client"
             )
         self.tokenizer = tokenizer = Tokenizer(locate(config.model_path))
-        self.loop = build(self.resolved, known, tokenizer, locate, ranks, tell)
+        self.loop = build(self.resolved, known, tokenizer, locate, ranks, publish)
         self.sessions = Sessions(
             self.loop.scheduler,
             streaming=self.resolved.enable_streaming_session,
             bos_id=self.tokenizer.bos_id,
-            # Naming `self` here would keep a dropped engine, models and KV pools, until a full collection.
+            # A reference to `self` here would keep a dropped engine with its models and KV pools alive until a full GC.
             text_length=lambda tokens: len(tokenizer.decode(tokens)),
         )
         self.vocab_size = self.loop.executor.target.vocab_size
@@ -93,20 +95,24 @@ class LLM:
         self._next_rid = 1
         self._owned: set[int] = set()  # requests whose results go to a generate or stream call
         self._lock = threading.RLock()
-        self._editing = False  # a call is changing the books
-        self._deferred: deque[tuple[Callable[[int], object], int]] = deque()  # what came meanwhile
+        self._editing = False  # a call is changing the scheduler's and ledger's state
+        self._deferred: deque[tuple[Callable[[int], object], int]] = deque()  # calls that arrived meanwhile
 
     @contextmanager
     def _inside(self, serves: bool = True, edits: bool = True) -> Iterator[None]:
-        """Around a call. serves: it needs an engine that is not broken. edits: it changes the books, so that a call
-        from within, by a signal's handler or while garbage is collected, would find them half changed."""
+        """Guard one call. serves: it needs an engine that is not broken. edits: it changes scheduler and ledger state,
+        so that a nested call, from a signal handler or a finalizer, would see that state half changed."""
         with self.loop.interrupts:
             if not self._lock.acquire(blocking=False):
-                raise EngineError("another thread is in a call of this engine; allowed: one thread at a time, or abort")
+                raise EngineError(
+                    "another thread is calling this engine; only abort may be called from several threads"
+                )
             outer = self._editing
             try:
                 if outer and edits:
-                    raise EngineError("a call of this engine is running in this thread; allowed within it: abort")
+                    raise EngineError(
+                        "this thread is already in a call of this engine; only abort may be called within it"
+                    )
                 self._run_deferred()
                 if serves:
                     self.loop.check()
@@ -118,7 +124,7 @@ class LLM:
                 self._lock.release()
 
     def _run_or_defer(self, call: Callable[[int], object], rid: int) -> None:
-        """Make a call now or, while another call changes the books, as soon as that one has done so."""
+        """Call now, or as soon as the call that is changing the engine's state has finished."""
         with self.loop.interrupts:
             self._deferred.append((call, rid))
             if self._lock.acquire(blocking=False):
@@ -145,9 +151,9 @@ class LLM:
     ) -> str:
         """Open a session and return its id.
 
-        capacity_of_str_len: the most characters of text that a request of the session may have in its prompt, history
-        included. streaming: one line of turns that keeps its KV; needs --enable-streaming-session. timeout: seconds
-        after which an idle session is closed. RequestError on a taken id or a bad value.
+        capacity_of_str_len: maximum length of a request's prompt text in characters, history included. streaming: a
+        linear sequence of turns that keeps its KV; needs --enable-streaming-session. timeout: seconds after which an
+        idle session is closed. Raises RequestError if the id is taken or a value is invalid.
         """
         with self._inside():
             now = self.clock()
@@ -155,13 +161,13 @@ class LLM:
             return self.sessions.open(capacity_of_str_len, session_id, streaming, timeout, now)
 
     def close_session(self, session_id: str) -> None:
-        """Close a session; what it holds is freed once its turn in flight has ended. RequestError if it is not open."""
+        """Close a session; its KV is freed once its turn in flight has ended. RequestError if it is not open."""
         with self._inside():
             self.sessions.reap(self.clock())
             self.sessions.close(session_id)
 
     def add(self, prompt: Prompt, params: SamplingParams | None = None, session: SessionParams | None = None) -> int:
-        """Queue one request and return its id. RequestError on bad parameters; nothing else is disturbed."""
+        """Queue one request and return its id. RequestError on bad parameters; other requests are not affected."""
         with self._inside():
             return self._add(prompt, params, session).rid
 
@@ -174,12 +180,12 @@ class LLM:
     def _judge(
         self, rid: int, prompt: Prompt, params: SamplingParams | None, session: SessionParams | None
     ) -> tuple[Request, Turn | None]:
-        """The request that would run. Changes nothing; RequestError if it cannot."""
+        """Build the request without queueing it. Changes nothing; raises RequestError if the request is invalid."""
         params = SamplingParams() if params is None else params
         if not isinstance(params, SamplingParams):
             raise RequestError(f"params is {shown(params)}; allowed: SamplingParams")
         if not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray):
-            raise RequestError(f"the prompt is {shown(prompt)}; allowed: a text or a list of token ids")
+            raise RequestError(f"the prompt is {shown(prompt)}; allowed: a string or a list of token ids")
         params.validate(self.vocab_size)
         tokens = tuple(self.tokenizer.encode(prompt)) if isinstance(prompt, str) else tuple(prompt)
         bad = [t for t in tokens if type(t) is not int or not 0 <= t < self.vocab_size]
@@ -212,9 +218,9 @@ class LLM:
         return request.rid
 
     def abort(self, rid: int) -> bool:
-        """Stop a request, from any thread or signal handler; False if it had already ended.
+        """Stop a request, from any thread or signal handler; False if it has already ended.
 
-        A step that is running goes on, and a request that it ends has ended by itself.
+        A running step is not interrupted; a request that the step finishes is not counted as aborted.
         """
         request = self.loop.scheduler.requests.get(rid)
         running = request is not None and request.finish is None
@@ -222,7 +228,7 @@ class LLM:
         return running
 
     def step(self) -> bool:
-        """Run one turn of the loop. False when there is nothing left to do."""
+        """Run one iteration of the loop. False when there is nothing left to do."""
         with self._inside():
             self.sessions.reap(self.clock())
             if self.loop.busy:
@@ -231,24 +237,28 @@ class LLM:
             return self.loop.busy
 
     def request(self, rid: int) -> Request:
-        """The live request, to read its progress. RequestError if there is none."""
+        """The live request, for reading its progress. Raises RequestError if there is none."""
         request = self.loop.scheduler.requests.get(rid)
         if request is None:
-            raise RequestError(f"request {rid!r} is unknown; allowed: the id of a request that was not taken yet")
+            raise RequestError(
+                f"request {rid!r} is unknown; allowed: the id of a request whose result was not taken yet"
+            )
         return request
 
     def take(self, rid: int) -> Output:
-        """The result of an ended request, which is then forgotten. RequestError while it runs, or if it is streamed."""
+        """Return and forget an ended request's result. RequestError while it runs, or if another call owns it."""
         with self._inside(serves=False):
             request = self.request(rid)
             if rid in self._owned:
-                raise RequestError(f"request {rid} belongs to a stream or generate call, which alone gets its result")
+                raise RequestError(
+                    f"request {rid} belongs to a stream or generate call, which returns its result itself"
+                )
             return self._take(request)
 
     def _take(self, request: Request) -> Output:
         rid = request.rid
         if request.phase is not Phase.DONE or request.finish is None:
-            raise RequestError(f"request {rid} is {request.phase.value}; its result exists once it is done")
+            raise RequestError(f"request {rid} is {request.phase.value}; its result is available once it is done")
         self.loop.forget(rid)
         info: dict[str, Any] = {
             "id": rid,
@@ -279,7 +289,7 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         session: SessionParams | Sequence[SessionParams | None] | None = None,
     ) -> list[Output]:
-        """Run prompts to their end and return their outputs in order. RequestError if one is bad; then none runs."""
+        """Run prompts to completion and return outputs in order. RequestError if any is invalid; then none is run."""
         with self._inside(edits=False):
             *_, outputs = self.generation(prompts, params, session)
         return outputs
@@ -290,16 +300,18 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         session: SessionParams | Sequence[SessionParams | None] | None = None,
     ) -> Iterator[list[Output]]:
-        """`generate` one step at a time: an empty list after each step, then the outputs. Closing it aborts them."""
+        """`generate` step by step: yields an empty list per step, then the outputs. Closing it aborts the requests."""
         if isinstance(prompts, str):
-            raise RequestError("prompts is one text; allowed: a list of texts or of token lists")
+            raise RequestError("prompts is one string; allowed: a list of strings or of token id lists")
         if not isinstance(prompts, Sequence):
-            raise RequestError(f"prompts is {shown(prompts)}; allowed: a list of texts or of token lists")
+            raise RequestError(f"prompts is {shown(prompts)}; allowed: a list of strings or of token id lists")
         if not isinstance(params, SamplingParams | Sequence | None):
-            raise RequestError(f"params is {shown(params)}; allowed: SamplingParams, or a list of one each")
+            raise RequestError(f"params is {shown(params)}; allowed: SamplingParams, or a list with one per prompt")
         each = [params] * len(prompts) if params is None or isinstance(params, SamplingParams) else list(params)
         if len(each) != len(prompts):
-            raise RequestError(f"{len(each)} sampling parameters for {len(prompts)} prompts; allowed: one, or one each")
+            raise RequestError(
+                f"{len(each)} sampling parameters for {len(prompts)} prompts; allowed: one, or one per prompt"
+            )
         turns = self._turns(session, len(prompts))
         requests: list[Request] = []
         try:
@@ -324,31 +336,31 @@ class LLM:
     def _turns(
         self, session: SessionParams | Sequence[SessionParams | None] | None, count: int
     ) -> list[SessionParams | None]:
-        """The session parameters of each prompt. RequestError if prompts of one call would disturb each other."""
+        """The session parameters of each prompt. RequestError if the prompts would interfere with each other."""
         if session is None or isinstance(session, SessionParams):
             turns: list[SessionParams | None] = [session] * count
         else:
             turns = list(session)
         if len(turns) != count:
-            raise RequestError(f"{len(turns)} session parameters for {count} prompts; allowed: one, or one each")
+            raise RequestError(f"{len(turns)} session parameters for {count} prompts; allowed: one, or one per prompt")
         named = [turn for turn in turns if turn is not None]
         for turn in named:
             known = self.sessions.sessions.get(turn.id)
             alone = turn.replace or (known is not None and known.streaming)
             if alone and sum(other.id == turn.id for other in named) > 1:
                 raise RequestError(
-                    f"several prompts of one call belong to session {turn.id!r}, which is streaming or replaces; send "
-                    "them one after another"
+                    f"several prompts of one call belong to session {turn.id!r}, which is streaming or uses replace; "
+                    "send them one after another"
                 )
         return turns
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, session: SessionParams | None = None
     ) -> Iterator[str]:
-        """Yield the new text of one request as it grows. What a stop string may still cut is held back.
+        """Yield the new text of one request as it grows. Text that a stop string may still remove is held back.
 
-        A reader that stops early (closes the iterator, or drops it) aborts the request. EngineError behind the last
-        text of a request that ended with an error.
+        Closing or dropping the iterator early aborts the request. Raises EngineError after the last text of a request
+        that ended with an error.
         """
         owned: list[int] = []
         shown = 0
@@ -370,45 +382,45 @@ class LLM:
             for rid in owned:
                 self._run_or_defer(self._release_owned, rid)
         if request.finish is not None and request.finish.reason == "error":
-            raise EngineError(f"request {request.rid} ended with an error behind this text: {request.finish.message}")
+            raise EngineError(f"request {request.rid} ended with an error after this text: {request.finish.message}")
 
     def _release_owned(self, rid: int) -> None:
-        """The call that owns a request ends: whatever is left of the request goes."""
+        """The call that owns a request ends: abort and forget the request if it is still there."""
         self._owned.discard(rid)
         if rid in self.loop.scheduler.requests:
             self.loop.abandon(rid)
 
     @property
     def health(self) -> str:
-        """Why the engine serves no more calls; "ok" while it does."""
+        """Why the engine accepts no more calls; "ok" while it does."""
         return "ok" if self.loop.broken is None else f"broken: {self.loop.broken}"
 
     @property
     def drafter_error(self) -> str | None:
-        """Why the drafter is in quarantine; None while it is not."""
+        """Why the drafter is in quarantine; None if it is not."""
         guard = self.loop.executor.guard
         return None if guard is None else guard.error
 
     @property
     def probes(self) -> dict[str, int]:
-        """What the engine did so far, by probe name."""
+        """Counters of what the engine has done so far, by probe name."""
         return dict(self.loop.probes.counts)
 
     @property
     def journal(self) -> list[Entry]:
-        """Every verb of the ledger so far. EngineError once the first ones are gone: the latest few thousand stay."""
+        """Every ledger operation so far. EngineError once old entries were discarded: it keeps a few thousand."""
         return self.loop.scheduler.ledger.journal
 
-    def subscribe_journal(self, tell: Callable[[Entry], None]) -> None:
-        """Call `tell` with every verb of the ledger, those so far at once. EngineError once the first ones are gone."""
-        self.loop.scheduler.ledger.subscribe(tell)
+    def subscribe_journal(self, subscriber: Callable[[Entry], None]) -> None:
+        """Call `subscriber` with every ledger operation, past ones first. EngineError once old ones were discarded."""
+        self.loop.scheduler.ledger.subscribe(subscriber)
 
     def readback(self) -> dict[str, Any]:
-        """What runs, read from the running parts and not from the resolved configuration.
+        """The running configuration, read from the running components and not from the resolved configuration.
 
-        With adaptive steps `adaptive` holds the current depth, and what the controller activated, observed and decided.
-        With CUDA graphs `graphs` is how many there are, `graph_widths` how many by the nodes of their rounds, and
-        `graph_bytes` what they hold. `drafter_error` is there only if the drafter is in quarantine.
+        With adaptive steps, `adaptive` holds the current depth and the controller's activations, observations and
+        decisions. With CUDA graphs, `graphs` is their number, `graph_widths` their number by verify width, and
+        `graph_bytes` their memory. `drafter_error` is present only if the drafter is in quarantine.
         """
         with self._inside(serves=False):
             return self._readback()
@@ -458,14 +470,14 @@ class LLM:
 
 
 def known_facts(config: EngineConfig, locate: Locate) -> Facts:
-    """What is known of the asked models and the machine. ConfigError on a bad folder or an unreadable file."""
+    """Facts about the requested models and the machine. Raises ConfigError on a bad folder or an unreadable file."""
     draft = config.speculative_draft_model_path
     known = facts(locate(config.model_path), None if draft is None else locate(draft), config.device)
     return replace(known, adaptive_config=_slots_text(config))
 
 
 def _slots_text(config: EngineConfig) -> str | None:
-    """The text of the adaptive configuration's file; None where none is named or used. ConfigError if unreadable."""
+    """The adaptive configuration file's text; None where no file is named or used. ConfigError if it is unreadable."""
     name = config.speculative_adaptive_config
     if name is None or inline(name) or not config.speculative_adaptive:
         return None
@@ -473,10 +485,10 @@ def _slots_text(config: EngineConfig) -> str | None:
         return Path(name).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise ConfigError(f"speculative_adaptive_config {name} cannot be read ({why}); give a JSON file") from None
+        raise ConfigError(f"speculative_adaptive_config {name} cannot be read ({why}); pass a JSON file") from None
 
 
 def _reason(finish: Finish) -> dict[str, object]:
-    """SGLang's finish_reason; `message` only where something went wrong."""
+    """SGLang's finish_reason; `message` only on an error."""
     told = {} if finish.message is None else {"message": finish.message}
     return {"type": finish.reason, "matched": finish.matched, **told}

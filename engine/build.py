@@ -1,4 +1,4 @@
-"""From a resolved configuration to a running loop: the one place where the parts are put together."""
+"""Builds a running loop from a resolved configuration: the only place that wires components together."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def build(
     tokenizer: Tokenizer,
     locate: Locate,
     ranks: Ranks = ALONE,
-    tell: Callable[[StepDigest], None] | None = None,
+    publish: Callable[[StepDigest], None] | None = None,
 ) -> Loop[InFlight]:
     """Load the models and wire ledger, scheduler, executor and loop.
 
-    ranks: who shares the target. tell: who compares what the ranks do. ConfigError on a bad checkpoint, or if the
-    engine would not fit into memory.
+    ranks: the ranks that share the target. publish: receives this rank's step digests for comparison. Raises
+    ConfigError on a bad checkpoint, or if the engine would not fit into memory.
     """
     afford(resolved, locate, ranks.size)
     dtype = getattr(torch, resolved.dtype)
@@ -77,12 +77,12 @@ def build(
         slack=resolved.slack,
         chunk=resolved.chunked_prefill_size,
         context_length=resolved.context_length,
-        tell=drafter.traits.reads_host,
+        host_tokens=drafter.traits.reads_host,
     )
-    observers = [] if tell is None else [RankDigest(ledger, tell, probes)]
+    observers = [] if publish is None else [RankDigest(ledger, publish, probes)]
     return Loop(
         scheduler,
-        _executor(context, drafter, kv, scheduler, ranks, audited=tell is not None),
+        _executor(context, drafter, kv, scheduler, ranks, audited=publish is not None),
         probes,
         lag=resolved.lag,
         eos_ids=tokenizer.eos_ids,
@@ -96,7 +96,7 @@ def build(
 def _executor(
     context: BuildContext, drafter: Drafter, kv: KVGroups, scheduler: Scheduler, ranks: Ranks, audited: bool
 ) -> DeviceExecutor:
-    """The stack of what runs a step, the plain step innermost. audited: results show the drafts."""
+    """The executor's stack of steps, with DeviceStep innermost. audited: results include the draft tokens."""
     resolved, device = context.resolved, context.device
     relay = build_relay(context.traits, _rows(resolved), drafter, device)
     guard = _guard(resolved, drafter, context.target, scheduler.steps)
@@ -125,7 +125,7 @@ def _executor(
 
 
 def _kv(context: BuildContext) -> KVGroups:
-    """The target's KV, by groups of layers with one window; all layers that have one have the same."""
+    """The target's KV groups: layers without and with a sliding window. All windowed layers have the same window."""
     resolved, target = context.resolved, context.target
     stamped = resolved.kv_stamps
 
@@ -144,19 +144,19 @@ def _kv(context: BuildContext) -> KVGroups:
 
 
 def _rows(resolved: Resolved) -> int:
-    """Rows of the device's tables: one of each running request, and row 0 for padding."""
+    """Rows of the device tables: one per running request, and row 0 for padding."""
     return resolved.max_running_requests + 1
 
 
 def graphs_for(resolved: Resolved, device: torch.device, probes: Probes) -> CudaGraphs | None:
-    """What holds the rounds that run as graphs, within the memory that they may take."""
+    """The CUDA graphs of verify rounds, within their memory limit."""
     if not resolved.cuda_graph_max_bs:
         return None
     return CudaGraphs(resolved.cuda_graph_max_bs, device, probes, most_bytes=resolved.cuda_graph_max_gb * GIB)
 
 
 def _guard(resolved: Resolved, drafter: Drafter, target: Target, steps: DraftSteps) -> Guard | None:
-    """Registered drafters are always checked, built-in ones where memory is."""
+    """Registered drafters are always checked; built-in ones only under strict_memory."""
     registered = is_registered(resolved.algorithm)
     if not (resolved.strict_memory or registered):
         return None
@@ -164,7 +164,7 @@ def _guard(resolved: Resolved, drafter: Drafter, target: Target, steps: DraftSte
 
 
 def _steps(resolved: Resolved, drafter: Drafter, probes: Probes) -> DraftSteps:
-    """The depth of every round: adaptive, or the drafter's own."""
+    """The controller of draft depth: adaptive, or static at the drafter's depth."""
     if resolved.adaptive_slots:
         return DraftSteps(resolved.adaptive_slots, resolved.num_steps, probes)
     return DraftSteps.static(drafter.steps, drafter.nodes, probes)

@@ -1,4 +1,4 @@
-"""A step's device work: a prefill step, or a round that proposes, verifies, compacts, absorbs and relays."""
+"""The device work of a step: a prefill, or a round that proposes, verifies, compacts, absorbs and relays."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from specmatrix.engine.spec.verify import verify
 
 
 class Step(Protocol):
-    """Device work over a batch, and how the host reads its output. What checks a step wraps another one."""
+    """Device work over a batch, and how the host reads its output. A step that checks another one wraps it."""
 
     @property
     def repeatable(self) -> bool:
-        """Whether a round may now be captured, and a captured one replayed."""
+        """Whether a round may now be captured, and a captured round replayed."""
         ...
 
     def run(self, plan: StepPlan, batch: StepBatch) -> StepOutput:
-        """All that a step does behind its uploads. The host reads nothing."""
+        """All of a step's device work after its uploads. The host reads nothing."""
         ...
 
     def read(self, output: StepOutput) -> StepResult:
@@ -40,7 +40,7 @@ class Step(Protocol):
 
 
 class DeviceStep:
-    """The step itself, without any check. capture: the target layers whose input states the drafter needs."""
+    """The step itself, without checks. capture: the target layers whose input states the drafter needs."""
 
     repeatable = True
 
@@ -119,8 +119,8 @@ class DeviceStep:
         return _with_logprobs(output, plan, logits, rows)
 
     def _compact(self, tree: DraftTree, verdict: Verdict, kv: StepKV) -> tuple[Tensor, Tensor]:
-        """Move the accepted path's KV to the front of the block; [B] bool each: whether it moved, whether the tree
-        had siblings. Sources never lie before their destination."""
+        """Move the accepted path's KV to the front of the block. Returns two [B] bools: whether KV was moved, and
+        whether the tree had siblings. A source is never before its destination."""
         path, parents = verdict.path, tree.parents
         order = count(path.shape[1], path.device)
         taken = torch.where(order < verdict.count[:, None], path, order)
@@ -135,14 +135,14 @@ class DeviceStep:
 
 
 class GuardedStep:
-    """A step whose drafter stands behind `guard`: rows with invalid drafts end with their result."""
+    """A step whose drafter is validated by `guard`: requests with invalid drafts end with this step's result."""
 
     def __init__(self, step: Step, guard: Guard) -> None:
         self._step, self._guard = step, guard
 
     @property
     def repeatable(self) -> bool:
-        # A graph would go on asking a drafter that is in quarantine.
+        # A graph would keep running a drafter that is in quarantine.
         return self._guard.error is None and self._step.repeatable
 
     def run(self, plan: StepPlan, batch: StepBatch) -> StepOutput:
@@ -152,7 +152,7 @@ class GuardedStep:
 
     def read(self, output: StepOutput) -> StepResult:
         assert output.codes is not None
-        return self._step.read(output)._replace(lies=self._guard.read(output.codes.tolist()))
+        return self._step.read(output)._replace(draft_errors=self._guard.read(output.codes.tolist()))
 
 
 def _padded(tokens: tuple[int, ...], width: int) -> list[int]:
@@ -160,7 +160,7 @@ def _padded(tokens: tuple[int, ...], width: int) -> list[int]:
 
 
 def _with_logprobs(output: StepOutput, plan: StepPlan, logits: Tensor, rows: SamplingRows | None) -> StepOutput:
-    """The log-probabilities that the plan asks for, of the output's tokens [B, W], from logits [B, W, V]."""
+    """Add the log-probabilities that the plan requests for the output's tokens [B, W], from logits [B, W, V]."""
     if plan.logprobs < 0:
         return output
     output = output._replace(logprobs=chosen_logprobs(logits, output.tokens, rows))
@@ -171,7 +171,7 @@ def _with_logprobs(output: StepOutput, plan: StepPlan, logits: Tensor, rows: Sam
 
 
 def _pairs(output: StepOutput) -> list[list[list[tuple[int, float]]]] | None:
-    """(token, log-probability) of the best tokens, by row and place."""
+    """(token, log-probability) of the most likely tokens, by row and position."""
     if output.top_ids is None or output.top_values is None:
         return None
     rows = zip(output.top_ids.tolist(), output.top_values.tolist(), strict=True)

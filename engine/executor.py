@@ -1,7 +1,7 @@
-"""Runs plans on the device. A launch reads nothing from it; `collect` waits for a step and reads it.
+"""Runs plans on the device. A launch reads nothing from the device; `collect` waits for a step and reads it.
 
-What is optional is a layer of a stack that `engine.build` puts together: a step wraps another one to check it, a
-runner wraps another one to run rounds as CUDA graphs.
+Optional features are layers of a stack that `engine.build` assembles: a step wraps another step to check it, a runner
+wraps another runner to run rounds as CUDA graphs.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from specmatrix.errors import KernelError
 
 
 class InFlight(NamedTuple):
-    """A launched step: its plan and its output on the way to the host."""
+    """A launched step: its plan, and its output being copied to the host."""
 
     plan: StepPlan
     staged: Staged
 
 
 class Runner(Protocol):
-    """Runs a plan whose uploads are on their way. graphs: those that it replays, if any."""
+    """Runs a plan whose uploads have been started. graphs: the CUDA graphs that it replays, if any."""
 
     @property
     def graphs(self) -> CudaGraphs | None: ...
@@ -40,10 +40,10 @@ class Runner(Protocol):
 
 
 class DeviceExecutor:
-    """Holds every device buffer; makes no decision.
+    """Holds every device buffer; makes no decisions.
 
-    plain: the innermost step. step: the whole stack over it. run: what runs the stack. around: entered around every
-    launch. drafter, pools and guard are parts of the stack, there to be read back.
+    plain: the innermost step. step: the whole stack of steps. run: runs the stack. around: a context entered around
+    every launch. drafter, pools and guard are parts of the stack, exposed for readback.
     """
 
     def __init__(
@@ -63,22 +63,22 @@ class DeviceExecutor:
         self.drafter, self.pools = drafter, tuple(pools)
         self.guard = guard
         self._around = nullcontext() if around is None else around
-        self._inference = torch.inference_mode()  # one for all steps: as a decorator it would make one for each
+        self._inference = torch.inference_mode()  # shared by all steps: a decorator would create one per call
 
     @property
     def graphs(self) -> CudaGraphs | None:
-        """What holds the CUDA graphs; None where rounds run without."""
+        """The CUDA graphs; None if rounds run without them."""
         return self.run.graphs
 
     def launch(self, plan: StepPlan) -> InFlight:
-        """Start a step. Returns without waiting for the device. KernelError if the device failed."""
+        """Launch a step without waiting for the device. Raises KernelError if the device failed."""
         with _device_errors(), self._inference, self._around:
             self.kv.extend(plan.rows)
             self.relay.admit(plan.rows)
             return InFlight(plan, self.staging.put(self.run(plan)))
 
     def collect(self, handle: InFlight) -> StepResult:
-        """Wait for a step and read it. KernelError if the device failed."""
+        """Wait for a step and read it. Raises KernelError if the device failed."""
         with _device_errors():
             return self.step.read(self.staging.take(handle.staged))
 
@@ -88,7 +88,7 @@ class DeviceExecutor:
 
 
 class EagerRunner:
-    """Runs steps kernel by kernel."""
+    """Runs steps eagerly, kernel by kernel."""
 
     graphs = None
 
@@ -101,7 +101,7 @@ class EagerRunner:
 
 
 class GraphRunner:
-    """Runs rounds as CUDA graphs, and what cannot be one through `eager`."""
+    """Runs rounds as CUDA graphs, and everything else through `eager`."""
 
     def __init__(self, eager: EagerRunner, graphs: CudaGraphs) -> None:
         self._eager, self.graphs = eager, graphs
@@ -116,7 +116,7 @@ class GraphRunner:
         return self._graphed(plan)
 
     def _graphed(self, plan: StepPlan) -> StepOutput:
-        """A round by its graph. Requests that only fill it up have row 0, which owns no page and stays empty."""
+        """Run a round by its graph. Padding requests have row 0, which owns no page and stays empty."""
         graphs, table, relay = self.graphs, self._table, self._relay
         rows, generations = graphs.give([row.row for row in plan.rows], [row.generation for row in plan.rows])
         width, reach = plan.rows[0].width, reach_of(max(row.bound for row in plan.rows), table.positions)
@@ -131,7 +131,7 @@ class GraphRunner:
         try:
             output = graphs.run(GraphShape(plan.greedy, plan.logprobs, len(rows), width, reach), whole_round)
         except BaseException:
-            # What a capture that broke off published was recorded, but never computed.
+            # A failed capture recorded what it published, but never computed it.
             relay.drop()
             raise
         return output.first(len(plan.rows))
@@ -139,7 +139,7 @@ class GraphRunner:
 
 @contextmanager
 def _device_errors() -> Iterator[None]:
-    """An error that the device reports says nothing about the step at hand, and no later one can be trusted."""
+    """A device error is not the current step's fault, and no later step can be trusted."""
     try:
         yield
     except torch.AcceleratorError as error:

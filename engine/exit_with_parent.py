@@ -1,4 +1,4 @@
-"""A process that ends with the one that started it, even a killed one."""
+"""Ends this process when its parent ends, even if the parent is killed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ STATUS: Final = 1
 def exit_with_parent() -> None:
     """From now on the end of standard input ends this process with status 1.
 
-    It must be a pipe whose other end only the starter holds, and into which nobody writes.
+    Standard input must be a pipe whose write end only the parent holds and never writes to.
     """
     Thread(target=_wait, daemon=True).start()
 

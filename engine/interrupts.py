@@ -1,4 +1,4 @@
-"""Ctrl-C during an engine call: delivered where the loop can undo a step, delayed everywhere else."""
+"""Ctrl-C during an engine call: delivered where the loop can undo a step, deferred everywhere else."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from types import FrameType
 from typing import Any, Final
 
 SIGINT: Final = int(signal.SIGINT)
-# `signal.signal` without its search for each handler among enums, which takes ten times as long.
+# `signal.signal` without its enum look-up of each handler, which takes ten times as long.
 _set: Final[Callable[[int, Any], Any]] = importlib.import_module("_signal").signal
 
 
 class Interrupts:
-    """Reroutes SIGINT for the length of a call, `with interrupts:`; calls may nest.
+    """Reroutes SIGINT for the duration of a call, `with interrupts:`; calls may nest.
 
-    Within `with interrupts.window:` a signal reaches the caller's own handler at once; elsewhere it waits until the
-    next window opens or the outermost call ends. Does nothing outside the main thread, where Python delivers no
-    signals, nor where SIGINT has no Python handler.
+    Within `with interrupts.window:` a signal reaches the caller's own handler at once; elsewhere it is deferred until
+    the next window opens or the outermost call ends. Has no effect outside the main thread, where Python delivers no
+    signals, or if SIGINT has no Python handler.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class Interrupts:
         if not _main_thread():
             return
         if not self._calls:
-            # Raises what a signal that came before has in store; nothing has changed then.
+            # May raise from a signal that is already pending; nothing has changed at this point.
             handler = _set(SIGINT, self._receive)
             if callable(handler):
                 self._handler = handler
@@ -64,7 +64,7 @@ class Interrupts:
 
 
 class _Window:
-    """Where a step can be undone, so that a signal may interrupt it."""
+    """The code in which a step can be undone, so that a signal may interrupt it."""
 
     def __init__(self, interrupts: Interrupts) -> None:
         self._interrupts = interrupts

@@ -1,10 +1,10 @@
-"""The step loop: plan, launch, resolve. `lag` is the number of launched steps that may wait unread.
+"""The step loop: plan, launch, resolve. `lag` is the number of launched steps whose results may be unread.
 
 Spec v1 is lag 0, spec v2 is lag 1. There is no third difference.
 
-A launch is a transaction. What fails on the device because of one request ends that request alone: the step is taken
-back, its requests run again, each in steps of its own, and the one whose own step fails is finished with an error. An
-interrupt takes back every step in flight. A bug of the engine or the device breaks the loop for good.
+A launch is a transaction. A device failure that one request causes ends only that request: the step is rolled back, its
+requests run again, each in steps of its own, and the request whose own step fails ends with an error. An interrupt
+rolls back every step in flight. An engine or device bug breaks the loop permanently.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ Answer = TypeVar("Answer")
 
 
 class Loop(Generic[Handle]):
-    """Drives requests to their end. The only writer of Request.output, transcript and logprobs.
+    """Runs requests to completion. The only writer of Request.output, transcript and logprobs.
 
-    isolates: whether a failed step may be taken back; ranks that share a target cannot, as the others go on.
-    observers: see every step, in their order; the first counts. broken: the first bug, after which nothing runs any
-    more; None while there was none.
+    isolates: whether a failed step may be rolled back; not possible with several ranks, because the others continue.
+    observers: receive every step, in order; the first one counts. broken: the first bug, after which nothing runs any
+    more; None if there was none.
     """
 
     def __init__(
@@ -65,17 +65,17 @@ class Loop(Generic[Handle]):
         self._text_stream = text_stream
         self._rules: dict[int, StopRules] = {}
         self._abandoned: set[int] = set()
-        self._logged = ""  # the failure of a shared step that was logged last
-        self._rolled_back = False  # an exit on its way out has left nothing in flight
+        self._logged = ""  # the last logged failure of a shared step
+        self._rolled_back = False  # a propagating exit has already rolled back the steps in flight
 
     def add(self, request: Request) -> None:
-        """Queue a request; RequestError if it can never run."""
+        """Queue a request; raises RequestError if it can never run."""
         self.scheduler.add(request)
         request.transcript = OutputText(self._text_stream())
         self._rules[request.rid] = StopRules.of(request.params, self.eos_ids)
 
     def abort(self, rid: int) -> bool:
-        """Stop a request; False if it had ended."""
+        """Stop a request; False if it has already ended."""
         return self.scheduler.abort(rid)
 
     def forget(self, rid: int) -> None:
@@ -100,25 +100,25 @@ class Loop(Generic[Handle]):
         return self.scheduler.has_work or bool(self.pending)
 
     def step(self) -> None:
-        """One turn: launch what can run, then read results that are older than the lag allows.
+        """One iteration: launch a step if possible, then resolve steps that are older than the lag allows.
 
-        LedgerError if requests wait of which none can ever run; like any EngineBug it breaks the loop. EngineError if
-        that has happened. KeyboardInterrupt and other exits leave the loop as if no step were in flight.
+        Raises LedgerError if requests are waiting but none can ever run; like any EngineBug it breaks the loop, and
+        later calls raise EngineError. KeyboardInterrupt and other exits leave the loop as if no step were in flight.
         """
         self.check()
         try:
             self._turn()
         except BaseException as error:
-            # Any other exit comes from a signal's handler or another thread, in the middle of the books.
+            # Any other exit comes from a signal handler or another thread, in the middle of a state change.
             if isinstance(error, Exception) or not self._rolled_back:
                 self._break(error)
             self._rolled_back = False
             raise
 
     def check(self) -> None:
-        """EngineError if the loop is broken."""
+        """Raise EngineError if the loop is broken."""
         if self.broken is not None:
-            raise EngineError(f"the engine is broken and serves no more calls; its first error was {self.broken}")
+            raise EngineError(f"the engine is broken and accepts no more calls; its first error was {self.broken}")
 
     def _turn(self) -> None:
         plan = self.scheduler.plan()
@@ -145,14 +145,14 @@ class Loop(Generic[Handle]):
     def _collect(self, plan: StepPlan, handle: Handle) -> None:
         result = self._attempt(plan, self.executor.collect, handle)
         if result is None:
-            # Whatever was launched behind it read what it left on the device.
+            # Every step launched after it used values that it left on the device.
             self._drop_in_flight()
             self._rolled_back = False
         else:
             self._resolve(plan, result)
 
     def _attempt(self, plan: StepPlan, call: Callable[[Argument], Answer], argument: Argument) -> Answer | None:
-        """What an executor's call for a step returns; None if it failed because of the step's requests."""
+        """The result of an executor call for a step; None if it failed because of the step's requests."""
         try:
             with self.interrupts.window:
                 return call(argument)
@@ -175,24 +175,26 @@ class Loop(Generic[Handle]):
         self._rolled_back = True
 
     def _isolate(self, plan: StepPlan, error: Exception) -> None:
-        """End the request that made its own step fail; those of a shared step run alone until they are past it."""
+        """End the request whose own step failed; run the requests of a shared step alone until their steps succeed."""
         if len(plan.rows) == 1:
             self._fail(self.scheduler.requests[plan.rows[0].rid], error)
         else:
             self._logged = described(error)
-            log.warning("a step of %d requests failed; each runs again alone", len(plan.rows), exc_info=error)
+            log.warning("a step with %d requests failed; each request will run alone", len(plan.rows), exc_info=error)
             self.scheduler.isolate(plan)
 
     def _fail(self, request: Request, error: Exception) -> None:
         """End a request that made the engine raise an error."""
-        # The shared step before it has shown the same traceback.
+        # The failure of the shared step before it was logged with the same traceback.
         known = request.rid in self.scheduler.isolated and described(error) == self._logged
         log.warning("request %d was stopped after %s", request.rid, described(error), exc_info=None if known else error)
-        message = f"the request made the engine raise {described(error)}; it was stopped, its tokens so far are exact"
+        message = (
+            f"the request made the engine raise {described(error)}; it was stopped, and its tokens so far are exact"
+        )
         self.scheduler.end(request, Finish("error", message=message))
 
     def _break(self, error: BaseException) -> None:
-        """Serve nothing more: live requests end with an error, and every later step names this first cause."""
+        """Stop permanently: live requests end with an error, and every later step reports this first cause."""
         self.broken = described(error)
         self.pending.clear()
         self.scheduler.end_all(Finish("error", message=f"the engine broke: {self.broken}"))
@@ -215,8 +217,8 @@ class Loop(Generic[Handle]):
         self.scheduler.settle(row, row.width if plan.prefill else count)
         if request.phase is not Phase.RUNNING:
             return request, Outcome.DROPPED, 0, None
-        if result.lies is not None and result.lies[index] is not None:
-            self.scheduler.finish(request, Finish("error", message=result.lies[index]))
+        if result.draft_errors is not None and result.draft_errors[index] is not None:
+            self.scheduler.finish(request, Finish("error", message=result.draft_errors[index]))
             return request, Outcome.INVALID, 0, None
         if not plan.prefill:
             request.metrics.count(count, row.width)
@@ -234,14 +236,14 @@ class Loop(Generic[Handle]):
         return delivery
 
     def _adapt(self, plan: StepPlan, result: StepResult, requests: list[Request]) -> None:
-        """Tell the depth's controller what the live requests accepted, under the round's own width."""
+        """Report what the live requests accepted to the depth controller, under the round's own width."""
         if self.scheduler.steps.adapts:
             pairs = zip(result.counts, requests, strict=True)
             live = [count - 1 for count, request in pairs if request.phase is Phase.RUNNING]
             self.scheduler.steps.observe(len(requests), plan.rows[0].width, live)
 
     def _deliver(self, request: Request, result: StepResult, index: int) -> Delivery:
-        """Hand over the accepted tokens one by one, until the request ends."""
+        """Deliver the accepted tokens one by one, until the request ends."""
         count = result.counts[index]
         rules, output, transcript = self._rules[request.rid], request.output, request.transcript
         assert transcript is not None

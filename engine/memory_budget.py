@@ -1,4 +1,4 @@
-"""What an engine will allocate, summed up and compared with what there is before anything of it is."""
+"""Computes what an engine will allocate and compares it with the free memory, before allocating anything."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from specmatrix.engine.models.weights import count_numbers, tensor_names
 from specmatrix.engine.spec.builders import Locate
 from specmatrix.errors import ConfigError
 
-# Bytes of the host's own lists by page and by row, and of what it needs to make one rotation.
+# Bytes of the host's own lists per page and per row, and for computing one rotation.
 PAGE: Final = 48
 ROW: Final = 40
 ROTATION: Final = 24
 
 
 class Need(NamedTuple):
-    """What a setting makes an engine allocate: bytes of the device, and of the host beside it."""
+    """What one setting makes an engine allocate: bytes on the device, and on the host."""
 
     setting: str
     what: str
@@ -36,7 +36,7 @@ class Need(NamedTuple):
 
 
 class Model(NamedTuple):
-    """A checkpoint that an engine loads: how many layers keep KV, and how many floating numbers are read of it."""
+    """A checkpoint that an engine loads: how many layers have KV, and how many floating-point numbers are read."""
 
     folder: Path
     config: ModelConfig
@@ -45,14 +45,14 @@ class Model(NamedTuple):
 
 
 def afford(resolved: Resolved, locate: Locate, ranks: int = 1) -> None:
-    """ConfigError, one sentence, if an engine of so many ranks would not fit into the memory that is free.
+    """Raise ConfigError, with one sentence, if an engine with `ranks` ranks would not fit into the free memory.
 
-    Reads headers of checkpoints only; ConfigError on a bad one.
+    Reads only checkpoint headers; ConfigError on a bad one.
     """
     device = torch.device(resolved.device)
     found = needs(resolved, models_of(resolved, locate), ranks)
     if device.type == "cpu":
-        # The ranks share the host.
+        # The ranks share the host's memory.
         fits(found, [ranks * (need.device + need.host) for need in found], host_memory(), "host memory")
         return
     fits(found, [need.device for need in found], _device_memory(device), "GPU memory")
@@ -60,27 +60,27 @@ def afford(resolved: Resolved, locate: Locate, ranks: int = 1) -> None:
 
 
 def fits(found: Sequence[Need], sizes: Sequence[int], free: int | None, place: str) -> None:
-    """ConfigError if the sizes, in bytes, are more than is free; it names the largest. None: nothing is known."""
+    """Raise ConfigError if the sizes, in bytes, exceed the free memory; it names the largest. None: unknown."""
     total = sum(sizes)
     if free is None or total <= free:
         return
     size, need = max(zip(sizes, found, strict=True), key=lambda pair: pair[0])
     raise ConfigError(
-        f"{need.setting} takes {_gib(size)} for {need.what} and the engine {_gib(total)} in all, but {_gib(free)} of "
-        f"{place} is free; lower that or free memory"
+        f"{need.setting} takes {_gib(size)} for {need.what} and the engine {_gib(total)} in total, but only "
+        f"{_gib(free)} of {place} is free; lower that setting or free memory"
     )
 
 
 def _gib(size: int) -> str:
-    """Bytes in words, by whole numbers: a float ends at 1e308."""
+    """Bytes as text, with integer arithmetic: a float ends at 1e308."""
     tenths = size * 10 // GIB
     return f"{tenths // 10:,}.{tenths % 10} GiB"
 
 
 def needs(resolved: Resolved, models: Sequence[Model], ranks: int) -> list[Need]:
-    """What each setting makes one rank allocate. models: the target, which ranks share, and the draft if there is one.
+    """What each setting makes one rank allocate. models: the target, which ranks share, and the draft if any.
 
-    A graph's memory counts as the most that all may hold; what one step computes with does not count.
+    CUDA graphs count with their maximum; the temporary memory of a step does not count.
     """
     r, size = resolved, torch.empty(0, dtype=getattr(torch, resolved.dtype)).element_size()
     (target, *drafts), rows, page = models, r.max_running_requests + 1, r.page_size
@@ -112,7 +112,7 @@ def needs(resolved: Resolved, models: Sequence[Model], ranks: int) -> list[Need]
 
 
 def models_of(resolved: Resolved, locate: Locate) -> list[Model]:
-    """The target, and the draft where the algorithm has one. Reads headers only. ConfigError on a bad checkpoint."""
+    """The target, and the draft if the algorithm has one. Reads only headers. ConfigError on a bad checkpoint."""
     folder, traits = locate(resolved.model_path), algorithm(resolved.algorithm)
     config = load_model_config(folder)
     found = [Model(folder, config, _layers(folder, config), count_numbers(folder))]
@@ -122,32 +122,32 @@ def models_of(resolved: Resolved, locate: Locate) -> list[Model]:
     config = load_draft_config(folder)
     if traits.draft_weights != "bundled":
         return [*found, Model(folder, config, _layers(folder, config), count_numbers(folder))]
-    # A target's own prediction layers were counted with it.
+    # A target's bundled prediction layers were counted with it.
     own = resolved.draft_path == resolved.model_path
     numbers = 0 if own else count_numbers(folder, bundled_prefixes(config))
     return [*found, Model(folder, config, resolved.num_steps if resolved.enable_multi_layer_eagle else 1, numbers)]
 
 
 def _layers(folder: Path, config: ModelConfig) -> int:
-    """As many layers as config.json says and the weights have: loading them says what is missing."""
+    """The smaller of the layer counts in config.json and in the weights: loading them reports missing layers."""
     numbers = [int(found[1]) for name in tensor_names(folder) if (found := re.search(r"\blayers\.(\d+)\.", name))]
     return min(config.num_layers, 1 + max(numbers, default=0))
 
 
 def _device_memory(device: torch.device) -> int:
-    """What the driver and torch's own cache have left."""
+    """Memory that the driver and torch's caching allocator have left."""
     free, _ = torch.cuda.mem_get_info(device)
     return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
 
 
 def host_memory() -> int | None:
-    """Bytes that this process may still take of the host; None where nothing says."""
+    """Host memory in bytes that this process may still allocate; None if unknown."""
     found = re.search(r"^MemAvailable: +(\d+) kB", _text(Path("/proc/meminfo")), re.MULTILINE)
     return min([*([1024 * int(found[1])] if found else []), *group_memory()], default=None)
 
 
 def group_memory(root: Path = Path("/sys/fs/cgroup"), groups: Path = Path("/proc/self/cgroup")) -> Iterator[int]:
-    """What each control group that this process is in has left below its limit; pages of files can be dropped."""
+    """Memory below the limit of each of this process's control groups; the page cache counts as free."""
     for line in _text(groups).splitlines():
         _, kinds, path = line.split(":", 2)
         if kinds and "memory" not in kinds.split(","):
@@ -165,7 +165,7 @@ def group_memory(root: Path = Path("/sys/fs/cgroup"), groups: Path = Path("/proc
 
 
 def _text(file: Path) -> str:
-    """Empty where the system has no such file."""
+    """Empty if the system has no such file."""
     try:
         return file.read_text(encoding="utf-8")
     except OSError:

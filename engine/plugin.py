@@ -1,8 +1,9 @@
-"""A user's own algorithm: `register_algorithm` adds it to the command line, the resolution and the builders.
+"""User-defined algorithms: `register_algorithm` adds one to the command line, the resolution and the builders.
 
 One file is enough (`examples/`). The extension points are those of sglang#24999 and of SGLang's `register`: whether
-the draft may use the target's verify shape (trait `target_verify_for_draft`), a relay of its own, a check of what was
-asked. A registered drafter is guarded (`engine.spec.guard`): what it says falsely costs its request, never the batch.
+the draft may use the target's verify shape (trait `target_verify_for_draft`), its own relay, and a check of the
+requested configuration. A registered drafter is validated (`engine.spec.guard`): invalid output fails only its own
+request, never the batch.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ NAME: Final = re.compile(r"[A-Z][A-Z0-9_]*")
 def register_algorithm(
     traits: Traits, build: Build, *, check: Check | None = None, relay: RelayOf | None = None
 ) -> Traits:
-    """Make an algorithm known; the traits as registered, with the name in upper case.
+    """Register an algorithm; returns its traits, with the name in upper case.
 
-    build: the drafter's class, taking a BuildContext, or a function of one whose return annotation is that class. The
-        class must have the hooks prime, propose and absorb (`engine.spec.drafter.Drafter`).
-    check: called with what was asked and what is known of the models before anything is resolved; it raises
-        ConfigError with a sentence that names the fix.
-    relay: rows, drafter and device -> the relay that keeps what the drafter carries (`engine.device.relay.Relay`, or
-        a subclass); by default one buffer per carry.
-    ConfigError, by the algorithm's name: a bad, built-in or taken name, a hook that is missing or no function,
-    contradicting traits.
+    build: the drafter's class, called with a BuildContext, or a function of one whose return annotation is that class.
+        The class must have the hooks prime, propose and absorb (`engine.spec.drafter.Drafter`).
+    check: called with the requested configuration and the facts before anything is resolved; it raises ConfigError
+        with a message that names the fix.
+    relay: rows, drafter and device -> the relay that stores the drafter's carried state (`engine.device.relay.Relay`,
+        or a subclass); by default one buffer per carry.
+    Raises ConfigError, with the algorithm's name, on a bad, built-in or taken name, a hook that is missing or not a
+    function, or contradictory traits.
     """
     traits = replace(traits, name=traits.name.upper())
     _check_traits(traits)
@@ -51,7 +52,7 @@ def register_algorithm(
 
 
 def forget_algorithm(name: str) -> None:
-    """Take a registered algorithm back. ConfigError if it is not registered; engines that run it go on."""
+    """Unregister an algorithm. ConfigError if it is not registered; engines that run it are not affected."""
     forget_traits(name.upper())
     del BUILDERS[name.upper()]
     RELAYS.pop(name.upper(), None)
@@ -60,10 +61,15 @@ def forget_algorithm(name: str) -> None:
 def _check_traits(traits: Traits) -> None:
     name = traits.name
     if not NAME.fullmatch(name):
-        raise ConfigError(f"algorithm name {name!r} must be letters, digits and underscores, a letter first")
+        raise ConfigError(
+            f"algorithm name {name!r} must consist of letters, digits and underscores and start with a letter"
+        )
     wrong = (
         (traits.max_lag not in (0, 1), f"max_lag must be 0 or 1, got {traits.max_lag}"),
-        (traits.reads_host and traits.max_lag != 0, "reads_host needs max_lag 0: what is read must have been resolved"),
+        (
+            traits.reads_host and traits.max_lag != 0,
+            "reads_host needs max_lag 0, because tokens on the host must be resolved",
+        ),
         (traits.key_span < 0, f"key_span must be at least 0, got {traits.key_span}"),
         (
             traits.block and traits.topology is not Topology.CHAIN,
@@ -71,7 +77,7 @@ def _check_traits(traits: Traits) -> None:
         ),
         (
             bool(traits.draft_architectures) and not traits.needs_draft_model,
-            "draft_architectures mean nothing with draft_weights none",
+            "draft_architectures has no effect with draft_weights none",
         ),
     )
     for broken, why in wrong:
@@ -80,14 +86,14 @@ def _check_traits(traits: Traits) -> None:
 
 
 def _check_hooks(name: str, build: Callable[..., object]) -> None:
-    """The drafter's class, found without building it, has every hook."""
+    """The drafter's class, found without building it, must have every hook."""
     if not callable(build):
         raise ConfigError(f"algorithm {name}: build must be a drafter class or a function, got {build!r}")
     made = build if inspect.isclass(build) else get_type_hints(build).get("return")
     if not inspect.isclass(made):
         raise ConfigError(
-            f"algorithm {name}: build must be a drafter class, or a function annotated with the class that it returns"
+            f"algorithm {name}: build must be a drafter class, or a function whose return annotation is that class"
         )
     for hook in HOOKS:
         if not callable(getattr(made, hook, None)):
-            raise ConfigError(f"algorithm {name}: {made.__name__} lacks the hook {hook}; it needs {', '.join(HOOKS)}")
+            raise ConfigError(f"algorithm {name}: {made.__name__} has no hook {hook}; it needs {', '.join(HOOKS)}")

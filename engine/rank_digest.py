@@ -1,4 +1,4 @@
-"""What a rank shows of itself, so that all ranks can be compared: digests of its plans, drafts and results."""
+"""Digests of a rank's plans, drafts and results, so that all ranks can be compared."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from specmatrix.engine.spec.drafter import AgreedDrafts
 
 
 class RankDigest:
-    """Observes the loop: digests of the ledger's journal and of each plan before its launch, and of each result."""
+    """Observes the loop: publishes digests of the ledger's journal and each plan before launch, and of each result."""
 
-    def __init__(self, ledger: Ledger, tell: Callable[[StepDigest], None], probes: Probes) -> None:
-        self._tell, self._probes = tell, probes
+    def __init__(self, ledger: Ledger, publish: Callable[[StepDigest], None], probes: Probes) -> None:
+        self._publish, self._probes = publish, probes
         self._journal = blake2b(digest_size=8)
         ledger.subscribe(lambda entry: self._journal.update(repr(entry).encode()))
 
     def planned(self, plan: StepPlan, in_flight: int) -> None:
         self._probes.hit("rank.step")
-        self._tell(StepDigest(PLAN, (self._journal.hexdigest(), digest(plan))))
+        self._publish(StepDigest(PLAN, (self._journal.hexdigest(), digest(plan))))
 
     def resolved(self, plan: StepPlan, result: StepResult, deliveries: Sequence[Delivery]) -> None:
         tokens = [row[:count] for row, count in zip(result.tokens, result.counts, strict=True)]
-        self._tell(StepDigest(RESULT, (digest(tokens), digest(result.drafts), digest(result.lies))))
+        self._publish(StepDigest(RESULT, (digest(tokens), digest(result.drafts), digest(result.draft_errors))))
 
 
 class AuditedStep:
-    """A step whose result shows the drafts, too."""
+    """A step whose result also contains the drafts."""
 
     def __init__(self, step: Step, drafts: AgreedDrafts) -> None:
         self._step, self._drafts = step, drafts

@@ -1,4 +1,4 @@
-"""Folders in the temporary directory that go with their process; those of a killed one go when the next is made."""
+"""Folders in the temporary directory that are removed with their process; creating one removes those of killed ones."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Final
 
 PREFIX: Final = "specmatrix-"
-# In each folder, locked for as long as the process lives that made it.
+# A file in each folder, locked while the process that created the folder is alive.
 LOCK: Final = ".alive"
 
 
 class TempDir:
-    """A new empty folder `path`, but for its lock, until `close` or the end of a `with`.
+    """A new folder `path`, empty except for its lock, until `close` or the end of a `with`.
 
-    kind: part of its name. First, every such folder goes that a killed process left.
+    kind: part of its name. Folders that killed processes left are removed first.
     """
 
     def __init__(self, kind: str) -> None:
@@ -28,7 +28,7 @@ class TempDir:
         fresh = self.path / f"{LOCK}.fresh"
         self._lock = os.open(fresh, os.O_CREAT | os.O_RDONLY, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
-        # Under its name it is never seen unlocked.
+        # Renamed when already locked, so that it is never seen unlocked under its final name.
         fresh.rename(self.path / LOCK)
 
     def close(self) -> None:
@@ -46,12 +46,12 @@ class TempDir:
 def _remove_unowned(lock: Path) -> None:
     try:
         held = os.open(lock, os.O_RDONLY | os.O_NOFOLLOW)
-    except OSError:  # it went just now, or it is another user's
+    except OSError:  # it was just removed, or it is another user's
         return
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         shutil.rmtree(lock.parent)
-    except OSError:  # its process lives, or somebody else removes it
+    except OSError:  # its process is alive, or another process is removing it
         return
     finally:
         os.close(held)

@@ -1,30 +1,30 @@
-"""The exception tree of the engine.
+"""The engine's exceptions.
 
 Exception
-├── EngineError            speaks to a user: what was wrong, the value, what is allowed
-│   ├── ConfigError        a launch that cannot run as asked
-│   └── RequestError       one bad request; the rest of the batch goes on
-└── EngineBug              a broken invariant of our own; never caught
+├── EngineError            a user error: what was wrong, the value, what is allowed
+│   ├── ConfigError        a configuration that cannot run
+│   └── RequestError       one bad request; the rest of the batch continues
+└── EngineBug              a broken invariant of the engine; never caught and ignored
     ├── LedgerError        KV pages and accounts disagree
     └── KernelError        a device operation broke its contract
 """
 
 
 def text_of(error: BaseException) -> str:
-    """The text of any exception on one line, whatever its own code does."""
+    """An exception's text on one line, even if its own `__str__` raises."""
     try:
         return " ".join(str(error).split())
     except Exception:
-        return "its text cannot be made"
+        return "its text is unavailable"
 
 
 def described(error: BaseException) -> str:
-    """The type and text of any exception, on one line."""
+    """An exception's type and text on one line."""
     return ": ".join(filter(None, (type(error).__name__, text_of(error))))
 
 
 class EngineError(Exception):
-    """A mistake in what was asked; the text is one sentence that a user can act on."""
+    """A user error; the text is one sentence that a user can act on."""
 
 
 class ConfigError(EngineError):
@@ -32,15 +32,15 @@ class ConfigError(EngineError):
 
 
 class RequestError(EngineError):
-    """A request that cannot be served; it is refused alone."""
+    """A request that cannot be served; only this request is refused."""
 
 
 class EngineBug(Exception):
-    """A broken invariant inside the engine; nothing may catch it and go on."""
+    """A broken invariant of the engine; it must not be caught and ignored."""
 
 
 class LedgerError(EngineBug):
-    """A law of KV page ownership does not hold."""
+    """A KV ownership invariant does not hold."""
 
 
 class KernelError(EngineBug):

@@ -1,1 +1,1 @@
-"""Ring 1: tensors without policy."""
+"""Ring 1: tensor code without scheduling decisions."""

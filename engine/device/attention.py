@@ -1,4 +1,4 @@
-"""How one step's queries reach their keys: through the pool, or through the pool and a round's scratch."""
+"""Attention over a step's queries: from the KV pool, or from the pool and a round's scratch KV."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from specmatrix.kernels.store_kv import store_kv
 class StepAttention:
     """Store the step's tokens in the pool, then attend over the slots that each request reads.
 
-    write_slots int64 [B, W]; read_slots int64 [B, T], the written ones among them; bias [B, 1, W, T] of the pool's
-    dtype, 0 or -inf, at least one 0 per query. sparse: most keys are hidden, as by a sliding window. start int64 [B]:
-    the step's tokens stand at positions start..start + W - 1, so that none sees more; None where they do not.
+    write_slots int64 [B, W]; read_slots int64 [B, T], including the written ones; bias [B, 1, W, T] of the pool's
+    dtype, 0 or -inf, at least one 0 per query. sparse: most keys are masked, as by a sliding window. start int64 [B]:
+    the step's tokens are at positions start..start + W - 1, so no query sees a later position; None if they are not.
     """
 
     def __init__(
@@ -44,12 +44,12 @@ class StepAttention:
         self._reads: Reads | None = None
 
     def kv_slots(self, layer: int) -> tuple[Tensor, Tensor] | None:
-        """Rows of the pool [S, planes * kv_heads * head_dim], and the slots [B * W] to store to."""
+        """The pool's rows [S, planes * kv_heads * head_dim], and the slots [B * W] to store to."""
         return self._pool.rows[layer], self._write
 
     def __call__(self, layer: int, q: Tensor, kv: Tensor | None) -> Tensor:
         if self._reads is None:
-            # The first layer's queries say how many heads share a key head; all layers have the same shape.
+            # The first layer's queries give the number of query heads per KV head; all layers have the same shape.
             pool, layout = self._pool, self._pool.layout
             self._reads = plan_reads(
                 *self._plan,
@@ -68,10 +68,11 @@ class StepAttention:
 
 
 class DraftAttention:
-    """Beams of one drafting round: the committed prefix in the pool, and scratch for the drafted tokens.
+    """Attention for the beams of one drafting round: the committed prefix in the pool, and scratch KV for drafted
+    tokens.
 
     read_slots int64 [B, T] and prefix_bias [B, 1, 1, T]: the prefix, the same for all beams. capacity: drafted tokens
-    that one round can write. No page is written: the extend after verification writes the accepted tokens.
+    that one round can write. No page is written: the extend after verification writes the accepted tokens' KV.
     """
 
     def __init__(self, pool: KVPool, read_slots: Tensor, prefix_bias: Tensor, capacity: int) -> None:
@@ -81,10 +82,10 @@ class DraftAttention:
         self._bias = pad(prefix_bias, (0, self._keys.length - self._prefix), value=float("-inf"))
 
     def begin(self, offset: int, ancestors: Tensor | None = None) -> None:
-        """Before each forward, whose K tokens per request take scratch columns offset..offset+K-1.
+        """Call before each forward, whose K tokens per request use scratch columns offset..offset+K-1.
 
-        ancestors bool [B, K, offset + K]: the columns that each beam may see, itself included; None for a chain, one
-        beam that sees itself and all earlier ones.
+        ancestors bool [B, K, offset + K]: the columns that each beam may see, its own included; None for a chain, a
+        single beam that sees its own and all earlier columns.
         """
         beams = 1 if ancestors is None else ancestors.shape[1]
         if self._bias.shape[2] != beams:
@@ -95,7 +96,7 @@ class DraftAttention:
         self._keys.begin(self._bias, offset)
 
     def kv_slots(self, layer: int) -> tuple[Tensor, Tensor] | None:
-        """Where a layer's keys and values go, None where scratch is made for a layer when it is called."""
+        """Where a layer's keys and values are stored, None if the layer's scratch is allocated on its first call."""
         return self._keys.kv_slots(layer)
 
     def __call__(self, layer: int, q: Tensor, kv: Tensor | None) -> Tensor:
@@ -103,14 +104,14 @@ class DraftAttention:
 
 
 class _InPlace:
-    """Keys and values where they are, those of drafted tokens in the pool's spare slots. length: columns to mask."""
+    """Reads KV in place; drafted tokens are in the pool's spare slots. length: columns to mask."""
 
     def __init__(self, pool: KVPool, read_slots: Tensor, capacity: int) -> None:
         assert pool.spare is not None
         batch, prefix = read_slots.shape
         if batch * capacity > len(pool.spare):
             raise LedgerError(
-                f"{batch} requests draft {capacity} tokens each and the pool has {len(pool.spare)} spare slots"
+                f"{batch} requests draft {capacity} tokens each, but the pool has {len(pool.spare)} spare slots"
             )
         self._pool = pool
         self._own = pool.spare[: batch * capacity].view(batch, capacity)
@@ -129,13 +130,13 @@ class _InPlace:
 
 
 class _Gathered:
-    """A copy of each layer's prefix, read once, with room behind it: quicker where memory is near. length: columns."""
+    """Copies each layer's prefix once, with room for drafted tokens: faster where memory is fast. length: columns."""
 
     def __init__(self, pool: KVPool, read_slots: Tensor, capacity: int) -> None:
         self._pool = pool
         self._prefix = read_slots.shape[1]
         self.length = self._prefix + capacity
-        # Scratch columns read the padding slot: one gather then also allocates them, and all of it is finite.
+        # Scratch columns gather the padding slot: the same gather then allocates them, with finite values.
         kv = pool.layout
         self._where = spread_slots(pad(read_slots, (0, capacity)), kv.kv_heads, kv.planes)
         self._shape = (kv.planes, read_slots.shape[0] * kv.kv_heads, self.length, kv.head_dim)
@@ -161,12 +162,12 @@ class _Gathered:
         first = self._prefix + self._offset
         batch, beams = q.shape[:2]
         columns[:, first : first + beams] = kv.view(batch, beams, layout.planes, layout.kv_heads, layout.head_dim)
-        # A draft's bits change no answer, only what is proposed.
+        # The bits of draft KV affect only the proposals, not the output.
         return attend(q, layout.kv_heads, layout.factor, read, layout.value_dim, self._spread)
 
     def _gather(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Prefix and scratch of one layer, once as columns [B, T + capacity, planes, kv_heads, head_dim] to write to,
-        and once as `attend` reads them."""
+        """One layer's prefix and scratch: as columns [B, T + capacity, planes, kv_heads, head_dim] to write to, and in
+        the layout that `attend` reads."""
         pool = self._pool
         layout = pool.layout
         read = pool.heads[layer].index_select(0, self._where).view(self._shape)

@@ -1,4 +1,4 @@
-"""Every tensor of one step, built from the plan and the relay and nowhere else."""
+"""All tensors of one step, built only from the plan and the relay."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from specmatrix.engine.device.pinned_copy import integers
 from specmatrix.engine.device.relay import DraftState, Relay
 from specmatrix.engine.device.slot_table import SlotTable
 
-# Positions whose masks are kept, by kind of device; a table of 4096 holds 32 MiB in half precision.
+# Positions with cached masks, by device type; a table of 4096 takes 32 MiB in half precision.
 LONGEST_TRIANGLE: Final = {"cpu": 1024, "cuda": 4096}
 
 
 class HostTokens(NamedTuple):
-    """What the host knows of one row: a number that stays with its text and is no other's, and all its tokens."""
+    """A row's tokens as known to the host: an id unique to this text, and all its tokens."""
 
     key: int
     tokens: tuple[int, ...]
 
 
 class Causal(NamedTuple):
-    """Consecutive tokens of a step: positions [B, n], the slots to write them to [B, n], bias [B, 1, n, T]."""
+    """Consecutive tokens of a step: positions [B, n], write slots [B, n], bias [B, 1, n, T]."""
 
     positions: Tensor
     write: Tensor
@@ -35,17 +35,17 @@ class Causal(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class StepBatch:
-    """B requests by W positions, padded to the widest.
+    """B requests by W positions, padded to the widest request.
 
-    rows [B]; start [B] KV length before the step; reach: positions that the step reads, at least the host's bound on
-    start + W over the batch; root [B, 1] the bonus token of the previous round (of no meaning in a prefill step).
+    rows [B]; start [B] KV length before the step; reach: number of positions that the step reads, at least the maximum
+    of the host's bound on start + W; root [B, 1] the previous round's bonus token (meaningless in a prefill step).
     slots [B, T] of positions 0..T-1, T = reach; past a row's reservation they are 0 or another row's.
-    lengths [B]: tokens of each chunk, None in a verify round, where every row is W wide. known: in verify rounds of a
-    drafter that reads tokens on the host, row by row.
-    positions [B, W] start..start + W - 1, in a prefill step none past the last one of reach, and write [B, W] their
+    lengths [B]: tokens of each chunk, None in a verify round, where every row has width W. known: the rows' tokens, in
+    verify rounds of a drafter that reads tokens on the host.
+    positions [B, W] start..start + W - 1, in a prefill step at most the last one of reach, and write [B, W] their
     slots, the padding slot 0 past a chunk's end.
-    relay: where the rows' values come from; None in a batch that was made by hand. generations [B]: the writers that
-    the rows' stamps name, None where nothing is stamped.
+    relay: the source of the rows' values; None in a batch built by hand. generations [B]: the writers in the rows'
+    stamps, None without stamps.
     """
 
     rows: Tensor
@@ -67,12 +67,12 @@ class StepBatch:
         if self.width > 1:
             at = at + count(self.width, self.start.device)
         self.write = self._slots_at(at)
-        # The padding of a chunk that begins late would lie past the positions that a model is made for.
+        # The padding of a chunk with a late start would be past the positions that the model supports.
         self.positions = at if self.lengths is None else at.clamp(max=self.reach - 1)
 
     @classmethod
     def of(cls, plan: StepPlan, relay: Relay, table: SlotTable) -> StepBatch:
-        """The batch of a plan whose pages are already in the table. Reads lengths from the relay, not the host."""
+        """The batch of a plan whose pages are already in the table. Takes lengths from the relay, not from the host."""
         device = relay.length.device
         rows = _index(tuple([r.row for r in plan.rows]), device)
         start, root = relay.lengths_and_roots(rows)
@@ -89,18 +89,18 @@ class StepBatch:
     def round(
         cls, rows: Tensor, generations: Tensor, width: int, reach: int, relay: Relay, table: SlotTable
     ) -> StepBatch:
-        """The batch of a verify round, of what is on the device alone: rows and generations [B]."""
+        """The batch of a verify round, from device tensors only: rows and generations [B]."""
         start, root = relay.lengths_and_roots(rows)
         return cls(rows, start, root, width, reach, table.read(rows, reach), None, (), relay, generations)
 
     @property
     def carried(self) -> DraftState:
-        """What the drafter carries for these rows; nothing in the first step of a request's residence."""
+        """The drafter's carried state of these rows; the initial state in the first step of a request's residence."""
         assert self.relay is not None
         return self.relay.state(self.rows)
 
     def causal(self, width: int, dtype: torch.dtype) -> Causal:
-        """The first `width` positions as consecutive tokens. Made once: target and draft see the same masks."""
+        """The first `width` positions as consecutive tokens. Cached: target and draft use the same masks."""
         if self._causal is None or self._causal.bias.dtype is not dtype:
             mask = causal_bias if self.lengths is not None else round_bias
             self._causal = Causal(self.positions, self.write, mask(self.positions, self.reach, dtype))
@@ -117,13 +117,13 @@ class StepBatch:
         if self.lengths is None:
             return self.slots.gather(1, at)
         slots = self.slots.gather(1, at.clamp(max=self.reach - 1))
-        # A row's table may still name pages past its reservation; a padded position must not write there.
+        # A row's table may still contain pages past its reservation; a padded position must not write there.
         return slots.masked_fill(at >= (self.start + self.lengths)[:, None], 0)
 
 
 @lru_cache(maxsize=256)
 def _index(numbers: tuple[int, ...], device: torch.device) -> Tensor:
-    """Row numbers on the device; consecutive rounds mostly hold the same rows."""
+    """Row numbers on the device; cached, because consecutive rounds mostly have the same rows."""
     with torch.inference_mode(False):
         return integers(numbers, device)
 
@@ -138,7 +138,7 @@ def _counted(size: int, device: torch.device) -> Tensor:
 def _hidden_or_seen(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
     """The two values of a bias, -inf and 0."""
     with torch.inference_mode(False):
-        # Filled on the device: a copy of a host's number would wait for it.
+        # Filled on the device: copying a host value would synchronise.
         return torch.full((), float("-inf"), dtype=dtype, device=device), torch.zeros((), dtype=dtype, device=device)
 
 
@@ -151,13 +151,13 @@ def _whole_triangle(dtype: torch.dtype, device: torch.device) -> Tensor:
 
 @lru_cache(maxsize=256)
 def _triangle(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """[size, 1, 1, size], the masks of a query at each position; a view, as the slices of a step cost a call each."""
+    """[size, 1, 1, size], the causal masks of a query at each position; a view, to save per-step slicing calls."""
     with torch.inference_mode(False):
         return _whole_triangle(dtype, device)[:size, ..., :size]
 
 
 def count(size: int, device: torch.device) -> Tensor:
-    """0..size-1 as int64, a view of a table that grows by doubling; never write to it."""
+    """0..size-1 as int64, a view of a table that grows by doubling; do not write to it."""
     return _counted(1 << max(size - 1, 63).bit_length(), device)[:size]
 
 
@@ -168,7 +168,7 @@ def causal_bias(positions: Tensor, reach: int, dtype: torch.dtype) -> Tensor:
 
 
 def round_bias(positions: Tensor, reach: int, dtype: torch.dtype) -> Tensor:
-    """`causal_bias` of positions [B, W], all below `reach`: short ones are rows of a triangle that is kept."""
+    """`causal_bias` of positions [B, W], all below `reach`: for small sizes, rows of a cached triangle."""
     if reach > LONGEST_TRIANGLE[positions.device.type]:
         return causal_bias(positions, reach, dtype)
     batch, width = positions.shape
@@ -183,7 +183,7 @@ def prefix_bias(start: Tensor, reach: int, dtype: torch.dtype) -> Tensor:
 def tree_bias(start: Tensor, ancestors: Tensor, reach: int, dtype: torch.dtype) -> Tensor:
     """[B, 1, N, reach]: 0 at positions below start and at the slots of a node's ancestors and itself.
 
-    ancestors [B, N, N] bool: [b, n, m] is true if node n may attend node m; node m lies at position start + m.
+    ancestors [B, N, N] bool: [b, n, m] is true if node n may attend to node m; node m is at position start + m.
     """
     nodes = ancestors.shape[1]
     key = count(reach, start.device) - start[:, None]  # [B, T] node index of each key

@@ -1,4 +1,4 @@
-"""The ranks of a tensor-parallel engine, as one of them sees the others. Rank 0 decides whatever is decided."""
+"""Collectives of a tensor-parallel engine, from one rank's view. Rank 0 makes all decisions."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from torch import Tensor, distributed
 
 
 class Ranks:
-    """`size` processes that run one engine, of which this is number `rank`.
+    """`size` processes that run one engine; this is process `rank`.
 
-    Every rank calls the same methods in the same order with tensors of the same shapes. They go over the default group
-    of torch.distributed, and no further than this process where it is alone. ordered: a sum is taken in the order of
-    the ranks, whatever its shape, so that a row's bits do not depend on the other rows.
+    Every rank calls the same methods in the same order with tensors of equal shapes. They use the default group of
+    torch.distributed, and no communication with a single rank. ordered: sums are taken in rank order for any shape, so
+    that a row's bits do not depend on the other rows.
     """
 
     def __init__(self, rank: int = 0, size: int = 1, ordered: bool = True) -> None:
         self.rank, self.size, self.ordered = rank, size, ordered
 
     def parts(self, own: Tensor) -> list[Tensor]:
-        """What each rank hands in, in the order of the ranks; all of one shape."""
+        """Every rank's tensor, in rank order; all have one shape."""
         found = list(own.new_empty(self.size, *own.shape).unbind())
         distributed.all_gather(found, own.contiguous())
         return found
 
     def total(self, part: Tensor) -> Tensor:
-        """The sum over the ranks, the same bits on each; `part` may be overwritten."""
+        """The sum over the ranks, bitwise equal on all of them; `part` may be overwritten."""
         if self.size == 1:
             return part
         if not self.ordered:
@@ -39,7 +39,7 @@ class Ranks:
         return total
 
     def joined(self, part: Tensor, dim: int = -1) -> Tensor:
-        """The ranks' tensors side by side."""
+        """The ranks' tensors concatenated."""
         return part if self.size == 1 else torch.cat(self.parts(part), dim)
 
     def agreed(self, own: Tensor) -> Tensor:

@@ -1,8 +1,9 @@
-"""Rounds as CUDA graphs, one for each shape; a round of a shape that has none yet runs as it is. Both are counted.
+"""Rounds as CUDA graphs, one per shape; a round whose shape has no graph yet runs eagerly. Both are counted.
 
-A graph repeats the same kernels on the same memory, so whatever a round reads must lie still: weights, pools, tables
-and the relay do, the rows are copied into buffers here, and all else is allocated while the graph is captured and
-stays its own. The graphs of one width share a pool of memory, since they run one after another in one stream.
+A graph repeats the same kernels on the same memory, so everything that a round reads must have a fixed address:
+weights, pools, tables and the relay do, the rows are copied into static buffers here, and everything else is allocated
+during capture and stays the graph's own. The graphs of one width share a memory pool, since they run one after another
+in one stream.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from specmatrix.engine.device.staging import StepOutput
 
 __all__ = ["Captured", "CudaGraphs", "GraphShape", "padded", "reach_of"]
 
-# Batches up to SMALL are padded to a power of two, larger ones to a multiple of it.
+# Batches up to SMALL are padded to a power of two, larger ones to a multiple of SMALL.
 SMALL: Final = 8
-# Positions that a graph reads are a multiple of this up to FINE times it, and then of an eighth of their power of two.
+# The positions that a graph reads are a multiple of this up to FINE times it, then of an eighth of their power of two.
 READ_STEP: Final = 256
 FINE: Final = 8
 
@@ -39,9 +40,9 @@ class Captured(NamedTuple):
 class CudaGraphs:
     """Captures and replays rounds of up to `max_batch` requests on one device.
 
-    A round is given rows and generations, int64 [max_batch]. bundles: the graphs, at most `kept` of a width and
-    `most_bytes` of memory. made: graphs so far. On a CPU nothing is captured, and every round runs as it is,
-    padding included.
+    The rows and generations of a round are in int64 [max_batch] buffers. bundles: the graphs, at most `kept` per width
+    and `most_bytes` of memory. made: number of graphs captured so far. On a CPU nothing is captured, and every round
+    runs eagerly, padding included.
     """
 
     def __init__(
@@ -57,11 +58,11 @@ class CudaGraphs:
 
     @property
     def memory(self) -> tuple[int, int]:
-        """How many graphs there are, and the bytes of their pools."""
+        """Number of graphs, and the size of their pools in bytes."""
         return self.bundles.memory
 
     def give(self, rows: Sequence[int], generations: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """The rows and generations of a round, padded with row 0 and generation 0."""
+        """Copy a round's rows and generations into the buffers, padded with row 0 and generation 0."""
         size = padded(len(rows))
         padding = (0,) * (size - len(rows))
         given = (*rows, *padding, *generations, *padding)
@@ -72,10 +73,10 @@ class CudaGraphs:
         return self._given[0, :size], self._given[1, :size]
 
     def run(self, shape: GraphShape, round_: Callable[[], StepOutput]) -> StepOutput:
-        """The output of a round, valid until the next one; round_ computes them on the device, from what was given.
+        """The output of a round, valid until the next one; round_ computes it on the device, from the buffers.
 
-        The first round of a shape runs as it is, which compiles what is needed and makes the tables that rounds share;
-        the second is captured.
+        The first round of a shape runs eagerly, which compiles kernels and creates tables that rounds share; the second
+        is captured.
         """
         if not self.bundles.seen(shape) or not self._cuda:
             self.probes.hit("graph.eager")
@@ -85,7 +86,7 @@ class CudaGraphs:
         captured.graph.replay()
         self.probes.hit("graph.replayed")
         if bundle.graphs[shape] is None and self.bundles.keep(shape, captured):
-            # What was dropped goes back to the device, behind its last replay.
+            # Return the dropped graphs' memory to the device; their last replay is earlier in the stream.
             torch.cuda.empty_cache()
         return captured.output
 
@@ -94,11 +95,11 @@ class CudaGraphs:
         stream, main = self._stream, torch.cuda.current_stream()
         assert stream is not None
         if not bundle.count:
-            # A pool ends with the last graph in it.
+            # A pool is freed with its last graph.
             bundle.pool = torch.cuda.graph_pool_handle()
         stream.wait_stream(main)
         with torch.cuda.stream(stream), _uncollected():
-            # A product's workspace must lie in the graphs' own memory, not where an earlier capture or model left it.
+            # A GEMM's workspace must be in the graph's own memory, not where an earlier capture or model left it.
             torch._C._cuda_clearCublasWorkspaces()
             graph.capture_begin(pool=bundle.pool, capture_error_mode="thread_local")
             try:
@@ -111,13 +112,13 @@ class CudaGraphs:
 
 
 def _held(bundle: GraphBundle[Captured]) -> int:
-    """The bytes of a bundle's pool."""
+    """The size of a bundle's pool in bytes."""
     return sum(block["total_size"] for block in torch.cuda.memory_snapshot(bundle.pool))
 
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """No garbage is collected meanwhile: an old graph among it would be destroyed within the capture."""
+    """Disable garbage collection: destroying an old graph during a capture would break the capture."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -128,11 +129,11 @@ def _uncollected() -> Iterator[None]:
 
 
 def padded(batch: int) -> int:
-    """How many requests a graph for `batch` of them has."""
+    """The batch size, padding included, of the graph for `batch` requests."""
     return 1 << (batch - 1).bit_length() if batch <= SMALL else -(-batch // SMALL) * SMALL
 
 
 def reach_of(bound: int, most: int) -> int:
-    """How many positions a graph reads whose rows end below `bound`; most: all that there are."""
+    """How many positions a graph reads for rows that end below `bound`, at most `most`."""
     step = max(READ_STEP, (1 << (bound - 1).bit_length()) // (2 * FINE))
     return min(-(-bound // step) * step, most)

@@ -1,11 +1,11 @@
-"""Graphs by the width of their rounds: a bundle per width, which a change of depth swaps whole.
+"""CUDA graphs by the width of their rounds: one bundle per width, swapped as a whole when the depth changes.
 
-A graph is made for a shape that came before, so the bundle of a depth holds the batch sizes of the slots that reach it
-and no others (sglang#24055 prunes by hand what was captured ahead). How many graphs a bundle keeps and what memory all
-hold are bounded; whatever finds no graph runs without, and is counted.
+A graph is captured for a shape that occurred before, so a depth's bundle holds only the batch sizes of the slots that
+reach it (sglang#24055 prunes graphs captured in advance by hand). The number of graphs per bundle and the memory of all
+graphs are bounded; rounds without a graph run eagerly and are counted.
 
-Only what has rested makes room: where more is in use than the bounds allow, the graphs that came first stay and the
-other shapes run without, so that a workload that repeats itself soon captures nothing any more.
+Only idle graphs are dropped: if more are in use than the bounds allow, the earliest graphs stay and other shapes run
+eagerly, so that a repeating workload soon needs no more captures.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from dataclasses import dataclass, field
 from typing import Final, Generic, NamedTuple, TypeVar
 
 Graph = TypeVar("Graph")
-# Graphs that a bundle keeps.
+# Maximum graphs per bundle.
 KEPT: Final = 64
-# Rounds without a use behind which a graph, or a bundle, may make room for another.
-RESTED: Final = 4096
+# Rounds without use after which a graph or a bundle may be dropped to make room.
+IDLE_ROUNDS: Final = 4096
 GIB: Final = 1 << 30
-# Bytes that the graphs of all bundles may hold unless asked otherwise.
+# Default maximum memory of all graphs, in bytes.
 MOST_BYTES: Final = 4 * GIB
 
 
 class GraphShape(NamedTuple):
-    """What a graph is made for: how a round samples and how many log-probabilities it shows, requests with padding,
-    nodes of each, positions read."""
+    """The shape that a graph is captured for: a round's sampling mode and number of log-probabilities, requests with
+    padding, nodes per request, positions read."""
 
     greedy: bool
     logprobs: int
@@ -38,10 +38,10 @@ class GraphShape(NamedTuple):
 
 @dataclass(eq=False)
 class GraphBundle(Generic[Graph]):
-    """The graphs of one width, the one used longest ago first; None for a shape that ran once without.
+    """The graphs of one width, least recently used first; None for a shape that ran once, without a graph.
 
-    bytes: of the pool of memory that the graphs share, which goes back only when all of them are dropped. used: the
-    round in which each shape came last. refused: shapes that did not fit beside what is in use.
+    bytes: size of the graphs' shared memory pool, which is freed only when all of them are dropped. used: the last
+    round of each shape. refused: shapes that did not fit beside the graphs in use.
     """
 
     graphs: OrderedDict[GraphShape, Graph | None] = field(default_factory=OrderedDict)
@@ -53,7 +53,7 @@ class GraphBundle(Generic[Graph]):
 
     @property
     def count(self) -> int:
-        """Graphs, shapes without one not counted."""
+        """Number of graphs, without shapes that have none."""
         return sum(graph is not None for graph in self.graphs.values())
 
     def forget(self, shape: GraphShape) -> None:
@@ -67,10 +67,10 @@ class GraphBundle(Generic[Graph]):
 
 
 class GraphCache(Generic[Graph]):
-    """The bundles of an engine, the one used longest ago first. dropped: how often the graphs of one were dropped.
+    """The bundles of an engine, least recently used first. dropped: how many times a bundle's graphs were dropped.
 
-    hold: called with a bundle that gained a graph, the bytes of its pool. kept: graphs of a bundle at most; most_bytes:
-    of all pools; rested: rounds without a use behind which something may make room.
+    hold: maps a bundle that gained a graph to the size of its pool in bytes. kept: maximum graphs per bundle;
+    most_bytes: maximum size of all pools; idle_rounds: rounds without use after which something may be dropped.
     """
 
     def __init__(
@@ -78,10 +78,10 @@ class GraphCache(Generic[Graph]):
         hold: Callable[[GraphBundle[Graph]], int],
         kept: int = KEPT,
         most_bytes: int = MOST_BYTES,
-        rested: int = RESTED,
+        idle_rounds: int = IDLE_ROUNDS,
     ) -> None:
         self.dropped = 0
-        self.kept, self.most_bytes, self.rested = kept, most_bytes, rested
+        self.kept, self.most_bytes, self.idle_rounds = kept, most_bytes, idle_rounds
         self._hold = hold
         self._round = 0
         self._by_width: OrderedDict[int, GraphBundle[Graph]] = OrderedDict()
@@ -92,21 +92,21 @@ class GraphCache(Generic[Graph]):
 
     @property
     def memory(self) -> tuple[int, int]:
-        """How many graphs there are, and the bytes of their pools."""
+        """Number of graphs, and the size of their pools in bytes."""
         counts = [(bundle.count, bundle.bytes) for bundle in self._by_width.values()]
         return sum(count for count, _ in counts), sum(size for count, size in counts if count)
 
     def swap(self, width: int) -> GraphBundle[Graph]:
-        """The bundle of a width, which is now the one used last."""
+        """The bundle of a width, which becomes the most recently used."""
         bundle = self._by_width.setdefault(width, GraphBundle())
         self._by_width.move_to_end(width)
         bundle.last = self._round
         return bundle
 
     def seen(self, shape: GraphShape) -> bool:
-        """Whether a round of this shape is a graph, or may be captured: it ran before, and there is room.
+        """Whether a round of this shape has a graph or may be captured: it ran before, and there is room.
 
-        Once for each round. A shape that did not run before has from now on.
+        Call it once per round; it records the shape.
         """
         self._round += 1
         bundle = self.swap(shape.width)
@@ -120,7 +120,7 @@ class GraphCache(Generic[Graph]):
         return bundle.graphs[shape] is not None or self._has_room(bundle, shape)
 
     def keep(self, shape: GraphShape, graph: Graph) -> bool:
-        """Keep a graph in its bundle. True if a bundle's graphs were dropped for memory: others, or these."""
+        """Add a graph to its bundle. True if a bundle's graphs, other ones or these, were dropped for memory."""
         bundle = self.swap(shape.width)
         bundle.graphs[shape] = graph
         bundle.used[shape] = self._round
@@ -128,9 +128,9 @@ class GraphCache(Generic[Graph]):
         before = self.dropped
         while self.memory[1] > self.most_bytes:
             self.dropped += 1
-            width = self._rested_width()
+            width = self._idle_width()
             if width is None:
-                # A pool shrinks only as a whole, so the others are captured again, and this one is not.
+                # A pool is only freed as a whole: the bundle's other graphs are captured again, but not this one.
                 bundle.refused.add(shape)
                 bundle.drop_graphs()
                 break
@@ -140,32 +140,32 @@ class GraphCache(Generic[Graph]):
         return self.dropped > before
 
     def _trim(self, bundle: GraphBundle[Graph]) -> None:
-        """Forget one shape of a bundle that has too many: one without a graph, else a rested one, else the newest."""
+        """Drop one shape of a bundle with too many: one without a graph, else an idle one, else the newest."""
         if len(bundle.graphs) > self.kept:
             *others, newest = bundle.graphs
             without = (shape for shape in others if bundle.graphs[shape] is None)
-            bundle.forget(next(without, others[0] if others and self._has_rested(bundle.used[others[0]]) else newest))
+            bundle.forget(next(without, others[0] if others and self._is_idle(bundle.used[others[0]]) else newest))
 
     def _has_room(self, bundle: GraphBundle[Graph], shape: GraphShape) -> bool:
-        """Whether one more graph of the mean size fits, or something makes room for it."""
+        """Whether one more graph of the average size fits, or something can be dropped for it."""
         count, size = self.memory
         fits = count == 0 or size + size / count <= self.most_bytes
         if fits and shape not in bundle.refused:
             return True
-        if self._rested_width() is not None:
+        if self._idle_width() is not None:
             return True
         oldest = next((shape for shape, graph in bundle.graphs.items() if graph is not None), None)
-        if oldest is None or not self._has_rested(bundle.used[oldest]):
+        if oldest is None or not self._is_idle(bundle.used[oldest]):
             return False
-        # The next graph takes its memory within the pool.
+        # The next graph reuses its memory within the pool.
         bundle.forget(oldest)
         return True
 
-    def _rested_width(self) -> int | None:
-        """The width of the bundle that was used longest ago, if it has rested and holds graphs."""
+    def _idle_width(self) -> int | None:
+        """The width of the least recently used bundle with graphs, if it is idle."""
         held = ((width, bundle) for width, bundle in self._by_width.items() if bundle.count)
         width, bundle = next(held, (0, None))
-        return width if bundle is not None and self._has_rested(bundle.last) else None
+        return width if bundle is not None and self._is_idle(bundle.last) else None
 
-    def _has_rested(self, last: int) -> bool:
-        return self._round - last >= self.rested
+    def _is_idle(self, last: int) -> bool:
+        return self._round - last >= self.idle_rounds

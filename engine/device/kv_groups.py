@@ -1,6 +1,6 @@
-"""The target's KV by groups of layers that see the same positions: each has a pool and a slot table of its own.
+"""The target's KV by groups of layers that see the same positions: each group has its own pool and slot table.
 
-The first group sees every position. A group with a sliding window holds pages only for what its queries still read.
+The first group sees all positions. A group with a sliding window holds pages only for positions that are still read.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from specmatrix.engine.device.slot_table import SlotTable, stamp
 
 
 class GroupSlots(NamedTuple):
-    """One step's slots in a group: read [B, T] of positions 0..T-1, write [B, W]."""
+    """A step's slots in one group: read [B, T] of positions 0..T-1, write [B, W]."""
 
     read: Tensor
     write: Tensor
 
 
 class KVGroup:
-    """Layers that see every position. window: the tokens that a layer looks back, its own included; None for all."""
+    """Layers that see all positions. window: size of a sliding window, the query's token included; None without one."""
 
     window: int | None = None
 
@@ -45,7 +45,7 @@ class KVGroup:
         return GroupSlots(batch.slots, batch.write)
 
     def attention(self, batch: StepBatch, slots: GroupSlots, bias: Tensor, positions: Tensor) -> StepAttention:
-        """Attention over the group's pool. bias [B, 1, W, T] of every position; positions [B, W]."""
+        """Attention over the group's pool. bias [B, 1, W, T] over all positions; positions [B, W]."""
         return StepAttention(self.pool, slots.write, slots.read, bias, start=batch.start)
 
     def move(self, slots: GroupSlots, taken: Tensor) -> None:
@@ -54,7 +54,7 @@ class KVGroup:
         self.pool.move(source.flatten(), target.flatten())
 
     def stamp(self, batch: StepBatch, slots: GroupSlots, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Stamp the slots about to be written; how many stamps in sight were compared, and how many were wrong."""
+        """Stamp the slots about to be written. Returns how many stamps were compared and how many were wrong."""
         stamps, generations = self.pool.stamps, batch.generations
         assert stamps is not None and generations is not None
         seen = self._seen(batch)
@@ -68,7 +68,7 @@ class KVGroup:
 
 
 class SplitAttention:
-    """Sends each layer of a step to its group's pool. routes: (group, index in its pool) by layer."""
+    """Routes each layer of a step to its group's pool. routes: (group, index in its pool) by layer."""
 
     def __init__(self, groups: Sequence[StepAttention], routes: Sequence[tuple[int, int]]) -> None:
         self._groups = groups
@@ -84,9 +84,9 @@ class SplitAttention:
 
 
 class StepKV(NamedTuple):
-    """One step's access to the groups: how the target's layers attend, and each group's slots.
+    """One step's access to the groups: the target layers' attention, and each group's slots.
 
-    stamps int64 [2]: how many stamps were compared, and how many were wrong; None where nothing is stamped.
+    stamps int64 [2]: how many stamps were compared, and how many were wrong; None without stamps.
     """
 
     attention: StepAttention | SplitAttention
@@ -95,19 +95,19 @@ class StepKV(NamedTuple):
 
 
 class KVGroups:
-    """groups: that of the layers that see every position, then others. routes: (group, index in its pool) by layer."""
+    """groups: the group that sees all positions, then others. routes: (group, index in its pool) by layer."""
 
     def __init__(self, groups: Sequence[KVGroup], routes: Sequence[tuple[int, int]]) -> None:
         self.groups, self.routes = tuple(groups), tuple(routes)
         self.full = self.groups[0]
 
     def extend(self, rows: Sequence[PlanRow]) -> None:
-        """Enter what the plan added."""
+        """Enter the pages and writers that the plan added."""
         for group in self.groups:
             group.extend(rows)
 
     def begin(self, batch: StepBatch, bias: Tensor, positions: Tensor) -> StepKV:
-        """Before the target's forward. bias [B, 1, W, T] of every position; positions [B, W]."""
+        """Call before the target's forward. bias [B, 1, W, T] over all positions; positions [B, W]."""
         slots = [group.slots(batch) for group in self.groups]
         parts = [group.attention(batch, own, bias, positions) for group, own in zip(self.groups, slots, strict=True)]
         return StepKV(parts[0] if len(parts) == 1 else SplitAttention(parts, self.routes), slots)
@@ -119,7 +119,7 @@ class KVGroups:
 
 
 class StampedGroups(KVGroups):
-    """Groups whose slots hold stamps: each step compares those that it reads, and leaves its own."""
+    """Groups with stamped slots: each step compares the stamps that it reads and writes its own."""
 
     def begin(self, batch: StepBatch, bias: Tensor, positions: Tensor) -> StepKV:
         kv = super().begin(batch, bias, positions)
@@ -129,7 +129,7 @@ class StampedGroups(KVGroups):
 
 
 def routes_of(windows: Sequence[int | None]) -> list[tuple[int, int]]:
-    """(group, index in its pool) of each layer, from the windows by layer: group 1 has those with one."""
+    """(group, index in its pool) of each layer, from each layer's window: group 1 has the layers with one."""
     routes: list[tuple[int, int]] = []
     for window in windows:
         group = int(window is not None)
@@ -138,6 +138,6 @@ def routes_of(windows: Sequence[int | None]) -> list[tuple[int, int]]:
 
 
 def split(layout: KVLayout, routes: Sequence[tuple[int, int]]) -> list[KVLayout]:
-    """The layout of each group, from that of all layers."""
+    """The layout of each group, from the layout of all layers."""
     sizes = [sum(group == number for group, _ in routes) for number in range(max(group for group, _ in routes) + 1)]
     return [replace(layout, layers=layers) for layers in sizes]

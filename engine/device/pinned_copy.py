@@ -1,4 +1,4 @@
-"""Small lists of numbers on their way to the device, behind the host's back."""
+"""Asynchronous host-to-device copies of small integer and float lists."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def integers(numbers: Iterable[int], device: torch.device) -> Tensor:
-    """Numbers, at least one -> int64 [n]. Through a buffer: torch.tensor looks at each number twice."""
+    """Numbers, at least one -> int64 [n]. Through a buffer: torch.tensor iterates over the numbers twice."""
     buffer = torch.frombuffer(array("q", numbers), dtype=torch.int64)
     return buffer if device.type == "cpu" else _sent(buffer, device)
 
@@ -22,5 +22,5 @@ def floats(numbers: Iterable[float], device: torch.device) -> Tensor:
 
 
 def _sent(buffer: Tensor, device: torch.device) -> Tensor:
-    # A copy out of pageable memory makes the host wait; torch keeps pinned memory until the copy has read it.
+    # A copy from pageable memory synchronises; torch keeps pinned memory until the copy has completed.
     return buffer.pin_memory().to(device, non_blocking=True)

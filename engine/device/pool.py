@@ -1,4 +1,4 @@
-"""Keys and values of all layers in slots; who owns which page is the ledger's business."""
+"""Keys and values of all layers in slots; the ledger decides which account owns which page."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from specmatrix.kernels.store_kv import store_kv
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
-    """What a slot holds in each layer.
+    """The contents of a slot, per layer.
 
-    value_dim: None where a slot has a plane of keys and a plane of values, each kv_heads * head_dim numbers; else one
-    plane serves both, and a head's values are the first value_dim of its head_dim numbers.
-    scale: factor of the scores; None for head_dim ** -0.5.
+    value_dim: None if a slot has a plane of keys and a plane of values, kv_heads * head_dim numbers each; else one
+    plane holds both, and a head's values are the first value_dim of its head_dim numbers.
+    scale: the scale of attention scores; None for head_dim ** -0.5.
     """
 
     layers: int
@@ -28,22 +28,22 @@ class KVLayout:
 
     @property
     def planes(self) -> int:
-        """Rows of kv_heads * head_dim numbers in a slot."""
+        """Planes of kv_heads * head_dim numbers in a slot."""
         return 2 if self.value_dim is None else 1
 
     @property
     def factor(self) -> float:
-        """Factor of the scores."""
+        """The scale of attention scores."""
         return self.head_dim**-0.5 if self.scale is None else self.scale
 
 
 class KVPool:
     """data [layers, pages * page_size + spare, planes, kv_heads, head_dim]; slot = page * page_size + offset.
 
-    `pages` counts page 0, which is padding and owned by nobody. All slots start as zeros, since a masked key must be
-    finite. stamps: int64 [slots], what the engine wrote where (0 = nothing); None unless asked for.
-    deterministic: steps over this pool attend in a way that keeps a query's bits independent of the rest of its step.
-    spare: slots behind all pages, in which drafts lie while a round lasts; int64 [spare] names them, None without any.
+    `pages` counts page 0, which is padding and has no owner. All slots start as zeros, since a masked key must be
+    finite. stamps: int64 [slots], what the engine wrote where (0 = nothing); None unless requested.
+    deterministic: attention over this pool keeps a query's bits independent of the other tokens in its step.
+    spare: slots after all pages, for drafts during a round; int64 [spare] slot indices, None if there are none.
     rows[layer] [slots, planes * kv_heads * head_dim] and heads[layer] [slots * planes * kv_heads, head_dim] are views
     of data.
     """
@@ -75,7 +75,7 @@ class KVPool:
         store_kv(self.rows[layer], slots, kv)
 
     def move(self, source: Tensor, target: Tensor) -> None:
-        """Copy slots source [M] to target [M] in all layers, all reads before all writes; stamps move along."""
+        """Copy slots source [M] to target [M] in all layers, all reads before all writes; stamps are copied too."""
         compact_kv(self.data, source, target)
         if self.stamps is not None:
             compact_kv(self.stamps[None], source, target)

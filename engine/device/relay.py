@@ -1,6 +1,6 @@
 """Per-row values that one launched step leaves on the device for the next.
 
-Always on, at every timing: a step's inputs never come from the host's knowledge of earlier output. Row 0 is padding.
+Always on, at every lag: a step's inputs never come from the host's knowledge of earlier output. Row 0 is padding.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from specmatrix.kernels.gather_rows import gather, scatter
 
 
 class Carry(NamedTuple):
-    """One tensor that a drafter takes from one round to the next: its name, its shape per request, its dtype.
+    """One tensor that a drafter carries from one round to the next: its name, its shape per request, its dtype.
 
-    distinct: a row that carries nothing holds 0, 1, 2 ... along the last axis instead of zeros. Padding drafts from
-    it, and siblings of one token would all be accepted.
+    distinct: a row's initial value is 0, 1, 2 ... along the last axis instead of zeros. Padding rows draft from it, and
+    equal siblings would all be accepted.
     """
 
     name: str
@@ -30,12 +30,12 @@ class Carry(NamedTuple):
     distinct: bool = False
 
     def nothing(self, device: torch.device) -> Tensor:
-        """What a row that carries nothing holds: [1, *shape]."""
+        """A row's initial value: [1, *shape]."""
         empty = torch.zeros(1, *self.shape, dtype=self.dtype, device=device)
         return empty + torch.arange(self.shape[-1], device=device) if self.distinct else empty
 
 
-# The carried tensors of a batch by name, each [B, *shape].
+# A batch's carried tensors by name, each [B, *shape].
 DraftState: TypeAlias = Mapping[str, Tensor]
 
 
@@ -43,8 +43,8 @@ class Relay:
     """Device buffers indexed by request row.
 
     length [R]: tokens in the target's KV. last [R, 1]: the bonus token, known but not in KV. carried: a buffer
-    [R, *shape] for each Carry of the drafter, nothing when a request's residence begins. Sampling parameters are
-    uploaded once per residence. The latest `publish` is entered when other rows come: most rounds hold the same rows.
+    [R, *shape] per Carry of the drafter, reset at the start of a request's residence. Sampling parameters are uploaded
+    once per residence. The latest `publish` is written to the buffers only when the rows change, which is rare.
     """
 
     def __init__(self, rows: int, carries: tuple[Carry, ...], device: torch.device) -> None:
@@ -61,7 +61,7 @@ class Relay:
         self._latest: tuple[Tensor, Tensor, Tensor] | None = None
 
     def admit(self, rows: Sequence[PlanRow]) -> None:
-        """Upload the sampling parameters of requests that begin a residence, and let their rows carry nothing."""
+        """Upload the sampling parameters of requests that begin a residence, and reset their rows' carried state."""
         new = [(row.row, *row.admit) for row in rows if row.admit is not None]
         if not new:
             return
@@ -78,19 +78,19 @@ class Relay:
             field.index_copy_(0, at, column)
 
     def publish(self, rows: Tensor, length: Tensor, last: Tensor) -> None:
-        """rows [B], length [B], last [B, 1], all int64; nobody writes to them afterwards."""
+        """rows [B], length [B], last [B, 1], all int64; they must not be written to afterwards."""
         if self._latest is not None and self._latest[0] is not rows:
             self._enter(*self._latest)
         self._latest = rows, length, last
 
     def settle(self) -> None:
-        """Enter what was published last."""
+        """Write the latest published values to the buffers."""
         if self._latest is not None:
             self._enter(*self._latest)
             self._latest = None
 
     def drop(self) -> None:
-        """Forget what was published last: it was never computed."""
+        """Discard the latest published values: they were never computed."""
         self._latest = None
 
     def lengths_and_roots(self, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -106,12 +106,12 @@ class Relay:
         scatter(self.last, rows, last)
 
     def stash(self, rows: Tensor, state: DraftState) -> None:
-        """Keep the drafter's state of the batch, every tensor of it."""
+        """Store all tensors of the batch's drafter state."""
         for name, buffer in self.carried.items():
             scatter(buffer, rows, state[name])
 
     def forget(self, rows: Tensor) -> None:
-        """Let the rows carry nothing: other requests left something there."""
+        """Reset the rows' carried state, which earlier requests left."""
         for name, buffer in self.carried.items():
             buffer.index_copy_(0, rows, self._nothing[name].expand(len(rows), *buffer.shape[1:]))
 

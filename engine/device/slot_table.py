@@ -1,4 +1,4 @@
-"""The device's view of who owns which KV slot: request row x position -> slot."""
+"""The device's page table: request row x position -> slot."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from specmatrix.engine.core.schedule.step import PlanRow
 from specmatrix.engine.device.pinned_copy import integers
 
 READ_STEP: Final = 16
-# Pages that are entered one by one, each by an operation that needs no upload.
+# Up to this many pages are entered one by one, each by an operation that needs no upload.
 FEW: Final = 3
 
 
 class SlotTable:
     """slots [R, positions] int64; 0 (the padding page) where a row owns nothing.
 
-    With `stamps`, `writers` [R, positions] holds the generation that must have written the position.
+    With `stamps`, `writers` [R, positions] holds the generation that must have written each position.
     """
 
     def __init__(self, rows: int, positions: int, page_size: int, device: torch.device, stamps: bool) -> None:
@@ -31,7 +31,7 @@ class SlotTable:
         self._prefixes: dict[int, Tensor] = {}
 
     def extend(self, rows: Sequence[PlanRow]) -> None:
-        """Enter the pages that the plan added, and who writes the rows that begin a residence."""
+        """Enter the pages that the plan added, and the writers of rows that begin a residence."""
         size, stride = self.page_size, self._stride
         if self.writers is not None:
             for row in rows:
@@ -54,17 +54,17 @@ class SlotTable:
             else:
                 for page in row.pages:
                     slots.extend(range(page * size, page * size + size))
-        # In one upload: each costs the device a pause.
+        # In a single upload, because each upload stalls the device.
         at, slot = integers(chain(cells, slots), self._device).view(2, -1)
         self._cells.index_copy_(0, at, slot)
 
     def _enter(self, cell: int, page: int) -> None:
-        """One page, from `cell` of the flat table on."""
+        """Enter one page, starting at `cell` of the flattened table."""
         size = self.page_size
         torch.arange(page * size, page * size + size, out=self._cells[cell : cell + size])
 
     def reach(self, bound: int) -> int:
-        """How many positions a step reads whose rows end below `bound`: rounded up, so that its shapes come back."""
+        """How many positions a step reads for rows that end below `bound`, rounded up so that shapes recur."""
         return min(-(-bound // READ_STEP) * READ_STEP, self._stride)
 
     def read(self, rows: Tensor, length: int) -> Tensor:
@@ -75,7 +75,7 @@ class SlotTable:
         return prefix.index_select(0, rows)
 
     def expected(self, rows: Tensor, length: int) -> Tensor:
-        """Stamps that positions 0..length-1 must hold: [B, length] int64."""
+        """Stamps that positions 0..length-1 must have: [B, length] int64."""
         assert self.writers is not None
         position = torch.arange(length, device=self.slots.device)
         return stamp(self.writers[:, :length].index_select(0, rows), position)

@@ -1,4 +1,4 @@
-"""A step's results: named tensors on the device, and their copies on the way to the host."""
+"""A step's results: named tensors on the device, and their asynchronous copies to the host."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from specmatrix.errors import LedgerError
 
 
 class StepOutput(NamedTuple):
-    """What one step leaves for the host; None where the step has nothing of the kind. D + 1: longest path.
+    """A step's output for the host; a field is None if the step does not produce it. D + 1: longest path.
 
     tokens [B, D+1] and count [B]: `tokens[:, :count]` are the accepted tokens, bonus included; a prefill step has one
     column, and count 0 for a chunk that is not the last. drafts [B, N]: the proposed trees, in audited steps.
     moved [B] bool: the accepted path was not a dense prefix. branched [B] bool: the proposed tree had siblings.
     stamps [2]: KV slots whose stamps were compared, and how many were wrong. logprobs [B, D+1]: of `tokens`.
-    top_values, top_ids [B, D+1, K]: the best tokens. codes [B]: the guard's, in guarded steps.
+    top_values, top_ids [B, D+1, K]: the most likely tokens. codes [B]: the guard's codes, in guarded steps.
     """
 
     tokens: Tensor
@@ -33,16 +33,16 @@ class StepOutput(NamedTuple):
     codes: Tensor | None = None
 
     def map(self, change: Callable[[Tensor], Tensor]) -> StepOutput:
-        """Every tensor changed."""
+        """Apply a function to every tensor."""
         return self._make([None if tensor is None else change(tensor) for tensor in self])
 
     def first(self, rows: int) -> StepOutput:
-        """The output without the rows behind, which only fill up a batch."""
+        """The output of the first rows, without the padding rows after them."""
         return self.map(lambda tensor: tensor[:rows])._replace(stamps=self.stamps)
 
 
 class Staged(NamedTuple):
-    """One step's output on its way to the host. Ready when `event` has passed (always, on a CPU)."""
+    """One step's output, being copied to the host. Ready when `event` has completed (always, on a CPU)."""
 
     slot: int
     output: StepOutput
@@ -50,7 +50,7 @@ class Staged(NamedTuple):
 
 
 class StagingRing:
-    """`lag` + 1 slots, each guarded by its step's event; a slot is reused only after it was read."""
+    """`lag` + 1 slots, each protected by its step's event; a slot is reused only after it was read."""
 
     def __init__(self, lag: int, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
@@ -58,13 +58,13 @@ class StagingRing:
         self.drop()
 
     def drop(self) -> None:
-        """Forget the outputs that still wait to be read."""
+        """Forget the outputs that were not read."""
         self._free = list(range(self._slots))
 
     def put(self, output: StepOutput) -> Staged:
-        """Start copying an output to the host. Does not wait; LedgerError if every slot still waits to be read."""
+        """Start copying an output to the host. Does not wait; raises LedgerError if no slot is free."""
         if not self._free:
-            raise LedgerError("every staging slot still waits to be read")
+            raise LedgerError("no staging slot is free: none of their outputs was read")
         if not self._cuda:
             return Staged(self._free.pop(), output, None)
         host = output.map(self._copy)
@@ -73,7 +73,7 @@ class StagingRing:
         return Staged(self._free.pop(), host, event)
 
     def take(self, staged: Staged) -> StepOutput:
-        """Wait for the copies and hand the slot back."""
+        """Wait for the copies and free the slot."""
         if staged.event is not None:
             staged.event.synchronize()
         self._free.append(staged.slot)

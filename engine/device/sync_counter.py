@@ -1,6 +1,6 @@
-"""Counts what makes the host wait for the device while it launches a round that is a graph already: nothing should.
+"""Counts host-device synchronisations during CUDA-graph replay; the expected count is zero.
 
-torch tells of each operation that waits, as a warning. Launches that make kernels, tables or graphs may wait.
+torch reports each synchronising operation as a warning. Launches that create kernels, tables or graphs may synchronise.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import torch
 
 from specmatrix.engine.device.cuda_graphs import CudaGraphs
 
-# torch's words for an operation that waits, and for its listening to them.
+# torch's texts for a synchronising operation, and for enabling the sync debug mode.
 WAITED: Final = "called a synchronizing CUDA operation"
 LISTENS: Final = "Synchronization debug mode"
 
 
 class SyncCounter:
-    """Entered around a launch on a GPU, as often as there are launches. Other warnings of the launch are passed on."""
+    """A reusable context around launches on a GPU. Other warnings of the launch are re-issued."""
 
     def __init__(self, graphs: CudaGraphs) -> None:
         self._graphs = graphs
@@ -52,5 +52,5 @@ class SyncCounter:
                 warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
 
     def _rounds(self) -> tuple[int, int]:
-        """Rounds replayed so far, and graphs made."""
+        """Number of rounds replayed, and of graphs captured, so far."""
         return self._graphs.probes.counts["graph.replayed"], self._graphs.made

@@ -1,4 +1,4 @@
-"""KV of sliding-window layers: a pool, a slot table and a mask of their own."""
+"""KV of sliding-window layers, with their own pool, slot table and mask."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from specmatrix.engine.device.slot_table import SlotTable
 
 
 class WindowGroup(KVGroup):
-    """Layers that look back `window` tokens, their own included.
+    """Layers with a sliding window of `window` tokens, the query's own included.
 
-    Slots below a row's window name pages that may be another row's by now; the mask hides them.
+    Slots before a row's window may be in pages that another row owns by now; the mask hides them.
     """
 
     def __init__(self, pool: KVPool, table: SlotTable, window: int) -> None:

@@ -1,4 +1,4 @@
-"""The frame of every target: embedding, decoder layers, final norm, head."""
+"""The structure shared by all targets: embedding, decoder layers, final norm, head."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from specmatrix.engine.models.weights import WeightReader
 
 
 class CausalLM(ABC):
-    """A language model of the shape `config`, ready on `device`; an architecture says what its layers are.
+    """A language model of shape `config`, loaded on `device`; a subclass defines its layers.
 
-    deterministic: a token's result does not depend, bit by bit, on how many tokens share the call; ConfigError where
-    this machine has no product that keeps it. positions: how many there are to prepare, by default the checkpoint's
-    context; drafts need some past its end. ranks: who shares it; `share` is the shape of this rank's part, and
-    `weights` may then lie on another device. `weights` is empty afterwards.
+    deterministic: a token's result is bitwise independent of the number of tokens in the call; raises ConfigError if
+    this machine has no matrix product that guarantees it. positions: how many to prepare, by default the checkpoint's
+    context length; drafts need some past its end. ranks: the ranks that share it; `share` is the shape of this rank's
+    part, and `weights` may then be on another device. `weights` is empty afterwards.
     """
 
     kv: KVLayout
@@ -65,7 +65,7 @@ class CausalLM(ABC):
 
     @property
     def embedding(self) -> Tensor:
-        """The whole table [V, H], for a draft that shares it."""
+        """The whole table [V, H], for a draft that uses it."""
         return self.vocabulary.embedding
 
     @property
@@ -75,29 +75,29 @@ class CausalLM(ABC):
 
     @property
     def row_form(self) -> str | None:
-        """How products keep a row's bits on a CPU, by the names of their forms; None where they need not."""
+        """The names of the matrix-product forms that preserve a row's bits on a CPU; None if bits may change."""
         rows = self.norm.own.rows
         return None if rows is None or self.device.type != "cpu" else rows.names
 
     @abstractmethod
     def prepare(self) -> None:
-        """Set `kv` and whatever `workspace` hands out, last of the construction."""
+        """Set `kv` and everything that `workspace` returns; called last by the constructor."""
 
     @abstractmethod
     def layer(self, take: WeightReader, prefix: str, index: int) -> Callable[..., None]:
-        """Decoder layer `index`, of the tensors under `prefix`: layer(x, rotation, attend, index, workspace)."""
+        """Decoder layer `index`, from the tensors under `prefix`: layer(x, rotation, attend, index, workspace)."""
 
     @abstractmethod
     def workspace(self, batch: int, width: int) -> object:
-        """What the layers of one forward of B requests by W tokens share."""
+        """The buffers that the layers share in one forward of B requests by W tokens."""
 
     def forward(
         self, tokens: Tensor, positions: Tensor, attend: Attend, capture: tuple[int, ...] = ()
     ) -> tuple[Tensor, Tensor | None]:
-        """tokens and positions int64 [B, W] -> hidden [B, W, H] behind the final norm, and the captured states.
+        """tokens and positions int64 [B, W] -> hidden [B, W, H] after the final norm, and the captured states.
 
-        capture: for each i the residual stream as it enters layer i (num_layers: as it leaves the last; FINAL: the
-        hidden state behind the final norm), side by side in that order [B, W, len(capture) * H]; None if nothing is
+        capture: for each i the residual stream at the input of layer i (num_layers: the output of the last; FINAL: the
+        hidden state after the final norm), concatenated in that order [B, W, len(capture) * H]; None if nothing is
         captured.
         """
         batch, width = tokens.shape
@@ -117,7 +117,7 @@ class CausalLM(ABC):
         return final.view(batch, width, hidden), states
 
     def _keep(self, x: Tensor, layer: int, capture: tuple[int, ...], states: Tensor) -> None:
-        """Copy x into each column block of `states` that asks for `layer`."""
+        """Copy x into each column block of `states` that captures `layer`."""
         hidden = self.hidden_size
         for slot, wanted in enumerate(capture):
             if wanted == layer:
@@ -129,7 +129,7 @@ class CausalLM(ABC):
         return self.vocabulary.joined(head_logits(hidden, self.vocabulary.own_head, self.norm.own))
 
     def window_of(self, layer: int) -> int | None:
-        """How many tokens a layer may look back, the query's own included; None for all."""
+        """A layer's sliding window in tokens, the query's own included; None without one."""
         return self.config.windows[layer] if self.config.windows else None
 
 
@@ -137,6 +137,6 @@ def head_logits(hidden: Tensor, head: Tensor, products: LinearOps) -> Tensor:
     """hidden [..., H] @ head [H, V] -> float32 [..., V]."""
     x = hidden.reshape(-1, head.shape[0])
     if x.is_cuda and products is FAST and x.dtype is not torch.float32:
-        # Its sums are float32 already: rounding them first would cost a launch and bits.
+        # The sums are already float32: rounding them first would cost a kernel launch and precision.
         return torch.mm(x, head, out_dtype=torch.float32).view(*hidden.shape[:-1], head.shape[1])
     return products.linear(x, head).float().view(*hidden.shape[:-1], head.shape[1])

@@ -1,4 +1,4 @@
-"""What a checkpoint's config.json says, checked once and frozen."""
+"""The content of a checkpoint's config.json, checked once and frozen."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from specmatrix.errors import ConfigError
 
 TARGET_ARCHITECTURES: Final = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen3ForCausalLM", "DeepseekV3ForCausalLM")
 CONFIG: Final = "config.json"
-# Layers that norm each query and key head before rotation.
+# Architectures that normalise each query and key head before rotation.
 HEAD_NORM_ARCHITECTURES: Final = ("Qwen3ForCausalLM", "DFlashDraftModel")
-# Switches that change the arithmetic of a layer; this engine runs none of them.
+# Fields that change a layer's arithmetic; this engine supports none of them.
 UNSUPPORTED_SWITCHES: Final = ("attention_bias", "mlp_bias", "quantization_config")
 
 
@@ -27,12 +27,12 @@ UNSUPPORTED_SWITCHES: Final = ("attention_bias", "mlp_bias", "quantization_confi
 class ModelConfig:
     """The shape of one model.
 
-    context_length: positions that the checkpoint was made for, in tokens.
-    head_norms: each query and key head passes a norm of its own before it is rotated.
-    windows: tokens that each layer may look back, its own included, None for all; empty if no layer has a window.
-    latent, experts: latent attention and a mixture of experts; then head_dim is the rotated part of a key.
-    bundled_layers: prediction layers that the checkpoint holds behind the model's own.
-    draft: what a draft over hidden states adds; None for a language model.
+    context_length: positions that the checkpoint was trained for, in tokens.
+    head_norms: each query and key head has its own norm before rotation.
+    windows: each layer's sliding window in tokens, the query's own included, None without one; empty if no layer has
+    one. latent, experts: latent attention and mixture of experts; head_dim is then the rotated part of a key.
+    bundled_layers: prediction layers in the checkpoint after the model's own layers.
+    draft: the additional fields of a draft that reads hidden states; None for a language model.
     """
 
     architecture: str
@@ -55,27 +55,29 @@ class ModelConfig:
     draft: DraftConfig | None = None
 
     def kept_numbers(self, ranks: int = 1) -> int:
-        """Numbers that one layer keeps of a token on each rank: keys and values, or the latent and its rotated key."""
+        """Numbers that one layer stores per token on each rank: keys and values, or the latent and its rotated key."""
         if self.latent is not None:
             return self.latent.rank + self.latent.rotated_dim
         return 2 * max(1, self.num_kv_heads // ranks) * self.head_dim
 
 
 def load_model_config(path: str | Path) -> ModelConfig:
-    """The checked config.json of the checkpoint folder `path`. ConfigError if missing, broken or unsupported."""
+    """The checked config.json of the checkpoint folder `path`. ConfigError if it is missing, broken or unsupported."""
     return read_model_config(read_raw(path), Path(path) / CONFIG)
 
 
 def read_model_config(raw: Mapping[str, Any], file: Path) -> ModelConfig:
-    """What a config.json of this content says. ConfigError, which names `file`, if it is unsupported."""
+    """The model configuration in a config.json. Raises ConfigError, naming `file`, if it is unsupported."""
     return _ModelConfigReader(raw, file).read()
 
 
 def read_raw(path: str | Path) -> dict[str, Any]:
-    """The content of a checkpoint folder's config.json. ConfigError if it is missing or no JSON object."""
+    """The content of a checkpoint folder's config.json. ConfigError if it is missing or not a JSON object."""
     file = Path(path) / CONFIG
     if not Path(path).is_dir():
-        raise ConfigError(f"checkpoint {str(path)!r} does not exist; give a folder with config.json and safetensors")
+        raise ConfigError(
+            f"checkpoint {str(path)!r} does not exist; pass a folder with config.json and safetensors files"
+        )
     try:
         raw = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -88,7 +90,7 @@ def read_raw(path: str | Path) -> dict[str, Any]:
 
 
 class _ModelConfigReader(ConfigReader):
-    """The fields that every architecture has."""
+    """The fields that all architectures have."""
 
     def read(self) -> ModelConfig:
         architecture = self._architecture()
@@ -101,14 +103,14 @@ class _ModelConfigReader(ConfigReader):
         hidden = self.size("hidden_size")
         latent = read_mla(architecture, self)
         head_dim = self._head_dim(architecture, hidden // heads) if latent is None else latent.rotated_dim
-        # Latent attention has one row of keys for all heads, whatever this field says.
+        # Latent attention has one key row for all heads, whatever this field is.
         kv_heads = heads if latent is not None else self.size("num_key_value_heads", heads)
         if heads % kv_heads:
             raise ConfigError(
                 f"{self.file}: num_attention_heads {heads} must be a multiple of num_key_value_heads {kv_heads}"
             )
         if head_dim % 2:
-            raise ConfigError(f"{self.file}: head_dim {head_dim} must be even, rotary positions rotate pairs")
+            raise ConfigError(f"{self.file}: head_dim {head_dim} must be even, because rotary embeddings rotate pairs")
         return ModelConfig(
             architecture=architecture,
             vocab_size=self.size("vocab_size"),

@@ -1,4 +1,4 @@
-"""Reading one config.json field by field; every complaint names the file, the value and what is allowed."""
+"""Reads one config.json field by field; every error names the file, the value and what is allowed."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import Any, Final
 
 from specmatrix.errors import ConfigError
 
-# What a size may be at most, and a number of layers: far above any model, and what no loop over them or product of a
-# few runs away with.
+# Maximum size and maximum number of layers: far above any model, and small enough that loops over them and products of
+# a few of them stay feasible.
 MOST: Final = 2**31 - 1
 MOST_LAYERS: Final = 4096
 LARGEST: Final = sys.float_info.max
 
 
 class ConfigReader:
-    """The fields of one config.json. A field that is null counts as absent."""
+    """The fields of one config.json. A null field counts as absent."""
 
     def __init__(self, raw: Mapping[str, Any], file: Path) -> None:
         self.raw = raw
         self.file = file
 
     def size(self, name: str, default: int | None = None, most: int = MOST) -> int:
-        """A positive integer, at most `most`. ConfigError on anything else, or if it is absent and has no default."""
+        """A positive integer, at most `most`. ConfigError on anything else, or if absent without a default."""
         value = self.raw.get(name)
         value = default if value is None else value
         if type(value) is not int or value < 1:

@@ -1,4 +1,4 @@
-"""What a draft's config.json says beyond the shape of its layers, checked once and frozen."""
+"""The draft fields of a config.json, checked once and frozen."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from specmatrix.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class DraftConfig:
-    """A draft that reads hidden states of its target.
+    """A draft that reads its target's hidden states.
 
-    states: the target layers whose *input* it reads, or FINAL; None where the checkpoint leaves them to its kind's
-    rule. target_hidden_size: width of one such state. vocab_size: of the draft's own head.
-    normed: the stream of an EAGLE-3 layer goes on from the normed states (vLLM's speculators).
-    block_size: tokens of a block, its known first one among them, and mask_token: the id of the unknown others; None
-    for a draft that goes token by token.
+    states: the target layers whose *input* it reads, or FINAL; None if the default of its architecture applies.
+    target_hidden_size: width of one such state. vocab_size: the draft's own head.
+    normed: an EAGLE-3 layer's residual stream continues from the normalised states (vLLM's speculators).
+    block_size: tokens of a block, its known first one included, and mask_token: the id of its unknown tokens; None for
+    a draft that is autoregressive.
     """
 
     states: tuple[int, ...] | None
@@ -31,7 +31,7 @@ class DraftConfig:
     normed: bool = False
 
     def states_of(self, target_layers: int) -> tuple[int, ...]:
-        """The states it reads of a target of so many layers."""
+        """The states it reads from a target with `target_layers` layers."""
         if self.states is not None:
             return self.states
         if self.block_size is not None:
@@ -44,12 +44,12 @@ EAGLE3_ARCHITECTURES: Final = ("LlamaForCausalLMEagle3",)
 DFLASH_ARCHITECTURES: Final = ("DFlashDraftModel",)
 DRAFT_ARCHITECTURES: Final = EAGLE_ARCHITECTURES + EAGLE3_ARCHITECTURES + DFLASH_ARCHITECTURES
 DEFAULT_BLOCK: Final = 16
-# Norms of later EAGLE-3 heads, which this engine does not have.
+# Norms of later EAGLE-3 heads, which this engine does not support.
 UNSUPPORTED_NORMS: Final = ("norm_before_fc", "fc_norm", "norm_output")
 
 
 def read_draft(architecture: str, fields: ConfigReader) -> DraftConfig | None:
-    """The draft's part of a config.json; None for a language model. ConfigError on what this engine does not run."""
+    """The draft fields of a config.json; None for a language model. ConfigError on unsupported values."""
     if architecture in EAGLE_ARCHITECTURES:
         return DraftConfig((FINAL,), fields.size("hidden_size"), fields.size("vocab_size"))
     if architecture in EAGLE3_ARCHITECTURES:
@@ -96,7 +96,7 @@ def _dflash(fields: ConfigReader) -> DraftConfig:
 
 
 def _behind(fields: ConfigReader, name: str, part: Mapping[str, Any]) -> tuple[int, ...] | None:
-    """Ids name layers whose output is captured, which is the state entering the next one."""
+    """The ids name layers whose output is captured, which is the input state of the next layer."""
     ids = part.get(name)
     if ids is None:
         return None
@@ -106,7 +106,7 @@ def _behind(fields: ConfigReader, name: str, part: Mapping[str, Any]) -> tuple[i
 
 
 def _spread(target_layers: int, layers: int) -> tuple[int, ...]:
-    """DFLASH's rule: as many states as the draft has layers, from behind layer 1 to behind the last but two."""
+    """DFLASH's default: as many states as the draft has layers, from layer 1's output to the third-last layer's."""
     if layers == 1:
         return (target_layers // 2 + 1,)
     last = target_layers - 3

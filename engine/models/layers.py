@@ -1,4 +1,4 @@
-"""The pieces that the models share: projections, norm, one decoder layer.
+"""Components that the models share: projections, norm, one decoder layer.
 
 Activations are rows of tokens, [M, width] with M = B * W. Projections are stored [in, out]: on a CPU `x @ w` on that
 layout is up to twice as fast as F.linear on the [out, in] layout of checkpoints.
@@ -26,10 +26,10 @@ from specmatrix.kernels.silu_mul import silu_mul
 
 
 class Attend(Protocol):
-    """Stores keys and values of one layer's new tokens, then attends to all that each query may see.
+    """Stores one layer's new keys and values, then attends to all that each query may see.
 
     q [B, W, heads, head_dim] and kv [B * W, 2 * kv_heads * head_dim] (a row: key heads, then value heads) are views
-    -> [B * W, heads * head_dim]. kv is None if the caller stored it already, where `kv_slots` of the layer says: rows
+    -> [B * W, heads * head_dim]. kv is None if the caller already stored it where the layer's `kv_slots` says: rows
     [S, C] and slots int64 [B * W], or None.
     """
 
@@ -39,8 +39,8 @@ class Attend(Protocol):
 
 
 def steady_sigmoid(x: Tensor) -> Tensor:
-    """sigmoid(x), a number's bits the same at every place; torch's own takes the last few of a run by another routine,
-    and where a run ends depends on the shape and on the threads."""
+    """sigmoid(x) with the same bits at every position; torch's own computes the last few numbers of a chunk by another
+    routine, and the chunks depend on the shape and the number of threads."""
     return torch.neg(x).exp_().add_(1.0).reciprocal_()
 
 
@@ -51,13 +51,13 @@ def steady_silu(x: Tensor) -> Tensor:
 
 
 class Norm:
-    """RMS norm over the last axis, and the projections behind it.
+    """RMS norm over the last axis, and its interface to the projections after it.
 
-    `folded` (float32 on a CPU, where calls cost more than arithmetic): x / sqrt(|x|^2 + width * eps) in three
-    calls; the factor sqrt(width) and the norm's weight live in the projection behind it. Else the fused call, as
-    folding would round half-precision weights anew.
-    ranks: who shares the layers behind the norm. own: their products, nothing summed over the ranks. silu and sigmoid:
-    as the layers behind it take them.
+    `folded` (float32 on a CPU, where calls cost more than arithmetic): x / sqrt(|x|^2 + width * eps) in three calls;
+    the factor sqrt(width) and the norm's weight are folded into the projection after it. Otherwise the fused call,
+    because folding would round half-precision weights again.
+    ranks: the ranks that share the layers after the norm. own: their matrix products, without sums over the ranks. silu
+    and sigmoid: the variants for the layers after the norm.
     """
 
     def __init__(
@@ -82,22 +82,23 @@ class Norm:
         self._tail = torch.tensor(math.sqrt(width * eps), dtype=dtype, device=device)
 
     def joins(self, x: Tensor) -> bool:
-        """Whether projections of so few rows [R, in] are taken together with what stands around them (`fused_linear`).
+        """Whether projections of x [R, in] are fused with their neighbouring operations (`fused_linear`), for small R.
 
-        Its sums have another order than those of more rows, so no deterministic model does, nor ranks that share one.
+        The fused kernel sums in another order than the one for more rows, so deterministic models and several ranks do
+        not use it.
         """
         return self._joins and x.shape[0] <= MAX_ROWS and on_triton(x)
 
     def fold(self, weights: Tensor, weight: Tensor) -> Tensor:
-        """The projection [out, width] behind this norm, with what the norm leaves to it."""
+        """The projection [out, width] after this norm, with the norm's factors folded in."""
         return weights * self.scale(weight) if self.folded else weights
 
     def stored(self, weight: Tensor) -> Tensor:
-        """A projection of the layers behind this norm, as the engine keeps it (`stored`), and held to its law."""
+        """A projection of the layers after this norm in the engine's layout (`stored`), with row invariance checked."""
         return self.own.hold(stored(weight))
 
     def __call__(self, x: Tensor, weight: Tensor) -> Tensor:
-        """What a folded projection expects."""
+        """The input that a folded projection expects."""
         if self.folded:
             length: Tensor = torch.linalg.vector_norm(x, 2, -1, True)
             return x / length.hypot_(self._tail)
@@ -110,11 +111,11 @@ class Norm:
         return weight * self._root if self.folded else weight
 
     def whole(self, x: Tensor, scale: Tensor) -> Tensor:
-        """The norm itself, nothing left to a projection."""
+        """The complete norm, with nothing left to a projection."""
         return self(x, scale).mul_(scale) if self.folded else self(x, scale)
 
     def each(self, x: Tensor, scale: Tensor) -> None:
-        """The norm of each row of x [R, H, width] in place; scale [H, width], a weight for each of the H."""
+        """The norm of each row of x [R, H, width] in place; scale [H, width], one weight for each of the H."""
         if self.folded:
             length: Tensor = torch.linalg.vector_norm(x, 2, -1, True)
             x.div_(length.hypot_(self._tail)).mul_(scale)
@@ -126,7 +127,7 @@ class Norm:
 
 
 class HeadNorm:
-    """RMS norm of each query and key head before rotation, as Qwen3 has it: one weight for queries, one for keys."""
+    """RMS norm of each query and key head before rotation, as in Qwen3: one weight for queries, one for keys."""
 
     def __init__(self, take: WeightReader, prefix: str, config: ModelConfig) -> None:
         d = config.head_dim
@@ -141,11 +142,11 @@ class HeadNorm:
 
 
 class DecoderLayer:
-    """One Llama decoder layer: grouped-query attention and a gated feed-forward part, both behind a norm.
+    """One Llama decoder layer: grouped-query attention and a gated feed-forward part, each after a norm.
 
     prefix: of its tensor names. front: name of the norm before attention, None for none (EAGLE's first layer).
-    paired (EAGLE-3): the q, k and v projections read pairs of rows, 2 * hidden wide: a whole-normed embedding, and a
-    stream behind the front norm.
+    paired (EAGLE-3): the q, k and v projections read concatenated pairs, 2 * hidden wide: a normalised embedding and
+    the residual stream after the front norm.
     """
 
     def __init__(
@@ -167,7 +168,7 @@ class DecoderLayer:
         k = pair_up(take(f"{prefix}.self_attn.k_proj.weight", kv_heads * d, width), d)
         v = take(f"{prefix}.self_attn.v_proj.weight", kv_heads * d, width)
         self.head_norm = HeadNorm(take, f"{prefix}.self_attn", config) if config.head_norms else None
-        # Whether this layer's front norm begins in the layer before, and the weight of the one that begins here.
+        # Whether the previous layer begins this layer's front norm, and the weight of the norm that this layer begins.
         self.begun = False
         self.behind: Tensor | None = None
         self.input_norm = None if front is None else take(f"{prefix}.{front}.weight", hidden)
@@ -183,7 +184,7 @@ class DecoderLayer:
         self.down = norm.stored(take(f"{prefix}.mlp.down_proj.weight", hidden, inner))
 
     def __call__(self, x: Tensor, rotation: Tensor, attend: Attend, layer: int, workspace: Workspace) -> None:
-        """Adds this layer's two parts to the residual stream x [R, hidden], in place."""
+        """Add this layer's attention and feed-forward output to the residual stream x [R, hidden], in place."""
         if self.begun and self.norm.joins(x):
             self.attention(x, workspace.scaled, rotation, attend, layer, workspace, workspace.partial_sumsq)
         else:
@@ -191,11 +192,11 @@ class DecoderLayer:
         self.feed_forward(x, workspace)
 
     def lead(self, behind: DecoderLayer) -> None:
-        """From now on the norm in front of the layer behind this one begins here."""
+        """Let this layer begin the front norm of the next layer, `behind`."""
         behind.begun, self.behind = True, behind.input_norm
 
     def front(self, x: Tensor) -> Tensor:
-        """x [R, hidden] behind the norm before attention, where there is one."""
+        """x [R, hidden] after the norm before attention, if there is one."""
         return x if self.input_norm is None else self.norm(x, self.input_norm)
 
     def attention(
@@ -208,13 +209,13 @@ class DecoderLayer:
         workspace: Workspace,
         sums: Tensor | None = None,
     ) -> None:
-        """Adds to x [R, hidden], in place, what its tokens attend to; h [R, in] is what the projections read.
+        """Add the attention output to x [R, hidden], in place; h [R, in] is the input of the projections.
 
-        sums: where the norm of h is still to be finished, sums of squares, see `fused_linear`.
+        sums: partial sums of squares if the norm of h is still to be finished, see `fused_linear`.
         """
         joins = self.norm.joins(h)
         turns = joins and self.head_norm is None
-        # A head norm stands between the projection and what is stored.
+        # A head norm comes between the projection and the stored keys.
         kv_slots = attend.kv_slots(layer) if turns else None
         if joins:
             by = rotation[:, 0].contiguous() if turns else None
@@ -235,7 +236,7 @@ class DecoderLayer:
             self.add_linear(x, mixed, self.out)
 
     def feed_forward(self, x: Tensor, workspace: Workspace) -> None:
-        """Adds the gated feed-forward part to x [R, hidden], in place."""
+        """Add the gated feed-forward output to x [R, hidden], in place."""
         if self.norm.joins(x):
             fused_linear(
                 workspace.scaled,
@@ -252,5 +253,5 @@ class DecoderLayer:
 
 
 def stored(weight: Tensor) -> Tensor:
-    """A checkpoint's projection [out, in] as this engine keeps it: [in, out], contiguous."""
+    """A checkpoint's projection [out, in] in the engine's layout: [in, out], contiguous."""
     return weight.t().contiguous()

@@ -1,8 +1,8 @@
-"""The projections of a model, and what keeps a row's bits apart from the rows beside it.
+"""A model's projections, and how they keep a row's bits independent of the other rows.
 
-A BLAS chooses by the shape of a product in which order it adds up a row: a lone row, few rows and the last ones of many
-often have routines of their own. On CUDA `kernels.matmul` has one order. On a CPU a deterministic model takes, for each
-shape of its weights, the first of FORMS for which the law `holds`, when it is loaded.
+A BLAS chooses the summation order by the product's shape: a single row, few rows and the last rows of many often have
+their own routines. On CUDA `kernels.matmul` has one order. On a CPU, a deterministic model chooses when it is loaded,
+for each weight shape, the first of FORMS whose row invariance `holds`.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from specmatrix.errors import ConfigError
 from specmatrix.kernels.backend import on_triton
 from specmatrix.kernels.matmul import matmul
 
-# Rows of the longest product: longer ones are cut, so that none is outside of what the law has seen.
+# Maximum rows of one product: longer ones are split, so that all are within the tested range.
 MOST: Final = 192
-# Rows that the law tries, the first and others of a product of MOST rows.
+# Row counts that the test of row invariance compares with a product of MOST rows.
 COUNTS: Final = (*range(1, 18), 23, 33, 64, 100)
 
 
 class Form(NamedTuple):
-    """A way to multiply x [..., M, in] by weight [..., in, out]: with zeros behind x, so that it has `least` rows and
-    is made of blocks; block 0 for one product per row."""
+    """A way to multiply x [..., M, in] by weight [..., in, out]: x is padded with zeros to at least `least` rows and a
+    multiple of `block`; block 0 means one product per row."""
 
     name: str
     block: int
@@ -59,8 +59,8 @@ class LinearOps(NamedTuple):
     """linear: x [M, in] @ weight [in, out] -> [M, out], into `out` if given. add(out, x, weight): out += x @ weight, in
     place. each: x [H, M, in] @ weight [H, in, out] -> [H, M, out].
 
-    add is what goes back into the residual stream: of a model that several ranks share it adds what all of them give.
-    rows: what keeps a row's bits, None where they may change.
+    add adds to the residual stream; for a model that several ranks share it adds the sum over the ranks.
+    rows: what keeps a row's bits, None if they may change.
     """
 
     linear: Callable[..., Tensor]
@@ -69,28 +69,28 @@ class LinearOps(NamedTuple):
     rows: RowInvariantOps | None = None
 
     def over(self, ranks: Ranks) -> LinearOps:
-        """The same where each rank holds a part of the layers."""
+        """The same operations for layers that are split over ranks."""
         if ranks.size == 1:
             return self
         return self._replace(add=lambda out, x, weight: out.add_(ranks.total(self.linear(x, weight))))
 
     def hold(self, weight: Tensor) -> Tensor:
-        """The weight, which these products are used with from now on. ConfigError where no form holds the law."""
+        """The weight, registered for these products. Raises ConfigError if no form is row-invariant for its shape."""
         if self.rows is not None:
             self.rows.hold(weight)
         return weight
 
 
 class RowInvariantOps:
-    """Products of a deterministic model. forms: how it multiplies on a CPU, by shape and dtype of the weight
-    and by threads."""
+    """Matrix products of a deterministic model. forms: the chosen CPU form by weight shape, weight dtype and number of
+    threads."""
 
     def __init__(self) -> None:
         self.forms: dict[tuple[torch.Size, torch.dtype, int], Form] = {}
 
     @property
     def names(self) -> str:
-        """The forms in use, the plainest first."""
+        """The names of the forms in use, simplest first."""
         return " and ".join(form.name for form in FORMS if form in self.forms.values())
 
     def hold(self, weight: Tensor) -> None:
@@ -127,17 +127,17 @@ class RowInvariantOps:
 def _no_form(weight: Tensor) -> ConfigError:
     tried = ", ".join(form.name for form in FORMS)
     return ConfigError(
-        f"enable_deterministic_inference: this machine's products [rows, in] @ {list(weight.shape)} in "
-        f"{str(weight.dtype).removeprefix('torch.')} change a row's bits with the rows beside it in every form "
-        f"({tried}); leave the flag out, or set MKL_CBWR=COMPATIBLE where torch has MKL"
+        f"enable_deterministic_inference: on this machine, in products [rows, in] @ {list(weight.shape)} in "
+        f"{str(weight.dtype).removeprefix('torch.')}, a row's bits depend on the other rows in every form "
+        f"({tried}); remove the flag, or set MKL_CBWR=COMPATIBLE if torch uses MKL"
     )
 
 
 @cache
 def holds(form: Form, shape: tuple[int, ...], dtype: torch.dtype, threads: int) -> bool:
-    """Whether a row has the same bits alone, at several places and among up to MOST rows, contiguous or apart.
+    """Whether a row has the same bits alone, at several positions and among up to MOST rows, contiguous or not.
 
-    shape [..., in, out] of the weight. Kept for each number of threads, by which a BLAS may cut a sum as well.
+    shape [..., in, out] of the weight. Cached per number of threads, because a BLAS may split sums by threads.
     """
     *several, inner, _ = shape
     generator = torch.Generator().manual_seed(0)
@@ -152,12 +152,12 @@ def holds(form: Form, shape: tuple[int, ...], dtype: torch.dtype, threads: int) 
     )
 
 
-# Whatever is fastest: a row's bits depend on M.
+# The fastest operations: a row's bits depend on M.
 FAST: Final = LinearOps(lambda x, weight, out=None: torch.mm(x, weight, out=out), Tensor.addmm_, torch.bmm)
 
 
 def linear_ops(deterministic: bool) -> LinearOps:
-    """The projections of a model that is deterministic or not."""
+    """The projections of a deterministic or an ordinary model."""
     if not deterministic:
         return FAST
     rows = RowInvariantOps()

@@ -1,4 +1,4 @@
-"""From a checkpoint folder to a model on a device, and to the facts that configuration needs."""
+"""Loads a model from a checkpoint folder, and the facts that configuration needs."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ TARGETS: Final[dict[str, type[CausalLM]]] = {
 
 
 def facts(model_path: str | Path, draft_path: str | Path | None, device: str) -> Facts:
-    """What the two checkpoints and the machine say before a launch; reads no weights. ConfigError on a bad folder.
+    """Facts about the two checkpoints and the machine; reads no weights. Raises ConfigError on a bad folder.
 
-    device: "cpu" or a CUDA device as asked, or "auto" for a GPU where one is visible.
+    device: "cpu" or a CUDA device as requested, or "auto" for a GPU if one is visible.
     """
     target = _expect(model_path, TARGET_ARCHITECTURES, "a target model")
     draft = None if draft_path is None else load_draft_config(draft_path)
@@ -77,7 +77,7 @@ def facts_of(
     tokenizer: str | None = None,
     draft_tokenizer: str | None = None,
 ) -> Facts:
-    """What two configurations say before a launch on `kind`. tokenizer: the hash of the target's, None if unknown."""
+    """Facts from two configurations, for a device of type `kind`. tokenizer: the target's hash, None if unknown."""
     return Facts(
         architecture=target.architecture,
         vocab_size=target.vocab_size,
@@ -97,7 +97,7 @@ def facts_of(
 
 
 def _bundled_facts(target: ModelConfig, tokenizer: str | None) -> DraftFacts:
-    """What the prediction layers in a target's checkpoint say, which read its final states and share its head."""
+    """Facts about the prediction layers in a target's checkpoint, which read its final states and share its head."""
     return DraftFacts(
         architecture=f"{target.architecture}NextN",
         vocab_size=target.vocab_size,
@@ -134,7 +134,7 @@ def load_target(
     ranks: Ranks = ALONE,
     positions: int | None = None,
 ) -> Target:
-    """The target model, or a rank's share of it. positions: how many it has, by default the checkpoint's context.
+    """The target model, or a rank's part of it. positions: how many to prepare, by default the checkpoint's context.
 
     ConfigError on a checkpoint that is missing, damaged or of another architecture.
     """
@@ -149,7 +149,9 @@ def load_standalone(
     """A language model as a draft, with as many positions as the target. ConfigError as for a target."""
     config = _expect(path, TARGET_ARCHITECTURES, "a STANDALONE draft")
     if config.windows:
-        raise ConfigError(f"{path} has layers with a sliding window, a STANDALONE draft must see all tokens in each")
+        raise ConfigError(
+            f"{path} has layers with a sliding window; a STANDALONE draft must have full attention in all layers"
+        )
     return Standalone(_language_model(path, config, torch.device(device), dtype, deterministic, target.positions))
 
 
@@ -170,9 +172,9 @@ def load_eagle3(
 def load_nextn(
     path: str | Path, target: Target, device: str, dtype: torch.dtype, count: int
 ) -> Sequence[PredictionLayer]:
-    """The first `count` prediction layers of a target's checkpoint, this target's or another of its shape.
+    """The first `count` prediction layers of a target's checkpoint: this target's, or another one of its shape.
 
-    Nothing else of the checkpoint is read. ConfigError as for a target, or if there are fewer or they do not fit.
+    Reads nothing else of the checkpoint. ConfigError as for a target, or if there are fewer layers or they do not fit.
     """
     config = _expect(path, TARGET_ARCHITECTURES, "a checkpoint with prediction layers")
     weights = load_weights(path, torch.device(device), dtype, bundled_prefixes(config))
@@ -180,7 +182,7 @@ def load_nextn(
 
 
 def bundled_prefixes(config: ModelConfig) -> tuple[str, ...]:
-    """What the names of the prediction layers' tensors start with."""
+    """The prefixes of the prediction layers' tensor names."""
     return tuple(f"model.layers.{config.num_layers + i}." for i in range(config.bundled_layers))
 
 
@@ -202,7 +204,7 @@ def _language_model(
     ranks: Ranks = ALONE,
 ) -> Target:
     kind = TARGETS[config.architecture]
-    # The whole model may not fit where a rank's share of it does.
+    # A rank's part may fit where the whole model does not.
     weights = load_weights(path, device if ranks.size == 1 else "cpu", dtype)
     return kind(config, weights, device, dtype, deterministic, positions, ranks)
 
@@ -215,5 +217,5 @@ def _expect(
 ) -> ModelConfig:
     config = read(path)
     if config.architecture not in architectures:
-        raise ConfigError(f"{path} is a {config.architecture}, {role} must be {' or '.join(architectures)}")
+        raise ConfigError(f"{path} is a {config.architecture}, but {role} must be {' or '.join(architectures)}")
     return config

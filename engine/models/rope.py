@@ -1,4 +1,4 @@
-"""Rotary positions (RoFormer, arXiv 2104.09864) with the scalings that checkpoints use."""
+"""Rotary position embeddings (RoFormer, arXiv 2104.09864) with the scalings that checkpoints use."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ KINDS: Final = ("default", "linear", "llama3", "yarn")
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """theta: base of the frequencies. The other fields are read by the kinds that name them in `frequencies`.
+    """theta: base of the frequencies. The other fields are used by the rope types that name them in `frequencies`.
 
-    attention_factor: length of a rotated pair against the unrotated one (YaRN, arXiv 2309.00071, section 3.4).
-    score_factor: what latent attention multiplies its scores with besides (DeepSeek-V2, arXiv 2405.04434).
+    attention_factor: length of a rotated pair relative to the unrotated one (YaRN, arXiv 2309.00071, section 3.4).
+    score_factor: additional factor of latent attention's scores (DeepSeek-V2, arXiv 2405.04434).
     """
 
     theta: float
@@ -40,9 +40,9 @@ class RopeConfig:
 
     @classmethod
     def read(cls, raw: Mapping[str, Any], where: str) -> RopeConfig:
-        """From config.json, in transformers' new spelling (rope_parameters) or the old (rope_theta, rope_scaling).
+        """From config.json, in transformers' new format (rope_parameters) or the old (rope_theta, rope_scaling).
 
-        ConfigError, which begins with `where`, on an unknown kind or a number that is not positive.
+        Raises ConfigError, starting with `where`, on an unknown type or a number that is not positive.
         """
         row = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
         kind = row.get("rope_type", row.get("type", "default"))
@@ -113,7 +113,7 @@ def frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
 
 
 def _llama3(rope: RopeConfig, frequency: Tensor) -> Tensor:
-    """Long waves slowed by `factor`, short ones kept, a linear blend between (Llama 3.1's published rule)."""
+    """Low frequencies divided by `factor`, high ones kept, with linear interpolation between (Llama 3.1's rule)."""
     wavelength = 2 * math.pi / frequency
     span = rope.high_freq_factor - rope.low_freq_factor
     keep = ((rope.original_context / wavelength - rope.low_freq_factor) / span).clamp(0.0, 1.0)
@@ -121,8 +121,8 @@ def _llama3(rope: RopeConfig, frequency: Tensor) -> Tensor:
 
 
 def _yarn(rope: RopeConfig, frequency: Tensor) -> Tensor:
-    """Pairs that turn often within the original context kept, seldom ones slowed by `factor`, a linear ramp between
-    (arXiv 2309.00071, section 3.2). Its ends are pair numbers, whole ones with `truncate`."""
+    """Pairs that rotate often within the original context are kept, others are slowed by `factor`, with a linear ramp
+    between them (arXiv 2309.00071, section 3.2). The ramp's ends are pair numbers, integers with `truncate`."""
     pairs = len(frequency)
 
     def pair_of(turns: float) -> float:
@@ -137,23 +137,23 @@ def _yarn(rope: RopeConfig, frequency: Tensor) -> Tensor:
 
 
 def rotations(rope: RopeConfig, head_dim: int, length: int, device: torch.device) -> Tensor:
-    """What positions 0..length-1 rotate pairs by: complex64 [length, head_dim / 2], unit numbers but for YaRN."""
+    """Rotations of positions 0..length-1: complex64 [length, head_dim / 2], of unit length except with YaRN."""
     angle = torch.arange(length, dtype=torch.float32)[:, None] * frequencies(rope, head_dim)
     return (torch.complex(angle.cos(), angle.sin()) * rope.attention_factor).to(device)
 
 
 def pair_up(weight: Tensor, head_dim: int) -> Tensor:
-    """Rows of a q or k projection, from halves (x_0.., y_0..) to pairs (x_0, y_0, x_1, ..).
+    """Reorder the rows of a q or k projection from halves (x_0.., y_0..) to pairs (x_0, y_0, x_1, ..).
 
-    Then a rotation is one complex product in place. Queries and keys are permuted alike, so their products stay.
-    weight [heads * head_dim, in].
+    A rotation is then one in-place complex product. Queries and keys are permuted alike, so their products are
+    unchanged. weight [heads * head_dim, in].
     """
     heads = weight.shape[0] // head_dim
     return weight.view(heads, 2, head_dim // 2, -1).transpose(1, 2).reshape(weight.shape)
 
 
 def rotate(rows: Tensor, heads: int, head_dim: int, rotation: Tensor) -> None:
-    """Turn the first `heads` heads of each row in place. rows [M, >= heads * head_dim] contiguous, heads paired up.
+    """Rotate the first `heads` heads of each row in place. rows [M, >= heads * head_dim] contiguous, heads as pairs.
 
     rotation: complex64 [M or 1, 1, head_dim / 2].
     """
@@ -166,7 +166,7 @@ def rotate(rows: Tensor, heads: int, head_dim: int, rotation: Tensor) -> None:
 
 
 def rotated(part: Tensor, head_dim: int, rotation: Tensor) -> Tensor:
-    """A turned copy [R, heads, head_dim] of part [R, heads * head_dim], paired up, which may be a view.
+    """A rotated copy [R, heads, head_dim] of part [R, heads * head_dim], which holds pairs and may be a view.
 
     rotation: as for `rotate`.
     """

@@ -1,4 +1,4 @@
-"""Which layers of a checkpoint look back over a sliding window only."""
+"""Reads which of a checkpoint's layers have a sliding window."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from specmatrix.engine.models.config_reader import MOST_LAYERS, ConfigReader
 from specmatrix.errors import ConfigError
 
 FULL, SLIDING = "full_attention", "sliding_attention"
-# What transformers assumes where a Mistral's config.json says nothing; null is no window.
+# transformers' default for a Mistral without this field; null means no window.
 MISTRAL_WINDOW: Final = 4096
 
 
 def read_windows(architecture: str, fields: ConfigReader) -> tuple[int | None, ...]:
-    """Tokens that each layer may look back, the query's own included; None for all. Empty: no layer has a window.
+    """Each layer's sliding window in tokens, the query's own included; None without one. Empty: no layer has a window.
 
-    As transformers reads them: all of Mistral's layers have `sliding_window`; Qwen3's are those of `layer_types`, or
-    else the layers from `max_window_layers` up, both only with `use_sliding_window`. ConfigError on a list that does
-    not fit.
+    As in transformers: all of Mistral's layers have `sliding_window`; in Qwen3 those listed in `layer_types` do, or
+    else the layers from `max_window_layers` up, both only with `use_sliding_window`. Raises ConfigError on a list that
+    does not fit.
     """
     if architecture == "MistralForCausalLM":
         return _mistral(fields)
@@ -48,6 +48,6 @@ def _qwen3(fields: ConfigReader) -> tuple[int | None, ...]:
     if SLIDING not in kinds:
         return ()
     if not used:
-        raise ConfigError(f"{fields.file}: layer_types holds {SLIDING!r}, which needs use_sliding_window true")
+        raise ConfigError(f"{fields.file}: layer_types contains {SLIDING!r}, which needs use_sliding_window true")
     size = fields.size("sliding_window", 4096)
     return tuple(size if kind == SLIDING else None for kind in kinds)

@@ -1,4 +1,4 @@
-"""What the engine needs of a target model, whatever its architecture."""
+"""The interface of a target model of any architecture."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from specmatrix.engine.models.layers import Attend
 
 
 class Target(Protocol):
-    """A language model that reads and writes KV through `Attend` and can show what its layers see.
+    """A language model that reads and writes KV through `Attend` and can capture its layers' input states.
 
-    embedding [V, H] and head [H, V] are what drafts share. kv: the shape of its pool. deterministic: a token's result
-    does not depend, bit by bit, on how many tokens share the call. row_form: how its products keep that on a CPU.
-    positions: a token's is below it.
+    embedding [V, H] and head [H, V] can be used by drafts. kv: the layout of its pool. deterministic: a token's result
+    is bitwise independent of the number of tokens in the call. row_form: the matrix-product forms that guarantee this
+    on a CPU. positions: the number of supported positions.
     """
 
     config: ModelConfig
@@ -38,10 +38,10 @@ class Target(Protocol):
     def forward(
         self, tokens: Tensor, positions: Tensor, attend: Attend, capture: tuple[int, ...] = ()
     ) -> tuple[Tensor, Tensor | None]:
-        """tokens and positions int64 [B, W] -> hidden [B, W, H] behind the final norm, and the captured states.
+        """tokens and positions int64 [B, W] -> hidden [B, W, H] after the final norm, and the captured states.
 
-        capture: for each i the residual stream as it enters layer i (num_layers: as it leaves the last; FINAL: the
-        hidden state behind the final norm), side by side in that order [B, W, len(capture) * H]; None if nothing is
+        capture: for each i the residual stream at the input of layer i (num_layers: the output of the last; FINAL: the
+        hidden state after the final norm), concatenated in that order [B, W, len(capture) * H]; None if nothing is
         captured.
         """
         ...
@@ -51,5 +51,5 @@ class Target(Protocol):
         ...
 
     def window_of(self, layer: int) -> int | None:
-        """How many tokens a layer may look back, the query's own included; None for all."""
+        """A layer's sliding window in tokens, the query's own included; None without one."""
         ...

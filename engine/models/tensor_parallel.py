@@ -1,9 +1,9 @@
-"""What one rank holds of a target: its heads, its share of every feed-forward part, its rows of the vocabulary.
+"""One rank's part of a target: its heads, its share of every feed-forward part, its rows of the vocabulary.
 
-Projections into heads or inner numbers are split by output, those out of them by input, and what the latter give is
-summed over the ranks (Megatron-LM, arXiv 1909.08053). Heads that are fewer than the ranks are copied: key heads as
-they are, query heads with a share of what the head adds. Norms, routers and latent keys are on every rank, each expert
-is split. Drafts are not split: every rank runs them whole.
+Projections into heads or intermediate numbers are split by output (column-parallel), projections out of them by input
+(row-parallel), and the results of the latter are summed over the ranks (Megatron-LM, arXiv 1909.08053). Heads that are
+fewer than the ranks are replicated: key heads unchanged, query heads with a fraction of their output. Norms, routers
+and latent keys are on every rank, each expert is split. Drafts are not split: every rank runs the whole draft.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from specmatrix.engine.models.layers import stored
 from specmatrix.engine.models.weights import WeightReader
 
 Unit = Literal["heads", "kv_heads", "numbers"]
-# Last parts of a tensor's name: the dimension that is split, and what must stay whole.
+# Last parts of a tensor's name: the dimension that is split, and the unit that must not be split.
 SPLIT: Final[dict[str, tuple[int, Unit]]] = {
     "q_proj.weight": (0, "heads"),
     "q_b_proj.weight": (0, "heads"),
@@ -36,7 +36,7 @@ SPLIT: Final[dict[str, tuple[int, Unit]]] = {
 
 
 def share(config: ModelConfig, size: int) -> ModelConfig:
-    """The shape of one rank's share; `engine.core.config.rules.parallel` refuses what cannot be divided."""
+    """The shape of one rank's part; `engine.core.config.rules.parallel` refuses what cannot be divided."""
     experts = config.experts
     return replace(
         config,
@@ -48,7 +48,7 @@ def share(config: ModelConfig, size: int) -> ModelConfig:
 
 
 class ShardedWeightReader(WeightReader):
-    """Hands out this rank's part of each tensor, by the shape of the part; config: the whole model's."""
+    """Returns this rank's part of each tensor, from the part's shape; config: the whole model's."""
 
     def __init__(
         self, weights: dict[str, Tensor], where: str, config: ModelConfig, ranks: Ranks, device: torch.device
@@ -62,7 +62,7 @@ class ShardedWeightReader(WeightReader):
         }
 
     def __call__(self, name: str, *shape: int) -> Tensor:
-        """ConfigError if the whole tensor is missing or of another shape."""
+        """Raises ConfigError if the whole tensor is missing or has another shape."""
         split = SPLIT.get(".".join(name.split(".")[-2:])) if self._ranks.size > 1 else None
         if split is None:
             return super().__call__(name, *shape).to(self._device)
@@ -72,12 +72,12 @@ class ShardedWeightReader(WeightReader):
         each = shape[dim] // count
         whole = super().__call__(name, *shape[:dim], each * units, *shape[dim + 1 :])
         part = whole.narrow(dim, rank * units // size * each, count * each).to(self._device)
-        # Ranks that hold the same head add it up.
+        # The ranks that replicate a head each add a fraction of its output.
         return part * (units / size) if dim == 1 and units < size else part
 
 
 class Vocabulary:
-    """The rows of embedding and head [V, H], as many on each rank; those past the last token are zeros.
+    """The rows of embedding and head [V, H], equally many on each rank; those past the last token are zeros.
 
     own_head [H, rows]: this rank's columns of the head.
     """
@@ -107,12 +107,12 @@ class Vocabulary:
         return self._ranks.total(found.masked_fill_(others[:, None], 0))
 
     def joined(self, logits: Tensor) -> Tensor:
-        """What `own_head` gives [..., rows] -> [..., V], all of them on every rank."""
+        """The output of `own_head` [..., rows] -> [..., V], complete on every rank."""
         return logits if self._ranks.size == 1 else self._ranks.joined(logits)[..., : self._size]
 
     @property
     def embedding(self) -> Tensor:
-        """The whole table [V, H] for a draft that shares it; every rank asks for it, or none."""
+        """The whole table [V, H], for a draft that uses it; a collective, so all ranks call it or none."""
         if self._whole[0] is None:
             self._whole[0] = self._ranks.joined(self._words, 0)[: self._size]
         return self._whole[0]

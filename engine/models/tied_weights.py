@@ -1,4 +1,4 @@
-"""What a draft without tables of its own takes from its target."""
+"""Weights that a draft without its own tables shares with its target."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from specmatrix.errors import ConfigError
 
 
 def shared_embedding(take: WeightReader, config: ModelConfig, target: Target) -> Tensor:
-    """[target vocabulary, H]: the draft's own embed_tokens.weight, or the target's where the checkpoint has none.
+    """[target vocabulary, H]: the draft's own embed_tokens.weight, or the target's if the checkpoint has none.
 
-    ConfigError if neither is as wide as the draft.
+    Raises ConfigError if neither has the draft's width.
     """
     if "embed_tokens.weight" in take:
         return take("embed_tokens.weight", config.vocab_size, config.hidden_size)
     if target.hidden_size != config.hidden_size:
         raise ConfigError(
-            f"{config.architecture}: embed_tokens.weight is missing, and the target's is "
-            f"{target.hidden_size} wide, not {config.hidden_size}"
+            f"{config.architecture}: embed_tokens.weight is missing, and the target's width is "
+            f"{target.hidden_size}, not {config.hidden_size}"
         )
     return target.embedding
 
 
 def shared_head(take: WeightReader, config: ModelConfig, vocab_size: int, target: Target) -> Tensor:
-    """[draft vocabulary, H]: the draft's own lm_head.weight, or the target's where the checkpoint has none.
+    """[draft vocabulary, H]: the draft's own lm_head.weight, or the target's if the checkpoint has none.
 
-    ConfigError if neither has the draft's vocabulary and width.
+    Raises ConfigError if neither has the draft's vocabulary and width.
     """
     if "lm_head.weight" in take:
         return take("lm_head.weight", vocab_size, config.hidden_size)
@@ -43,12 +43,12 @@ def shared_head(take: WeightReader, config: ModelConfig, vocab_size: int, target
 
 
 def captured_states(config: ModelConfig, target: Target) -> tuple[int, ...]:
-    """The target's states that the draft reads. ConfigError if the target has them not, or in another width."""
+    """The target's states that the draft reads. ConfigError if the target lacks them or has another width."""
     assert config.draft is not None
     states = config.draft.states_of(target.num_layers)
     if max(states) > target.num_layers or any(state < 0 for state in states if state != FINAL):
         raise ConfigError(
-            f"{config.architecture}: aux layers {list(states)} must lie in 0..{target.num_layers} for a target of "
+            f"{config.architecture}: aux layers {list(states)} must be in 0..{target.num_layers} for a target of "
             f"{target.num_layers} layers"
         )
     if config.draft.target_hidden_size != target.hidden_size:

@@ -1,4 +1,4 @@
-"""Text to ids and back, from a checkpoint's tokenizer.json."""
+"""Converts text to token ids and back, with a checkpoint's tokenizer.json."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import tokenizers
 
 from specmatrix.errors import ConfigError
 
-# What a decoder writes for bytes that do not form a character yet.
+# A decoder's output for bytes that do not form a character yet.
 INCOMPLETE = "\ufffd"
 WINDOW = 4
 
 
 class Tokenizer:
-    """A checkpoint's tokenizer, whose ids may reach past the model's vocabulary.
+    """A checkpoint's tokenizer, whose ids may exceed the model's vocabulary.
 
-    bos_id: put in front of every encoded text, None if the checkpoint has none or puts none there (Qwen's). eos_ids:
-    ids that end a text. ConfigError on files that are missing or damaged.
+    bos_id: prepended to every encoded text, None if the checkpoint has none or does not prepend it (Qwen's). eos_ids:
+    ids that end a text. Raises ConfigError on files that are missing or damaged.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -32,27 +32,27 @@ class Tokenizer:
         self.eos_ids = frozenset(ends)
 
     def _puts(self, bos: int, folder: Path) -> bool:
-        """Whether texts begin with it: as tokenizer_config.json says, or else as tokenizer.json does it by itself."""
+        """Whether texts begin with bos: by tokenizer_config.json, or else by what tokenizer.json itself does."""
         asked = _read_json(folder / "tokenizer_config.json").get("add_bos_token")
         return asked if type(asked) is bool else bool(self._tokenizer.encode("").ids[:1] == [bos])
 
     def encode(self, text: str) -> list[int]:
-        """Ids of `text` behind one bos_id (none is added to a text that starts with it)."""
+        """Ids of `text`, after one bos_id (none is added if the text starts with it)."""
         ids = list(self._tokenizer.encode(text, add_special_tokens=False).ids)
         if self.bos_id is not None and ids[:1] != [self.bos_id]:
             ids.insert(0, self.bos_id)
         return ids
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Text of `ids`; special tokens leave no text."""
+        """Text of `ids`; special tokens produce no text."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
 
 
 class Detokenizer:
     """Text of a growing list of ids.
 
-    The text is at all times a prefix of what `Tokenizer.decode` gives for all ids: it waits while the last character
-    is incomplete. Only a window of recent ids is decoded, so a push costs the same at any length.
+    The text is always a prefix of what `Tokenizer.decode` returns for all ids: it waits while the last character is
+    incomplete. Only a window of recent ids is decoded, so a push costs the same at any length.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -64,7 +64,7 @@ class Detokenizer:
         self._settled = 0
 
     def push(self, tokens: Sequence[int]) -> str:
-        """Take more ids, in runs of any length; return the whole text so far."""
+        """Add ids, in groups of any size; return the whole text so far."""
         self._ids.extend(tokens)
         seen = self._tokenizer.decode(self._ids[self._window :])
         ready = seen.rstrip(INCOMPLETE)
@@ -73,7 +73,7 @@ class Detokenizer:
         if len(ready) < len(seen):
             return self.text
         if len(self._ids) - self._window > WINDOW:
-            # An earlier end of whole characters, so that the window starts between two of them.
+            # An earlier position between two characters, so that the window starts between characters.
             self._window = self._settled
             self._shown = self._tokenizer.decode(self._ids[self._window :])
         self._settled = len(self._ids)
@@ -81,7 +81,7 @@ class Detokenizer:
 
 
 def tokenizer_hash(path: str | Path) -> str | None:
-    """12 hex digits over a checkpoint's vocabulary, equal exactly where every token has the same id; None without one.
+    """12 hex digits over a checkpoint's vocabulary, equal iff every token has the same id; None without a tokenizer.
 
     ConfigError on a damaged file.
     """
@@ -95,15 +95,15 @@ def tokenizer_hash(path: str | Path) -> str | None:
 
 def _read(file: Path) -> tokenizers.Tokenizer:
     if not file.is_file():
-        raise ConfigError(f"{file} is missing; the checkpoint brings no tokenizer")
+        raise ConfigError(f"{file} is missing; the checkpoint has no tokenizer")
     try:
         return tokenizers.Tokenizer.from_file(str(file))
-    except Exception as error:  # The library raises the bare class.
+    except Exception as error:  # The library raises Exception itself.
         raise ConfigError(f"{file} is not a tokenizer ({error}); the file is truncated or damaged") from None
 
 
 def _special_ids(folder: Path) -> tuple[list[int], list[int]]:
-    """bos and eos ids: generation_config.json goes before config.json, as in transformers. ConfigError if no ids."""
+    """bos and eos ids: generation_config.json overrides config.json, as in transformers. ConfigError if not ids."""
     found: tuple[list[int], list[int]] = ([], [])
     for name in ("generation_config.json", "config.json"):
         raw = _read_json(folder / name)
@@ -111,14 +111,14 @@ def _special_ids(folder: Path) -> tuple[list[int], list[int]]:
             value = raw.get(key)
             given = value if isinstance(value, list) else [] if value is None else [value]
             if any(type(token) is not int or token < 0 for token in given):
-                raise ConfigError(f"{folder / name}: {key} must be a token id or a list of these, got {value!r}")
+                raise ConfigError(f"{folder / name}: {key} must be a token id or a list of token ids, got {value!r}")
             if not ids:
                 ids.extend(given)
     return found
 
 
 def _read_json(file: Path) -> dict[str, Any]:
-    """The object in a file, empty if there is no such file. ConfigError if it is no JSON object."""
+    """The object in a JSON file, empty if there is no such file. ConfigError if it is not a JSON object."""
     if not file.is_file():
         return {}
     try:

@@ -1,4 +1,4 @@
-"""Tensors of a checkpoint folder, from safetensors only: no code of a checkpoint ever runs."""
+"""Tensors of a checkpoint folder, from safetensors only: no code from a checkpoint ever runs."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from specmatrix.errors import ConfigError
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-# What decides between near equals keeps the checkpoint's precision.
+# Tensors that decide between close values keep the checkpoint's precision.
 EXACT = ("e_score_correction_bias",)
-# What numbers may be stored in, as safetensors spells it; anything else is quantized, and its scales lie elsewhere.
+# Supported storage types, in safetensors' names; anything else is quantized, with separate scales.
 FLOATS: Final = ("F64", "F32", "BF16", "F16")
 # Ids and masks.
 WHOLE: Final = ("I64", "I32", "BOOL")
@@ -30,9 +30,9 @@ def load_weights(
 ) -> dict[str, Tensor]:
     """The tensors of model.safetensors, or of the shards that model.safetensors.index.json lists.
 
-    Floating tensors become `dtype`, but for the EXACT ones; integer and bool tensors keep theirs. prefixes: only
-    tensors whose name starts with one of them, and only the shards that hold any. ConfigError if a file is missing,
-    truncated or damaged, if a shard lacks a tensor that the index promises, or if a tensor is quantized.
+    Floating tensors become `dtype`, except the EXACT ones; integer and bool tensors keep theirs. prefixes: only
+    tensors whose name starts with one of them, and only the shards that hold any. Raises ConfigError if a file is
+    missing, truncated or damaged, if a shard lacks a tensor that the index lists, or if a tensor is quantized.
     """
     folder = Path(path)
     weights: dict[str, Tensor] = {}
@@ -52,12 +52,12 @@ def load_weights(
 
 
 def has_weights(path: str | Path) -> bool:
-    """Whether a checkpoint folder has safetensors at all, whole or not."""
+    """Whether a checkpoint folder has any safetensors files, damaged or not."""
     return any((Path(path) / name).is_file() for name in (SINGLE, INDEX))
 
 
 def tensor_names(path: str | Path) -> frozenset[str]:
-    """The names of all tensors of a checkpoint folder, none of which is read. ConfigError as for `load_weights`."""
+    """The names of all tensors in a checkpoint folder, without reading them. ConfigError as for `load_weights`."""
     names: set[str] = set()
     for file, promised in _files(Path(path)).items():
         if promised:
@@ -69,10 +69,10 @@ def tensor_names(path: str | Path) -> frozenset[str]:
 
 
 def count_numbers(path: str | Path, prefixes: tuple[str, ...] = ("",)) -> int:
-    """Floating numbers in a checkpoint folder, by the headers of its files; no tensor is read.
+    """Number of floating-point numbers in a checkpoint folder, from the files' headers; no tensor is read.
 
-    prefixes: only those of tensors whose name starts with one of them. ConfigError as for `load_weights`: a file that
-    is missing or cut short shows here.
+    prefixes: only tensors whose name starts with one of them. ConfigError as for `load_weights`: missing or truncated
+    files are detected here.
     """
     folder, total = Path(path), 0
     for file, promised in _files(folder).items():
@@ -87,16 +87,16 @@ def count_numbers(path: str | Path, prefixes: tuple[str, ...] = ("",)) -> int:
 
 
 def _files(folder: Path) -> dict[str, set[str]]:
-    """Shard name -> tensor names promised by the index (none for a single file)."""
+    """Shard name -> tensor names listed in the index (none for a single file)."""
     if (folder / SINGLE).is_file():
         return {SINGLE: set()}
     index = folder / INDEX
     if not index.is_file():
         if pickles := sorted(folder.glob("*.bin")):
             raise ConfigError(
-                f"{folder} has no weights in safetensors, only {pickles[0].name}; convert it, a pickle is never loaded"
+                f"{folder} has no safetensors weights, only {pickles[0].name}; convert it, pickles are never loaded"
             )
-        raise ConfigError(f"{folder} has no weights; {SINGLE} or {INDEX} is needed")
+        raise ConfigError(f"{folder} has no weights; it must contain {SINGLE} or {INDEX}")
     try:
         weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         shards: dict[str, set[str]] = {}
@@ -104,15 +104,17 @@ def _files(folder: Path) -> dict[str, set[str]]:
             shards.setdefault(file, set()).add(name)
         outside = sorted(file for file in shards if Path(file).name != file)
     except (json.JSONDecodeError, UnicodeDecodeError, KeyError, AttributeError, TypeError):
-        raise ConfigError(f"{index} is not a safetensors index; it must hold a weight_map of names to files") from None
+        raise ConfigError(
+            f"{index} is not a safetensors index; it must hold a weight_map from tensor names to files"
+        ) from None
     if outside:
-        raise ConfigError(f"{index} names the shard {outside[0]!r}; a shard must be a file beside the index")
+        raise ConfigError(f"{index} names the shard {outside[0]!r}; a shard must be in the index's own folder")
     return shards
 
 
 @contextmanager
 def _opened(file: Path, device: torch.device | str) -> Iterator[Any]:
-    """The open safetensors file, which has no type. ConfigError if it is missing or damaged."""
+    """The open safetensors file, whose type is not exported. ConfigError if it is missing or damaged."""
     if not file.is_file():
         raise ConfigError(f"{file} is missing; the checkpoint is incomplete")
     try:
@@ -124,11 +126,11 @@ def _opened(file: Path, device: torch.device | str) -> Iterator[Any]:
 
 def _promised(file: Path, wanted: set[str], names: set[str]) -> None:
     if lost := sorted(wanted - names):
-        raise ConfigError(f"{file} lacks tensor {lost[0]!r} which {INDEX} promises")
+        raise ConfigError(f"{file} lacks tensor {lost[0]!r} that {INDEX} lists")
 
 
 def numbered(device: torch.device | str) -> str:
-    """A GPU by its number: safetensors takes a bare "cuda" for the first one, torch for the current one."""
+    """A GPU with its index: safetensors takes a bare "cuda" as the first GPU, torch as the current one."""
     place = torch.device(device)
     return f"cuda:{torch.cuda.current_device()}" if place.type == "cuda" and place.index is None else str(place)
 
@@ -136,15 +138,15 @@ def numbered(device: torch.device | str) -> str:
 def _plain(file: Path, name: str, kind: str) -> None:
     if kind not in FLOATS + WHOLE:
         raise ConfigError(
-            f"{file}: tensor {name!r} is stored as {kind}; quantized weights are not supported, they must be one of "
+            f"{file}: tensor {name!r} is stored as {kind}; quantized weights are not supported; allowed: "
             f"{', '.join(FLOATS)}"
         )
 
 
 class WeightReader:
-    """Hands out tensors by name and expected shape, and at the end refuses names that nobody asked for.
+    """Returns tensors by name and expected shape, and finally refuses tensors that were not read.
 
-    It empties `weights`: what a model makes a copy of for itself is freed at once, not when the model is whole.
+    It empties `weights`: a tensor that a model copies is freed at once, not when the model is complete.
     """
 
     def __init__(self, weights: dict[str, Tensor], where: str) -> None:
@@ -155,17 +157,19 @@ class WeightReader:
         return name in self._left
 
     def __call__(self, name: str, *shape: int) -> Tensor:
-        """The floating tensor `name`. ConfigError if missing, of another shape or of integers."""
+        """The floating tensor `name`. ConfigError if it is missing, has another shape or holds integers."""
         tensor = self._take(name, shape)
         if not tensor.is_floating_point():
-            raise ConfigError(f"{self._where}: tensor {name!r} holds {_kind(tensor)}, it must hold floating numbers")
+            raise ConfigError(
+                f"{self._where}: tensor {name!r} holds {_kind(tensor)}; it must hold floating-point numbers"
+            )
         return tensor
 
     def ids(self, name: str, *shape: int) -> Tensor:
-        """The integer tensor `name`, int64. ConfigError if missing, of another shape or of floating numbers."""
+        """The integer tensor `name`, int64. ConfigError if it is missing, has another shape or holds floats."""
         tensor = self._take(name, shape)
         if tensor.is_floating_point() or tensor.dtype is torch.bool:
-            raise ConfigError(f"{self._where}: tensor {name!r} holds {_kind(tensor)}, it must hold integers")
+            raise ConfigError(f"{self._where}: tensor {name!r} holds {_kind(tensor)}; it must hold integers")
         return tensor.to(torch.int64)
 
     def _take(self, name: str, shape: tuple[int, ...]) -> Tensor:
@@ -174,24 +178,24 @@ class WeightReader:
         tensor = self._left.pop(name)
         if tuple(tensor.shape) != shape:
             raise ConfigError(
-                f"{self._where}: tensor {name!r} has shape {tuple(tensor.shape)}, config.json implies {shape}"
+                f"{self._where}: tensor {name!r} has shape {tuple(tensor.shape)}, but config.json implies {shape}"
             )
         return tensor
 
     def drop(self, *names: str) -> None:
-        """Forget tensors that a checkpoint may carry and this engine derives or does not need."""
+        """Ignore tensors that a checkpoint may contain but this engine derives or does not need."""
         for name in names:
             self._left.pop(name, None)
 
     def leave(self, prefix: str) -> None:
-        """Leave all tensors under a prefix to another model of the same checkpoint."""
+        """Leave all tensors under a prefix to another model from the same checkpoint."""
         self.drop(*[name for name in self._left if name.startswith(prefix)])
 
     def done(self) -> None:
-        """ConfigError if a tensor was not used: the checkpoint has a part that this engine would leave out."""
+        """Raise ConfigError if a tensor was not used: the engine would omit a part of the checkpoint."""
         self.drop(*[name for name in self._left if name.endswith("rotary_emb.inv_freq")])
         if self._left:
-            raise ConfigError(f"{self._where}: tensor {min(self._left)!r} has no place in this architecture")
+            raise ConfigError(f"{self._where}: tensor {min(self._left)!r} does not belong to this architecture")
 
 
 def _kind(tensor: Tensor) -> str:

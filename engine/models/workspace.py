@@ -1,6 +1,6 @@
-"""Buffers that the layers of one forward share, with the views that each operation needs made once per shape.
+"""Buffers that the layers share in one forward, with each operation's views created once per shape.
 
-On a CPU a small model spends more time on making views and allocating than on arithmetic.
+On a CPU a small model spends more time on creating views and allocating than on arithmetic.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ KEPT_ROWS = 256
 class Workspace(NamedTuple):
     """For B requests of W tokens in R = B * W rows.
 
-    qkv [R, (heads + 2 * kv_heads) * head_dim]; of it heads [R, heads + kv_heads, head_dim], which are rotated, the
-    same as complex numbers turned [R, heads + kv_heads, head_dim / 2] (float32 only), q [B, W, heads, head_dim] and
-    kv [B * W, 2 * kv_heads * head_dim]. gate_up [R, 2 * inner], halves gate and up. scaled [R, hidden] and squares
-    float32 [R, parts]: a norm that is begun, see `kernels.fused_linear`.
+    qkv [R, (heads + 2 * kv_heads) * head_dim]; its views: heads [R, heads + kv_heads, head_dim], which are rotated, the
+    same as complex numbers rotated [R, heads + kv_heads, head_dim / 2] (float32 only), q [B, W, heads, head_dim] and
+    kv [B * W, 2 * kv_heads * head_dim]. gate_up [R, 2 * inner], halves gate and up. scaled [R, hidden] and
+    partial_sumsq float32 [R, parts]: a norm that was begun, see `kernels.fused_linear`.
     """
 
     batch: int
@@ -42,7 +42,7 @@ class Workspace(NamedTuple):
 
 
 class Workspaces:
-    """The workspaces of one model; a few small shapes are kept, larger ones made anew."""
+    """The workspaces of one model; a few small shapes are cached, larger ones created anew."""
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
         self._config, self._dtype, self._device = config, dtype, device
@@ -51,11 +51,11 @@ class Workspaces:
     def of(self, batch: int, width: int) -> Workspace:
         """The workspace of a shape; valid until the next forward of the same shape.
 
-        On a GPU each forward has its own, as a graph keeps the memory that it was captured with.
+        On a GPU each forward has its own, because a graph needs the memory that it was captured with.
         """
         workspace = self._kept.get((batch, width))
         if workspace is None:
-            # Made as ordinary tensors, so that a model can be called in and out of inference mode.
+            # Created as ordinary tensors, so that a model can be called inside and outside of inference mode.
             with torch.inference_mode(False):
                 workspace = self._make(batch, width)
             if batch * width <= KEPT_ROWS and self._device.type == "cpu":

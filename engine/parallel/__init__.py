@@ -1,1 +1,1 @@
-"""Ring 3: an engine over several processes, each a rank that holds a share of the target and runs the whole loop."""
+"""Ring 3: an engine over several processes. Each is a rank that holds a part of the target and runs the whole loop."""

@@ -1,4 +1,4 @@
-"""The front door to an engine over several ranks: `RankedLLM`."""
+"""The API of an engine over several ranks: `RankedLLM`."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from specmatrix.engine.parallel.group import PATIENCE, RankGroup
 from specmatrix.engine.parallel.pool import Lease
 from specmatrix.engine.parallel.worker import Rank
 
-# Steps of a generation between two answers of the ranks, which take 0.1 ms: an interrupt waits for as many.
+# Steps of a generation per call to the ranks, which takes 0.1 ms: an interrupt waits for this many steps.
 STEPS: Final = 8
 
 
 class RankedLLM:
-    """`LLM` over config.tp_size processes of this machine, from its front door to its last collective.
+    """`LLM` over config.tp_size processes on this machine.
 
-    locate: as for LLM, and known by name to a fresh process. ConfigError as for LLM; RankLost, RanksDiverged and what
-    an interrupt does as in RankGroup.call, of which `generate` makes one for every few steps. `close`, or the end of
-    a `with`, keeps the processes for the next engine; without it they end when this is dropped.
+    locate: as for LLM, and importable by name in a fresh process. ConfigError as for LLM; RankLost, RanksDiverged and
+    the effect of an interrupt as in RankGroup.call, which `generate` calls once every few steps. `close`, or the end of
+    a `with`, keeps the processes for the next engine; otherwise they end when this object is dropped.
     """
 
     def __init__(self, config: EngineConfig, locate: Locate = Path, patience: float = PATIENCE) -> None:
         self.resolved = resolve(config, known_facts(config, locate))
         self._lease = Lease(self.resolved.tp_size, self.resolved.device, patience)
         self._numbers = count()
-        # Numbers of what runs on the ranks and is not wanted any more: the next call drops it first.
+        # Ids of generators on the ranks that are no longer needed: the next call drops them first.
         self._unwanted: set[int] = set()
         try:
             self.group.call(_launch, config, locate)
@@ -44,7 +44,7 @@ class RankedLLM:
 
     @property
     def group(self) -> RankGroup:
-        """The ranks. EngineError once this is closed."""
+        """The ranks. Raises EngineError after `close`."""
         return self._lease.group
 
     def generate(
@@ -92,7 +92,7 @@ class RankedLLM:
 
     @property
     def health(self) -> str:
-        """As LLM.health, of rank 0; why the ranks have ended, where they have."""
+        """As LLM.health, of rank 0; or why the ranks have ended."""
         ended = self.group.ended
         return str(self.call_ranks(_attribute, "health")) if ended is None else f"broken: {ended}"
 
@@ -103,7 +103,7 @@ class RankedLLM:
         return found
 
     def close(self) -> None:
-        """Let the engine go; its ranks are spare then. Every later call but this one is an EngineError."""
+        """Release the ranks for reuse. Every later call except this one raises EngineError."""
         self._lease.close()
 
     def __enter__(self) -> Self:
@@ -113,14 +113,14 @@ class RankedLLM:
         self.close()
 
     def _run(self, start: Callable[..., Iterator[Any]], *arguments: object) -> Iterator[Any]:
-        """What start(llm, *arguments) yields on the ranks, one by one; it is dropped there when this ends."""
+        """Yield what start(llm, *arguments) yields on the ranks; closing this drops the generator on the ranks."""
         number = next(self._numbers)
         try:
             self.call_ranks(_start, number, start, *arguments)
             while found := self.call_ranks(_next, number):
                 yield found[0]
         finally:
-            # No call here: this may run while the garbage of another call is collected, or behind an interrupt.
+            # No call here: this may run during another call's garbage collection, or after an interrupt.
             self._unwanted.add(number)
 
     def call_ranks(self, function: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401 - as the function
@@ -132,16 +132,16 @@ class RankedLLM:
 
 @dataclass(slots=True)
 class _Share:
-    """What a rank holds of an engine. running: what `RankedLLM._run` started, by number."""
+    """A rank's part of an engine. running: generators that `RankedLLM._run` started, by id."""
 
     llm: LLM
     running: dict[int, Iterator[Any]] = field(default_factory=dict)
 
 
 def _launch(rank: Rank, config: EngineConfig, locate: Locate) -> None:
-    # The seconds that the caller sends are the same on every rank.
+    # The caller's clock is sent with each call, so the seconds are equal on all ranks.
     ranks = rank.ranks(config.enable_deterministic_inference)
-    rank.held = _Share(LLM(config, locate, lambda: rank.now, ranks, rank.tell))
+    rank.held = _Share(LLM(config, locate, lambda: rank.now, ranks, rank.publish))
 
 
 def _drop_and_call(rank: Rank, unwanted: Sequence[int], function: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401 - as the function
@@ -160,12 +160,12 @@ def _start(rank: Rank, number: int, start: Callable[..., Iterator[Any]], *argume
 
 
 def _next(rank: Rank, number: int) -> list[Any]:
-    """The next thing, none behind the last. All ranks go on for as many steps, as they have the same tokens."""
+    """The next item, none after the last. All ranks run the same number of steps, because they have the same tokens."""
     return list(islice(rank.held.running[number], 1))
 
 
 def _generation(llm: LLM, *arguments: Any) -> Iterator[list[Output]]:  # noqa: ANN401 - those of LLM.generate
-    """LLM.generation, with an empty list after every few steps only."""
+    """LLM.generation, yielding an empty list only once every few steps."""
     for number, outputs in enumerate(llm.generation(*arguments), 1):
         if outputs or number % STEPS == 0:
             yield outputs

@@ -1,4 +1,4 @@
-"""An exception on its way from a rank to the caller, which must arrive whatever its own code does."""
+"""An exception sent from a rank to the caller, which must arrive whatever the exception's own code does."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from specmatrix.errors import EngineError
 
 
 class RankFailed(Exception):
-    """What a call raised on a rank, where that exception does not survive pickling: its type, text and traceback."""
+    """An exception on a rank that does not survive pickling: its type, text and traceback."""
 
 
 class RemoteFailure(NamedTuple):
     """An exception as a rank sends it.
 
-    kind: its type; text: type and message; refusal: an EngineError; pickled: empty where it does not pickle.
+    kind: its type; text: type and message; refusal: whether it is an EngineError; pickled: empty if it does not pickle.
     """
 
     kind: str
@@ -27,7 +27,7 @@ class RemoteFailure(NamedTuple):
 
     @classmethod
     def of(cls, error: Exception) -> RemoteFailure:
-        """Works for any exception, also one whose `__str__` raises."""
+        """Works for any exception, even one whose `__str__` raises."""
         try:
             pickled = dumps(error)
         except Exception:  # pickling runs the exception's own code
@@ -38,7 +38,7 @@ class RemoteFailure(NamedTuple):
         return cls(kind, text, trace, isinstance(error, EngineError), pickled)
 
     def exception(self) -> Exception:
-        """The exception itself; an EngineError or RankFailed in its place where it does not unpickle."""
+        """The exception itself; an EngineError or RankFailed in its place if it cannot be unpickled."""
         try:
             error = loads(self.pickled)
         except Exception:  # unpickling runs the exception's own code

@@ -1,4 +1,4 @@
-"""Starting ranks, calling them as one, and noticing when one of them dies, hangs or leaves the others."""
+"""Starts ranks, calls them as one, and detects when a rank dies, hangs or diverges."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ from specmatrix.engine.parallel.worker import Place, Sent
 from specmatrix.engine.temp_dir import TempDir
 from specmatrix.errors import EngineError
 
-# Seconds without a sign of life from any rank: the first steps of a GPU compile their kernels.
+# Seconds without a message from any rank: the first steps on a GPU compile kernels.
 PATIENCE: Final = 100.0
-# Seconds in which what one rank raised, or its death, is heard of the others.
+# Seconds to wait for the other ranks' failures after one rank raised.
 GRACE: Final = 2.0
-# Seconds that an interrupted call has to end before the ranks are ended.
+# Seconds for an interrupted call to end before the ranks are killed.
 DRAIN: Final = 10.0
 LOG_LINES: Final = 40
 
 
 class RankLost(Exception):
-    """A rank died or hangs, which says nothing about what it was asked; the text ends with its log."""
+    """A rank died or hangs, which is not the caller's fault; the text ends with the rank's log."""
 
 
 class RanksDiverged(Exception):
-    """The ranks do not agree, so they cannot go on. agreement: how far they came."""
+    """The ranks disagree, so they cannot continue. agreement: how far they agreed."""
 
     def __init__(self, agreement: Agreement) -> None:
         super().__init__(agreement.divergence)
@@ -50,11 +50,11 @@ class RanksDiverged(Exception):
 
 
 class RankGroup:
-    """`size` ranks, a process each, on one machine.
+    """`size` ranks, one process each, on one machine.
 
-    device: "cpu" (gloo) or "cuda" (NCCL, a GPU for each rank). patience: seconds of silence that mean a hang, at the
-    start too. RankLost if they do not come up. It ends with `close`, with this process, or when it is forgotten;
-    ended: why it has, None while it lives.
+    device: "cpu" (gloo) or "cuda" (NCCL, one GPU per rank). patience: seconds of silence that count as a hang, also at
+    the start. Raises RankLost if they do not start. It ends with `close`, with this process, or when it is garbage
+    collected; ended: why it has ended, None while it is alive.
     """
 
     def __init__(self, size: int, device: str, patience: float = PATIENCE) -> None:
@@ -68,7 +68,7 @@ class RankGroup:
         self._finalizer = weakref.finalize(self, _end, self.processes, scratch)
         self._inside = threading.RLock()
         self._calling = False
-        # What the ranks answered to the call that runs; whether no message is half sent or half read.
+        # The ranks' answers to the running call; whether no message is partially sent or received.
         self._answers: dict[int, Sent] = {}
         self._whole = True
         threads = max(1, torch.get_num_threads() // size)
@@ -82,22 +82,23 @@ class RankGroup:
 
     @property
     def agreement(self) -> Agreement:
-        """How far the ranks were compared; they agree."""
+        """How far the ranks were compared; they agree up to there."""
         return self.comparison.agreement
 
     def call(self, function: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401 - as the function
-        """function(rank, *arguments) on every rank; rank 0's value. All must be known by name to a fresh process.
+        """Run function(rank, *arguments) on every rank and return rank 0's value. Both must be importable by name in a
+        fresh process.
 
-        An EngineError that all ranks raise is raised here. RanksDiverged where they differ, RankLost where one died or
-        is silent; both end all ranks, as does any exception but an EngineError, and every later call is a RankLost. An
-        exception that does not survive pickling is an EngineError or a RankFailed with its text.
-        An interrupted call (KeyboardInterrupt) is awaited for DRAIN seconds, so that the group can go on; a second
-        interrupt, or a call that takes longer, ends it. EngineError while another call runs.
+        An EngineError that all ranks raise is raised here. RanksDiverged if they differ, RankLost if one died or is
+        silent; both end all ranks, as does any exception but an EngineError, and every later call raises RankLost. An
+        exception that does not survive pickling becomes an EngineError or a RankFailed with its text.
+        An interrupted call (KeyboardInterrupt) gets DRAIN seconds to finish, so that the group stays usable; a second
+        interrupt, or a call that takes longer, ends it. Raises EngineError while another call runs.
         """
         message = dumps((function, arguments, time.monotonic()))
         with self.exclusive():
             if self._calling:
-                raise EngineError("the ranks are within a call already; make one call at a time")
+                raise EngineError("the ranks are already running a call; make one call at a time")
             if self.ended is not None:
                 raise self._gone()
             self._calling = True
@@ -108,31 +109,31 @@ class RankGroup:
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
-        """Several calls that no other thread may come between: its calls are an EngineError meanwhile."""
+        """Reserve the ranks for several calls of this thread; other threads' calls raise EngineError meanwhile."""
         if not self._inside.acquire(blocking=False):
-            raise EngineError("another thread is within a call of this engine; make one call at a time")
+            raise EngineError("another thread is calling this engine; make one call at a time")
         try:
             yield
         finally:
             self._inside.release()
 
     def begin(self) -> None:
-        """What the ranks tell from here on is compared afresh: another engine's steps follow."""
+        """Restart the comparison: another engine's steps follow."""
         self.comparison = RankComparison(self.size)
 
     @property
     def alive(self) -> bool:
-        """False once the ranks were ended, or one of them has."""
+        """False once the ranks were ended, or one of them has ended."""
         return self.ended is None and all(process.poll() is None for process in self.processes)
 
     def close(self) -> None:
-        """End the ranks, once; EngineError while another thread calls them."""
+        """End the ranks; has no effect the second time. Raises EngineError while another thread calls them."""
         with self.exclusive():
             if self.ended is not None:
                 return
             try:
                 for connection in self._connections:
-                    with suppress(BrokenPipeError, ConnectionResetError):  # it has ended already
+                    with suppress(BrokenPipeError, ConnectionResetError):  # it has already ended
                         connection.send_bytes(b"")
                 with suppress(subprocess.TimeoutExpired):
                     for process in self.processes:
@@ -151,7 +152,7 @@ class RankGroup:
                 stderr=log,
                 pass_fds=[theirs.fileno()],
                 env={**os.environ, "PYTHONPATH": path},
-                start_new_session=True,  # Ctrl-C is for the caller
+                start_new_session=True,  # Ctrl-C goes to the caller only
             )
         theirs.close()
         self.processes.append(process)
@@ -179,7 +180,7 @@ class RankGroup:
             try:
                 connection.send_bytes(message)
             except (BrokenPipeError, ConnectionResetError):
-                break  # _collect hears of its end
+                break  # _collect detects its end
             except BlockingIOError:
                 raise self._silent([rank]) from None
         self._whole = True
@@ -199,34 +200,34 @@ class RankGroup:
                 raise self._silent(missing)
             if any(kind == "raised" and not value.refusal for kind, value in self._answers.values()):
                 raise self._crash()
-        # Kinds are compared, as texts may name what differs, such as addresses and free memory.
+        # Exception types are compared, because texts may contain values that differ, such as addresses or free memory.
         raised = {rank: (value.kind, value.text) for rank, (kind, value) in self._answers.items() if kind == "raised"}
         if raised and len({raised.get(rank, ("",))[0] for rank in range(self.size)}) > 1:
             texts = {rank: text for rank, (_, text) in raised.items()}
             self._differ(", ".join(f"rank {rank} raised {texts.get(rank, 'nothing')}" for rank in range(self.size)))
-        self.comparison.rest()
+        self.comparison.check_complete()
         self._check()
         return True
 
     def _hear(self, ready: Container[object]) -> None:
-        """Take one message of each rank that has one. RankLost if it is gone, RanksDiverged if they differ."""
+        """Receive one message from each ready rank. RankLost if a rank has ended, RanksDiverged if they differ."""
         for rank, connection in enumerate(self._connections):
             if connection not in ready:
                 continue
             self._whole = False
             try:
                 kind, value = connection.recv()
-            except (EOFError, OSError):  # within a message, or between two
+            except (EOFError, OSError):  # during a message, or between two
                 raise self._lost((rank,), f"exit code {self.processes[rank].wait()}", "died with") from None
             if kind == "told":
-                self.comparison.tell(rank, value)
+                self.comparison.add(rank, value)
             else:
                 self._answers[rank] = kind, value
             self._whole = True
             self._check()
 
     def _drain(self, error: BaseException) -> None:
-        """Await the answers to a call that `error` interrupted, lest the next call takes them; or end the ranks."""
+        """Receive the answers to a call that `error` interrupted, so that the next call does not; or end the ranks."""
         drained = False
         try:
             drained = self._whole and self._collect(time.monotonic() + DRAIN)
@@ -246,7 +247,7 @@ class RankGroup:
         self._check()
 
     def _crash(self) -> Exception:
-        """What a rank raised, unless it only suffered from another one's death or from a difference."""
+        """The exception of a rank that failed first, not of one affected by another's death or divergence."""
         end = time.monotonic() + GRACE
         while missing := [c for rank, c in enumerate(self._connections) if rank not in self._answers]:
             ready = wait(missing, max(0.0, end - time.monotonic()))
@@ -262,24 +263,24 @@ class RankGroup:
         return error
 
     def _silent(self, missing: Sequence[int]) -> Exception:
-        """The ranks of `missing` have not answered in time."""
+        """The error for ranks in `missing` that have not answered in time."""
         for rank, (kind, failure) in self._answers.items():
             if kind == "raised":
                 waited = " and ".join(f"rank {silent}" for silent in missing)
                 self._differ(f"rank {rank} raised {failure.text}, {waited} raised nothing in {self.patience:g} s")
-        told = {rank: self.comparison.told[rank] for rank in missing}
-        # Where all wait for each other, they wait for those that have told least.
-        silent = tuple(rank for rank, count in told.items() if count == min(told.values()))
+        received = {rank: self.comparison.received[rank] for rank in missing}
+        # If all ranks wait for each other, they wait for those with the fewest records.
+        silent = tuple(rank for rank, count in received.items() if count == min(received.values()))
         return self._lost(silent, f"silent for {self.patience:g} s", "were" if len(silent) > 1 else "was")
 
     def _lost(self, ranks: tuple[int, ...], what: str, verb: str) -> RankLost:
-        """End all ranks; the sentence about those that are lost, and their logs."""
-        if self.ended is not None:  # closed within a call, by a signal's handler
+        """End all ranks; the error describes the lost ranks and contains their logs."""
+        if self.ended is not None:  # closed during a call, by a signal handler
             return self._gone()
         for rank in ranks:
             if self.processes[rank].poll() is None:
                 self.processes[rank].send_signal(signal.SIGUSR1)
-        time.sleep(0.2)  # a live one logs where it is meanwhile
+        time.sleep(0.2)  # a live rank logs its stack meanwhile
         said = " and ".join(f"rank {rank}" for rank in ranks) + f" of {self.size} {verb} {what}"
         logs = [f"log of rank {rank}:\n{self._tail(rank)}" for rank in ranks]
         self._end(said)
@@ -293,20 +294,20 @@ class RankGroup:
         return "\n".join(lines[-LOG_LINES:]) or "(empty)"
 
     def _end(self, cause: str) -> None:
-        """End the ranks; the first cause stays."""
+        """End the ranks; the first cause is kept."""
         self.ended = self.ended or cause
         self._finalizer()
 
 
 def _limit_sending(connection: Connection[Any, Sent], seconds: float) -> None:
-    """From now on a send is a BlockingIOError once the other side has read nothing for so long."""
+    """From now on a send raises BlockingIOError if the other side reads nothing for this long."""
     with socket.socket(fileno=os.dup(connection.fileno())) as end:
         limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
 
 def _end(processes: list[subprocess.Popen[bytes]], scratch: TempDir) -> None:
-    # All before the first wait: one that holds a GPU takes a second to end.
+    # Kill all before waiting: a process with a GPU takes a second to end.
     for process in processes:
         process.kill()
     for process in processes:

@@ -1,4 +1,4 @@
-"""Ranks between two engines: a fresh process takes seconds to import torch, so a group that is done serves the next."""
+"""A pool of idle rank groups: a fresh process takes seconds to import torch, so a finished group is reused."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from specmatrix.engine.parallel.group import PATIENCE, RankGroup
 from specmatrix.engine.parallel.worker import Rank
 from specmatrix.errors import EngineError
 
-# By size and device, those that hold no engine. They end with this process.
+# Idle groups without an engine, by size and device. They end with this process.
 _SPARE: Final[dict[tuple[int, str], RankGroup]] = {}
 
 
 class Lease:
-    """`size` ranks on `device` for one engine, spare ones where they live; `close` makes them spare again.
+    """`size` ranks on `device` for one engine, from the pool if available; `close` returns them to the pool.
 
-    patience: as for RankGroup. RankLost if fresh ranks do not come up.
+    patience: as for RankGroup. Raises RankLost if fresh ranks do not start.
     """
 
     def __init__(self, size: int, device: str, patience: float = PATIENCE) -> None:
@@ -28,21 +28,21 @@ class Lease:
 
     @property
     def group(self) -> RankGroup:
-        """The ranks. EngineError once they were given back, as they may serve another engine then."""
+        """The ranks. Raises EngineError after `close`, because they may serve another engine."""
         if self._group is None:
             raise EngineError("this engine is closed; start another one")
         return self._group
 
     def close(self) -> None:
-        """Let the engine go. Its ranks are spare then, unless they have ended or others like them are spare already.
+        """Return the ranks to the pool, unless they have ended or the pool already has such a group.
 
-        A second time does nothing; EngineError while another thread calls the ranks.
+        A second call has no effect; raises EngineError while another thread calls the ranks.
         """
         group = self._group
         if group is None:
             return
         with group.exclusive():
-            if self._group is None:  # another thread was quicker
+            if self._group is None:  # another thread closed it first
                 return
             spare = group.alive and (group.size, group.device) not in _SPARE
             if spare:
@@ -55,7 +55,7 @@ class Lease:
 
 
 def end_spare() -> None:
-    """End the ranks that are spare."""
+    """End all idle groups."""
     while _SPARE:
         _SPARE.popitem()[1].close()
 

@@ -1,7 +1,7 @@
-"""The life of one rank: `python -P -m specmatrix.engine.parallel.worker FD`, FD being its end of a pipe.
+"""The main program of one rank: `python -P -m specmatrix.engine.parallel.worker FD`, with FD its end of a pipe.
 
-It joins the others, then does what it is sent, one call after another: a function of this rank and what comes with it.
-What it prints is its log. SIGUSR1 makes it log where it is.
+It joins the other ranks, then runs the calls it receives one after another: a function of this rank and its arguments.
+Its output is its log. SIGUSR1 makes it log its stack.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from specmatrix.engine.device.collectives import Ranks
 from specmatrix.engine.exit_with_parent import exit_with_parent
 from specmatrix.engine.parallel.failure import RemoteFailure
 
-# What a rank sends: a record of its steps, the pickled value of a call (rank 0's only, a Failure where it does not
-# pickle), or the Failure that the call was.
+# Messages of a rank: a record of its steps, the pickled value of a call (from rank 0 only; a RemoteFailure if it does
+# not pickle), or the RemoteFailure of a call that raised.
 Sent: TypeAlias = tuple[Literal["told", "done", "raised"], Any]
 BACKENDS: Final = {"cpu": "gloo", "cuda": "nccl"}
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Which rank a process is. meeting: a path that all ranks can write, where they find each other."""
+    """Identifies a rank process. meeting: a path that all ranks can write, used as their rendezvous."""
 
     rank: int
     size: int
@@ -45,32 +45,32 @@ class Place:
 
 @dataclass(slots=True)
 class Rank:
-    """A rank as the calls see it. held: what they keep between them, an engine mostly. now: the caller's clock."""
+    """A rank as seen by calls. held: state kept between calls, usually an engine. now: the caller's clock."""
 
     place: Place
-    tell: Callable[[StepDigest], None]
+    publish: Callable[[StepDigest], None]
     held: Any = None
     now: float = 0.0
 
     def ranks(self, ordered: bool) -> Ranks:
-        """The ranks of an engine, as this one sees them."""
+        """The collectives of an engine's ranks, as seen by this rank."""
         return Ranks(self.place.rank, self.place.size, ordered)
 
 
 def main(descriptor: int) -> None:
-    """Join the others and serve calls, until the starter ends or sends an empty one."""
+    """Join the other ranks and serve calls, until the parent ends or sends an empty call."""
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)
     exit_with_parent()
     connection: Connection[Sent, Any] = Connection(descriptor)
     serve(_join(connection.recv(), connection), connection)
     distributed.destroy_process_group()
-    # What an interpreter tidies up at its end takes torch a second.
+    # The interpreter's normal shutdown takes torch a second.
     os._exit(0)
 
 
 def serve(rank: Rank, connection: Connection[Sent, Any]) -> None:
-    """Say that this rank is there, then answer calls until an empty one comes."""
+    """Report that this rank is ready, then answer calls until an empty one arrives."""
     connection.send(("done", dumps(None)))
     while call := connection.recv_bytes():
         connection.send(_answer(rank, call))
@@ -81,12 +81,12 @@ def _answer(rank: Rank, call: bytes) -> Sent:
     try:
         function, arguments, rank.now = loads(call)
         value = function(rank, *arguments)
-    except Exception as error:  # The caller decides what it means; this rank goes on if it is called again.
+    except Exception as error:  # The caller decides; this rank continues if it is called again.
         traceback.print_exc()
         return "raised", RemoteFailure.of(error)
     try:
         return "done", dumps(None if rank.place.rank else value)
-    except Exception as error:  # The ranks agree all the same.
+    except Exception as error:  # The ranks agree nevertheless.
         return "done", RemoteFailure.of(error)
 
 
@@ -95,7 +95,7 @@ def _join(place: Place, connection: Connection[Sent, Any]) -> Rank:
     if place.device == "cuda":
         torch.cuda.set_device(place.rank)
     else:
-        # Ranks of one machine; the name of the host may lead elsewhere.
+        # All ranks are on one machine, and the host name may resolve to another address.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     distributed.init_process_group(
         BACKENDS[place.device], init_method=place.meeting.as_uri(), rank=place.rank, world_size=place.size

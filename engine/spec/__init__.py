@@ -1,1 +1,1 @@
-"""Ring 2: drafting and judging."""
+"""Ring 2: drafters and verification."""

@@ -1,7 +1,7 @@
-"""One stepper for every drafter that runs a draft model token by token: EAGLE3 and STANDALONE.
+"""The drafter for all draft models that run token by token: EAGLE, EAGLE3, NEXTN and STANDALONE.
 
 Draft KV slot p holds the pair (token p + 1, target feature of position p), at position p; its output predicts token
-p + 2. The first proposal of a round comes from the previous absorb (or prime); steps - 1 further forwards deepen it.
+p + 2. A round's first proposal comes from the previous absorb (or prime); steps - 1 further forwards deepen it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from specmatrix.kernels.tree_layout import tree_layout
 
 
 class DraftModel(Protocol):
-    """A draft network. `hidden` is a target state, or the model's own `out` of the step before."""
+    """A draft network. `hidden` is a target state, or the model's own `out` of the previous step."""
 
     carry_width: int
 
@@ -68,8 +68,8 @@ class AutoregressiveDrafter:
         self.carries = self._carries(model.carry_width)
 
     def _carries(self, width: int) -> tuple[Carry, ...]:
-        """ids [topk] proposals for depth 1, best first; probs [topk] theirs (a chain needs none); hidden [width] the
-        stream behind them (none for a model that carries none)."""
+        """ids [topk] proposals for depth 1, best first; probs [topk] their probabilities (a chain needs none); hidden
+        [width] the stream after them (none for a model that carries none)."""
         found = [Carry("ids", (self.topk,), torch.int64, distinct=True)]
         if self.topk > 1:
             found.append(Carry("probs", (self.topk,), torch.float32))
@@ -102,10 +102,10 @@ class AutoregressiveDrafter:
         return {"ids": ids[:, 0], "probs": probs[:, 0], "hidden": last[:, 0]}
 
     def _top(self, out: Tensor) -> tuple[Tensor, Tensor]:
-        """The best topk of each row: probabilities and target ids, [..., topk], best first."""
+        """The topk tokens of each row: probabilities and target ids, [..., topk], best first."""
         logits = self.model.logits(out)
         if self.topk == 1:
-            # A chain takes no part in selection, where equal scores would tie.
+            # A chain needs no selection among candidates, in which equal scores would tie.
             best = argmax(logits)[..., None]
             return torch.ones_like(best, dtype=torch.float32), self.model.to_target(best)
         probs, ids = torch.softmax(logits, -1).topk(self.topk, -1)
@@ -125,8 +125,8 @@ class AutoregressiveDrafter:
         return shared_chain(torch.cat(tokens, 1))
 
     def _tree(self, batch: StepBatch, state: DraftState, reach: int) -> DraftTree:
-        """Best-first expansion (EAGLE-2): the topk best of each step's topk**2 children live on, every candidate of
-        every step may be selected."""
+        """Best-first expansion (EAGLE-2): the best topk of each step's topk**2 children are expanded, and every
+        candidate of every step may be selected."""
         tokens, scores = state["ids"], state["probs"]
         (batch_size, topk), device = tokens.shape, tokens.device
         candidate_ids, candidate_scores = [tokens], [scores]

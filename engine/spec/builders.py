@@ -1,4 +1,4 @@
-"""The builders: how each algorithm's drafter comes to be. The one place beside the traits that names algorithms."""
+"""Builds each algorithm's drafter. Besides the traits, the only place that names algorithms."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ Locate: TypeAlias = Callable[[str], Path]
 
 
 class KeepsKV(Protocol):
-    """A model that says what a slot of its pool holds."""
+    """A model with its own KV layout."""
 
     kv: KVLayout
 
 
 class Slots(NamedTuple):
-    """What a slot of a pool holds, where no single model says it."""
+    """A KV layout that belongs to no single model."""
 
     kv: KVLayout
 
@@ -51,8 +51,8 @@ class Slots(NamedTuple):
 class BuildContext:
     """Everything that a builder may use.
 
-    locate: from a model's name to its folder. tokenizer: the target's, None where nothing is tokenized. pools: those
-    made so far, in order; the engine keeps them.
+    locate: maps a model's name to its folder. tokenizer: the target's, None if nothing is tokenized. pools: those
+    created so far, in order; the engine keeps them.
     """
 
     traits: Traits
@@ -80,34 +80,34 @@ class BuildContext:
         """
         if not self.traits.target_verify_for_draft:
             raise ConfigError(
-                f"the draft of {self.traits.name} may not run in the target's verify shape; its traits need "
+                f"the draft of {self.traits.name} may not use the target's verify shape; its traits need "
                 "target_verify_for_draft"
             )
         return self.resolved.max_draft_tokens
 
     @property
     def draft_folder(self) -> Path:
-        """The folder of the draft's weights; the target's own for bundled ones. ConfigError if there is none."""
+        """The folder of the draft's weights, the target's own for bundled ones. ConfigError if there is none."""
         if self.resolved.draft_path is None:
             raise ConfigError(f"speculative_algorithm {self.traits.name} was resolved without a draft checkpoint")
         return self.locate(self.resolved.draft_path)
 
     def pool(self, model: KeepsKV, stamps: bool = False) -> KVPool:
-        """A pool for the model's KV, page by page the twin of the target's: one slot numbering serves all."""
+        """A pool for the model's KV with the target's pages: both use the same slot numbers."""
         made = self.memory(model.kv, self.resolved.num_pages, stamps, self.drafted)
         self.pools.append(made)
         return made
 
     @property
     def drafted(self) -> int:
-        """Spare slots for whatever the drafts of one round may be; none on a CPU, where a round gathers its keys."""
+        """Spare slots for the drafts of one round; none on a CPU, where a round gathers its keys."""
         r = self.resolved
         if r.device == "cpu":
             return 0
         return padded(r.max_running_requests) * max(r.max_steps * r.topk, r.max_draft_tokens)
 
     def memory(self, layout: KVLayout, pages: int, stamps: bool, spare: int = 0) -> KVPool:
-        """A pool of so many pages, the padding page and spare slots, in no list."""
+        """A pool with this many pages, plus the padding page and spare slots; not added to `pools`."""
         return KVPool(
             layout,
             pages + 1,
@@ -122,7 +122,7 @@ class BuildContext:
 
 LoadHead: TypeAlias = Callable[[Path, Target, str, torch.dtype, bool], Eagle | Eagle3]
 Build: TypeAlias = Callable[[BuildContext], Drafter]
-# The relay of an algorithm: number of rows, the drafter, the device.
+# Builds an algorithm's relay from the number of rows, the drafter and the device.
 RelayOf: TypeAlias = Callable[[int, Drafter, torch.device], Relay]
 
 
@@ -139,7 +139,7 @@ def _standalone(context: BuildContext) -> Drafter:
 
 
 def _head(load: LoadHead, context: BuildContext) -> Drafter:
-    """A head over the target's states that goes on from its own output."""
+    """An autoregressive head over the target's states."""
     r = context.resolved
     model = load(context.draft_folder, context.target, r.device, context.dtype, r.enable_deterministic_inference)
     return autoregressive(context, model, model.aux_layers)
@@ -163,7 +163,7 @@ def _dflash(context: BuildContext) -> Drafter:
 
 
 def autoregressive(context: BuildContext, model: DraftModel, capture: tuple[int, ...]) -> Drafter:
-    """The stepper over a draft model that keeps KV, in the resolved shape. capture: what the model reads."""
+    """The autoregressive drafter over a draft model with KV, in the resolved shape. capture: the states it reads."""
     resolved = context.resolved
     return AutoregressiveDrafter(
         context.traits,
@@ -184,7 +184,7 @@ def _ngram(context: BuildContext) -> Drafter:
     if options.external_corpus_path is not None:
         if context.tokenizer is None:
             raise ConfigError("an external n-gram corpus needs the target's tokenizer")
-        # A name without an ending is one that the store of models knows.
+        # A name without a suffix is looked up in the model store.
         path = Path(options.external_corpus_path)
         file = path if path.suffix else context.locate(options.external_corpus_path)
         vocab_size = context.target.vocab_size
@@ -211,7 +211,7 @@ BUILDERS: dict[str, Build] = {
     "DFLASH": _dflash,
 }
 RELAYS: dict[str, RelayOf] = {}
-# What a drafter must show once it is built.
+# Attributes that a drafter must have once it is built.
 ATTRIBUTES = ("traits", "nodes", "steps", "topk", "capture", "carries", "key_span")
 
 
@@ -219,9 +219,7 @@ def build_drafter(context: BuildContext) -> Drafter:
     """The drafter of the resolved algorithm. ConfigError on a bad checkpoint or an algorithm without a builder."""
     name = context.traits.name
     if name not in BUILDERS:
-        raise ConfigError(
-            f"speculative_algorithm {name} has no drafter in this engine yet; allowed: {', '.join(BUILDERS)}"
-        )
+        raise ConfigError(f"speculative_algorithm {name} has no drafter in this engine; allowed: {', '.join(BUILDERS)}")
     with as_config_error(name, "drafter"):
         drafter = BUILDERS[name](context)
     missing = [attribute for attribute in ATTRIBUTES if not hasattr(drafter, attribute)]
@@ -231,7 +229,7 @@ def build_drafter(context: BuildContext) -> Drafter:
 
 
 def build_relay(traits: Traits, rows: int, drafter: Drafter, device: torch.device) -> Relay:
-    """The algorithm's own relay if it has one, else the standard one with a buffer per carry."""
+    """The algorithm's own relay if it has one, else the default one with a buffer per carry."""
     own = RELAYS.get(traits.name)
     if own is None:
         return Relay(rows, drafter.carries, device)
@@ -241,7 +239,7 @@ def build_relay(traits: Traits, rows: int, drafter: Drafter, device: torch.devic
 
 @contextmanager
 def as_config_error(name: str, made: str) -> Iterator[None]:
-    """What a registered algorithm's own code raises while its part is made is its user's to mend: a ConfigError."""
+    """Turn an exception from a registered algorithm's code into a ConfigError, because its user must fix it."""
     try:
         yield
     except EngineError:
@@ -251,4 +249,4 @@ def as_config_error(name: str, made: str) -> Iterator[None]:
             raise
         *_, last = extract_tb(error.__traceback__)
         place = f"{Path(last.filename).name}, line {last.lineno}"
-        raise ConfigError(f"the {made} of {name} cannot be made ({place}): {type(error).__name__}: {error}") from error
+        raise ConfigError(f"the {made} of {name} cannot be built ({place}): {type(error).__name__}: {error}") from error

@@ -1,4 +1,4 @@
-"""An external corpus for n-gram drafting: JSON Lines, one document a line, read once at the launch."""
+"""An external corpus for n-gram drafting: JSON Lines, one document per line, read once at the engine's start."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from specmatrix.errors import ConfigError
 
 
 def read_corpus(path: Path, tokenizer: Tokenizer, vocab_size: int, max_tokens: int) -> list[list[int]]:
-    """The token ids of each document, without an id for the beginning of a text. vocab_size: the model's.
+    """The token ids of each document, without a bos id. vocab_size: the model's.
 
-    A line is a JSON string, an object with a string "text", or a list of token ids. ConfigError names the file and
-    the line that is none of them, a token outside the vocabulary, or a corpus of more than `max_tokens` tokens.
+    A line is a JSON string, an object with a string "text", or a list of token ids. Raises ConfigError, naming the file
+    and line, on anything else, a token outside the vocabulary, or a corpus of more than `max_tokens` tokens.
     """
     documents: list[list[int]] = []
     total = 0
@@ -27,7 +27,7 @@ def read_corpus(path: Path, tokenizer: Tokenizer, vocab_size: int, max_tokens: i
         if total > max_tokens:
             raise ConfigError(
                 f"{where}: the corpus has more than {max_tokens} tokens; raise "
-                "speculative_ngram_external_corpus_max_tokens or shorten it"
+                "speculative_ngram_external_corpus_max_tokens or shorten the corpus"
             )
         documents.append(document)
     if not total:
@@ -42,9 +42,9 @@ def _lines(path: Path) -> Iterator[tuple[str, str]]:
                 if line.strip():
                     yield f"{path}:{number}", line
     except OSError as error:
-        raise ConfigError(f"corpus {path} cannot be read ({error.strerror}); give a JSON Lines file") from None
+        raise ConfigError(f"corpus {path} cannot be read ({error.strerror}); pass a JSON Lines file") from None
     except UnicodeDecodeError:
-        raise ConfigError(f"corpus {path} is not UTF-8 text; give a JSON Lines file") from None
+        raise ConfigError(f"corpus {path} is not UTF-8 text; pass a JSON Lines file") from None
 
 
 def _tokens(where: str, line: str, tokenizer: Tokenizer) -> list[int]:

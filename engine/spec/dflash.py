@@ -1,7 +1,7 @@
 """DFLASH's drafter: committed positions are projected into draft KV, and one block forward drafts a whole chain.
 
-Draft KV slot p holds what the target's states at position p say; nothing in it depends on a later token. The block,
-the bonus token at position start and mask tokens behind it, attends to all slots below start and to all of itself.
+Draft KV slot p is computed from the target's states at position p only, not from later tokens. The block, the bonus
+token at position start and the mask tokens after it, attends to all slots below start and to itself, bidirectionally.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The drafter protocol and the tree that a drafter proposes.
 
-A drafter sees batches and target outputs; it knows no request, ledger, scheduler or configuration.
+A drafter sees batches and target outputs; it does not know requests, ledger, scheduler or configuration.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class DraftTree(NamedTuple):
     """One proposal per request: N nodes, node 0 the root (the last known token).
 
     tokens [B, N] int64; parents [B, N] int64 with parents[:, 0] == -1 and parents[:, n] < n; depths [B, N];
-    ancestors [B, N, N] bool, or None for a chain, where they are the causal triangle; depth: longest path allowed.
+    ancestors [B, N, N] bool, or None for a chain, where it is the causal triangle; depth: longest path allowed.
     """
 
     tokens: Tensor
@@ -32,7 +32,7 @@ class DraftTree(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What the target made of a tree.
+    """The target's decision about a tree.
 
     path [B, D+1] node indices, root first, padded with their own column number; count [B] accepted rows in
     1..D+1, bonus included; tokens [B, D+1] emitted after each path node, valid below count.
@@ -44,17 +44,17 @@ class Verdict(NamedTuple):
 
 
 class DraftHooks(Protocol):
-    """What a step calls. prime and absorb return the state that the relay keeps for the next round, None for none."""
+    """The hooks that a step calls. prime and absorb return the state for the next round, kept in the relay, or None."""
 
     def prime(
         self, batch: StepBatch, tokens: Tensor, aux: Tensor | None, sampled: Tensor, following: Tensor
     ) -> DraftState | None:
         """After a prefill step. tokens [B, W] prompt chunk; aux [B, W, A] captured states; sampled [B] the target's
-        next token; following [B] the next prompt token, or -1 where the chunk is the last."""
+        next token; following [B] the next prompt token, or -1 if the chunk is the last."""
         ...
 
     def propose(self, batch: StepBatch, relay: Relay) -> DraftTree:
-        """A tree for each request, from the state that the relay holds."""
+        """A tree for each request, from the state in the relay."""
         ...
 
     def absorb(self, batch: StepBatch, verdict: Verdict, aux: Tensor | None) -> DraftState | None:
@@ -65,14 +65,14 @@ class DraftHooks(Protocol):
 class Drafter(DraftHooks, Protocol):
     """Proposes trees.
 
-    A round is batch.width nodes wide. A chain drafter fills whatever width a round has (1: the root alone); a tree
-    drafter is always given its own `nodes`.
+    A round is batch.width nodes wide. A chain drafter fills any width (1: the root alone); a tree drafter always gets
+    its own `nodes`.
     """
 
     traits: Traits
-    nodes: int  # N, root included: the widest round
-    steps: int  # depth that was asked for, 0 for none
-    topk: int  # children of a node at most, 0 for none
+    nodes: int  # N, root included, of the widest round
+    steps: int  # requested depth, 0 for none
+    topk: int  # maximum children of a node, 0 for none
     capture: tuple[int, ...]  # target layers whose input states are needed; FINAL: behind the final norm
     carries: tuple[Carry, ...]  # what the relay keeps between rounds
     key_span: int  # tokens past a page's end that the page's draft KV depends on
@@ -85,7 +85,7 @@ def chain(tokens: Tensor) -> DraftTree:
 
 
 def shared_chain(tokens: Tensor) -> DraftTree:
-    """`chain` for built-in drafters: nobody writes to its parents and depths, which all engines share."""
+    """`chain` for built-in drafters: its parents and depths are shared by all engines and must not be written to."""
     batch, nodes = tokens.shape
     parents, depths = _line(batch, nodes, tokens.device)
     return DraftTree(tokens, parents, depths, None, nodes - 1)
@@ -104,7 +104,7 @@ def agreed_tree(tree: DraftTree, ranks: Ranks) -> DraftTree:
 
 
 class AgreedDrafts:
-    """A drafter's hooks whose proposals are rank 0's on every rank."""
+    """A drafter's hooks, with rank 0's proposals on every rank."""
 
     def __init__(self, drafter: DraftHooks, ranks: Ranks) -> None:
         self._ranks = ranks
@@ -117,13 +117,13 @@ class AgreedDrafts:
         return tree
 
     def take(self) -> Tensor | None:
-        """The draft tokens [B, N] proposed since the last call; None after a prefill step. Keeps no hold on them."""
+        """The draft tokens [B, N] proposed since the last call; None after a prefill step. Does not retain them."""
         tokens, self._tokens = self._tokens, None
         return tokens
 
 
 def shift_left(tokens: Tensor, lengths: Tensor, sampled: Tensor, following: Tensor) -> Tensor:
-    """The token behind each of a prompt chunk's [B, W], of `lengths` [B] tokens: what a drafter reads that pairs a
+    """The token after each token of a prompt chunk [B, W] with `lengths` [B] tokens, for drafters that pair a
     position's state with the next token. sampled, following [B]: as in `Drafter.prime`."""
     tail = torch.where(following < 0, sampled, following)
     return tokens.roll(-1, 1).scatter(1, (lengths - 1)[:, None], tail[:, None])
@@ -131,7 +131,7 @@ def shift_left(tokens: Tensor, lengths: Tensor, sampled: Tensor, following: Tens
 
 @cache
 def _line(batch: int, nodes: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Parents and depths of chains; kept, as every round needs them."""
+    """Parents and depths of chains; cached, because every round needs them."""
     with torch.inference_mode(False):
         depths = count(nodes, device).expand(batch, -1)
         return depths - 1, depths

@@ -1,13 +1,13 @@
-"""Stands between the engine and a drafter that it does not trust: a lie costs its request, never the batch.
+"""Validates an untrusted drafter's output; an invalid proposal fails only its own request.
 
-What a lie says of one row comes back with the step's results, and ends that row's request. What it says of the whole
-batch (a shape, a host read, a lost state, an exception, a write into what it was handed) puts the drafter in
-quarantine: it is not asked again and rounds verify their roots alone. Both are exact: a bad proposal is replaced by
-padding, and verification is exact for any proposal. Nothing here reads the device.
+An error in one row is reported with the step's results and ends that row's request. An error that concerns the whole
+batch (a shape, a host read, a missing state, an exception, a write into an input) puts the drafter in quarantine: it is
+not called again and rounds verify only their roots. Tokens stay exact in both cases: an invalid proposal is replaced by
+padding, and verification is exact for any proposal. The guard never waits for the device.
 
-The hooks see copies (`engine.spec.input_copies`), and `aux`, which nobody reads after them. Out of reach of all this: a
-drafter that writes into what it was given to build with, the target's weights and KV, or into tables of the engine
-that it imports. A host read that `engine.spec.sync_detector` lists as unseen costs speed, not tokens.
+The hooks receive copies (`engine.spec.input_copies`), and `aux`, which is not read after them. Not protected: what the
+drafter was built with, the target's weights and KV, and engine tables that the drafter imports. A host read that
+`engine.spec.sync_detector` cannot detect costs speed, not correctness.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from specmatrix.engine.spec.input_copies import NAMES, InputCopies
 from specmatrix.engine.spec.sync_detector import SyncDetector
 from specmatrix.errors import EngineBug, text_of
 
-# Bit i of a row's code. The bits behind are lending.NAMES, the same in every row.
-LIES: Final = (
-    "proposed another root than the last known token",
+# Bit i of a row's code. The higher bits are input_copies.NAMES, the same in every row.
+VIOLATIONS: Final = (
+    "proposed a root other than the last known token",
     "proposed a token outside the vocabulary",
     "put a parent after its child",
-    "gave a node another depth than its parents do",
+    "gave a node a depth that contradicts its parent",
     "proposed the same token twice under one node",
-    "gave a node other ancestors than its parents do",
-    "carried a number that is not finite",
+    "gave a node ancestors that contradict its parent",
+    "carried a value that is not finite",
 )
-ROOT, TOKEN, PARENT, DEPTH, TWINS, ANCESTORS, FINITE = range(len(LIES))
+ROOT, TOKEN, PARENT, DEPTH, DUPLICATE, ANCESTORS, FINITE = range(len(VIOLATIONS))
 
 
 class Guard:
-    """Checks what a drafter returns. error: why it is in quarantine, None while it is not.
+    """Validates what a drafter returns. error: why it is in quarantine, None if it is not.
 
-    vocab_size: of the target. quarantined: called once, when the drafter goes into quarantine. catches: whether that
-    is where an exception puts it; those of a built-in drafter are bugs of ours and pass, as EngineBug always does.
+    vocab_size: the target's. quarantined: called once, when the drafter goes into quarantine. catches: whether an
+    exception puts it there; a built-in drafter's exceptions are engine bugs and propagate, as EngineBug always does.
     """
 
     def __init__(
@@ -54,61 +54,62 @@ class Guard:
     ) -> None:
         self.error: str | None = None
         self.drafter = drafter
-        self._who = f"the drafter of {drafter.traits.name}"
+        self._subject = f"the drafter of {drafter.traits.name}"
         self._vocab_size = vocab_size
         self.on_quarantine = quarantined
         self._catches = catches
         self._wrote = False
         self._codes: Tensor | None = None
-        self._lending: InputCopies | None = None
+        self._copies: InputCopies | None = None
 
     def begin(self, batch: StepBatch) -> None:
-        """Before a step: no row of it has lied yet."""
+        """Call before a step; resets the codes."""
         self._codes = torch.zeros_like(batch.rows)
-        self._lending = None if self.error is not None else InputCopies(batch)
+        self._copies = None if self.error is not None else InputCopies(batch)
 
     def codes(self) -> Tensor:
-        """[B] int64, after the step's last hook: bit i set where LIES[i] was told since `begin`, writes behind."""
+        """[B] int64, read after a step's last hook: bit i is set for VIOLATIONS[i], the higher bits for writes."""
         assert self._codes is not None
-        return self._codes if self._lending is None else self._codes | self._lending.written() << len(LIES)
+        return self._codes if self._copies is None else self._codes | self._copies.written() << len(VIOLATIONS)
 
     def read(self, codes: Sequence[int]) -> list[str | None]:
-        """What ends each request of a step with these codes, None for nothing.
+        """The error that ends each request of a step with these codes, None for none.
 
-        A drafter that wrote goes into quarantine here. What its rows say otherwise follows from that, so they go on.
+        A drafter that wrote into its inputs goes into quarantine here. Other violations may follow from that write, so
+        no request ends.
         """
-        written = reduce(or_, codes, 0) >> len(LIES)
+        written = reduce(or_, codes, 0) >> len(VIOLATIONS)
         if written:
             self._wrote = True
             self._quarantine(f"wrote into {' and '.join(name for bit, name in enumerate(NAMES) if written >> bit & 1)}")
-        return [None if self._wrote else self.sentence(code) for code in codes]
+        return [None if self._wrote else self.message(code) for code in codes]
 
-    def sentence(self, code: int) -> str | None:
-        """What is told to the user of a request whose row has this code; None for 0."""
+    def message(self, code: int) -> str | None:
+        """The error message for a request whose row has this code; None for 0."""
         if not code:
             return None
-        told = " and ".join(lie for bit, lie in enumerate(LIES) if code >> bit & 1)
-        return f"{self._who} {told}; the request was stopped, its tokens so far are exact"
+        found = " and ".join(text for bit, text in enumerate(VIOLATIONS) if code >> bit & 1)
+        return f"{self._subject} {found}; the request was stopped, and its tokens so far are exact"
 
     def prime(
         self, batch: StepBatch, tokens: Tensor, aux: Tensor | None, sampled: Tensor, following: Tensor
     ) -> DraftState | None:
-        if self.error is not None or self._lending is None:
+        if self.error is not None or self._copies is None:
             return None
-        lent, lend = self._lending.batch, self._lending.lend
-        given = lend("tokens", tokens), aux, lend("sampled", sampled), lend("following", following)
-        return self._checked_state(self._asked("prime", lent, *given), len(batch.rows))
+        copy = self._copies.copy
+        given = copy("tokens", tokens), aux, copy("sampled", sampled), copy("following", following)
+        return self._checked_state(self._call("prime", self._copies.batch, *given), len(batch.rows))
 
     def absorb(self, batch: StepBatch, verdict: Verdict, aux: Tensor | None) -> DraftState | None:
-        if self.error is not None or self._lending is None:
+        if self.error is not None or self._copies is None:
             return None
-        lent = self._lending.batch, self._lending.verdict(verdict), aux
-        return self._checked_state(self._asked("absorb", *lent), len(batch.rows))
+        given = self._copies.batch, self._copies.verdict(verdict), aux
+        return self._checked_state(self._call("absorb", *given), len(batch.rows))
 
     def propose(self, batch: StepBatch, relay: Relay) -> DraftTree:
-        if self.error is None and self._lending is not None:
-            lent = self._lending.batch
-            tree = self._asked("propose", lent, lent.relay or relay)
+        if self.error is None and self._copies is not None:
+            given = self._copies.batch
+            tree = self._call("propose", given, given.relay or relay)
             wrong = self._misshapen(tree, batch)
             if wrong is None and self.error is None:
                 assert isinstance(tree, DraftTree)
@@ -117,26 +118,26 @@ class Guard:
                 self._quarantine(wrong)
         return chain(torch.nn.functional.pad(batch.root, (0, batch.width - 1)))
 
-    def _asked(self, hook: str, *given: object) -> object:
-        """What the drafter's hook returns, or None when it raises."""
-        watch = SyncDetector()
-        answer: object = None
+    def _call(self, hook: str, *given: object) -> object:
+        """The result of the drafter's hook, or None if it raises."""
+        detector = SyncDetector()
+        result: object = None
         try:
-            with nullcontext() if self.drafter.traits.reads_host else watch:
-                answer = getattr(self.drafter, hook)(*given)
+            with nullcontext() if self.drafter.traits.reads_host else detector:
+                result = getattr(self.drafter, hook)(*given)
         except EngineBug:
             raise
         except Exception as error:
             if not self._catches:
                 raise
             self._quarantine(f"raised {type(error).__name__} in {hook} ({text_of(error)})")
-        if watch.seen is not None:
-            self._quarantine(f"read a tensor on the host ({watch.seen}) without the trait reads_host")
-        return answer
+        if detector.seen is not None:
+            self._quarantine(f"read a tensor on the host ({detector.seen}) without the trait reads_host")
+        return result
 
-    def _quarantine(self, lie: str) -> None:
+    def _quarantine(self, fault: str) -> None:
         if self.error is None:
-            self.error = f"{self._who} {lie}; it is not asked again and rounds go on without drafts"
+            self.error = f"{self._subject} {fault}; it is not called again, and rounds continue without drafts"
             warnings.warn(self.error, RuntimeWarning, stacklevel=2)
             self.on_quarantine()
 
@@ -147,24 +148,24 @@ class Guard:
         shapes = {"tokens": tree.tokens, "parents": tree.parents, "depths": tree.depths}
         for field, tensor in shapes.items():
             if not isinstance(tensor, Tensor) or tensor.dtype is not torch.int64:
-                return f"proposed {field} that are no int64 tensor"
+                return f"proposed {field} that are not an int64 tensor"
             if tensor.shape != (rows, width):
                 return f"proposed {field} of shape {tuple(tensor.shape)} in a round of {rows} x {width} nodes"
             if tensor.device != batch.rows.device:
-                return f"proposed {field} on {tensor.device} in a round on {batch.rows.device}"
+                return f"proposed {field} on device {tensor.device} in a round on {batch.rows.device}"
         if tree.ancestors is None:
             pass
         elif not isinstance(tree.ancestors, Tensor) or tree.ancestors.dtype is not torch.bool:
-            return "proposed ancestors that are no bool tensor"
+            return "proposed ancestors that are not a bool tensor"
         elif tree.ancestors.shape != (rows, width, width):
             return f"proposed ancestors of shape {tuple(tree.ancestors.shape)} in a round of {rows} x {width} nodes"
         elif tree.ancestors.device != batch.rows.device:
-            return f"proposed ancestors on {tree.ancestors.device} in a round on {batch.rows.device}"
+            return f"proposed ancestors on device {tree.ancestors.device} in a round on {batch.rows.device}"
         longest = width - 1
         if not isinstance(tree.depth, int) or not (
             tree.depth == longest if tree.ancestors is None else min(1, longest) <= tree.depth <= longest
         ):
-            return f"gave the depth {tree.depth} to a round of {width} nodes"
+            return f"proposed depth {tree.depth} in a round of {width} nodes"
         return None
 
     def _checked_tree(self, tree: DraftTree, batch: StepBatch) -> DraftTree:
@@ -172,24 +173,24 @@ class Guard:
         order = count(batch.width, tokens.device)
         before = (order - 1).clamp(min=0)
         above = torch.minimum(parents.clamp(min=0), before)
-        lies = {
+        violations = {
             ROOT: tokens[:, :1] != batch.root,
             TOKEN: (tokens < 0) | (tokens >= self._vocab_size),
             PARENT: (parents >= order) | (parents < 0) & (order > 0) | (parents != -1) & (order == 0),
             DEPTH: (depths != (depths.gather(1, above) + 1) * (order > 0)) | (depths > depth),
         }
         if ancestors is None:
-            lies[PARENT] = parents != order - 1
+            violations[PARENT] = parents != order - 1
         else:
             places = (above * self._vocab_size + tokens)[:, 1:].sort(1).values
-            lies[TWINS] = places[:, 1:] == places[:, :-1]
+            violations[DUPLICATE] = places[:, 1:] == places[:, :-1]
             line = ancestors.gather(1, above[:, :, None].expand_as(ancestors)) & (order > 0)[:, None]
-            lies[ANCESTORS] = (ancestors != line | (order == order[:, None])).flatten(1)
-        bad = self._note(lies)
+            violations[ANCESTORS] = (ancestors != line | (order == order[:, None])).flatten(1)
+        bad = self._note(violations)
         return tree if bad is None else _padded(tree, bad, batch.root)
 
     def _checked_state(self, state: object, rows: int) -> DraftState | None:
-        """The state with zeros where it is not finite; None if it cannot be kept at all."""
+        """The state with non-finite values replaced by zeros; None if it is unusable."""
         if self.error is not None:
             return None
         if state is not None and not isinstance(state, Mapping):
@@ -201,17 +202,17 @@ class Guard:
         for name, shape, dtype, _ in self.drafter.carries:
             tensor = kept.get(name)
             if not isinstance(tensor, Tensor):
-                self._quarantine(f"lost the tensor {name!r} that it carries")
+                self._quarantine(f"did not return its carried tensor {name!r}")
                 return None
             if tensor.shape != (rows, *shape) or tensor.dtype is not dtype:
                 self._quarantine(
-                    f"carried {name!r} of shape {tuple(tensor.shape)} and {tensor.dtype}, not of {(rows, *shape)} and "
-                    f"{dtype}"
+                    f"carried {name!r} with shape {tuple(tensor.shape)} and {tensor.dtype}, expected "
+                    f"{(rows, *shape)} and {dtype}"
                 )
                 return None
             assert self._codes is not None
             if tensor.device != self._codes.device:
-                self._quarantine(f"carried {name!r} on {tensor.device} in a step on {self._codes.device}")
+                self._quarantine(f"carried {name!r} on device {tensor.device} in a step on {self._codes.device}")
                 return None
             if dtype.is_floating_point:
                 wrong = ~tensor.isfinite()
@@ -219,19 +220,19 @@ class Guard:
                     kept[name] = tensor.masked_fill(wrong, 0)
         return kept
 
-    def _note(self, lies: dict[int, Tensor]) -> Tensor | None:
-        """Enter which rows told which lie [B, *]; the rows that told any [B], None where there are known to be none."""
+    def _note(self, violations: dict[int, Tensor]) -> Tensor | None:
+        """Record each row's violations [B, *]. Returns the rows with any [B], None if there are known to be none."""
         assert self._codes is not None
-        if self._codes.device.type == "cpu" and not any(wrong.any() for wrong in lies.values()):
+        if self._codes.device.type == "cpu" and not any(wrong.any() for wrong in violations.values()):
             return None
-        told = sum(wrong.any(1).long() << bit for bit, wrong in lies.items())
-        assert isinstance(told, Tensor)
-        self._codes = self._codes | told
-        return told > 0
+        codes = sum(wrong.any(1).long() << bit for bit, wrong in violations.items())
+        assert isinstance(codes, Tensor)
+        self._codes = self._codes | codes
+        return codes > 0
 
 
 def _padded(tree: DraftTree, bad: Tensor, root: Tensor) -> DraftTree:
-    """The tree with padding in the bad rows: a chain of zeros, or in a tree distinct children of the root."""
+    """The tree with padding in the bad rows: a chain of zeros, or for a tree distinct children of the root."""
     order, rows = count(tree.tokens.shape[1], bad.device), bad[:, None]
     if tree.ancestors is None:
         tokens = torch.where(rows, torch.cat((root, torch.zeros_like(tree.tokens[:, 1:])), 1), tree.tokens)

@@ -1,9 +1,9 @@
-"""A chain of prediction layers (DeepSeek-V3, arXiv 2412.19437): step m of a round is layer m's, all in one extend.
+"""A chain of prediction layers (DeepSeek-V3, arXiv 2412.19437): layer m drafts step m, all in one extend.
 
-Layer m's draft KV slot p holds (token p + 1 + m, what layer m - 1 made of position p; for layer 0 the target's state),
-and predicts token p + 2 + m. So with KV of positions below L, layer m's slots L - m.. rest on drafts. They are rebuilt
-by the next extend, which begins `back` positions earlier and knows by then what followed: every slot that a page can
-be shared with is exact.
+Layer m's draft KV slot p holds (token p + 1 + m, layer m - 1's output at position p; for layer 0 the target's state),
+and predicts token p + 2 + m. So with KV of positions below L, layer m's slots L - m.. depend on drafts. They are
+rebuilt by the next extend, which begins `back` positions earlier, when the actual tokens are known: every slot in a
+page that can be shared is exact.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class ChainLayer(Protocol):
     carry_width: int
 
     def forward(self, tokens: Tensor, positions: Tensor, hidden: Tensor, attend: Attend) -> Tensor:
-        """tokens and positions [B, W], hidden [B, W, carry_width] -> what the next layer reads, [B, W, carry_width]."""
+        """tokens and positions [B, W], hidden [B, W, carry_width] -> the next layer's input, [B, W, carry_width]."""
         ...
 
     def logits(self, out: Tensor) -> Tensor:
@@ -38,7 +38,7 @@ class ChainLayer(Protocol):
 
 
 class MultiLayerDrafter:
-    """Chains of one draft per layer; nothing is left to compute when a round begins."""
+    """Chains with one draft per layer; nothing is left to compute when a round begins."""
 
     topk = 1
     layer_per_step = True
@@ -50,7 +50,7 @@ class MultiLayerDrafter:
         self.steps = self.key_span = len(layers)
         self.back = len(layers) - 1
         width, dtype = layers[0].carry_width, pool.data.dtype
-        # Of the last `back` positions: token p + 1 and the target's state at p. held: how many of them are known.
+        # For the last `back` positions: token p + 1 and the target's state at p. held: how many of them are known.
         self.carries = (
             Carry("ids", (self.steps,), torch.int64),
             Carry("tokens", (self.back,), torch.int64),
@@ -72,8 +72,8 @@ class MultiLayerDrafter:
         return shared_chain(torch.cat((batch.root, relay.state(batch.rows)["ids"][:, : batch.width - 1]), 1))
 
     def _extend(self, batch: StepBatch, tokens: Tensor, aux: Tensor | None, kept: Tensor) -> DraftState:
-        """All layers over the `back` positions before start and the W from start on; the row of the last kept
-        position proposes. tokens [B, W]: what follows each position."""
+        """Run all layers over the `back` positions before start and the W from start on; the row of the last kept
+        position proposes. tokens [B, W]: the token after each position."""
         assert aux is not None
         carried, back = batch.carried, self.back
         known = torch.cat((carried["tokens"], tokens), 1)

@@ -1,6 +1,6 @@
-"""Drafts without a model: what followed the same last tokens before, in any text of this server or in a corpus.
+"""Drafts without a model: what followed the same last tokens earlier, in any text of this engine or in a corpus.
 
-Reads the host's tokens (trait reads_host), so every step has been resolved when it proposes.
+Reads the host's tokens (trait reads_host), so every step is resolved before it proposes.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from specmatrix.kernels.tree_layout import tree_layout
 
 @dataclass(slots=True)
 class Reader:
-    """Where one text stands in the index and in the corpus."""
+    """A text's position in the index and in the corpus."""
 
     cursor: Cursor = field(default_factory=Cursor)
     state: int = 0
 
 
 class NgramDrafter:
-    """Irregular trees, or chains for topk 1, padded to `nodes`. Keeps a reader per text, of as many as there are rows.
+    """Irregular trees, or chains for topk 1, padded to `nodes`. Keeps one reader per text, as many as there are rows.
 
-    Raises no error on an unknown text: what it lacks it reads again from the text's first token.
+    An unknown text is no error: its tokens are read again from the first one.
     """
 
     capture: tuple[int, ...] = ()
@@ -80,7 +80,7 @@ class NgramDrafter:
         return DraftTree(tokens, parents, depths, ancestors, self.depth)
 
     def _read(self, known: HostTokens) -> Reader:
-        """The reader of a text, brought up to its last token; the text that was read longest ago makes room."""
+        """The reader of a text, brought up to its last token; evicts the least recently used reader if necessary."""
         reader = self.readers.pop(known.key, None) or Reader()
         self.readers[known.key] = reader
         if len(self.readers) > self._rows:
@@ -92,7 +92,7 @@ class NgramDrafter:
         return reader
 
     def _draft(self, reader: Reader, width: int) -> NgramDraft:
-        """The corpus first, within its budget, then the index; the rest is padding."""
+        """Drafts from the corpus first, within its budget, then from the index; the rest is padding."""
         draft, node = NgramDraft(), 0
         if self._corpus is not None:
             budget = min(self.options.external_sam_budget, self.steps, width - 1)

@@ -1,4 +1,4 @@
-"""Drafter `none`: a tree of one node. Plain decoding is the same path as speculation, one node wide."""
+"""Drafter `none`: a tree of one node. Plain decoding uses the same path as speculation, with width 1."""
 
 from __future__ import annotations
 

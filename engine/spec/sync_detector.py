@@ -1,12 +1,12 @@
-"""Sees a drafter read tensors on the host, which would make every launch wait for the device.
+"""Detects drafters that read tensors on the host, which would make every launch wait for the device.
 
-Two ways, both only while a watch is entered. Methods that may never reach torch's dispatcher (a list of a CPU tensor
-leaves no trace but the call itself) are stood in for. All other reads are operations, told by their name: a dispatch
-mode sees each one, at 3 microseconds apiece.
+Two mechanisms, both only while a detector is entered. Methods that may bypass torch's dispatcher (`tolist` of a CPU
+tensor dispatches no operation) are patched. All other reads are operations, recognised by name: a dispatch mode sees
+each one, at 3 microseconds apiece.
 
-Not seen: memory that is shared with the host (DLPack, a storage, a pointer) and read there, a tensor within the list
-given to `torch.tensor`, a wait of `torch.cuda`, and on a CPU a copy to `torch.device("cpu")`, which is where it lies
-already. To iterate over a tensor is no read: what comes out are tensors.
+Not detected: memory shared with the host (DLPack, a storage, a pointer) and read there, a tensor within the list given
+to `torch.tensor`, a wait of `torch.cuda`, and on a CPU a copy to `torch.device("cpu")`, where the tensor already is.
+Iterating over a tensor is not a read: the items are tensors.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-# Methods whose result is the host's, whatever the tensor's device.
+# Methods whose result is on the host, whatever the tensor's device.
 READS: Final = (
     "tolist",
     "item",
@@ -34,7 +34,7 @@ READS: Final = (
     "__index__",
     "__array__",
 )
-# Operations whose result, or its shape, is the host's: aten's name and what users call.
+# Operations whose result, or its shape, is on the host: aten's name and the users' name.
 OPERATIONS: Final = {
     "_local_scalar_dense": "Tensor.item",
     "item": "Tensor.item",
@@ -56,7 +56,7 @@ _watching: list[SyncDetector] = []
 
 
 class SyncDetector:
-    """While entered, `seen` takes the name of the first read; the read itself goes on, so results stay right."""
+    """While entered, `seen` is set to the name of the first read; the read itself proceeds, so results stay correct."""
 
     def __init__(self) -> None:
         self.seen: str | None = None
@@ -82,7 +82,7 @@ class SyncDetector:
 
 
 class _Operations(TorchDispatchMode):
-    """Tells a watch which operation was a read."""
+    """Reports which operation was a read."""
 
     def __init__(self, watch: SyncDetector) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class _Operations(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """No: to keep its compiler out, torch would import it at the first operation, which takes a second."""
+        """No: otherwise torch would import its compiler at the first operation, which takes a second."""
         return False
 
     def __torch_dispatch__(
@@ -107,17 +107,17 @@ class _Operations(TorchDispatchMode):
 
 
 def read_of(func: OpOverload[..., Any], args: Sequence[Any], more: Mapping[str, Any], result: object) -> str | None:
-    """What users call the operation `func` if it made the host wait for the device, else None."""
+    """The users' name of operation `func` if it made the host wait for the device, else None."""
     name = func.overloadpacket.__name__
     if name in OPERATIONS:
         return OPERATIONS[name]
     if name == "where" and len(args) == 1:
-        return "torch.where of one argument"
+        return "torch.where with one argument"
     if name == "index" and _masked(args[1]):
-        return "an index by a mask"
-    # One number is filled in under the mask; several must be counted.
+        return "indexing by a mask"
+    # A single number is filled in under the mask; several must be counted.
     if name in ("index_put", "index_put_") and _masked(args[1]) and args[2].numel() != 1:
-        return "a write of several numbers under a mask"
+        return "writing several numbers under a mask"
     if name == "repeat_interleave" and more.get("output_size") is None:
         counts = args[0] if len(args) == 1 else args[1]
         return "torch.repeat_interleave" if isinstance(counts, Tensor) else None
@@ -147,6 +147,6 @@ def _spy(name: str) -> Callable[..., Any]:
     return spy
 
 
-# What Tensor defines itself and does not inherit.
+# Methods that Tensor defines itself and does not inherit.
 OWN: Final = {name: vars(Tensor)[name] for name in READS if name in vars(Tensor)}
 SPIES: Final = {name: _spy(name) for name in READS}

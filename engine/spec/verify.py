@@ -1,10 +1,10 @@
 """The verifier: sample, then match.
 
 At every node the target's own next token is drawn with the counter-based randomness of its position; a child is
-accepted if and only if its token is that draw, and the draw at the last accepted node is the bonus token. For drafts
-that do not depend on the draw, a child x of node n is accepted with probability p_n(x), the same as under SGLang's
-target-only tree sampling, the output distribution is exactly the target's, and the tokens are those that plain
-decoding draws with the same seed. Greedy is the case in which the draw is the argmax.
+accepted if and only if its token equals that draw, and the draw at the last accepted node is the bonus token. For
+drafts that do not depend on the draw, a child x of node n is accepted with probability p_n(x), as in SGLang's
+target-only tree sampling, the output distribution is exactly the target's, and the tokens are those that plain decoding
+draws with the same seed. Greedy is the special case in which the draw is the argmax.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from specmatrix.kernels.accept_path import accept_path
 def verify(logits: Tensor, tree: DraftTree, start: Tensor, rows: SamplingRows | None, ranks: Ranks = ALONE) -> Verdict:
     """Accept a path of each tree.
 
-    logits [B, N, V]; start [B] KV length before the round; rows: None if no row of the batch draws at random.
-    ranks: rank 0's tokens are everybody's, as near ties may fall otherwise on another machine (sglang#22458, #31071).
+    logits [B, N, V]; start [B] KV length before the round; rows: None if all rows of the batch are greedy.
+    ranks: rank 0's tokens apply on every rank, because near ties may differ between devices (sglang#22458, #31071).
     The token emitted after node n has absolute position start + depth(n) + 1.
     """
     emit = ranks.agreed(pick(logits, None if rows is None else start[:, None] + tree.depths + 1, rows))
@@ -39,6 +39,6 @@ def verify(logits: Tensor, tree: DraftTree, start: Tensor, rows: SamplingRows | 
 
 @cache
 def _ones(batch: int, device: torch.device) -> Tensor:
-    """The counts of rounds that drafted nothing; kept, as plain decoding needs them at every step."""
+    """The counts of rounds without drafts; cached, because plain decoding needs them at every step."""
     with torch.inference_mode(False):
         return torch.ones(batch, dtype=torch.int64, device=device)

@@ -103,7 +103,7 @@ class RankedEngine:
 
 def _start(rank: Rank, config: EngineConfig, locate: Callable[[str], Path]) -> None:
     clock = ManualClock()
-    llm = LLM(config, locate, clock, rank.ranks(config.enable_deterministic_inference), rank.tell)
+    llm = LLM(config, locate, clock, rank.ranks(config.enable_deterministic_inference), rank.publish)
     rank.held = ReferenceEngine(llm, clock)
 
 

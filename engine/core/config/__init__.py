@@ -1,1 +1,1 @@
-"""Configuration: asked, resolved, effective."""
+"""Configuration: requested, resolved, effective."""

@@ -1,7 +1,7 @@
-"""The settings of adaptive draft depth: one slot per range of batch sizes, read from JSON (sglang#24055).
+"""Settings of adaptive draft depth: one slot per batch-size range, read from JSON (sglang#24055).
 
-Two formats: by batch size, {"<smallest batch size>": {...}, ...}, where known keys beside the sizes are defaults that
-every slot shares; and the older flat one, a single object with `candidate_steps`, which means one slot for all sizes.
+Two formats: by batch size, {"<smallest batch size>": {...}, ...}, where slot keys at the top level are defaults for
+every slot; and the older flat format, a single object with `candidate_steps`, which defines one slot for all sizes.
 """
 
 import json
@@ -15,19 +15,19 @@ from typing import Any, Final
 from specmatrix.engine.core.config.suggest import nearest
 from specmatrix.errors import ConfigError
 
-# Also the deepest static draft.
+# Also the maximum static draft depth.
 MAX_STEPS: Final = 255
 SOURCE: Final = "speculative_adaptive_config"
 
 
 @dataclass(frozen=True, slots=True)
 class AdaptiveSlot:
-    """The settings of one slot; the rule that they steer is `engine.core.draft.depth.Slot`.
+    """Settings of one slot; `engine.core.draft.depth.Slot` applies them.
 
-    batch_from: smallest batch size (requests) of the slot. candidate_steps: draft depths, ascending.
-    ema_alpha: weight of a round's mean. update_interval: rounds between decisions. warmup_batches: rounds before them.
-    down_hysteresis, up_hysteresis: shifts of the thresholds, in drafts. ceiling_coeff: bound on the depth in multiples
-    of the average, 0 for none.
+    batch_from: the slot's smallest batch size (requests). candidate_steps: draft depths, ascending. ema_alpha: weight
+    of the newest round in the moving average. update_interval: rounds between decisions. warmup_batches: rounds before
+    the first. down_hysteresis, up_hysteresis: threshold shifts, in drafts. ceiling_coeff: maximum depth as a multiple
+    of the average, 0 for no maximum.
     """
 
     batch_from: int
@@ -40,11 +40,11 @@ class AdaptiveSlot:
     ceiling_coeff: float = 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able values."""
+        """Values that can be serialised as JSON."""
         return asdict(self) | {"candidate_steps": list(self.candidate_steps)}
 
 
-# sglang#24055: deep drafts pay while a batch leaves the machine idle.
+# sglang#24055: deep drafts pay off while a small batch leaves the device underused.
 DEFAULT_SLOTS: Final = (
     AdaptiveSlot(1, (1, 3, 7)),
     AdaptiveSlot(8, (1, 3), down_hysteresis=0.0),
@@ -54,24 +54,24 @@ DEFAULT_SLOTS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class AdaptiveConfig:
-    """A file as read. flat: it was in the older format."""
+    """A parsed file. flat: it was in the older format."""
 
     slots: tuple[AdaptiveSlot, ...]
     flat: bool
 
 
 def union(slots: tuple[AdaptiveSlot, ...]) -> tuple[int, ...]:
-    """Every candidate of every slot, ascending."""
+    """The candidates of all slots, ascending."""
     return tuple(sorted({steps for slot in slots for steps in slot.candidate_steps}))
 
 
 def middle(candidates: tuple[int, ...]) -> int:
-    """The depth to begin with where none is asked: the middle one, the deeper of two."""
+    """The default initial depth: the middle candidate, the deeper of two."""
     return candidates[len(candidates) // 2]
 
 
 def inline(asked: str) -> bool:
-    """True if an asked configuration is the JSON text itself and not the path of a file."""
+    """True if the requested configuration is JSON text rather than a file path."""
     return asked.lstrip().startswith("{")
 
 
@@ -85,7 +85,7 @@ def dump(slots: tuple[AdaptiveSlot, ...]) -> str:
 
 @lru_cache(maxsize=64)
 def read(text: str) -> AdaptiveConfig | str:
-    """As `parse`, with the sentence of the mistake instead of raising it."""
+    """Like `parse`, but returns the error message instead of raising it."""
     try:
         return parse(text)
     except ConfigError as error:
@@ -93,7 +93,7 @@ def read(text: str) -> AdaptiveConfig | str:
 
 
 def parse(text: str) -> AdaptiveConfig:
-    """The slots of a configuration file's text; ConfigError with what is wrong, the value and what is allowed."""
+    """The slots of a configuration text. Raises ConfigError naming the fault, the value and what is allowed."""
     try:
         table = json.loads(text, object_pairs_hook=_once)
     except json.JSONDecodeError as error:
@@ -106,7 +106,7 @@ def parse(text: str) -> AdaptiveConfig:
     if not sizes:
         if "candidate_steps" not in shared:
             raise ConfigError(
-                f"{SOURCE} has no batch size as a key; give at least {{'1': {{'candidate_steps': [...]}}}}"
+                f"{SOURCE} has no batch size as a key; it needs at least {{'1': {{'candidate_steps': [...]}}}}"
             )
         return AdaptiveConfig((_slot("", 1, shared),), flat=True)
     slots = [_entry(key, table[key], shared) for key in sizes]
@@ -114,11 +114,11 @@ def parse(text: str) -> AdaptiveConfig:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object; a key that is given twice would silently lose one of its values."""
+    """A JSON object without duplicate keys, of which json would silently keep only the last."""
     table: dict[str, Any] = {}
     for key, value in pairs:
         if key in table:
-            raise ConfigError(f"{SOURCE} gives {key!r} twice; give it once")
+            raise ConfigError(f"{SOURCE} has the key {key!r} twice; remove one")
         table[key] = value
     return table
 
@@ -126,7 +126,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _entry(key: str, value: object, shared: dict[str, Any]) -> AdaptiveSlot:
     if not re.fullmatch(r"[1-9]\d*", key):
         raise ConfigError(
-            f"{SOURCE} has the batch size {key!r}; it must be an integer of at least 1, without sign or 0s in front"
+            f"{SOURCE} has the batch size {key!r}; it must be an integer of at least 1 without sign or leading zeros"
         )
     where = f"slot {key}: "
     if not isinstance(value, dict):
@@ -137,7 +137,9 @@ def _entry(key: str, value: object, shared: dict[str, Any]) -> AdaptiveSlot:
 
 def _slot(where: str, batch_from: int, values: dict[str, Any]) -> AdaptiveSlot:
     if "candidate_steps" not in values:
-        raise ConfigError(f"{SOURCE}: {where}candidate_steps is missing; give a list of draft depths, such as [1, 3]")
+        raise ConfigError(
+            f"{SOURCE}: {where}candidate_steps is missing; it must be a list of draft depths, such as [1, 3]"
+        )
     for name, value in values.items():
         good, allowed = KEYS[name]
         if not good(value):
@@ -151,10 +153,8 @@ def _known(values: dict[str, Any], where: str, choices: str) -> None:
     for name in values:
         if name not in KEYS:
             close = nearest(name, KEYS)
-            hint = f", the closest one is {close!r}" if close else ""
-            raise ConfigError(
-                f"{SOURCE}: {where}the key {name!r} is unknown{hint}; a key must be {choices}{', '.join(KEYS)}"
-            )
+            hint = f" (did you mean {close!r}?)" if close else ""
+            raise ConfigError(f"{SOURCE}: {where}unknown key {name!r}{hint}; a key must be {choices}{', '.join(KEYS)}")
 
 
 def _shown(value: object) -> str:
@@ -166,7 +166,7 @@ def _depths(value: object) -> bool:
 
 
 def _number(value: object) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]  # the type is just tested
+    return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]  # type checked above
 
 
 def _share(value: object) -> bool:
@@ -177,7 +177,7 @@ def _whole(low: int) -> Callable[[object], bool]:
     return lambda value: type(value) is int and value >= low
 
 
-# What each key of a slot accepts, as a predicate and in words.
+# The values that each slot key accepts, as a predicate and in words.
 KEYS: Final[dict[str, tuple[Callable[[object], bool], str]]] = {
     "candidate_steps": (_depths, f"a list of one or more integers from 1 to {MAX_STEPS}"),
     "ema_alpha": (_share, "a number above 0 and at most 1"),
@@ -186,5 +186,5 @@ KEYS: Final[dict[str, tuple[Callable[[object], bool], str]]] = {
     "down_hysteresis": (_number, "a finite number"),
     "up_hysteresis": (_number, "a finite number"),
     "ceiling_coeff": (lambda value: _number(value) and value >= 0, "a finite number of at least 0"),  # type: ignore[operator]  # a number
-    "strategy": (lambda value: value == "ema", "'ema', the only strategy here"),
+    "strategy": (lambda value: value == "ema", "'ema', the only supported strategy"),
 }

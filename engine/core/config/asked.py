@@ -1,4 +1,4 @@
-"""What was asked (EngineConfig), what is known of the models (Facts), and what will run (Resolved)."""
+"""The requested configuration (EngineConfig), facts about the models (Facts), and what will run (Resolved)."""
 
 import hashlib
 import json
@@ -22,7 +22,7 @@ CHOICES: Final[dict[str, tuple[object, ...]]] = {
     "enable_multi_layer_eagle": (AUTO, True, False),
     "speculative_ngram_match_type": ("BFS", "PROB"),
 }
-# Second names that SGLang's command line accepts for the same field.
+# Aliases that SGLang's command line accepts for the same field.
 ALIASES: Final = {
     "model": "model_path",
     "speculative_draft_model": "speculative_draft_model_path",
@@ -34,11 +34,11 @@ TRUTHS: Final = {"true": True, "1": True, "false": False, "0": False}
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """What was asked, under the flag names that SGLang users know.
+    """The requested configuration, with the flag names that SGLang users know.
 
     Sizes are in tokens, counts in requests; `auto` leaves the choice to `resolve`. speculative_adaptive_config is the
-    path of a JSON file, or that JSON itself. ConfigError on a value of the wrong type or outside a closed set; ranges
-    and combinations are judged by `resolve`.
+    path of a JSON file, or the JSON text itself. Raises ConfigError on a value of the wrong type or outside a closed
+    set; `resolve` checks ranges and combinations.
     """
 
     model_path: str
@@ -87,24 +87,24 @@ class EngineConfig:
 
     @classmethod
     def from_flags(cls, flags: Mapping[str, object]) -> "EngineConfig":
-        """A configuration from flags as typed (`--page-size`, `page-size` or `page_size`, values as text or typed).
+        """A configuration from flags (`--page-size`, `page-size` or `page_size`, values as text or typed).
 
-        ConfigError on an unknown flag (names the closest one, or all), a flag given twice, or a value that does
-        not parse.
+        Raises ConfigError on an unknown flag (suggests the closest one, or lists all), a duplicate flag, or a value
+        that cannot be parsed.
         """
         values: dict[str, Any] = {}
         for flag, value in flags.items():
             name = field_of(flag)
             if name in values:
-                raise ConfigError(f"{name} is given twice; give it once")
+                raise ConfigError(f"{name} is given twice; remove one")
             values[name] = _parse(name, value) if isinstance(value, str) else value
         if "model_path" not in values:
-            raise ConfigError("model_path is missing; give the path or zoo name of the target model")
+            raise ConfigError("model_path is missing; set it to the path or zoo name of the target model")
         return cls(**values)
 
 
 def _kinds() -> dict[str, type]:
-    """The type of an explicit value, field by field; only sizes default to `auto`, only paths to None."""
+    """The type of each field's explicit value; only sizes default to `auto`, only paths to None."""
     kinds: dict[str, type] = {}
     for field in fields(EngineConfig):
         number = field.default == AUTO and field.name not in CHOICES
@@ -115,11 +115,11 @@ def _kinds() -> dict[str, type]:
 
 KINDS: Final = _kinds()
 UNASKED: Final[dict[str, object]] = {field.name: field.default for field in fields(EngineConfig)}
-WORDS: Final[dict[type, str]] = {int: "an integer", float: "a number", bool: "true or false", str: "a text"}
+WORDS: Final[dict[type, str]] = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
 
 
 def field_of(flag: str) -> str:
-    """The field that a flag sets. ConfigError on an unknown flag (names the closest one, or all)."""
+    """The field that a flag sets. Raises ConfigError on an unknown flag (suggests the closest one, or lists all)."""
     name = flag.removeprefix("--").replace("-", "_")
     name = ALIASES.get(name, name)
     if name not in KINDS:
@@ -129,17 +129,17 @@ def field_of(flag: str) -> str:
 
 def _unknown(flag: str, name: str) -> str:
     close = nearest(name, KINDS)
-    hint = f"the closest one is {_typed(close)}" if close else f"it must be one of {', '.join(map(_typed, KINDS))}"
-    return f"flag {_typed(flag)!r} is unknown; {hint}"
+    hint = f"did you mean {_typed(close)}?" if close else f"it must be one of {', '.join(map(_typed, KINDS))}"
+    return f"unknown flag {_typed(flag)!r}; {hint}"
 
 
 def _typed(name: str) -> str:
-    """A flag as it is typed on a command line."""
+    """A flag in its command-line spelling."""
     return f"--{name.removeprefix('--').replace('_', '-')}"
 
 
 def _wants(name: str) -> str:
-    """The words for what a field accepts."""
+    """A description of the values that a field accepts."""
     if name in CHOICES:
         return "one of " + ", ".join(str(choice).lower() for choice in CHOICES[name])
     return WORDS[KINDS[name]] + (" or 'auto'" if UNASKED[name] == AUTO else "")
@@ -158,7 +158,7 @@ def _check(name: str, value: object) -> None:
 
 
 def _parse(name: str, text: str) -> object:
-    """Text from a command line as the field's type; text that does not parse goes on to `_check` unchanged."""
+    """Command-line text as the field's type; text that cannot be parsed is returned unchanged for `_check`."""
     kind = KINDS[name]
     if kind is bool or any(choice is True for choice in CHOICES.get(name, ())):
         return TRUTHS.get(text.lower(), text)
@@ -170,15 +170,15 @@ def _parse(name: str, text: str) -> object:
 
 @dataclass(frozen=True, slots=True)
 class DraftFacts:
-    """What a draft's checkpoint says of itself.
+    """Facts from a draft's checkpoint.
 
-    target_hidden_size: width of one target state that the draft reads, None for a draft that reads none.
-    draft_vocab_size: width of the draft's own head, None where it is vocab_size.
-    tokenizer_hash: None where the checkpoint brings no tokenizer.
-    aux_layers: indices of the target layers whose input states the draft reads; FINAL: behind the final norm.
-    block_size: positions that one forward of a block drafter covers, its root included.
-    mask_token: target id that stands for a block's unknown tokens.
-    prediction_layers: layers that predict one token each, 0 in a checkpoint without such layers.
+    target_hidden_size: width of one target hidden state that the draft reads, None if it reads none.
+    draft_vocab_size: width of the draft's own head, None if it equals vocab_size.
+    tokenizer_hash: None if the checkpoint has no tokenizer.
+    aux_layers: indices of the target layers whose input states the draft reads; FINAL: after the final norm.
+    block_size: positions per forward of a block drafter, root included.
+    mask_token: target token id for a block's unknown tokens.
+    prediction_layers: layers that predict one token each, 0 for a checkpoint without such layers.
     """
 
     architecture: str
@@ -195,13 +195,13 @@ class DraftFacts:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known of the models and the machine before a launch; context_length in tokens, gpus visible.
+    """Facts about the models and the machine, known before the engine starts; context_length in tokens, gpus visible.
 
-    bundled: what the target's checkpoint brings to draft with, None for nothing.
-    adaptive_config: text of the file that speculative_adaptive_config names, None where it is unread.
-    window: tokens that the target's sliding-window layers look back, their own included; None without such layers.
-    heads, kv_heads: of the target's attention; kv_heads is 1 where all heads share one latent. widths: inner numbers of
-    its feed-forward parts, one for each kind.
+    bundled: the draft weights in the target's checkpoint, None if it has none.
+    adaptive_config: text of the speculative_adaptive_config file, None if it was not read.
+    window: size of the target's sliding window in tokens, the query's own included; None without windowed layers.
+    heads, kv_heads: attention heads of the target; kv_heads is 1 where all heads share one latent. widths: intermediate
+    sizes of its feed-forward layers, one for each kind.
     """
 
     architecture: str
@@ -223,7 +223,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why an automatic choice took its value. evidence: gates that must be green where it did."""
+    """Why an automatic choice has its value. evidence: gates that must be green where this choice applies."""
 
     field: str
     value: str | int | float | bool | None
@@ -233,7 +233,7 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class Rewrite:
-    """A departure from an explicit ask; `field` is a field of EngineConfig."""
+    """A departure from an explicitly requested value; `field` is a field of EngineConfig."""
 
     field: str
     asked: str | int | float | bool | None
@@ -245,23 +245,23 @@ class Rewrite:
 class Resolved:
     """What will run; only `engine.core.config.resolve.resolve` makes one.
 
-    num_steps: depth of a draft (0 without a drafter). topk: children per node (0 without a drafter).
+    num_steps: draft depth (0 without a drafter). topk: children per node (0 without a drafter).
     num_draft_tokens: nodes per verified tree, root included (1 without a drafter).
-    lag: launched steps that may wait unread: 0 is spec v1, 1 is spec v2.
-    chunked_prefill_size: tokens per prefill chunk, None for whole prompts.
-    max_total_tokens: KV capacity in tokens, a whole number of pages; num_pages: the same in pages (padding page
-    not counted).
-    enable_deterministic_inference: the bits of a token's logits do not depend on the rest of its step.
-    enable_streaming_session: streaming sessions may be opened.
-    enable_multi_layer_eagle: each step of the chain is drafted by a layer of its own.
-    swa_full_tokens_ratio: the most window pages per page of the other layers.
-    adaptive_slots: what adapts the depth from round to round, empty for a static one; num_steps and num_draft_tokens
-    are then those of the first round.
-    ngram: what an n-gram drafter runs with, None for any other.
-    cuda_graph_max_bs: requests of the largest batch whose rounds run as CUDA graphs, 0 for no graphs.
-    cuda_graph_max_gb: GiB of GPU memory that all of them together may hold.
+    lag: launched steps whose results may be unread: 0 is spec v1, 1 is spec v2.
+    chunked_prefill_size: tokens per prefill chunk, None for unchunked prefill.
+    max_total_tokens: KV capacity in tokens, a multiple of the page size; num_pages: the same in pages (without the
+    padding page).
+    enable_deterministic_inference: a token's logits are bitwise independent of the other tokens in its step.
+    enable_streaming_session: streaming sessions are allowed.
+    enable_multi_layer_eagle: each step of the chain is drafted by its own layer.
+    swa_full_tokens_ratio: maximum ratio of window pages to pages of the other layers.
+    adaptive_slots: settings of adaptive depth, empty for a static depth; num_steps and num_draft_tokens are then those
+    of the first round.
+    ngram: options of an n-gram drafter, None for any other.
+    cuda_graph_max_bs: largest batch size (requests) whose rounds run as CUDA graphs, 0 for no graphs.
+    cuda_graph_max_gb: maximum GPU memory of all graphs together, in GiB.
     tp_size: ranks that share the target, one process each.
-    window: Facts.window; window_pages: KV pages of the layers that have it (padding page not counted), 0 without.
+    window: Facts.window; window_pages: KV pages of the windowed layers (without the padding page), 0 if there are none.
     """
 
     model_path: str
@@ -300,12 +300,12 @@ class Resolved:
 
     @property
     def max_steps(self) -> int:
-        """Depth of the deepest round that may run."""
+        """Depth of the deepest round that can run."""
         return max((slot.candidate_steps[-1] for slot in self.adaptive_slots), default=self.num_steps)
 
     @property
     def max_draft_tokens(self) -> int:
-        """Nodes of the widest round that may run: what memory is laid out for."""
+        """Nodes of the widest round that can run; buffers are sized for it."""
         return self.max_steps + 1 if self.adaptive_slots else self.num_draft_tokens
 
     @property
@@ -315,12 +315,12 @@ class Resolved:
 
     @property
     def positions(self) -> int:
-        """Positions that exist, in whole pages: the context, and what rounds behind its last token are wide or deep."""
+        """Positions in the slot tables, in whole pages: the context, and the widest round past its last token."""
         deepest = self.lag * self.max_draft_tokens + max(self.max_draft_tokens, self.max_steps)
         return -(-(self.context_length + deepest) // self.page_size) * self.page_size
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able values in the order of the fields."""
+        """Values that can be serialised as JSON, in field order."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         values["adaptive_slots"] = [slot.as_dict() for slot in self.adaptive_slots]
         values["ngram"] = None if self.ngram is None else asdict(self.ngram)
@@ -331,6 +331,6 @@ class Resolved:
         return values
 
     def start_hash(self) -> str:
-        """12 hex digits over the values that run; reasons and rewrites do not change it."""
+        """12 hex digits over the effective values; reasons and rewrites do not change it."""
         values = {name: value for name, value in self.as_dict().items() if name not in ("reasons", "rewrites")}
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]

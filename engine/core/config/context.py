@@ -1,4 +1,4 @@
-"""What a launch rule is, and what a rule or a default row may look at."""
+"""A configuration rule, and the context that rules and default rows read."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from specmatrix.engine.core.config.asked import AUTO, DraftFacts, EngineConfig, 
 from specmatrix.engine.core.draft.algorithms import Topology, Traits, algorithm
 
 Value = str | int | float | bool | None
-# Children of an n-gram tree's node at most, unless asked otherwise.
+# Maximum children of an n-gram tree's node, unless set explicitly.
 BREADTH: Final = 10
 DEFAULT_TEXT: Final = dump(DEFAULT_SLOTS)
 # More nodes than any draft may have.
@@ -18,9 +18,9 @@ ENOUGH: Final = 1 << 16
 
 @dataclass(slots=True)
 class RuleContext:
-    """One resolution under way; only `engine.core.config.resolve` writes `chosen`.
+    """One resolution in progress; only `engine.core.config.resolve` writes `chosen`.
 
-    asked and facts never change; chosen maps a field of EngineConfig to the value that will run.
+    asked: the requested configuration; it and facts never change. chosen: field of EngineConfig -> value that will run.
     """
 
     asked: EngineConfig
@@ -30,18 +30,18 @@ class RuleContext:
 
     @classmethod
     def of(cls, asked: EngineConfig, facts: Facts) -> "RuleContext":
-        """ConfigError if the algorithm does not exist."""
+        """Raises ConfigError if the algorithm does not exist."""
         return cls(asked, facts, algorithm(asked.speculative_algorithm))
 
     def integer(self, name: str) -> int:
-        """A chosen value that is known to be a whole number."""
+        """A chosen value that is known to be an integer."""
         value = self.chosen[name]
         assert isinstance(value, int)
         return value
 
     @property
     def draft(self) -> DraftFacts | None:
-        """The facts of the draft that the algorithm reads: of the named checkpoint, else of what the target brings."""
+        """Facts about the algorithm's draft: the named checkpoint's, else those of the target's bundled draft."""
         if not self.traits.needs_draft_model:
             return None
         if self.traits.draft_weights != "bundled":
@@ -53,7 +53,7 @@ class RuleContext:
 
     @property
     def adaptive_text(self) -> str | None:
-        """The asked slots as JSON text, those of the default table where none are named; None for an unread file."""
+        """The requested slots as JSON text, the default table if no file is named; None for an unread file."""
         asked = self.asked.speculative_adaptive_config
         if asked is None:
             return DEFAULT_TEXT
@@ -61,20 +61,20 @@ class RuleContext:
 
     @property
     def adaptive_asked(self) -> AdaptiveConfig | str | None:
-        """The slots as asked, or what is wrong with them; None where none are asked or the file is unread."""
+        """The requested slots, or the error in them; None without adaptive steps or for an unread file."""
         text = self.adaptive_text if self.asked.speculative_adaptive else None
         return None if text is None else read(text)
 
     @property
     def static_because(self) -> str | None:
-        """Why the depth cannot adapt to this ask, None if it can; in the order of SGLang's checks."""
+        """Why the depth cannot be adaptive for this request, None if it can; in the order of SGLang's checks."""
         topk = self.asked.speculative_eagle_topk
         if not self.traits.adaptive:
-            return f"{self.traits.name} cannot change the depth of a round"
+            return f"{self.traits.name} cannot change its draft depth"
         if topk not in (AUTO, 1):
-            return f"a tree of topk {topk} is as wide as it was built"
+            return f"a tree (topk {topk}) has a fixed width"
         if self.asked.enable_multi_layer_eagle is True:
-            return "a chain with a layer per step is as deep as it was built"
+            return "multi-layer drafting has a fixed depth"
         return None
 
     @property
@@ -87,7 +87,7 @@ class RuleContext:
 
     @property
     def asked_steps(self) -> int | None:
-        """The depth as asked, the middle candidate of adaptive steps without one; None for an automatic depth."""
+        """The requested depth, or the middle candidate of adaptive steps; None for an automatic depth."""
         steps = self.asked.speculative_num_steps
         if isinstance(steps, int):
             return steps
@@ -95,13 +95,13 @@ class RuleContext:
 
     @property
     def widest(self) -> int:
-        """Nodes of the widest round that may run, by the chosen values."""
+        """Nodes of the widest round that can run, by the chosen values."""
         deepest = 0 if self.adaptive is None else union(self.adaptive.slots)[-1]
         return max(self.integer("speculative_num_draft_tokens"), deepest + 1)
 
     @property
     def asked_topk(self) -> int:
-        """Children per node as asked; an explicit depth without it means a chain, or an n-gram tree's breadth."""
+        """The requested topk; without one, 1 for an explicit depth, or the breadth of an n-gram tree."""
         topk, breadth = self.asked.speculative_eagle_topk, self.asked.speculative_ngram_max_bfs_breadth
         if self.traits.topology is Topology.CHAIN:
             return 1
@@ -113,7 +113,7 @@ class RuleContext:
 
 
 def gram_room(s: RuleContext) -> int:
-    """Nodes of the fullest n-gram tree of the asked depth and topk, root included; counted up to ENOUGH."""
+    """Nodes of the fullest n-gram tree for the requested depth and topk, root included; counted up to ENOUGH."""
     steps, total, level = s.asked.speculative_num_steps, 1, 1
     if steps == AUTO:
         return ENOUGH
@@ -126,7 +126,7 @@ def gram_room(s: RuleContext) -> int:
 
 
 def gram_width(s: RuleContext) -> int:
-    """Nodes of an n-gram draft: as asked, else of its chain, else 12 or the whole of a smaller tree."""
+    """Nodes of an n-gram draft: as requested, else those of its chain, else 12 or the whole of a smaller tree."""
     width, steps = s.asked.speculative_num_draft_tokens, s.asked.speculative_num_steps
     if width != AUTO:
         return width
@@ -135,10 +135,10 @@ def gram_width(s: RuleContext) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One launch rule.
+    """One configuration rule.
 
-    name: stable, readable. kind: "refused" raises ConfigError, "rewritten" records a Rewrite of `field`.
-    why: the reason in general. broken: true if the rule applies. sentence: the text for this case.
+    name: stable and readable. kind: "refused" raises ConfigError, "rewritten" records a Rewrite of `field`.
+    why: the general reason. broken: true if the rule applies. message: the text for this case.
     got: the value that runs instead (rewritten only).
     """
 
@@ -147,22 +147,25 @@ class Rule:
     field: str
     why: str
     broken: Callable[[RuleContext], bool]
-    sentence: Callable[[RuleContext], str]
+    message: Callable[[RuleContext], str]
     got: Callable[[RuleContext], Value] | None = None
 
 
 def outside(value: int | str, low: int, high: int) -> bool:
-    """True for a whole number below `low` or above `high`."""
+    """True for an integer below `low` or above `high`."""
     return isinstance(value, int) and not low <= value <= high
 
 
-def bounded(field: str, low: int, high: int, why: str) -> Rule:
-    """A whole number outside its range is refused."""
+def bounded(field: str, low: int, high: int, why: str, unit: str = "") -> Rule:
+    """Refuses an integer outside its range. The message ends with `why`, unless a unit explains the range."""
     return Rule(
         name=field.replace("speculative_", "").replace("eagle_", "").replace("_", "-") + "-range",
         kind="refused",
         field=field,
         why=why,
         broken=lambda s: outside(getattr(s.asked, field), low, high),
-        sentence=lambda s: f"{field} must be {low} to {high}, got {getattr(s.asked, field)}: {why}",
+        message=lambda s: (
+            f"{field} must be between {low} and {high}{unit and f' {unit}'}, got {getattr(s.asked, field)}"
+            + (f": {why}" if not unit else "")
+        ),
     )

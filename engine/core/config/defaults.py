@@ -1,8 +1,8 @@
 """The defaults: one row per automatic choice, with its reason and the gates that must be green for it.
 
-The first row of a field whose condition holds decides. Rows are in the order of resolution: a row may look at what
-was asked, at the facts, and at values that rows above have chosen. Promoting a default is a change of one row; the
-matrix accepts or refuses it by the named gates. Policy: SGLang, June 2026 (sglang#21062).
+The first row of a field whose condition holds decides. Rows are in resolution order: a row may read the requested
+configuration, the facts, and values that earlier rows have chosen. Changing a default means changing one row; the
+matrix accepts or rejects it by the named gates. Policy: SGLang, June 2026 (sglang#21062).
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ MAX_AUTO_TOKENS: Final = 65_536
 class Default:
     """One automatic choice.
 
-    field: of EngineConfig. condition: when the row applies, in words. when: the same as a predicate.
+    field: a field of EngineConfig. condition: when the row applies, in words. when: the same as a predicate.
     value: the choice. reason: why. evidence: gates that must be green where the row decides.
     """
 
@@ -53,7 +53,7 @@ def _rootless(s: RuleContext) -> bool:
 def _shape(
     condition: str, when: Callable[[RuleContext], bool], shape: tuple[int, int, int], reason: str
 ) -> tuple[Default, ...]:
-    """Depth, topk and width of a fully automatic draft; they are chosen together."""
+    """Depth, topk and width of a fully automatic draft, which are chosen together."""
     names = ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")
 
     def applies(s: RuleContext) -> bool:
@@ -70,7 +70,7 @@ def _adaptive(s: RuleContext) -> bool:
 
 
 def _layered(s: RuleContext) -> bool:
-    """A layer per step was asked for, and no depth."""
+    """Multi-layer drafting was requested without a depth."""
     asked = s.asked.enable_multi_layer_eagle is True and s.asked.speculative_num_steps == AUTO
     return s.traits.layered and asked
 
@@ -107,25 +107,27 @@ DEFAULTS: Final[tuple[Default, ...]] = (
         "on a GPU",
         lambda s: s.chosen["device"] == "cuda",
         lambda s: "bfloat16",
-        "GPUs multiply 16-bit floats fastest",
+        "16-bit floats are the fastest on GPUs",
         ("lossless", "accuracy"),
     ),
-    Default("dtype", "otherwise", _always, lambda s: "float32", "CPUs are exact and fastest in float32"),
-    Default("context_length", "always", _always, lambda s: s.facts.context_length, "the model's own context"),
+    Default("dtype", "otherwise", _always, lambda s: "float32", "float32 is exact and the fastest on CPUs"),
+    Default("context_length", "always", _always, lambda s: s.facts.context_length, "the model's context length"),
     Default("page_size", "always", _always, lambda s: 1, "single-token pages waste no memory"),
-    *_shape("no drafter", _rootless, (0, 0, 1), "without a drafter a step verifies the last token only"),
+    *_shape("no drafter", _rootless, (0, 0, 1), "without a drafter each step verifies only the last token"),
     Default(
         "speculative_num_steps",
-        "a layer per step",
+        "multi-layer drafting",
         _layered,
         prediction_layers,
-        "a chain with a layer per step is as deep as the draft has layers",
+        "multi-layer drafting is as deep as the draft has layers",
         SPEED_GATES,
     ),
-    Default("speculative_eagle_topk", "a layer per step", _layered, lambda s: 1, "layers per step draft a chain"),
+    Default(
+        "speculative_eagle_topk", "multi-layer drafting", _layered, lambda s: 1, "multi-layer drafting drafts a chain"
+    ),
     Default(
         "speculative_num_draft_tokens",
-        "a layer per step",
+        "multi-layer drafting",
         _layered,
         lambda s: s.integer("speculative_num_steps") + 1,
         "a chain verifies its root and one token per step",
@@ -135,7 +137,7 @@ DEFAULTS: Final[tuple[Default, ...]] = (
         "adaptive steps",
         _adaptive,
         lambda s: s.asked_steps,
-        "adaptive steps begin in the middle of all candidates",
+        "adaptive steps start at the middle candidate",
         SPEED_GATES,
     ),
     Default("speculative_eagle_topk", "adaptive steps", _adaptive, lambda s: 1, "adaptive steps draft chains"),
@@ -146,14 +148,20 @@ DEFAULTS: Final[tuple[Default, ...]] = (
         lambda s: s.integer("speculative_num_steps") + 1,
         "a chain verifies its root and one token per step",
     ),
-    Default("speculative_num_steps", "a block drafter", _block, lambda s: 1, "a block is drafted in one step"),
+    Default(
+        "speculative_num_steps",
+        "a block drafter",
+        _block,
+        lambda s: 1,
+        "a block drafter drafts the whole block in one step",
+    ),
     Default("speculative_eagle_topk", "a block drafter", _block, lambda s: 1, "a block is a chain"),
     Default(
         "speculative_num_draft_tokens",
         "a block drafter",
         _block,
         _block_width,
-        "a round is as wide as the draft's block, 16 where its checkpoint does not say",
+        "the verify width is the draft's block size, 16 if its checkpoint does not set one",
         SPEED_GATES,
     ),
     Default(
@@ -161,7 +169,7 @@ DEFAULTS: Final[tuple[Default, ...]] = (
         "an n-gram tree",
         _irregular,
         lambda s: gram_width(s) - 1,
-        "an n-gram draft may spend all its nodes on one path",
+        "an n-gram tree may use all its nodes on one path",
         SPEED_GATES,
     ),
     Default(
@@ -169,7 +177,7 @@ DEFAULTS: Final[tuple[Default, ...]] = (
         "an n-gram tree",
         _irregular,
         lambda s: s.asked_topk,
-        "a node has as many children as the n-gram breadth allows",
+        "topk is the n-gram breadth",
         SPEED_GATES,
     ),
     Default(
@@ -184,14 +192,14 @@ DEFAULTS: Final[tuple[Default, ...]] = (
         "an n-gram tree",
         _irregular,
         gram_width,
-        "an n-gram tree verifies 12 nodes, or all that its depth and topk allow",
+        "an n-gram tree has 12 nodes, or fewer if its depth and topk allow no more",
         SPEED_GATES,
     ),
     *_shape(
-        "a whole draft model",
+        "a standalone draft model",
         lambda s: s.traits.own_kv and not s.traits.needs_hidden,
         (3, 1, 4),
-        "a whole draft model per step is costly, so a short chain pays best",
+        "each step runs the whole draft model, so a short chain is the fastest",
     ),
     *_shape(
         "a LlamaForCausalLM target and an algorithm that can draft trees",
@@ -219,7 +227,7 @@ DEFAULTS: Final[tuple[Default, ...]] = (
         "a tree",
         _always,
         _tree_width,
-        "a tree verifies its root and its best candidates, 8 nodes at most",
+        "a tree verifies its root and its best candidates, at most 8 nodes",
     ),
     Default(
         "max_running_requests",
@@ -244,40 +252,40 @@ DEFAULTS: Final[tuple[Default, ...]] = (
     ),
     Default(
         "spec_version",
-        "no step may wait unread",
+        "max_lag is 0",
         lambda s: s.traits.max_lag == 0,
         lambda s: "v1",
-        "the drafter needs every step resolved before the next",
+        "the drafter needs each step's result before the next step",
     ),
     Default(
         "spec_version",
         "overlap scheduling disabled",
         lambda s: s.asked.disable_overlap_schedule,
         lambda s: "v1",
-        "overlap scheduling is disabled, so steps resolve synchronously",
+        "overlap scheduling is disabled, so steps run synchronously",
     ),
     Default(
         "spec_version",
         "a tree (topk > 1)",
         lambda s: s.integer("speculative_eagle_topk") > 1,
         lambda s: "v1",
-        "trees (topk > 1) default to v1; ask for spec_version v2 to overlap them",
+        "trees (topk > 1) default to v1; set spec_version v2 to overlap them",
         TIMING_GATES,
     ),
-    Default("spec_version", "otherwise", _always, lambda s: "v2", "overlapped steps are the default", TIMING_GATES),
+    Default("spec_version", "otherwise", _always, lambda s: "v2", "overlap scheduling is the default", TIMING_GATES),
     Default(
         "cuda_graph_max_bs",
         "no graphs",
         lambda s: graphless(s) is not None,
         lambda s: 0,
-        "only rounds that a GPU can repeat without the host are graphs",
+        "CUDA graphs need a GPU and rounds that run without the host",
     ),
     Default(
         "cuda_graph_max_bs",
         "otherwise",
         _always,
         largest_batch,
-        f"rounds of every batch that may run are graphs, up to {MOST} requests",
+        f"all batch sizes up to max_running_requests run as CUDA graphs, at most {MOST} requests",
         TIMING_GATES,
     ),
     Default(
@@ -285,12 +293,12 @@ DEFAULTS: Final[tuple[Default, ...]] = (
         "always",
         _always,
         _pool_tokens,
-        f"room for every running request at full length, {MAX_AUTO_TOKENS} tokens at most",
+        f"room for every running request at full length, at most {MAX_AUTO_TOKENS} tokens",
     ),
 )
 
 
 def default_for(field: str, situation: RuleContext) -> Reason:
-    """The automatic value of a field and its reason; every field has a last row that always applies."""
+    """The automatic value of a field and its reason; every field's last row always applies."""
     row = next(row for row in DEFAULTS if row.field == field and row.when(situation))
     return Reason(field, row.value(situation), row.reason, row.evidence)

@@ -1,4 +1,4 @@
-"""From what was asked to what will run: pure, total, every value before any decision that depends on it."""
+"""From the requested to the resolved configuration: pure, total, every value before any decision that depends on it."""
 
 from typing import Any, Final
 
@@ -13,22 +13,22 @@ from specmatrix.engine.core.draft.algorithms import own_check
 from specmatrix.engine.core.memory.window_ledger import pool_pages
 from specmatrix.errors import ConfigError
 
-# In the order of the table: a field is chosen after everything that its rows read.
+# In table order: a field is chosen after everything that its rows read.
 ORDER: Final = tuple(dict.fromkeys(row.field for row in DEFAULTS))
 
 
 def resolve(config: EngineConfig, facts: Facts) -> Resolved:
-    """What will run for this ask on these models.
+    """Resolve the requested configuration for these models.
 
-    Every automatic value carries a Reason and every departure from an explicit value a Rewrite.
-    ConfigError, one sentence that names the fix, if it cannot run.
+    Every automatic value has a Reason and every departure from an explicit value a Rewrite.
+    Raises ConfigError with one sentence that names the fix if the configuration cannot run.
     """
     situation = RuleContext.of(config, facts)
     _refuse(situation)
     rewrites = _rewrites(situation)
     reasons = _choose(situation, {rewrite.field: rewrite.got for rewrite in rewrites})
     if CAPACITY.broken(situation):
-        raise ConfigError(CAPACITY.sentence(situation))
+        raise ConfigError(CAPACITY.message(situation))
     return _resolved(situation, reasons, rewrites)
 
 
@@ -38,19 +38,19 @@ def _refuse(situation: RuleContext) -> None:
         check(situation.asked, situation.facts)
     for rule in RULES:
         if rule.kind == "refused" and rule.broken(situation):
-            raise ConfigError(rule.sentence(situation))
+            raise ConfigError(rule.message(situation))
 
 
 def _rewrites(situation: RuleContext) -> tuple[Rewrite, ...]:
     return tuple(
-        Rewrite(rule.field, getattr(situation.asked, rule.field), rule.got(situation), rule.sentence(situation))
+        Rewrite(rule.field, getattr(situation.asked, rule.field), rule.got(situation), rule.message(situation))
         for rule in RULES
         if rule.got is not None and rule.broken(situation)
     )
 
 
 def _choose(situation: RuleContext, rewritten: dict[str, Any]) -> tuple[Reason, ...]:
-    """Fill `situation.chosen` field by field; the reasons of the automatic ones."""
+    """Fill `situation.chosen` field by field; returns the reasons of the automatic values."""
     reasons = []
     for field in ORDER:
         value = rewritten.get(field, getattr(situation.asked, field))
@@ -63,18 +63,18 @@ def _choose(situation: RuleContext, rewritten: dict[str, Any]) -> tuple[Reason, 
 
 
 def _draft_path(situation: RuleContext) -> str | None:
-    """Bundled weights without a path of their own are in the target's checkpoint."""
+    """The draft's path: that of the target's checkpoint for bundled weights without a path of their own."""
     asked = situation.asked
     bundled = situation.traits.draft_weights == "bundled"
     return asked.speculative_draft_model_path or (asked.model_path if bundled else None)
 
 
 def path_reasons(situation: RuleContext) -> tuple[Reason, ...]:
-    """The reason of a draft path that nobody gave."""
+    """The reason for a draft path that was not set explicitly."""
     path = _draft_path(situation)
     if path == situation.asked.speculative_draft_model_path:
         return ()
-    return (Reason("speculative_draft_model_path", path, "the target's checkpoint brings the draft's layers"),)
+    return (Reason("speculative_draft_model_path", path, "the target's checkpoint contains the draft's layers"),)
 
 
 def _resolved(situation: RuleContext, reasons: tuple[Reason, ...], rewrites: tuple[Rewrite, ...]) -> Resolved:
@@ -136,9 +136,9 @@ def _window_pages(situation: RuleContext) -> int:
 
 
 def explicit(resolved: Resolved) -> EngineConfig:
-    """The configuration that asks for exactly these values; it resolves to them without reasons or rewrites.
+    """The configuration that requests exactly these values; it resolves to them without reasons or rewrites.
 
-    Without a drafter the three draft sizes stay `auto`, the only ask that NONE accepts.
+    Without a drafter the three draft sizes stay `auto`, the only values that NONE accepts.
     """
     drafts = resolved.num_steps > 0
     return EngineConfig(

@@ -1,1 +1,1 @@
-"""Draft algorithms, their depth and tree arithmetic."""
+"""Draft algorithms, draft depth, and tree arithmetic."""

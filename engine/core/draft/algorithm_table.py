@@ -1,4 +1,4 @@
-"""The table of algorithms in the README, from the traits."""
+"""The README's table of algorithms, generated from the traits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WEIGHTS: Final = {"none": "none", "checkpoint": "its own checkpoint", "bundled":
 
 
 def algorithm_table(algorithms: Iterable[Traits]) -> str:
-    """Markdown, a line per algorithm, without a line break at the end."""
+    """Markdown, one line per algorithm, without a trailing line break."""
     rows = [HEAD, ("---",) * len(HEAD), *map(_row, algorithms)]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
@@ -23,7 +23,7 @@ def _row(traits: Traits) -> tuple[str, ...]:
         traits.summary,
         _shape(traits),
         WEIGHTS[traits.draft_weights],
-        "under the target's pages" if traits.own_kv else "none",
+        "in the target's slots" if traits.own_kv else "none",
         "v1 and v2" if traits.max_lag else "v1",
         "yes" if traits.adaptive else "no",
     )
@@ -31,7 +31,7 @@ def _row(traits: Traits) -> tuple[str, ...]:
 
 def _shape(traits: Traits) -> str:
     if not traits.drafts:
-        return "root alone"
+        return "root only"
     if traits.block:
         return "chain, one block"
     return "chains" if traits.topology == "chain" else "trees of any shape" if traits.irregular else "chains and trees"

@@ -1,4 +1,4 @@
-"""The algorithms: one frozen row of traits each, and nothing else in the engine asks "which algorithm is this"."""
+"""The algorithms: one frozen row of traits each; no other engine code branches on an algorithm's name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from specmatrix.errors import ConfigError
 if TYPE_CHECKING:
     from specmatrix.engine.core.config.asked import EngineConfig, Facts
 
-# Among captured states: the target's hidden state behind its final norm, which no layer's input is.
+# Among captured states: the target's hidden state after its final norm, which is no layer's input.
 FINAL: Final = -1
 
 
@@ -26,24 +26,24 @@ class Topology(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """Everything the engine may ask about an algorithm.
+    """Everything the engine needs to know about an algorithm.
 
-    name: as written after --speculative-algorithm, upper case.
+    name: the value of --speculative-algorithm, upper case.
     summary: one line for the README table and the command line.
     topology: ROOT proposes nothing, CHAIN one token per depth, TREE up to topk per node.
-    own_kv: the drafter writes keys and values of its own for every committed token.
-    needs_hidden: the drafter reads hidden states that the target captures.
+    own_kv: the drafter writes its own KV for every committed token.
+    needs_hidden: the drafter reads hidden states captured from the target.
     reads_host: the drafter reads tokens on the host, so they must have been resolved.
-    max_lag: how many launched steps may wait unread (0: spec v1 only, 1: v2 too).
-    key_span: tokens past a page's end that the page's draft KV depends on, unless the drafter says otherwise.
-    draft_weights: "none"; "checkpoint": of the draft's own; "bundled": in the target's checkpoint unless one is named.
-    draft_architectures: endings of the names in a draft's config.json that the algorithm drives; empty: any.
-    adaptive: the depth of a round may change from round to round.
-    block: one forward drafts a whole block, whose size the draft's checkpoint gives.
-    layered: the draft may bring several layers, one for each step of a chain.
+    max_lag: maximum number of launched, unread steps (0: spec v1 only, 1: v2 too).
+    key_span: tokens past a page's end that the page's draft KV depends on, unless the drafter overrides it.
+    draft_weights: "none"; "checkpoint": the draft's own; "bundled": in the target's checkpoint unless one is named.
+    draft_architectures: supported suffixes of the architecture in a draft's config.json; empty: any.
+    adaptive: the draft depth may change from round to round.
+    block: one forward drafts a whole block, whose size the draft's checkpoint sets.
+    layered: the draft may have several prediction layers, one for each step of a chain.
     target_verify_for_draft: the draft's forward may have the target's verify shape, a round's width of tokens per
         request, and share its graphs (sglang#24999).
-    irregular: trees have the shape that the text suggests, topk children at most, and no fixed pool of candidates.
+    irregular: the tree's shape depends on the text, with at most topk children and no fixed candidate pool.
     """
 
     name: str
@@ -69,18 +69,18 @@ class Traits:
 
     @property
     def needs_draft_model(self) -> bool:
-        """True if the drafter has weights, its own or bundled ones."""
+        """True if the drafter has weights, its own or bundled."""
         return self.draft_weights != "none"
 
 
 NONE: Final = Traits(
     name="NONE",
-    summary="plain decoding: one token per step, the baseline of every comparison",
+    summary="plain decoding: one token per step, the baseline of all comparisons",
     topology=Topology.ROOT,
 )
 EAGLE: Final = Traits(
     name="EAGLE",
-    summary="a one-layer head over the target's last hidden state drafts, with the target's embedding and head",
+    summary="a one-layer head drafts from the target's last hidden state, with the target's embedding and head",
     topology=Topology.TREE,
     own_kv=True,
     needs_hidden=True,
@@ -91,7 +91,7 @@ EAGLE: Final = Traits(
 )
 EAGLE3: Final = Traits(
     name="EAGLE3",
-    summary="a small head over three captured hidden states of the target drafts",
+    summary="a small head drafts from three captured hidden states of the target",
     topology=Topology.TREE,
     own_kv=True,
     needs_hidden=True,
@@ -102,7 +102,7 @@ EAGLE3: Final = Traits(
 )
 NEXTN: Final = Traits(
     name="NEXTN",
-    summary="the multi-token-prediction layers that the target's checkpoint brings draft",
+    summary="the multi-token-prediction layers in the target's checkpoint draft",
     topology=Topology.TREE,
     own_kv=True,
     needs_hidden=True,
@@ -123,7 +123,7 @@ STANDALONE: Final = Traits(
 )
 NGRAM: Final = Traits(
     name="NGRAM",
-    summary="what followed the same last tokens before, in any prompt, output or a given corpus, is drafted",
+    summary="drafts what followed the same last tokens in earlier prompts and outputs, or in a given corpus",
     topology=Topology.TREE,
     reads_host=True,
     max_lag=0,
@@ -131,7 +131,7 @@ NGRAM: Final = Traits(
 )
 DFLASH: Final = Traits(
     name="DFLASH",
-    summary="one forward over a block of mask tokens drafts all of it, from the target's hidden states",
+    summary="one forward over a block of mask tokens drafts the whole block, from the target's hidden states",
     topology=Topology.CHAIN,
     own_kv=True,
     needs_hidden=True,
@@ -143,45 +143,45 @@ DFLASH: Final = Traits(
 
 ALGORITHMS: Final[tuple[Traits, ...]] = (NONE, EAGLE, EAGLE3, NEXTN, STANDALONE, NGRAM, DFLASH)
 
-# A user's own check of what was asked; it raises ConfigError with a sentence that names the fix.
+# A user's own check of the requested configuration; it raises ConfigError with a message that names the fix.
 Check: TypeAlias = Callable[["EngineConfig", "Facts"], None]
 
 _registered: dict[str, tuple[Traits, Check | None]] = {}
 
 
 def known_algorithms() -> tuple[Traits, ...]:
-    """The built-in rows and the registered ones, in the order of their registration."""
+    """The built-in rows, then the registered ones in registration order."""
     return (*ALGORITHMS, *(traits for traits, _ in _registered.values()))
 
 
 def is_registered(name: str) -> bool:
-    """True for an algorithm that a user registered."""
+    """True for a user-registered algorithm."""
     return name in _registered
 
 
 def register_traits(traits: Traits, check: Check | None) -> None:
-    """Add a row. ConfigError if the name is taken; see `engine.plugin` for the whole of a registration."""
+    """Add a row. Raises ConfigError if the name is taken; see `engine.plugin` for the complete registration."""
     if any(known.name == traits.name for known in ALGORITHMS):
-        raise ConfigError(f"algorithm {traits.name} is built in; register yours under another name")
+        raise ConfigError(f"algorithm {traits.name} is built in; choose another name")
     if traits.name in _registered:
-        raise ConfigError(f"algorithm {traits.name} is registered already; forget it first or use another name")
+        raise ConfigError(f"algorithm {traits.name} is already registered; forget it first or choose another name")
     _registered[traits.name] = (traits, check)
 
 
 def forget_traits(name: str) -> None:
-    """Remove a registered row. ConfigError if there is none."""
+    """Remove a registered row. Raises ConfigError if there is none."""
     if name not in _registered:
-        raise ConfigError(f"algorithm {name} is not registered; allowed: {', '.join(_registered) or 'none is'}")
+        raise ConfigError(f"algorithm {name} is not registered; allowed: {', '.join(_registered) or 'none'}")
     del _registered[name]
 
 
 def own_check(name: str) -> Check | None:
-    """The check that came with a registered algorithm."""
+    """The configuration check of a registered algorithm."""
     return _registered[name][1] if name in _registered else None
 
 
 def algorithm(name: str) -> Traits:
-    """The traits of an algorithm by its name, in any case; ConfigError lists the names that exist."""
+    """The traits of an algorithm by its case-insensitive name; ConfigError lists the known names."""
     for traits in known_algorithms():
         if traits.name == name.upper():
             return traits

@@ -1,7 +1,7 @@
-"""How deep the next round drafts: static, or adapted to the batch size and to what was accepted (sglang#21599, #24055).
+"""The next round's draft depth: static, or adapted to batch size and acceptance (sglang#21599, #24055).
 
-A pure controller: it sees batch sizes and counts of accepted drafts, no request, device or clock. A static depth is
-the case of one slot with one candidate.
+A pure controller: its inputs are batch sizes and counts of accepted drafts; it uses no request, device or clock. A
+static depth is the case of one slot with one candidate.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from typing import Final, NamedTuple
 from specmatrix.engine.core.config.adaptive_file import AdaptiveSlot, middle, union
 from specmatrix.engine.core.observe.counters import Probes
 
-TRACE_LENGTH: Final = 4096  # rounds and records kept, the latest ones
+TRACE_LENGTH: Final = 4096  # most recent rounds and records kept
 
 
 class Record(NamedTuple):
     """One observed round.
 
-    slot: smallest batch size of the slot it counts for. width: nodes that the round verified. mean_correct: mean
-    accepted drafts per request. ema: the average after the round. steps: the slot's depth after it.
-    decision: "warm-up" and "between" where none was due, else "stay", "up" or "down".
+    slot: smallest batch size of the slot that counts it. width: nodes that the round verified. mean_correct: mean
+    accepted drafts per request. ema: the moving average after the round. steps: the slot's depth after it.
+    decision: "warm-up" and "between" if none was due, else "stay", "up" or "down".
     correct: accepted drafts of each live request. activated: rounds activated before this one was observed.
     """
 
@@ -46,10 +46,10 @@ class Activation(NamedTuple):
 
 
 class Slot:
-    """Depth and moving average of one range of batch sizes. Reads nothing but its own rounds."""
+    """Depth and moving average of one batch-size range. Reads only its own rounds."""
 
     def __init__(self, settings: AdaptiveSlot, steps: int) -> None:
-        """steps: the depth to begin with; where it is no candidate of this slot, the middle one (the upper of two)."""
+        """steps: the initial depth; if it is not a candidate of this slot, the middle candidate (the upper of two)."""
         candidates = settings.candidate_steps
         self.settings = settings
         self.steps = steps if steps in candidates else middle(candidates)
@@ -57,7 +57,7 @@ class Slot:
         self.rounds = 0
 
     def observe(self, mean_correct: float) -> str:
-        """Count one round by the mean of its accepted drafts; the decision, as in `Record`."""
+        """Count one round by its mean number of accepted drafts; returns the decision, as in `Record`."""
         rule = self.settings
         self.ema = (1 - rule.ema_alpha) * self.ema + rule.ema_alpha * mean_correct
         self.rounds += 1
@@ -70,7 +70,7 @@ class Slot:
         return "up" if self.steps > before else "down" if self.steps < before else "stay"
 
     def _target(self) -> int:
-        """The depth that the average speaks for; several levels at once are possible."""
+        """The depth that the average suggests; it may be several candidates away."""
         rule = self.settings
         target = self.steps
         for lower in reversed([c for c in rule.candidate_steps if c < self.steps]):
@@ -85,7 +85,7 @@ class Slot:
         return self._capped(target)
 
     def _capped(self, target: int) -> int:
-        """The ceiling: never deeper than a multiple of the average. It does not hold back a step up."""
+        """Apply the ceiling: at most a multiple of the average. It does not prevent a step up."""
         if not self.settings.ceiling_coeff or target > self.steps:
             return target
         cap = max(1, math.ceil(self.ema * self.settings.ceiling_coeff))
@@ -94,10 +94,11 @@ class Slot:
 
 
 class DraftSteps:
-    """The depth of every round. `activate` before a round, `observe` once its result is known; both in round order.
+    """The draft depth of every round. Call `activate` before a round and `observe` with its result, both in round
+    order.
 
-    steps: the depth to begin with. width: nodes of a round where they are not steps + 1 (a tree, no drafter, a
-    block), and then static.
+    steps: the initial depth. width: nodes of a round, for drafts where they are not steps + 1 (a tree, no drafter, a
+    block); it is then static.
     """
 
     def __init__(
@@ -118,20 +119,20 @@ class DraftSteps:
 
     @classmethod
     def static(cls, steps: int, width: int, probes: Probes) -> DraftSteps:
-        """The same depth and width in every round. steps 0 and width 1: no drafter."""
+        """The same depth and width for every round. steps 0 and width 1: no drafter."""
         return cls((AdaptiveSlot(1, (steps,)),), steps, probes, width=width)
 
     @property
     def steps(self) -> int:
-        """The depth of the round that was activated last."""
+        """The depth of the most recently activated round."""
         return self._steps
 
     def stop(self) -> None:
-        """Draft nothing from the next round on; memory stays laid out for the widest round."""
+        """Draft nothing from the next round on; buffers keep the size of the widest round."""
         self.adapts, self.stopped = False, True
 
     def activate(self, batch_size: int) -> int:
-        """Nodes per request, root included, of the round about to launch for `batch_size` requests."""
+        """Nodes per request, root included, of the next round, which has `batch_size` requests."""
         if not self.adapts:
             return 1 if self.stopped else self.max_width
         slot = self._slot(batch_size)
@@ -144,9 +145,10 @@ class DraftSteps:
         return self._steps + 1
 
     def observe(self, batch_size: int, width: int, correct: Sequence[int]) -> None:
-        """The result of a round of `batch_size` requests and `width` nodes: accepted drafts of each live request.
+        """Record a round of `batch_size` requests and `width` nodes. correct: accepted drafts of each live request.
 
-        The slot is that of the round's own batch size, whatever runs by now. Without live requests nothing counts.
+        The slot is that of the round's own batch size, whatever the current one is. Without live requests nothing
+        counts.
         """
         if not self.adapts or not correct:
             return
@@ -159,5 +161,5 @@ class DraftSteps:
         self.trace.append(Record(slot.settings.batch_from, batch_size, width, mean, *seen))
 
     def _slot(self, batch_size: int) -> Slot:
-        """The slot with the largest bound that is not above `batch_size`, at least the first."""
+        """The slot with the largest lower bound not above `batch_size`, else the first."""
         return self.slots[max(0, bisect_right(self._bounds, batch_size) - 1)]

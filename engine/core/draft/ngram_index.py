@@ -1,8 +1,8 @@
-"""An index of recent token windows, and the drafts that it knows to follow a text. Pure: no clock, no randomness.
+"""An index of recent token windows, and drafts of what followed them. Pure: no clock, no randomness.
 
-A trie holds every window of up to `max_trie_depth` tokens that any text has shown; a node counts how often its window
-came. A text keeps a cursor: the nodes of all its suffixes. What came after one of them before is a draft. The oldest
-leaf goes when the trie is full.
+A trie holds every window of up to `max_trie_depth` tokens seen in any text; a node counts its window's occurrences. A
+text keeps a cursor: the nodes of all its suffixes. Tokens that followed one of them earlier are drafted. When the trie
+is full, the oldest leaf is evicted.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ ROOT_DEPTH: Final = 0
 
 @dataclass(frozen=True, slots=True)
 class NgramOptions:
-    """What an n-gram drafter runs with, under SGLang's names.
+    """Options of an n-gram drafter, under SGLang's names.
 
     min_bfs_breadth, max_bfs_breadth: children of a drafted node, few after a long match and many after a short one.
     match_type: BFS takes the most recent first, level by level; PROB the most frequent first.
-    max_trie_depth: tokens of a window, match and draft together. capacity: windows (trie nodes) kept.
-    external_corpus_path: JSON Lines, one document a line, or a name that the store of models knows;
-    external_sam_budget: nodes of a draft that it may fill;
-    external_corpus_max_tokens: the most that may be read of it.
+    max_trie_depth: tokens per window, match and draft together. capacity: maximum number of windows (trie nodes).
+    external_corpus_path: JSON Lines, one document per line, or a name that the model store knows;
+    external_sam_budget: maximum draft nodes taken from it;
+    external_corpus_max_tokens: maximum size of the corpus.
     """
 
     min_bfs_breadth: int = 1
@@ -39,7 +39,7 @@ class NgramOptions:
 
 @dataclass(slots=True)
 class NgramDraft:
-    """A tree under construction: node 0 is the root (token -1 here), parents precede their children."""
+    """A tree under construction: node 0 is the root (token -1 here), parents precede children."""
 
     tokens: list[int] = field(default_factory=lambda: [-1])
     parents: list[int] = field(default_factory=lambda: [-1])
@@ -50,7 +50,7 @@ class NgramDraft:
         return len(self.tokens)
 
     def add(self, parent: int, token: int) -> int:
-        """The child of `parent` with this token, made if it does not exist; siblings are always distinct."""
+        """The child of `parent` with this token, created if it does not exist; siblings always differ."""
         known = self.children[parent].get(token)
         if known is not None:
             return known
@@ -63,10 +63,10 @@ class NgramDraft:
         return node
 
     def pad(self, nodes: int, topk: int, steps: int) -> None:
-        """Fill up to `nodes` with the smallest tokens that fit, shallowest place first.
+        """Fill up to `nodes` with the smallest possible tokens, shallowest position first.
 
-        Verification is exact whatever a node says, so padding needs no mark. Twins among siblings would both be
-        accepted, so no two are made.
+        Verification is exact for any node, so padding needs no mark. Two equal siblings would both be accepted, so
+        siblings always differ.
         """
         place = token = 0
         while len(self) < nodes:
@@ -80,7 +80,7 @@ class NgramDraft:
 
 
 class NgramNode:
-    """One window: the path from the trie's root to here. `children` are in order of their last showing."""
+    """One window: the path from the trie's root to this node. `children` are ordered by most recent occurrence."""
 
     __slots__ = ("alive", "children", "count", "depth", "parent", "token")
 
@@ -95,14 +95,14 @@ class NgramNode:
 
 @dataclass(slots=True)
 class Cursor:
-    """Where one text stands: the nodes of its suffixes, longest first, and how many of its tokens were indexed."""
+    """A text's position in the index: the nodes of its suffixes, longest first, and its number of indexed tokens."""
 
     grams: list[NgramNode] = field(default_factory=list)
     seen: int = 0
 
 
 class NgramIndex:
-    """The windows of all texts of one server."""
+    """The windows of all texts of one engine."""
 
     def __init__(self, options: NgramOptions) -> None:
         self.options = options
@@ -113,7 +113,7 @@ class NgramIndex:
         return len(self._by_age)
 
     def learn(self, cursor: Cursor, tokens: Sequence[int]) -> None:
-        """Index what `tokens`, the whole text of this cursor, holds beyond what was indexed before."""
+        """Index the tokens of this cursor's text that were not indexed before. tokens: the whole text."""
         for token in tokens[cursor.seen :]:
             cursor.grams = [
                 self._show(gram, token)
@@ -125,9 +125,9 @@ class NgramIndex:
         cursor.seen = len(tokens)
 
     def extend(self, draft: NgramDraft, cursor: Cursor, limit: int, topk: int, steps: int) -> None:
-        """Grow `draft` to at most `limit` nodes with what followed the text's suffixes, the longest one's first.
+        """Grow `draft` to at most `limit` nodes with continuations of the text's suffixes, the longest suffix first.
 
-        topk: children of a node; steps: tokens of a path.
+        topk: maximum children of a node; steps: maximum depth.
         """
         for gram in cursor.grams:
             if len(draft) >= limit:
@@ -148,7 +148,7 @@ class NgramIndex:
             level = below
 
     def _by_share(self, draft: NgramDraft, anchor: NgramNode, limit: int, topk: int, steps: int) -> None:
-        """Best first: a node's score is the share of its path among all that followed the anchor."""
+        """Best first: a node's score is the relative frequency of its path among all continuations of the anchor."""
         heap: list[tuple[float, int, NgramNode, int]] = [(-1.0, 0, anchor, 0)]
         order = 0
         while heap:
@@ -165,21 +165,21 @@ class NgramIndex:
                 heapq.heappush(heap, (score * child.count / shown, order, child, node))
 
     def _place(self, draft: NgramDraft, node: int, token: int, limit: int, topk: int, steps: int) -> int | None:
-        """The child of a draft's node, or None if the draft has no room for it."""
+        """The child of a draft node, or None if the draft has no room for it."""
         siblings = draft.children[node]
         if token not in siblings and (len(draft) >= limit or len(siblings) >= topk or draft.depths[node] >= steps):
             return None
         return draft.add(node, token)
 
     def _first(self, grams: Iterable[NgramNode], matched: int) -> Iterator[NgramNode]:
-        """As many as the breadth allows after `matched` tokens: the most after one, the fewest after a whole window."""
+        """As many as the breadth allows after `matched` tokens: most after one token, fewest after a full window."""
         low, high = self.options.min_bfs_breadth, self.options.max_bfs_breadth
         span = max(1, self.options.max_trie_depth - 2)
         breadth = high - (high - low) * (matched - 1) // span
         return (gram for gram, _ in zip(grams, range(breadth), strict=False))
 
     def _show(self, gram: NgramNode, token: int) -> NgramNode:
-        """The child of `gram` with this token, made if new; it is now the most recent."""
+        """The child of `gram` with this token, created if new; it becomes the most recent."""
         child = gram.children.pop(token, None) or NgramNode(gram, token)
         self._by_age.pop(child, None)
         gram.children[token] = child
@@ -188,7 +188,7 @@ class NgramIndex:
         return child
 
     def _evict(self) -> None:
-        """Forget the oldest leaf. A node with children is younger than it looks: one of them was shown later."""
+        """Evict the oldest leaf. An inner node counts as recent, because one of its children occurred later."""
         while True:
             oldest = next(iter(self._by_age))
             del self._by_age[oldest]

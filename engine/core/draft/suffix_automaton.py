@@ -1,18 +1,18 @@
-"""A suffix automaton over a fixed corpus: where does the longest suffix of a text stand in it, and what follows?"""
+"""A suffix automaton over a fixed corpus: finds a text's longest suffix in it, and what follows."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-# Stands between documents; no text holds it, so nothing matches or is drafted across.
+# Separates documents; it occurs in no text, so nothing is matched or drafted across documents.
 BREAK: Final = -1
 
 
 class SuffixAutomaton:
     """Every substring of the documents, in at most twice as many states as tokens.
 
-    Blumer et al. 1985. State 0 is the empty string. `count` of a state is how often its strings stand in the corpus.
+    Blumer et al. 1985. State 0 is the empty string. `count` of a state is its strings' number of occurrences.
     """
 
     def __init__(self, documents: Iterable[Sequence[int]]) -> None:
@@ -39,7 +39,7 @@ class SuffixAutomaton:
         if self.length[found] == self.length[before] + 1:
             self.link[state] = found
             return state
-        # The strings of `found` up to this length now also end here: they get a state of their own.
+        # The strings of `found` up to this length now end here too, so they get their own state.
         twin = self._state(dict(self.following[found]), self.length[before] + 1, self.link[found], 0)
         while before >= 0 and self.following[before].get(token) == found:
             self.following[before][token] = twin
@@ -55,13 +55,13 @@ class SuffixAutomaton:
         return len(self.link) - 1
 
     def step(self, state: int, token: int) -> int:
-        """The state of the longest suffix of (a text that stands in `state`, then `token`) that the corpus holds."""
+        """The state of the corpus's longest suffix of (the text of `state`, then `token`)."""
         while state >= 0 and token not in self.following[state]:
             state = self.link[state]
         return 0 if state < 0 else self.following[state][token]
 
     def follow(self, state: int, limit: int) -> list[int]:
-        """Up to `limit` tokens, each the one that most often stands behind what came before; [] without a match."""
+        """Up to `limit` tokens, each the most frequent continuation of the previous ones; [] without a match."""
         found: list[int] = []
         while state and len(found) < limit:
             after = [(self.count[to], -token) for token, to in self.following[state].items() if token != BREAK]

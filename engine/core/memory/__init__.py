@@ -1,1 +1,1 @@
-"""Who owns KV pages."""
+"""Ownership of KV pages."""

@@ -1,4 +1,4 @@
-"""What one request, or a session between two of its turns, holds of the KV pages, and who computed what lies there."""
+"""The KV pages held by one request, or by a session between two turns, and the requests that computed their content."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from specmatrix.errors import LedgerError
 
 @dataclass(eq=False, slots=True)
 class Account:
-    """What one request holds, or a session between two of its turns. Only the ledger writes it.
+    """Pages held by one request, or by a session between two turns. Only the ledger writes it.
 
-    A residence is the time from an `open` or `resume` on in which one request uses it; each has a generation.
+    A residence is the time from an `open` or `resume` in which one request uses the account; each has a generation.
     """
 
     rid: int
     pages: list[int]  # shared (cached) pages first, then private ones; index i covers positions [i*P, (i+1)*P)
-    shared: int  # how many leading pages are cached
-    committed: int  # positions whose KV belongs to accepted tokens, by host knowledge
-    generation: int  # of the residence, that of the last request to use it
+    shared: int  # number of leading cached pages
+    committed: int  # positions whose KV belongs to accepted tokens, as known to the host
+    generation: int  # of the latest residence
     start: int  # first position that this residence computes
-    earlier: dict[int, int]  # first position -> generation that computed the KV from there on, before this residence
+    earlier: dict[int, int]  # first position -> earlier generation that computed the KV from there on
     in_flight: deque[int] = field(default_factory=deque)  # widths of launched, unresolved steps, oldest first
-    held: bool = False  # no request uses it: it waits for a session's next turn
-    inherited: int = 0  # positions kept by the last hold, those that a request then computes again included
+    held: bool = False  # waits for a session's next turn; no request uses it
+    inherited: int = 0  # positions kept by the last hold, including those computed again after it
 
     @property
     def flying(self) -> int:
@@ -34,16 +34,16 @@ class Account:
 
     @property
     def computed(self) -> int:
-        """Positions with KV. What is computed again is overwritten with its own, so all that was inherited has some."""
+        """Positions with KV. Recomputed positions are overwritten with the same KV, so all inherited ones count."""
         return max(self.committed, self.inherited)
 
     @property
     def writers(self) -> dict[int, int]:
-        """First position -> generation that computes the KV from there on, in this residence."""
+        """First position -> generation that computes the KV from there on, for this residence."""
         return {**{first: by for first, by in self.earlier.items() if first < self.start}, self.start: self.generation}
 
     def left(self, keep: int) -> dict[int, int]:
-        """Who computed the first `keep` positions: behind what this residence committed all is as it was inherited."""
+        """The writers of the first `keep` positions; past this residence's committed positions, the inherited ones."""
         writers = self.writers
         for (first, by), end in zip(self.earlier.items(), [*list(self.earlier)[1:], keep], strict=False):
             if end > self.committed:
@@ -51,7 +51,7 @@ class Account:
         return spans((first, by) for first, by in writers.items() if first < keep)
 
     def check(self, page_size: int) -> None:
-        """Raise LedgerError where laws 3 or 7 do not hold."""
+        """Raise LedgerError if law 3 or law 7 does not hold."""
         protected = self.shared * page_size
         reserved = len(self.pages) * page_size
         if not protected <= self.committed <= self.committed + self.flying <= reserved:
@@ -67,7 +67,7 @@ class Account:
 
 
 def spans(writers: Iterable[tuple[int, int]]) -> dict[int, int]:
-    """First position -> generation, without those that go on as before."""
+    """First position -> generation, without consecutive repeats."""
     found: dict[int, int] = {}
     last = 0
     for first, by in writers:

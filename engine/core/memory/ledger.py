@@ -1,16 +1,17 @@
-"""KV ownership as a pure ledger: few verbs, a journal of them, and laws that hold after every verb.
+"""KV ownership as a pure ledger: few operations, a journal of them, and laws that hold after every operation.
 
-The journal is a stream: subscribers get every entry, and the ledger itself keeps the latest ones only.
+The journal is a stream: subscribers receive every entry, and the ledger itself keeps only the latest ones.
 
-Pages are numbered 1..num_pages; page 0 is padding on the device and belongs to nobody. Counts are token positions.
+Pages are numbered 1..num_pages; page 0 is padding on the device and has no owner. Counts are token positions.
 
 Laws (`check`):
 1. each page has exactly one owner: free, the cache, or one account;
 2. a private page is in exactly one row;
 3. protected <= committed <= committed + in flight <= reserved;
-4. pins equal the rows that use a cached page, and only unpinned pages are evicted;
-5. a cached page is whole: every row that uses it has all of its positions committed;
-6. with a sliding window an account owns the window pages of every position that a later query reads (`window.py`);
+4. pins equal the number of rows that use a cached page, and only unpinned pages are evicted;
+5. a cached page is complete: every row that uses it has committed all of its positions;
+6. with a sliding window an account owns the window pages of every position that a later query reads
+   (`window_ledger.py`);
 7. a held account has nothing in flight and no page past its committed positions.
 """
 
@@ -25,7 +26,7 @@ from specmatrix.engine.core.memory.account import Account, spans
 from specmatrix.engine.core.memory.window_ledger import Window, WindowLedger
 from specmatrix.errors import EngineError, LedgerError
 
-KEPT: Final = 4096  # entries of the journal, the latest ones
+KEPT: Final = 4096  # most recent journal entries kept
 FREE: Final = 0
 CACHE: Final = -1
 
@@ -33,13 +34,14 @@ Entry = tuple[str, int, tuple[int, ...]]  # verb, request id (0 for none), argum
 
 
 class OutOfPages(Exception):
-    """A reservation needs more free pages than there are. Nothing was changed."""
+    """A reservation needs more pages than are free. Nothing was changed."""
 
 
 class Ledger:
-    """Who owns which page. `strict` checks every law after every verb. `window`: the numbering of windowed layers.
+    """Page ownership. `strict` checks every law after every operation. `window`: the sliding-window layers' page pool.
 
-    LedgerError, a bug of the caller, on a verb that its account or page does not allow; nothing has changed then.
+    Raises LedgerError, a bug in the caller, on an operation that its account or page does not allow; nothing has
+    changed then.
     """
 
     def __init__(self, num_pages: int, page_size: int, strict: bool = False, window: Window | None = None) -> None:
@@ -50,7 +52,7 @@ class Ledger:
         self.strict = strict
         self.owner: list[int] = [FREE] * (num_pages + 1)
         self.free: list[int] = list(range(num_pages, 0, -1))
-        self.pins: dict[int, int] = {}  # cached page -> rows that use it
+        self.pins: dict[int, int] = {}  # cached page -> number of rows that use it
         self.writer: dict[int, int] = {}  # cached page -> generation that computed it
         self._generations = count(1)
         self.accounts: dict[int, Account] = {}
@@ -64,26 +66,28 @@ class Ledger:
 
     @property
     def journal(self) -> list[Entry]:
-        """Every entry so far. EngineError once the first ones are gone, as the latest KEPT stay."""
+        """Every entry so far. EngineError once the oldest were discarded; the latest KEPT are kept."""
         if self._entries > KEPT:
-            raise EngineError(f"the journal keeps the latest {KEPT} of {self._entries} entries; subscribe earlier")
+            raise EngineError(
+                f"the journal keeps only the latest {KEPT} of its {self._entries} entries; subscribe earlier"
+            )
         return list(self._journal)
 
-    def subscribe(self, tell: Callable[[Entry], None]) -> None:
-        """Call `tell` with every entry, those so far at once. EngineError once the first ones are gone."""
+    def subscribe(self, subscriber: Callable[[Entry], None]) -> None:
+        """Call `subscriber` with every entry, past ones first. EngineError once the oldest were discarded."""
         for entry in self.journal:
-            tell(entry)
-        self._subscribers.append(tell)
+            subscriber(entry)
+        self._subscribers.append(subscriber)
 
     def open(self, rid: int, shared: Sequence[int] = ()) -> Account:
-        """Open an account that starts on cached pages, all of them whole."""
+        """Open an account that starts with cached pages, all of them complete."""
         if rid <= 0 or rid in self.accounts:
             raise LedgerError(f"open: request id {rid} is not a new positive id")
         for page in shared:
             self._demand_cached("open", page)
         if self.window is not None:
             if shared:
-                raise LedgerError(f"open: cached pages {list(shared)} lack what the windowed layers read")
+                raise LedgerError(f"open: cached pages {list(shared)} lack KV that the windowed layers read")
             self.window.open(rid)
         for page in shared:
             self.pins[page] += 1
@@ -95,23 +99,23 @@ class Ledger:
         return account
 
     def shortfall(self, rid: int, width: int) -> int:
-        """Free pages missing for a step of `width` positions behind everything in flight (0: it fits)."""
+        """Free pages missing for a step of `width` positions after everything in flight (0: it fits)."""
         short = self.growth(rid, width) - len(self.free)
         return short if short > 0 else 0
 
     def growth(self, rid: int, width: int) -> int:
-        """Pages that a step of `width` positions behind everything in flight would add."""
+        """Pages that a step of `width` positions after everything in flight would add."""
         return self._growth(self._account(rid), width)
 
     def _growth(self, account: Account, width: int) -> int:
         if width < 1:
-            raise LedgerError(f"reserve: request {account.rid} asked for {width} positions")
+            raise LedgerError(f"reserve: request {account.rid} requested {width} positions")
         end = account.committed + account.flying + width
         more = -(-end // self.page_size) - len(account.pages)
         return more if more > 0 else 0
 
     def reserve(self, rid: int, width: int) -> tuple[int, ...]:
-        """Own every position up to committed + in flight + width. Returns the pages added.
+        """Reserve every position up to committed + in flight + width. Returns the pages added.
 
         Raises OutOfPages without changing anything.
         """
@@ -128,7 +132,7 @@ class Ledger:
         return added
 
     def cover(self, rid: int) -> tuple[int, ...]:
-        """Own the window pages of every reserved position that is still read. Returns the pages added."""
+        """Reserve the window pages of every reserved position that is still read. Returns the pages added."""
         if self.window is None:
             return ()
         added = self.window.cover(rid, len(self._used(rid).pages) * self.page_size)
@@ -137,22 +141,22 @@ class Ledger:
         return added
 
     def slide(self, rid: int) -> int:
-        """Free the window pages that no later query of the account reads. Returns how many."""
+        """Free the window pages that no later query of the account reads. Returns their number."""
         if self.window is None:
             return 0
-        # A launched step may still read behind what is in flight, so only committed positions count.
+        # Earlier steps in flight may still read older positions, so only committed positions count.
         freed = self.window.slide(rid, self._account(rid).committed)
         if freed:
             self._record("slide", rid, (freed,))
         return freed
 
     def launch(self, rid: int, width: int) -> int:
-        """A step that writes up to `width` positions was launched. Returns the bound on the positions after it."""
+        """Record the launch of a step that writes up to `width` positions. Returns the bound on the KV length."""
         account = self._used(rid)
         bound = account.committed + account.flying + width
         if width < 1 or bound > len(account.pages) * self.page_size:
             raise LedgerError(
-                f"launch: request {rid} would write {width} positions behind "
+                f"launch: request {rid} would write {width} positions after "
                 f"{account.committed} + {account.flying} of {len(account.pages) * self.page_size} reserved"
             )
         if self.window is not None and self.window.missing(rid, bound):
@@ -162,7 +166,7 @@ class Ledger:
         return bound
 
     def settle(self, rid: int, accepted: int) -> None:
-        """The oldest launched step of `rid` resolved with `accepted` positions kept."""
+        """Record that the oldest launched step of `rid` resolved with `accepted` positions kept."""
         account = self._account(rid)
         if not account.in_flight:
             raise LedgerError(f"settle: request {rid} has nothing in flight")
@@ -174,7 +178,7 @@ class Ledger:
         self._record("settle", rid, (accepted,))
 
     def cancel(self, rid: int) -> None:
-        """The newest launched step of `rid` will never resolve: none of its positions are kept."""
+        """Record that the newest launched step of `rid` never resolves: none of its positions are kept."""
         account = self._account(rid)
         if not account.in_flight:
             raise LedgerError(f"cancel: request {rid} has nothing in flight")
@@ -182,14 +186,14 @@ class Ledger:
         self._record("cancel", rid, (width,))
 
     def donate(self, rid: int, count: int) -> tuple[int, ...]:
-        """Give the first `count` private pages to the cache; the row keeps using them, pinned."""
+        """Transfer the first `count` private pages to the cache; the row keeps using them, pinned."""
         account = self._used(rid)
         end = account.shared + count
         if account.inherited:
-            raise LedgerError(f"donate: account {rid} was held, so a page of it may have several writers")
+            raise LedgerError(f"donate: account {rid} was held, so its pages may have several writers")
         if count < 0 or end * self.page_size > account.committed:
             raise LedgerError(
-                f"donate: request {rid} has {account.committed} positions committed, not {end} whole pages"
+                f"donate: request {rid} has {account.committed} positions committed, less than {end} whole pages"
             )
         given = tuple(account.pages[account.shared : end])
         for page in given:
@@ -201,19 +205,18 @@ class Ledger:
         return given
 
     def hold(self, rid: int, keep: int) -> tuple[int, ...]:
-        """Keep the account without a request: its first `keep` positions and the pages they touch. Returns the pages
-        freed."""
+        """Keep the account without a request: its first `keep` positions and their pages. Returns the pages freed."""
         account = self._used(rid)
         protected = account.shared * self.page_size
         if account.in_flight:
             raise LedgerError(f"hold: request {rid} still has {len(account.in_flight)} steps in flight")
         if not max(1, protected) <= keep <= account.computed:
             raise LedgerError(
-                f"hold: request {rid} cannot keep {keep} positions; it has KV of {account.computed}, "
+                f"hold: request {rid} cannot keep {keep} positions; it has KV for {account.computed}, "
                 f"{protected} of them cached"
             )
         if not self.holdable(rid, keep):
-            raise LedgerError(f"hold: request {rid} no longer owns the window pages behind position {keep}")
+            raise LedgerError(f"hold: request {rid} no longer owns the window pages before position {keep}")
         whole = -(-keep // self.page_size)
         gone = tuple(account.pages[whole:])
         del account.pages[whole:]
@@ -230,19 +233,17 @@ class Ledger:
         return gone
 
     def holdable(self, rid: int, keep: int) -> bool:
-        """Whether a step behind the first `keep` positions would find every window page that it reads."""
+        """Whether a step at position `keep` would find every window page that it reads."""
         return self.window is None or self.window.reaches(rid, keep)
 
     def resume(self, rid: int, again: int = 0) -> Account:
-        """A held account serves a request, which computes the last `again` of its positions once more."""
+        """Assign a held account to a request, which recomputes the last `again` of its positions."""
         account = self._account(rid)
         if not account.held:
             raise LedgerError(f"resume: account {rid} is in use")
         start = account.committed - again
         if again < 0 or start < account.shared * self.page_size or not self.holdable(rid, start):
-            raise LedgerError(
-                f"resume: account {rid} cannot compute {again} of its {account.committed} positions again"
-            )
+            raise LedgerError(f"resume: account {rid} cannot recompute {again} of its {account.committed} positions")
         account.generation, account.start = next(self._generations), start
         account.committed = start
         account.held = False
@@ -276,14 +277,14 @@ class Ledger:
 
     @property
     def cached(self) -> int:
-        """Pages that the cache owns."""
+        """Number of pages that the cache owns."""
         return len(self.pins)
 
     def check(self) -> None:
         """Raise LedgerError naming the first law that does not hold."""
         free = set(self.free)
         if len(free) != len(self.free):
-            raise LedgerError("law 1: a page is in the free list twice")
+            raise LedgerError("law 1: a page is in the free list more than once")
         owned: dict[int, int] = {}
         used: dict[int, int] = dict.fromkeys(self.pins, 0)
         for account in self.accounts.values():
@@ -297,7 +298,7 @@ class Ledger:
                 raise LedgerError(f"law 4: page {page} has {self.pins[page]} pins but {rows} rows use it")
 
     def check_row(self, rid: int) -> None:
-        """`check` as far as one request's row can break a law; cheap enough for after every verb of a long journal."""
+        """The part of `check` for one request's row; cheap enough to run after every operation of a long journal."""
         account = self.accounts.get(rid)
         if account is None:
             return
@@ -310,7 +311,7 @@ class Ledger:
                 raise LedgerError(f"law 1: page {page} is recorded for {self.owner[page]} but held by {rid}")
 
     def _check_owners(self, free: set[int], owned: dict[int, int]) -> None:
-        """Law 1. Page by page only where a count is off: the counts alone take no loop over the pool."""
+        """Law 1. Goes page by page only if a count is wrong: the counts alone need no loop over the pool."""
         held = [*((page, CACHE) for page in self.pins), *owned.items()]
         whole = (
             len(free) + len(held) == self.num_pages
@@ -328,7 +329,7 @@ class Ledger:
                 raise LedgerError(
                     f"law 1: page {page} is recorded for {self.owner[page]} but held by {owner} ({claims} claims)"
                 )
-        raise LedgerError(f"law 1: the free list names pages outside 1..{self.num_pages}")
+        raise LedgerError(f"law 1: the free list contains pages outside 1..{self.num_pages}")
 
     def _check_account(self, account: Account, owned: dict[int, int], used: dict[int, int]) -> None:
         for index, page in enumerate(account.pages[: account.shared]):
@@ -371,7 +372,7 @@ class Ledger:
         entry = (verb, rid, numbers)
         self._journal.append(entry)
         self._entries += 1
-        for tell in self._subscribers:
-            tell(entry)
+        for subscriber in self._subscribers:
+            subscriber(entry)
         if self.strict:
             self.check()

@@ -1,8 +1,8 @@
 """The prefix cache: a trie of whole pages over the ledger's cached pages.
 
-A page's key holds its own tokens and `key_span` more. A drafter that shifts its input by one token has draft KV at
-slot p that depends on token p + 1, so a page is reusable only if the token behind it matches too (the pair keys of
-sglang#10846, at page granularity).
+A page's key holds its own tokens and the next `key_span` tokens. A drafter that shifts its input by one token has draft
+KV at slot p that depends on token p + 1, so a page is reusable only if the token after it matches too (the bigram keys
+of sglang#10846, at page granularity).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Node:
 
 
 class PrefixCache:
-    """Longest-prefix reuse of whole pages, least recently used eviction of leaves."""
+    """Longest-prefix reuse of whole pages, with LRU eviction of leaves."""
 
     def __init__(self, ledger: Ledger, key_span: int, enabled: bool = True) -> None:
         self.ledger = ledger
@@ -35,11 +35,11 @@ class PrefixCache:
         self.enabled = enabled
         self.root = Node(0, None, ())
         self.nodes: dict[int, Node] = {}  # by page
-        self.twins = 0  # inserts that met another's page with the same tokens
+        self.twins = 0  # inserts that found another request's page with the same tokens
         self._clock = 0
 
     def match(self, tokens: Sequence[int]) -> list[int]:
-        """Cached pages that hold a prefix of `tokens`; at least one token is always left to compute."""
+        """Cached pages that hold a prefix of `tokens`; at least one token always remains to be computed."""
         pages: list[int] = []
         if not self.enabled:
             return pages
@@ -55,9 +55,9 @@ class PrefixCache:
         return pages
 
     def insert(self, rid: int, tokens: Sequence[int]) -> int:
-        """Give the account's whole pages to the cache, as far as no other page holds the same tokens.
+        """Transfer the account's whole pages to the cache, up to the first whose tokens are cached already.
 
-        `tokens` are the known tokens of the request. Returns the number of pages given.
+        `tokens` are the known tokens of the request. Returns the number of transferred pages.
         """
         account = self.ledger.accounts[rid]
         if not self.enabled:
@@ -81,7 +81,7 @@ class PrefixCache:
         return len(fresh)
 
     def evict(self, count: int) -> int:
-        """Free up to `count` unpinned pages, oldest leaves first. Returns how many."""
+        """Free up to `count` unpinned pages, least recently used leaves first. Returns their number."""
         leaves = [(n.used, n.page) for n in self.nodes.values() if self._loose(n)]
         heapq.heapify(leaves)
         freed = 0
@@ -95,7 +95,7 @@ class PrefixCache:
 
     @property
     def evictable(self) -> int:
-        """Pages that eviction could free: a pinned page keeps its ancestors, which its row pins too."""
+        """Pages that eviction could free. The ancestors of a pinned page are pinned too, by the same row."""
         return sum(1 for page in self.nodes if not self.ledger.pins[page])
 
     def _loose(self, node: Node) -> bool:

@@ -1,4 +1,4 @@
-"""The journal replayed: an audit of a run on any machine, long after it."""
+"""Journal replay: audits a run's ledger operations, on any machine and at any time later."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ CHECK_EVERY: Final = 64
 
 
 def replay(journal: Iterable[Entry], num_pages: int, page_size: int) -> Ledger:
-    """Re-run a journal on a fresh ledger: the touched row's laws after every verb, all laws every CHECK_EVERY verbs and
-    at the end.
+    """Re-run a journal on a fresh ledger. Checks the touched row's laws after every operation, and all laws every
+    CHECK_EVERY operations and at the end.
 
-    Raises LedgerError where a law breaks, or where the pages handed out or back differ from the recorded ones.
+    Raises LedgerError if a law is broken, or if the pages allocated or freed differ from the recorded ones.
     """
     ledger = Ledger(num_pages, page_size)
     for index, (verb, rid, numbers) in enumerate(journal):
@@ -47,7 +47,7 @@ def replay(journal: Iterable[Entry], num_pages: int, page_size: int) -> Ledger:
         elif verb == "evict":
             ledger.evict(numbers[0])
         else:
-            raise LedgerError(f"journal entry {index}: unknown verb {verb!r}")
+            raise LedgerError(f"journal entry {index}: unknown operation {verb!r}")
         ledger.check_row(rid)
         if index % CHECK_EVERY == 0:
             ledger.check()
@@ -57,4 +57,4 @@ def replay(journal: Iterable[Entry], num_pages: int, page_size: int) -> Ledger:
 
 def _same(index: int, verb: str, got: tuple[int, ...], recorded: tuple[int, ...]) -> None:
     if got != recorded:
-        raise LedgerError(f"journal entry {index}: {verb} handed out pages {got}, the run recorded {recorded}")
+        raise LedgerError(f"journal entry {index}: {verb} returned pages {got}, but the run recorded {recorded}")

@@ -1,7 +1,7 @@
 """Accounts that outlive their request: the KV of streaming sessions between two turns.
 
-They are given up least recently used first when pages run short, so sessions can never lock requests out
-(sglang#27024 pinned them for ever).
+They are evicted least recently used first when pages run short, so sessions can never starve requests (sglang#27024
+pinned them forever).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from specmatrix.errors import LedgerError
 
 
 class SessionKV:
-    """The held accounts of the ledger, the one whose turn ended longest ago first."""
+    """The ledger's held accounts, ordered by the end of their last turn, oldest first."""
 
     def __init__(self, ledger: Ledger, probes: Probes) -> None:
         self.ledger = ledger
@@ -30,15 +30,16 @@ class SessionKV:
         return len(self.order)
 
     def hold(self, account: int, keep: int) -> None:
-        """Keep the first `keep` positions of an account whose request ends."""
+        """Keep the first `keep` positions of an account when its request ends."""
         self.ledger.hold(account, keep)
         self.order[account] = None
 
     def resume(self, account: int, span: int) -> int:
-        """Hand an account to the next turn. Returns the positions that it inherits.
+        """Assign an account to the next turn. Returns the number of positions that it inherits.
 
-        Draft KV of a position depends on the `span` tokens behind it, and those behind the last positions were not the
-        turn's. So the turn computes these positions again, unless the cache holds them, which knows their tokens.
+        A position's draft KV depends on the next `span` tokens, which the ended turn did not know for its last
+        positions. So the new turn recomputes these positions, unless they are cached: the cache's key includes the next
+        tokens.
         """
         held = self.ledger.accounts[account]
         inherited, cached = held.committed, held.shared * self.ledger.page_size
@@ -50,14 +51,14 @@ class SessionKV:
         return inherited
 
     def close(self, account: int) -> None:
-        """Give up an account: its session ended."""
+        """Close an account whose session ended."""
         del self.order[account]
         self.ledger.close(account)
 
     def drop(self, waiting: Sequence[int], spare: int) -> bool:
-        """Give up one account for a request that needs its pages. False if there is none but `spare`.
+        """Close one account to free pages for a request. False if there is none but `spare`.
 
-        Idle sessions go first; then those in `waiting` (accounts of queued turns, next first), the last one first.
+        Idle sessions are closed first, then those in `waiting` (accounts of queued turns, next first), last to first.
         """
         idle = next((a for a in self.order if a != spare and a not in waiting), None)
         queued = next((a for a in reversed(waiting) if a != spare and a in self.order), None)
@@ -69,9 +70,9 @@ class SessionKV:
         return True
 
     def droppable(self, spare: int, pinned: Collection[int]) -> int:
-        """Pages that dropping every account but `spare`, and evicting, would free.
+        """Pages that closing every account but `spare`, and then evicting, would free.
 
-        A cached page counts if only these accounts use it and it is not in `pinned`.
+        A cached page counts only if no other account uses it and it is not in `pinned`.
         """
         private = 0
         users: Counter[int] = Counter()
@@ -81,7 +82,7 @@ class SessionKV:
         return private + sum(1 for page, n in users.items() if n == self.ledger.pins[page] and page not in pinned)
 
     def window_pages(self, spare: int) -> int:
-        """Window pages of every held account but `spare`."""
+        """Window pages of all held accounts but `spare`."""
         book = self.ledger.window
         return 0 if book is None else sum(len(book.spans[account.rid].pages) for account in self._others(spare))
 
@@ -92,7 +93,9 @@ class SessionKV:
             raise LedgerError(f"accounts {sorted(self.ledger.accounts)} are open, but {accounts} are in use or held")
         for account in self.ledger.accounts.values():
             if account.held != (account.rid in self.order):
-                raise LedgerError(f"account {account.rid} is {'held' if account.held else 'in use'} by mistake")
+                raise LedgerError(
+                    f"account {account.rid} is {'held' if account.held else 'in use'}, but its session says otherwise"
+                )
 
     def _others(self, spare: int) -> list[Account]:
         return [self.ledger.accounts[account] for account in self.order if account != spare]

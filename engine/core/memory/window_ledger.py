@@ -1,7 +1,7 @@
-"""Pages of the sliding-window layers: a second numbering of the ledger.
+"""Ownership of the sliding-window layers' pages, which are numbered separately from the ledger's other pages.
 
-A layer that looks back W tokens never reads a position below committed - W + 1 again, so an account owns window pages
-only from there on. Which positions those are follows from the account; nothing here knows requests or rounds.
+A layer with a window of W tokens never again reads a position below committed - W + 1, so an account owns window pages
+only from there on. These positions follow from the account; this module knows no requests or rounds.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ NOBODY: Final = 0
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """tokens: positions that a query may look at, its own included. pages: of the numbering, without padding page 0.
+    """tokens: window size, the query's own position included. pages: size of the pool, without padding page 0.
 
-    margin: committed positions that a trim may still take back (sglang#22900 freed by an uncapped frontier).
+    margin: committed positions that a trim may still undo (sglang#22900 freed by an uncapped frontier).
     """
 
     tokens: int
@@ -31,10 +31,10 @@ class Window:
 def pool_pages(
     window: int, *, pages: int, page_size: int, ratio: float, rows: int, steps: int, width: int, chunk: int
 ) -> int:
-    """Pages for the windowed layers of an engine.
+    """Number of pages for an engine's windowed layers.
 
-    As many as `rows` requests can hold at once with `steps` prefill chunks or rounds of `width` in flight, at most
-    `ratio` (SGLang's swa_full_tokens_ratio) of the `pages` of the other layers, and at least one.
+    The maximum that `rows` requests can hold at once with `steps` prefill chunks or rounds of `width` in flight, but at
+    most `ratio` (SGLang's swa_full_tokens_ratio) times the `pages` of the other layers, and at least one.
     """
     reach = window + steps * (width + max(width, chunk))
     needed = rows * (-(-reach // page_size) + 1)
@@ -50,12 +50,12 @@ class WindowSpan:
 
     @property
     def end(self) -> int:
-        """Index of the first page behind the live ones."""
+        """Index of the page after the last live one."""
         return self.first + len(self.pages)
 
 
 class WindowLedger:
-    """Who owns which window page. Accounts are the ledger's; positions are in tokens."""
+    """Ownership of window pages. Accounts are the ledger's; positions are in tokens."""
 
     def __init__(self, window: Window, page_size: int) -> None:
         if window.tokens < 1 or window.pages < 1 or window.margin < 0:
@@ -67,7 +67,7 @@ class WindowLedger:
         self.spans: dict[int, WindowSpan] = {}
 
     def open(self, account: int) -> None:
-        """An account without pages."""
+        """Open an account without pages."""
         self.spans[account] = WindowSpan()
 
     def missing(self, account: int, end: int) -> int:
@@ -75,8 +75,8 @@ class WindowLedger:
         return max(0, -(-end // self.page_size) - self.spans[account].end)
 
     def cover(self, account: int, end: int) -> tuple[int, ...]:
-        """Own every position from the first live page up to `end`. Returns the pages added; LedgerError if too few are
-        free."""
+        """Reserve every position from the first live page up to `end`. Returns the pages added; LedgerError if too few
+        are free."""
         grow = self.missing(account, end)
         if grow > len(self.free):
             raise LedgerError(f"cover: account {account} needs {grow} window pages, {len(self.free)} are free")
@@ -87,17 +87,17 @@ class WindowLedger:
         return added
 
     def frontier(self, committed: int) -> int:
-        """Index of the first page that a query at or behind `committed` - margin can still read."""
+        """Index of the first page that a query at position `committed` - margin or later can still read."""
         return max(0, committed - self.window.margin - self.window.tokens + 1) // self.page_size
 
     def peak(self, longest: int, flying: int) -> int:
-        """Pages that an account of `longest` positions can hold at once: all of it, or a window, what a trim may take
-        back and `flying` positions of unresolved steps, spread over one page more than they fill."""
+        """Maximum pages that an account of `longest` positions holds at once: for all of them, or for a window, the
+        margin and `flying` positions of unresolved steps, plus one page because they may start within a page."""
         size, reach = self.page_size, self.window.tokens + self.window.margin + flying
         return min(-(-longest // size), -(-reach // size) + 1)
 
     def slide(self, account: int, committed: int) -> int:
-        """Free the pages that no later query reads. Returns how many."""
+        """Free the pages that no later query reads. Returns their number."""
         span = self.spans[account]
         gone = min(self.frontier(committed), span.end) - span.first
         if gone <= 0:
@@ -108,11 +108,11 @@ class WindowLedger:
         return gone
 
     def reaches(self, account: int, keep: int) -> bool:
-        """True if a query at position `keep` finds every position that it may look at."""
+        """True if every position that a query at position `keep` may read has a page."""
         return self.spans[account].first * self.page_size <= max(0, keep - self.window.tokens + 1)
 
     def trim(self, account: int, keep: int) -> int:
-        """Free the pages that hold no position below `keep`. Returns how many."""
+        """Free the pages that hold no position below `keep`. Returns their number."""
         span = self.spans[account]
         stay = max(0, -(-keep // self.page_size) - span.first)
         gone = span.pages[stay:]
@@ -121,20 +121,22 @@ class WindowLedger:
         return len(gone)
 
     def close(self, account: int) -> None:
-        """Free everything that an account owns."""
+        """Free all pages of an account."""
         self._free(self.spans.pop(account).pages)
 
     def check(self, positions: Mapping[int, tuple[int, int]]) -> None:
         """Raise LedgerError naming the first law that does not hold. positions: account -> (committed, reserved)."""
         held: dict[int, int] = {}
         if positions.keys() != self.spans.keys():
-            raise LedgerError(f"law 6: window accounts {sorted(self.spans)} are not the ledger's {sorted(positions)}")
+            raise LedgerError(
+                f"law 6: window accounts {sorted(self.spans)} differ from the ledger's {sorted(positions)}"
+            )
         for account, span in self.spans.items():
             committed, reserved = positions[account]
             if not self.reaches(account, committed):
                 raise LedgerError(
-                    f"law 6: account {account} has {committed} positions committed, but a query there looks back "
-                    f"{self.window.tokens} and its window pages begin at position {span.first * self.page_size}"
+                    f"law 6: account {account} has {committed} positions committed, and a query there reads the last "
+                    f"{self.window.tokens}, but its window pages begin at position {span.first * self.page_size}"
                 )
             if span.pages and span.end * self.page_size > reserved:
                 raise LedgerError(f"law 6: account {account} owns window pages past its {reserved} reserved positions")
@@ -144,7 +146,7 @@ class WindowLedger:
                 held[page] = account
         free = set(self.free)
         whole = len(free) == len(self.free) and len(free) + len(held) == self.window.pages and free.isdisjoint(held)
-        # Held pages have an account each, so with the right count nobody's pages are the free ones (and entry 0).
+        # Each held page has an account, so if the count is right, the unowned pages (and entry 0) are the free ones.
         owners = self.owner.count(NOBODY) == len(free) + 1 and [self.owner[page] for page in held] == [*held.values()]
         if not (whole and owners):
             raise LedgerError(

@@ -1,1 +1,1 @@
-"""What the engine reports about its own work."""
+"""The engine's reports about its own work."""

@@ -1,6 +1,6 @@
-"""Behavioural counters: what the engine did, as opposed to what it was asked for.
+"""Behavioural counters: what the engine did, as opposed to what was requested.
 
-The effective gate reads them. A configuration whose probes stay at zero did not run, whatever it reported.
+The `effective` gate reads them. A feature whose probes stay at zero did not run, whatever the engine reported.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ PROBES: Final[dict[str, str]] = {
     "spec.rejected": "a request rejected every draft of a round",
     "tree.branched": "a proposed tree had a node with two children",
     "tree.compacted": "an accepted path was not a dense prefix and was moved",
-    "adaptive.activated": "a verify round took its depth from the adaptive controller",
+    "adaptive.activated": "a verify round used the adaptive controller's depth",
     "adaptive.switched_up": "accepted drafts raised the depth of a batch-size slot",
     "adaptive.switched_down": "accepted drafts lowered the depth of a batch-size slot",
     "adaptive.batch_switch": "the batch size alone changed the depth of the next round",
     "overlap.in_flight": "a step was launched while another was unresolved",
-    "overlap.dropped": "a round of a request that was no longer running was dropped",
+    "overlap.dropped": "a round's result was dropped because its request had ended",
     "graph.replayed": "a verify round ran as a CUDA graph",
-    "graph.eager": "a verify round ran without a graph where graphs are on",
-    "graph.waited": "the host waited for the device while it launched a graph that was there (under strict_memory)",
-    "rank.step": "a rank told its plan of a step before it launched it",
+    "graph.eager": "a verify round ran without a CUDA graph although graphs are enabled",
+    "graph.waited": "the host waited for the device during the replay of a CUDA graph (under strict_memory)",
+    "rank.step": "a rank published a step's plan before launching it",
     "page.crossed": "a request's reservation grew by a page after its prefill",
     "prefix.hit": "tokens taken from the prefix cache (sum)",
     "prefix.insert": "pages given to the prefix cache (sum)",
-    "prefix.twin": "a request met cached pages of the same tokens and kept its own",
+    "prefix.twin": "a request found its tokens already cached and kept its own pages private",
     "prefix.evict": "pages evicted from the prefix cache (sum)",
-    "window.slid": "window pages that nobody reads any more were freed (sum)",
+    "window.slid": "window pages freed because no later query reads them (sum)",
     "queue.waited": "a request waited for a row or for pages",
     "retract.done": "a running request was retracted",
     "abort.waiting": "a waiting request was aborted",
@@ -50,30 +50,30 @@ PROBES: Final[dict[str, str]] = {
     "session.opened": "a session was opened",
     "session.inherited": "KV positions that a turn took over from its session (sum)",
     "session.held": "a turn ended and its session kept the KV",
-    "session.trimmed": "KV positions written past what a turn showed and given back at its end (sum)",
-    "session.rolled_back": "an aborted turn gave its session back what it had held before",
-    "session.spared": "a retracted turn left its session the KV that it had inherited",
-    "session.restored": "a retracted turn came back to KV that its session still held",
-    "session.dropped": "a held session lost its KV to a request that needed the pages",
+    "session.trimmed": "KV positions past a turn's output, freed at its end (sum)",
+    "session.rolled_back": "an aborted turn rolled its session's KV back",
+    "session.spared": "a retracted turn left the inherited KV with its session",
+    "session.restored": "a retracted turn resumed KV that its session still held",
+    "session.dropped": "an idle session's KV was freed for a request that needed the pages",
     "session.refused": "a turn was refused",
     "session.timed_out": "a session was closed because it was idle for too long",
     "stamp.checked": "KV slots whose stamps were compared (sum)",
-    "stamp.wrong": "KV slots that held another request's or position's stamp (sum)",
+    "stamp.wrong": "KV slots with the stamp of another request or position (sum)",
 }
 
-# Only a GPU can hit these.
+# Only a GPU run can hit these.
 GPU: Final = ("graph.replayed", "graph.eager", "graph.waited")
-# Only an engine of several ranks hits these.
+# Only an engine with several ranks hits these.
 RANKS: Final = ("rank.step",)
-# Hits of these are defects; every other probe must be hit somewhere in a whole nightly stage.
+# Hits of these are defects; every other probe must be hit at least once in a complete nightly run.
 ZERO: Final[dict[str, str]] = {
-    "graph.waited": "a round that is a graph is launched behind the device's back",
-    "stamp.wrong": "a slot that holds another position's KV is read as if it were the right one",
+    "graph.waited": "the replay of a CUDA graph must not wait for the device",
+    "stamp.wrong": "a slot with another position's KV was read",
 }
 
 
 class Probes:
-    """Counters by probe name. LedgerError on an unknown name, which is a bug."""
+    """Counters by probe name. Raises LedgerError on an unknown name, which is a bug."""
 
     __slots__ = ("counts",)
 

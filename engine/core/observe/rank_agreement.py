@@ -1,7 +1,7 @@
-"""Do the ranks of an engine agree? Each tells what it does step by step, as digests, and here they are compared.
+"""Compares what the ranks of an engine do, step by step, from digests that each rank publishes.
 
-Ranks that differ must be caught before their next collective, which would wait for ever or mix their tensors up: so a
-rank tells its plan before it launches it, and what it read of a step as soon as it has read it.
+A difference must be found before the ranks' next collective, which would hang or combine unrelated tensors: so a rank
+publishes its plan before launching it, and a step's results as soon as it has read them.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from hashlib import blake2b
 from typing import Final, NamedTuple
 
 PLAN: Final = ("ledger journal", "plan")
-RESULT: Final = ("accepted tokens", "draft tokens", "verdicts of the guard")
+RESULT: Final = ("accepted tokens", "draft tokens", "draft errors")
 
 
 class StepDigest(NamedTuple):
-    """One record of a rank: which parts it is about (PLAN or RESULT), and a digest of each."""
+    """One record of a rank: the names of its parts (PLAN or RESULT), and a digest of each."""
 
     parts: tuple[str, ...]
     digests: tuple[str, ...]
@@ -25,9 +25,9 @@ class StepDigest(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """What so many ranks told: steps planned and read on all of them, and one digest of everything per rank.
+    """The state of the comparison: steps planned and read on all ranks, and one digest of everything per rank.
 
-    divergence: the first difference in words, None while there is none.
+    divergence: a description of the first difference, None if there is none.
     """
 
     ranks: int
@@ -38,10 +38,10 @@ class Agreement:
 
 
 class RankComparison:
-    """Compares the records of all ranks in their order, each as soon as every rank has told it."""
+    """Compares the ranks' records in order, each as soon as every rank has published it."""
 
     def __init__(self, ranks: int) -> None:
-        self.told = [0] * ranks
+        self.received = [0] * ranks
         self._waiting: list[deque[StepDigest]] = [deque() for _ in range(ranks)]
         self._whole = [blake2b(digest_size=8) for _ in range(ranks)]
         self._counts = {PLAN: 0, RESULT: 0}
@@ -50,21 +50,21 @@ class RankComparison:
     @property
     def agreement(self) -> Agreement:
         digests = tuple(each.hexdigest() for each in self._whole)
-        return Agreement(len(self.told), self._counts[PLAN], self._counts[RESULT], digests, self.divergence)
+        return Agreement(len(self.received), self._counts[PLAN], self._counts[RESULT], digests, self.divergence)
 
-    def tell(self, rank: int, record: StepDigest) -> None:
-        """Take a rank's next record."""
-        self.told[rank] += 1
+    def add(self, rank: int, record: StepDigest) -> None:
+        """Accept a rank's next record."""
+        self.received[rank] += 1
         self._whole[rank].update(repr(record).encode())
         self._waiting[rank].append(record)
         while self.divergence is None and all(self._waiting):
             self._compare([queue.popleft() for queue in self._waiting])
 
-    def rest(self) -> None:
-        """Nothing runs any more, so every rank must have told as much as the others."""
-        if self.divergence is None and len(set(self.told)) > 1:
-            counts = ", ".join(map(str, self.told))
-            self.divergence = f"the ranks come to rest behind different steps: they told {counts} of them"
+    def check_complete(self) -> None:
+        """At rest, with no step running, every rank must have published the same number of records."""
+        if self.divergence is None and len(set(self.received)) > 1:
+            counts = ", ".join(map(str, self.received))
+            self.divergence = f"the ranks stopped after different numbers of steps: {counts}"
 
     def _compare(self, records: Sequence[StepDigest]) -> None:
         first = records[0]
@@ -73,14 +73,14 @@ class RankComparison:
         for rank, record in enumerate(records[1:], 1):
             if record.parts != first.parts:
                 self.divergence = (
-                    f"step {self._counts[PLAN]}: rank 0 tells its {first.parts[0]} where rank {rank} tells its "
+                    f"step {self._counts[PLAN]}: rank 0 published its {first.parts[0]} where rank {rank} published its "
                     f"{record.parts[0]}"
                 )
                 return
             pairs = zip(first.parts, first.digests, record.digests, strict=True)
             if wrong := [part for part, ours, theirs in pairs if ours != theirs]:
                 self.divergence = (
-                    f"step {self._counts[first.parts]}: the {wrong[0]} of rank {rank} and that of rank 0 differ"
+                    f"step {self._counts[first.parts]}: the {wrong[0]} of rank {rank} and of rank 0 differ"
                 )
                 return
 

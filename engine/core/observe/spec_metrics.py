@@ -37,7 +37,7 @@ class SpecMetrics:
     def meta_info(self, completion_tokens: int) -> dict[str, object]:
         """SGLang's keys. Empty without verify rounds that proposed drafts.
 
-        spec_accept_length = completion_tokens / spec_verify_ct (the prefill token counts, so it lies slightly above
+        spec_accept_length = completion_tokens / spec_verify_ct (the token from prefill counts, so it is slightly above
         the mean accept length); spec_accept_rate = correct drafts / proposed drafts.
         """
         if not self.proposed:

@@ -1,4 +1,4 @@
-"""What watches the loop's steps from outside, and the observer that counts them."""
+"""The interface of step observers, and the observer that counts steps."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from specmatrix.engine.core.schedule.step import StepPlan, StepResult
 
 
 class Outcome(Enum):
-    """What became of one row's result."""
+    """The outcome of one row's result."""
 
-    DELIVERED = "its tokens went to the request"
+    DELIVERED = "its tokens were delivered to the request"
     FAILED = "delivering its tokens raised an error"
     INVALID = "its drafts were invalid, which ended the request"
-    DROPPED = "the request no longer ran"
+    DROPPED = "the request had already ended"
 
 
-# One row of a resolved step: the request, the outcome, the tokens that the request took, what they ended it with.
+# One row of a resolved step: the request, the outcome, the tokens delivered, and the finish that they caused.
 Delivery: TypeAlias = tuple[Request, Outcome, int, Finish | None]
 
 
 class StepObserver(Protocol):
-    """Sees every step before its launch and after its result was handed out, and changes nothing."""
+    """Receives every step before its launch and after its results were delivered; must not change anything."""
 
     def planned(self, plan: StepPlan, in_flight: int) -> None:
-        """Before the launch of a plan. in_flight: steps that were launched before it and are not resolved."""
+        """Before the launch of a plan. in_flight: earlier launched steps that are not yet resolved."""
         ...
 
     def resolved(self, plan: StepPlan, result: StepResult, deliveries: Sequence[Delivery]) -> None:
-        """After a result. deliveries: one for each row of the plan; fewer if a bug of the engine cut them short."""
+        """After a result. deliveries: one per row of the plan; fewer if an engine bug interrupted delivery."""
         ...
 
 
 class StepCounter:
-    """Counts what steps did. context_length: positions of a request at most."""
+    """Counts what steps did. context_length: maximum positions per request."""
 
     def __init__(self, probes: Probes, context_length: int) -> None:
         self._hit = probes.hit
@@ -67,7 +67,7 @@ class StepCounter:
             self._count_drafts(plan.rows[0].width, result, deliveries)
 
     def _count_drafts(self, width: int, result: StepResult, deliveries: Sequence[Delivery]) -> None:
-        """A round `width` nodes wide."""
+        """Count the drafts of a round with `width` nodes."""
         uncounted = (Outcome.DROPPED, Outcome.INVALID)
         rows = [row for row, (_, outcome, _, _) in enumerate(deliveries) if outcome not in uncounted]
         counts = [result.counts[row] for row in rows]

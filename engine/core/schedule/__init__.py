@@ -1,1 +1,1 @@
-"""What runs next."""
+"""Scheduling: which requests run next."""

@@ -1,4 +1,4 @@
-"""Admission: what can ever run, what fits beside what runs, and on which pages a request begins."""
+"""Admission: which requests can ever run, which fit beside the running ones, and which cached pages they reuse."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from specmatrix.errors import RequestError
 
 
 class Admission:
-    """Judges and opens accounts. It takes pages from the cache and from held sessions, never from running requests.
+    """Checks requests and opens accounts. It takes pages from the cache and from held sessions, never from running
+    requests.
 
-    Sizes are those of the scheduler. `waiting` and `active` are its queues, read here and written there.
+    Sizes are the scheduler's. `waiting` and `active` are its queues, only read here.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class Admission:
         self.context_length = context_length
 
     def check(self, request: Request) -> None:
-        """Raise RequestError for a request that could never run alone."""
+        """Raise RequestError for a request that could not run even alone."""
         longest = len(request.prompt) + request.params.max_new_tokens
         if not request.prompt:
             raise RequestError("the prompt is empty; allowed: at least one token")
@@ -62,15 +63,15 @@ class Admission:
         book = self.ledger.window
         if book is not None and self._window_peak(request) > book.window.pages:
             raise RequestError(
-                f"the request needs up to {self._window_peak(request)} window pages at once and the pool has "
+                f"the request needs up to {self._window_peak(request)} window pages at once, and the pool has "
                 f"{book.window.pages}; raise swa_full_tokens_ratio or lower chunked_prefill_size"
             )
 
     def fits(self, request: Request) -> bool:
-        """No victim drains, the turn before is released, and the whole prompt with its rounds fits beside what runs.
+        """Whether no victim is draining, the session's previous turn is released, and the prompt and its rounds fit.
 
-        What runs keeps room for the rest of its prefill and as many rounds as may be in flight; without that a request
-        is admitted into the pages that its own retraction freed, and retracted again a step later.
+        Running requests keep room for the rest of their prefill and for as many rounds as may be in flight; otherwise a
+        request would be admitted into the pages that its own retraction freed, and be retracted again one step later.
         """
         if any(r.retracting for r in self.active) or not self._window_fits(request):
             return False
@@ -80,14 +81,14 @@ class Admission:
         shared = self.cache.match(request.tokens) if account is None else []
         have = len(shared if account is None else account.pages)
         need = -(-(request.num_tokens + self.slack) // self.ledger.page_size) - have
-        # Pages that the match would pin stop being evictable.
+        # Pages that the match would pin are no longer evictable.
         pinned = sum(1 for page in shared if not self.ledger.pins[page])
         promised = sum(self._promised(r) for r in self.active if r.phase is Phase.RUNNING)
         short = need + promised - (len(self.ledger.free) + self.cache.evictable - pinned)
         return short <= 0 or (len(self.held) > 0 and short <= self.held.droppable(request.account, shared))
 
     def open(self, request: Request) -> None:
-        """Open the request's account on the longest cached prefix, or resume what its session holds; then make room."""
+        """Open the request's account on the longest cached prefix, or resume its session's account; then free pages."""
         if request.account in self.held:
             request.inherited = self.held.resume(request.account, self.cache.key_span)
             self.probes.hit("session.inherited", request.inherited)
@@ -105,7 +106,7 @@ class Admission:
             pass
 
     def reclaim(self, request: Request, width: int) -> bool:
-        """Free pages for a step of `width` by eviction, then by dropping held sessions. False: that is not enough."""
+        """Free pages for a step of `width` by eviction, then by closing held sessions. False if that is not enough."""
         while short := self.ledger.shortfall(request.account, width):
             freed = self.cache.evict(short)
             self.probes.hit("prefix.evict", freed)
@@ -117,18 +118,18 @@ class Admission:
         return self.held.drop([r.account for r in self.waiting], request.account)
 
     def _promised(self, request: Request) -> int:
-        """Pages that a running request still needs for the rest of its prefill and every round in flight at once."""
+        """Pages that a running request still needs for the rest of its prefill and all rounds in flight."""
         account = self.ledger.accounts[request.account]
         begun = account.committed + account.flying
         rounds = max(account.committed, request.prefill_target) + self.slack - begun
         return self.ledger.growth(request.account, max(rounds, request.prefill_target - request.prefilled + self.width))
 
     def _window_fits(self, request: Request) -> bool:
-        """Every row may reach its peak of window pages: so none is retracted for want of one."""
+        """Whether every row can reach its maximum of window pages, so that no row is retracted for lack of them."""
         return self._window_excess(request) <= self.held.window_pages(request.account)
 
     def _window_excess(self, request: Request) -> int:
-        """Window pages that are missing for the peaks of all rows beside what sessions hold."""
+        """Window pages missing for the maxima of all rows beside those that sessions hold."""
         book = self.ledger.window
         if book is None:
             return 0
@@ -136,7 +137,7 @@ class Admission:
         return peaks + self.held.window_pages(request.account) - book.window.pages
 
     def _window_peak(self, request: Request) -> int:
-        """Window pages that a request can hold at once."""
+        """Maximum window pages that a request holds at once."""
         assert self.ledger.window is not None
         longest = len(request.prompt) + request.params.max_new_tokens + self.slack
         step = max(self.width, longest if self.chunk is None else self.chunk)

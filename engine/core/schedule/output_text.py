@@ -1,4 +1,4 @@
-"""The text of a request: tokens go in one by one, and are decoded when somebody reads."""
+"""A request's text: tokens are added one by one, and decoded only when the text is read."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Protocol
 
 
 class TextStream(Protocol):
-    """Turns tokens into text, whatever runs they come in. `push` returns the whole text so far."""
+    """Turns tokens into text, however they are grouped. `push` returns the whole text so far."""
 
     def push(self, tokens: Sequence[int]) -> str: ...
 
 
 class OutputText:
-    """Tokens taken wait undecoded until the text is read: most texts are read once, at the end."""
+    """Holds tokens undecoded until the text is read: most texts are read once, at the end."""
 
     __slots__ = ("_stream", "_text", "_waiting")
 
@@ -23,16 +23,16 @@ class OutputText:
         self._text = ""
 
     def take(self, token: int) -> None:
-        """The next token."""
+        """Add the next token."""
         self._waiting.append(token)
 
     def read(self) -> str:
-        """The text of all tokens taken."""
+        """The text of all added tokens."""
         if self._waiting:
             self._text = self._stream.push(self._waiting)
             self._waiting = []
         return self._text
 
     def cut(self, length: int) -> None:
-        """Keep the first `length` characters; no token comes after this."""
+        """Keep the first `length` characters; no token may follow."""
         self._text = self.read()[:length]

@@ -1,6 +1,6 @@
 """A request, its sampling parameters and its phases.
 
-The phase table is data: an illegal move raises, and tests are parametrised by it.
+The phase table is data: an illegal transition raises, and tests are parametrised by it.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from specmatrix.errors import LedgerError, RequestError
 
 
 class Phase(Enum):
-    """Where a request stands. Finished is not released: see DRAINING."""
+    """A request's phase. A finished request is not yet released: see DRAINING."""
 
     WAITING = "waiting"  # queued, owns nothing
     RUNNING = "running"  # owns a row and pages, is planned into steps
-    DRAINING = "draining"  # stopped, aborted or retracted, but steps that hold it are still unresolved
+    DRAINING = "draining"  # stopped, aborted or retracted, but some of its steps are still unresolved
     DONE = "done"  # released
 
 
@@ -33,7 +33,7 @@ MOVES: Final[dict[Phase, frozenset[Phase]]] = {
 
 
 def shown(value: object) -> str:
-    """A value for a message. Python writes no integer of more than some thousand digits."""
+    """A value for an error message. Python refuses to print integers of more than a few thousand digits."""
     try:
         text = repr(value)
     except ValueError:
@@ -45,8 +45,8 @@ def _ids(tokens: Sequence[object], vocab: int) -> bool:
     return all(type(token) is int and 0 <= token < vocab for token in tokens)
 
 
-# Each field's types, what else must hold of its value and a vocabulary of V tokens, and both in words. Whatever passes
-# fits an int64 or a float32 (temperatures are 0 or normal there), which is what the device computes with.
+# Each field's types, a predicate over its value and the vocabulary size V, and a description of both. Accepted values
+# fit an int64 or a float32 (0 or a normal number for temperatures), the types that the device computes with.
 ALLOWED: Final[tuple[tuple[str, tuple[type, ...], Callable[[Any, int], bool], str], ...]] = (
     ("max_new_tokens", (int,), lambda n, _: 1 <= n < 2**63, "an integer in [1, 2**63)"),
     (
@@ -68,10 +68,10 @@ ALLOWED: Final[tuple[tuple[str, tuple[type, ...], Callable[[Any, int], bool], st
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """What the user asked of one request. Names and meanings follow SGLang's sampling parameters.
+    """A request's sampling parameters, with SGLang's names and meanings.
 
-    temperature 0 is greedy, and the limit of small ones. top_k -1 is off, top_p 1.0 is off.
-    `seed` None means the engine's seed. `top_logprobs_num` > 0 implies `return_logprob`.
+    temperature 0 is greedy, as the limit of small temperatures. top_k -1 is off, top_p 1.0 is off.
+    `seed` None uses the engine's seed. `top_logprobs_num` > 0 implies `return_logprob`.
     """
 
     max_new_tokens: int = 128
@@ -86,7 +86,7 @@ class SamplingParams:
     top_logprobs_num: int = 0
 
     def validate(self, vocab_size: int) -> None:
-        """Raise RequestError on the first value of a wrong type or outside its range. vocab_size: the model's."""
+        """Raise RequestError on the first value with a wrong type or outside its range. vocab_size: the model's."""
         for name, kinds, good, allowed in ALLOWED:
             value = getattr(self, name)
             if type(value) not in kinds or not good(value, vocab_size):
@@ -105,7 +105,7 @@ class SamplingParams:
 class Finish:
     """Why a request ended.
 
-    matched: the stop token id or stop string that ended it. message: what went wrong, of an error.
+    matched: the stop token id or stop string that ended it. message: the error message, for an error.
     """
 
     reason: str  # "stop" | "length" | "abort" | "error"
@@ -117,8 +117,8 @@ class Finish:
 class Request:
     """One generation. Written by the scheduler (row, phase, prefilled) and by the loop's resolve (output, finish).
 
-    `output` holds only tokens that are shown; tokens accepted past the finish are dropped at the finish.
-    `account` is its account in the ledger: its own id, or that of its session's first turn.
+    `output` holds only tokens that are shown; tokens accepted past the finish are dropped.
+    `account` is its ledger account: its own id, or that of its session's first turn.
     """
 
     rid: int
@@ -128,14 +128,14 @@ class Request:
     phase: Phase = Phase.WAITING
     row: int = 0
     output: list[int] = field(default_factory=list)
-    transcript: OutputText | None = None  # of the output, from the loop that runs the request
+    transcript: OutputText | None = None  # the output's text, set by the loop
     prefilled: int = 0  # positions covered by prefill launches since admission, cached prefix included
     prefill_target: int = 0  # positions that prefill must cover before decode rounds start
     retracting: bool = False
     retractions: int = 0
-    cached_tokens: int = 0  # prompt positions that its first admission found with KV and did not compute again
+    cached_tokens: int = 0  # prompt positions whose KV the first admission reused
     account: int = 0
-    holds: bool = False  # its account outlives it: the turn of a streaming session
+    holds: bool = False  # its account outlives it: it is a streaming session's turn
     inherited: int = 0  # positions of its account at the start of this residence
     finish: Finish | None = None
     logprobs: list[float] = field(default_factory=list)
@@ -146,27 +146,27 @@ class Request:
         self.account = self.account or self.rid
 
     def move(self, to: Phase) -> None:
-        """Change phase; a move that MOVES does not list raises LedgerError."""
+        """Change phase; a transition that MOVES does not list raises LedgerError."""
         if to not in MOVES[self.phase]:
             raise LedgerError(f"request {self.rid} cannot move from {self.phase.value} to {to.value}")
         self.phase = to
 
     @property
     def text(self) -> str:
-        """What is shown so far: the output's text without its stop token, cut before a stop string."""
+        """The shown output: its text without the stop token, cut before a stop string."""
         return "" if self.transcript is None else self.transcript.read()
 
     @property
     def tokens(self) -> list[int]:
-        """Prompt and shown output: every token the host knows."""
+        """Prompt and shown output: every token that the host knows."""
         return [*self.prompt, *self.output]
 
     @property
     def num_tokens(self) -> int:
-        """How many `tokens` are."""
+        """The number of `tokens`."""
         return len(self.prompt) + len(self.output)
 
     @property
     def decoding(self) -> bool:
-        """Running with its whole prefill launched, so decode rounds may be planned."""
+        """Running with all its prefill launched, so that verify rounds may be planned."""
         return self.phase is Phase.RUNNING and self.prefilled == self.prefill_target

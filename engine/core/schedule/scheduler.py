@@ -1,7 +1,7 @@
-"""Reservation, release and retraction: from requests to step plans, on the host only.
+"""Reservation, release and retraction: turns requests into step plans, on the host only.
 
-Retraction follows one rule: the youngest, one victim at a time, nobody is admitted while a victim drains, and the
-oldest always proceeds. Anything looser lets two requests retract each other for ever.
+Retraction rule: the youngest request first, one victim at a time, no admission while a victim drains, and the oldest
+request always proceeds. With anything looser, two requests can retract each other forever.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from specmatrix.engine.core.schedule.step import PlanRow, StepPlan
 class Scheduler:
     """Owns the queues. Writes Request.row, phase, prefilled; calls the ledger's open, reserve, launch and close.
 
-    steps: how many positions each verify round writes per request (its root included); every reservation is for the
-    widest. slack: positions that may be written past a request's last token by rounds launched before its end was
-    known. chunk: tokens of one prefill step.
-    tell: verify rounds carry each row's tokens, for a drafter that reads them on the host.
+    steps: how many positions each verify round writes per request (root included); every reservation is for the widest
+    round. slack: positions that rounds launched before a request's end was known may write past its last token. chunk:
+    tokens of one prefill step.
+    host_tokens: verify rounds carry each row's tokens, for a drafter that reads them on the host.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Scheduler:
         slack: int,
         chunk: int | None,
         context_length: int,
-        tell: bool = False,
+        host_tokens: bool = False,
     ) -> None:
         self.ledger = ledger
         self.cache = cache
@@ -50,11 +50,11 @@ class Scheduler:
         self.slack = slack
         self.chunk = chunk
         self.context_length = context_length
-        self.tell = tell
+        self.host_tokens = host_tokens
         self.requests: dict[int, Request] = {}
         self.waiting: list[Request] = []  # by age
         self.active: list[Request] = []  # running or draining, by age
-        # Requests that share no step with another, as one of theirs failed: its kind, and how many tokens each had.
+        # Requests that run alone after a failed step: the step's kind, and the request's token count.
         self.isolated: dict[int, tuple[bool, int]] = {}
         self.held = SessionKV(ledger, probes)
         self.admission = Admission(
@@ -72,18 +72,18 @@ class Scheduler:
         self.free_rows = list(range(max_running, 0, -1))  # row 0 is padding
 
     def add(self, request: Request) -> None:
-        """Queue a request. Raises RequestError if it could never run alone."""
+        """Queue a request. Raises RequestError if it could not run even alone."""
         self.admission.check(request)
         self.requests[request.rid] = request
         self.waiting.append(request)
 
     @property
     def has_work(self) -> bool:
-        """Whether any request has not been released."""
+        """Whether any request is not yet released."""
         return bool(self.waiting or self.active)
 
     def plan(self) -> StepPlan | None:
-        """The next step, every position it writes reserved and launched in the ledger; None if nothing can run."""
+        """The next step, with its positions reserved and launched in the ledger; None if nothing can run."""
         rows = self._prefill_rows()
         prefill = bool(rows)
         if not rows:
@@ -102,19 +102,19 @@ class Scheduler:
         return StepPlan(prefill=prefill, rows=tuple(rows), greedy=greedy, logprobs=wanted)
 
     def settle(self, row: PlanRow, written: int) -> None:
-        """Commit the positions that a resolved step wrote for a row, and free the window pages behind them."""
+        """Commit the positions that a resolved step wrote for a row, and free window pages that are no longer read."""
         self.ledger.settle(row.account, written)
         if self.ledger.window is not None:
             self.probes.hit("window.slid", self.ledger.slide(row.account))
 
     def finish(self, request: Request, finish: Finish) -> None:
-        """Stop a running request; it is released once nothing of it is in flight."""
+        """Stop a running request; it is released once it has nothing in flight."""
         request.finish = finish
         request.move(Phase.DRAINING)
         self.release_drained((request,))
 
     def abort(self, rid: int) -> bool:
-        """Stop a request wherever it is. False if it has already ended."""
+        """Stop a request in any phase. False if it has already ended."""
         request = self.requests.get(rid)
         if request is None or request.phase is Phase.DONE or (request.finish and not request.retracting):
             return False
@@ -123,19 +123,19 @@ class Scheduler:
         return True
 
     def end(self, request: Request, finish: Finish) -> None:
-        """Finish a request in whatever phase it is, unless it has ended."""
+        """Finish a request in any phase, unless it has ended."""
         if request.phase is Phase.WAITING:
             self.waiting.remove(request)
             request.finish = finish
             request.move(Phase.DONE)
         elif request.phase is Phase.RUNNING:
             self.finish(request, finish)
-        elif request.retracting:  # it ends instead of being queued again
+        elif request.retracting:  # end it instead of queueing it again
             request.retracting = False
             request.finish = finish
 
     def end_all(self, finish: Finish) -> None:
-        """End every live request and give nothing back: the books can no longer be trusted."""
+        """End every live request without freeing pages: the accounting can no longer be trusted."""
         for request in self.requests.values():
             if request.phase is Phase.RUNNING:
                 request.move(Phase.DRAINING)
@@ -146,18 +146,18 @@ class Scheduler:
         self.active.clear()
 
     def isolate(self, plan: StepPlan) -> None:
-        """Give the requests of a failed step steps of their own, until one of the same kind takes them past it."""
+        """Run each request of a failed step alone, until a step of the same kind succeeds for it."""
         for row in plan.rows:
             self.isolated[row.rid] = plan.prefill, self.requests[row.rid].num_tokens
 
     def passed(self, plan: StepPlan, request: Request) -> None:
-        """A step of this kind has resolved."""
+        """A step of this kind has succeeded for the request."""
         prefill, tokens = self.isolated.get(request.rid, (not plan.prefill, 0))
         if prefill is plan.prefill and request.num_tokens > tokens:
             del self.isolated[request.rid]
 
     def cancel(self, plan: StepPlan) -> None:
-        """Take back the newest planned step, which was not launched: its requests are retracted."""
+        """Undo the newest plan, which was not launched: its requests are retracted."""
         requests = [self.requests[row.rid] for row in plan.rows]
         for row, request in zip(plan.rows, requests, strict=True):
             self.ledger.cancel(row.account)
@@ -166,7 +166,7 @@ class Scheduler:
         self.release_drained(requests)
 
     def rollback(self) -> None:
-        """Take back every planned step: what runs is retracted, what drains is released."""
+        """Undo every planned step: running requests are retracted, draining ones released."""
         for request in list(self.active):
             while self._account(request).in_flight:
                 self.ledger.cancel(request.account)
@@ -175,7 +175,7 @@ class Scheduler:
         self.release_drained(list(self.active))
 
     def release_drained(self, requests: Iterable[Request]) -> None:
-        """Release every draining request among `requests` that has nothing in flight."""
+        """Release every draining request in `requests` that has nothing in flight."""
         for request in requests:
             if request.phase is Phase.DRAINING and not self._account(request).in_flight:
                 self._release(request)
@@ -206,10 +206,10 @@ class Scheduler:
         self.ledger.close(request.account)
 
     def kept(self, request: Request) -> int:
-        """Positions that the session keeps: those computed for tokens the user saw, never more (0: none).
+        """Positions that the session keeps: only those computed for tokens that the user saw (0: none).
 
-        An aborted turn rolls back to what it inherited, and so does a retracted one: its own part is free at once, and
-        the rest is the last that is dropped before anybody else is retracted.
+        An aborted turn rolls back to what it inherited, and so does a retracted one: its own part is freed at once, and
+        the inherited part is the last to be freed before another request is retracted.
         """
         if not request.holds:
             return 0
@@ -227,7 +227,7 @@ class Scheduler:
         return keep
 
     def publish(self, request: Request) -> None:
-        """Give the request's whole pages to the prefix cache; not where it inherited, as an abort must roll back."""
+        """Give the request's whole pages to the prefix cache, unless it inherited KV, so that aborts can roll back."""
         if not request.inherited:
             twins = self.cache.twins
             self.probes.hit("prefix.insert", self.cache.insert(request.account, request.tokens))
@@ -256,7 +256,7 @@ class Scheduler:
         return rows
 
     def _decode_rows(self) -> list[PlanRow]:
-        """Room for the widest round, so that a change of depth moves no reservation; then the width by batch size."""
+        """Reserve for the widest round, whatever the next depth is; then set the width by batch size."""
         ready: list[tuple[Request, Account, int, tuple[int, ...], tuple[tuple[int, ...], int]]] = []
         crossed, uncovered = 0, ((), 0)
         windowed = self.ledger.window is not None
@@ -277,7 +277,7 @@ class Scheduler:
         return [self._round_row(*parts, width) for parts in ready]
 
     def _joins(self, request: Request, first: int | None) -> bool:
-        """Whether a request may take part in a step whose first request is `first`, while some are isolated."""
+        """Whether a request may join a step whose first request is `first`, while some requests are isolated."""
         return first is None or self.isolated.keys().isdisjoint((first, request.rid))
 
     def _round_row(
@@ -289,7 +289,7 @@ class Scheduler:
         window: tuple[tuple[int, ...], int],
         width: int,
     ) -> PlanRow:
-        """Launch one row of a verify round; `before`: pages it had before those added."""
+        """Launch one row of a verify round; `before`: the row's pages before the added ones."""
         window_pages, window_first = window
         return PlanRow(
             rid=request.rid,
@@ -300,13 +300,13 @@ class Scheduler:
             generation=account.generation,
             pages=added,
             first_page=before,
-            tokens=tuple(request.tokens) if self.tell else (),
+            tokens=tuple(request.tokens) if self.host_tokens else (),
             window_pages=window_pages,
             window_first=window_first,
         )
 
     def _cover(self, request: Request, admitted: bool = False) -> tuple[tuple[int, ...], int]:
-        """Cover a reservation in the window table: the pages to enter and the index of the first."""
+        """Cover a reservation in the window ledger. Returns the pages to enter and the index of the first."""
         if self.ledger.window is None:
             return (), 0
         added = self.ledger.cover(request.account)
@@ -353,14 +353,14 @@ class Scheduler:
         )
 
     def _reserve(self, request: Request, width: int) -> tuple[int, ...] | None:
-        """The pages that a step of `width` adds, with room made for them if need be. None: not this step."""
+        """The pages that a step of `width` adds, freeing some if necessary. None: the request cannot join this step."""
         try:
             return self.ledger.reserve(request.account, width)
         except OutOfPages:
             return self.ledger.reserve(request.account, width) if self._make_room(request, width) else None
 
     def _make_room(self, request: Request, width: int) -> bool:
-        """Free pages for a step of `width`, if need be by retracting the youngest. False: not this step."""
+        """Free pages for a step of `width`, if necessary by retracting the youngest. False: it must skip this step."""
         if request.phase is not Phase.RUNNING:
             return False
         while not self.admission.reclaim(request, width):
@@ -379,7 +379,7 @@ class Scheduler:
         self.release_drained((victim,))
 
     def check(self) -> None:
-        """Every law of the ledger, and that each account has exactly one user."""
+        """Check every ledger law, and that each account has exactly one user."""
         self.ledger.check()
         self.held.check([request.account for request in self.active])
 

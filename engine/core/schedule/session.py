@@ -1,8 +1,8 @@
 """Sessions: requests that continue one another.
 
-An ordinary session is a tree of finished requests and only builds prompts; its KV comes back through the prefix cache.
-A streaming session is a line of turns, one at a time, whose KV is an account that outlives each of them (`held.py`).
-Nothing here reads a clock: times are seconds of whatever clock the caller has.
+An ordinary session is a tree of finished requests and only builds prompts; its KV is reused through the prefix cache.
+A streaming session is a linear sequence of turns, one at a time, with an account that outlives each of them
+(`session_kv.py`). Nothing here reads a clock: the caller passes times, in seconds of any clock.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ KINDS: Final = (
 class SessionParams:
     """How a request continues session `id`; names and meanings follow SGLang's session parameters.
 
-    rid: the request to continue, None for a new beginning (a streaming session always continues its last good turn).
-    offset: keep so many tokens of the history, 0 keeps all. drop_previous_output: continue the prompt of `rid` without
-    its output. replace: end and forget what continues `rid` (everything, if None).
+    rid: the request to continue, None for a fresh start (a streaming session always continues its last successful
+    turn). offset: number of history tokens to keep, 0 for all. drop_previous_output: continue the prompt of `rid`
+    without its output. replace: end and forget the requests that continue `rid` (all requests, if None).
     """
 
     id: str
@@ -50,16 +50,16 @@ class SessionParams:
 
 @dataclass(eq=False, slots=True)
 class Branch:
-    """A request of an ordinary session: its text is the first `kept` tokens of its parent's and the tokens of its own.
+    """A request of an ordinary session: its text is its parent's first `kept` tokens followed by its own tokens.
 
-    request: None once it is released. prompt: tokens of its whole prompt.
+    request: None once it is released. prompt: number of tokens in its whole prompt.
     """
 
     request: Request | None
     parent: int | None
     kept: int
     prompt: int
-    tokens: tuple[int, ...] = ()  # its own ones, once it is released
+    tokens: tuple[int, ...] = ()  # its own tokens, once it is released
     children: list[int] = field(default_factory=list)  # the requests that continue it
 
     @property
@@ -69,7 +69,7 @@ class Branch:
 
 @dataclass(eq=False, slots=True)
 class Session:
-    """One open session. Only `Sessions` writes it. Of a released request the tokens stay and nothing else."""
+    """One open session. Only `Sessions` writes it. Of a released request only the tokens are kept."""
 
     id: str
     streaming: bool
@@ -79,11 +79,11 @@ class Session:
     tree: dict[int, Branch] = field(default_factory=dict)  # ordinary: by the id of the request
     turn: Request | None = None  # streaming: the latest turn, until it is released
     history: tuple[int, ...] = ()  # streaming: every token shown up to the last good turn
-    account: int = 0  # streaming: whose pages hold the history's KV
+    account: int = 0  # streaming: the account that holds the history's KV
     live: list[Request] = field(default_factory=list)
 
     def busy(self) -> bool:
-        """Whether a request of the session has not been released yet. Lets go of those that were."""
+        """Whether a request of the session is not yet released. Drops references to released requests."""
         for request in self.live:
             if request.phase is Phase.DONE:
                 if request is self.turn:
@@ -95,14 +95,14 @@ class Session:
         return bool(self.live)
 
     def shown(self) -> tuple[int, ...]:
-        """Every token that the user saw in a streaming session: a turn that was aborted never happened."""
+        """Every token that the user saw in a streaming session; aborted turns do not count."""
         turn = self.turn
         if turn is None or turn.finish is None or turn.finish == Finish("abort"):
             return self.history
         return tuple(turn.tokens)
 
     def text(self, rid: int, end: int | None = None) -> tuple[int, ...]:
-        """The tokens of a request of an ordinary session, at most the first `end`."""
+        """The tokens of an ordinary session's request, at most the first `end`."""
         branch = self.tree[rid]
         left = branch.kept + len(branch.own) if end is None else end
         parts = [branch.own[: left - branch.kept]]
@@ -112,22 +112,22 @@ class Session:
         return tuple(chain.from_iterable(reversed(parts)))
 
     def enter(self, request: Request, parent: int | None, kept: int) -> None:
-        """A request that continues the first `kept` tokens of `parent`."""
+        """Add a request that continues the first `kept` tokens of `parent`."""
         if parent is not None:
             branch = self.tree[parent]
             branch.children.append(request.rid)
-            # Its text begins further up where it keeps none of the parent's own tokens.
+            # If it keeps none of the parent's own tokens, its text continues an earlier ancestor.
             while branch.parent is not None and branch.kept >= kept:
                 parent, branch = branch.parent, self.tree[branch.parent]
         self.tree[request.rid] = Branch(request, parent, kept, len(request.prompt))
 
     def cut(self, rid: int | None) -> list[int]:
-        """Forget the requests that continue `rid`, directly or not; all of them for None. Returns their ids."""
+        """Forget the requests that continue `rid`, directly or indirectly; all requests for None. Returns their ids."""
         if rid is None:
             found = list(self.tree)
         else:
             found, self.tree[rid].children = self.tree[rid].children, []
-            for child in found:  # grows meanwhile
+            for child in found:  # grows during the loop
                 found += self.tree[child].children
         for child in found:
             del self.tree[child]
@@ -136,7 +136,7 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A judged request of a session: its whole prompt, the first `kept` tokens of which are history."""
+    """A checked request of a session: its whole prompt, whose first `kept` tokens are history."""
 
     session: Session
     params: SessionParams
@@ -147,8 +147,8 @@ class Turn:
 class Sessions:
     """The open sessions of one engine.
 
-    streaming: streaming sessions may be opened. bos_id: stripped from the head of a continuation. text_length: length
-    of the text of tokens, in characters, which `capacity_of_str_len` bounds.
+    streaming: streaming sessions are allowed. bos_id: removed from the start of a continuation. text_length: function
+    from tokens to the length of their text in characters, which `capacity_of_str_len` limits.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class Sessions:
         self._named = 0
 
     def open(self, capacity: int, session_id: str | None, streaming: bool, timeout: float | None, now: float) -> str:
-        """Open a session and return its id. RequestError if the id is taken or a value is not allowed."""
+        """Open a session and return its id. Raises RequestError if the id is taken or a value is invalid."""
         if type(capacity) is not int or capacity < 1:
             raise RequestError(f"capacity_of_str_len is {capacity!r}; allowed: an integer of at least 1")
         if timeout is not None and (type(timeout) not in (int, float) or not 0 < timeout < float("inf")):
@@ -177,25 +177,25 @@ class Sessions:
         if type(streaming) is not bool:
             raise RequestError(f"streaming is {streaming!r}; allowed: true or false")
         if streaming and not self.streaming:
-            raise RequestError("streaming sessions are off; start the engine with --enable-streaming-session")
+            raise RequestError("streaming sessions are disabled; start the engine with --enable-streaming-session")
         if session_id is None:
             session_id = self._new_name()
         if type(session_id) is not str or not session_id:
-            raise RequestError(f"session_id is {session_id!r}; allowed: a text that is not empty")
+            raise RequestError(f"session_id is {session_id!r}; allowed: a non-empty string")
         if session_id in self.sessions:
-            raise RequestError(f"session {session_id!r} is open already; close it first or choose another id")
+            raise RequestError(f"session {session_id!r} is already open; close it first or choose another id")
         self.sessions[session_id] = Session(session_id, streaming, capacity, timeout, now)
         self.scheduler.probes.hit("session.opened")
         return session_id
 
     def close(self, session_id: str) -> None:
-        """Close a session; what it holds is freed once its turn in flight, if any, has ended."""
+        """Close a session; its KV is freed once its turn in flight, if any, has ended."""
         self.closing.append(self._open(session_id))
         del self.sessions[session_id]
         self._sweep()
 
     def reap(self, now: float) -> None:
-        """Close sessions that were idle for longer than their timeout, and free those closed with a turn in flight."""
+        """Close sessions that exceeded their idle timeout, and free closed sessions whose last turn has ended."""
         self._busy = [session for session in self._busy if session.busy()]
         for session in list(self.sessions.values()):
             if session.timeout is None:
@@ -209,7 +209,7 @@ class Sessions:
             self._sweep()
 
     def judge(self, params: SessionParams, tokens: Sequence[int]) -> Turn:
-        """What a request with these new tokens would run. RequestError if the session does not allow it.
+        """The request that these new tokens would run. Raises RequestError if the session does not allow it.
 
         Changes nothing.
         """
@@ -221,7 +221,7 @@ class Sessions:
             if self.bos_id is not None and new[:1] == (self.bos_id,):
                 new = new[1:]
             if not new:
-                raise RequestError(f"the turn of session {session.id!r} brings no new token; allowed: at least one")
+                raise RequestError(f"the turn of session {session.id!r} has no new tokens; allowed: at least one")
         prompt = history + new
         length = self.text_length(prompt)
         if length > session.capacity:
@@ -232,7 +232,7 @@ class Sessions:
         return Turn(session, params, prompt, len(history))
 
     def begin(self, turn: Turn, request: Request, now: float) -> None:
-        """Enter a judged request, which is about to be queued, in its session."""
+        """Add a checked request, which is about to be queued, to its session."""
         session = turn.session
         session.used = now
         if not session.busy():
@@ -268,7 +268,7 @@ class Sessions:
         if params.rid is None:
             if params.offset or params.drop_previous_output:
                 raise RequestError(
-                    "offset and drop_previous_output change a history, and rid is None; give the rid of a request "
+                    "offset and drop_previous_output change a history, but rid is None; set rid to a request "
                     f"of session {session.id!r}"
                 )
             return ()

@@ -1,4 +1,4 @@
-"""What crosses the border between host and device: a plan in, a result out. No tensors."""
+"""The interface between host and device: plans in, results out. No tensors."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from specmatrix.engine.core.schedule.request import SamplingParams
 
 
 class PlanRow(NamedTuple):
-    """One request in one step; a tuple, as every step makes one per request.
+    """One request in one step; a tuple, because every step creates one per request.
 
-    `account` is whose pages it uses; its present `generation` is the writer in the stamps of this step.
-    `width` positions are written behind everything in flight. `bound` is the host's upper bound on the KV length
+    `account` is the ledger account; its current `generation` is the writer in this step's stamps.
+    `width` positions are written after everything in flight. `bound` is the host's upper bound on the KV length
     after the step; the true length is in the relay. For a prefill chunk `start` is exact, `tokens` are its tokens and
-    `following` is the prompt token behind it (None: the chunk is the last, the sampled token follows). For a verify
-    round `tokens` are all the row's tokens if the drafter reads them on the host, else none.
+    `following` is the prompt token after it (None: the chunk is the last, and the sampled token follows). For a verify
+    round `tokens` are all the row's tokens if the drafter reads them on the host, else empty.
     """
 
     rid: int
@@ -37,7 +37,7 @@ class PlanRow(NamedTuple):
 
     @property
     def last_chunk(self) -> bool:
-        """Whether a prefill chunk ends its prompt."""
+        """Whether a prefill chunk is its prompt's last."""
         return self.following is None
 
 
@@ -47,12 +47,12 @@ class StepPlan:
 
     prefill: bool
     rows: tuple[PlanRow, ...]
-    greedy: bool  # no row draws at random
-    logprobs: int = -1  # -1: none wanted, 0: chosen tokens only, k: top k too
+    greedy: bool  # all rows are greedy
+    logprobs: int = -1  # -1: none, 0: chosen tokens only, k: top k too
 
 
 class StepResult(NamedTuple):
-    """What the host learns from one step, row by row in the plan's order.
+    """What the host learns from one step, by row in plan order.
 
     `tokens[i][:counts[i]]` are the accepted tokens, bonus included; a chunk that is not the last has count 0.
     """
@@ -65,7 +65,7 @@ class StepResult(NamedTuple):
     top_logprobs: list[list[list[tuple[int, float]]]] | None = None
     stamps_checked: int = 0
     stamps_wrong: int = 0
-    lies: list[str | None] | None = None  # what ends a request whose drafts are invalid; None: they were not checked
+    draft_errors: list[str | None] | None = None  # the error that ends a request with invalid drafts; None: not checked
     drafts: Sequence[Sequence[int]] = ()  # tokens of the proposed trees, in audited rounds
 
 
@@ -73,8 +73,8 @@ Handle = TypeVar("Handle")
 
 
 class Executor(Protocol, Generic[Handle]):
-    """Runs plans. `launch` must not wait for the device; `collect` may. Both may raise: EngineBug where the device or
-    the engine is at fault, anything else where the step's requests may be. `drop` forgets every uncollected step."""
+    """Runs plans. `launch` must not wait for the device; `collect` may. Both may raise: EngineBug for a device or
+    engine fault, any other exception for a fault of the step's requests. `drop` forgets every uncollected step."""
 
     def launch(self, plan: StepPlan) -> Handle: ...
 

@@ -1,7 +1,7 @@
 """The finish state machine, token by token.
 
-A verify round may deliver several tokens at once; each is judged as if it had been decoded alone, so a stop inside a
-run that also crosses the length limit ends as "stop" (the defect of sglang#33758, where length was tested first).
+A verify round may deliver several tokens at once; each is checked as if it had been decoded alone, so a stop within
+tokens that also cross the length limit ends as "stop" (the defect of sglang#33758, where length was tested first).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from specmatrix.engine.core.schedule.request import Finish, SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class StopRules:
-    """When one request ends. Order at one token: stop token, stop string, length."""
+    """When one request ends. Precedence at one token: stop token, stop string, length."""
 
     stop_ids: frozenset[int]
     stop_strings: tuple[str, ...]
@@ -22,14 +22,14 @@ class StopRules:
 
     @classmethod
     def of(cls, params: SamplingParams, eos_ids: frozenset[int]) -> StopRules:
-        """The rules of one request; `eos_ids` come from the model unless the request ignores them."""
+        """The rules of one request; `eos_ids` are the model's and apply unless the request ignores them."""
         eos = frozenset() if params.ignore_eos else eos_ids
         return cls(eos | frozenset(params.stop_token_ids), params.stop, params.max_new_tokens)
 
     def judge(self, token: int, count: int, transcript: OutputText) -> Finish | None:
-        """Judge one token, the `count`th of the output, and enter it in the transcript.
+        """Check one token, the `count`th of the output, and add it to the transcript.
 
-        Returns the finish or None. A stop token leaves no text; a stop string is cut off, with what follows it.
+        Returns the finish or None. A stop token adds no text; a stop string is cut off, with what follows it.
         """
         if token in self.stop_ids:
             return Finish("stop", token)
@@ -47,7 +47,7 @@ class StopRules:
     def _first_stop_string(self, before: str, text: str) -> tuple[int, str] | None:
         hits = []
         for stop in self.stop_strings:
-            # A match must end in the new text, so it cannot start earlier than this.
+            # A match must end in the new text, so it cannot start before this.
             start = text.find(stop, max(0, len(before) - len(stop) + 1))
             if start >= 0:
                 hits.append((start, -len(stop), stop))
@@ -58,9 +58,9 @@ class StopRules:
 
 
 def stable_text_length(text: str, stop_strings: tuple[str, ...]) -> int:
-    """Length of the text of a running request that no stop string can cut any more.
+    """Length of the prefix of a running request's text that no stop string can remove any more.
 
-    A tail that begins a stop string may turn out to belong to it.
+    The rest is a tail that may turn out to be the start of a stop string.
     """
     held = 0
     for stop in stop_strings:

@@ -1,4 +1,4 @@
-"""What DeepSeek-V3's config.json says beyond the shape of a Llama: latent attention and a mixture of experts."""
+"""The DeepSeek-V3 fields of config.json: latent attention and a mixture of experts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from specmatrix.engine.models.config_reader import ConfigReader
 from specmatrix.errors import ConfigError
 
 DEEPSEEK_ARCHITECTURES: Final = ("DeepseekV3ForCausalLM",)
-# Fields that may stand in a checkpoint with one value only; the last field of each row.
+# Fields with a single supported value, the last element of each row.
 ONLY: Final = (("scoring_func", "sigmoid"), ("topk_method", "noaux_tc"), ("moe_layer_freq", 1))
 
 
@@ -18,9 +18,9 @@ ONLY: Final = (("scoring_func", "sigmoid"), ("topk_method", "noaux_tc"), ("moe_l
 class MLAConfig:
     """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434).
 
-    A query and a key are `plain_dim` numbers of the head's own beside `rotated_dim` rotated ones; all heads share one
+    A query and a key have `plain_dim` unrotated numbers per head and `rotated_dim` rotated ones; all heads share one
     rotated key. Keys and values come from a latent of `rank` numbers. query_rank: None for queries without a latent.
-    interleaved: rotated numbers lie in the checkpoint pair by pair, not half by half.
+    interleaved: the checkpoint stores rotated numbers as adjacent pairs, not as halves.
     """
 
     rank: int
@@ -35,9 +35,9 @@ class MLAConfig:
 class MoEConfig:
     """A mixture of experts with sigmoid scores (DeepSeek-V3, arXiv 2412.19437, section 2.1.2).
 
-    Each token takes the best `chosen` of `routed` experts of `inner` numbers, out of the best `open_groups` of
-    `groups`; their weights are `scale` times their scores, which sum up to 1 if `normed`. `shared` experts serve all.
-    The first `dense` layers have a plain feed-forward part.
+    Each token uses the best `chosen` of `routed` experts of intermediate size `inner`, out of the best `open_groups` of
+    `groups`; their weights are `scale` times their scores, normalised to sum to 1 if `normed`. `shared` experts apply
+    to all tokens. The first `dense` layers have a dense feed-forward part.
     """
 
     routed: int
@@ -52,12 +52,14 @@ class MoEConfig:
 
 
 def read_mla(architecture: str, fields: ConfigReader) -> MLAConfig | None:
-    """The attention part of a config.json; None for other architectures. ConfigError on a missing size."""
+    """The attention fields of a config.json; None for other architectures. ConfigError on a missing size."""
     if architecture not in DEEPSEEK_ARCHITECTURES:
         return None
     rotated = fields.size("qk_rope_head_dim", 64)
     if rotated % 2:
-        raise ConfigError(f"{fields.file}: qk_rope_head_dim {rotated} must be even, rotary positions rotate pairs")
+        raise ConfigError(
+            f"{fields.file}: qk_rope_head_dim {rotated} must be even, because rotary embeddings rotate pairs"
+        )
     return MLAConfig(
         rank=fields.size("kv_lora_rank"),
         query_rank=fields.size("q_lora_rank") if fields.raw.get("q_lora_rank") is not None else None,
@@ -69,7 +71,7 @@ def read_mla(architecture: str, fields: ConfigReader) -> MLAConfig | None:
 
 
 def read_moe(architecture: str, fields: ConfigReader) -> MoEConfig | None:
-    """The feed-forward part of a config.json; None for other architectures. ConfigError on sizes that do not fit."""
+    """The feed-forward fields of a config.json; None for other architectures. ConfigError on inconsistent sizes."""
     if architecture not in DEEPSEEK_ARCHITECTURES:
         return None
     for name, value in ONLY:
@@ -91,16 +93,16 @@ def read_moe(architecture: str, fields: ConfigReader) -> MoEConfig | None:
 
 
 def _fit(experts: MoEConfig, file: Path) -> None:
-    """ConfigError unless every token finds `chosen` experts in `open_groups` groups."""
+    """Raise ConfigError unless every token can choose `chosen` experts from `open_groups` groups."""
     e = experts
     if e.routed % e.groups or e.routed // e.groups < 2:
         raise ConfigError(
-            f"{file}: n_routed_experts {e.routed} must be a multiple of n_group {e.groups} with at least 2 in a group"
+            f"{file}: n_routed_experts {e.routed} must be a multiple of n_group {e.groups} with at least 2 per group"
         )
     if e.open_groups > e.groups:
         raise ConfigError(f"{file}: topk_group {e.open_groups} must be at most n_group {e.groups}")
     if e.chosen > e.open_groups * (e.routed // e.groups):
         raise ConfigError(
             f"{file}: num_experts_per_tok {e.chosen} must be at most the {e.open_groups * (e.routed // e.groups)} "
-            f"experts of topk_group {e.open_groups} groups"
+            f"experts in topk_group {e.open_groups} groups"
         )

@@ -1,7 +1,7 @@
 """A decoder layer with multi-head latent attention (DeepSeek-V2, arXiv 2405.04434), in its absorbed form.
 
-KV of a token is one row: the normed latent, then the rotated key that all heads share. A query is lifted into latent
-space, so that scores and mixtures are taken over these rows, and a head's mixture comes down to its value afterwards.
+A token's KV is one row: the normalised latent, then the rotated key that all heads share. A query is projected into
+latent space, where scores and weighted sums are computed over these rows; a head's sum is then projected to its value.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from specmatrix.engine.models.layers import Attend, Norm
 from specmatrix.engine.models.rope import pair_up, rotated
 from specmatrix.engine.models.weights import WeightReader
 
-# The norms of the two latents keep this epsilon, whatever the checkpoint's is.
+# The norms of both latents use this epsilon, whatever the checkpoint's is.
 LATENT_EPS: Final = 1e-6
 
 
@@ -30,7 +30,7 @@ class MLAShape(NamedTuple):
 
 
 def mla_layout(config: ModelConfig, layers: int) -> KVLayout:
-    """What a slot of `layers` such layers holds. Scores are scaled by the width of a whole query, and YaRN's factor."""
+    """The contents of a slot for `layers` such layers. The score scale uses a full query's width, and YaRN's factor."""
     c = config.latent
     assert c is not None
     scale = (c.plain_dim + c.rotated_dim) ** -0.5 * config.rope.score_factor
@@ -38,9 +38,9 @@ def mla_layout(config: ModelConfig, layers: int) -> KVLayout:
 
 
 class MLALayer:
-    """One DeepSeek-V3 decoder layer; bundled prediction layers have the same.
+    """One DeepSeek-V3 decoder layer, as also used by bundled prediction layers.
 
-    prefix: of its tensor names. sparse: with a mixture of experts, not a plain feed-forward part.
+    prefix: of its tensor names. sparse: with a mixture of experts instead of a dense feed-forward part.
     """
 
     def __init__(self, take: WeightReader, prefix: str, config: ModelConfig, norm: Norm, sparse: bool) -> None:
@@ -70,7 +70,7 @@ class MLALayer:
             self.feed_forward = GatedMLP(take, f"{prefix}.mlp", hidden, inner, norm, self.post_norm)
 
     def _queries(self, take: WeightReader, at: str, hidden: int, norm: Norm) -> Tensor:
-        """The part of the first projection [out, hidden] that queries come from; `up` makes them from their latent."""
+        """The query's part of the first projection [out, hidden]; `up` projects from the query latent, if any."""
         c = self.config
         size = self.heads * (c.plain_dim + c.rotated_dim)
         self.up: Tensor | None = None
@@ -83,7 +83,7 @@ class MLALayer:
         return take(f"{at}.q_a_proj.weight", c.query_rank, hidden)
 
     def _turned_first(self, weight: Tensor) -> Tensor:
-        """Rows of a query projection, from head by head to the rotated numbers of all heads, then the plain ones."""
+        """Reorder a query projection's rows from head by head to all rotated numbers, then the unrotated ones."""
         c = self.config
         split = weight.view(self.heads, c.plain_dim + c.rotated_dim, -1)
         plain, turning = split[:, : c.plain_dim].flatten(0, 1), split[:, c.plain_dim :].flatten(0, 1)
@@ -93,12 +93,12 @@ class MLALayer:
         return weight if self.config.interleaved else pair_up(weight, self.config.rotated_dim)
 
     def __call__(self, x: Tensor, rotation: Tensor, attend: Attend, layer: int, workspace: MLAShape) -> None:
-        """Adds this layer's two parts to the residual stream x [R, hidden], in place."""
+        """Add this layer's attention and feed-forward output to the residual stream x [R, hidden], in place."""
         self.attention(x, rotation, attend, layer, workspace)
         self.feed_forward(x, self.norm(x, self.post_norm))
 
     def attention(self, x: Tensor, rotation: Tensor, attend: Attend, layer: int, workspace: MLAShape) -> None:
-        """Adds to x [R, hidden], in place, what its tokens attend to.
+        """Add the attention output to x [R, hidden], in place.
 
         rotation: complex64 [B * W, 1, rotated_dim / 2].
         """

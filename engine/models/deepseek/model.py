@@ -1,4 +1,4 @@
-"""DeepSeek-V3 (arXiv 2412.19437): latent attention, and a mixture of experts behind the first dense layers."""
+"""DeepSeek-V3 (arXiv 2412.19437): latent attention, and a mixture of experts after the first dense layers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Feed-forward parts of DeepSeek-V3: a plain gated one, and a mixture of experts.
+"""Feed-forward parts of DeepSeek-V3: a dense gated MLP, and a mixture of experts.
 
 Every expert runs on every row, and a row's weight for an expert that it did not choose is 0. So no row's bits depend on
-what other rows chose, and the host reads nothing; it costs arithmetic, which small models have to spare.
+other rows' choices, and the host reads nothing, at the cost of arithmetic that small models can afford.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from specmatrix.engine.models.layers import Norm
 from specmatrix.engine.models.linear_ops import LinearOps
 from specmatrix.engine.models.weights import WeightReader
 
-# Inner numbers of a product over several experts: as far as rows are known to keep their bits, see `linear`.
+# Intermediate size of a product over several experts: up to here rows are known to keep their bits, see `linear_ops`.
 WIDEST: Final = 384
 
 
 class GatedMLP:
-    """down(silu(gate(h)) * up(h)); `front` is the weight of the norm before it.
+    """down(silu(gate(h)) * up(h)); `front` is the weight of the preceding norm.
 
-    products: the norm's, unless a part of it is summed by somebody else.
+    products: the norm's, unless the caller sums a part of it.
     """
 
     def __init__(
@@ -44,13 +44,13 @@ class GatedMLP:
         self.down = norm.stored(take(f"{prefix}.down_proj.weight", hidden, inner))
 
     def __call__(self, x: Tensor, h: Tensor) -> None:
-        """Adds to x [R, hidden], in place; h [R, hidden] is what projections behind the norm read."""
+        """Adds to x [R, hidden], in place; h [R, hidden] is the input of projections after the norm."""
         gate, up = self.linear(h, self.gate_up).chunk(2, 1)
         self.add_linear(x, self.silu(gate).mul_(up), self.down)
 
 
 class ExpertBlock(NamedTuple):
-    """Neighbouring experts as one product: gate_up [hidden, 2 * n * inner], gates first; down [n * inner, hidden]."""
+    """Adjacent experts as one product: gate_up [hidden, 2 * n * inner], gates first; down [n * inner, hidden]."""
 
     experts: slice
     gate_up: Tensor
@@ -58,7 +58,7 @@ class ExpertBlock(NamedTuple):
 
 
 class MoE:
-    """Routed experts beside shared ones (arXiv 2412.19437, equations 12 to 16)."""
+    """Routed and shared experts (arXiv 2412.19437, equations 12 to 16)."""
 
     def __init__(self, take: WeightReader, prefix: str, config: ModelConfig, norm: Norm, front: Tensor) -> None:
         assert config.experts is not None
@@ -68,8 +68,8 @@ class MoE:
         self.linear, self.add_linear, _, _ = norm.own
         self.silu, self.sigmoid = norm.silu, norm.sigmoid
         self.shared = GatedMLP(take, f"{prefix}.shared_experts", hidden, c.inner * c.shared, norm, front, norm.own)
-        # Scores choose between neighbours: float32 whatever the model's precision. A spare column keeps rows apart, as
-        # a sigmoid over contiguous rows takes its last few numbers by another routine than the rest.
+        # Scores decide between close values: float32 whatever the model's dtype. A spare column keeps rows
+        # non-contiguous, because a sigmoid over contiguous rows computes the last few numbers by another routine.
         router = norm.fold(take(f"{prefix}.gate.weight", c.routed, hidden), front).float()
         self.router = norm.stored(torch.cat((router, torch.zeros_like(router[:1]))))
         self.bias = take(f"{prefix}.gate.e_score_correction_bias", c.routed).float()
@@ -79,7 +79,7 @@ class MoE:
         self.blocks = [_block(experts, part, norm.own) for part in parts]
 
     def __call__(self, x: Tensor, h: Tensor) -> None:
-        """Adds to x [R, hidden], in place; h [R, hidden] is what projections behind the norm read."""
+        """Adds to x [R, hidden], in place; h [R, hidden] is the input of projections after the norm."""
         if self.ranks.size == 1:
             self._add(x, h)
         else:
@@ -88,7 +88,7 @@ class MoE:
             x += self.ranks.total(part)
 
     def _add(self, x: Tensor, h: Tensor) -> None:
-        """Adds this rank's part of every expert."""
+        """Add this rank's part of every expert."""
         weights = self.weights(h).to(x.dtype)[:, :, None]
         self.shared(x, h)
         for experts, gate_up, down in self.blocks:

@@ -23,7 +23,7 @@ class DFlash:
     """A DFlashDraftModel in z-lab's checkpoint layout: Qwen3 layers, `fc`, `hidden_norm`, `norm`.
 
     Embedding and head are the target's. A committed position's keys and values are projections of the target's states
-    there: `context`, no forward. aux_layers: the states that the target must capture for it.
+    there (`context`), without a forward. aux_layers: the states that the target must capture for it.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class DFlash:
         self.layers = [DecoderLayer(take, f"layers.{i}", config, self.norm) for i in range(config.num_layers)]
         self.final_norm = self.norm.scale(take("norm.weight", hidden))
         take.done()
-        # Of all layers: every key head, then every value head. Layers fold their front norm in, which is not here.
+        # For all layers: all key heads, then all value heads. Layers fold their front norm in, but here there is none.
         attention = [f"layers.{i}.self_attn." for i in range(config.num_layers)]
         keys = [pair_up(own[f"{prefix}k_proj.weight"], d) for prefix in attention]
         self.context_kv = self.norm.stored(torch.cat((*keys, *(own[f"{prefix}v_proj.weight"] for prefix in attention))))
@@ -54,8 +54,8 @@ class DFlash:
         self.workspaces = Workspaces(config, self.dtype, self.device)
 
     def context(self, states: Tensor, positions: Tensor) -> Tensor:
-        """Target states [B, W, len(aux_layers) * Ht] at positions int64 [B, W] -> what the pool keeps of them:
-        [layers, B * W, 2 * kv_heads * head_dim], a row being key heads, then value heads."""
+        """Target states [B, W, len(aux_layers) * Ht] at positions int64 [B, W] -> the KV to store for them:
+        [layers, B * W, 2 * kv_heads * head_dim], each row key heads, then value heads."""
         c = self.config
         rows = positions.numel()
         x = states.reshape(rows, states.shape[2])
@@ -70,7 +70,7 @@ class DFlash:
         return kv.view(rows, 2, c.num_layers, -1).permute(2, 0, 1, 3).reshape(c.num_layers, rows, -1)
 
     def forward(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """A block, its known first token and mask tokens: int64 [B, W] -> hidden [B, W, H] behind the final norm."""
+        """A block, its known first token and mask tokens: int64 [B, W] -> hidden [B, W, H] after the final norm."""
         batch, width = tokens.shape
         rows = batch * width
         x = self.embedding.index_select(0, tokens.reshape(rows))
@@ -81,7 +81,7 @@ class DFlash:
         return self.norm.whole(x, self.final_norm).view(batch, width, -1)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden [..., H] -> float32 [..., V] of the token at the row's own position."""
+        """hidden [..., H] -> float32 [..., V] of the token at each row's own position."""
         return head_logits(hidden, self.head, self.norm.own)
 
 

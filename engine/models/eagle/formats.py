@@ -1,7 +1,8 @@
-"""EAGLE drafts whose config.json is not spelled as SGLang's.
+"""EAGLE drafts whose config.json does not use SGLang's format.
 
-EAGLE's authors let it name the architecture of the target. Tensors tell then: no language model has an `fc`, and no
-EAGLE-1 or 2 draft norms hidden states on their own. vLLM's speculators keep the sizes of the layer one level deeper.
+EAGLE's authors put the target's architecture there. The tensors identify such a draft: no language model has an `fc`,
+and no EAGLE-1 or 2 draft has a separate norm for hidden states. vLLM's speculators nest the layer's sizes one level
+deeper.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ STATES: Final = "eagle_aux_hidden_state_layer_ids"
 
 
 def load_draft_config(path: str | Path) -> ModelConfig:
-    """The checked config.json of a draft's folder, an EAGLE draft under its own name. ConfigError as for a target.
+    """The checked config.json of a draft's folder, with an EAGLE architecture name for EAGLE drafts. ConfigError as for
+    a target.
 
-    Reads the names of tensors, where config.json says that the draft is a Llama.
+    Reads tensor names if config.json says that the draft is a Llama.
     """
     raw: Mapping[str, Any] = read_raw(path)
     if SPECULATORS in raw:
@@ -35,7 +37,7 @@ def load_draft_config(path: str | Path) -> ModelConfig:
 
 
 def _flat(raw: Mapping[str, Any], file: Path) -> Mapping[str, Any]:
-    """The config.json of a speculator in SGLang's spelling, which names the layers *behind* which states are read."""
+    """A speculator's config.json in SGLang's format, which names the layers *after* which states are read."""
     kind, layer, states = raw[SPECULATORS], raw.get(LAYER), raw.get(STATES)
     if kind != "eagle3":
         raise ConfigError(f"{file}: {SPECULATORS} {kind!r} is not supported; allowed: 'eagle3'")

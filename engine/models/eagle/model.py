@@ -21,7 +21,7 @@ from specmatrix.engine.models.workspace import Workspaces
 class Eagle:
     """A LlamaForCausalLMEagle in the checkpoint layout of SafeAILab's EAGLE (`fc`, `layers.*`, no final norm).
 
-    Its stream stands for the target's hidden state behind the final norm, so the target's head reads it as it is.
+    Its output approximates the target's hidden state after the final norm, so the target's head applies directly.
     aux_layers: what the target must capture for it. carry_width: width of the state carried between draft steps.
     """
 
@@ -38,7 +38,7 @@ class Eagle:
         self.embedding = shared_embedding(take, config, target)
         self.fuse = norm.stored(take("fc.weight", hidden, 2 * hidden))
         self.fuse_bias = take("fc.bias", hidden) if "fc.bias" in take else None
-        front = {0: None}  # Its first layer has none.
+        front = {0: None}  # The first layer has none.
         self.layers = [
             DecoderLayer(take, f"layers.{i}", config, norm, front=front.get(i, "input_layernorm"))
             for i in range(config.num_layers)
@@ -52,7 +52,7 @@ class Eagle:
     def forward(self, tokens: Tensor, positions: Tensor, hidden: Tensor, attend: Attend) -> Tensor:
         """tokens and positions int64 [B, W] -> the drafted states [B, W, H].
 
-        hidden [B, W, H]: the target's states behind its final norm, or what an earlier call returned.
+        hidden [B, W, H]: the target's states after its final norm, or what an earlier call returned.
         """
         batch, width = tokens.shape
         rows = batch * width

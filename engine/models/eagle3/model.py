@@ -1,4 +1,4 @@
-"""EAGLE-3 (arXiv 2503.01840): few decoder layers over the target's captured states draft the next token."""
+"""EAGLE-3 (arXiv 2503.01840): a few decoder layers over the target's captured states draft the next token."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Eagle3:
     """A LlamaForCausalLMEagle3 in the checkpoint layout of SGLang and vLLM (`midlayer.*`, `layers.*`, `fc`, `d2t`).
 
     aux_layers: what the target must capture for it. carry_width: width of the state carried between draft steps.
-    vocab_size is the draft's own; `to_target` maps its ids. Embeddings and head are the target's where the checkpoint
-    has none. `fc` fuses states that are not as wide as the draft; states that are go in as they are, as SGLang has it.
-    With `norm_before_residual` the first layer adds to the normed states (vLLM's speculators).
+    vocab_size is the draft's own; `to_target` maps its ids. Embeddings and head are the target's if the checkpoint has
+    none. `fc` fuses states that are not as wide as the draft; states of its width are used unchanged, as in SGLang.
+    With `norm_before_residual` the first layer adds to the normalised states (vLLM's speculators).
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Eagle3:
         self.final_norm = take("norm.weight", hidden)
         head = shared_head(take, config, self.vocab_size, target)
         self.head = self.norm.stored(self.norm.fold(head, self.final_norm))
-        # A token's normed embedding never changes, so the table holds it.
+        # A token's normalised embedding never changes, so the table stores it.
         embedding_norm = self.norm.scale(take("midlayer.input_layernorm.weight", hidden))
         self.embedding = self.norm.whole(shared_embedding(take, config, target), embedding_norm)
         self.id_map = self._id_map(take, target.vocab_size)
@@ -63,8 +63,8 @@ class Eagle3:
     def forward(self, tokens: Tensor, positions: Tensor, hidden: Tensor, attend: Attend) -> Tensor:
         """tokens and positions int64 [B, W] (target ids) -> the residual stream before the final norm [B, W, Hd].
 
-        hidden: captured target states [B, W, len(aux_layers) * Ht], or a stream carried from an earlier call
-        [B, W, Hd], which has draft width already and skips the fusing projection.
+        hidden: captured target states [B, W, len(aux_layers) * Ht], or the stream carried from an earlier call
+        [B, W, Hd], which already has the draft's width and skips the fusing projection.
         """
         batch, width = tokens.shape
         rows = batch * width
@@ -106,13 +106,13 @@ class Eagle3:
         if int(ids.min()) < 0 or int(ids.max()) >= target_vocab or len(set(ids.tolist())) != len(ids):
             raise ConfigError(
                 f"{self.config.architecture}: d2t must map draft ids to distinct target ids below {target_vocab}, "
-                f"it reaches from {int(ids.min())} to {int(ids.max())}"
+                f"but its ids range from {int(ids.min())} to {int(ids.max())}"
             )
         return ids
 
 
 def _canonical(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Names as SGLang writes them: no `model.` in front, and `midlayer` where vLLM's exports say `layers.0`."""
+    """SGLang's tensor names: no `model.` prefix, and `midlayer` where vLLM's exports say `layers.0`."""
     return {_name(key): tensor for key, tensor in weights.items()}
 
 

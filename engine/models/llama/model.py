@@ -1,5 +1,5 @@
-"""Llama (arXiv 2302.13971, grouped queries as in Llama 2), Mistral (arXiv 2310.06825), whose layers have a window, and
-Qwen3 (arXiv 2505.09388), which adds head norms."""
+"""Llama (arXiv 2302.13971, grouped-query attention as in Llama 2), Mistral (arXiv 2310.06825), with a sliding window,
+and Qwen3 (arXiv 2505.09388), with head norms."""
 
 from __future__ import annotations
 

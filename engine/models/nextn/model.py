@@ -1,4 +1,4 @@
-"""DeepSeek-V3's prediction layers (arXiv 2412.19437, section 2.2), which the target's checkpoint brings along."""
+"""DeepSeek-V3's prediction layers (arXiv 2412.19437, section 2.2), which are bundled in the target's checkpoint."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from specmatrix.errors import ConfigError
 
 
 class PredictionLayer:
-    """One layer, which makes of a state and the next token the state that predicts the token after it.
+    """One layer: from a state and the next token it computes the state that predicts the token after that.
 
-    States are behind a final norm, the target's or the layer's own. index: where its KV lies in a pool of several;
-    kv: what a pool of its own holds. aux_layers: what the target must capture for it.
+    States are after a final norm, the target's or the layer's own. index: position of its KV in a pool of several
+    layers; kv: the layout of its own pool. aux_layers: what the target must capture for it.
     """
 
     aux_layers = (FINAL,)
@@ -71,9 +71,9 @@ class PredictionLayer:
 def prediction_layers(
     config: ModelConfig, weights: dict[str, Tensor], target: Target, count: int
 ) -> Sequence[PredictionLayer]:
-    """The first `count` prediction layers of a checkpoint; they lie behind its last layer, each with a KV of its own.
+    """The first `count` prediction layers of a checkpoint; they follow its last layer, and each has its own KV.
 
-    ConfigError if it brings fewer, or none that fit the target.
+    Raises ConfigError if it has fewer, or if they do not fit the target.
     """
     if config.bundled_layers < count:
         raise ConfigError(
@@ -82,8 +82,8 @@ def prediction_layers(
         )
     if (config.hidden_size, config.vocab_size) != (target.hidden_size, target.vocab_size):
         raise ConfigError(
-            f"{config.architecture}: prediction layers {config.hidden_size} wide over {config.vocab_size} tokens do "
-            f"not fit a target {target.hidden_size} wide over {target.vocab_size} tokens"
+            f"{config.architecture}: prediction layers with width {config.hidden_size} and {config.vocab_size} tokens "
+            f"do not fit a target with width {target.hidden_size} and {target.vocab_size} tokens"
         )
     prefixes = [f"model.layers.{config.num_layers + i}" for i in range(config.bundled_layers)]
     take = WeightReader(weights, config.architecture)

@@ -1,4 +1,4 @@
-"""A small language model of its own as a draft, behind the surface that all drafts share."""
+"""A small language model as a draft, with the interface that all drafts share."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from specmatrix.engine.models.target import Target
 
 
 class Standalone:
-    """A language model that drafts: no target states in, nothing carried, ids are the target's.
+    """A language model that drafts: it reads no target states, carries no state, and uses the target's token ids.
 
-    `hidden` is accepted and ignored, so that a drafter treats all drafts alike.
+    `hidden` is accepted and ignored, so that a drafter can treat all drafts alike.
     """
 
     carry_width = 0

@@ -1,1 +1,1 @@
-"""Launch rules: what is refused or rewritten, by subject."""
+"""Configuration rules by subject: what is refused or rewritten."""

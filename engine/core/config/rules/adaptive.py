@@ -1,4 +1,4 @@
-"""The launch rules about adaptive draft depth: what it needs, and where it gives way to a static depth."""
+"""Configuration rules for adaptive draft depth: its requirements, and when the depth becomes static instead."""
 
 from typing import Final
 
@@ -12,7 +12,7 @@ def _listed(s: RuleContext) -> tuple[int, ...]:
 
 
 def _foreign(s: RuleContext) -> bool:
-    """An explicit depth that no slot may take."""
+    """An explicit depth that is a candidate of no slot."""
     steps = s.asked.speculative_num_steps
     return s.adaptive is not None and steps != AUTO and steps not in _listed(s)
 
@@ -22,39 +22,39 @@ ADAPTING: Final[tuple[Rule, ...]] = (
         name="adaptive-config-alone",
         kind="refused",
         field=SOURCE,
-        why="the slots steer adaptive steps",
+        why="the file only configures adaptive steps",
         broken=lambda s: s.asked.speculative_adaptive_config is not None and not s.asked.speculative_adaptive,
-        sentence=lambda s: (
-            f"{SOURCE} {s.asked.speculative_adaptive_config} is read with speculative_adaptive only; add it or "
-            "leave the file out"
+        message=lambda s: (
+            f"{SOURCE} {s.asked.speculative_adaptive_config} has no effect without speculative_adaptive; add that flag "
+            "or remove the file"
         ),
     ),
     Rule(
         name="adaptive-config-unread",
         kind="refused",
         field=SOURCE,
-        why="slots of which nothing is known cannot be checked",
+        why="an unread file cannot be checked",
         broken=lambda s: s.asked.speculative_adaptive and s.adaptive_text is None,
-        sentence=lambda s: (
-            f"nothing is known of the file {s.asked.speculative_adaptive_config}; read its text into the facts first"
+        message=lambda s: (
+            f"the file {s.asked.speculative_adaptive_config} was not read; put its text into Facts.adaptive_config"
         ),
     ),
     Rule(
         name="adaptive-config-wrong",
         kind="refused",
         field=SOURCE,
-        why="a mistake in a slot would silently adapt to something else",
+        why="an invalid slot would silently adapt differently",
         broken=lambda s: s.asked.speculative_adaptive and isinstance(s.adaptive_asked, str),
-        sentence=lambda s: str(s.adaptive_asked),
+        message=lambda s: str(s.adaptive_asked),
     ),
     Rule(
         name="steps-no-candidate",
         kind="refused",
         field="speculative_num_steps",
-        why="with several slots nobody knows where a depth that none lists should go",
+        why="the initial depth must be a candidate of a slot",
         broken=_foreign,
-        sentence=lambda s: (
-            f"speculative_num_steps {s.asked.speculative_num_steps} is no candidate of any slot of adaptive steps; use "
+        message=lambda s: (
+            f"speculative_num_steps {s.asked.speculative_num_steps} is not a candidate of any adaptive slot; use "
             f"auto or one of {', '.join(map(str, _listed(s)))}"
         ),
     ),
@@ -62,18 +62,18 @@ ADAPTING: Final[tuple[Rule, ...]] = (
         name="adaptive-unsupported",
         kind="rewritten",
         field="speculative_adaptive",
-        why="the depth of a round changes only where a chain can be cut at any length",
+        why="the depth can change only where a chain can be cut at any length",
         broken=lambda s: s.traits.drafts and s.asked.speculative_adaptive and s.static_because is not None,
-        sentence=lambda s: f"{s.static_because}, so the depth stays static",
+        message=lambda s: f"{s.static_because}, so the depth is static",
         got=lambda s: False,
     ),
     Rule(
         name="adaptive-config-flat",
         kind="rewritten",
         field=SOURCE,
-        why="the older format has no batch sizes",
+        why="the flat format has no batch sizes",
         broken=lambda s: s.adaptive is not None and s.adaptive.flat,
-        sentence=lambda s: "the flat format without batch sizes is read as one slot for all of them",
+        message=lambda s: "the flat format has no batch sizes, so it defines one slot for all of them",
         got=lambda s: dump(s.adaptive.slots) if s.adaptive else None,
     ),
 )

@@ -1,4 +1,4 @@
-"""The launch rules about CUDA graphs: which engines have none, and how large a batch one is made for."""
+"""Configuration rules for CUDA graphs: when they cannot be used, and the largest batch size that has them."""
 
 from typing import Final
 
@@ -7,7 +7,7 @@ from specmatrix.engine.core.config.context import Rule, RuleContext, bounded
 from specmatrix.engine.core.draft.algorithms import is_registered
 
 FIELD: Final = "cuda_graph_max_bs"
-# Requests of the largest batch that has graphs unless asked otherwise, and of any.
+# Largest batch size (requests) with graphs: by default, and at most.
 MOST: Final = 160
 LARGEST: Final = 1024
 
@@ -20,20 +20,20 @@ def on_gpu(s: RuleContext) -> bool:
 
 
 def graphless(s: RuleContext) -> str | None:
-    """Why no round can be a graph; None if rounds can."""
+    """Why rounds cannot run as CUDA graphs; None if they can."""
     if not on_gpu(s):
-        return "only a GPU has CUDA graphs"
+        return "CUDA graphs need a GPU"
     if s.asked.disable_cuda_graph:
         return "CUDA graphs are disabled"
     if s.traits.reads_host:
-        return f"the host steers every round of {s.traits.name}"
+        return f"{s.traits.name} reads tokens on the host in every round"
     if is_registered(s.traits.name):
-        return "a registered drafter may do what a graph would not repeat"
+        return "a registered drafter may do work that a graph cannot capture"
     return None
 
 
 def largest_batch(s: RuleContext) -> int:
-    """Requests of the largest batch that has graphs, where rounds can be graphs."""
+    """The default for the largest batch size with graphs."""
     return min(s.integer("max_running_requests"), MOST)
 
 
@@ -42,15 +42,15 @@ def _asked(s: RuleContext) -> int:
 
 
 GRAPHING: Final[tuple[Rule, ...]] = (
-    bounded(FIELD, 0, LARGEST, "requests of the largest batch that is a graph, 0 for no graphs"),
-    bounded("cuda_graph_max_gb", 1, 1024, "GiB that all graphs may hold; disable_cuda_graph is for no graphs"),
+    bounded(FIELD, 0, LARGEST, "0 disables CUDA graphs"),
+    bounded("cuda_graph_max_gb", 1, 1024, "all graphs share this memory", unit="GiB"),
     Rule(
         name="graphs-impossible",
         kind="rewritten",
         field=FIELD,
-        why="a graph repeats on a GPU what was captured there",
+        why="CUDA graphs need a GPU and rounds that run without the host",
         broken=lambda s: _asked(s) > 0 and graphless(s) is not None,
-        sentence=lambda s: f"{graphless(s)}, so rounds run without",
+        message=lambda s: f"{graphless(s)}, so rounds run without graphs",
         got=lambda s: 0,
     ),
 )

@@ -1,4 +1,4 @@
-"""The launch rules about a draft's weights, its shape and its timing, over the traits of its algorithm."""
+"""Configuration rules for a draft's weights, shape and timing, based on its algorithm's traits."""
 
 from typing import Final
 
@@ -10,12 +10,12 @@ from specmatrix.engine.core.draft.tree import tree_pool
 
 MAX_TOPK: Final = 64
 MAX_DRAFT_TOKENS: Final = 256
-# Why an algorithm lets no step wait unread, by its trait reads_host.
-WAITS: Final = {True: "reads tokens on the host", False: "lets no launched step wait unread"}
+# Why an algorithm's max_lag is 0, by its trait reads_host.
+LAG_REASON: Final = {True: "reads tokens on the host", False: "does not support overlapped steps"}
 
 
 def _draft_values(s: RuleContext) -> list[tuple[str, object]]:
-    """Explicit values that only a drafter reads."""
+    """Explicit values that only a drafter uses."""
     named = (
         ("speculative_draft_model_path", s.asked.speculative_draft_model_path),
         ("speculative_num_steps", s.asked.speculative_num_steps),
@@ -27,7 +27,7 @@ def _draft_values(s: RuleContext) -> list[tuple[str, object]]:
 
 
 def _pool(s: RuleContext) -> int | None:
-    """Candidates of the asked tree; None for a chain, an automatic depth or a tree without a pool of candidates."""
+    """Candidates of the requested tree; None for a chain, an automatic depth or a tree without a candidate pool."""
     steps = s.asked.speculative_num_steps
     if not isinstance(steps, int) or s.asked_topk <= 1 or s.traits.irregular or s.traits.block:
         return None
@@ -55,12 +55,12 @@ def _path(s: RuleContext) -> str | None:
 
 
 def _named(s: RuleContext) -> bool:
-    """A draft checkpoint is named and read."""
+    """A draft checkpoint is named and used."""
     return s.traits.needs_draft_model and _path(s) is not None
 
 
 def _block(s: RuleContext) -> int | None:
-    """Positions of the draft's block, where the algorithm drafts blocks."""
+    """The draft's block size, for algorithms that draft blocks."""
     return s.draft.block_size if s.traits.block and s.draft else None
 
 
@@ -84,21 +84,21 @@ DRAFTING: Final[tuple[Rule, ...]] = (
         name="nothing-to-draft",
         kind="refused",
         field="speculative_algorithm",
-        why="without a drafter the draft's values mean nothing",
+        why="draft settings have no effect without a drafter",
         broken=lambda s: not s.traits.drafts and bool(_draft_values(s)),
-        sentence=lambda s: (
-            f"{_draft_values(s)[0][0]} {_draft_values(s)[0][1]} means nothing with speculative_algorithm "
-            f"{s.traits.name}; leave it out or name a drafter"
+        message=lambda s: (
+            f"{_draft_values(s)[0][0]} {_draft_values(s)[0][1]} has no effect with speculative_algorithm "
+            f"{s.traits.name}; remove it or choose a drafter"
         ),
     ),
     Rule(
         name="draft-path-missing",
         kind="refused",
         field="speculative_draft_model_path",
-        why="the drafter has weights of its own",
+        why="the drafter has its own weights",
         broken=lambda s: s.traits.draft_weights == "checkpoint" and _path(s) is None,
-        sentence=lambda s: (
-            f"speculative_algorithm {s.traits.name} needs a draft checkpoint; give speculative_draft_model_path"
+        message=lambda s: (
+            f"speculative_algorithm {s.traits.name} needs a draft checkpoint; set speculative_draft_model_path"
         ),
     ),
     Rule(
@@ -107,70 +107,70 @@ DRAFTING: Final[tuple[Rule, ...]] = (
         field="speculative_draft_model_path",
         why="the drafter has no weights",
         broken=lambda s: s.traits.drafts and not s.traits.needs_draft_model and _path(s) is not None,
-        sentence=lambda s: (
-            f"speculative_algorithm {s.traits.name} drafts without a checkpoint; leave speculative_draft_model_path "
-            f"{_path(s)} out"
+        message=lambda s: (
+            f"speculative_algorithm {s.traits.name} uses no draft checkpoint; remove speculative_draft_model_path "
+            f"{_path(s)}"
         ),
     ),
     Rule(
         name="nothing-bundled",
         kind="refused",
         field="speculative_draft_model_path",
-        why="the drafter's layers come with the target's checkpoint or from one that is named",
+        why="the drafter's layers are in the target's checkpoint or in a named one",
         broken=lambda s: s.traits.draft_weights == "bundled" and _path(s) is None and s.facts.bundled is None,
-        sentence=lambda s: (
-            f"speculative_algorithm {s.traits.name} drafts with layers that the target's checkpoint brings, and "
-            f"{s.asked.model_path} ({s.facts.architecture}) brings none; give speculative_draft_model_path"
+        message=lambda s: (
+            f"speculative_algorithm {s.traits.name} drafts with prediction layers from the target's checkpoint, and "
+            f"{s.asked.model_path} ({s.facts.architecture}) has none; set speculative_draft_model_path"
         ),
     ),
     Rule(
         name="draft-unread",
         kind="refused",
         field="speculative_draft_model_path",
-        why="a draft of which nothing is known cannot be checked against its target",
+        why="an unread draft cannot be checked against its target",
         broken=lambda s: _named(s) and s.draft is None,
-        sentence=lambda s: f"nothing is known of the draft at {_path(s)}; read its config.json into the facts first",
+        message=lambda s: f"the draft at {_path(s)} was not read; put its config.json into the facts first",
     ),
     Rule(
         name="steps-auto-alone",
         kind="refused",
         field="speculative_num_steps",
-        why="depth, topk and width are chosen together or not at all",
+        why="depth, topk and width are chosen together",
         broken=lambda s: (
             s.traits.drafts
             and not (s.traits.block or s.traits.irregular)
             and s.asked_steps is None
             and (s.asked.speculative_eagle_topk, s.asked.speculative_num_draft_tokens) != (AUTO, AUTO)
         ),
-        sentence=lambda s: (
+        message=lambda s: (
             "speculative_num_steps auto needs speculative_eagle_topk and speculative_num_draft_tokens auto too, got "
-            f"{s.asked.speculative_eagle_topk} and {s.asked.speculative_num_draft_tokens}; give speculative_num_steps"
+            f"{s.asked.speculative_eagle_topk} and {s.asked.speculative_num_draft_tokens}; set speculative_num_steps"
         ),
     ),
-    bounded("speculative_num_steps", 1, MAX_STEPS, "a drafter goes at least one step deep"),
+    bounded("speculative_num_steps", 1, MAX_STEPS, "a draft is at least one step deep"),
     bounded("speculative_eagle_topk", 1, MAX_TOPK, "each step scores topk * topk candidates"),
     bounded("speculative_num_draft_tokens", 2, MAX_DRAFT_TOKENS, "the root and at least one draft are verified"),
     Rule(
         name="tree-too-wide",
         kind="refused",
         field="speculative_num_draft_tokens",
-        why="a tree of this depth and topk has fewer candidates than the asked width verifies",
+        why="a tree of this depth and topk has fewer nodes than the requested width",
         broken=_too_wide,
-        sentence=lambda s: (
+        message=lambda s: (
             f"speculative_num_draft_tokens {s.asked.speculative_num_draft_tokens} is more than the root and the "
             f"{_pool(s)} candidates of {s.asked.speculative_num_steps} steps with topk {s.asked_topk}; "
-            f"use 2 to {(_pool(s) or 0) + 1}"
+            f"use a value between 2 and {(_pool(s) or 0) + 1}"
         ),
     ),
     Rule(
         name="block-too-wide",
         kind="refused",
         field="speculative_num_draft_tokens",
-        why="the draft was made for blocks of its own size",
+        why="the draft was trained for its own block size",
         broken=_past_block,
-        sentence=lambda s: (
-            f"speculative_num_draft_tokens {s.asked.speculative_num_draft_tokens} is more than the {_block(s)} "
-            f"positions of the draft's block; use 2 to {_block(s)}"
+        message=lambda s: (
+            f"speculative_num_draft_tokens {s.asked.speculative_num_draft_tokens} is more than the draft's block size, "
+            f"{_block(s)}; use a value between 2 and {_block(s)}"
         ),
     ),
 )
@@ -181,7 +181,7 @@ SHAPES: Final[tuple[Rule, ...]] = (
         field="speculative_num_draft_tokens",
         why="a chain verifies its root and one token per step",
         broken=_uneven_chain,
-        sentence=lambda s: f"with topk 1 a chain of {s.asked_steps} steps verifies {_chain_width(s)} tokens",
+        message=lambda s: f"a chain (topk 1) of {s.asked_steps} steps verifies {_chain_width(s)} tokens",
         got=_chain_width,
     ),
     Rule(
@@ -190,25 +190,27 @@ SHAPES: Final[tuple[Rule, ...]] = (
         field="speculative_num_steps",
         why="a block is drafted in one step",
         broken=_block_steps,
-        sentence=lambda s: f"{s.traits.name} drafts a whole block in one step",
+        message=lambda s: f"{s.traits.name} drafts a whole block in one step",
         got=lambda s: 1,
     ),
     Rule(
         name="chains-only",
         kind="rewritten",
         field="speculative_eagle_topk",
-        why="the algorithm proposes one token per depth",
+        why="the algorithm proposes one token per step",
         broken=_chains_only,
-        sentence=lambda s: f"{s.traits.name} drafts chains, never trees",
+        message=lambda s: f"{s.traits.name} drafts chains, not trees",
         got=lambda s: 1,
     ),
     Rule(
         name="no-step-in-flight",
         kind="rewritten",
         field="spec_version",
-        why="what a drafter reads on the host must have been resolved",
+        why="tokens that a drafter reads on the host must be resolved first",
         broken=lambda s: s.traits.max_lag == 0 and s.asked.spec_version == "v2",
-        sentence=lambda s: f"{s.traits.name} {WAITS[s.traits.reads_host]}, so every step resolves before the next",
+        message=lambda s: (
+            f"{s.traits.name} {LAG_REASON[s.traits.reads_host]}, so each step is resolved before the next"
+        ),
         got=lambda s: "v1",
     ),
 )

@@ -1,4 +1,4 @@
-"""The launch rules that compare a draft's checkpoint with its target's."""
+"""Configuration rules that compare a draft's checkpoint with its target's."""
 
 from collections.abc import Callable
 from typing import Final
@@ -6,11 +6,11 @@ from typing import Final
 from specmatrix.engine.core.config.context import Rule, RuleContext
 from specmatrix.engine.core.draft.algorithms import FINAL
 
-FIX: Final = "use a draft made for this target"
+FIX: Final = "use a draft trained for this target"
 
 
 def _architecture(s: RuleContext) -> str | None:
-    """The draft's; a language model that brings prediction layers is also a checkpoint of these."""
+    """The draft's architecture; a target with prediction layers also counts as a checkpoint of those layers."""
     if s.draft is None:
         return None
     brings = s.traits.layered and s.draft.prediction_layers and not s.draft.architecture.endswith("NextN")
@@ -24,7 +24,7 @@ def _wrong_kind(s: RuleContext) -> bool:
 
 def _kind_sentence(s: RuleContext) -> str:
     endings = " or ".join(s.traits.draft_architectures)
-    return f"{s.traits.name} needs a draft whose architecture ends in {endings}, but {_name(s)} is a {_architecture(s)}"
+    return f"{s.traits.name} needs a draft architecture that ends in {endings}, but {_name(s)} is a {_architecture(s)}"
 
 
 def _name(s: RuleContext) -> str:
@@ -52,7 +52,7 @@ def _tokenizers_differ(s: RuleContext) -> bool:
 
 
 def _tokenizer_unknown(s: RuleContext) -> bool:
-    """A draft that reads no state of the target has an embedding of its own, so only its tokenizer tells its ids."""
+    """A draft that reads no target states has its own embedding, so only its tokenizer defines its token ids."""
     draft = s.draft
     if draft is None or s.traits.needs_hidden or s.facts.tokenizer_hash is None:
         return False
@@ -69,14 +69,14 @@ def _mask(s: RuleContext) -> int | None:
     return s.draft.mask_token if s.draft else None
 
 
-def _rule(name: str, why: str, broken: Callable[[RuleContext], bool], sentence: Callable[[RuleContext], str]) -> Rule:
-    return Rule(name, "refused", "speculative_draft_model_path", why, broken, sentence)
+def _rule(name: str, why: str, broken: Callable[[RuleContext], bool], message: Callable[[RuleContext], str]) -> Rule:
+    return Rule(name, "refused", "speculative_draft_model_path", why, broken, message)
 
 
 PAIRING: Final[tuple[Rule, ...]] = (
     _rule(
         "draft-of-wrong-kind",
-        "each algorithm drives drafts of its own kind",
+        "each algorithm supports certain draft architectures",
         _wrong_kind,
         _kind_sentence,
     ),
@@ -85,28 +85,28 @@ PAIRING: Final[tuple[Rule, ...]] = (
         "drafted token ids are compared with the target's",
         lambda s: _vocabulary(s) not in (None, s.facts.vocab_size),
         lambda s: (
-            f"the draft's vocabulary has {_vocabulary(s)} tokens and the target's {s.facts.vocab_size}; "
-            f"{s.traits.name} needs a draft with the target's own vocabulary"
+            f"the draft's vocabulary has {_vocabulary(s)} tokens, the target's has {s.facts.vocab_size}; "
+            f"{s.traits.name} needs a draft with the target's vocabulary"
         ),
     ),
     _rule(
         "draft-head-too-wide",
-        "every drafted id maps to one of the target's",
+        "every draft token id must map to a target token id",
         lambda s: (_head_width(s) or 0) > s.facts.vocab_size,
         lambda s: f"the draft's head has {_head_width(s)} tokens, more than the target's {s.facts.vocab_size}; {FIX}",
     ),
     _rule(
         "tokenizers-differ",
-        "the same id must mean the same text in draft and target",
+        "a token id must mean the same text in draft and target",
         _tokenizers_differ,
-        lambda s: f"the tokenizer of draft {_name(s)} is not the one of {s.asked.model_path}; {FIX}",
+        lambda s: f"the tokenizer of draft {_name(s)} differs from that of {s.asked.model_path}; {FIX}",
     ),
     _rule(
         "tokenizer-unknown",
-        "token ids of a language model mean what its tokenizer says",
+        "a language model's tokenizer defines its token ids",
         _tokenizer_unknown,
         lambda s: (
-            f"draft {_name(s)} brings no tokenizer, so nothing shows that its token ids mean the target's tokens; "
+            f"draft {_name(s)} has no tokenizer, so its token ids cannot be compared with the target's; "
             "put its tokenizer.json into its folder"
         ),
     ),
@@ -115,22 +115,22 @@ PAIRING: Final[tuple[Rule, ...]] = (
         "the draft reads the target's hidden states",
         lambda s: _state_width(s) not in (None, s.facts.hidden_size),
         lambda s: (
-            f"the draft reads hidden states of width {_state_width(s)}, but the target's are "
-            f"{s.facts.hidden_size} wide; {FIX}"
+            f"the draft reads hidden states of width {_state_width(s)}, but the target's have width "
+            f"{s.facts.hidden_size}; {FIX}"
         ),
     ),
     _rule(
         "aux-layer-missing",
-        "the draft reads the states that enter certain layers of the target, or leave its last",
+        "the draft reads the input states of certain target layers, or the last layer's output",
         lambda s: bool(_missing_layers(s)),
         lambda s: (
-            f"the draft reads the state entering layer {_missing_layers(s)[0]}, but the target has "
+            f"the draft reads the input state of layer {_missing_layers(s)[0]}, but the target has "
             f"{s.facts.num_layers} layers; {FIX}"
         ),
     ),
     _rule(
         "mask-token-unknown",
-        "mask tokens enter the draft through the target's embedding",
+        "mask tokens are embedded by the target's embedding",
         lambda s: (_mask(s) or 0) >= s.facts.vocab_size,
         lambda s: (
             f"the draft's mask token {_mask(s)} has no embedding in the target, whose vocabulary has "

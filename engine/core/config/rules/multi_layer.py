@@ -1,4 +1,4 @@
-"""Prediction layers that draft one step each (sglang's multi-layer EAGLE): when they run so, and what cannot."""
+"""Configuration rules for multi-layer drafting (sglang's multi-layer EAGLE): each step has its own prediction layer."""
 
 from typing import Final
 
@@ -10,27 +10,27 @@ FIELD: Final = "enable_multi_layer_eagle"
 
 
 def prediction_layers(s: RuleContext) -> int:
-    """How many layers the draft brings that could draft one step each, at least 1."""
+    """How many of the draft's layers could draft one step each, at least 1."""
     return max(1, s.draft.prediction_layers if s.draft else 1)
 
 
 def layer_per_step(s: RuleContext) -> tuple[bool, str]:
-    """Whether each step has a layer of its own, by the chosen values, and why."""
+    """Whether each step has its own layer, by the chosen values, and why."""
     layers, steps = prediction_layers(s), s.integer("speculative_num_steps")
     asked = s.asked.enable_multi_layer_eagle
     if asked != AUTO:
-        return asked, "as asked"
+        return asked, "as requested"
     if layers == 1:
-        return False, "the draft has a single layer, which goes on from its own output"
+        return False, "the draft has a single layer, which is applied repeatedly"
     if s.adaptive is not None:
-        return False, "adaptive steps change the depth, so the first layer goes on from its own output"
+        return False, "adaptive steps change the depth, so the first layer is applied repeatedly"
     if s.integer("speculative_eagle_topk") > 1 or steps > layers:
-        return False, "a tree or a depth beyond the draft's layers is drafted by the first layer alone"
+        return False, "a tree, or a depth beyond the draft's layers, is drafted by the first layer alone"
     return True, "the draft has a layer for each step of the chain"
 
 
 def layer_reasons(s: RuleContext) -> tuple[Reason, ...]:
-    """The reason of the automatic choice, where there is one to make."""
+    """The reason for the automatic choice, if it applies."""
     if not s.traits.layered or s.asked.enable_multi_layer_eagle != AUTO:
         return ()
     return (Reason(FIELD, *layer_per_step(s)),)
@@ -54,32 +54,32 @@ LAYERING: Final[tuple[Rule, ...]] = (
         name="layers-of-no-use",
         kind="refused",
         field=FIELD,
-        why="only a draft of several prediction layers can give each step its own",
+        why="only a draft with several prediction layers has one for each step",
         broken=lambda s: not s.traits.layered and s.asked.enable_multi_layer_eagle is True,
-        sentence=lambda s: (
+        message=lambda s: (
             f"{FIELD} true needs an algorithm whose draft has a layer for each step, got {s.traits.name}; "
-            f"leave it out or use {_layered_names()}"
+            f"remove it or use {_layered_names()}"
         ),
     ),
     Rule(
         name="layers-too-few",
         kind="refused",
         field="speculative_num_steps",
-        why="with a layer per step the draft is as deep as it has layers",
+        why="multi-layer drafting is at most as deep as the draft has layers",
         broken=_deeper,
-        sentence=lambda s: (
-            f"speculative_num_steps {s.asked.speculative_num_steps} is more than the {prediction_layers(s)} layers of "
-            f"the draft with {FIELD} true; use 1 to {prediction_layers(s)} or {FIELD} false"
+        message=lambda s: (
+            f"speculative_num_steps {s.asked.speculative_num_steps} is more than the draft's {prediction_layers(s)} "
+            f"layers with {FIELD} true; use a value between 1 and {prediction_layers(s)}, or {FIELD} false"
         ),
     ),
     Rule(
         name="layers-in-a-chain",
         kind="refused",
         field="speculative_eagle_topk",
-        why="with a layer per step one extend drafts a chain",
+        why="multi-layer drafting drafts a chain",
         broken=lambda s: _forced(s) and s.asked_topk > 1,
-        sentence=lambda s: (
-            f"speculative_eagle_topk {s.asked_topk} is a tree, and {FIELD} true drafts chains; use 1 or {FIELD} false"
+        message=lambda s: (
+            f"speculative_eagle_topk {s.asked_topk} is a tree, but {FIELD} true drafts chains; use 1, or {FIELD} false"
         ),
     ),
 )

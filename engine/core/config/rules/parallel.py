@@ -1,4 +1,4 @@
-"""The launch rules about tensor parallelism: which models so many ranks can share, and on which machines."""
+"""Configuration rules for tensor parallelism: which models a tp_size can split, and on which machines."""
 
 from typing import Final
 
@@ -11,9 +11,9 @@ MOST: Final = 64
 
 
 def unshared(s: RuleContext) -> str | None:
-    """What of the target so many ranks cannot share evenly, in words; None if they can share all of it.
+    """The part of the target that tp_size cannot split evenly, in words; None if it can split all of it.
 
-    Heads are split, or copied where there are fewer than ranks; inner numbers are split only.
+    Heads are split, or replicated where there are fewer heads than ranks; intermediate sizes can only be split.
     """
     ranks = s.asked.tp_size
     if ranks < 2:
@@ -24,38 +24,38 @@ def unshared(s: RuleContext) -> str | None:
             return f"{count} {name}, which is neither a multiple nor a divisor of it"
     for width in s.facts.widths:
         if width % ranks:
-            return f"feed-forward parts of {width} numbers, which is no multiple of it"
+            return f"feed-forward layers of intermediate size {width}, which is not a multiple of it"
     return None
 
 
 SPLITTING: Final[tuple[Rule, ...]] = (
-    bounded(FIELD, 1, MOST, "ranks of one engine, a process each"),
+    bounded(FIELD, 1, MOST, "each rank is a process", unit="ranks"),
     Rule(
         name="uneven-ranks",
         kind="refused",
         field=FIELD,
-        why="every rank holds as much of the model as any other",
+        why="every rank holds an equal part of the model",
         broken=lambda s: unshared(s) is not None,
-        sentence=lambda s: f"tp_size {s.asked.tp_size} cannot share a target with {unshared(s)}; use another tp_size",
+        message=lambda s: f"tp_size {s.asked.tp_size} cannot split a target with {unshared(s)}; use another tp_size",
     ),
     Rule(
         name="ranks-without-gpus",
         kind="refused",
         field=FIELD,
-        why="each rank has a GPU of its own",
+        why="each rank needs its own GPU",
         broken=lambda s: on_gpu(s) and 0 < s.facts.gpus < s.asked.tp_size,
-        sentence=lambda s: (
-            f"tp_size {s.asked.tp_size} needs as many GPUs and this machine shows {s.facts.gpus}; use a smaller "
-            "tp_size, or device cpu"
+        message=lambda s: (
+            f"tp_size {s.asked.tp_size} needs as many GPUs, but the number of visible GPUs is {s.facts.gpus}; use a "
+            "smaller tp_size, or device cpu"
         ),
     ),
     Rule(
         name="registered-on-ranks",
         kind="refused",
         field=FIELD,
-        why="a registered algorithm exists in the process that registered it",
+        why="a registered algorithm exists only in the process that registered it",
         broken=lambda s: s.asked.tp_size > 1 and is_registered(s.traits.name),
-        sentence=lambda s: (
+        message=lambda s: (
             f"tp_size {s.asked.tp_size} cannot run {s.traits.name}, which is registered in one process only; "
             "use tp_size 1"
         ),

@@ -1,7 +1,7 @@
-"""The launch rules: what cannot run as asked is refused, what runs otherwise is rewritten; nothing else departs.
+"""The configuration rules: what cannot run is refused, what runs differently is rewritten; nothing else departs.
 
-`resolve` walks the table in order and the first refusal wins; the matrix lifts the same rows as constraints, so a
-cell that the matrix predicts refused is refused by the engine with the same sentence. Each predicate is total.
+`resolve` applies the table in order and the first refusal wins; the matrix lifts the same rows as constraints, so a
+cell that the matrix predicts to be refused is refused by the engine with the same message. Every predicate is total.
 """
 
 from typing import Final
@@ -50,70 +50,70 @@ RULES: Final[tuple[Rule, ...]] = (
         name="threshold-inexact",
         kind="refused",
         field="speculative_accept_threshold_single",
-        why="the verifier is exact: a looser threshold changes the answers",
+        why="the verifier is exact: a looser threshold would change the output",
         broken=lambda s: bool(_thresholds(s)),
-        sentence=lambda s: f"{_thresholds(s)[0][0]} must be 1.0, got {_thresholds(s)[0][1]}: the verifier is exact",
+        message=lambda s: f"{_thresholds(s)[0][0]} must be 1.0, got {_thresholds(s)[0][1]}: the verifier is exact",
     ),
     Rule(
         name="v2-needs-overlap",
         kind="refused",
         field="spec_version",
-        why="v2 is the overlapped timing",
+        why="v2 is overlap scheduling",
         broken=lambda s: s.asked.disable_overlap_schedule and s.asked.spec_version == "v2",
-        sentence=lambda s: (
-            "spec_version v2 cannot run with disable_overlap_schedule; drop one of them or ask for spec_version v1"
+        message=lambda s: (
+            "spec_version v2 cannot run with disable_overlap_schedule; remove one of them or set spec_version v1"
         ),
     ),
     *PAIRING,
-    bounded("page_size", 1, MAX_PAGE, "tokens per KV page"),
+    bounded("page_size", 1, MAX_PAGE, "supported KV page sizes", unit="tokens"),
     Rule(
         name="chunked-prefill-size-range",
         kind="refused",
         field="chunked_prefill_size",
-        why="a chunk holds at least one token",
+        why="a prefill chunk holds at least one token",
         broken=lambda s: (
             isinstance(s.asked.chunked_prefill_size, int)
             and s.asked.chunked_prefill_size < 1
             and s.asked.chunked_prefill_size != -1
         ),
-        sentence=lambda s: (
-            f"chunked_prefill_size must be at least 1, or -1 for whole prompts, got {s.asked.chunked_prefill_size}"
+        message=lambda s: (
+            f"chunked_prefill_size must be at least 1, or -1 for unchunked prefill, got {s.asked.chunked_prefill_size}"
         ),
     ),
     Rule(
         name="max-running-requests-range",
         kind="refused",
         field="max_running_requests",
-        why="an engine that runs no request serves nobody",
+        why="an engine must be able to run at least one request",
         broken=lambda s: isinstance(s.asked.max_running_requests, int) and s.asked.max_running_requests < 1,
-        sentence=lambda s: f"max_running_requests must be at least 1, got {s.asked.max_running_requests}",
+        message=lambda s: f"max_running_requests must be at least 1, got {s.asked.max_running_requests}",
     ),
     Rule(
         name="context-length-range",
         kind="refused",
         field="context_length",
-        why="positions past the model's context were never trained",
+        why="the model was not trained for positions past its context length",
         broken=lambda s: outside(s.asked.context_length, 2, s.facts.context_length),
-        sentence=lambda s: (
-            f"context_length must be 2 to {s.facts.context_length}, the model's own, got {s.asked.context_length}"
+        message=lambda s: (
+            f"context_length must be between 2 and the model's {s.facts.context_length}, got {s.asked.context_length}"
         ),
     ),
     Rule(
         name="window-ratio-range",
         kind="refused",
         field="swa_full_tokens_ratio",
-        why="windowed layers need some memory and never more than the others",
+        why="windowed layers need KV memory, and never more than the other layers",
         broken=lambda s: not 0.0 < s.asked.swa_full_tokens_ratio <= 1.0,
-        sentence=lambda s: f"swa_full_tokens_ratio must be above 0 and at most 1, got {s.asked.swa_full_tokens_ratio}",
+        message=lambda s: f"swa_full_tokens_ratio must be above 0 and at most 1, got {s.asked.swa_full_tokens_ratio}",
     ),
-    bounded("random_seed", 0, MAX_SEED, "the counter-based generator takes 63 bits"),
+    bounded("random_seed", 0, MAX_SEED, "the counter-based generator uses a 63-bit seed"),
     Rule(
         name="gpu-missing",
         kind="refused",
         field="device",
-        why="a GPU must be visible",
+        why="device cuda needs a visible GPU",
         broken=lambda s: s.asked.device == "cuda" and s.facts.gpus == 0,
-        sentence=lambda s: "device cuda needs a visible GPU and there is none; use device cpu",
+        message=lambda s: "device cuda needs a GPU, but none is visible; use device cpu",
     ),
     *SPLITTING,
     *GRAPHING,
@@ -123,9 +123,9 @@ RULES: Final[tuple[Rule, ...]] = (
         name="window-uncached",
         kind="rewritten",
         field="disable_radix_cache",
-        why="a cached page would lack what the sliding-window layers read",
+        why="a cached page would lack the KV that sliding-window layers read",
         broken=lambda s: s.facts.window is not None and not s.asked.disable_radix_cache,
-        sentence=lambda s: (
+        message=lambda s: (
             f"the target has layers with a sliding window of {s.facts.window} tokens, whose pages are freed before a "
             "prefix could be reused, so nothing is cached"
         ),
@@ -135,18 +135,18 @@ RULES: Final[tuple[Rule, ...]] = (
         name="whole-pages",
         kind="rewritten",
         field="max_total_tokens",
-        why="KV memory comes in whole pages",
+        why="KV memory is allocated in whole pages",
         broken=_uneven_pages,
-        sentence=lambda s: f"KV memory comes in whole pages of {_page(s)} tokens, so the count is rounded down",
+        message=lambda s: f"KV memory is allocated in pages of {_page(s)} tokens, so the size is rounded down",
         got=_whole_pages,
     ),
 )
 
 
 def smallest_pool(s: RuleContext) -> int:
-    """Tokens of KV that one request of one prompt token reserves, in whole pages.
+    """KV tokens that one request with a one-token prompt reserves, in whole pages.
 
-    The committed token, the widths of the steps in flight and the width of the step to launch.
+    That is the committed token, the widths of the steps in flight and the width of the next step.
     """
     page = s.integer("page_size")
     lag = 1 if s.chosen["spec_version"] == "v2" else 0
@@ -154,15 +154,15 @@ def smallest_pool(s: RuleContext) -> int:
     return -(-tokens // page) * page
 
 
-# Judged last, over the chosen values.
+# Checked last, over the chosen values.
 CAPACITY: Final = Rule(
     name="pool-too-small",
     kind="refused",
     field="max_total_tokens",
     why="the KV pool must hold at least one request",
     broken=lambda s: s.integer("max_total_tokens") < smallest_pool(s),
-    sentence=lambda s: (
-        f"max_total_tokens {s.asked.max_total_tokens} holds no request: one token and its steps in flight need "
-        f"{smallest_pool(s)} (pages of {s.chosen['page_size']}); give at least that"
+    message=lambda s: (
+        f"max_total_tokens {s.asked.max_total_tokens} is too small for one request: a token and its steps in flight "
+        f"need {smallest_pool(s)} (pages of {s.chosen['page_size']}); use at least that"
     ),
 )

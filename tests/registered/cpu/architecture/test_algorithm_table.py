@@ -22,9 +22,9 @@ def test_the_page_holds_the_table_of_the_traits():
 def test_a_line_says_what_the_traits_say():
     table = algorithm_table((NONE, NGRAM, DFLASH, NEXTN)).splitlines()
     assert len(table) == 2 + 4 and all(line.count("|") == 8 for line in table)
-    assert table[2].endswith("| root alone | none | none | v1 and v2 | no |")
+    assert table[2].endswith("| root only | none | none | v1 and v2 | no |")
     assert table[3].endswith("| trees of any shape | none | none | v1 | no |")
-    assert table[4].endswith("| chain, one block | its own checkpoint | under the target's pages | v1 and v2 | no |")
+    assert table[4].endswith("| chain, one block | its own checkpoint | in the target's slots | v1 and v2 | no |")
     assert table[5].endswith(
-        "| chains and trees | in the target's checkpoint | under the target's pages | v1 and v2 | yes |"
+        "| chains and trees | in the target's checkpoint | in the target's slots | v1 and v2 | yes |"
     )

@@ -390,12 +390,12 @@ def test_the_vocabulary_is_the_models_whatever_the_tokenizer_knows(prompt, param
 def test_the_sentences_of_take_and_generate():
     llm = launch()
     rid = llm.add(PROMPTS[0], GREEDY)
-    with pytest.raises(RequestError, match=f"^request {rid} is waiting; its result exists once it is done$"):
+    with pytest.raises(RequestError, match=f"^request {rid} is waiting; its result is available once it is done$"):
         llm.take(rid)
     llm.step()
-    with pytest.raises(RequestError, match=f"^request {rid} is running; its result exists once it is done$"):
+    with pytest.raises(RequestError, match=f"^request {rid} is running; its result is available once it is done$"):
         llm.take(rid)
-    with pytest.raises(RequestError, match=r"^2 sampling parameters for 3 prompts; allowed: one, or one each$"):
+    with pytest.raises(RequestError, match=r"^2 sampling parameters for 3 prompts; allowed: one, or one per prompt$"):
         llm.generate(PROMPTS, [GREEDY, GREEDY])
 
 
@@ -535,6 +535,6 @@ def test_generate_takes_all_prompts_or_none():
     with pytest.raises(RequestError, match=r"prompt token 5\.5 is outside the vocabulary"):
         llm.generate([PROMPTS[0], [1, 5.5]])
     assert not llm.step() and not llm.loop.scheduler.requests
-    with pytest.raises(RequestError, match="prompts is one text; allowed: a list of texts or of token lists"):
+    with pytest.raises(RequestError, match="prompts is one string; allowed: a list of strings or of token id lists"):
         llm.generate("one text")
     assert said(llm.generate(PROMPTS, GREEDY)) == plain()

@@ -214,7 +214,7 @@ def test_a_drafter_that_cannot_adapt_runs_statically_and_says_so():
     llm = launch(algorithm="STANDALONE", max_total_tokens=399)
     (rewrite,) = llm.resolved.rewrites
     assert (rewrite.field, rewrite.asked, rewrite.got) == ("speculative_adaptive", True, False)
-    assert rewrite.reason == "STANDALONE cannot change the depth of a round, so the depth stays static"
+    assert rewrite.reason == "STANDALONE cannot change its draft depth, so the depth is static"
     assert llm.generate(PROMPTS[:1], params(9))[0].output_ids == plain()[0][:9]
     assert llm.readback()["adaptive_slots"] == [] and llm.probes["adaptive.activated"] == 0
 
@@ -222,9 +222,9 @@ def test_a_drafter_that_cannot_adapt_runs_statically_and_says_so():
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda path: None, "cannot be read (No such file or directory); give a JSON file"),
-        (lambda path: path.mkdir(), "cannot be read (Is a directory); give a JSON file"),
-        (lambda path: path.write_bytes(b"\xff{}"), "cannot be read (it is not UTF-8 text); give a JSON file"),
+        (lambda path: None, "cannot be read (No such file or directory); pass a JSON file"),
+        (lambda path: path.mkdir(), "cannot be read (Is a directory); pass a JSON file"),
+        (lambda path: path.write_bytes(b"\xff{}"), "cannot be read (it is not UTF-8 text); pass a JSON file"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_refused(tmp_path, make, sentence):

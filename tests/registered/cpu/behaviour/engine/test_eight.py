@@ -88,5 +88,5 @@ def copied_heads() -> None:
     (gate,) = record.gates
     assert (record.state, gate.name, gate.state) == ("FAIL", "ranks", "FAIL")
     assert gate.message is not None
-    assert gate.message.startswith("step ") and gate.message.endswith(" of rank 7 and that of rank 0 differ")
+    assert gate.message.startswith("step ") and gate.message.endswith(" of rank 7 and of rank 0 differ")
     runner.close()

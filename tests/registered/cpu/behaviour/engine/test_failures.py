@@ -29,7 +29,7 @@ def test_a_request_that_makes_its_steps_fail_ends_alone(monkeypatch, caplog, who
     assert [first.text, last.text] == [whole[0], whole[2]]
     assert victim.finish == Finish(
         "error",
-        message="the request made the engine raise RuntimeError: bad number; it was stopped, its tokens so far are "
+        message="the request made the engine raise RuntimeError: bad number; it was stopped, and its tokens so far are "
         "exact",
     )
     assert len(victim.output_ids) >= tokens and whole[1].startswith(victim.text)
@@ -63,7 +63,7 @@ def test_a_bug_ends_what_lives_and_every_later_call_names_it(monkeypatch, place,
     cause = f"{raised.type.__name__}: {raised.value}"
     assert ("the device failed: x" in cause) == isinstance(error, torch.AcceleratorError)
     assert llm.health == f"broken: {cause}"
-    sentence = f"the engine is broken and serves no more calls; its first error was {cause}"
+    sentence = f"the engine is broken and accepts no more calls; its first error was {cause}"
     for call in (
         lambda: llm.add("x"),
         llm.step,
@@ -184,7 +184,7 @@ def test_a_stream_tells_the_error_behind_its_text(monkeypatch, whole, error, rai
     if raised is not None:
         with pytest.raises(raised):
             llm.step()
-    with pytest.raises(EngineError, match=f"^request 1 ended with an error behind this text: {said}"):
+    with pytest.raises(EngineError, match=f"^request 1 ended with an error after this text: {said}"):
         text.extend(stream)
     assert whole[0].startswith("".join(text))
 
@@ -223,11 +223,11 @@ def test_what_is_no_request_is_refused(whole):
     huge = "an integer of thousands of digits"
     for call, sentence in (
         (lambda: llm.add("a", SamplingParams(max_new_tokens=10**5000)), f"max_new_tokens is {huge}; allowed: an "),
-        (lambda: llm.add(None), "the prompt is None; allowed: a text or a list of token ids"),
-        (lambda: llm.add(b"ab"), "the prompt is b'ab'; allowed: a text or a list of token ids"),
+        (lambda: llm.add(None), "the prompt is None; allowed: a string or a list of token ids"),
+        (lambda: llm.add(b"ab"), "the prompt is b'ab'; allowed: a string or a list of token ids"),
         (lambda: llm.add("a", {}), "params is {}; allowed: SamplingParams"),
-        (lambda: llm.generate(["a"], 5), "params is 5; allowed: SamplingParams, or a list of one each"),
-        (lambda: llm.generate(5), "prompts is 5; allowed: a list of texts or of token lists"),
+        (lambda: llm.generate(["a"], 5), "params is 5; allowed: SamplingParams, or a list with one per prompt"),
+        (lambda: llm.generate(5), "prompts is 5; allowed: a list of strings or of token id lists"),
         (lambda: llm.generate([None]), "the prompt is None; allowed"),
     ):
         with pytest.raises(RequestError) as caught:
@@ -243,7 +243,7 @@ def test_failures_are_logged_with_their_tracebacks(monkeypatch, caplog):
     with caplog.at_level(logging.WARNING, "specmatrix.engine"):
         assert {out.finish.reason for out in llm.generate(PROMPTS, PARAMS)} == {"error"}
     assert [record.message for record in caplog.records] == [
-        "a step of 3 requests failed; each runs again alone",
+        "a step with 3 requests failed; each request will run alone",
         *(f"request {rid} was stopped after RuntimeError: why" for rid in (1, 2, 3)),
     ]
     assert [bool(record.exc_info) for record in caplog.records] == [True, False, False, False]

@@ -221,7 +221,7 @@ def test_an_interrupt_that_cannot_be_awaited_ends_the_ranks(threads: RankGroup, 
     waits = {"in a message": Interrupts(), "twice": Interrupts(0, 1), "too long": Interrupts(0)}
     monkeypatch.setattr("specmatrix.engine.parallel.group.wait", waits[moment])
     if moment == "in a message":
-        monkeypatch.setattr(threads.comparison, "tell", InterruptsOnce(threads.comparison.tell))
+        monkeypatch.setattr(threads.comparison, "add", InterruptsOnce(threads.comparison.add))
     with pytest.raises(KeyboardInterrupt):
         threads.call(tell_and_answer if moment == "in a message" else hang)
     assert not threads.alive and {process.poll() for process in threads.processes} == {-9}
@@ -236,7 +236,7 @@ def test_one_call_at_a_time(threads: RankGroup):
     first = threading.Thread(target=lambda: answers.append(threads.call(rest)))
     first.start()
     assert AWAITED.wait(30)
-    said = r"^another thread is within a call of this engine; make one call at a time$"
+    said = r"^another thread is calling this engine; make one call at a time$"
     for second in (lambda: threads.call(os_of), threads.close):
         with pytest.raises(EngineError, match=said):
             second()
@@ -249,7 +249,7 @@ def test_no_call_begins_within_a_call(threads: RankGroup, monkeypatch):
     """As a signal's handler would."""
 
     def handler(connections: list[object], timeout: float) -> list[object]:
-        with pytest.raises(EngineError, match=r"^the ranks are within a call already; make one call at a time$"):
+        with pytest.raises(EngineError, match=r"^the ranks are already running a call; make one call at a time$"):
             threads.call(os_of)
         return wait(connections, timeout)
 
@@ -288,7 +288,7 @@ def test_a_rank_that_hangs_is_lost_with_where_it_was(group: RankGroup):
 
 
 def test_ranks_that_differ_are_ended_before_they_wait_for_each_other(group: RankGroup):
-    with pytest.raises(RanksDiverged, match=r"^step 1: the plan of rank 1 and that of rank 0 differ$") as caught:
+    with pytest.raises(RanksDiverged, match=r"^step 1: the plan of rank 1 and of rank 0 differ$") as caught:
         group.call(differ)
     assert (caught.value.agreement.ranks, caught.value.agreement.planned) == (2, 1)
     assert not group.alive
@@ -381,7 +381,7 @@ def test_no_other_thread_comes_between_the_calls_of_a_generation(monkeypatch):
         first.start()
         assert AWAITED.wait(30)
         for second in (lambda: llm.generate(PROMPTS), lambda: call(left_on_ranks), llm.close):
-            with pytest.raises(EngineError, match=r"^another thread is within a call of this engine; make one call "):
+            with pytest.raises(EngineError, match=r"^another thread is calling this engine; make one call "):
                 second()
         RELEASED.set()
         first.join()
@@ -444,12 +444,12 @@ def test_a_spare_group_that_lost_a_rank_serves_nobody():
 
 def test_a_launch_that_cannot_run_starts_nobody(monkeypatch):
     monkeypatch.setattr("specmatrix.engine.parallel.group.subprocess", None)
-    with pytest.raises(ConfigError, match=r"^tp_size 2 cannot share a target with 3 key-value heads"):
+    with pytest.raises(ConfigError, match=r"^tp_size 2 cannot split a target with 3 key-value heads"):
         RankedLLM(EngineConfig("qwen3-mini", tp_size=2), resolve_path)
 
 
 def test_one_process_is_no_engine_of_two_ranks():
-    said = r"^tp_size 2 needs as many processes and LLM runs in one; use RankedLLM of specmatrix\.engine\.parallel"
+    said = "^tp_size 2 needs one process per rank, and LLM runs in one process; use RankedLLM from specmatrix.engine."
     with pytest.raises(ConfigError, match=said):
         LLM(EngineConfig("llama-mini", tp_size=2), resolve_path)
 
@@ -493,7 +493,7 @@ def left_on_ranks(rank: Rank) -> tuple[int, int]:
 
 
 def tell_and_answer(rank: Rank) -> str:
-    rank.tell(StepDigest(("plan",), ("a",)))
+    rank.publish(StepDigest(("plan",), ("a",)))
     return "the answer of another call"
 
 
@@ -566,13 +566,13 @@ def die(rank: Rank) -> None:
 
 
 def hang(rank: Rank) -> None:
-    rank.tell(StepDigest(("plan",), ("a",)))
+    rank.publish(StepDigest(("plan",), ("a",)))
     if rank.place.rank:
         time.sleep(60)
-    rank.tell(StepDigest(("result",), ("b",)))
+    rank.publish(StepDigest(("result",), ("b",)))
     time.sleep(60)
 
 
 def differ(rank: Rank) -> None:
-    rank.tell(StepDigest(("ledger journal", "plan"), ("a", str(rank.place.rank))))
+    rank.publish(StepDigest(("ledger journal", "plan"), ("a", str(rank.place.rank))))
     time.sleep(60)

@@ -140,15 +140,15 @@ def test_the_draft_path_resolves_by_itself(folder):
     llm = launch(folder, 2, 1, 3)
     assert llm.resolved.draft_path == str(folder)
     (reason,) = (r for r in llm.resolved.reasons if r.field == "speculative_draft_model_path")
-    assert reason.because == "the target's checkpoint brings the draft's layers"
+    assert reason.because == "the target's checkpoint contains the draft's layers"
 
 
 def test_a_target_without_prediction_layers_says_so(zoo):
     with pytest.raises(ConfigError) as caught:
         launch(zoo("llama-mini"), 2, 1, 3)
     assert str(caught.value) == (
-        "speculative_algorithm NEXTN drafts with layers that the target's checkpoint brings, and "
-        f"{zoo('llama-mini')} (LlamaForCausalLM) brings none; give speculative_draft_model_path"
+        "speculative_algorithm NEXTN drafts with prediction layers from the target's checkpoint, and "
+        f"{zoo('llama-mini')} (LlamaForCausalLM) has none; set speculative_draft_model_path"
     )
 
 

@@ -328,7 +328,7 @@ def test_close_with_a_turn_in_flight_and_refusals_disturb_nobody():
         llm.add("a few words " * 40, None, SessionParams(name))
     with pytest.raises(RequestError, match=r"several prompts of one call belong to session 's'"):
         llm.generate([TURNS[1]] * 2, ENDS[0], SessionParams(name))
-    with pytest.raises(RequestError, match="2 session parameters for 1 prompts; allowed: one, or one each"):
+    with pytest.raises(RequestError, match="2 session parameters for 1 prompts; allowed: one, or one per prompt"):
         llm.generate([TURNS[1]], ENDS[0], [SessionParams(name)] * 2)
     assert llm.probes["session.refused"] == 5 and not llm.loop.busy
     rid = llm.add(TURNS[1], ENDS[1], SessionParams(name))
@@ -362,7 +362,9 @@ def test_an_idle_session_times_out_by_the_clock_it_was_given():
 
 def test_streaming_sessions_are_off_unless_asked_for():
     llm = launch(enable_streaming_session=False)
-    with pytest.raises(RequestError, match=r"^streaming sessions are off; start the engine with --enable-streaming"):
+    with pytest.raises(
+        RequestError, match=r"^streaming sessions are disabled; start the engine with --enable-streaming"
+    ):
         llm.open_session(1000, streaming=True)
     assert llm.open_session(1000) == "session-1"
 

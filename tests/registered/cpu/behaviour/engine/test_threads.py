@@ -39,7 +39,7 @@ def test_a_second_thread_is_refused_and_may_abort(monkeypatch, whole):
     stream = llm.stream(PROMPTS[2], PARAMS)
     said = next(stream)
     thread, leave, found = inside_another_thread(monkeypatch, llm)
-    sentence = "^another thread is in a call of this engine; allowed: one thread at a time, or abort$"
+    sentence = "^another thread is calling this engine; only abort may be called from several threads$"
     for call in (
         lambda: llm.add("x"),
         llm.step,
@@ -82,7 +82,7 @@ def test_many_threads_leave_a_whole_engine(whole):
     for thread in threads:
         thread.join(60)
     assert sorted(done) == sorted(whole)
-    assert all(sentence.startswith("another thread is in a call") for sentence in refused)
+    assert all(sentence.startswith("another thread is calling this engine") for sentence in refused)
     at_rest(llm)
 
 
@@ -120,10 +120,12 @@ def test_what_a_stream_owns_cannot_be_taken(whole):
     while llm.step():
         pass
     assert llm.request(rid).phase is Phase.DONE
-    with pytest.raises(RequestError, match=f"^request {rid} belongs to a stream or generate call, which alone gets"):
+    with pytest.raises(RequestError, match=f"^request {rid} belongs to a stream or generate call, which returns"):
         llm.take(rid)
     assert text + "".join(stream) == whole[0]
-    with pytest.raises(RequestError, match=f"^request {rid} is unknown; allowed: the id of a request that was not"):
+    with pytest.raises(
+        RequestError, match=f"^request {rid} is unknown; allowed: the id of a request whose result was not"
+    ):
         llm.take(rid)
     at_rest(llm)
 

@@ -153,7 +153,7 @@ def test_only_a_trait_opens_the_targets_verify_shape_to_a_draft(zoo, registered)
     with pytest.raises(ConfigError) as caught:
         LLM(EngineConfig("llama-mini", "SHY", speculative_num_steps=3), zoo)
     assert str(caught.value) == (
-        "the draft of SHY may not run in the target's verify shape; its traits need target_verify_for_draft"
+        "the draft of SHY may not use the target's verify shape; its traits need target_verify_for_draft"
     )
 
 
@@ -180,7 +180,7 @@ def test_a_lie_about_a_row_costs_its_request_alone(zoo, plain, registered, liar,
     assert len(first.output_ids) <= 1
     reason = first.meta_info["finish_reason"]
     assert reason["message"].startswith("the drafter of PRETENDER ") and lie in reason["message"]
-    assert reason["message"].endswith("; the request was stopped, its tokens so far are exact")
+    assert reason["message"].endswith("; the request was stopped, and its tokens so far are exact")
     assert all("message" not in output.meta_info["finish_reason"] for output in others)
     assert llm.drafter_error is None
     ledger = llm.loop.scheduler.ledger
@@ -198,7 +198,7 @@ BATCH = [
 def test_a_lie_about_the_batch_puts_the_drafter_in_quarantine(zoo, plain, registered, liar, lie):
     """At lag 1: a round of the old width may still be in flight."""
     llm = pretending(zoo, registered, liar, spec_version="v2")
-    told = f"the drafter of PRETENDER {lie}; it is not asked again and rounds go on without drafts"
+    told = f"the drafter of PRETENDER {lie}; it is not called again, and rounds continue without drafts"
     with pytest.warns(RuntimeWarning) as caught:
         outputs = llm.generate(PROMPTS, PARAMS)
     assert [str(warning.message) for warning in caught] == [told]
@@ -212,7 +212,7 @@ def test_a_lie_about_the_batch_puts_the_drafter_in_quarantine(zoo, plain, regist
 @pytest.mark.parametrize(("liar", "written"), WRITERS.items(), ids=lambda value: getattr(value, "__name__", ""))
 def test_what_a_drafter_writes_into_its_inputs_reaches_nobody(zoo, plain, registered, liar, written):
     llm = pretending(zoo, registered, liar, spec_version="v2")
-    told = f"the drafter of PRETENDER wrote into {written}; it is not asked again and rounds go on without drafts"
+    told = f"the drafter of PRETENDER wrote into {written}; it is not called again, and rounds continue without drafts"
     with pytest.warns(RuntimeWarning) as caught:
         outputs = llm.generate(PROMPTS, PARAMS)
     assert [str(warning.message) for warning in caught] == [told]

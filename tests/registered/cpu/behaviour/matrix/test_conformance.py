@@ -24,7 +24,7 @@ BROKEN = {
         DRAFTS.replace("drafts", "drafts + 9999"),
         "proposed a token outside the vocabulary; ",
     ),
-    "host read": (DRAFTS, f"batch.root.tolist(); {DRAFTS}", "is not asked again and rounds go on without drafts"),
+    "host read": (DRAFTS, f"batch.root.tolist(); {DRAFTS}", "is not called again, and rounds continue without drafts"),
     "exception": (DRAFTS, "raise ValueError('my own')", "my own"),
     "traits": ("max_lag=1,", "max_lag=1, own_kv=True,", "the drafter has 0 KV pools, but own_kv is True"),
     "width": (
@@ -98,7 +98,7 @@ def test_a_file_drafts_for_an_answer(tmp_path, capsys):
     forget_algorithm("COPY")
     assert main(["generate", *words, "--speculative-algorithm-file", changed(tmp_path, *BROKEN["exception"][:2])]) == 1
     *_, last = capsys.readouterr().err.splitlines()
-    assert "my own" in last and last.endswith("is not asked again and rounds go on without drafts")
+    assert "my own" in last and last.endswith("is not called again, and rounds continue without drafts")
     again = ["--speculative-algorithm-file", str(EXAMPLE)]
     assert main(["generate", *words, *again]) == 2
     assert "algorithm COPY is registered already" in capsys.readouterr().err

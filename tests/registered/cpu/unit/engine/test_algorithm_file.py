@@ -38,7 +38,7 @@ def test_what_a_file_registers_is_known_in_its_order(tmp_path: Path):
     try:
         assert [traits.name for traits in found] == ["FIRST", "SECOND"]
         assert known_algorithms() == before + found
-        with pytest.raises(ConfigError, match="algorithm FIRST is registered already; forget it first"):
+        with pytest.raises(ConfigError, match="algorithm FIRST is already registered; forget it first"):
             load_algorithms(file)
         assert known_algorithms() == before + found
     finally:
@@ -65,7 +65,7 @@ def test_a_file_may_import_what_lies_beside_it(tmp_path: Path, monkeypatch):
         ("import sys\nsys.exit(3)", "{file}, line 2 cannot be loaded: SystemExit: 3"),
         (
             GOOD.replace("def absorb", "def absord"),
-            "{file}, line 13 cannot be loaded: algorithm FIRST: Whole lacks the hook absorb; it needs prime, propose, "
+            "{file}, line 13 cannot be loaded: algorithm FIRST: Whole has no hook absorb; it needs prime, propose, "
             "absorb",
         ),
         ("x = 1", "{file} registers no algorithm; it must call register_algorithm(traits, drafter) at its top level"),
@@ -82,5 +82,5 @@ def test_a_file_that_cannot_be_loaded_is_one_sentence_and_leaves_nothing(tmp_pat
 
 def test_a_folder_and_a_missing_file_are_no_algorithm_files(tmp_path: Path):
     for path in (tmp_path, tmp_path / "none.py"):
-        with pytest.raises(ConfigError, match=f"^algorithm file {path} is missing; give a Python file, which must"):
+        with pytest.raises(ConfigError, match=f"^algorithm file {path} does not exist; pass a Python file that must"):
             load_algorithms(path)

@@ -230,7 +230,7 @@ def test_a_window_holds_a_few_pages_of_a_long_answer_and_bounds_admission():
     assert [r.output for r in requests] == [reference(r.prompt, r.params)[0] for r in requests]
     # A row needs 4 + 2 * 3 positions at most, on 6 pages, so two rows run at once where four would fit without.
     assert loop.probes.counts["window.slid"] > 20 and loop.probes.counts["queue.waited"] > 0
-    with pytest.raises(RequestError, match="the request needs up to 6 window pages at once and the pool has 5"):
+    with pytest.raises(RequestError, match="the request needs up to 6 window pages at once, and the pool has 5"):
         toy_loop(lag=1, page_size=2, pages=60, width=2, chunk=3, window=Window(4, 5)).add(
             request(1, [1], SamplingParams(max_new_tokens=30))
         )

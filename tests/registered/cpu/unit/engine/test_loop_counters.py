@@ -56,21 +56,21 @@ EXPECTED: Final = {
 
 
 class Eventful(ToyExecutor):
-    """Says of some rows that their tree branched and moved, and of one that its drafter lied."""
+    """Says of some rows that their tree branched and moved, and of one that its draft was invalid."""
 
     def launch(self, plan: StepPlan) -> tuple[StepPlan, StepResult]:
         return plan, super().launch(plan)
 
     def collect(self, handle: tuple[StepPlan, StepResult]) -> StepResult:
         plan, result = handle
-        lies = ["it lied" if row.rid == LIAR and not plan.prefill and row.bound > 12 else None for row in plan.rows]
+        errors = ["bad draft" if row.rid == LIAR and not plan.prefill and row.bound > 12 else None for row in plan.rows]
         return result._replace(
             branched=[bool(row.rid % 2) for row in plan.rows],
             moved=[bool(count % 2) for count in result.counts],
             logprobs=[[-1.0] * row.width for row in plan.rows],
             stamps_checked=sum(result.counts),
             stamps_wrong=len(plan.rows) == 3,
-            lies=lies,
+            draft_errors=errors,
         )
 
 

@@ -62,7 +62,7 @@ def test_a_registered_algorithm_is_known_until_it_is_forgotten(build):
         assert BUILDERS["MINE"] is build and RELAYS["MINE"] is relay
         with pytest.raises(ConfigError) as caught:
             register_algorithm(MINE, build)
-        assert str(caught.value) == "algorithm MINE is registered already; forget it first or use another name"
+        assert str(caught.value) == "algorithm MINE is already registered; forget it first or choose another name"
     finally:
         forget_algorithm("mine")
     assert known_algorithms() == before and "MINE" not in BUILDERS and "MINE" not in RELAYS
@@ -70,7 +70,7 @@ def test_a_registered_algorithm_is_known_until_it_is_forgotten(build):
 
 def test_what_is_not_registered_cannot_be_forgotten():
     for name in ("mine", "EAGLE"):
-        with pytest.raises(ConfigError, match=f"algorithm {name.upper()} is not registered; allowed: none is"):
+        with pytest.raises(ConfigError, match=f"algorithm {name.upper()} is not registered; allowed: none"):
             forget_algorithm(name)
 
 
@@ -78,18 +78,18 @@ def test_what_is_not_registered_cannot_be_forgotten():
 def test_built_in_names_are_reserved(name):
     with pytest.raises(ConfigError) as caught:
         register_algorithm(replace(MINE, name=name), Whole)
-    assert str(caught.value) == f"algorithm {name.upper()} is built in; register yours under another name"
+    assert str(caught.value) == f"algorithm {name.upper()} is built in; choose another name"
 
 
 @pytest.mark.parametrize(
     ("build", "sentence"),
     [
-        (NoAbsorb, "algorithm MINE: NoAbsorb lacks the hook absorb; it needs prime, propose, absorb"),
-        (makes_half, "algorithm MINE: NoAbsorb lacks the hook absorb; it needs prime, propose, absorb"),
-        (PrimeIsNoFunction, "algorithm MINE: PrimeIsNoFunction lacks the hook prime; it needs prime, propose, absorb"),
+        (NoAbsorb, "algorithm MINE: NoAbsorb has no hook absorb; it needs prime, propose, absorb"),
+        (makes_half, "algorithm MINE: NoAbsorb has no hook absorb; it needs prime, propose, absorb"),
+        (PrimeIsNoFunction, "algorithm MINE: PrimeIsNoFunction has no hook prime; it needs prime, propose, absorb"),
         (
             makes_something,
-            "algorithm MINE: build must be a drafter class, or a function annotated with the class that it returns",
+            "algorithm MINE: build must be a drafter class, or a function whose return annotation is that class",
         ),
         (7, "algorithm MINE: build must be a drafter class or a function, got 7"),
     ],
@@ -111,12 +111,15 @@ def test_an_optional_hook_must_be_a_function(hook):
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"name": "two words"}, "algorithm name 'TWO WORDS' must be letters, digits and underscores, a letter first"),
-        ({"name": ""}, "algorithm name '' must be letters, digits and underscores, a letter first"),
+        (
+            {"name": "two words"},
+            "algorithm name 'TWO WORDS' must consist of letters, digits and underscores and start with a letter",
+        ),
+        ({"name": ""}, "algorithm name '' must consist of letters, digits and underscores and start with a letter"),
         ({"max_lag": 2}, "algorithm MINE: max_lag must be 0 or 1, got 2"),
         (
             {"reads_host": True},
-            "algorithm MINE: reads_host needs max_lag 0: what is read must have been resolved",
+            "algorithm MINE: reads_host needs max_lag 0, because tokens on the host must be resolved",
         ),
         ({"key_span": -1}, "algorithm MINE: key_span must be at least 0, got -1"),
         (
@@ -125,7 +128,7 @@ def test_an_optional_hook_must_be_a_function(hook):
         ),
         (
             {"draft_architectures": ("X",)},
-            "algorithm MINE: draft_architectures mean nothing with draft_weights none",
+            "algorithm MINE: draft_architectures has no effect with draft_weights none",
         ),
     ],
 )

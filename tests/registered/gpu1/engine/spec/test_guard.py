@@ -127,7 +127,7 @@ def test_whoever_lies_of_the_batch_reads_writes_or_raises_is_put_aside(pretendin
         outputs = llm.generate(PROMPTS, PARAMS)
     (told,) = {str(warning.message) for warning in caught}
     assert told.startswith(f"the drafter of PRETENDER {lie}")
-    assert told.endswith("; it is not asked again and rounds go on without drafts")
+    assert told.endswith("; it is not called again, and rounds continue without drafts")
     assert [output.output_ids for output in outputs] == plain()
     assert llm.drafter_error == llm.readback()["drafter_error"] == told
     at_rest(llm)

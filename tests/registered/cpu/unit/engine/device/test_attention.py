@@ -172,7 +172,7 @@ def test_a_layer_may_store_what_it_drafts_itself(tokens, drafted):
 
 def test_drafts_need_as_many_spare_slots_as_they_may_take():
     pool = KVPool(KVLayout(1, KV_HEADS, DIM), 16, 4, torch.float32, "cpu", spare=5)
-    wanted = "2 requests draft 3 tokens each and the pool has 5 spare slots"
+    wanted = "2 requests draft 3 tokens each, but the pool has 5 spare slots"
     with pytest.raises(LedgerError, match=f"^{wanted}$"):
         DraftAttention(pool, SLOTS[:2, :12], torch.zeros(2, 1, 1, 12), capacity=3)
 

@@ -15,9 +15,9 @@ def shape(width: int, batch: int = 1) -> GraphShape:
     return GraphShape(True, -1, batch, width, 256)
 
 
-def bundles(most_bytes: int = 100, kept: int = 4, rested: int = 50) -> GraphCache[int]:
+def bundles(most_bytes: int = 100, kept: int = 4, idle_rounds: int = 50) -> GraphCache[int]:
     """Graphs are the bytes that they take."""
-    return GraphCache(lambda bundle: sum(size or 0 for size in bundle.graphs.values()), kept, most_bytes, rested)
+    return GraphCache(lambda bundle: sum(size or 0 for size in bundle.graphs.values()), kept, most_bytes, idle_rounds)
 
 
 def ran(made: GraphCache[int], one: GraphShape, size: int) -> str:
@@ -65,7 +65,7 @@ def test_a_full_bundle_forgets_its_oldest_shape_and_leaves_other_bundles_alone()
 
 
 def test_a_full_bundle_of_graphs_forgets_only_one_that_has_rested():
-    made = bundles(kept=2, rested=6)
+    made = bundles(kept=2, idle_rounds=6)
     for batch in (1, 1, 2, 2, 4, 4):
         ran(made, shape(4, batch), 10)
     assert [one.batch for one in made.swap(4).graphs] == [1, 2], "the third shape runs without a graph"
@@ -74,7 +74,7 @@ def test_a_full_bundle_of_graphs_forgets_only_one_that_has_rested():
 
 
 def test_beyond_the_bytes_a_bundle_that_has_rested_is_dropped_whole():
-    made = bundles(most_bytes=100, rested=5)
+    made = bundles(most_bytes=100, idle_rounds=5)
     for width, batch in ((2, 1), (2, 2), (4, 1)):
         assert [ran(made, shape(width, batch), 30) for _ in range(2)] == ["eager", "captured"]
     made.seen(shape(2))
@@ -101,7 +101,7 @@ def test_what_would_not_fit_by_the_mean_of_the_others_is_not_captured():
 
 
 def test_a_graph_that_has_rested_makes_room_in_its_bundle():
-    made = bundles(most_bytes=100, rested=6)
+    made = bundles(most_bytes=100, idle_rounds=6)
     for batch in (1, 1, 2, 2, 4, 4):
         ran(made, shape(4, batch), 40)
     assert counts(made) == {4: 2}
@@ -110,7 +110,7 @@ def test_a_graph_that_has_rested_makes_room_in_its_bundle():
 
 
 def test_what_was_refused_is_tried_again_once_another_bundle_has_made_room():
-    made = bundles(most_bytes=100, kept=6, rested=20)
+    made = bundles(most_bytes=100, kept=6, idle_rounds=20)
     for batch in range(1, 7):
         ran(made, shape(2, batch), 10), ran(made, shape(2, batch), 10)
     assert [ran(made, shape(4, batch), size) for batch, size in ((1, 20), (1, 20), (2, 35), (2, 35))][-1] == "captured"
@@ -138,7 +138,7 @@ CYCLES = st.lists(SHAPES, min_size=1, max_size=40)
 def test_what_repeats_itself_soon_captures_nothing_any_more(before, cycle, sizes, kept):
     """Whatever came before, and wherever the bounds are, once that has rested and each shape of the cycle was tried."""
     made = bundles(most_bytes=100, kept=kept)
-    turns = made.rested // len(cycle) + 2 * len(set(cycle)) + 3
+    turns = made.idle_rounds // len(cycle) + 2 * len(set(cycle)) + 3
     for one in before * 3 + cycle * turns:
         ran(made, one, sizes.get(one, 20))
     assert "captured" not in [ran(made, one, sizes.get(one, 20)) for one in cycle * 2]
@@ -147,7 +147,7 @@ def test_what_repeats_itself_soon_captures_nothing_any_more(before, cycle, sizes
 @given(shapes=st.lists(SHAPES, max_size=400), sizes=SIZES, kept=st.integers(1, 6))
 @settings(max_examples=50, deadline=None)
 def test_the_bounds_hold_behind_every_round(shapes, sizes, kept):
-    made = bundles(most_bytes=100, kept=kept, rested=7)
+    made = bundles(most_bytes=100, kept=kept, idle_rounds=7)
     for one in shapes:
         ran(made, one, sizes.get(one, 20))
         assert made.memory[1] <= 100 and all(len(bundle.graphs) <= kept for _, bundle in made)
@@ -156,7 +156,7 @@ def test_the_bounds_hold_behind_every_round(shapes, sizes, kept):
 def test_a_bundle_without_graphs_holds_nothing():
     bundle: GraphBundle[int] = GraphBundle(bytes=7)
     assert bundle.count == 0
-    made = bundles(kept=1, rested=1)
+    made = bundles(kept=1, idle_rounds=1)
     made.keep(shape(4), 10)
     made.seen(shape(4, 2))
     assert made.memory == (0, 0)

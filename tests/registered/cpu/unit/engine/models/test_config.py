@@ -181,7 +181,7 @@ def test_deepseek_fields(read):
         ),
         (
             QWEN3 | {"layer_types": ["sliding_attention"] * 3},
-            "layer_types holds 'sliding_attention', which needs use_sliding_window true",
+            "layer_types contains 'sliding_attention', which needs use_sliding_window true",
         ),
         (DEEPSEEK | {"qk_rope_head_dim": 7}, "qk_rope_head_dim 7 must be even"),
         (DEEPSEEK | {"kv_lora_rank": None}, "kv_lora_rank must be a positive integer, got None"),
@@ -190,12 +190,12 @@ def test_deepseek_fields(read):
         (DEEPSEEK | {"topk_method": "greedy"}, "topk_method 'greedy' is not supported; allowed: 'noaux_tc'"),
         (DEEPSEEK | {"moe_layer_freq": 2}, "moe_layer_freq 2 is not supported; allowed: 1"),
         (DEEPSEEK | {"norm_topk_prob": 1}, "norm_topk_prob must be true or false, got 1"),
-        (DEEPSEEK | {"n_group": 3}, "n_routed_experts 8 must be a multiple of n_group 3 with at least 2 in a group"),
-        (DEEPSEEK | {"n_group": 8}, "n_routed_experts 8 must be a multiple of n_group 8 with at least 2 in a group"),
+        (DEEPSEEK | {"n_group": 3}, "n_routed_experts 8 must be a multiple of n_group 3 with at least 2 per group"),
+        (DEEPSEEK | {"n_group": 8}, "n_routed_experts 8 must be a multiple of n_group 8 with at least 2 per group"),
         (DEEPSEEK | {"topk_group": 3}, "topk_group 3 must be at most n_group 2"),
         (
             DEEPSEEK | {"num_experts_per_tok": 5},
-            "num_experts_per_tok 5 must be at most the 4 experts of topk_group 1 groups",
+            "num_experts_per_tok 5 must be at most the 4 experts in topk_group 1 groups",
         ),
         (LLAMA | {"head_dim": 7}, "head_dim 7 must be even"),
         (LLAMA | {"rms_norm_eps": 0}, "rms_norm_eps must be a positive number, got 0"),
@@ -224,7 +224,7 @@ def test_refusals(read, raw, sentence):
 
 
 def test_missing_folder_and_file(tmp_path):
-    with pytest.raises(ConfigError, match=r"checkpoint '.*nowhere' does not exist; give a folder with config.json"):
+    with pytest.raises(ConfigError, match=r"checkpoint '.*nowhere' does not exist; pass a folder with config.json"):
         load_model_config(tmp_path / "nowhere")
     with pytest.raises(ConfigError, match=r"config.json is missing; a checkpoint folder needs it"):
         load_model_config(tmp_path)

@@ -109,9 +109,9 @@ def test_a_machine_without_such_products_is_refused(monkeypatch):
     with pytest.raises(ConfigError) as refused:
         RowInvariantOps().hold(torch.zeros(6, 4))
     assert str(refused.value) == (
-        "enable_deterministic_inference: this machine's products [rows, in] @ [6, 4] in float32 change a row's bits "
-        "with the rows beside it in every form (plain, at least 2 rows, at least 4 rows, padded to 8, padded to 24, "
-        "padded to 64, one product per row); leave the flag out, or set MKL_CBWR=COMPATIBLE where torch has MKL"
+        "enable_deterministic_inference: on this machine, in products [rows, in] @ [6, 4] in float32, a row's bits "
+        "depend on the other rows in every form (plain, at least 2 rows, at least 4 rows, padded to 8, padded to 24, "
+        "padded to 64, one product per row); remove the flag, or set MKL_CBWR=COMPATIBLE if torch uses MKL"
     )
 
 

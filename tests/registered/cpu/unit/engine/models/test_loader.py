@@ -67,9 +67,9 @@ def test_facts_read_the_tokenizers(llama_folder):
 def test_roles(llama_folder, eagle_folder):
     target = load_target(llama_folder(), "cpu", torch.float32)
     eagle = eagle_folder()
-    with pytest.raises(ConfigError, match="is a LlamaForCausalLMEagle3, a target model must be LlamaForCausalLM"):
+    with pytest.raises(ConfigError, match="is a LlamaForCausalLMEagle3, but a target model must be LlamaForCausalLM"):
         load_target(eagle, "cpu", torch.float32)
-    with pytest.raises(ConfigError, match="is a LlamaForCausalLMEagle3, a target model must be LlamaForCausalLM"):
+    with pytest.raises(ConfigError, match="is a LlamaForCausalLMEagle3, but a target model must be LlamaForCausalLM"):
         facts(eagle, None, "cpu")
     with pytest.raises(ConfigError, match="is a LlamaForCausalLMEagle3, a STANDALONE draft must be LlamaForCausalLM"):
         load_standalone(eagle, target, "cpu", torch.float32)
@@ -79,7 +79,9 @@ def test_roles(llama_folder, eagle_folder):
 
 def test_a_standalone_draft_sees_all_tokens(target_folder):
     target = load_target(target_folder("llama"), "cpu", torch.float32)
-    with pytest.raises(ConfigError, match="with a sliding window, a STANDALONE draft must see all tokens in each"):
+    with pytest.raises(
+        ConfigError, match="with a sliding window; a STANDALONE draft must have full attention in all layers"
+    ):
         load_standalone(target_folder("qwen3"), target, "cpu", torch.float32)
     plain = target_folder("qwen3", "plain", use_sliding_window=False, layer_types=None)
     assert load_standalone(plain, target, "cpu", torch.float32).vocab_size == 97
@@ -105,7 +107,7 @@ def test_a_pytorch_checkpoint_is_not_loaded(llama_folder):
     """Weights come from safetensors only: a pickle beside config.json is as good as no weights."""
     folder = llama_folder()
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    with pytest.raises(ConfigError, match="has no weights"):
+    with pytest.raises(ConfigError, match="has no safetensors weights"):
         load_target(folder, "cpu", torch.float32)
 
 
@@ -113,5 +115,5 @@ def test_config_of_another_shape_than_the_weights(llama_folder):
     folder = llama_folder()
     config = json.loads((folder / "config.json").read_text()) | {"intermediate_size": 80}
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ConfigError, match=r"has shape \(88, 48\), config.json implies \(80, 48\)"):
+    with pytest.raises(ConfigError, match=r"has shape \(88, 48\), but config.json implies \(80, 48\)"):
         load_target(folder, "cpu", torch.float32)

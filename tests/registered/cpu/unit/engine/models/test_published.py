@@ -173,11 +173,11 @@ DAMAGE = {
     ),
     "a tensor of another shape": (
         lambda folder: _changed(folder, "model.norm.weight", torch.ones(65)),
-        r"tensor 'model.norm.weight' has shape \(65,\), config.json implies \(64,\)",
+        r"tensor 'model.norm.weight' has shape \(65,\), but config.json implies \(64,\)",
     ),
     "a tensor of integers": (
         lambda folder: _changed(folder, "model.norm.weight", torch.ones(64, dtype=torch.int64)),
-        r"tensor 'model.norm.weight' holds int64, it must hold floating numbers",
+        r"tensor 'model.norm.weight' holds int64; it must hold floating-point numbers",
     ),
     "a quantized tensor": (
         lambda folder: _changed(folder, "lm_head.weight", torch.ones(768, 64).to(torch.float8_e4m3fn)),
@@ -185,11 +185,11 @@ DAMAGE = {
     ),
     "a tensor of another architecture": (
         lambda folder: _changed(folder, "model.layers.0.self_attn.q_proj.bias", torch.ones(64)),
-        r"tensor 'model.layers.0.self_attn.q_proj.bias' has no place in this architecture",
+        r"tensor 'model.layers.0.self_attn.q_proj.bias' does not belong to this architecture",
     ),
     "no index": (
         lambda folder: (folder / "model.safetensors.index.json").unlink(),
-        r"has no weights; model.safetensors or model.safetensors.index.json is needed",
+        r"has no weights; it must contain model.safetensors or model.safetensors.index.json",
     ),
     "half a config.json": (
         lambda folder: _cut(folder / "config.json"),

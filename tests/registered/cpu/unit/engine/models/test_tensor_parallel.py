@@ -139,5 +139,5 @@ def layer_size(model) -> int:
 def test_a_tensor_of_another_shape_is_refused_whole(target_folder):
     folder = target_folder("llama")
     (folder / "config.json").write_text((folder / "config.json").read_text().replace('"head_dim": 16', '"head_dim": 8'))
-    with pytest.raises(ConfigError, match=r"q_proj.weight' has shape \(64, 48\), config.json implies \(32, 48\)"):
+    with pytest.raises(ConfigError, match=r"q_proj.weight' has shape \(64, 48\), but config.json implies \(32, 48\)"):
         load_target(folder, "cpu", torch.float32, ranks=Ranks(1, 2))

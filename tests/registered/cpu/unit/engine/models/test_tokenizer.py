@@ -76,7 +76,7 @@ def test_special_ids(folder, tokenizer, tmp_path):
 def test_a_special_id_that_is_none_is_refused(folder, tmp_path, key, value):
     (tmp_path / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
     (tmp_path / "config.json").write_text(json.dumps({key: value}))
-    sentence = f"{tmp_path / 'config.json'}: {key} must be a token id or a list of these, got {value!r}"
+    sentence = f"{tmp_path / 'config.json'}: {key} must be a token id or a list of token ids, got {value!r}"
     with pytest.raises(ConfigError, match=f"^{re.escape(sentence)}$"):
         Tokenizer(tmp_path)
 
@@ -140,7 +140,7 @@ def test_text_does_not_depend_on_the_runs_that_its_ids_come_in(tokenizer, runs):
 @pytest.mark.parametrize(
     ("name", "content", "sentence"),
     [
-        ("tokenizer.json", None, "tokenizer.json is missing; the checkpoint brings no tokenizer"),
+        ("tokenizer.json", None, "tokenizer.json is missing; the checkpoint has no tokenizer"),
         (
             "tokenizer.json",
             '{"version": "1.0", "mod',

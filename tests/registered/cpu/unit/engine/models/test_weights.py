@@ -62,13 +62,13 @@ def test_a_promised_tensor_is_missed_only_where_it_is_wanted(tmp_path):
 def test_tensors_of_another_model_are_left(tmp_path):
     take = WeightReader({"layers.1.a": TENSORS["a"], "layers.10.a": TENSORS["a"]}, "Model")
     take.leave("layers.1.")
-    with pytest.raises(ConfigError, match=r"Model: tensor 'layers\.10\.a' has no place"):
+    with pytest.raises(ConfigError, match=r"Model: tensor 'layers\.10\.a' does not belong"):
         take.done()
 
 
 def test_no_weights(tmp_path):
     with pytest.raises(
-        ConfigError, match=r"has no weights; model.safetensors or model.safetensors.index.json is needed"
+        ConfigError, match=r"has no weights; it must contain model.safetensors or model.safetensors.index.json"
     ):
         load_weights(tmp_path, "cpu", torch.float32)
 
@@ -90,16 +90,16 @@ def test_missing_shard(tmp_path):
 
 def test_shard_without_a_promised_tensor(tmp_path):
     shards(tmp_path, c="two.safetensors")
-    with pytest.raises(
-        ConfigError, match=r"two.safetensors lacks tensor 'c' which model.safetensors.index.json promises"
-    ):
+    with pytest.raises(ConfigError, match=r"two.safetensors lacks tensor 'c' that model.safetensors.index.json lists"):
         load_weights(tmp_path, "cpu", torch.float32)
 
 
 @pytest.mark.parametrize("text", ['{"weight_map": {"a"', "{}", '{"weight_map": 3}', "[]"])
 def test_broken_index(tmp_path, text):
     (tmp_path / INDEX).write_text(text)
-    with pytest.raises(ConfigError, match="is not a safetensors index; it must hold a weight_map of names to files"):
+    with pytest.raises(
+        ConfigError, match="is not a safetensors index; it must hold a weight_map from tensor names to files"
+    ):
         load_weights(tmp_path, "cpu", torch.float32)
 
 
@@ -114,7 +114,7 @@ def test_a_quantized_tensor(tmp_path, kind):
 
 def test_pickled_weights_alone(tmp_path):
     (tmp_path / "pytorch_model.bin").write_bytes(b"never opened")
-    sentence = r"has no weights in safetensors, only pytorch_model.bin; convert it, a pickle is never loaded"
+    sentence = r"has no safetensors weights, only pytorch_model.bin; convert it, pickles are never loaded"
     with pytest.raises(ConfigError, match=sentence):
         load_weights(tmp_path, "cpu", torch.float32)
 
@@ -122,7 +122,7 @@ def test_pickled_weights_alone(tmp_path):
 @pytest.mark.parametrize("outside", ["../one.safetensors", "/tmp/one.safetensors", "deeper/one.safetensors"])
 def test_a_shard_outside_the_folder(tmp_path, outside):
     shards(tmp_path, a=outside)
-    with pytest.raises(ConfigError, match=f"names the shard '{outside}'; a shard must be a file beside the index"):
+    with pytest.raises(ConfigError, match=f"names the shard '{outside}'; a shard must be in the index's own folder"):
         load_weights(tmp_path, "cpu", torch.float32)
 
 
@@ -146,9 +146,9 @@ def test_names_are_read_without_the_shards(tmp_path):
 
 def test_take_refuses_numbers_of_the_wrong_kind():
     take = WeightReader({"a": torch.arange(3), "b": torch.zeros(2), "c": torch.ones(2, dtype=torch.bool)}, "Model")
-    with pytest.raises(ConfigError, match="Model: tensor 'a' holds int64, it must hold floating numbers"):
+    with pytest.raises(ConfigError, match="Model: tensor 'a' holds int64; it must hold floating-point numbers"):
         take("a", 3)
-    with pytest.raises(ConfigError, match="Model: tensor 'b' holds float32, it must hold integers"):
+    with pytest.raises(ConfigError, match="Model: tensor 'b' holds float32; it must hold integers"):
         take.ids("b", 2)
     with pytest.raises(ConfigError, match="Model: tensor 'c' holds bool, it must hold integers"):
         take.ids("c", 2)
@@ -168,9 +168,9 @@ def test_take_refuses_what_is_missing_misshapen_or_left_over():
     take = WeightReader({"a": torch.zeros(2, 3), "b": torch.zeros(1), "x.rotary_emb.inv_freq": torch.zeros(4)}, "Model")
     with pytest.raises(ConfigError, match="Model: tensor 'c' is missing from the weights"):
         take("c", 1)
-    with pytest.raises(ConfigError, match=r"Model: tensor 'b' has shape \(1,\), config.json implies \(2,\)"):
+    with pytest.raises(ConfigError, match=r"Model: tensor 'b' has shape \(1,\), but config.json implies \(2,\)"):
         take("b", 2)
-    with pytest.raises(ConfigError, match="Model: tensor 'a' has no place in this architecture"):
+    with pytest.raises(ConfigError, match="Model: tensor 'a' does not belong to this architecture"):
         take.done()
     assert take("a", 2, 3).shape == (2, 3)
     take.done()

@@ -61,7 +61,7 @@ def test_an_algorithm_without_a_builder_says_what_can_run(zoo):
     with pytest.raises(ConfigError) as caught:
         build_drafter(odd)
     assert str(caught.value) == (
-        f"speculative_algorithm ODD has no drafter in this engine yet; allowed: {', '.join(BUILDERS)}"
+        f"speculative_algorithm ODD has no drafter in this engine; allowed: {', '.join(BUILDERS)}"
     )
 
 

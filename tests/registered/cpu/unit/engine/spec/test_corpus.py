@@ -60,7 +60,7 @@ def test_a_file_that_cannot_be_read_or_says_nothing(tmp_path, tokenizer):
     missing = tmp_path / "none.jsonl"
     with pytest.raises(ConfigError) as caught:
         read_corpus(missing, tokenizer, 768, 8)
-    assert str(caught.value) == f"corpus {missing} cannot be read (No such file or directory); give a JSON Lines file"
+    assert str(caught.value) == f"corpus {missing} cannot be read (No such file or directory); pass a JSON Lines file"
     empty = written(tmp_path, "", "[]")
     with pytest.raises(ConfigError) as caught:
         read_corpus(empty, tokenizer, 768, 8)
@@ -68,4 +68,4 @@ def test_a_file_that_cannot_be_read_or_says_nothing(tmp_path, tokenizer):
     empty.write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError) as caught:
         read_corpus(empty, tokenizer, 768, 8)
-    assert str(caught.value) == f"corpus {empty} is not UTF-8 text; give a JSON Lines file"
+    assert str(caught.value) == f"corpus {empty} is not UTF-8 text; pass a JSON Lines file"

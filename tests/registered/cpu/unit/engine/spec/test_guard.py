@@ -10,7 +10,7 @@ import torch
 
 from specmatrix.engine.device.batch import StepBatch
 from specmatrix.engine.spec.drafter import DraftTree, chain
-from specmatrix.engine.spec.guard import LIES, Guard
+from specmatrix.engine.spec.guard import VIOLATIONS, Guard
 from specmatrix.engine.spec.verify import verify
 from specmatrix.kernels.tree_layout import tree_layout
 
@@ -57,12 +57,13 @@ def test_an_honest_tree_passes_as_it_is():
     tree = tree_of(batch)
     guard = guard_of(tree)
     assert asked(guard, batch) is tree
-    assert guard.codes().tolist() == [0, 0, 0] and guard.sentence(0) is None and guard.error is None
+    assert guard.codes().tolist() == [0, 0, 0] and guard.message(0) is None and guard.error is None
 
 
 def test_several_lies_are_all_told():
-    assert guard_of(None).sentence(0b110) == (
-        f"the drafter of ODD {LIES[1]} and {LIES[2]}; the request was stopped, its tokens so far are exact"
+    assert guard_of(None).message(0b110) == (
+        f"the drafter of ODD {VIOLATIONS[1]} and {VIOLATIONS[2]}; the request was stopped, and its "
+        "tokens so far are exact"
     )
 
 

@@ -101,7 +101,7 @@ def test_the_engine_refuses_with_the_sentence_of_the_lifted_rule(constraint, sta
     for cell in starts[(constraint,)]:
         with pytest.raises(ConfigError) as caught:
             resolve(cell.config(), zoo_facts(cell))
-        assert str(caught.value) == rule.sentence(situation(cell))
+        assert str(caught.value) == rule.message(situation(cell))
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_explaining_a_cell_that_runs_gives_values_and_reasons():
     assert lines[0] == "eagle3.s3.k4"
     assert lines[2] == "runs"
     assert "  num_draft_tokens: 8" in lines
-    version = "because spec_version = v1: trees (topk > 1) default to v1; ask for spec_version v2 to overlap them"
+    version = "because spec_version = v1: trees (topk > 1) default to v1; set spec_version v2 to overlap them"
     assert f"{version} (guarded by the gates lossless, ledger, effective)" in lines
     assert "because device = cpu: no GPU is visible" in lines
 
@@ -214,16 +214,16 @@ def test_explaining_a_rewritten_cell_gives_asked_and_got():
     text = explain_text("eagle3.s3.n8")
     assert "rewritten by chain-width: a chain verifies its root and one token per step" in text
     assert text.endswith(
-        "rewritten speculative_num_draft_tokens: 8 -> 4: with topk 1 a chain of 3 steps verifies 4 tokens"
+        "rewritten speculative_num_draft_tokens: 8 -> 4: a chain (topk 1) of 3 steps verifies 4 tokens"
     )
 
 
 def test_explaining_a_refused_cell_gives_the_engines_sentence():
     text = explain_text(Cell.from_id("none.v2.sync"))
-    assert "refused by v2-needs-overlap: v2 is the overlapped timing" in text
+    assert "refused by v2-needs-overlap: v2 is overlap scheduling" in text
     assert text.endswith(
         "engine error: spec_version v2 cannot run with disable_overlap_schedule; "
-        "drop one of them or ask for spec_version v1"
+        "remove one of them or set spec_version v1"
     )
 
 

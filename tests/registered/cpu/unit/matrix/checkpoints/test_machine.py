@@ -129,7 +129,7 @@ def test_a_tensor_short(models, target):
 
 def test_a_shard_without_what_the_index_promises(models, target):
     shutil.copy(target / "model-00001-of-00003.safetensors", target / "model-00002-of-00003.safetensors")
-    refused(models, r"model-00002-of-00003.safetensors lacks tensor '.*' which model.safetensors.index.json promises$")
+    refused(models, r"model-00002-of-00003.safetensors lacks tensor '.*' that model.safetensors.index.json lists$")
 
 
 def test_quantized_weights(models, target):
@@ -146,4 +146,4 @@ def test_a_target_without_a_tokenizer(models, target):
 def test_a_draft_in_a_pickle(models):
     folder = models / MODELS[PAIR.draft].repo
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    refused(models, r"has no weights in safetensors, only pytorch_model.bin; convert it, a pickle is never loaded$")
+    refused(models, r"has no safetensors weights, only pytorch_model.bin; convert it, pickles are never loaded$")

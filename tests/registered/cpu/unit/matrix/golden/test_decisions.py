@@ -33,7 +33,7 @@ def refusing(config: EngineConfig, facts: Facts, message: str) -> str:
     context = RuleContext.of(config, facts)
     broken = [rule for rule in RULES if rule.kind == "refused" and rule.broken(context)]
     if broken:
-        assert message == broken[0].sentence(context)
+        assert message == broken[0].message(context)
         return broken[0].name
     assert message.startswith(f"max_total_tokens {config.max_total_tokens} ")
     return CAPACITY.name

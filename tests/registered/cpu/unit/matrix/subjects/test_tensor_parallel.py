@@ -110,7 +110,7 @@ def test_a_rank_that_does_otherwise_makes_the_gate_red():
 
 def test_a_refused_configuration_starts_no_process():
     cell = Cell.from_id("eagle3.qwen3.tp2.s3.nocache.pair")
-    with pytest.raises(ConfigError, match=r"^tp_size 2 cannot share a target with 3 key-value heads"):
+    with pytest.raises(ConfigError, match=r"^tp_size 2 cannot split a target with 3 key-value heads"):
         RankedSubject().start(asked(cell))
     assert Runner(RankedSubject(), seed=0).run_cell(cell).state == "PASS"
 

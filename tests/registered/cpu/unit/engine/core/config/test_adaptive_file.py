@@ -65,27 +65,27 @@ BAD = [
     ("{", "is not JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
     ("", "is not JSON: Expecting value: line 1 column 1 (char 0)"),
     ([1, 3], "must be a JSON object, got [1, 3]"),
-    ({}, "has no batch size as a key; give at least {'1': {'candidate_steps': [...]}}"),
-    ({"ema_alpha": 0.5}, "has no batch size as a key; give at least {'1': {'candidate_steps': [...]}}"),
-    ('{"1": {"candidate_steps": [1]}, "1": {"candidate_steps": [3]}}', "gives '1' twice; give it once"),
+    ({}, "has no batch size as a key; it needs at least {'1': {'candidate_steps': [...]}}"),
+    ({"ema_alpha": 0.5}, "has no batch size as a key; it needs at least {'1': {'candidate_steps': [...]}}"),
+    ('{"1": {"candidate_steps": [1]}, "1": {"candidate_steps": [3]}}', "has the key '1' twice; remove one"),
     (
         {"1": SLOT, "default": SLOT},
-        f": the key 'default' is unknown; a key must be a batch size such as '8' or one of {KEYS}",
+        f": unknown key 'default'; a key must be a batch size such as '8' or one of {KEYS}",
     ),
     (
         {"ema_alfa": 0.5, "1": SLOT},
-        f": the key 'ema_alfa' is unknown, the closest one is 'ema_alpha'; a key must be a batch size such as '8' or "
+        f": unknown key 'ema_alfa' (did you mean 'ema_alpha'?); a key must be a batch size such as '8' or "
         f"one of {KEYS}",
     ),
     (
         {"8": SLOT | {"candidates": [1]}},
-        f": slot 8: the key 'candidates' is unknown, the closest one is 'candidate_steps'; a key must be one of {KEYS}",
+        f": slot 8: unknown key 'candidates' (did you mean 'candidate_steps'?); a key must be one of {KEYS}",
     ),
-    ({"0": SLOT}, "has the batch size '0'; it must be an integer of at least 1, without sign or 0s in front"),
-    ({"-8": SLOT}, "has the batch size '-8'; it must be an integer of at least 1, without sign or 0s in front"),
-    ({"08": SLOT}, "has the batch size '08'; it must be an integer of at least 1, without sign or 0s in front"),
+    ({"0": SLOT}, "has the batch size '0'; it must be an integer of at least 1 without sign or leading zeros"),
+    ({"-8": SLOT}, "has the batch size '-8'; it must be an integer of at least 1 without sign or leading zeros"),
+    ({"08": SLOT}, "has the batch size '08'; it must be an integer of at least 1 without sign or leading zeros"),
     ({"8": [1, 3]}, ": slot 8: a slot must be a JSON object, got [1, 3]"),
-    ({"8": {}}, ": slot 8: candidate_steps is missing; give a list of draft depths, such as [1, 3]"),
+    ({"8": {}}, ": slot 8: candidate_steps is missing; it must be a list of draft depths, such as [1, 3]"),
     *(
         (
             {"8": {"candidate_steps": value}},
@@ -102,7 +102,7 @@ BAD = [
             ("down_hysteresis", "a finite number", ("low", float("inf"), False)),
             ("up_hysteresis", "a finite number", ([0], float("nan"))),
             ("ceiling_coeff", "a finite number of at least 0", (-0.5, float("inf"), "2")),
-            ("strategy", "'ema', the only strategy here", ("throughput_aware", 1)),
+            ("strategy", "'ema', the only supported strategy", ("throughput_aware", 1)),
         )
         for value in values
     ),

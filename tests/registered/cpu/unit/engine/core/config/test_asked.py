@@ -52,11 +52,11 @@ def test_flags_parse_text_by_field():
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        ({"--page-sise": "4"}, "flag '--page-sise' is unknown; the closest one is --page-size"),
-        ({"model": "m", "page_sise": 4}, "flag '--page-sise' is unknown; the closest one is --page-size"),
-        ({"model": "m", "bogus": True}, f"flag '--bogus' is unknown; it must be one of {FLAGS}"),
-        ({"page-size": "4", "page_size": "4"}, "page_size is given twice; give it once"),
-        ({"page_size": "4"}, "model_path is missing; give the path or zoo name of the target model"),
+        ({"--page-sise": "4"}, "unknown flag '--page-sise'; did you mean --page-size?"),
+        ({"model": "m", "page_sise": 4}, "unknown flag '--page-sise'; did you mean --page-size?"),
+        ({"model": "m", "bogus": True}, f"unknown flag '--bogus'; it must be one of {FLAGS}"),
+        ({"page-size": "4", "page_size": "4"}, "page_size is given twice; remove one"),
+        ({"page_size": "4"}, "model_path is missing; set it to the path or zoo name of the target model"),
         ({"model": "m", "page-size": "abc"}, "page_size must be an integer or 'auto', got 'abc'"),
         ({"model": "m", "page-size": 1.5}, "page_size must be an integer or 'auto', got 1.5"),
         ({"model": "m", "page-size": True}, "page_size must be an integer or 'auto', got True"),
@@ -71,8 +71,8 @@ def test_flags_parse_text_by_field():
             {"model": "m", "speculative-accept-threshold-acc": "nan"},
             "speculative_accept_threshold_acc must be a number, got nan",
         ),
-        ({"model": 3}, "model_path must be a text, got 3"),
-        ({"model": "m", "speculative-algorithm": None}, "speculative_algorithm must be a text, got None"),
+        ({"model": 3}, "model_path must be a string, got 3"),
+        ({"model": "m", "speculative-algorithm": None}, "speculative_algorithm must be a string, got None"),
     ],
 )
 def test_bad_flags_are_refused_in_one_sentence(flags, sentence):
@@ -94,10 +94,10 @@ def test_as_dict_is_json_in_field_order():
             "field": "max_total_tokens",
             "asked": 50,
             "got": 48,
-            "reason": "KV memory comes in whole pages of 16 tokens, so the count is rounded down",
+            "reason": "KV memory is allocated in pages of 16 tokens, so the size is rounded down",
         }
     ]
-    assert {"field": "spec_version", "value": "v2", "because": "overlapped steps are the default"} in values["reasons"]
+    assert {"field": "spec_version", "value": "v2", "because": "overlap scheduling is the default"} in values["reasons"]
 
 
 def test_launch_hash_sees_values_only():

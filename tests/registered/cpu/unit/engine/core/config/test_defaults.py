@@ -62,24 +62,24 @@ def test_shape(config, known, shape):
 @pytest.mark.parametrize(
     ("asked", "known", "version", "because"),
     [
-        ({}, facts(), "v2", "overlapped steps are the default"),
+        ({}, facts(), "v2", "overlap scheduling is the default"),
         (
             {"disable_overlap_schedule": True},
             facts(),
             "v1",
-            "overlap scheduling is disabled, so steps resolve synchronously",
+            "overlap scheduling is disabled, so steps run synchronously",
         ),
         (
             {"speculative_algorithm": "EAGLE3", "speculative_draft_model_path": "d"},
             facts(HEAD),
             "v1",
-            "trees (topk > 1) default to v1; ask for spec_version v2 to overlap them",
+            "trees (topk > 1) default to v1; set spec_version v2 to overlap them",
         ),
         (
             {"speculative_algorithm": "EAGLE3", "speculative_draft_model_path": "d", "speculative_num_steps": 3},
             facts(HEAD),
             "v2",
-            "overlapped steps are the default",
+            "overlap scheduling is the default",
         ),
     ],
     ids=["plain", "overlap-off", "automatic-tree", "explicit-chain"],
@@ -96,15 +96,15 @@ def test_a_drafter_that_reads_the_host_waits_for_every_step(asked, got):
     resolved = resolve(EngineConfig("m", "NGRAM", **asked), facts())
     assert (resolved.spec_version, resolved.lag) == (got, 0)
     said = [r.because for r in resolved.reasons if r.field == "spec_version"]
-    assert said == ([] if asked else ["the drafter needs every step resolved before the next"])
+    assert said == ([] if asked else ["the drafter needs each step's result before the next step"])
     assert len(resolved.rewrites) == (asked.get("spec_version") == "v2")
 
 
 @pytest.mark.parametrize(
     ("asked", "breadth", "because"),
     [
-        ({}, 10, "n-gram trees are 10 nodes broad"),
-        ({"speculative_eagle_topk": 3}, 3, "a node has as many children as topk allows"),
+        ({}, 10, "the default n-gram breadth is 10"),
+        ({"speculative_eagle_topk": 3}, 3, "the n-gram breadth is topk"),
         ({"speculative_ngram_max_bfs_breadth": 4}, 4, None),
     ],
 )
@@ -121,7 +121,7 @@ def test_bundled_weights_are_in_the_targets_checkpoint():
     resolved = resolve(EngineConfig("m", "NEXTN"), known)
     (reason,) = (r for r in resolved.reasons if r.field == "speculative_draft_model_path")
     assert resolved.draft_path == reason.value == "m"
-    assert reason.because == "the target's checkpoint brings the draft's layers"
+    assert reason.because == "the target's checkpoint contains the draft's layers"
     again = resolve(explicit(resolved), known)
     assert again.start_hash() == resolved.start_hash() and not again.reasons
     own = resolve(EngineConfig("m", "NEXTN", "d"), replace(known, draft=NEXT))

@@ -258,7 +258,7 @@ def test_adaptive_steps_size_memory_by_the_widest_round():
     assert (narrow.max_draft_tokens, wide.max_draft_tokens, wide.num_draft_tokens) == (2, 8, 2)
     assert (narrow.max_total_tokens, wide.max_total_tokens) == (100 + 2 * 2, 100 + 2 * 8)
     with pytest.raises(
-        ConfigError, match="max_total_tokens 16 holds no request: one token and its steps in flight need 17"
+        ConfigError, match="max_total_tokens 16 is too small for one request: a token and its steps in flight need 17"
     ):
         sized(speculative_adaptive=True, max_total_tokens=16)
 

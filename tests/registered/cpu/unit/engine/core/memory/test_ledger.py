@@ -92,7 +92,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def launch(self, data, width):
         rid = self.some_row(data)
         if self.committed[rid] + sum(self.flights[rid]) + width > len(self.rows[rid]) * self.size:
-            with pytest.raises(LedgerError, match=f"launch: request {rid} would write {width} positions behind"):
+            with pytest.raises(LedgerError, match=f"launch: request {rid} would write {width} positions after"):
                 self.ledger.launch(rid, width)
             return
         self.ledger.launch(rid, width)
@@ -266,19 +266,19 @@ def two_requests() -> Ledger:
         ("open", (3, (2,)), "open: page 2 is not in the cache"),
         ("open", (3, (1, 7)), "open: page 7 does not exist; pages are 1..6"),
         ("open", (3, (-5,)), "open: page -5 does not exist; pages are 1..6"),
-        ("growth", (1, 0), "reserve: request 1 asked for 0 positions"),
-        ("reserve", (1, 0), "reserve: request 1 asked for 0 positions"),
+        ("growth", (1, 0), "reserve: request 1 requested 0 positions"),
+        ("reserve", (1, 0), "reserve: request 1 requested 0 positions"),
         ("reserve", (9, 1), "request 9 has no account"),
-        ("launch", (1, 2), "launch: request 1 would write 2 positions behind 3 + 2 of 6 reserved"),
-        ("launch", (1, 0), "launch: request 1 would write 0 positions behind 3 + 2 of 6 reserved"),
+        ("launch", (1, 2), "launch: request 1 would write 2 positions after 3 + 2 of 6 reserved"),
+        ("launch", (1, 0), "launch: request 1 would write 0 positions after 3 + 2 of 6 reserved"),
         ("settle", (2, 1), "settle: request 2 has nothing in flight"),
         ("settle", (1, 3), "settle: request 1 accepted 3 of a step of width 2"),
         ("settle", (1, -1), "settle: request 1 accepted -1 of a step of width 2"),
-        ("donate", (1, 1), "donate: request 1 has 3 positions committed, not 2 whole pages"),
-        ("donate", (1, -1), "donate: request 1 has 3 positions committed, not 0 whole pages"),
+        ("donate", (1, 1), "donate: request 1 has 3 positions committed, less than 2 whole pages"),
+        ("donate", (1, -1), "donate: request 1 has 3 positions committed, less than 0 whole pages"),
         ("hold", (1, 3), "hold: request 1 still has 1 steps in flight"),
-        ("hold", (2, 1), "hold: request 2 cannot keep 1 positions; it has KV of 2, 2 of them cached"),
-        ("hold", (2, 3), "hold: request 2 cannot keep 3 positions; it has KV of 2, 2 of them cached"),
+        ("hold", (2, 1), "hold: request 2 cannot keep 1 positions; it has KV for 2, 2 of them cached"),
+        ("hold", (2, 3), "hold: request 2 cannot keep 3 positions; it has KV for 2, 2 of them cached"),
         ("hold", (7, 1), "request 7 has no account"),
         ("resume", (2,), "resume: account 2 is in use"),
         ("resume", (7,), "request 7 has no account"),
@@ -371,8 +371,8 @@ def held_with_a_page_too_many(ledger):
     [
         (held_with_a_page_too_many, "law 7: account 2 is held with 2 committed, in flight 0, reserved 4"),
         (lose, "law 1: page 6 is recorded for 0 but held by None (0 claims)"),
-        (free_twice, "law 1: a page is in the free list twice"),
-        (free_outside, "law 1: the free list names pages outside 1..6"),
+        (free_twice, "law 1: a page is in the free list more than once"),
+        (free_outside, "law 1: the free list contains pages outside 1..6"),
         (free_while_owned, "law 1: page 2 is recorded for 1 but held by 0 (2 claims)"),
         (wrong_owner, "law 1: page 2 is recorded for 2 but held by 1 (1 claims)"),
         (cached_and_private, "law 1: page 2 is recorded for 1 but held by -1 (2 claims)"),
@@ -454,7 +454,7 @@ def test_a_page_with_several_writers_is_never_cached():
     ledger.hold(1, 3)
     ledger.resume(1, 1)
     step(ledger, 1, 3)
-    with pytest.raises(LedgerError, match=r"^donate: account 1 was held, so a page of it may have several writers$"):
+    with pytest.raises(LedgerError, match=r"^donate: account 1 was held, so its pages may have several writers$"):
         ledger.donate(1, 1)
 
 
@@ -471,7 +471,7 @@ def test_a_subscriber_gets_every_entry_and_the_ledger_keeps_the_latest():
     ledger.open(1)
     assert len(seen) == KEPT + 1 and seen[-1] == ("open", 1, ())
     assert replay(seen, 2, 1).accounts.keys() == {1}
-    sentence = f"^the journal keeps the latest {KEPT} of {KEPT + 1} entries; subscribe earlier$"
+    sentence = f"^the journal keeps only the latest {KEPT} of its {KEPT + 1} entries; subscribe earlier$"
     for late in (lambda: ledger.journal, lambda: ledger.subscribe(seen.append)):
         with pytest.raises(EngineError, match=sentence):
             late()

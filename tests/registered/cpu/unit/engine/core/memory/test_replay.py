@@ -72,18 +72,18 @@ def test_replay_refuses_another_page(verb):
     index = next(i for i, entry in enumerate(JOURNAL) if entry[0] == verb)
     rid, numbers = JOURNAL[index][1:]
     altered = (*numbers[:-1], numbers[-1] + 1)
-    sentence = f"journal entry {index}: {verb} handed out pages {numbers[1:]}, the run recorded {altered[1:]}"
+    sentence = f"journal entry {index}: {verb} returned pages {numbers[1:]}, but the run recorded {altered[1:]}"
     with pytest.raises(LedgerError, match=re.escape(sentence)):
         replay([*JOURNAL[:index], (verb, rid, altered), *JOURNAL[index + 1 :]], 4, 2)
 
 
 def test_replay_refuses_an_unknown_verb():
-    with pytest.raises(LedgerError, match="journal entry 19: unknown verb 'lend'"):
+    with pytest.raises(LedgerError, match="journal entry 19: unknown operation 'lend'"):
         replay([*JOURNAL, ("lend", 3, ())], 4, 2)
 
 
 def test_replay_refuses_another_pool():
-    with pytest.raises(LedgerError, match="journal entry 1: reserve handed out pages"):
+    with pytest.raises(LedgerError, match="journal entry 1: reserve returned pages"):
         replay(JOURNAL, 4, 1)
     with pytest.raises((LedgerError, OutOfPages)):
         replay(JOURNAL, 3, 2)

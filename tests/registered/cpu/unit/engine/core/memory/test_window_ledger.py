@@ -193,7 +193,7 @@ def test_a_journal_with_a_window_replays():
     ledger.slide(1)
     again = replay(ledger.journal, PAGES, 4)
     assert again.window.free == ledger.window.free and again.window.spans[1].first == 3
-    with pytest.raises(LedgerError, match=r"slide handed out pages \(3,\), the run recorded \(2,\)"):
+    with pytest.raises(LedgerError, match=r"slide returned pages \(3,\), but the run recorded \(2,\)"):
         replay([*ledger.journal[:-1], ("slide", 1, (2,))], PAGES, 4)
 
 

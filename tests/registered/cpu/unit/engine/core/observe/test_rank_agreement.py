@@ -19,13 +19,13 @@ def told(*ranks: list[StepDigest]) -> RankComparison:
     found = RankComparison(len(ranks))
     for rank, records in enumerate(ranks):
         for record in records:
-            found.tell(rank, record)
+            found.add(rank, record)
     return found
 
 
 def test_ranks_that_tell_the_same_agree():
     found = told([A, B, C], [A, B, C], [A, B, C])
-    found.rest()
+    found.check_complete()
     agreement = found.agreement
     assert (agreement.ranks, agreement.planned, agreement.read, agreement.divergence) == (3, 2, 1, None)
     assert len(set(agreement.digests)) == 1
@@ -34,9 +34,9 @@ def test_ranks_that_tell_the_same_agree():
 @pytest.mark.parametrize(
     ("other", "sentence"),
     [
-        (StepDigest(PLAN, ("j1", "other")), "step 1: the plan of rank 1 and that of rank 0 differ"),
-        (StepDigest(PLAN, ("other", "p1")), "step 1: the ledger journal of rank 1 and that of rank 0 differ"),
-        (B, "step 1: rank 0 tells its ledger journal where rank 1 tells its accepted tokens"),
+        (StepDigest(PLAN, ("j1", "other")), "step 1: the plan of rank 1 and of rank 0 differ"),
+        (StepDigest(PLAN, ("other", "p1")), "step 1: the ledger journal of rank 1 and of rank 0 differ"),
+        (B, "step 1: rank 0 published its ledger journal where rank 1 published its accepted tokens"),
     ],
 )
 def test_the_first_difference_is_named(other: StepDigest, sentence: str):
@@ -48,14 +48,14 @@ def test_the_first_difference_is_named(other: StepDigest, sentence: str):
 
 def test_a_difference_in_what_was_read():
     found = told([A, B], [A, StepDigest(RESULT, ("t1", "other", "v1"))])
-    assert found.divergence == "step 1: the draft tokens of rank 1 and that of rank 0 differ"
+    assert found.divergence == "step 1: the draft tokens of rank 1 and of rank 0 differ"
 
 
 def test_nothing_is_compared_before_all_have_told_it():
     found = told([A, B, C], [A])
     assert found.divergence is None and (found.agreement.planned, found.agreement.read) == (1, 0)
-    found.rest()
-    assert found.divergence == "the ranks come to rest behind different steps: they told 3, 1 of them"
+    found.check_complete()
+    assert found.divergence == "the ranks stopped after different numbers of steps: 3, 1"
 
 
 def test_a_plan_is_told_with_a_digest_of_the_whole_journal_in_its_order():

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.register(est_seconds=2, stage="pr")
 
 
 def scheduler_of(
-    pages=40, size=2, rows=4, width=3, chunk=None, slack=3, cache=False, context=200, tell=False
+    pages=40, size=2, rows=4, width=3, chunk=None, slack=3, cache=False, context=200, host_tokens=False
 ) -> Scheduler:
     ledger, probes = Ledger(pages, size, strict=True), Probes()
     return Scheduler(
@@ -30,7 +30,7 @@ def scheduler_of(
         slack=slack,
         chunk=chunk,
         context_length=context,
-        tell=tell,
+        host_tokens=host_tokens,
     )
 
 
@@ -114,7 +114,7 @@ def test_a_round_reserves_behind_everything_in_flight():
 
 
 def test_a_drafter_that_reads_the_host_is_told_every_token_of_a_round():
-    scheduler = scheduler_of(tell=True)
+    scheduler = scheduler_of(host_tokens=True)
     first, second = queue(scheduler, 4, 2)
     chunks = turn(scheduler)
     assert [row.tokens for row in chunks.rows] == [first.prompt, second.prompt]

@@ -109,8 +109,8 @@ def test_a_first_bos_stays_and_rid_is_ignored_by_a_streaming_session():
     world = World()
     world.open()
     assert world.say((BOS,), 3, rid=77).prompt == (BOS,)
-    world.refused("the turn of session 's' brings no new token; allowed: at least one", (BOS,))
-    world.refused("the turn of session 's' brings no new token; allowed: at least one", ())
+    world.refused("the turn of session 's' has no new tokens; allowed: at least one", (BOS,))
+    world.refused("the turn of session 's' has no new tokens; allowed: at least one", ())
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_one_request_in_flight():
         ((9, "a", False, float("inf")), "timeout is inf; allowed: None, or a finite number of seconds above 0"),
         ((9, "a", False, "1"), "timeout is '1'; allowed: None, or a finite number of seconds above 0"),
         ((9, "a", 1, None), "streaming is 1; allowed: true or false"),
-        ((9, "a", True, None), "streaming sessions are off; start the engine with --enable-streaming-session"),
+        ((9, "a", True, None), "streaming sessions are disabled; start the engine with --enable-streaming-session"),
         ((9, "", False, None), "session_id is ''; allowed: a text that is not empty"),
         ((9, 5, False, None), "session_id is 5; allowed: a text that is not empty"),
         ((9, "taken", False, None), "session 'taken' is open already; close it first or choose another id"),
@@ -294,15 +294,13 @@ def test_replace_ends_and_forgets_what_continues_a_request():
         ({"rid": 4, "offset": -1, "replace": True}, "offset is -1; allowed: 0 to the history's 8 tokens"),
         (
             {"offset": 2},
-            "offset and drop_previous_output change a history, and rid is None; give the rid of a request of "
-            "session 's'",
+            "offset and drop_previous_output change a history, but rid is None; set rid to a request of session 's'",
         ),
         (
             {"drop_previous_output": True},
-            "offset and drop_previous_output change a history, and rid is None; give the rid of a request of "
-            "session 's'",
+            "offset and drop_previous_output change a history, but rid is None; set rid to a request of session 's'",
         ),
-        ({"rid": 1, "tokens": (BOS,)}, "the turn of session 's' brings no new token; allowed: at least one"),
+        ({"rid": 1, "tokens": (BOS,)}, "the turn of session 's' has no new tokens; allowed: at least one"),
     ],
 )
 def test_an_ordinary_turn_that_is_not_allowed_disturbs_nothing(params, sentence):

@@ -103,15 +103,18 @@ def test_facts_say_what_a_block_needs(llama_folder, folder):
         ),
         (
             {"dflash_config": {"mask_token_id": 1, "target_layer_ids": [0, 3]}},
-            r"aux layers \[1, 4\] must lie in 0..3 for a target of 3 layers",
+            r"aux layers \[1, 4\] must be in 0..3 for a target of 3 layers",
         ),
         ({"hidden_size": 60}, "target_hidden_size 60 differs from the target's 48"),
         ({"drop": ("hidden_norm.weight",)}, "tensor 'hidden_norm.weight' is missing from the weights"),
         ({"drop": ("layers.1.self_attn.k_norm.weight",)}, "tensor 'layers.1.self_attn.k_norm.weight' is missing"),
-        ({"put": {"lm_head.weight": torch.zeros(97, 48)}}, "tensor 'lm_head.weight' has no place in this architecture"),
+        (
+            {"put": {"lm_head.weight": torch.zeros(97, 48)}},
+            "tensor 'lm_head.weight' does not belong to this architecture",
+        ),
         (
             {"put": {"fc.weight": torch.zeros(48, 144)}},
-            r"tensor 'fc.weight' has shape \(48, 144\), config.json implies \(48, 96\)",
+            r"tensor 'fc.weight' has shape \(48, 144\), but config.json implies \(48, 96\)",
         ),
     ],
 )

@@ -108,10 +108,10 @@ def test_an_embedding_of_its_own_goes_before_the_targets(target, folder, paged):
     ("changes", "sentence"),
     [
         ({"drop": ("fc.weight",)}, "tensor 'fc.weight' is missing from the weights"),
-        ({"put": {"norm.weight": torch.ones(48)}}, "tensor 'norm.weight' has no place in this architecture"),
+        ({"put": {"norm.weight": torch.ones(48)}}, "tensor 'norm.weight' does not belong to this architecture"),
         (
             {"put": {"layers.0.input_layernorm.weight": torch.ones(48)}},
-            "tensor 'layers.0.input_layernorm.weight' has no place in this architecture",
+            "tensor 'layers.0.input_layernorm.weight' does not belong to this architecture",
         ),
         ({"hidden_size": 60}, "target_hidden_size 60 differs from the target's 48"),
     ],
@@ -132,7 +132,9 @@ def test_an_eagle_draft_under_its_targets_name(target, llama_folder, folder, pre
     assert known == facts(llama_folder("once more"), made, "cpu").draft
     assert (known.architecture, known.aux_layers) == ("LlamaForCausalLMEagle", (FINAL,))
     assert torch.equal(load_eagle(disguised, target, "cpu", torch.float32).fuse, honest.fuse)
-    with pytest.raises(ConfigError, match="is a LlamaForCausalLMEagle, an EAGLE3 draft must be LlamaForCausalLMEagle3"):
+    with pytest.raises(
+        ConfigError, match="is a LlamaForCausalLMEagle, but an EAGLE3 draft must be LlamaForCausalLMEagle3"
+    ):
         load_eagle3(disguised, target, "cpu", torch.float32)
 
 
@@ -283,5 +285,5 @@ def test_states_as_wide_as_the_draft_are_not_fused(target, eagle_folder):
     """Where widths agree SGLang applies no `fc`, so a checkpoint that brings one is not understood."""
     changes, _ = eagle3_case("the last state, as wide as the draft")
     changes["drop"] = changes["drop"][:-1]
-    with pytest.raises(ConfigError, match=r"tensor 'fc\.weight' has no place in this architecture"):
+    with pytest.raises(ConfigError, match=r"tensor 'fc\.weight' does not belong to this architecture"):
         load_eagle3(eagle_folder(**changes), target, "cpu", torch.float32)

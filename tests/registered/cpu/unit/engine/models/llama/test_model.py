@@ -230,7 +230,7 @@ class TestRefusals:
         folder = llama_folder()
         config = json.loads((folder / "config.json").read_text()) | {"vocab_size": 96}
         (folder / "config.json").write_text(json.dumps(config))
-        sentence = r"'model.embed_tokens.weight' has shape \(97, 48\), config.json implies \(96, 48\)"
+        sentence = r"'model.embed_tokens.weight' has shape \(97, 48\), but config.json implies \(96, 48\)"
         with pytest.raises(ConfigError, match=sentence):
             load_target(folder, "cpu", torch.float32)
 
@@ -238,5 +238,5 @@ class TestRefusals:
         folder = llama_folder()
         config = json.loads((folder / "config.json").read_text()) | {"num_hidden_layers": 2}
         (folder / "config.json").write_text(json.dumps(config))
-        with pytest.raises(ConfigError, match=r"tensor 'model.layers.2.* has no place in this architecture"):
+        with pytest.raises(ConfigError, match=r"tensor 'model.layers.2.* does not belong to this architecture"):
             load_target(folder, "cpu", torch.float32)

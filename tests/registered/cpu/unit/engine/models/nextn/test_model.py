@@ -120,7 +120,7 @@ def test_fewer_layers_may_be_taken_than_there_are(folder):
     [
         ({"drop": ("model.layers.2.enorm.weight",)}, "tensor 'model.layers.2.enorm.weight' is missing"),
         ({"drop": ("model.layers.3.shared_head.norm.weight",)}, "'model.layers.3.shared_head.norm.weight' is missing"),
-        ({"put": {"model.layers.3.norm.weight": torch.ones(48)}}, "'model.layers.3.norm.weight' has no place"),
+        ({"put": {"model.layers.3.norm.weight": torch.ones(48)}}, "'model.layers.3.norm.weight' does not belong"),
         ({"num_nextn_predict_layers": 1}, "num_nextn_predict_layers is 1, fewer than the 2 layers to draft with"),
     ],
 )
@@ -133,6 +133,6 @@ def test_layers_of_another_width_are_refused(folder):
     target = load_target(folder(), "cpu", torch.float32)
     other = folder("other", hidden_size=40)
     with pytest.raises(
-        ConfigError, match="prediction layers 40 wide over 97 tokens do not fit a target 48 wide over 97"
+        ConfigError, match="prediction layers with width 40 and 97 tokens do not fit a target with width 48 and 97"
     ):
         load_nextn(other, target, "cpu", torch.float32, 1)

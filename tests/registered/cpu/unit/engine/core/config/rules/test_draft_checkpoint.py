@@ -27,84 +27,85 @@ REFUSED = [
         "draft-of-wrong-kind",
         eagle3(),
         facts(MODEL),
-        "EAGLE3 needs a draft whose architecture ends in ForCausalLMEagle3, but d is a LlamaForCausalLM",
+        "EAGLE3 needs a draft architecture that ends in ForCausalLMEagle3, but d is a LlamaForCausalLM",
     ),
     (
         "draft-of-wrong-kind",
         standalone(),
         facts(HEAD),
-        "STANDALONE needs a draft whose architecture ends in ForCausalLM, but d is a LlamaForCausalLMEagle3",
+        "STANDALONE needs a draft architecture that ends in ForCausalLM, but d is a LlamaForCausalLMEagle3",
     ),
     (
         "draft-of-wrong-kind",
         EngineConfig("m", "EAGLE", "d"),
         facts(HEAD),
-        "EAGLE needs a draft whose architecture ends in ForCausalLMEagle or EagleModel, "
+        "EAGLE needs a draft architecture that ends in ForCausalLMEagle or EagleModel, "
         "but d is a LlamaForCausalLMEagle3",
     ),
     (
         "vocabularies-differ",
         standalone(),
         facts(replace(MODEL, vocab_size=500)),
-        "the draft's vocabulary has 500 tokens and the target's 512; "
-        "STANDALONE needs a draft with the target's own vocabulary",
+        "the draft's vocabulary has 500 tokens, the target's has 512; "
+        "STANDALONE needs a draft with the target's vocabulary",
     ),
     (
         "vocabularies-differ",
         EngineConfig("m", "EAGLE", "d"),
         head(architecture="LlamaForCausalLMEagle", vocab_size=500, aux_layers=(-1,)),
-        "the draft's vocabulary has 500 tokens and the target's 512; EAGLE needs a draft with the target's own "
-        "vocabulary",
+        "the draft's vocabulary has 500 tokens, the target's has 512; EAGLE needs a draft with the target's vocabulary",
     ),
     (
         "draft-head-too-wide",
         eagle3(),
         head(draft_vocab_size=513),
-        "the draft's head has 513 tokens, more than the target's 512; use a draft made for this target",
+        "the draft's head has 513 tokens, more than the target's 512; use a draft trained for this target",
     ),
     (
         "tokenizer-unknown",
         standalone(speculative_num_steps=2),
         facts(replace(MODEL, tokenizer_hash=None)),
-        "draft d brings no tokenizer, so nothing shows that its token ids mean the target's tokens; "
+        "draft d has no tokenizer, so its token ids cannot be compared with the target's; "
         "put its tokenizer.json into its folder",
     ),
     (
         "tokenizers-differ",
         eagle3(),
         head(tokenizer_hash="other"),
-        "the tokenizer of draft d is not the one of m; use a draft made for this target",
+        "the tokenizer of draft d differs from that of m; use a draft trained for this target",
     ),
     (
         "hidden-widths-differ",
         eagle3(),
         head(target_hidden_size=256),
-        "the draft reads hidden states of width 256, but the target's are 128 wide; use a draft made for this target",
+        "the draft reads hidden states of width 256, but the target's have width 128; use a draft trained for this "
+        "target",
     ),
     (
         "aux-layer-missing",
         eagle3(),
         head(aux_layers=(1, 2, 9)),
-        "the draft reads the state entering layer 9, but the target has 4 layers; use a draft made for this target",
+        "the draft reads the input state of layer 9, but the target has 4 layers; use a draft trained for this target",
     ),
     (
         "aux-layer-missing",
         EngineConfig("m", "DFLASH", "d"),
         block(aux_layers=(1, 5)),
-        "the draft reads the state entering layer 5, but the target has 4 layers; use a draft made for this target",
+        "the draft reads the input state of layer 5, but the target has 4 layers; use a draft trained for this target",
     ),
     (
         "hidden-widths-differ",
         EngineConfig("m", "DFLASH", "d"),
         block(target_hidden_size=96),
-        "the draft reads hidden states of width 96, but the target's are 128 wide; use a draft made for this target",
+        "the draft reads hidden states of width 96, but the target's have width 128; use a draft trained for this "
+        "target",
     ),
     (
         "mask-token-unknown",
         EngineConfig("m", "DFLASH", "d"),
         block(mask_token=512),
         "the draft's mask token 512 has no embedding in the target, whose vocabulary has 512 tokens; "
-        "use a draft made for this target",
+        "use a draft trained for this target",
     ),
 ]
 
@@ -121,7 +122,7 @@ def test_every_rule_has_a_case():
 def test_bundled_layers_are_checked_like_a_draft_of_their_own():
     wide = DraftFacts("DeepseekV3ForCausalLMNextN", vocab_size=512, hidden_size=96, target_hidden_size=96)
     known = replace(facts(None), bundled=wide)
-    with pytest.raises(ConfigError, match="reads hidden states of width 96, but the target's are 128 wide"):
+    with pytest.raises(ConfigError, match="reads hidden states of width 96, but the target's have width 128"):
         resolve(EngineConfig("m", "NEXTN"), known)
     with pytest.raises(ConfigError, match=r"NEXTN needs .* ForCausalLMNextN, but m is a LlamaForCausalLM"):
         resolve(EngineConfig("m", "NEXTN"), replace(known, bundled=MODEL))

@@ -27,14 +27,14 @@ def nextn(steps: object = AUTO, topk: object = AUTO, asked: object = AUTO, **mor
     [
         (nextn(), 3, True, "the draft has a layer for each step of the chain"),
         (nextn(2), 3, True, "the draft has a layer for each step of the chain"),
-        (nextn(), 2, False, "a tree or a depth beyond the draft's layers is drafted by the first layer alone"),
-        (nextn(2, 2), 3, False, "a tree or a depth beyond the draft's layers is drafted by the first layer alone"),
-        (nextn(1), 1, False, "the draft has a single layer, which goes on from its own output"),
+        (nextn(), 2, False, "a tree, or a depth beyond the draft's layers, is drafted by the first layer alone"),
+        (nextn(2, 2), 3, False, "a tree, or a depth beyond the draft's layers, is drafted by the first layer alone"),
+        (nextn(1), 1, False, "the draft has a single layer, which is applied repeatedly"),
         (
             nextn(3, speculative_adaptive=True),
             3,
             False,
-            "adaptive steps change the depth, so the first layer goes on from its own output",
+            "adaptive steps change the depth, so the first layer is applied repeatedly",
         ),
     ],
 )
@@ -58,7 +58,7 @@ def test_a_layer_per_step_is_as_deep_as_there_are_layers(layers, asked, shape):
 def test_a_layer_per_step_keeps_the_depth_static():
     resolved = resolve(nextn(2, asked=True, speculative_adaptive=True), facts())
     (rewrite,) = resolved.rewrites
-    assert rewrite.reason == "a chain with a layer per step is as deep as it was built, so the depth stays static"
+    assert rewrite.reason == "multi-layer drafting has a fixed depth, so the depth is static"
     assert resolved.enable_multi_layer_eagle and not resolved.adaptive_slots
 
 

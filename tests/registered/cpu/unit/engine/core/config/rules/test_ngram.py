@@ -17,52 +17,54 @@ REFUSED = [
         "ngram-unread",
         eagle3(speculative_ngram_capacity=9),
         facts(),
-        "speculative_ngram_capacity 9 means nothing with speculative_algorithm EAGLE3; leave it out or use an n-gram "
+        "speculative_ngram_capacity 9 has no effect with speculative_algorithm EAGLE3; remove it or use an n-gram "
         "drafter",
     ),
     (
         "ngram-min-bfs-breadth-range",
         ngram(min_bfs_breadth=0),
         facts(),
-        "speculative_ngram_min_bfs_breadth must be 1 to 64, got 0: a node that goes on has a child",
+        "speculative_ngram_min_bfs_breadth must be between 1 and 64, got 0: an inner node has at least one child",
     ),
     (
         "ngram-max-bfs-breadth-range",
         ngram(max_bfs_breadth=65),
         facts(),
-        "speculative_ngram_max_bfs_breadth must be 1 to 64, got 65: a node that goes on has a child",
+        "speculative_ngram_max_bfs_breadth must be between 1 and 64, got 65: an inner node has at least one child",
     ),
     (
         "ngram-max-trie-depth-range",
         ngram(max_trie_depth=1),
         facts(),
-        "speculative_ngram_max_trie_depth must be 2 to 1024, got 1: a window holds a token that matches and one that "
-        "follows",
+        "speculative_ngram_max_trie_depth must be between 2 and 1024, got 1: a window holds at least a matching "
+        "token and its "
+        "successor",
     ),
     (
         "ngram-capacity-range",
         ngram(capacity=0),
         facts(),
-        "speculative_ngram_capacity must be 1 to 1000000000, got 0: the index keeps at least one window",
+        "speculative_ngram_capacity must be between 1 and 1000000000, got 0: the index holds at least one window",
     ),
     (
         "ngram-external-corpus-max-tokens-range",
         ngram(external_corpus_max_tokens=0),
         facts(),
-        "speculative_ngram_external_corpus_max_tokens must be 1 to 1000000000, got 0: a corpus has at least one token",
+        "speculative_ngram_external_corpus_max_tokens must be between 1 and 1000000000, got 0: a corpus has at least "
+        "one token",
     ),
     (
         "ngram-breadths-crossed",
         ngram(min_bfs_breadth=5, max_bfs_breadth=4),
         facts(),
-        "speculative_ngram_min_bfs_breadth 5 is more than the widest breadth, 4; it must be 1 to 4",
+        "speculative_ngram_min_bfs_breadth 5 is more than the maximum breadth, 4; it must be between 1 and 4",
     ),
     (
         "ngram-tree-too-wide",
         EngineConfig("m", "NGRAM", None, 2, 3, 14),
         facts(),
-        "speculative_num_draft_tokens 14 is more than the 13 nodes of the fullest tree of 2 steps with topk 3; use 2 "
-        "to 13",
+        "speculative_num_draft_tokens 14 is more than the 13 nodes of the fullest tree of 2 steps with topk 3; use a "
+        "value between 2 and 13",
     ),
     (
         "ngram-corpus-unused",
@@ -74,14 +76,15 @@ REFUSED = [
         "ngram-budget-unused",
         ngram(external_sam_budget=3),
         facts(),
-        "speculative_ngram_external_sam_budget 3 needs speculative_ngram_external_corpus_path; give it or leave the "
-        "budget out",
+        "speculative_ngram_external_sam_budget 3 needs speculative_ngram_external_corpus_path; set it or remove the "
+        "budget",
     ),
     (
         "ngram-budget-too-wide",
         ngram(external_sam_budget=12, external_corpus_path="c"),
         facts(),
-        "speculative_ngram_external_sam_budget 12 is more than the 11 drafted nodes of a round; use 1 to 11",
+        "speculative_ngram_external_sam_budget 12 is more than the 11 draft tokens of a round; use a value between 1 "
+        "and 11",
     ),
 ]
 

@@ -23,33 +23,34 @@ def facts(heads: int = 8, kv_heads: int = 2, widths: tuple[int, ...] = (384,), g
 
 
 REFUSED = [
-    ("tp-size-range", 0, facts(), "tp_size must be 1 to 64, got 0: ranks of one engine, a process each"),
+    ("tp-size-range", 0, facts(), "tp_size must be between 1 and 64 ranks, got 0"),
     (
         "uneven-ranks",
         4,
         facts(heads=6),
-        "tp_size 4 cannot share a target with 6 attention heads, which is neither a multiple nor a divisor of it; use "
+        "tp_size 4 cannot split a target with 6 attention heads, which is neither a multiple nor a divisor of it; use "
         "another tp_size",
     ),
     (
         "uneven-ranks",
         2,
         facts(heads=6, kv_heads=3),
-        "tp_size 2 cannot share a target with 3 key-value heads, which is neither a multiple nor a divisor of it; use "
+        "tp_size 2 cannot split a target with 3 key-value heads, which is neither a multiple nor a divisor of it; use "
         "another tp_size",
     ),
     (
         "uneven-ranks",
         8,
         facts(widths=(384, 60)),
-        "tp_size 8 cannot share a target with feed-forward parts of 60 numbers, which is no multiple of it; use "
+        "tp_size 8 cannot split a target with feed-forward layers of intermediate size 60, which is not a multiple "
+        "of it; use "
         "another tp_size",
     ),
     (
         "ranks-without-gpus",
         2,
         facts(gpus=1),
-        "tp_size 2 needs as many GPUs and this machine shows 1; use a smaller tp_size, or device cpu",
+        "tp_size 2 needs as many GPUs, but the number of visible GPUs is 1; use a smaller tp_size, or device cpu",
     ),
 ]
 

@@ -24,75 +24,77 @@ REFUSED = [
         "nothing-to-draft",
         EngineConfig("m", speculative_num_steps=3),
         facts(None),
-        "speculative_num_steps 3 means nothing with speculative_algorithm NONE; leave it out or name a drafter",
+        "speculative_num_steps 3 has no effect with speculative_algorithm NONE; remove it or choose a drafter",
     ),
     (
         "nothing-to-draft",
         EngineConfig("m", speculative_draft_model_path="d"),
         facts(),
-        "speculative_draft_model_path d means nothing with speculative_algorithm NONE; leave it out or name a drafter",
+        "speculative_draft_model_path d has no effect with speculative_algorithm NONE; remove it or choose a drafter",
     ),
     (
         "draft-path-missing",
         EngineConfig("m", "EAGLE3"),
         facts(None),
-        "speculative_algorithm EAGLE3 needs a draft checkpoint; give speculative_draft_model_path",
+        "speculative_algorithm EAGLE3 needs a draft checkpoint; set speculative_draft_model_path",
     ),
     (
         "draft-unread",
         eagle3(),
         facts(None),
-        "nothing is known of the draft at d; read its config.json into the facts first",
+        "the draft at d was not read; put its config.json into the facts first",
     ),
     (
         "draft-path-unread",
         EngineConfig("m", "NGRAM", "d"),
         facts(),
-        "speculative_algorithm NGRAM drafts without a checkpoint; leave speculative_draft_model_path d out",
+        "speculative_algorithm NGRAM uses no draft checkpoint; remove speculative_draft_model_path d",
     ),
     (
         "nothing-bundled",
         EngineConfig("m", "NEXTN"),
         facts(),
-        "speculative_algorithm NEXTN drafts with layers that the target's checkpoint brings, and m (LlamaForCausalLM) "
-        "brings none; give speculative_draft_model_path",
+        "speculative_algorithm NEXTN drafts with prediction layers from the target's checkpoint, and m "
+        "(LlamaForCausalLM) "
+        "has none; set speculative_draft_model_path",
     ),
     (
         "block-too-wide",
         EngineConfig("m", "DFLASH", "d", speculative_num_draft_tokens=9),
         facts(BLOCK),
-        "speculative_num_draft_tokens 9 is more than the 8 positions of the draft's block; use 2 to 8",
+        "speculative_num_draft_tokens 9 is more than the draft's block size, 8; use a value between 2 and 8",
     ),
     (
         "steps-auto-alone",
         eagle3(speculative_eagle_topk=2),
         facts(),
         "speculative_num_steps auto needs speculative_eagle_topk and speculative_num_draft_tokens auto too, "
-        "got 2 and auto; give speculative_num_steps",
+        "got 2 and auto; set speculative_num_steps",
     ),
     (
         "num-steps-range",
         eagle3(speculative_num_steps=0),
         facts(),
-        "speculative_num_steps must be 1 to 255, got 0: a drafter goes at least one step deep",
+        "speculative_num_steps must be between 1 and 255, got 0: a draft is at least one step deep",
     ),
     (
         "topk-range",
         eagle3(speculative_num_steps=1, speculative_eagle_topk=65),
         facts(),
-        "speculative_eagle_topk must be 1 to 64, got 65: each step scores topk * topk candidates",
+        "speculative_eagle_topk must be between 1 and 64, got 65: each step scores topk * topk candidates",
     ),
     (
         "num-draft-tokens-range",
         eagle3(speculative_num_steps=3, speculative_eagle_topk=2, speculative_num_draft_tokens=1),
         facts(),
-        "speculative_num_draft_tokens must be 2 to 256, got 1: the root and at least one draft are verified",
+        "speculative_num_draft_tokens must be between 2 and 256, got 1: the root and at least one draft are verified",
     ),
     (
         "tree-too-wide",
         eagle3(speculative_num_steps=2, speculative_eagle_topk=2, speculative_num_draft_tokens=8),
         facts(),
-        "speculative_num_draft_tokens 8 is more than the root and the 6 candidates of 2 steps with topk 2; use 2 to 7",
+        "speculative_num_draft_tokens 8 is more than the root and the 6 candidates of 2 steps with topk 2; use a "
+        "value between 2 and 7",
     ),
     (
         "threshold-inexact",
@@ -110,40 +112,40 @@ REFUSED = [
         "v2-needs-overlap",
         EngineConfig("m", spec_version="v2", disable_overlap_schedule=True),
         facts(None),
-        "spec_version v2 cannot run with disable_overlap_schedule; drop one of them or ask for spec_version v1",
+        "spec_version v2 cannot run with disable_overlap_schedule; remove one of them or set spec_version v1",
     ),
     (
         "layers-of-no-use",
         eagle3(enable_multi_layer_eagle=True),
         facts(),
         "enable_multi_layer_eagle true needs an algorithm whose draft has a layer for each step, got EAGLE3; "
-        "leave it out or use NEXTN",
+        "remove it or use NEXTN",
     ),
     (
         "layers-too-few",
         EngineConfig("m", "NEXTN", "d", speculative_num_steps=3, enable_multi_layer_eagle=True),
         facts(LAYERS),
-        "speculative_num_steps 3 is more than the 2 layers of the draft with enable_multi_layer_eagle true; "
-        "use 1 to 2 or enable_multi_layer_eagle false",
+        "speculative_num_steps 3 is more than the draft's 2 layers with enable_multi_layer_eagle true; "
+        "use a value between 1 and 2, or enable_multi_layer_eagle false",
     ),
     (
         "layers-in-a-chain",
         EngineConfig("m", "NEXTN", "d", 2, 2, enable_multi_layer_eagle=True),
         facts(LAYERS),
-        "speculative_eagle_topk 2 is a tree, and enable_multi_layer_eagle true drafts chains; "
-        "use 1 or enable_multi_layer_eagle false",
+        "speculative_eagle_topk 2 is a tree, but enable_multi_layer_eagle true drafts chains; "
+        "use 1, or enable_multi_layer_eagle false",
     ),
     (
         "page-size-range",
         EngineConfig("m", page_size=0),
         facts(None),
-        "page_size must be 1 to 256, got 0: tokens per KV page",
+        "page_size must be between 1 and 256 tokens, got 0",
     ),
     (
         "chunked-prefill-size-range",
         EngineConfig("m", chunked_prefill_size=0),
         facts(None),
-        "chunked_prefill_size must be at least 1, or -1 for whole prompts, got 0",
+        "chunked_prefill_size must be at least 1, or -1 for unchunked prefill, got 0",
     ),
     (
         "max-running-requests-range",
@@ -155,7 +157,7 @@ REFUSED = [
         "context-length-range",
         EngineConfig("m", context_length=1025),
         facts(None),
-        "context_length must be 2 to 1024, the model's own, got 1025",
+        "context_length must be between 2 and the model's 1024, got 1025",
     ),
     (
         "window-ratio-range",
@@ -167,25 +169,27 @@ REFUSED = [
         "nothing-to-draft",
         EngineConfig("m", speculative_adaptive=True),
         facts(None),
-        "speculative_adaptive True means nothing with speculative_algorithm NONE; leave it out or name a drafter",
+        "speculative_adaptive True has no effect with speculative_algorithm NONE; remove it or choose a drafter",
     ),
     (
         "adaptive-config-alone",
         eagle3(speculative_adaptive_config="slots.json"),
         facts(),
-        "speculative_adaptive_config slots.json is read with speculative_adaptive only; add it or leave the file out",
+        "speculative_adaptive_config slots.json has no effect without speculative_adaptive; add that flag or remove "
+        "the file",
     ),
     (
         "adaptive-config-unread",
         eagle3(speculative_adaptive=True, speculative_adaptive_config="slots.json"),
         facts(),
-        "nothing is known of the file slots.json; read its text into the facts first",
+        "the file slots.json was not read; put its text into Facts.adaptive_config",
     ),
     (
         "adaptive-config-wrong",
         eagle3(speculative_adaptive=True, speculative_adaptive_config='{"1": {}}'),
         facts(),
-        "speculative_adaptive_config: slot 1: candidate_steps is missing; give a list of draft depths, such as [1, 3]",
+        "speculative_adaptive_config: slot 1: candidate_steps is missing; it must be a list of draft depths, such as "
+        "[1, 3]",
     ),
     (
         "adaptive-config-wrong",
@@ -197,38 +201,38 @@ REFUSED = [
         "steps-no-candidate",
         eagle3(speculative_adaptive=True, speculative_num_steps=5),
         facts(),
-        "speculative_num_steps 5 is no candidate of any slot of adaptive steps; use auto or one of 1, 3, 7",
+        "speculative_num_steps 5 is not a candidate of any adaptive slot; use auto or one of 1, 3, 7",
     ),
     (
         "random-seed-range",
         EngineConfig("m", random_seed=-1),
         facts(None),
-        f"random_seed must be 0 to {2**63 - 1}, got -1: the counter-based generator takes 63 bits",
+        f"random_seed must be between 0 and {2**63 - 1}, got -1: the counter-based generator uses a 63-bit seed",
     ),
     (
         "cuda-graph-max-bs-range",
         EngineConfig("m", cuda_graph_max_bs=-1),
         facts(None),
-        "cuda_graph_max_bs must be 0 to 1024, got -1: requests of the largest batch that is a graph, 0 for no graphs",
+        "cuda_graph_max_bs must be between 0 and 1024, got -1: 0 disables CUDA graphs",
     ),
     (
         "cuda-graph-max-gb-range",
         EngineConfig("m", cuda_graph_max_gb=0),
         facts(None),
-        "cuda_graph_max_gb must be 1 to 1024, got 0: GiB that all graphs may hold; disable_cuda_graph is for no graphs",
+        "cuda_graph_max_gb must be between 1 and 1024 GiB, got 0",
     ),
     (
         "gpu-missing",
         EngineConfig("m", device="cuda"),
         facts(None),
-        "device cuda needs a visible GPU and there is none; use device cpu",
+        "device cuda needs a GPU, but none is visible; use device cpu",
     ),
 ]
 REWRITTEN = [
     (
         "chain-width",
         eagle3(speculative_num_steps=3, speculative_num_draft_tokens=8),
-        (8, 4, "with topk 1 a chain of 3 steps verifies 4 tokens"),
+        (8, 4, "a chain (topk 1) of 3 steps verifies 4 tokens"),
     ),
     (
         "window-uncached",
@@ -248,32 +252,32 @@ REWRITTEN = [
     (
         "chains-only",
         EngineConfig("m", "DFLASH", "d", speculative_eagle_topk=4),
-        (4, 1, "DFLASH drafts chains, never trees"),
+        (4, 1, "DFLASH drafts chains, not trees"),
     ),
     (
         "no-step-in-flight",
         EngineConfig("m", "NGRAM", spec_version="v2"),
-        ("v2", "v1", "NGRAM reads tokens on the host, so every step resolves before the next"),
+        ("v2", "v1", "NGRAM reads tokens on the host, so each step is resolved before the next"),
     ),
     (
         "chain-width",
         eagle3(speculative_adaptive=True, speculative_num_draft_tokens=8),
-        (8, 4, "with topk 1 a chain of 3 steps verifies 4 tokens"),
+        (8, 4, "a chain (topk 1) of 3 steps verifies 4 tokens"),
     ),
     (
         "adaptive-unsupported",
         eagle3(speculative_adaptive=True, speculative_num_steps=3, speculative_eagle_topk=2),
-        (True, False, "a tree of topk 2 is as wide as it was built, so the depth stays static"),
+        (True, False, "a tree (topk 2) has a fixed width, so the depth is static"),
     ),
     (
         "adaptive-unsupported",
         EngineConfig("m", "NGRAM", speculative_adaptive=True),
-        (True, False, "NGRAM cannot change the depth of a round, so the depth stays static"),
+        (True, False, "NGRAM cannot change its draft depth, so the depth is static"),
     ),
     (
         "adaptive-unsupported",
         EngineConfig("m", "DFLASH", "d", speculative_adaptive=True),
-        (True, False, "DFLASH cannot change the depth of a round, so the depth stays static"),
+        (True, False, "DFLASH cannot change its draft depth, so the depth is static"),
     ),
     (
         "adaptive-config-flat",
@@ -282,18 +286,18 @@ REWRITTEN = [
             FLAT,
             '{"1": {"candidate_steps": [1, 2], "ema_alpha": 0.2, "update_interval": 5, "warmup_batches": 10, '
             '"down_hysteresis": -0.25, "up_hysteresis": 0.0, "ceiling_coeff": 0.0}}',
-            "the flat format without batch sizes is read as one slot for all of them",
+            "the flat format has no batch sizes, so it defines one slot for all of them",
         ),
     ),
     (
         "graphs-impossible",
         EngineConfig("m", cuda_graph_max_bs=8),
-        (8, 0, "only a GPU has CUDA graphs, so rounds run without"),
+        (8, 0, "CUDA graphs need a GPU, so rounds run without graphs"),
     ),
     (
         "whole-pages",
         eagle3(max_total_tokens=100, page_size=16),
-        (100, 96, "KV memory comes in whole pages of 16 tokens, so the count is rounded down"),
+        (100, 96, "KV memory is allocated in pages of 16 tokens, so the size is rounded down"),
     ),
 ]
 
@@ -316,7 +320,7 @@ def test_rewritten_with_asked_got_and_reason(rule, config, rewrite):
 
 def test_a_wrong_file_is_refused_even_where_the_depth_would_stay_static():
     config = standalone(speculative_adaptive=True, speculative_adaptive_config="{}")
-    with pytest.raises(ConfigError, match="speculative_adaptive_config has no batch size as a key; give at least"):
+    with pytest.raises(ConfigError, match="speculative_adaptive_config has no batch size as a key; it needs at least"):
         resolve(config, facts(MODEL))
 
 
@@ -342,17 +346,17 @@ def test_a_pool_that_holds_no_request_is_refused_at_each_timing(version, need):
     with pytest.raises(ConfigError) as caught:
         resolve(eagle3(max_total_tokens=need - 1, **asked), facts())
     assert str(caught.value) == (
-        f"max_total_tokens {need - 1} holds no request: one token and its steps in flight need {need} "
-        "(pages of 16); give at least that"
+        f"max_total_tokens {need - 1} is too small for one request: a token and its steps in flight need {need} "
+        "(pages of 16); use at least that"
     )
 
 
 def test_a_registered_chain_with_no_step_in_flight_says_so():
     traits = Traits("SLOW", "", Topology.CHAIN, max_lag=0)
     situation = RuleContext(EngineConfig("m", "SLOW", speculative_eagle_topk=2, spec_version="v2"), facts(), traits)
-    assert [row.sentence(situation) for row in RULES if row.broken(situation) and row.kind == "rewritten"] == [
-        "SLOW drafts chains, never trees",
-        "SLOW lets no launched step wait unread, so every step resolves before the next",
+    assert [row.message(situation) for row in RULES if row.broken(situation) and row.kind == "rewritten"] == [
+        "SLOW drafts chains, not trees",
+        "SLOW does not support overlapped steps, so each step is resolved before the next",
     ]
 
 
