@@ -153,7 +153,7 @@ def test_an_exception_without_a_text_ends_its_request_alone(monkeypatch, whole):
         pass
     first, victim, last = (llm.take(rid) for rid in rids)
     assert [first.text, last.text] == [whole[0], whole[2]]
-    assert "raise Wordless: its text cannot be made" in victim.finish.message
+    assert "raise Wordless: its text is unavailable" in victim.finish.message
     at_rest(llm)
 
 
@@ -166,7 +166,7 @@ def test_a_bug_without_a_text_breaks_the_engine(monkeypatch):
     plant(monkeypatch, llm, "target", Silent())
     with pytest.raises(Silent):
         llm.step()
-    assert llm.health == "broken: Silent: its text cannot be made"
+    assert llm.health == "broken: Silent: its text is unavailable"
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ WRONG = {
     ("zoo", "train", "--minutes", "0"): "minutes must be above 0, got 0",
     ("zoo", "train", "--device", "abacus"): "device 'abacus' is not available; it must be one of cpu",
     ("generate", "Hi", "--page-sise", "4"): "unknown flag '--page-sise'; did you mean --page-size?",
-    ("generate", "Hi", "--bogus"): "flag '--bogus' is unknown; it must be one of --model-path, ",
+    ("generate", "Hi", "--bogus"): "unknown flag '--bogus'; it must be one of --model-path, ",
     ("generate", ""): "the question is empty; give it as an argument",
     ("generate", " ", "--page-size", "4"): "the question is empty; give it as an argument",
     ("generate", "Hi", "there"): "unexpected argument 'there'; give a single question, in quotes",
@@ -99,7 +99,7 @@ WRONG = {
         "2",
     ): "tp_size must be 1 for contract, got 2; tensor parallelism is tested by cells ",
     ("contract", "/no/file.py"): "algorithm file /no/file.py does not exist; pass a Python file that must call ",
-    ("generate", "Hi", "--page-size", "4", "--page-size=5"): "--page-size is given twice; remove one",
+    ("generate", "Hi", "--page-size", "4", "--page-size=5"): "--page-size is given twice; give it once",
     ("generate", "Hi", "--page-size", "0"): "page_size",
     ("generate", "Hi", "--model-path", "/no/model"): "model '/no/model' is neither a folder nor in the zoo",
     ("generate", "Hi", "--temperature", "-1"): "temperature is -1.0; allowed: 0, or a number from 2**-126 to 2**126",
@@ -283,7 +283,7 @@ def test_generate_streams_and_measures(capsys: pytest.CaptureFixture[str]):
     said = capsys.readouterr()
     assert said.out.strip()
     assert said.err.startswith("EAGLE3 accepts ") and said.err.strip().endswith("(same tokens)")
-    assert "tokens/s; " in said.err and "times the speed of no drafter" in said.err
+    assert "tokens/s; " in said.err and "times the speed without a drafter" in said.err
 
 
 class Deadly(StringIO):

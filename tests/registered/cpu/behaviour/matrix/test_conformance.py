@@ -79,9 +79,9 @@ def test_a_broken_launch_prints_its_sentences(tmp_path, capsys):
         (
             "self.traits = context.traits",
             "self.traits = context.nothing",
-            "drafter of COPY cannot be made (mine.py, line ",
+            "drafter of COPY cannot be built (mine.py, line ",
         ),
-        ("check=check)", "relay=lambda *all: 1 // 0)", "relay of COPY cannot be made (mine.py, line "),
+        ("check=check)", "relay=lambda *all: 1 // 0)", "relay of COPY cannot be built (mine.py, line "),
     ],
 )
 def test_a_drafter_that_cannot_be_made_is_one_sentence(tmp_path, capsys, old, new, said):
@@ -101,7 +101,7 @@ def test_a_file_drafts_for_an_answer(tmp_path, capsys):
     assert "my own" in last and last.endswith("is not called again, and rounds continue without drafts")
     again = ["--speculative-algorithm-file", str(EXAMPLE)]
     assert main(["generate", *words, *again]) == 2
-    assert "algorithm COPY is registered already" in capsys.readouterr().err
+    assert "algorithm COPY is already registered" in capsys.readouterr().err
 
 
 def test_a_file_with_several_algorithms_needs_a_name(tmp_path, capsys):

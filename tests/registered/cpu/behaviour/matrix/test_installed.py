@@ -183,7 +183,7 @@ from specmatrix.engine import ConfigError
 from specmatrix.kernels import backend, tree_layout
 backend.on_triton = lambda tensor: True
 try:
-    backend.chosen(tree_layout.eager, torch.zeros(1))
+    backend.select_backend(tree_layout.eager, torch.zeros(1))
 except ConfigError as error:
     print(error)
 """

@@ -116,7 +116,7 @@ def test_a_trial_of_the_wrong_engine_is_refused(tmp_path):
     with pytest.raises(ConfigError) as caught:
         main([str(tmp_path), "0", str(tmp_path / "out"), PAIR.id])
     assert "is " + str(ROOT / "engine" / "__init__.py") in str(caught.value)
-    assert str(caught.value).endswith(f"not the one in {tmp_path}; clear the import path")
+    assert str(caught.value).endswith(f"not the one in {tmp_path}; put {tmp_path} first on PYTHONPATH")
 
 
 def test_a_trial_without_cells_is_refused():

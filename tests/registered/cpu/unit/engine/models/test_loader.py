@@ -71,9 +71,9 @@ def test_roles(llama_folder, eagle_folder):
         load_target(eagle, "cpu", torch.float32)
     with pytest.raises(ConfigError, match="is a LlamaForCausalLMEagle3, but a target model must be LlamaForCausalLM"):
         facts(eagle, None, "cpu")
-    with pytest.raises(ConfigError, match="is a LlamaForCausalLMEagle3, a STANDALONE draft must be LlamaForCausalLM"):
+    with pytest.raises(ConfigError, match="Eagle3, but a STANDALONE draft must be LlamaForCausalLM"):
         load_standalone(eagle, target, "cpu", torch.float32)
-    with pytest.raises(ConfigError, match="is a LlamaForCausalLM, an EAGLE3 draft must be LlamaForCausalLMEagle3"):
+    with pytest.raises(ConfigError, match="is a LlamaForCausalLM, but an EAGLE3 draft must be LlamaForCausalLMEagle3"):
         load_eagle3(llama_folder("draft"), target, "cpu", torch.float32)
 
 

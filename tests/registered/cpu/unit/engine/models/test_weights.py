@@ -150,7 +150,7 @@ def test_take_refuses_numbers_of_the_wrong_kind():
         take("a", 3)
     with pytest.raises(ConfigError, match="Model: tensor 'b' holds float32; it must hold integers"):
         take.ids("b", 2)
-    with pytest.raises(ConfigError, match="Model: tensor 'c' holds bool, it must hold integers"):
+    with pytest.raises(ConfigError, match="Model: tensor 'c' holds bool; it must hold integers"):
         take.ids("c", 2)
 
 

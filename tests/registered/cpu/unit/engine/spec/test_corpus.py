@@ -44,7 +44,7 @@ def test_a_document_is_a_text_an_object_or_token_ids(tmp_path, tokenizer):
         (
             json.dumps([1] * 20),
             "{path}:2: the corpus has more than 8 tokens; raise speculative_ngram_external_corpus_max_tokens or "
-            "shorten it",
+            "shorten the corpus",
         ),
     ],
 )

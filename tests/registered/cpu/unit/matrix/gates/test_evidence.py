@@ -14,9 +14,9 @@ pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 # A word of a note, and the probe that must be hit where it stands.
 CLAIMS = {
     "retract": "retract.done",
-    "comes back": "session.restored",
-    "come back": "session.restored",
-    "came back": "session.restored",
+    "sessions: a retracted turn resumes": "session.restored",
+    "resumes, lag": "session.restored",
+    "resumed turn": "session.restored",
     "aborted": "abort.running",
     "aborts in": "abort.running",
 }

@@ -71,7 +71,7 @@ def test_every_annotation_is_right_and_the_last_one_is_the_answer(level):
 
 
 def test_an_unknown_split_is_refused_with_the_allowed_ones():
-    with pytest.raises(ValueError, match="split is 'dev'; allowed: train, test, heldout"):
+    with pytest.raises(ValueError, match="split must be one of train, test, heldout, got 'dev'"):
         problem(1, "dev", 0, DATA.mix)
 
 

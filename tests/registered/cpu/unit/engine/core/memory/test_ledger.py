@@ -127,7 +127,7 @@ class LedgerMachine(RuleBasedStateMachine):
             self.pages_wrote[page] = self.wrote[rid][index * self.size : (index + 1) * self.size]
         self.shared[rid] += count
         self.verbs += 1
-        with pytest.raises(LedgerError, match=r"not .* whole pages"):
+        with pytest.raises(LedgerError, match=r"committed, less than .* whole pages"):
             self.ledger.donate(rid, whole - count + 1)
 
     @precondition(lambda self: any(not f and self.committed[r] for r, f in self.flights.items() if r not in self.held))

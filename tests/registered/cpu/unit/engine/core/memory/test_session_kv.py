@@ -392,9 +392,9 @@ def test_an_account_without_a_user_or_with_two_is_a_bug():
     with pytest.raises(LedgerError, match=r"^accounts \[1\] are open, but \[1, 1\] are in use or held$"):
         held.check([1, 1])
     ledger.accounts[1].held = True
-    with pytest.raises(LedgerError, match=r"^account 1 is held by mistake$"):
+    with pytest.raises(LedgerError, match=r"^account 1 is held, but its session says otherwise$"):
         held.check([1])
     ledger.accounts[1].held = False
     held.order[1] = None
-    with pytest.raises(LedgerError, match=r"^account 1 is in use by mistake$"):
+    with pytest.raises(LedgerError, match=r"^account 1 is in use, but its session says otherwise$"):
         held.check([])

@@ -146,7 +146,7 @@ def test_cached_pages_cannot_open_a_windowed_row():
     ledger.launch(1, 2)
     ledger.settle(1, 2)
     (page,) = ledger.donate(1, 1)
-    with pytest.raises(LedgerError, match=rf"open: cached pages \[{page}\] lack what the windowed layers read"):
+    with pytest.raises(LedgerError, match=rf"open: cached pages \[{page}\] lack KV that the windowed layers read"):
         ledger.open(2, [page])
 
 
@@ -175,11 +175,11 @@ def broken(case: str) -> Ledger:
 @pytest.mark.parametrize(
     ("case", "law"),
     [
-        ("freed too far", "law 6: account 1 has 20 positions committed, but a query there looks back 6"),
+        ("freed too far", "law 6: account 1 has 20 positions committed, and a query there reads the last 6"),
         ("past the end", "law 6: account 2 owns window pages past its 4 reserved positions"),
         ("shared", "law 2: window page 4 is in the rows of 1 and 2"),
         ("leaked", "law 1: 40 window pages are 36 free and 3 held"),
-        ("forgotten", r"law 6: window accounts \[1\] are not the ledger's \[1, 2\]"),
+        ("forgotten", r"law 6: window accounts \[1\] differ from the ledger's \[1, 2\]"),
     ],
 )
 def test_every_law_is_checked(case, law):

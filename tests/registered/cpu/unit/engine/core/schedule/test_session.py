@@ -169,9 +169,9 @@ def test_one_request_in_flight():
         ((9, "a", False, "1"), "timeout is '1'; allowed: None, or a finite number of seconds above 0"),
         ((9, "a", 1, None), "streaming is 1; allowed: true or false"),
         ((9, "a", True, None), "streaming sessions are disabled; start the engine with --enable-streaming-session"),
-        ((9, "", False, None), "session_id is ''; allowed: a text that is not empty"),
-        ((9, 5, False, None), "session_id is 5; allowed: a text that is not empty"),
-        ((9, "taken", False, None), "session 'taken' is open already; close it first or choose another id"),
+        ((9, "", False, None), "session_id is ''; allowed: a non-empty string"),
+        ((9, 5, False, None), "session_id is 5; allowed: a non-empty string"),
+        ((9, "taken", False, None), "session 'taken' is already open; close it first or choose another id"),
     ],
 )
 def test_a_session_that_cannot_be_opened(values, sentence):
