@@ -66,10 +66,10 @@ def test_one_watch_serves_every_launch(graphs):
 
 
 def test_other_warnings_are_passed_on_and_so_are_errors(graphs):
-    with pytest.warns(RuntimeWarning, match="put aside") as caught, SyncCounter(graphs):
-        warnings.warn("put aside", RuntimeWarning, stacklevel=1)
+    with pytest.warns(RuntimeWarning, match="drafter disabled") as caught, SyncCounter(graphs):
+        warnings.warn("drafter disabled", RuntimeWarning, stacklevel=1)
         warnings.warn(WAITED, UserWarning, stacklevel=1)
-    assert [str(one.message) for one in caught if one.category is RuntimeWarning] == ["put aside"]
+    assert [str(one.message) for one in caught if one.category is RuntimeWarning] == ["drafter disabled"]
     assert not [one for one in caught if WAITED in str(one.message)]
     with pytest.raises(ZeroDivisionError), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Synchronization debug mode")
