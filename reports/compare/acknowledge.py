@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from datetime import date
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final
 
-from specmatrix.reports.schema import ReportError
+from specmatrix.reports.schema import ReportError, check_day
 
 KINDS: Final = ("rewrite", "lost")
 
@@ -71,7 +70,7 @@ def _entry(row: object, where: str) -> Acknowledgement:
     if not entry.reason.strip():
         raise ReportError(f"{where}: the reason is empty; say why {entry.what!r} is accepted")
     try:
-        date.fromisoformat(entry.expiry)
-    except ValueError:
-        raise ReportError(f"{where}: expiry must be a date such as 2026-12-31, got {entry.expiry!r}") from None
+        check_day("expiry", entry.expiry)
+    except ValueError as error:
+        raise ReportError(f"{where}: {error}") from None
     return entry

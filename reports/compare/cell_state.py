@@ -22,7 +22,8 @@ because its inputs are equal and its evidence is missing, which needs an acknowl
 
 The comparison is red if a cell is REGRESSED or INFRA, LOST (unless base did not support it either), REWRITTEN or newly
 rewritten without an acknowledgement, or red and NEW or NOT COMPARABLE. A cell with an unexpired waiver keeps its state,
-but does not make the comparison red.
+but does not make the comparison red. A comparison with an unknown commit is red too, and one without a cell that has a
+verdict in both reports is none.
 """
 
 from __future__ import annotations
@@ -61,8 +62,8 @@ class Effect:
 
     `change` and `interval` (95 %) are relative for acceptance length and in fractions of the questions for accuracy;
     negative is a loss. `p_loss` and `p_gain` are one-sided. `significant` is "loss" or "gain" after the test over all
-    changed numbers, else "". `pairing` is what was compared: "prompts" (the same prompts), "intervals" (two summaries)
-    or "one prompt", which has no interval and proves neither a loss nor a gain.
+    changed numbers, else "". `pairing` is what was compared: "prompts" (the same prompts), "intervals" (two summaries),
+    or what has no interval: "24 prompts changed alike", and without p values "one prompt", "one question", "no spread".
     """
 
     gate: str
@@ -70,8 +71,8 @@ class Effect:
     head: float
     change: float
     interval: tuple[float, float] | None
-    p_loss: float
-    p_gain: float
+    p_loss: float | None
+    p_gain: float | None
     pairing: str
     significant: str = ""
 

@@ -28,7 +28,16 @@ from specmatrix.reports.compare.drift import drifts
 from specmatrix.reports.compare.evidence import effects, mark_significant
 from specmatrix.reports.compare.rewrites import choice_changes, rewrite_changes
 from specmatrix.reports.counters import compare_probes
-from specmatrix.reports.schema import RED_STATES, SCHEMA, CellResult, Json
+from specmatrix.reports.schema import (
+    RED_STATES,
+    SCHEMA,
+    UNJUDGED_STATES,
+    UNKNOWN,
+    CellResult,
+    Header,
+    Json,
+    ReportError,
+)
 from specmatrix.reports.store import Report
 from specmatrix.reports.wording import count
 
@@ -44,8 +53,11 @@ def compare(base: Report, head: Report, acknowledgements: Sequence[Acknowledgeme
     """What changed from `base` to `head`; `cell_state` defines every state and the verdict.
 
     Acknowledgements and waivers apply as of the day of the head run. Cells whose lines are equal but for the running
-    time are not decoded. Raises ReportError if a line that must be decoded is broken.
+    time are not decoded. Raises ReportError if a line that must be decoded is broken, and if no cell was compared.
     """
+    for report in (base, head):
+        if not len(report):
+            raise ReportError(f"{report.path} has no cells, so nothing was compared")
     found = mismatches(base.header, head.header)
     blocked = incomparable_gates(found)
     today = head.header.created[:10]
@@ -76,7 +88,9 @@ def compare(base: Report, head: Report, acknowledgements: Sequence[Acknowledgeme
     for change in changes:
         counts[change.state] += 1
     reasons = _reasons(changes, rewrites)
-    reasons = (*(_other_cells(found) if reasons else ()), *reasons)
+    reasons = (*(_other_cells(found) if reasons else ()), *reasons, *_unknown_commits(base.header, head.header))
+    if not reasons and not any(_is_judged(base, head, cell) for cell in common):
+        raise ReportError(f"no cell has a verdict in both {base.path} and {head.path}, so nothing was compared")
     return Comparison(
         base=Side(str(base.path), base.header, len(base)),
         head=Side(str(head.path), head.header, len(head)),
@@ -124,6 +138,10 @@ def _measure(
     return {cell: tuple(next(marked) for _ in row) for cell, row in raw.items()}
 
 
+def _is_judged(base: Report, head: Report, cell: str) -> bool:
+    return base.state(cell) not in UNJUDGED_STATES and head.state(cell) not in UNJUDGED_STATES
+
+
 def _is_news(change: CellChange) -> bool:
     """False for cells without any difference."""
     return change.state is not State.SAME or bool(change.effects or change.gates)
@@ -157,6 +175,16 @@ def _reasons(changes: Iterable[CellChange], rewrites: Iterable[RewriteChange]) -
 def _other_cells(found: tuple[Mismatch, ...]) -> list[str]:
     """Why two runs have different cells, if tier or stage differ."""
     return [f"the {m.name}s differ, base ran {m.base} and head {m.head}" for m in found if m.name in ("tier", "stage")]
+
+
+def _unknown_commits(base: Header, head: Header) -> list[str]:
+    """A difference between unknown versions of the code is no news about either."""
+    sides = (("base", base), ("head", head))
+    return [
+        f"the commit of {name} is unknown; run it in a git checkout or from an installed release"
+        for name, header in sides
+        if header.commit in ("", UNKNOWN)
+    ]
 
 
 def _factors(changes: Iterable[CellChange], head: Report) -> tuple[Factor, ...]:

@@ -41,7 +41,7 @@ def print_run(run: RunView, console: Console) -> None:
     if len(run.unsupported) > MOST:
         _say(console, f"… and {count(len(run.unsupported) - MOST, 'more unsupported cell')} in the report")
     gates = {gate: sum(row.values()) - row.get("PASS", 0) for gate, row in run.summary.by_gate.items()}
-    words = [f"{gate} [red]{red} red[/red]" if red else f"{gate} [green]ok[/green]" for gate, red in gates.items()]
+    words = [escape(gate) + (f" [red]{red} red[/red]" if red else " [green]ok[/green]") for gate, red in gates.items()]
     _say(console, "gates: " + ", ".join(words))
     probes = run.summary.probes
     colour = {"PASS": "green", "FAIL": "red"}.get(probes.state, "dim")
