@@ -132,12 +132,8 @@ class GateResult(Record, frozen=True, omit_defaults=True):
     message: str = ""
 
     def __post_init__(self) -> None:
-        for name, (good, allowed) in _KINDS.get(self.name, {}).items():
-            if name in self.numbers and not good(self.numbers[name]):
-                raise ValueError(f"{name} of gate {self.name} must be {allowed}, got {self.numbers[name]!r:.60}")
-        lost, won, n = (self.numbers.get(name, least) for name, least in (("lost", 0), ("won", 0), ("n", LARGEST)))
-        if self.name == "accuracy" and lost + won > n:
-            raise ValueError(f"lost and won of gate accuracy must be at most n together, got {lost} + {won} of {n}")
+        if self.name in _KINDS:
+            _check_numbers(self.name, self.numbers)
         if self.interval is not None and not -LARGEST <= self.interval[0] <= self.interval[1] <= LARGEST:
             raise ValueError(f"the interval of gate {self.name} must rise, got {self.interval!r:.60}")
 
@@ -258,6 +254,10 @@ def is_waived(cell: CellResult, today: str) -> bool:
     return cell.waived is not None and today[:10] <= cell.waived.expiry[:10]
 
 
+def _is_anything(value: object) -> bool:
+    return True
+
+
 def _is_positive(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 1 / LARGEST <= value <= LARGEST
 
@@ -295,11 +295,21 @@ _KINDS: Final[Mapping[str, Mapping[str, tuple[Callable[[object], bool], str]]]] 
 }
 
 
+def _check_numbers(gate: str, numbers: Mapping[str, Json]) -> None:
+    for name, value in numbers.items():
+        good, allowed = _KINDS[gate].get(name, (_is_anything, ""))
+        if not good(value):
+            raise ValueError(f"{name} of gate {gate} must be {allowed}, got {value!r:.60}")
+    lost, won, n = numbers.get("lost", 0), numbers.get("won", 0), numbers.get("n", LARGEST)
+    if gate == "accuracy" and lost + won > n:
+        raise ValueError(f"lost and won of gate accuracy must be at most n together, got {lost} + {won} of {n}")
+
+
 def _contradiction(state: CellState, gates: Sequence[GateResult], error: str | None) -> str:
     """How a cell's state and what explains it exclude each other, "" if they do not."""
-    red = {gate.state: gate.name for gate in gates if gate.state != "PASS"}
     if len({gate.name for gate in gates}) < len(gates):
         return "has a gate twice"
+    red = {gate.state: gate.name for gate in gates if gate.state != "PASS"}
     if state == "PASS":
         if error is not None:
             return f"is PASS and has an error: {error:.60}"
