@@ -72,10 +72,10 @@ def _git(*words: str) -> str:
     if not (ROOT / "pyproject.toml").is_file():
         return ""
     try:
-        done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True)
+        done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return ""
-    return done.stdout.strip()
+    return done.stdout.decode(errors="replace").strip()
 
 
 def _version(package: str) -> str:
