@@ -161,7 +161,11 @@ def load(*paths: PathLike | Iterable[PathLike]) -> Runs:
     reports: dict[str, Report] = {}
     faults: dict[str, list[_Fault]] = {}
     for path in map(Path, flat):
-        matrix = path / FAULTS_FILE if (path / FAULTS_FILE).is_file() and not (path / REPORT_FILE).exists() else path
+        try:
+            alone = (path / FAULTS_FILE).is_file() and not (path / REPORT_FILE).exists()
+        except OSError as error:
+            raise ReportError(f"cannot read {path}: {error.strerror}") from error
+        matrix = path / FAULTS_FILE if alone else path
         if matrix.suffix == ".json":
             faults[str(path)] = _faults(matrix)
         else:

@@ -339,8 +339,9 @@ def load(path: Path | str) -> Report:
     cell twice, or has not as many cells as its end line says. In reports above `EAGER_BYTES` a value of the wrong type
     inside a cell is reported when the cell is first used.
     """
-    file = _find(Path(path))
+    file = Path(path)
     try:
+        file = _find(file)
         with file.open("rb") as opened:
             large = os.fstat(opened.fileno()).st_size > EAGER_BYTES
             # Mapped, a large report is not copied. A writer never changes a finished one: it puts another in its place.

@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Final, cast
@@ -362,7 +363,8 @@ def main(words: Sequence[str] | None = None) -> int:
             raise
         return _unwritten(end.__context__)
     except Stopped as stop:
-        print(stop, file=sys.stderr)
+        with suppress(OSError):
+            print(stop, file=sys.stderr, flush=True)
         return stop.status
     return int(status or 0)
 
@@ -399,5 +401,7 @@ def _unwritten(error: OSError) -> int:
 
 
 def _wrong(sentence: str) -> int:
-    print(f"specmatrix: {' '.join(sentence.split())}", file=sys.stderr)
+    # Where nobody can be told, the exit status still says it.
+    with suppress(OSError):
+        print(f"specmatrix: {' '.join(sentence.split())}", file=sys.stderr, flush=True)
     return 2

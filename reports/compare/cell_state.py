@@ -86,6 +86,10 @@ class GateChange:
     head: GateState | None
     message: str
 
+    def signature(self) -> str:
+        """The change as text: `lossless PASS -> FAIL`."""
+        return f"{self.gate} {self.base or 'not run'} -> {self.head or 'not run'}"
+
 
 @dataclass(frozen=True, slots=True)
 class PathChange:
@@ -122,6 +126,15 @@ class CellChange:
     excused: str = ""
     first_divergence: str = ""
 
+    @property
+    def cause(self) -> str:
+        """What it may have in common with other cells: which values, gates or numbers changed, but not by how much."""
+        moved = [change.signature() for change in self.path] if self.state is State.REWRITTEN else []
+        gates = [change.signature() for change in self.gates]
+        numbers = [f"{effect.significant} of {effect.gate}" for effect in self.effects if effect.significant]
+        loose = [f"{effect.gate} differs" for effect in self.effects]
+        return "; ".join(moved or gates or numbers or loose) or self.why
+
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
@@ -139,13 +152,14 @@ class LostPairs:
     """Pairs of effective values that passing cells of only one report cover, with a common cause.
 
     `cause`: a sentence such as "3 cells resolve now to spec_version=v1: <reason>". `cells`: those that covered the
-    pairs. `only_carrier`: the pairs that a single cell covered.
+    pairs. `only_carrier`: the pairs that a single cell covered. `explained`: the cells are red in head, which says why.
     """
 
     cause: str
     cells: tuple[str, ...]
     pairs: tuple[Pair, ...]
     only_carrier: tuple[Pair, ...]
+    explained: bool = False
 
 
 @dataclass(frozen=True, slots=True)

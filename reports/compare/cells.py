@@ -185,8 +185,7 @@ def _path_text(path: Sequence[PathChange], base: CellResult, head: CellResult) -
 
 
 def _gate_text(change: GateChange) -> str:
-    before, after = change.base or "not run", change.head or "not run"
-    return f"{change.gate} {before} -> {after}" + (f": {change.message}" if change.message else "")
+    return change.signature() + (f": {change.message}" if change.message else "")
 
 
 def effect_text(effect: Effect) -> str:

@@ -147,8 +147,8 @@ def _is_news(change: CellChange) -> bool:
     return change.state is not State.SAME or bool(change.effects or change.gates)
 
 
-def _urgency(change: CellChange) -> tuple[bool, int, str]:
-    return not change.red, _RANK.get(change.state, len(_RANK)), change.id
+def _urgency(change: CellChange) -> tuple[bool, int, str, str]:
+    return not change.red, _RANK.get(change.state, len(_RANK)), change.cause, change.id
 
 
 def _reasons(changes: Iterable[CellChange], rewrites: Iterable[RewriteChange]) -> tuple[str, ...]:

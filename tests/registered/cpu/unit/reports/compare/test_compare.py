@@ -129,7 +129,7 @@ def test_what_is_red_comes_first(against, make_cell):
     base = [make_cell("a"), make_cell("b"), make_cell("c", state="FAIL")]
     head = [make_cell("0new"), make_cell("b", state="FAIL"), make_cell("c")]
     changes = against(base, head).changes
-    assert [(change.id, change.red) for change in changes] == [("b", True), ("a", True), ("0new", False), ("c", False)]
+    assert [(change.id, change.red) for change in changes] == [("b", True), ("a", True), ("c", False), ("0new", False)]
 
 
 @pytest.mark.parametrize("state", ["FAIL", "NOT MEASURED"])
