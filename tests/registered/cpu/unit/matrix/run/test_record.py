@@ -23,7 +23,7 @@ def test_a_gpu_tier_asks_for_the_same_on_a_gpu_in_the_precision_of_a_cpu():
     found = judged(prepare(cell, "gpu1", 2), ())
     assert (found.state, found.expect) == ("NOT MEASURED", "runs")
     assert found.requested["device"] == "cuda"
-    assert found.repro == f"specmatrix run --tier gpu1 --cells '{cell.id}' --seed 2"
+    assert found.repro == f"specmatrix run --tier gpu1 --cells '{cell.id}' --seed 2 --out \"$(mktemp -d)\""
     assert (found.resolved, found.start.resolved_hash, found.gates) == (None, None, ())
     assert found.error == "no gate applied to this cell"
 
