@@ -42,8 +42,7 @@ def visible_gpus(name: str) -> int:
 
 
 def repro(cell_id: str, tier: str, seed: int) -> str:
-    """The command that reruns a cell, for a shell. It writes to a new folder, as the report that shows it may lie in any
-    other."""
+    """The command that reruns a cell, for a shell. It writes to a new folder, never over the report that shows it."""
     where = "" if tier == TIERS[0].name else f"--tier {tier} "
     return f"specmatrix run {where}--cells '{cell_id}' --seed {seed} --out \"$(mktemp -d)\""
 
