@@ -55,9 +55,6 @@ def compare(base: Report, head: Report, acknowledgements: Sequence[Acknowledgeme
     Acknowledgements and waivers apply as of the day of the head run. Cells whose lines are equal but for the running
     time are not decoded. Raises ReportError if a line that must be decoded is broken, and if no cell was compared.
     """
-    for report in (base, head):
-        if not len(report):
-            raise ReportError(f"{report.path} has no cells, so nothing was compared")
     found = mismatches(base.header, head.header)
     blocked = incomparable_gates(found)
     today = head.header.created[:10]
@@ -89,8 +86,7 @@ def compare(base: Report, head: Report, acknowledgements: Sequence[Acknowledgeme
         counts[change.state] += 1
     reasons = _reasons(changes, rewrites)
     reasons = (*(_other_cells(found) if reasons else ()), *reasons, *_unknown_commits(base.header, head.header))
-    if not reasons and not any(_is_judged(base, head, cell) for cell in common):
-        raise ReportError(f"no cell has a verdict in both {base.path} and {head.path}, so nothing was compared")
+    _check_compared(base, head, common, reasons)
     return Comparison(
         base=Side(str(base.path), base.header, len(base)),
         head=Side(str(head.path), head.header, len(head)),
@@ -138,8 +134,14 @@ def _measure(
     return {cell: tuple(next(marked) for _ in row) for cell, row in raw.items()}
 
 
-def _is_judged(base: Report, head: Report, cell: str) -> bool:
-    return base.state(cell) not in UNJUDGED_STATES and head.state(cell) not in UNJUDGED_STATES
+def _check_compared(base: Report, head: Report, common: Iterable[str], reasons: Sequence[str]) -> None:
+    """ReportError if a report has no cells, or if a green comparison had no verdicts to compare."""
+    for report in (base, head):
+        if not len(report):
+            raise ReportError(f"{report.path} has no cells, so nothing was compared")
+    judged = (not {base.state(cell), head.state(cell)} & UNJUDGED_STATES for cell in common)
+    if not reasons and not any(judged):
+        raise ReportError(f"no cell has a verdict in both {base.path} and {head.path}, so nothing was compared")
 
 
 def _is_news(change: CellChange) -> bool:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from specmatrix.cli import main
+from specmatrix.errors import ConfigError
 from specmatrix.matrix.cli.commands import generate
 from specmatrix.matrix.gates.registry import GATES
 from specmatrix.matrix.run.provenance import run_header
@@ -65,12 +66,13 @@ def test_a_locale_of_ascii_shows_and_writes_everything(folder: Path):
 
 
 def test_a_question_is_read_as_utf_8_in_every_locale(monkeypatch, capsys: pytest.CaptureFixture[str]):
-    asked = []
-    monkeypatch.setattr(generate, "prompt_of", asked.append)
-    monkeypatch.setattr(generate, "_answer", lambda *words: 0)
-    escaped = "Größe?".encode().decode("ascii", "surrogateescape")
-    assert main(["generate", escaped]) == main(["generate", "Größe?"]) == 0
-    assert asked == ["Größe?"] * 2
+    def stop(question: str) -> None:
+        raise ConfigError(question)
+
+    monkeypatch.setattr(generate, "prompt_of", stop)
+    for question in ("Größe?", "Größe?".encode().decode("ascii", "surrogateescape")):
+        assert main(["generate", question]) == 2
+        assert capsys.readouterr().err == "specmatrix: Größe?\n"
     assert main(["generate", "a\udcff"]) == 2
     assert capsys.readouterr().err == "specmatrix: the question 'a\\udcff' is not UTF-8 text\n"
 
