@@ -224,6 +224,9 @@ CELL_FAULTS = [
     ('"verbs":40', '"verbs":1e999', "Number out of range"),
     ('"verbs":40', f'"verbs":1{"0" * 6000}', "Integer value out of range"),
     ('"verbs":40', f'"verbs":{"[" * 200_000}{"]" * 200_000}', "maximum recursion depth exceeded"),
+    ('"speculated":12', '"speculated":-1', r"Expected `int` >= 0 - at `\$.evidence"),
+    ('"seconds":0.25', '"seconds":1e308', r"Expected `float` <= 1000000000.0 - at `\$.seconds"),
+    ('"seconds":0.25', '"seconds":-1', r"Expected `float` >= 0.0 - at `\$.seconds"),
     ('"speculated":12', '"speculated":1.5', r"Expected `int`, got `float` - at `\$.evidence"),
 ]
 

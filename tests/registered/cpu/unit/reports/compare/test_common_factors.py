@@ -96,3 +96,9 @@ def test_many_cells_are_told_apart():
     factor = common_factors(failing * 200, passing * 200)[0]
     assert factor.conditions == ("spec_version=v2", "batch=5", "page_size=64")
     assert (factor.failing, factor.passing) == (len(failing) * 200, 0)
+
+
+def test_a_digit_that_is_no_number_is_a_word():
+    rows = [{"size": size} for size in ("1", "2", "²")]
+    factors = common_factors([rows[2]] * 9, [*rows[:2]] * 9)
+    assert [factor.conditions for factor in factors] == [("size=²",)]
