@@ -40,7 +40,7 @@ def read_registration(root: Path, path: Path) -> Registration:
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
     except SyntaxError as error:
-        raise ConfigError(f"{name} is not valid Python: {error.msg} in line {error.lineno}") from None
+        raise ConfigError(f"{name} is not valid Python: {error.msg} in line {error.lineno or 1}") from None
     except (OSError, ValueError, MemoryError, RecursionError) as error:
         raise ConfigError(f"{name} cannot be read as Python: {described(error)}") from None
     marks = [call for node in tree.body for call in _marks(node)]

@@ -157,14 +157,16 @@ sys.exit(main())
 
 
 def test_the_printed_repro_leaves_the_report_that_it_came_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "a[/b]").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "a[/b]"))
     write(tmp_path / "out")
     report = tmp_path / "out" / "report.jsonl"
     whole, line = report.read_bytes(), as_called(load("out")["dflash"].repro)
     done = subprocess.run(line, shell=True, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     (again,) = (path for path in tmp_path.rglob("report.jsonl") if path != report)
+    assert done.stdout.endswith(f"\nreport: {again.with_name('report.html')}\n")
     assert list(load(again).ids()) == ["dflash"] and load(again)["dflash"].repro == load("out")["dflash"].repro
     assert report.read_bytes() == whole
     # The shell gives every run of the line another folder.

@@ -55,6 +55,7 @@ def mark(arguments: str) -> str:
         ),
         (GOOD + GOOD, f"{NAME} must have exactly one register mark, got 2; write: {EXAMPLE}"),
         ("def\n", f"{NAME} is not valid Python: invalid syntax in line 1"),
+        ("\0", f"{NAME} is not valid Python: source code string cannot contain null bytes in line 1"),
         (
             mark('2, stage="pr"'),
             f"{NAME}: the register mark accepts keyword arguments only; write: {EXAMPLE}",
@@ -102,3 +103,11 @@ def test_a_file_outside_every_tier_is_refused(repository):
         "tests/registered/tpu/test_it.py is not in a tier's folder; move it to one of tests/registered/cpu, "
         "tests/registered/gpu1, tests/registered/gpu2, tests/registered/gpu4, tests/registered/gpu8"
     )
+
+
+@pytest.mark.parametrize(("text", "why"), [(b"# \xff", "UnicodeDecodeError: "), (b"-" * 100_000 + b"1", "R|M")])
+def test_a_file_that_cannot_be_read_is_refused(repository, text, why):
+    root = repository("")
+    (root / NAME).write_bytes(text)
+    with pytest.raises(ConfigError, match=f"^{NAME} cannot be read as Python: ({why})"):
+        read_registry(root)

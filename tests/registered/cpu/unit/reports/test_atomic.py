@@ -17,6 +17,11 @@ def test_text_replaces_text_and_leaves_nothing_beside_it(tmp_path):
     assert [each.name for each in path.parent.iterdir()] == ["page.md"]
 
 
+def test_half_a_character_is_a_question_mark(tmp_path):
+    write_text(tmp_path / "page.md", "no file x\udcff")
+    assert (tmp_path / "page.md").read_text() == "no file x?"
+
+
 def test_a_full_disk_leaves_the_old_text(tmp_path):
     path = tmp_path / "page.md"
     write_text(path, "old")

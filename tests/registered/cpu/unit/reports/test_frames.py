@@ -75,10 +75,13 @@ def test_what_cannot_be_read_is_refused_in_one_sentence(tmp_path, faults, make_c
         ((report, str(report)), "allowed are one or more, each once"),
         ((tmp_path / "nowhere",), "nowhere does not exist"),
         ((tmp_path / "nowhere.json",), "cannot read .*nowhere.json: No such file"),
+        (("x" * 5_000,), "^cannot read x+: File name too long$"),
     ):
         with pytest.raises(ReportError, match=sentence):
             specmatrix.load(*paths)
-    for text in ("", "[]", "{}", '{"faults":[{"id":"a"}]}', '{"faults":7}', "[" * 100_000):
+    fault = '"id":"a","class":"c","origin":"o","crashed":0,"killed_by":'
+    texts = ("", "[]", "{}", '{"faults":[{"id":"a"}]}', '{"faults":7}', "[" * 100_000, "9" * 5_000)
+    for text in (*texts, f'{{"faults":[{{{fault}[[]]}}]}}', f'{{"faults":[{{{fault}"x"}}]}}', '{"faults":["\\ud800"]}'):
         faults.write_text(text)
         with pytest.raises(ReportError, match=r"faults.json is no kill matrix as `specmatrix faults --json` writes it"):
             specmatrix.load(faults)

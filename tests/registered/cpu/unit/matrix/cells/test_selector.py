@@ -97,3 +97,9 @@ def test_a_launch_is_ruled_out_or_let_in_only_if_all_of_its_cells_are(text):
         assert all(
             selector.may(launch[: len(LAUNCH)]) == selector.must(launch) == selector(launch) for launch in launches
         )
+
+
+@pytest.mark.parametrize("word", ["or", "and"])
+def test_a_selector_may_join_thousands(word):
+    selector = parse_selector(f" {word} ".join(["topk=4"] * 5_000))
+    assert selector(Cell.from_id("eagle3.s3.k4.n8")) and not selector(Cell.from_id("none"))

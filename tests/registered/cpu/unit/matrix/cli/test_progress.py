@@ -14,7 +14,7 @@ def shown(monkeypatch: pytest.MonkeyPatch, tty: bool) -> str:
     reader, writer = pty.openpty() if tty else os.pipe()
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys, "stderr", os.fdopen(writer, "w"))
-    with waiting("loading"):
+    with waiting("loading a[/b]"):
         pass
     with counting(3) as tell:
         tell("one", 2)
@@ -36,7 +36,7 @@ def _read(descriptor: int) -> bytes:
 
 def test_a_terminal_shows_what_is_waited_for_and_how_far_it_is(monkeypatch: pytest.MonkeyPatch):
     text = shown(monkeypatch, tty=True)
-    assert "loading" in text and "one" in text and "2/3" in text
+    assert "loading a[/b]" in text and "one" in text and "2/3" in text
 
 
 def test_a_pipe_shows_nothing(monkeypatch: pytest.MonkeyPatch):

@@ -57,6 +57,17 @@ def test_a_missing_file_is_refused(tmp_path):
         read(tmp_path / "cells.lock")
 
 
+def test_a_file_that_cannot_be_read_is_refused(path):
+    path.write_bytes(b"# caf\xe9\n")
+    with pytest.raises(ConfigError) as caught:
+        read(path)
+    assert str(caught.value) == (
+        f"lock file {path} cannot be read (it is not UTF-8 text); restore it from the repository"
+    )
+    with pytest.raises(ConfigError, match=r"cannot be read \(Is a directory\); restore it from the repository$"):
+        read(path.parent)
+
+
 @pytest.mark.parametrize("line", ["stage weekly", "none extra words", "eagle3 .s3"])
 def test_a_line_without_meaning_is_refused(path, line):
     path.write_text(TEXT + line + "\n")

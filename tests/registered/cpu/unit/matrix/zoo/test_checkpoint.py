@@ -6,6 +6,7 @@ from safetensors.torch import load_file
 
 from specmatrix.engine.device.attention import StepAttention
 from specmatrix.engine.models.loader import facts
+from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.model_facts import model_facts
 from specmatrix.matrix.zoo import card
 from specmatrix.matrix.zoo.checkpoint import read_net
@@ -231,3 +232,20 @@ def test_deepseeks_checkpoint_is_that_of_the_published_model():
         assert torch.equal(tensors[f"{at}shared_head.head.weight"], tensors["lm_head.weight"])
         assert torch.equal(tensors[f"{at}embed_tokens.weight"], tensors["model.embed_tokens.weight"])
         assert tensors[f"{at}eh_proj.weight"].shape == (shape.hidden, 2 * shape.hidden)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (b"[" * 100_000, "it nests too deeply"),
+        (b"\xff", "'utf-8' codec can't decode byte 0xff in position 0: invalid start byte"),
+        (b'{"nickname": 1}', "Card.__init__() got an unexpected keyword argument 'nickname'"),
+    ],
+)
+def test_a_damaged_card_is_named(tmp_path, text, why):
+    (tmp_path / "card.json").write_bytes(text)
+    with pytest.raises(ConfigError) as caught:
+        card.read(tmp_path)
+    assert str(caught.value) == (
+        f"model card {tmp_path / 'card.json'} cannot be read ({why}); restore it from the repository"
+    )

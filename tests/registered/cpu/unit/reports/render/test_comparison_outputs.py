@@ -98,6 +98,19 @@ def test_changed_cells_are_grouped_by_cause(eventful):
     assert sum(state == "REGRESSED" for _, state, _ in causes) == 1
 
 
+def test_equal_causes_are_neighbours_whatever_the_cells_are_called(compared, make_cell):
+    gates = {name: (GateResult(name, "FAIL"), GateResult("finish", "PASS")) for name in ("ledger", "ranks")}
+    green = (GateResult("ledger", "PASS"), GateResult("ranks", "PASS"), GateResult("finish", "PASS"))
+    head = [
+        make_cell(cell, gates=(*gates[red], green[red == "ledger"]))
+        for cell, red in (("a", "ranks"), ("b", "ledger"), ("c", "ranks"))
+    ]
+    comparison = compared([make_cell(cell, gates=green) for cell in "abc"], head)
+    assert [(change.id, change.cause) for change in comparison.changes] == [
+        ("b", "ledger PASS -> FAIL"), ("a", "ranks PASS -> FAIL"), ("c", "ranks PASS -> FAIL"),
+    ]  # fmt: skip
+
+
 def test_pairs_lost_with_red_cells_stand_behind_the_others(compared, make_cell):
     def sized(name, topk, **changes: object):
         return make_cell(name, axes={"algorithm": "eagle3", "topk": str(topk)}, resolved={"topk": topk}, **changes)

@@ -84,6 +84,14 @@ BAD = [
     ({"0": SLOT}, "has the batch size '0'; it must be an integer of 1 to 9 digits without sign or leading zeros"),
     ({"-8": SLOT}, "has the batch size '-8'; it must be an integer of 1 to 9 digits without sign or leading zeros"),
     ({"08": SLOT}, "has the batch size '08'; it must be an integer of 1 to 9 digits without sign or leading zeros"),
+    (
+        {"1234567890": SLOT},
+        "has the batch size '1234567890'; it must be an integer of 1 to 9 digits without sign or leading zeros",
+    ),
+    (
+        {"1": SLOT | {"ema_alpha": 10**400}},
+        f": slot 1: ema_alpha must be a number above 0 and at most 1, got 1{'0' * 79}…",
+    ),
     ({"8": [1, 3]}, ": slot 8: a slot must be a JSON object, got [1, 3]"),
     ({"8": {}}, ": slot 8: candidate_steps is missing; it must be a list of draft depths, such as [1, 3]"),
     *(
