@@ -99,10 +99,10 @@ class InspectedDrafter:
 
 def inspect_drafter(llm: LLM) -> InspectedDrafter | None:
     """Inspect an engine's drafter from now on; None if the engine does not guard it (`strict_memory`)."""
-    guard = llm.loop.executor.guard
-    if guard is None:
+    executor: Any = llm.loop.executor
+    if executor.guard is None:
         return None
-    guard.drafter = inspected = InspectedDrafter(guard.drafter)
+    executor.guard.drafter = inspected = InspectedDrafter(executor.guard.drafter)
     return inspected
 
 

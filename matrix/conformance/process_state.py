@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 import torch
@@ -50,7 +50,7 @@ def _set_generators(states: dict[str, bytes]) -> None:
 
 
 def _set_filters(filters: list[Any]) -> None:
-    warnings.filters[:] = filters
+    cast(list[Any], warnings.filters)[:] = filters
     with warnings.catch_warnings():  # makes the module read its filters again
         pass
 

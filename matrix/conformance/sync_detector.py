@@ -12,6 +12,7 @@ Iterating over a tensor is not a read: the items are tensors.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any, Final
 
 import torch
@@ -61,16 +62,15 @@ class SyncDetector:
 
     def __init__(self) -> None:
         self.seen: str | None = None
-        self._modes = (_Methods(self), _Operations(self))
+        self._modes = ExitStack()
 
     def __enter__(self) -> SyncDetector:
-        for mode in self._modes:
-            mode.__enter__()
+        self._modes.enter_context(_Methods(self))
+        self._modes.enter_context(_Operations(self))
         return self
 
     def __exit__(self, *error: object) -> None:
-        for mode in reversed(self._modes):
-            mode.__exit__(None, None, None)
+        self._modes.close()
 
 
 class _Methods(TorchFunctionMode):
@@ -90,11 +90,11 @@ class _Methods(TorchFunctionMode):
         return func(*args, **more)
 
 
-class _Operations(TorchDispatchMode):
+class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's class is not annotated
     """Reports which operation was a read."""
 
     def __init__(self, detector: SyncDetector) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # as above
         self._detector = detector
 
     @classmethod
