@@ -26,7 +26,7 @@ REQUIRED: Final = (
 
 @dataclass
 class EffectiveGate:
-    """The running values equal the resolved ones, the drafter kept its protocol, and all evidence that applies holds."""
+    """The running values equal the resolved ones, the drafter kept its protocol, all evidence that applies holds."""
 
     name: str = "effective"
     needs: frozenset[Capability] = frozenset({Capability.READBACK, Capability.COUNTERS})

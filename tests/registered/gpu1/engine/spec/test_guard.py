@@ -12,6 +12,7 @@ from specmatrix.engine.api import LLM
 from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.engine.plugin import forget_algorithm, register_algorithm
+from specmatrix.matrix.conformance.inspector import inspect_drafter
 from tests.support.misbehaving_drafter import (
     BATCH_LIES,
     READERS,
@@ -21,6 +22,7 @@ from tests.support.misbehaving_drafter import (
     WRITERS,
     KeepsNumpy,
     Pretender,
+    WritesEverything,
     reader,
 )
 
@@ -40,23 +42,18 @@ PARAMS = [
     SamplingParams(max_new_tokens=20, temperature=0.9, seed=3, ignore_eos=True),
     SamplingParams(max_new_tokens=17, temperature=0.6, top_k=20, seed=4, return_logprob=True),
 ]
-# What only tensors of a device can do, and what they cannot: these raise before anything is read.
+# What only tensors of a device can do.
 COPIES = {
-    reader("ToDevice", lambda t: t.to(torch.device("cpu"))): "read a tensor on the host (a copy to the CPU)",
-    reader(
-        "Copy", lambda t: torch.zeros_like(t, device="cpu").copy_(t)
-    ): "read a tensor on the host (a copy to the CPU)",
-    reader("Unseen", lambda t: t.numpy()): "raised TypeError in propose",
-    KeepsNumpy: "raised ",
+    reader("ToDevice", lambda t: t.to(torch.device("cpu"))): "a copy to the CPU",
+    reader("Copy", lambda t: torch.zeros_like(t, device="cpu").copy_(t)): "a copy to the CPU",
 }
+SEEN = {liar: name for name, liar in READERS.items() if name != "Tensor.numpy"} | COPIES
 WRONG = {
-    **{
-        liar: lie.replace("on cpu", "on cuda:0")
-        for liar, lie in BATCH_LIES.items()
-        if liar is not READERS["Tensor.numpy"]
-    },
-    **{liar: f"wrote into {names}" for liar, names in WRITERS.items() if liar is not KeepsNumpy},
-    **COPIES,
+    **{liar: lie.replace("on cpu", "on cuda:0") for liar, lie in BATCH_LIES.items()},
+    **dict.fromkeys(SEEN, "made the host wait for the device in propose without the trait reads_host"),
+    # These raise before anything is read.
+    READERS["Tensor.numpy"]: "raised TypeError in propose",
+    KeepsNumpy: "raised ",
 }
 
 
@@ -120,8 +117,8 @@ def test_a_lie_about_a_row_costs_its_request_alone(pretending, liar, lie):
 
 
 @pytest.mark.parametrize(("liar", "lie"), WRONG.items(), ids=lambda value: getattr(value, "__name__", ""))
-def test_whoever_lies_of_the_batch_reads_writes_or_raises_is_put_aside(pretending, liar, lie):
-    """At lag 1: a round of the old width is in flight when the host learns of a write."""
+def test_whoever_lies_of_the_batch_reads_or_raises_is_put_aside(pretending, liar, lie):
+    """At lag 1: a round of the old width may still be in flight."""
     llm = pretending(liar, spec_version="v2")
     with pytest.warns(RuntimeWarning) as caught:
         outputs = llm.generate(PROMPTS, PARAMS)
@@ -131,3 +128,45 @@ def test_whoever_lies_of_the_batch_reads_writes_or_raises_is_put_aside(pretendin
     assert [output.output_ids for output in outputs] == plain()
     assert llm.drafter_error == llm.readback()["drafter_error"] == told
     at_rest(llm)
+
+
+def test_what_a_drafter_writes_into_its_inputs_reaches_nobody(pretending):
+    llm = pretending(WritesEverything, spec_version="v2")
+    for _ in range(3):
+        assert [output.output_ids for output in llm.generate(PROMPTS, PARAMS)] == plain()
+    assert llm.drafter_error is None and llm.probes["graph.replayed"] > 0
+    at_rest(llm)
+
+
+@pytest.mark.parametrize(("writer", "told"), WRITERS.items(), ids=lambda value: getattr(value, "__name__", ""))
+def test_an_inspected_write_is_told(pretending, writer, told):
+    if writer is KeepsNumpy:
+        return
+    llm = pretending(writer, spec_version="v2")
+    inspected = inspect_drafter(llm)
+    assert inspected is not None
+    llm.generate(PROMPTS, PARAMS)
+    hook, *names = told
+    assert inspected.violations == tuple(f"the drafter of PRETENDER wrote into {name} in {hook}" for name in names)
+
+
+@pytest.mark.parametrize(("liar", "name"), SEEN.items(), ids=lambda value: getattr(value, "__name__", ""))
+@pytest.mark.filterwarnings("ignore:the drafter of PRETENDER:RuntimeWarning")
+def test_an_inspected_host_read_is_told(pretending, liar, name):
+    llm = pretending(liar, spec_version="v2")
+    inspected = inspect_drafter(llm)
+    assert inspected is not None
+    llm.generate(PROMPTS, PARAMS)
+    assert inspected.violations == (
+        f"the drafter of PRETENDER read a tensor on the host ({name}) in propose without the trait reads_host",
+    )
+
+
+def test_an_inspected_honest_drafter_replays_graphs_without_a_violation(pretending):
+    llm = pretending(Pretender, spec_version="v2", strict_memory=2)
+    inspected = inspect_drafter(llm)
+    assert inspected is not None
+    for _ in range(3):
+        assert [output.output_ids for output in llm.generate(PROMPTS, PARAMS)] == plain()
+    assert llm.probes["graph.replayed"] > 0 and llm.probes["graph.waited"] == 0
+    assert llm.drafter_error is None and inspected.violations == ()
