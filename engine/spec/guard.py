@@ -7,16 +7,14 @@ padding, and verification is exact for any proposal. The guard never waits for t
 
 The hooks receive copies, and `aux`, which is not read after them; the engine uses a copy of their tree. So writes, also
 later ones from another thread, stay with the drafter. Not protected: what the drafter was built with, the target's
-weights and KV, and engine tables that the drafter imports. On a GPU a hook that makes the host wait is stopped, because
-no graph could be captured of it; what else a drafter must not do costs speed at most, and is found by the conformance
-suite (`specmatrix contract`).
+weights and KV, and engine tables that the drafter imports. What costs speed at most, such as a host read, is found by
+the conformance suite (`specmatrix contract`).
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping
 from copy import copy as shallow_copy
 from dataclasses import replace
 from typing import Final, TypeGuard, TypeVar
@@ -44,8 +42,6 @@ VIOLATIONS: Final = (
 ROOT, TOKEN, PARENT, DEPTH, DUPLICATE, ANCESTORS, FINITE = range(len(VIOLATIONS))
 # The tensors of a batch that a drafter gets copies of; its positions and write slots follow from them.
 BATCH: Final = ("rows", "start", "root", "slots", "lengths", "generations")
-# torch's text for an operation that waits for the device.
-WAITED: Final = "called a synchronizing CUDA operation"
 
 Checked = TypeVar("Checked")
 
@@ -67,7 +63,7 @@ class Guard:
         self.error: str | None = None
         self.drafter = drafter
         self._subject = f"the drafter of {drafter.traits.name}"
-        self._carries, self._reads_host = drafter.carries, drafter.traits.reads_host
+        self._carries = drafter.carries
         self._vocab_size = vocab_size
         self.on_quarantine = quarantined
         self._catches = catches
@@ -115,9 +111,8 @@ class Guard:
         if self.error is not None or self._batch is None:
             return None
         checked, before = None, read()
-        strict = self._batch.rows.is_cuda and self._catches and not self._reads_host
         try:
-            with self._inference, _waits_raise() if strict else nullcontext():
+            with self._inference:
                 result = getattr(self.drafter, hook)(self._batch, *given)
             checked = check(result)
         except InvalidOutputError as invalid:
@@ -125,7 +120,7 @@ class Guard:
         except BaseException as error:  # a registered drafter may raise anything
             if not self._catches or isinstance(error, EngineBug) or is_interrupt(error):
                 raise
-            self._quarantine(_raised(error, hook))
+            self._quarantine(f"raised {type(error).__name__} in {hook} ({text_of(error)})")
         finally:
             changed = restore(before)
         if changed is not None:
@@ -263,24 +258,6 @@ def _own(field: str, tensor: object, batch: StepBatch) -> Tensor:
 def _is_plain(tensor: object) -> TypeGuard[Tensor]:
     """Whether it is a dense tensor, and not of a subclass with code of its own."""
     return type(tensor) in (Tensor, torch.nn.Parameter) and tensor.layout is torch.strided and not tensor.is_nested
-
-
-def _raised(error: BaseException, hook: str) -> str:
-    text = text_of(error)
-    if WAITED in text:
-        return f"made the host wait for the device in {hook} without the trait reads_host"
-    return f"raised {type(error).__name__} in {hook} ({text})"
-
-
-@contextmanager
-def _waits_raise() -> Iterator[None]:
-    """torch raises RuntimeError where the host waits for the GPU."""
-    mode = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode(mode)
 
 
 def _padded(tree: DraftTree, bad: Tensor, root: Tensor) -> DraftTree:

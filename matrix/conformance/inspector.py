@@ -51,7 +51,8 @@ class InspectedDrafter:
     @property
     def violations(self) -> tuple[str, ...]:
         """What was found so far; waits for the device."""
-        self._compare(self._returned)
+        with torch.inference_mode():
+            self._compare(self._returned)
         subject = f"the drafter of {self._drafter.traits.name}"
         return tuple(f"{subject} {violation}" for violation, found in self._found.items() if found)
 
@@ -94,7 +95,12 @@ class InspectedDrafter:
 
     def _compare(self, copies: Iterable[Copy]) -> None:
         for each in copies:
-            self._found[each.violation] = self._found.get(each.violation, False) | each.differs()
+            found, differs = self._found.get(each.violation, False), each.differs()
+            if isinstance(found, Tensor) and isinstance(differs, Tensor):
+                # In place, so that a replayed graph adds to it too.
+                found.logical_or_(differs)
+            elif found is False or differs is True:
+                self._found[each.violation] = differs
 
 
 def inspect_drafter(llm: LLM) -> InspectedDrafter | None:
