@@ -74,7 +74,7 @@ class InspectedDrafter:
 
     def _call(self, hook: str, inputs: Mapping[str, Tensor], batch: StepBatch, *given: object) -> Any:  # noqa: ANN401
         # A graph would read a tensor's memory again when it holds something else.
-        captured = torch.cuda.is_current_stream_capturing()
+        captured = batch.rows.is_cuda and torch.cuda.is_current_stream_capturing()
         if not captured:
             self._compare(self._returned)
         self._returned = []

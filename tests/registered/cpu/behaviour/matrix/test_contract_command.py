@@ -44,7 +44,9 @@ def fifo(tmp_path: Path) -> Path:
     return path
 
 
-def test_an_honest_file_passes_though_it_floods_and_leaves_processes_and_threads(tmp_path, capfd, fifo):
+def test_an_honest_file_passes_though_it_floods_and_leaves_processes_and_threads(tmp_path, capfd, fifo, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "torch.py").write_text("1 / 0", encoding="utf-8")  # a file of the folder replaces no module
     top = HOLD.format(fifo=str(fifo)) + (
         "import os, sys, threading\n"
         "if not os.fork():\n    while True: pass\n"
@@ -63,16 +65,14 @@ def test_an_honest_file_passes_though_it_floods_and_leaves_processes_and_threads
 
 
 def test_a_violation_is_red_and_the_end_of_the_output_is_shown(tmp_path, capsys):
-    old, new = "max_lag=1,", "max_lag=1, own_kv=True,"
-    assert main(["contract", written(tmp_path, "print('my own\\x1b[2J')", old=old, new=new)]) == 1
+    """With every file descriptor closed in its hook, the process still hands back a verdict."""
+    file = written(tmp_path, "print('my own\x1b[2J')", "import os; os.closerange(0, 99)")
+    assert main(["contract", file]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split()[-5:] == ["FAIL", "1.16", "tokens", "per", "round"]
-    assert lines[1] == "    the drafter has 0 KV pools, but own_kv is True"
-    assert lines[-3:] == [
-        "COPY VIOLATES the contract in 3 of 3 engine starts",
-        "end of the output:",
-        "  my own\ufffd[2J",
-    ]
+    assert lines[1] == "    the drafter of COPY closed the file descriptors 0, 1, 2"
+    assert lines[-3] == "COPY VIOLATES the contract in 3 of 3 engine starts"
+    assert lines[-2:] == ["end of the output:", "  my own\ufffd[2J"]
 
 
 KILL = "__import__('os').kill(0, 9)"
