@@ -9,9 +9,9 @@ import signal
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -66,6 +66,15 @@ PROCESS_STATE: Final = (
 )
 
 
+class Spare(NamedTuple):
+    """A duplicate `copy` of an open file descriptor, and the device and inode of its file."""
+
+    fd: int
+    copy: int
+    file: tuple[int, int]
+    inheritable: bool
+
+
 @contextmanager
 def restored_process_state() -> Iterator[list[str]]:
     """Restores the state at the end; what had changed is then in the list, such as "changed the working directory from
@@ -76,26 +85,29 @@ def restored_process_state() -> Iterator[list[str]]:
         yield found
     finally:
         changed = restore(before, PROCESS_STATE)
-        closed = [fd for fd, (spare, _) in spares.items() if not _same_file(fd, spare)]
-        for fd, (spare, inheritable) in spares.items():
-            if fd in closed:
-                os.dup2(spare, fd, inheritable)
-            os.close(spare)
+        closed = [spare.fd for spare in spares if _file_of(spare.fd) != spare.file]
+        for spare in spares:
+            # Whoever closed all descriptors closed the duplicates as well.
+            if _file_of(spare.copy) == spare.file:
+                if spare.fd in closed:
+                    os.dup2(spare.copy, spare.fd, spare.inheritable)
+                os.close(spare.copy)
         found += [changed] if changed is not None else []
         found += [f"closed the file descriptors {', '.join(map(str, closed))}"] if closed else []
 
 
-def _spares() -> dict[int, tuple[int, bool]]:
-    """Open file descriptors: a duplicate of each, and whether it is inheritable."""
-    spares = {}
-    for fd in sorted(int(each.name) for each in Path("/dev/fd").iterdir()):
-        with suppress(OSError):  # the descriptor that listed the folder
-            spares[fd] = os.dup(fd), os.get_inheritable(fd)
-    return spares
+def _spares() -> list[Spare]:
+    """A duplicate of each open file descriptor."""
+    listed = sorted(int(each.name) for each in Path("/dev/fd").iterdir())
+    # Without the descriptor that listed the folder.
+    files = {fd: file for fd in listed if (file := _file_of(fd)) is not None}
+    return [Spare(fd, os.dup(fd), file, os.get_inheritable(fd)) for fd, file in files.items()]
 
 
-def _same_file(fd: int, spare: int) -> bool:
+def _file_of(fd: int) -> tuple[int, int] | None:
+    """Device and inode; None if the descriptor is closed."""
     try:
-        return os.path.sameopenfile(fd, spare)
+        status = os.fstat(fd)
     except OSError:
-        return False
+        return None
+    return status.st_dev, status.st_ino

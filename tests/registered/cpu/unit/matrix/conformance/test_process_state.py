@@ -45,6 +45,11 @@ def state() -> list[object]:
     return [setting.read() for setting in PROCESS_STATE]
 
 
+def open_descriptors() -> list[int]:
+    listed = [int(each.name) for each in Path("/dev/fd").iterdir()]
+    return [fd for fd in listed if Path(f"/dev/fd/{fd}").is_symlink()]
+
+
 def test_every_state_is_changed():
     assert all(change.startswith(setting.name) for change, setting in zip(CHANGES, PROCESS_STATE, strict=True))
 
@@ -81,6 +86,19 @@ def test_closed_and_replaced_descriptors_come_back(tmp_path):
     assert changes == [f"closed the file descriptors {closed}, {replaced}"]
     assert os.read(closed, 9) == b"text" and os.read(replaced, 9) == b"text"
     assert os.get_inheritable(replaced) and not os.get_inheritable(closed)
+
+
+def test_closed_duplicates_are_no_error(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("text")
+    with path.open() as file:
+        fd = os.dup(file.fileno())
+        with restored_process_state() as changes:
+            same = [other for other in open_descriptors() if os.path.sameopenfile(other, file.fileno())]
+            for other in same:
+                if other != file.fileno():
+                    os.close(other)
+    assert changes == [f"closed the file descriptors {fd}"]
 
 
 def test_nothing_changed_is_nothing_told_and_an_error_goes_on(tmp_path, monkeypatch):
