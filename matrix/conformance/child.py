@@ -8,7 +8,6 @@ the end; without that one there is no verdict.
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -85,5 +84,3 @@ def _append(file: Path, record: Mapping[str, Any]) -> None:
 if __name__ == "__main__":
     exit_with_parent()
     main(Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3]))
-    # A thread that an algorithm left running must not keep the process alive.
-    os._exit(0)

@@ -15,7 +15,7 @@ from specmatrix.errors import ConfigError
 from specmatrix.matrix.conformance.child import results
 from specmatrix.matrix.conformance.suite import STARTS
 
-pytestmark = pytest.mark.register(est_seconds=12, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=8, stage="pr")
 
 EXAMPLE = HOME / "examples" / "copy_the_prompt.py"
 DRAFTS = "return chain(torch.cat((batch.root, drafts), 1))"
@@ -26,19 +26,13 @@ BROKEN = {
         DRAFTS.replace("drafts", "drafts + 9999"),
         "proposed a token outside the vocabulary; ",
     ),
-    "host read": (
-        DRAFTS,
-        f"batch.root.tolist(); {DRAFTS}",
-        "the drafter of COPY read a tensor on the host (Tensor.tolist) in propose without the trait reads_host",
-    ),
     "write": (DRAFTS, f"batch.start.add_(1); {DRAFTS}", "the drafter of COPY wrote into batch.start in propose"),
     "process": (
         DRAFTS,
         f"torch.rand(1); {DRAFTS}",
         "the drafter of COPY changed the random number generators of torch",
     ),
-    "exit": (DRAFTS, "raise SystemExit(0)", "raised SystemExit in propose (0)"),
-    "exception": (DRAFTS, "raise ValueError('my own')", "my own"),
+    "exit": (DRAFTS, "raise SystemExit('my own')", "raised SystemExit in propose (my own)"),
     "traits": ("max_lag=1,", "max_lag=1, own_kv=True,", "the drafter has 0 KV pools, but own_kv is True"),
     "width": (
         "resolved.num_draft_tokens\n",
@@ -81,6 +75,15 @@ def test_a_violation_is_told_of_every_start(tmp_path):
     found = [*results(changed(tmp_path, old, new), {})]
     assert [each["start"] for each in found] == [f"chain, {start}" for start in STARTS]
     assert all(told in each["violations"] for each in found)
+
+
+def test_a_word_that_is_neither_a_file_nor_an_algorithm_is_refused():
+    with pytest.raises(ConfigError) as caught:
+        next(results("nothing", {}))
+    assert str(caught.value) == (
+        "'nothing' is neither a file nor an algorithm; give a Python file or one of NONE, EAGLE, EAGLE3, NEXTN, "
+        "STANDALONE, NGRAM, DFLASH"
+    )
 
 
 @pytest.mark.parametrize(
@@ -127,7 +130,7 @@ def test_a_file_drafts_for_an_answer(tmp_path, capsys):
     said = capsys.readouterr().err
     assert said.startswith("COPY accepts 1.") and said.endswith("(same tokens)\n")
     forget_algorithm("COPY")
-    assert main(["generate", *words, "--speculative-algorithm-file", changed(tmp_path, *BROKEN["exception"][:2])]) == 1
+    assert main(["generate", *words, "--speculative-algorithm-file", changed(tmp_path, *BROKEN["exit"][:2])]) == 1
     *_, last = capsys.readouterr().err.splitlines()
     assert "my own" in last and last.endswith("is not called again, and rounds continue without drafts")
     again = ["--speculative-algorithm-file", str(EXAMPLE)]

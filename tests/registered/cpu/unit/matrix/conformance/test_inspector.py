@@ -47,7 +47,9 @@ def run(drafter: InspectedDrafter) -> tuple[str, ...]:
     batch = batch_of(4)
     assert batch.relay is not None
     tree = drafter.propose(batch, batch.relay)
-    drafter.absorb(batch_of(4), Verdict(tree.depths[:, :3].clone(), torch.tensor([1, 2]), tree.tokens[:, :3]), None)
+    drafter.absorb(
+        batch_of(4), Verdict(tree.depths[:, :3].clone(), torch.tensor([1, 2]), tree.tokens[:, :3].clone()), None
+    )
     return drafter.violations
 
 
@@ -129,3 +131,19 @@ def test_a_tensor_that_a_hook_fills_anew_is_no_violation():
 
     drafter = inspected(Reuses)
     assert run(drafter) == run(drafter) == ()
+
+
+def test_a_hook_that_raises_may_have_filled_what_the_one_before_it_returned():
+    class Refills(Pretender):
+        def propose(self, batch, relay):
+            self.tree = super().propose(batch, relay)
+            return self.tree
+
+        def absorb(self, batch, verdict, aux):
+            self.tree.tokens.zero_()
+            raise ValueError("no")
+
+    drafter = inspected(Refills)
+    with pytest.raises(ValueError, match="no"):
+        run(drafter)
+    assert drafter.violations == ()
