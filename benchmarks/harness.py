@@ -197,7 +197,8 @@ def _repeat(command: Sequence[str], runs: int) -> tuple[subprocess.CompletedProc
     done: list[subprocess.CompletedProcess[str]] = []
 
     def call() -> None:
-        done.append(subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=one_thread, check=False))
+        run = subprocess.run(command, capture_output=True, encoding="utf-8", cwd=ROOT, env=one_thread, check=False)
+        done.append(run)
 
     while len(times) < runs and not (done and done[-1].returncode):
         times.append(seconds(call))

@@ -20,7 +20,7 @@ from specmatrix.matrix.cells.constraints import expect
 from specmatrix.matrix.cells.selection import all_cells, of_gpus
 from specmatrix.matrix.cover.lockfile import stage_cells
 from specmatrix.matrix.run.prepared_cell import prepare
-from specmatrix.matrix.run.record import record
+from specmatrix.matrix.run.record import judged
 from specmatrix.matrix.run.tiers import repro
 from specmatrix.reports.schema import CellRecord, CellResult, GateResult, Header, Json, Reason, Rewrite, Start
 from specmatrix.reports.store import ReportWriter
@@ -106,7 +106,7 @@ def _start(cell: Cell) -> Start:
     fields: dict[str, Any] = resolved.as_dict()
     reasons, rewrites = fields.pop("reasons"), fields.pop("rewrites")
     return Start(
-        record(prepared, "PASS").start.requested,
+        judged(prepared, ()).start.requested,
         fields,
         resolved.start_hash(),
         tuple(Reason(**reason) for reason in reasons),

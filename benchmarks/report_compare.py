@@ -82,7 +82,7 @@ def measure(cells: int = CELLS, runs: int = 3) -> list[dict[str, object]]:
 def _time(base: Path, head: Path, cells: int) -> tuple[float, float, float]:
     """Wall seconds, CPU seconds, and peak megabytes."""
     command = [sys.executable, "-c", TIMER, str(base), str(head)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    done = subprocess.run(command, check=True, capture_output=True, encoding="utf-8")
     seconds, cpu, peak, counted = done.stdout.split()
     if int(counted) != cells:
         raise RuntimeError(f"the comparison must count {cells} cells, got {counted}")

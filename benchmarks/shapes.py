@@ -76,7 +76,8 @@ def write_target(folder: Path, shape: LlamaShape, device: str) -> Path:
         file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         save_file({name: tensor.cpu() for name, tensor in shard.items()}, folder / file, METADATA)
         names |= dict.fromkeys(shard, file)
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": names}))
+    index = json.dumps({"metadata": {}, "weight_map": names})
+    (folder / "model.safetensors.index.json").write_text(index, encoding="utf-8")
     return folder
 
 
@@ -167,4 +168,4 @@ def _config(shape: LlamaShape, architecture: str) -> dict[str, Any]:
 def _begin(folder: Path, config: dict[str, Any]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copy(resolve_path("llama-mini") / "tokenizer.json", folder)
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")

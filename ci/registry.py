@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from specmatrix.errors import ConfigError
+from specmatrix.errors import ConfigError, described
 from specmatrix.matrix.cover.lockfile import STAGES
 from specmatrix.matrix.run.tiers import TIERS
 
@@ -41,6 +41,8 @@ def read_registration(root: Path, path: Path) -> Registration:
         tree = ast.parse(path.read_text(encoding="utf-8"))
     except SyntaxError as error:
         raise ConfigError(f"{name} is not valid Python: {error.msg} in line {error.lineno}") from None
+    except (OSError, ValueError, MemoryError, RecursionError) as error:
+        raise ConfigError(f"{name} cannot be read as Python: {described(error)}") from None
     marks = [call for node in tree.body for call in _marks(node)]
     if len(marks) != 1:
         raise ConfigError(f"{name} must have exactly one register mark, got {len(marks)}; write: {EXAMPLE}")

@@ -483,8 +483,9 @@ def _slots_text(config: EngineConfig) -> str | None:
         return None
     try:
         return Path(name).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+    except (OSError, ValueError) as error:
+        undecoded = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error)
+        why = error.strerror if isinstance(error, OSError) else undecoded
         raise ConfigError(f"speculative_adaptive_config {name} cannot be read ({why}); pass a JSON file") from None
 
 

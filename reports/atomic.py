@@ -19,7 +19,8 @@ def write_text(path: Path, text: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         try:
-            write_all(descriptor, text.encode())
+            # Half of a surrogate pair, as a file name may hold, has no place in UTF-8.
+            write_all(descriptor, text.encode(errors="replace"))
             publish(descriptor, partial, path)
         finally:
             os.close(descriptor)

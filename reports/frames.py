@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+import msgspec
+from msgspec import Struct, field
+
 from specmatrix.reports.compare.rewrites import signature
 from specmatrix.reports.schema import GATES, REPORT_FILE, Json, ReportError
-from specmatrix.reports.store import Report
+from specmatrix.reports.store import MOST_SAID, Report
 from specmatrix.reports.store import load as load_report
+from specmatrix.reports.wording import shorten
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -20,13 +23,27 @@ PathLike: TypeAlias = str | Path
 FAULTS_FILE: Final = "faults.json"
 
 
+class _Fault(Struct):
+    """What is read of a fault in a kill matrix."""
+
+    id: str
+    origin: str
+    crashed: Json
+    killed_by: list[str]
+    klass: str = field(name="class")
+
+
+class _Matrix(Struct):
+    faults: list[_Fault]
+
+
 class Runs:
     """What was loaded, as one frame per kind of record. Column `run` is the path that a row comes from.
 
     reports: by path. faults: the faults of kill matrices, by path.
     """
 
-    def __init__(self, reports: Mapping[str, Report], faults: Mapping[str, list[dict[str, Json]]]) -> None:
+    def __init__(self, reports: Mapping[str, Report], faults: Mapping[str, list[_Fault]]) -> None:
         self.reports: Final = reports
         self.faults: Final = faults
 
@@ -112,16 +129,16 @@ class Runs:
         if not self.faults:
             raise ReportError("no kill matrix was loaded; load a file that `specmatrix faults --json` wrote")
         rows = [(run, fault) for run, faults in self.faults.items() for fault in faults]
-        gates = dict.fromkeys((*GATES, *(gate for _, fault in rows for gate in fault["killed_by"])))
+        gates = dict.fromkeys((*GATES, *(gate for _, fault in rows for gate in fault.killed_by)))
         return _frame(
             {
                 "run": run,
-                "fault": fault["id"],
-                "class": fault["class"],
-                "origin": fault["origin"],
+                "fault": fault.id,
+                "class": fault.klass,
+                "origin": fault.origin,
                 "gate": gate,
-                "killed": gate in fault["killed_by"],
-                "crashed": fault["crashed"],
+                "killed": gate in fault.killed_by,
+                "crashed": fault.crashed,
             }
             for run, fault in rows
             for gate in gates
@@ -142,9 +159,13 @@ def load(*paths: PathLike | Iterable[PathLike]) -> Runs:
     if not flat or len(set(map(str, flat))) < len(flat):
         raise ReportError(f"got the paths {', '.join(map(str, flat)) or 'none'}; allowed are one or more, each once")
     reports: dict[str, Report] = {}
-    faults: dict[str, list[dict[str, Json]]] = {}
+    faults: dict[str, list[_Fault]] = {}
     for path in map(Path, flat):
-        matrix = path / FAULTS_FILE if (path / FAULTS_FILE).is_file() and not (path / REPORT_FILE).exists() else path
+        try:
+            alone = (path / FAULTS_FILE).is_file() and not (path / REPORT_FILE).exists()
+        except OSError as error:
+            raise ReportError(f"cannot read {path}: {error.strerror}") from error
+        matrix = path / FAULTS_FILE if alone else path
         if matrix.suffix == ".json":
             faults[str(path)] = _faults(matrix)
         else:
@@ -152,16 +173,15 @@ def load(*paths: PathLike | Iterable[PathLike]) -> Runs:
     return Runs(reports, faults)
 
 
-def _faults(path: Path) -> list[dict[str, Json]]:
+def _faults(path: Path) -> list[_Fault]:
     try:
-        faults: list[dict[str, Json]] = json.loads(path.read_bytes())["faults"]
-        for fault in faults:
-            _ = (fault["id"], fault["class"], fault["origin"], fault["crashed"], *fault["killed_by"])
+        matrix = msgspec.json.decode(path.read_bytes(), type=_Matrix)
     except OSError as error:
         raise ReportError(f"cannot read {path}: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ReportError(f"{path} is no kill matrix as `specmatrix faults --json` writes it: {error!r:.80}") from error
-    return faults
+    except (ValueError, RecursionError) as error:
+        why = shorten(str(error), MOST_SAID)
+        raise ReportError(f"{path} is no kill matrix as `specmatrix faults --json` writes it: {why}") from None
+    return matrix.faults
 
 
 def _effective(report: Report, cell: str) -> dict[str, str]:

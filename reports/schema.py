@@ -11,20 +11,26 @@ Numbers of a gate, where plots and comparisons read them (other gates may hold a
 - `accuracy`: `accuracy` and `baseline` (fractions), `n` (questions), `lost` and `won` (discordant pairs against the
   baseline); optional `outcomes`, a string with "1" (right) or "0" (wrong) per question
 - `lossless`: `tokens`, `divergent`, `ties`, `first_divergence`
+
+A report in which one of the first two gates has another kind of value under these names cannot be read, nor one with a
+cell that contradicts itself, such as a cell that passes although a gate does not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from datetime import date
+from typing import Annotated, Any, Final, Generic, Literal, TypeAlias, TypeVar
 
-from msgspec import Struct, field
+from msgspec import Meta, Struct, field
 
 SCHEMA: Final = 2
 REPORT_FILE: Final = "report.jsonl"
 SUMMARY_FILE: Final = "summary.json"
 MARKDOWN_FILE: Final = "report.md"
 PAGE_FILE: Final = "report.html"
+# A header's commit if the code is neither in a git checkout nor an installed release.
+UNKNOWN: Final = "unknown"
 
 CellState = Literal["PASS", "FAIL", "NOT MEASURED", "INFRA", "UNSUPPORTED"]
 GateState = Literal["PASS", "FAIL", "NOT MEASURED"]
@@ -51,6 +57,10 @@ GATES: Final = (
 
 Json: TypeAlias = Any
 Number: TypeAlias = float | int | str | Sequence[Any]
+# No number of a report is larger, so that sums and ratios stay finite.
+LARGEST: Final = 10**9
+Count: TypeAlias = Annotated[int, Meta(ge=0)]
+Seconds: TypeAlias = Annotated[float, Meta(ge=0, le=LARGEST)]
 
 
 class ReportError(Exception):
@@ -84,6 +94,9 @@ class Waiver(Record, frozen=True):
     reason: str
     expiry: str
 
+    def __post_init__(self) -> None:
+        check_day("expiry", self.expiry)
+
 
 class WaiverRule(Record, frozen=True):
     """A waiver as declared: the cells it selects, the reason, the expiry (ISO date, inclusive)."""
@@ -92,6 +105,9 @@ class WaiverRule(Record, frozen=True):
     reason: str
     expiry: str
 
+    def __post_init__(self) -> None:
+        check_day("expiry", self.expiry)
+
 
 class ProbeDemand(Record, frozen=True):
     """What the counters of a whole stage must show: `hit` above zero in some of its `cells` cells, and `zero` above
@@ -99,7 +115,7 @@ class ProbeDemand(Record, frozen=True):
 
     hit: tuple[str, ...]
     zero: Mapping[str, str]
-    cells: int
+    cells: Count
 
 
 class GateResult(Record, frozen=True, omit_defaults=True):
@@ -114,6 +130,12 @@ class GateResult(Record, frozen=True, omit_defaults=True):
     numbers: Mapping[str, Json] = field(default_factory=dict)
     interval: tuple[float, float] | None = None
     message: str = ""
+
+    def __post_init__(self) -> None:
+        if self.name in _KINDS:
+            _check_numbers(self.name, self.numbers)
+        if self.interval is not None and not -LARGEST <= self.interval[0] <= self.interval[1] <= LARGEST:
+            raise ValueError(f"the interval of gate {self.name} must rise, got {self.interval!r:.60}")
 
 
 class Start(Record, frozen=True):
@@ -149,9 +171,13 @@ class CellRecord(Record, Generic[StartT], frozen=True, tag_field="kind", tag="ce
     expect: Expect = "runs"
     waived: Waiver | None = None
     gates: tuple[GateResult, ...] = ()
-    evidence: Mapping[str, int] = field(default_factory=dict)
+    evidence: Mapping[str, Count] = field(default_factory=dict)
     error: str | None = None
-    seconds: float = 0.0
+    seconds: Seconds = 0.0
+
+    def __post_init__(self) -> None:
+        if fault := _contradiction(self.state, self.gates, self.error):
+            raise ValueError(f"the cell {fault}")
 
     @property
     def requested(self: CellRecord[Start]) -> Mapping[str, Json]:
@@ -204,6 +230,11 @@ class Header(Record, frozen=True, tag_field="kind", tag="header", kw_only=True):
     waivers: tuple[WaiverRule, ...] = ()
     probes: ProbeDemand | None = None
 
+    def __post_init__(self) -> None:
+        check_day("created", self.created[:10])
+        if not isinstance(self.host.get("gpus") or [], list):
+            raise ValueError(f"gpus of host must be a list, got {self.host['gpus']!r:.60}")
+
 
 class StartLine(Start, frozen=True, tag_field="kind", tag="start", kw_only=True):
     """A start with the id by which cells name it: 12 hexadecimal digits over its content."""
@@ -214,10 +245,89 @@ class StartLine(Start, frozen=True, tag_field="kind", tag="start", kw_only=True)
 class End(Record, frozen=True, tag_field="kind", tag="end"):
     """The last line: the number of cells, and the sum of their evidence."""
 
-    cells: int
-    evidence: Mapping[str, int]
+    cells: Count
+    evidence: Mapping[str, Count]
 
 
 def is_waived(cell: CellResult, today: str) -> bool:
     """True if the cell carries a waiver that has not expired on `today` (ISO date)."""
     return cell.waived is not None and today[:10] <= cell.waived.expiry[:10]
+
+
+def _is_anything(value: object) -> bool:
+    return True
+
+
+def _is_positive(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 1 / LARGEST <= value <= LARGEST
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST
+
+
+def _is_share(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
+
+
+def _all(good: Callable[[object], bool]) -> Callable[[object], bool]:
+    return lambda value: isinstance(value, list) and all(map(good, value))
+
+
+_POSITIVE: Final = f"a number above 0 and at most {LARGEST:,}"
+# What is read of a gate's numbers, by gate and name: a predicate and its words.
+_KINDS: Final[Mapping[str, Mapping[str, tuple[Callable[[object], bool], str]]]] = {
+    "acceptance": {
+        "length": (lambda value: value == 0 or _is_positive(value), f"0 or {_POSITIVE}"),
+        **dict.fromkeys(("reference", "ratio"), (_is_positive, _POSITIVE)),
+        "per_position": (_all(_is_share), "a list of numbers from 0 to 1"),
+        "emitted": (_all(_is_positive), f"a list with for each prompt {_POSITIVE}"),
+        "rounds": (
+            lambda value: _is_count(value) or _all(_is_positive)(value),
+            f"an integer or a list with for each prompt {_POSITIVE}",
+        ),
+    },
+    "accuracy": {
+        **dict.fromkeys(("accuracy", "baseline"), (_is_share, "a number from 0 to 1")),
+        **dict.fromkeys(("n", "lost", "won"), (_is_count, f"an integer from 0 to {LARGEST:,}")),
+        "outcomes": (lambda value: isinstance(value, str) and set(value) <= {"0", "1"}, "a text of 0 and 1"),
+    },
+}
+
+
+def _check_numbers(gate: str, numbers: Mapping[str, Json]) -> None:
+    for name, value in numbers.items():
+        good, allowed = _KINDS[gate].get(name, (_is_anything, ""))
+        if not good(value):
+            raise ValueError(f"{name} of gate {gate} must be {allowed}, got {value!r:.60}")
+    lost, won, n = numbers.get("lost", 0), numbers.get("won", 0), numbers.get("n", LARGEST)
+    if gate == "accuracy" and lost + won > n:
+        raise ValueError(f"lost and won of gate accuracy must be at most n together, got {lost} + {won} of {n}")
+
+
+def _contradiction(state: CellState, gates: Sequence[GateResult], error: str | None) -> str:
+    """How a cell's state and what explains it exclude each other, "" if they do not."""
+    if len({gate.name for gate in gates}) < len(gates):
+        return "has a gate twice"
+    red = {gate.state: gate.name for gate in gates if gate.state != "PASS"}
+    if state == "PASS":
+        if error is not None:
+            return f"is PASS and has an error: {error:.60}"
+        if red:
+            return f"is PASS and its gate {next(iter(red.values()))} is {next(iter(red))}"
+        return "" if gates else "is PASS without any gate"
+    if "FAIL" in red and state != "FAIL":
+        return f"is {state} and its gate {red['FAIL']} is FAIL"
+    if error or state in red:
+        return ""
+    return f"is {state} without an error" + (f" or a gate that is {state}" if state in GATE_STATES else "")
+
+
+def check_day(name: str, day: str) -> None:
+    """ValueError unless `day` is a date by which days compare as text."""
+    try:
+        good = date.fromisoformat(day).isoformat() == day
+    except ValueError:
+        good = False
+    if not good:
+        raise ValueError(f"{name} must be a date such as 2026-12-31, got {day!r:.60}")

@@ -38,6 +38,7 @@ from specmatrix.reports.schema import (
     Start,
     StartLine,
 )
+from specmatrix.reports.wording import shorten
 
 T = TypeVar("T")
 PARTIAL_FILE: Final = REPORT_FILE + ".partial"
@@ -45,6 +46,10 @@ PARTIAL_FILE: Final = REPORT_FILE + ".partial"
 
 # Below this size every cell is decoded at load (about 0.3 s per 32 MB); above it when it is first used.
 EAGER_BYTES: Final = 32_000_000
+# Characters of an error's text that come from the file.
+MOST_SAID: Final = 240
+# The last version that reads an older schema.
+READERS: Final = {1: "commit a470250 of specmatrix, the last one that reads schema 1"}
 _TIME: Final = b',"seconds":'
 
 
@@ -247,10 +252,10 @@ class Report:
             record = _decode(_FRONT, line, self.path, number)
             if isinstance(record, _Front):
                 if record.id in self._rows:
-                    raise ReportError(f"{self.path}, line {number}: cell {record.id!r} is in the report already")
+                    raise ReportError(f"{self.path}, line {number}: cell {_named(record.id)} is in the report already")
                 if record.start not in self.starts:
-                    fault = f"cell {record.id!r} names start {record.start!r}, which no line before it has"
-                    raise ReportError(f"{self.path}, line {number}: {fault}")
+                    fault = f"names start {_named(record.start)}, which no line before it has"
+                    raise ReportError(f"{self.path}, line {number}: cell {_named(record.id)} {fault}")
                 self._rows[record.id] = _Row(record.state, record.start, number, begin, begin + len(line))
             elif isinstance(record, StartLine) and record.id not in self.starts:
                 self.starts[record.id] = Start(**{name: getattr(record, name) for name in Start.__struct_fields__})
@@ -334,8 +339,9 @@ def load(path: Path | str) -> Report:
     cell twice, or has not as many cells as its end line says. In reports above `EAGER_BYTES` a value of the wrong type
     inside a cell is reported when the cell is first used.
     """
-    file = _find(Path(path))
+    file = Path(path)
     try:
+        file = _find(file)
         with file.open("rb") as opened:
             large = os.fstat(opened.fileno()).st_size > EAGER_BYTES
             # Mapped, a large report is not copied. A writer never changes a finished one: it puts another in its place.
@@ -356,11 +362,12 @@ def _header(file: Path, data: bytes | mmap) -> Header:
     try:
         version = _VERSION.decode(line)
     except (ValueError, RecursionError) as error:
-        raise ReportError(f"{file}, line 1: the first line is not a report header: {error}") from error
+        raise ReportError(f"{file}, line 1: the first line is not a report header: {_problem(error)}") from error
     if version.schema != SCHEMA:
+        number = shorten(str(version.schema), MOST_SAID)
         raise ReportError(
-            f"{file} has report schema {version.schema}, and this version reads schema {SCHEMA}; run the cells "
-            "again with this version, or read the report with the version that wrote it"
+            f"{file} has report schema {number}, and this version reads schema {SCHEMA}; run the cells again, or read "
+            f"the report with {READERS.get(version.schema, 'the version that wrote it')}"
         )
     return _decode(_HEADER, line, file, 1)
 
@@ -377,11 +384,17 @@ def _end(file: Path, data: bytes | mmap) -> tuple[int, End]:
 def _decode(decoder: msgspec.json.Decoder[T], line: bytes, file: Path, number: int) -> T:
     try:
         return decoder.decode(line)
-    except UnicodeDecodeError:
-        problem = "it is not UTF-8 text"
     except (ValueError, RecursionError) as error:
-        problem = str(error)
-    raise ReportError(f"{file}, line {number}: {problem}")
+        raise ReportError(f"{file}, line {number}: {_problem(error)}") from None
+
+
+def _named(text: str) -> str:
+    return repr(shorten(text, MOST_SAID))
+
+
+def _problem(error: Exception) -> str:
+    """Why a line cannot be decoded, which may quote a value of any length."""
+    return "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else shorten(str(error), MOST_SAID)
 
 
 def _find(path: Path) -> Path:

@@ -35,7 +35,7 @@ def failure(cell: CellResult) -> str:
     texts = [f"{g.name}: {g.message or g.state}" for g in cell.gates if g.state != "PASS"]
     if cell.error:
         texts.insert(0, cell.error)
-    return "; ".join(texts) or f"{cell.state} without a red gate"
+    return "; ".join(texts)
 
 
 def first_divergence(cell: CellResult) -> str:

@@ -11,6 +11,8 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Final, cast
 
@@ -25,8 +27,11 @@ from specmatrix.reports.schema import ReportError
 
 # The base class of typer's usage errors, which typer itself does not export.
 UsageError = cast(type[typer.BadParameter], typer.BadParameter.__mro__[1])
-# Writing stdout failed: a full disk, a quota, a file size limit, or a closed pipe.
-UNWRITABLE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EPIPE)
+# Writing stdout failed: a full disk, a quota, a file size limit, a closed pipe, or a terminal that is gone.
+UNWRITABLE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EPIPE, errno.EIO)
+# The system has no more to give to this user.
+EXHAUSTED: Final = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
+STREAMS: Final = {"stdin": "r", "stdout": "w", "stderr": "w"}
 WORKERS: Final = min(os.cpu_count() or 1, 8)
 app = typer.Typer(
     name="specmatrix",
@@ -343,6 +348,7 @@ def checkpoints_check(
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run the command line `words` (by default that of this process) and return its exit status."""
+    _open_streams()
     try:
         with stoppable():
             status = app(args=None if words is None else list(words), prog_name="specmatrix", standalone_mode=False)
@@ -353,18 +359,39 @@ def main(words: Sequence[str] | None = None) -> int:
         given = sys.argv[1:] if words is None else words
         return _wrong(f"{misuse(error, given)}; see `specmatrix --help`")
     except OSError as error:
-        if error.errno not in UNWRITABLE or error.filename is not None:
-            raise
-        return _unwritten(error)
+        return _failed(error)
     except SystemExit as end:
         # typer exits with 1 if the reader closed stdout, but 1 means that something is red.
         if not isinstance(end.__context__, BrokenPipeError):
             raise
         return _unwritten(end.__context__)
     except Stopped as stop:
-        print(stop, file=sys.stderr)
+        with suppress(OSError):
+            print(stop, file=sys.stderr, flush=True)
         return stop.status
     return int(status or 0)
+
+
+def _open_streams() -> None:
+    """Open the null device for each standard stream that the caller closed, as the next file would take its descriptor,
+    and escape characters that the locale's encoding lacks."""
+    for name, mode in STREAMS.items():
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode, encoding="utf-8"))
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _failed(error: OSError) -> int:
+    """The exit status for what the operating system refused; raises again what names no file, as that is a defect."""
+    if error.errno in EXHAUSTED:
+        return _wrong(f"the system's limits are reached ({error.strerror}); raise them, see `ulimit -a`")
+    if error.filename is not None:
+        return _wrong(f"cannot use {os.fsdecode(error.filename)}: {error.strerror}")
+    if error.errno not in UNWRITABLE:
+        raise error
+    return _unwritten(error)
 
 
 def _unwritten(error: OSError) -> int:
@@ -377,5 +404,7 @@ def _unwritten(error: OSError) -> int:
 
 
 def _wrong(sentence: str) -> int:
-    print(f"specmatrix: {' '.join(sentence.split())}", file=sys.stderr)
+    # Where nobody can be told, the exit status still says it.
+    with suppress(OSError):
+        print(f"specmatrix: {' '.join(sentence.split())}", file=sys.stderr, flush=True)
     return 2

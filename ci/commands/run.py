@@ -49,7 +49,7 @@ def run(
     else:
         console = StdoutConsole()
         print_run(view, console)
-        console.print(f"report: {out / PAGE_FILE}", highlight=False, soft_wrap=True)
+        console.print(f"report: {out / PAGE_FILE}", highlight=False, markup=False, soft_wrap=True)
     return int(view.verdict != "green")
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
+from specmatrix.engine.core.config.json_text import parse_json
 from specmatrix.engine.models.tokenizer import Tokenizer
 from specmatrix.errors import ConfigError
 
@@ -49,10 +49,9 @@ def _lines(path: Path) -> Iterator[tuple[str, str]]:
 
 def _tokens(where: str, line: str, tokenizer: Tokenizer) -> list[int]:
     try:
-        value = json.loads(line)
-    except json.JSONDecodeError as error:
-        what = error.msg.removesuffix(" at").removesuffix(" starting")
-        raise ConfigError(f"{where}: not valid JSON ({what})") from None
+        value = parse_json(line)
+    except ValueError as error:
+        raise ConfigError(f"{where}: not valid JSON ({error})") from None
     if isinstance(value, dict):
         value = value.get("text")
     if isinstance(value, str):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from specmatrix.engine.core.config.json_text import parse_json
 from specmatrix.errors import EngineError
 
 FINAL: Final = re.compile(r"#### \S")
@@ -58,10 +59,9 @@ def read_questions(path: Path) -> tuple[Question, ...]:
 
 def _question(path: Path, number: int, line: str) -> Question:
     try:
-        raw = json.loads(line)
-    except json.JSONDecodeError as error:
-        what = error.msg.removesuffix(" at").removesuffix(" starting")
-        raise DataError(f"{path} line {number} is not valid JSON ({what} at column {error.colno})") from None
+        raw = parse_json(line)
+    except ValueError as error:
+        raise DataError(f"{path} line {number} is not valid JSON ({error})") from None
     if not isinstance(raw, dict):
         raise DataError(f"{path} line {number} is {type(raw).__name__}, not an object with question and answer")
     for name in ("question", "answer"):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from specmatrix.reports.atomic import write_text
+from specmatrix.reports.render.markup import code
 
 SCHEMA: Final = 1
 
@@ -21,11 +22,11 @@ def write_record(folder: Path, record: Mapping[str, Any]) -> None:
 def markdown(record: Mapping[str, Any]) -> str:
     """A record's summary and two tables, without individual answers."""
     task = record["task"]
-    weights = ", ".join(f"{name} ({digest})" for name, digest in record["weights"].items())
+    weights = ", ".join(f"{code(name)} ({digest})" for name, digest in record["weights"].items())
     lines = [
         f"# {task['name']}: `{record['cell']}` against `{record['baseline']}`: {record['state']}",
         "",
-        f"{task['questions']:,} questions of {task['source']} (hash {task['digest']}), "
+        f"{task['questions']:,} questions of {code(task['source'])} (hash {task['digest']}), "
         f"{task['num_fewshot']} examples per prompt, at most {task['max_new_tokens']} new tokens, greedy; "
         f"lm-eval {record['versions']['lm_eval']} with its own definition of the task, "
         f"torch {record['versions']['torch']}; weights {weights}. Both runs saw the same prompts (compared by hash).",

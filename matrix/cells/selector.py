@@ -1,7 +1,7 @@
 """Cell selectors: `algorithm=eagle3 and topk in (2, 4) and not memory=tight`, or a cell's id."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -9,9 +9,14 @@ from specmatrix.engine.core.config.suggest import nearest
 from specmatrix.errors import ConfigError
 from specmatrix.matrix.cells.axes import INDEX, NAMES, axis
 from specmatrix.matrix.cells.cell import MEANINGS, Cell
+from specmatrix.reports.wording import shorten
 
 Predicate: TypeAlias = Callable[[tuple[str, ...]], bool]
 LEXEME: Final = re.compile(r"\s*(?:(!=|==?|[(),])|([\w.-]+))")
+# Levels of parentheses and negations.
+DEEPEST: Final = 100
+# Characters of a selector that an error shows.
+SHOWN: Final = 80
 HELP: Final = "write axis=value, axis!=value or axis in (a, b), joined with and, or, not and parentheses, or a cell id"
 
 
@@ -38,12 +43,13 @@ def parse_selector(text: str) -> Selector:
 
 
 class _Parser:
-    """Recursive-descent parser over the tokens of one selector; `at` is the index of the next token."""
+    """Recursive-descent parser over the tokens of one selector; `at` is the index of the next token, `depth` the number
+    of parentheses and negations around it."""
 
     def __init__(self, text: str) -> None:
         self.text = text
         self.lexemes = self._split()
-        self.at = 0
+        self.at = self.depth = 0
 
     def parse(self) -> Selector:
         selector = self._either()
@@ -77,18 +83,26 @@ class _Parser:
         return ConfigError(f"selector {self.text!r}: expected {wanted}, got {got}; {HELP}")
 
     def _either(self) -> Selector:
-        selector = self._both()
+        selectors = [self._both()]
         while self._take("or"):
-            selector = _or(selector, self._both())
-        return selector
+            selectors.append(self._both())
+        return _joined(any, selectors)
 
     def _both(self) -> Selector:
-        selector = self._single()
+        selectors = [self._single()]
         while self._take("and"):
-            selector = _and(selector, self._single())
-        return selector
+            selectors.append(self._single())
+        return _joined(all, selectors)
 
     def _single(self) -> Selector:
+        self.depth += 1
+        if self.depth > DEEPEST:
+            raise ConfigError(f"selector {shorten(self.text, SHOWN)!r} nests more than {DEEPEST} levels deep")
+        selector = self._operand()
+        self.depth -= 1
+        return selector
+
+    def _operand(self) -> Selector:
         if self._take("not"):
             return _not(self._single())
         if self._take("("):
@@ -142,12 +156,17 @@ class _Parser:
         return word
 
 
-def _or(left: Selector, right: Selector) -> Selector:
-    return Selector(_any(left.picks, right.picks), _any(left.may, right.may), _any(left.must, right.must))
+def _joined(combine: Callable[[Iterable[bool]], bool], parts: Sequence[Selector]) -> Selector:
+    """The selector for any or all of several; they are not nested, as a selector may list thousands of cells."""
+    if len(parts) == 1:
+        return parts[0]
 
+    def over(predicates: Sequence[Predicate]) -> Predicate:
+        return lambda values: combine(predicate(values) for predicate in predicates)
 
-def _and(left: Selector, right: Selector) -> Selector:
-    return Selector(_all(left.picks, right.picks), _all(left.may, right.may), _all(left.must, right.must))
+    return Selector(
+        over([part.picks for part in parts]), over([part.may for part in parts]), over([part.must for part in parts])
+    )
 
 
 def _not(inner: Selector) -> Selector:
@@ -162,14 +181,6 @@ def _within(name: str, values: frozenset[str]) -> Selector:
         lambda known: index >= len(known) or known[index] in values,
         lambda known: index < len(known) and known[index] in values,
     )
-
-
-def _any(left: Predicate, right: Predicate) -> Predicate:
-    return lambda values: left(values) or right(values)
-
-
-def _all(left: Predicate, right: Predicate) -> Predicate:
-    return lambda values: left(values) and right(values)
 
 
 def _flipped(inner: Predicate) -> Predicate:

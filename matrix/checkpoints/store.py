@@ -49,7 +49,7 @@ def _commit(model: Published, cache: Path) -> str:
     if model.revision != TIP:
         return model.revision
     tip = cache / "refs" / TIP
-    return tip.read_text(encoding="utf-8").strip() if tip.is_file() else ""
+    return tip.read_text(encoding="utf-8", errors="replace").strip() if tip.is_file() else ""
 
 
 def fetch(model: Published, folder: Path | None = None) -> str:

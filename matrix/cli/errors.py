@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final
@@ -46,13 +47,12 @@ def misuse(error: typer.BadParameter, words: Sequence[str]) -> str:
     parameter = getattr(error, "param", None)
     for option in () if parameter is None else parameter.opts:
         if (value := _given(option, words)) is not None:
-            return f"{option} takes {_kind(error.message)}, not {value!r}"
-    said, _, close = error.format_message().partition(". Did you mean ")
-    return f"{said.rstrip('.')}; the closest is {close.rstrip('?')}" if close else said.rstrip(".")
-
-
-def _kind(message: str) -> str:
-    return next((kind for word, kind in KINDS.items() if word in message), "another kind of value")
+            kind = next((kind for word, kind in KINDS.items() if word in error.message), None)
+            return f"{option}: {error.message}".rstrip(".") if kind is None else f"{option} takes {kind}, not {value!r}"
+    said, _, hint = error.format_message().partition(". Did you mean ")
+    quoted = re.findall("'([^']+)'", error.format_message())
+    close = nearest(quoted[0], quoted[1:]) if hint else ""
+    return f"{said.rstrip('.')}; the closest is {close!r}" if close else said.rstrip(".")
 
 
 def _given(option: str, words: Sequence[str]) -> str | None:

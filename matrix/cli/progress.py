@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, SpinnerColumn, TextColumn
 from rich.progress import TimeElapsedColumn as Elapsed
 from rich.table import Column
@@ -15,7 +16,7 @@ from rich.table import Column
 def waiting(text: str) -> Iterator[None]:
     """A spinner with the elapsed time, for work of unknown length."""
     with _progress(SpinnerColumn(), TextColumn("{task.description}"), Elapsed()) as progress:
-        progress.add_task(text, total=None)
+        progress.add_task(escape(text), total=None)
         yield
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from threading import current_thread, main_thread
+from types import FrameType
 from typing import Final, Self
 
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
@@ -30,7 +32,8 @@ class Stopped(BaseException):
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Within the context the signals raise Stopped, except those that this process ignores.
+    """Within the context the signals raise Stopped, except those that this process ignores. While a module is imported
+    they end the process with the same message and status.
 
     Only the main thread can install handlers; in other threads nothing changes.
     """
@@ -46,5 +49,18 @@ def stoppable() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _stop(number: int, frame: object) -> None:
+def _stop(number: int, frame: FrameType | None) -> None:
+    # What imports a module may drop any exception, and some modules cannot be imported again after one.
+    if _is_importing(frame):
+        with suppress(OSError):
+            os.write(2, f"{SENTENCE}\n".encode())
+        os._exit(128 + number)
     raise Stopped(number)
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False

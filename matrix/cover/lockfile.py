@@ -50,6 +50,9 @@ def read(path: Path = LOCK_FILE) -> Lock:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ConfigError(f"lock file {path} is missing; restore it or run `specmatrix lock --extend`") from None
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ConfigError(f"lock file {path} cannot be read ({why}); restore it from the repository") from None
     lock, stage, note = Lock(), "", ""
     for number, line in enumerate(text.splitlines(), start=1):
         word, _, rest = line.strip().partition(" ")
@@ -63,7 +66,9 @@ def read(path: Path = LOCK_FILE) -> Lock:
             _take(lock, stage, word, note)
             note = ""
         elif word:
-            raise ConfigError(f"{path.name} line {number} is invalid: {line.strip()!r}; run `specmatrix lock --check`")
+            raise ConfigError(
+                f"{path.name} line {number} is invalid: {line.strip()!r:.200}; run `specmatrix lock --check`"
+            )
     return lock
 
 

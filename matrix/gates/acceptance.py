@@ -237,12 +237,12 @@ def _rounds(lengths: Sequence[int], emitted: int) -> float:
 
 
 def _interval(measured: Sequence[Rounds]) -> tuple[float, float] | None:
-    """95 % interval of the ratio engine / oracle; None for a single prompt."""
+    """95 % interval of the ratio engine / oracle; None for a single prompt, and if all lost or won the same share."""
     if len(measured) == 1:
         return None
     emitted = [one.emitted for one in measured]
     change = ratio_change((emitted, [one.oracle for one in measured]), (emitted, [one.engine for one in measured]))
-    return 1 + change.interval[0], 1 + change.interval[1]
+    return None if change.interval is None else (1 + change.interval[0], 1 + change.interval[1])
 
 
 def _numbers(measured: Sequence[Rounds], lengths: Sequence[Sequence[int]]) -> dict[str, Number]:

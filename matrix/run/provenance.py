@@ -19,10 +19,9 @@ from specmatrix.matrix.run.coverage_demand import demanded
 from specmatrix.matrix.run.tiers import tier as find_tier
 from specmatrix.matrix.run.waivers import WAIVERS
 from specmatrix.matrix.zoo.registry import TARGETS, TEST, oracle_file, zoo_hash
-from specmatrix.reports.schema import Header
+from specmatrix.reports.schema import UNKNOWN, Header
 
 ROOT: Final = HOME
-UNKNOWN: Final = "unknown"
 PACKAGES: Final = ("torch", "transformers")
 
 
@@ -33,7 +32,7 @@ def run_header(tier: str, stage: str, seed: int, gates: Iterable[Gate]) -> Heade
         stage=stage,
         seed=seed,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
-        commit=_git("rev-parse", "HEAD") or UNKNOWN,
+        commit=_commit(),
         dirty=bool(_git("status", "--porcelain", "--untracked-files=no")),
         versions={
             "python": platform.python_version(),
@@ -59,6 +58,12 @@ def files_hash(paths: Iterable[Path]) -> str:
     return digest.hexdigest()[:12]
 
 
+def _commit() -> str:
+    """The commit of this checkout, or the version of an installation, which holds the packages itself."""
+    installed = not (ROOT / "specmatrix").is_dir()
+    return f"v{__version__}" if installed else _git("rev-parse", "HEAD") or UNKNOWN
+
+
 def _git(*words: str) -> str:
     """The output of git for this checkout; empty without git or a checkout.
 
@@ -67,10 +72,10 @@ def _git(*words: str) -> str:
     if not (ROOT / "pyproject.toml").is_file():
         return ""
     try:
-        done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True)
+        done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return ""
-    return done.stdout.strip()
+    return done.stdout.decode(errors="replace").strip()
 
 
 def _version(package: str) -> str:

@@ -42,9 +42,9 @@ def visible_gpus(name: str) -> int:
 
 
 def repro(cell_id: str, tier: str, seed: int) -> str:
-    """The command that reruns a cell."""
+    """The command that reruns a cell, for a shell. It writes to a new folder, never over the report that shows it."""
     where = "" if tier == TIERS[0].name else f"--tier {tier} "
-    return f"specmatrix run {where}--cells '{cell_id}' --seed {seed}"
+    return f"specmatrix run {where}--cells '{cell_id}' --seed {seed} --out \"$(mktemp -d)\""
 
 
 def tier(name: str) -> Tier:

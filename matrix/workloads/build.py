@@ -7,7 +7,6 @@ wave n, and `d<n>` is a sample of the distribution gate.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -17,6 +16,7 @@ import tokenizers
 
 from specmatrix import HOME
 from specmatrix.errors import ConfigError
+from specmatrix.matrix.accuracy.data import read_questions
 from specmatrix.matrix.cells.cell import SHORT_CONTEXT, TIGHT_TOKENS, Cell
 from specmatrix.matrix.subjects.protocol import Ask
 from specmatrix.matrix.workloads.context_limit import to_the_brim
@@ -66,12 +66,8 @@ SAMPLING: Final[dict[str, dict[str, float]]] = {
 
 @cache
 def questions() -> tuple[tuple[str, str], ...]:
-    """(question, worked answer) pairs of the test split, in file order. ConfigError if the file is missing."""
-    file = DATA / "test.jsonl"
-    if not file.is_file():
-        raise ConfigError(f"{file} is missing; restore it or run `specmatrix zoo train`")
-    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    return tuple((row["question"], row["answer"]) for row in rows)
+    """(question, worked answer) pairs of the test split, in file order. DataError if the file is missing or damaged."""
+    return tuple((row.question, row.answer) for row in read_questions(DATA / "test.jsonl"))
 
 
 @cache

@@ -5,6 +5,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from specmatrix.engine.core.config.json_text import parse_json
+from specmatrix.errors import ConfigError
 from specmatrix.reports.stats.proportions import wilson
 
 
@@ -51,8 +53,12 @@ class Card:
 
 
 def read(folder: Path) -> Card:
-    """The card of a checkpoint folder."""
-    return Card(**json.loads((folder / "card.json").read_text(encoding="utf-8")))
+    """The card of a checkpoint folder. ConfigError if it cannot be read."""
+    file = folder / "card.json"
+    try:
+        return Card(**parse_json(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(f"model card {file} cannot be read ({error}); restore it from the repository") from None
 
 
 def lines(card: Card) -> list[str]:

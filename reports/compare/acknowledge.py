@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from datetime import date
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final
 
-from specmatrix.reports.schema import ReportError
+from specmatrix.engine.core.config.json_text import parse_json
+from specmatrix.reports.schema import ReportError, check_day
 
 KINDS: Final = ("rewrite", "lost")
 
@@ -51,9 +50,11 @@ def read_acknowledgements(path: Path) -> tuple[Acknowledgement, ...]:
     Raises ReportError for a missing or broken file, an unknown kind, an empty reason or a bad date.
     """
     try:
-        rows = json.loads(path.read_text())
+        rows = parse_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ReportError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError:
+        raise ReportError(f"{path} is not JSON: it is not UTF-8 text") from None
     except ValueError as error:
         raise ReportError(f"{path} is not JSON: {error}") from error
     if not isinstance(rows, list):
@@ -71,7 +72,7 @@ def _entry(row: object, where: str) -> Acknowledgement:
     if not entry.reason.strip():
         raise ReportError(f"{where}: the reason is empty; say why {entry.what!r} is accepted")
     try:
-        date.fromisoformat(entry.expiry)
-    except ValueError:
-        raise ReportError(f"{where}: expiry must be a date such as 2026-12-31, got {entry.expiry!r}") from None
+        check_day("expiry", entry.expiry)
+    except ValueError as error:
+        raise ReportError(f"{where}: {error}") from None
     return entry

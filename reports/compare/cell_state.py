@@ -22,7 +22,8 @@ because its inputs are equal and its evidence is missing, which needs an acknowl
 
 The comparison is red if a cell is REGRESSED or INFRA, LOST (unless base did not support it either), REWRITTEN or newly
 rewritten without an acknowledgement, or red and NEW or NOT COMPARABLE. A cell with an unexpired waiver keeps its state,
-but does not make the comparison red.
+but does not make the comparison red. A comparison with an unknown commit is red too, and one without a cell that has a
+verdict in both reports is none.
 """
 
 from __future__ import annotations
@@ -61,8 +62,8 @@ class Effect:
 
     `change` and `interval` (95 %) are relative for acceptance length and in fractions of the questions for accuracy;
     negative is a loss. `p_loss` and `p_gain` are one-sided. `significant` is "loss" or "gain" after the test over all
-    changed numbers, else "". `pairing` is what was compared: "prompts" (the same prompts), "intervals" (two summaries)
-    or "one prompt", which has no interval and proves neither a loss nor a gain.
+    changed numbers, else "". `pairing` is what was compared: "prompts" (the same prompts), "intervals" (two summaries),
+    or what has no interval: "24 prompts changed alike", and without p values "one prompt", "one question", "no spread".
     """
 
     gate: str
@@ -70,8 +71,8 @@ class Effect:
     head: float
     change: float
     interval: tuple[float, float] | None
-    p_loss: float
-    p_gain: float
+    p_loss: float | None
+    p_gain: float | None
     pairing: str
     significant: str = ""
 
@@ -84,6 +85,10 @@ class GateChange:
     base: GateState | None
     head: GateState | None
     message: str
+
+    def signature(self) -> str:
+        """The change as text: `lossless PASS -> FAIL`."""
+        return f"{self.gate} {self.base or 'not run'} -> {self.head or 'not run'}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +126,15 @@ class CellChange:
     excused: str = ""
     first_divergence: str = ""
 
+    @property
+    def cause(self) -> str:
+        """What it may have in common with other cells: which values, gates or numbers changed, but not by how much."""
+        moved = [change.signature() for change in self.path] if self.state is State.REWRITTEN else []
+        gates = [change.signature() for change in self.gates]
+        numbers = [f"{effect.significant} of {effect.gate}" for effect in self.effects if effect.significant]
+        loose = [f"{effect.gate} differs" for effect in self.effects]
+        return "; ".join(moved or gates or numbers or loose) or self.why
+
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
@@ -138,13 +152,14 @@ class LostPairs:
     """Pairs of effective values that passing cells of only one report cover, with a common cause.
 
     `cause`: a sentence such as "3 cells resolve now to spec_version=v1: <reason>". `cells`: those that covered the
-    pairs. `only_carrier`: the pairs that a single cell covered.
+    pairs. `only_carrier`: the pairs that a single cell covered. `explained`: the cells are red in head, which says why.
     """
 
     cause: str
     cells: tuple[str, ...]
     pairs: tuple[Pair, ...]
     only_carrier: tuple[Pair, ...]
+    explained: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,7 +119,7 @@ def _state(
     if len(worse) > len(blocked):
         return State.REGRESSED, "; ".join(_gate_text(change) for change in worse if change not in blocked)
     if base.state == "PASS" and head.state != "PASS" and not worse:
-        return State.REGRESSED, f"PASS before, {head.state} now: {head.error or 'no gate gives a reason'}"
+        return State.REGRESSED, f"PASS before, {head.state} now: {head.error}"
     losses = [effect for effect in effects if effect.significant == "loss"]
     if losses:
         return State.REGRESSED, "; ".join(effect_text(effect) for effect in losses)
@@ -148,12 +148,14 @@ def _quiet_state(base: CellResult, head: CellResult, effects: Sequence[Effect], 
         return State.UNKNOWN, "; ".join(effect_text(effect) for effect in loose) + "; more samples are needed"
     if head.state != "PASS":
         return State.SAME, f"{head.state} in both"
-    return State.SAME, "; ".join(effect_text(effect) for effect in effects) or "no gate result and no number differs"
+    return State.SAME, "; ".join(
+        effect_text(effect) for effect in effects
+    ) or "no gate result and no compared number differs"
 
 
 def _infra(head: CellResult, context: Context) -> CellChange:
     red, excused = _red(head, context)
-    why = f"the machine failed: {head.error or 'no error text was recorded'}"
+    why = f"the machine failed: {head.error}"
     return CellChange(head.id, State.INFRA, why, red, head.repro, excused=excused)
 
 
@@ -183,17 +185,17 @@ def _path_text(path: Sequence[PathChange], base: CellResult, head: CellResult) -
 
 
 def _gate_text(change: GateChange) -> str:
-    before, after = change.base or "not run", change.head or "not run"
-    return f"{change.gate} {before} -> {after}" + (f": {change.message}" if change.message else "")
+    return change.signature() + (f": {change.message}" if change.message else "")
 
 
 def effect_text(effect: Effect) -> str:
     """One effect as text: `acceptance 3.10 -> 2.93 (-5.5 % [-6.9, -4.0], p 0.0005)`."""
     numbers = f"{effect.base:.3f} -> {effect.head:.3f} ({100 * effect.change:+.1f}{UNITS[effect.gate]}"
+    p = "" if effect.p_loss is None or effect.p_gain is None else f", p {min(effect.p_loss, effect.p_gain):.2g}"
     if effect.interval is None:
-        return f"{effect.gate} {numbers}, {effect.pairing}: no interval)"
+        return f"{effect.gate} {numbers}, {effect.pairing}: no interval{p})"
     low, high = (100 * end for end in effect.interval)
-    return f"{effect.gate} {numbers} [{low:+.1f}, {high:+.1f}], p {min(effect.p_loss, effect.p_gain):.2g})"
+    return f"{effect.gate} {numbers} [{low:+.1f}, {high:+.1f}]{p})"
 
 
 def _bound_text(effects: Sequence[Effect]) -> str:

@@ -93,7 +93,7 @@ def _union(holders: Mapping[str, int], values: Sequence[str]) -> int:
 
 
 def _is_number(text: str) -> bool:
-    return text.replace(".", "", 1).isdigit()
+    return text.replace(".", "", 1).isdecimal()
 
 
 def _best(

@@ -28,7 +28,16 @@ from specmatrix.reports.compare.drift import drifts
 from specmatrix.reports.compare.evidence import effects, mark_significant
 from specmatrix.reports.compare.rewrites import choice_changes, rewrite_changes
 from specmatrix.reports.counters import compare_probes
-from specmatrix.reports.schema import RED_STATES, SCHEMA, CellResult, Json
+from specmatrix.reports.schema import (
+    RED_STATES,
+    SCHEMA,
+    UNJUDGED_STATES,
+    UNKNOWN,
+    CellResult,
+    Header,
+    Json,
+    ReportError,
+)
 from specmatrix.reports.store import Report
 from specmatrix.reports.wording import count
 
@@ -44,7 +53,7 @@ def compare(base: Report, head: Report, acknowledgements: Sequence[Acknowledgeme
     """What changed from `base` to `head`; `cell_state` defines every state and the verdict.
 
     Acknowledgements and waivers apply as of the day of the head run. Cells whose lines are equal but for the running
-    time are not decoded. Raises ReportError if a line that must be decoded is broken.
+    time are not decoded. Raises ReportError if a line that must be decoded is broken, and if no cell was compared.
     """
     found = mismatches(base.header, head.header)
     blocked = incomparable_gates(found)
@@ -76,7 +85,8 @@ def compare(base: Report, head: Report, acknowledgements: Sequence[Acknowledgeme
     for change in changes:
         counts[change.state] += 1
     reasons = _reasons(changes, rewrites)
-    reasons = (*(_other_cells(found) if reasons else ()), *reasons)
+    reasons = (*(_other_cells(found) if reasons else ()), *reasons, *_unknown_commits(base.header, head.header))
+    _check_compared(base, head, common, reasons)
     return Comparison(
         base=Side(str(base.path), base.header, len(base)),
         head=Side(str(head.path), head.header, len(head)),
@@ -124,13 +134,23 @@ def _measure(
     return {cell: tuple(next(marked) for _ in row) for cell, row in raw.items()}
 
 
+def _check_compared(base: Report, head: Report, common: Iterable[str], reasons: Sequence[str]) -> None:
+    """ReportError if a report has no cells, or if a green comparison had no verdicts to compare."""
+    for report in (base, head):
+        if not len(report):
+            raise ReportError(f"{report.path} has no cells, so nothing was compared")
+    judged = (not {base.state(cell), head.state(cell)} & UNJUDGED_STATES for cell in common)
+    if not reasons and not any(judged):
+        raise ReportError(f"no cell has a verdict in both {base.path} and {head.path}, so nothing was compared")
+
+
 def _is_news(change: CellChange) -> bool:
     """False for cells without any difference."""
     return change.state is not State.SAME or bool(change.effects or change.gates)
 
 
-def _urgency(change: CellChange) -> tuple[bool, int, str]:
-    return not change.red, _RANK.get(change.state, len(_RANK)), change.id
+def _urgency(change: CellChange) -> tuple[bool, int, str, str]:
+    return not change.red, _RANK.get(change.state, len(_RANK)), change.cause, change.id
 
 
 def _reasons(changes: Iterable[CellChange], rewrites: Iterable[RewriteChange]) -> tuple[str, ...]:
@@ -157,6 +177,16 @@ def _reasons(changes: Iterable[CellChange], rewrites: Iterable[RewriteChange]) -
 def _other_cells(found: tuple[Mismatch, ...]) -> list[str]:
     """Why two runs have different cells, if tier or stage differ."""
     return [f"the {m.name}s differ, base ran {m.base} and head {m.head}" for m in found if m.name in ("tier", "stage")]
+
+
+def _unknown_commits(base: Header, head: Header) -> list[str]:
+    """A difference between unknown versions of the code is no news about either."""
+    sides = (("base", base), ("head", head))
+    return [
+        f"the commit of {name} is unknown; run it in a git checkout or from an installed release"
+        for name, header in sides
+        if header.commit in ("", UNKNOWN)
+    ]
 
 
 def _factors(changes: Iterable[CellChange], head: Report) -> tuple[Factor, ...]:

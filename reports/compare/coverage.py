@@ -10,7 +10,7 @@ from specmatrix.reports.compare.carried import CarriedPairs
 from specmatrix.reports.compare.cell_state import CoverageChange, LostPairs
 from specmatrix.reports.compare.paths import explanation
 from specmatrix.reports.effective import RESOLVED_FIELD, Pair, Value, word
-from specmatrix.reports.schema import CellResult, Json
+from specmatrix.reports.schema import RED_STATES, CellResult, Json
 from specmatrix.reports.store import Report
 from specmatrix.reports.wording import count
 
@@ -88,14 +88,17 @@ def _own(resolved: Mapping[str, Json], pair: Pair) -> frozenset[Value] | None:
 
 
 def _by_cause(lost: Mapping[Pair, list[str]], fate: Callable[[str], _Fate]) -> tuple[LostPairs, ...]:
-    """Group pairs by what happened to the cells that covered them; the cause with most pairs comes first."""
+    """Group pairs by what happened to the cells that covered them. Causes that a red cell does not explain come first,
+    and among them the one with most pairs."""
     numbers: dict[_Fate, int] = {}
     carriers = dict.fromkeys(cell for cells in lost.values() for cell in cells)
     fate_of = {cell: numbers.setdefault(fate(cell), len(numbers)) for cell in carriers}
     fates = list(numbers)
-    groups: dict[tuple[str, ...], tuple[list[Pair], dict[str, None]]] = defaultdict(lambda: ([], {}))
+    groups: dict[tuple[tuple[str, ...], bool], tuple[list[Pair], dict[str, None]]] = defaultdict(lambda: ([], {}))
     for pair, cells in sorted(lost.items()):
-        found, seen = groups[tuple(sorted({fates[each].of(pair) for each in set(map(fate_of.__getitem__, cells))}))]
+        met = [fates[each] for each in set(map(fate_of.__getitem__, cells))]
+        key = tuple(sorted({each.of(pair) for each in met})), all(each.red for each in met)
+        found, seen = groups[key]
         found.append(pair)
         seen.update(dict.fromkeys(cells))
     rows = [
@@ -104,10 +107,11 @@ def _by_cause(lost: Mapping[Pair, list[str]], fate: Callable[[str], _Fate]) -> t
             cells=tuple(seen),
             pairs=tuple(found),
             only_carrier=tuple(pair for pair in found if len(lost[pair]) == 1),
+            explained=explained,
         )
-        for causes, (found, seen) in groups.items()
+        for (causes, explained), (found, seen) in groups.items()
     ]
-    return tuple(sorted(rows, key=lambda row: (-len(row.pairs), row.cause)))
+    return tuple(sorted(rows, key=lambda row: (row.explained, -len(row.pairs), row.cause)))
 
 
 def _sentence(cells: int, causes: Iterable[str]) -> str:
@@ -119,10 +123,11 @@ def _sentence(cells: int, causes: Iterable[str]) -> str:
 
 class _Fate(NamedTuple):
     """What happened to a cell that covers pairs in one report only: one cause, or for each changed value
-    (axis, new value and reason)."""
+    (axis, new value and reason). red: the cell is red in head."""
 
     cause: str
     moves: tuple[tuple[str, str], ...] = ()
+    red: bool = False
 
     def of(self, pair: Pair) -> str:
         texts = [text for axis, text in self.moves if axis in (pair[0][0], pair[1][0])]
@@ -135,7 +140,7 @@ def _fate_of_loss(
     if now is None:
         return _Fate("are not in head")
     if now.state != "PASS":
-        return _Fate(f"are {now.state} in head")
+        return _Fate(f"are {now.state} in head", red=now.state in RED_STATES)
     return _Fate("are refused in head", _moves(now, before, after))
 
 

@@ -45,12 +45,18 @@ def path_changes(base: CellResult, head: CellResult) -> tuple[PathChange, ...]:
     ]
     if base.resolved is None or head.resolved is None:
         if base.resolved is not head.resolved:
-            refusal = (head if head.resolved is None else base).error or "no error text was recorded"
             words = ("refused", "runs") if base.resolved is None else ("runs", "refused")
-            changes.append(PathChange("launch", *words, refusal))
+            changes.append(PathChange("launch", *words, _refusal(head if head.resolved is None else base)))
         return tuple(changes)
     differing = _differences(base.resolved, head.resolved, DERIVED)
     return (*changes, *(PathChange(name, old, new, explanation(head, name)) for name, old, new in differing))
+
+
+def _refusal(cell: CellResult) -> str:
+    """The sentence with which the engine refused to start, which the gate `config` expects word by word."""
+    gate = cell.gate("config")
+    sentence = cell.error or (None if gate is None else gate.numbers.get("predicted"))
+    return str(sentence or "no error text was recorded")
 
 
 def explanation(cell: CellResult, field: str) -> str:

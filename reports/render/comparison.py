@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Final
 
@@ -46,10 +47,17 @@ def comparison_page(comparison: Comparison) -> str:
         notes=_notes,
         drift_text=_drift_text,
         most_cells=MOST_CELLS,
+        groups=_groups(comparison.changes[:MOST_CELLS]),
         quiet=(State.SAME, State.IMPROVED, State.NEW),
         plots=[plot for gate, title in _PLOTS.items() if (plot := _plot(comparison.changes, gate, title))],
         data=None,
     )
+
+
+def _groups(changes: Sequence[CellChange]) -> list[tuple[State, str, list[CellChange]]]:
+    """Neighbouring changes with the same state and cause; equal ones stand together in a comparison."""
+    found = groupby(changes, key=lambda change: (change.red, change.state, change.cause))
+    return [(state, cause, list(group)) for (_, state, cause), group in found]
 
 
 def _notes(change: CellChange) -> list[str]:

@@ -24,7 +24,8 @@ LIMIT: Final = 64_000
 ROWS: Final = (60, 30, 15, 8, 4, 2, 1, 0)
 _HERE: Final = Path(__file__).parent
 _SPECIAL: Final = re.compile(r"([\\`*_\[\]|#~])")
-_MENTION: Final = re.compile(r"@(?=\w)")
+# What GitHub links: users, issues by number (their `#` already escaped) and addresses, which may be those of issues.
+_LINKED: Final = re.compile(r"@(?=\w)|\\#(?=\d)|\bGH-(?=\d)|:(?=//)", re.IGNORECASE)
 
 
 def html(template: str, **values: object) -> str:
@@ -44,15 +45,19 @@ def markdown(template: str, **values: object) -> str:
 
 
 def escape(value: object, most: int = 240) -> Markup:
-    """Text that Markdown shows as it is, on one line of at most `most` characters, and that mentions no GitHub user."""
+    """Text that Markdown shows as it is, on one line of at most `most` characters, and that notifies nobody."""
     plain = text.shorten(str(value), most).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    # GitHub looks for mentions in the rendered text; a zero-width space ends one before it starts.
-    return Markup(_MENTION.sub("@&#8203;", _SPECIAL.sub(r"\\\1", plain)))
+    # GitHub looks for mentions in the rendered text; a zero-width space ends one before it starts. A pair of dollars
+    # would be a formula.
+    return Markup(_LINKED.sub(r"\g<0>&#8203;", _SPECIAL.sub(r"\\\1", plain)).replace("$", "&#36;"))
 
 
 def code(value: object, most: int = 160) -> Markup:
     """Text as Markdown code inside a sentence or a table cell."""
-    plain = text.shorten(str(value), most).replace("|", "\\|")
+    plain = text.shorten(str(value), most)
+    if "|" in plain:
+        # Readers differ in what a backslash in front of a bar means inside code.
+        return Markup(f"<code>{escape(plain, most)}</code>")
     fence = "`" * (max((len(run) for run in re.findall(r"`+", plain)), default=0) + 1)
     pad = " " if plain.startswith("`") or plain.endswith("`") else ""
     return Markup(f"{fence}{pad}{plain}{pad}{fence}")

@@ -41,7 +41,7 @@ def print_run(run: RunView, console: Console) -> None:
     if len(run.unsupported) > MOST:
         _say(console, f"… and {count(len(run.unsupported) - MOST, 'more unsupported cell')} in the report")
     gates = {gate: sum(row.values()) - row.get("PASS", 0) for gate, row in run.summary.by_gate.items()}
-    words = [f"{gate} [red]{red} red[/red]" if red else f"{gate} [green]ok[/green]" for gate, red in gates.items()]
+    words = [escape(gate) + (f" [red]{red} red[/red]" if red else " [green]ok[/green]") for gate, red in gates.items()]
     _say(console, "gates: " + ", ".join(words))
     probes = run.summary.probes
     colour = {"PASS": "green", "FAIL": "red"}.get(probes.state, "dim")
@@ -57,7 +57,7 @@ def print_run(run: RunView, console: Console) -> None:
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
-    """The verdict of a comparison, its changed cells, coverage, rewrites and the inputs that differ."""
+    """The inputs that differ, the changed cells, coverage and rewrites of a comparison, and last its verdict."""
     sides = f"{build(comparison.base.header)} → {build(comparison.head.header)}"
     _say(console, f"[dim]{escape(sides)}[/dim]  " + ", ".join(_counted(s, comparison.counts[s]) for s in State))
     for mismatch in comparison.mismatches:
@@ -65,22 +65,22 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
             _say(console, f"[yellow]{escape(mismatch.name)} differs: {escape(mismatch.why)}[/yellow]")
     for factor in comparison.factors:
         _say(console, f"[bold red]{escape(factor.text)}[/bold red]")
-    for sentence in comparison.probes.sentences():
-        _say(console, f"[cyan]{escape(sentence)}[/cyan]")
+    _print_changes(comparison, console)
+    if comparison.still_red:
+        _say(console, f"[dim]{count(len(comparison.still_red), 'cell')} red in base too[/dim]")
     for word, rows in (("lost", comparison.coverage.lost), ("gained", comparison.coverage.gained)):
         for row in rows[:8]:
             shown = ", ".join(pair_text(pair) for pair in row.pairs[:4]) + (" …" if len(row.pairs) > 4 else "")
             _say(console, f"{count(len(row.pairs), 'pair')} {word}, {escape(row.cause)}: [dim]{escape(shown)}[/dim]")
+    for sentence in comparison.probes.sentences():
+        _say(console, f"[cyan]{escape(sentence)}[/cyan]")
     for rewrite in comparison.rewrites:
         colour = "red" if rewrite.red else "dim"
         what = shorten_rewrite(rewrite.signature)
         text = f"{rewrite.status} rewrite {what} in {count(len(rewrite.cells), 'cell')}: {rewrite.reason}"
         _say(console, f"[{colour}]{escape(text)}[/{colour}]")
-    _print_changes(comparison, console)
     for rule in (*comparison.thresholds, *comparison.waivers):
         _say(console, f"rule {escape(rule.name)}: {escape(rule.base or 'none')} → {escape(rule.head or 'none')}")
-    if comparison.still_red:
-        _say(console, f"[dim]{count(len(comparison.still_red), 'cell')} red in base too[/dim]")
     colour = "green" if comparison.verdict == "green" else "red"
     reasons = "; ".join(comparison.reasons) or "nothing got worse"
     _say(console, f"[bold {colour}]{comparison.verdict}[/bold {colour}]: {escape(reasons)}")

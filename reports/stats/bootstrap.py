@@ -9,23 +9,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from specmatrix.reports.stats.proportions import check_count
 
 Columns: TypeAlias = tuple[Sequence[float], Sequence[float]]
+# Relative differences up to this come from floating point.
+ROUNDING: Final = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
 class RatioChange:
     """Relative change of a ratio from base to head: -0.03 is a loss of 3 %.
 
-    `interval` is at 95 %. `p_loss` and `p_gain` are one-sided: the fraction of resamples without a loss (gain), with
-    one added to both counts so that a Monte Carlo p value is never zero.
+    `interval` is at 95 %, None if all prompts changed alike: a sample without spread tells nothing of the spread.
+    `p_loss` and `p_gain` are one-sided: the fraction of resamples without a loss (gain), with one added to both counts
+    so that a Monte Carlo p value is never zero, and at least 0.5 ** n for n prompts that changed, below which no paired
+    test can go.
     """
 
     change: float
-    interval: tuple[float, float]
+    interval: tuple[float, float] | None
     p_loss: float
     p_gain: float
 
@@ -49,9 +53,12 @@ def ratio_change(base: Columns, head: Columns, resamples: int = 2000) -> RatioCh
     drawn = np.random.default_rng(0).multinomial(prompts, np.full(prompts, 1 / prompts), resamples).astype(np.float64)
     changes = (drawn @ head_top) / (drawn @ head_bottom) / ((drawn @ base_top) / (drawn @ base_bottom)) - 1
     low, high = np.quantile(changes, [0.025, 0.975])
+    moves = head_top / head_bottom / (base_top / base_bottom) - 1
+    alike = np.abs(moves).max() > ROUNDING and np.ptp(moves) <= ROUNDING
+    least = 0.5 ** int((np.abs(moves) > ROUNDING).sum())
     return RatioChange(
         change=float(head_top.sum() / head_bottom.sum() / (base_top.sum() / base_bottom.sum()) - 1),
-        interval=(float(low), float(high)),
-        p_loss=float(((changes >= 0).sum() + 1) / (resamples + 1)),
-        p_gain=float(((changes <= 0).sum() + 1) / (resamples + 1)),
+        interval=None if alike else (float(low), float(high)),
+        p_loss=max(least, float(((changes >= 0).sum() + 1) / (resamples + 1))),
+        p_gain=max(least, float(((changes <= 0).sum() + 1) / (resamples + 1))),
     )

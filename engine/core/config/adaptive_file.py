@@ -5,19 +5,23 @@ every slot; and the older flat format, a single object with `candidate_steps`, w
 """
 
 import json
-import math
 import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any, Final
 
+from specmatrix.engine.core.config.json_text import parse_json
 from specmatrix.engine.core.config.suggest import nearest
 from specmatrix.errors import ConfigError
 
 # Also the maximum static draft depth.
 MAX_STEPS: Final = 255
 SOURCE: Final = "speculative_adaptive_config"
+# JSON's numbers may be infinite or NaN, and integers too large for a float.
+LARGEST: Final = 1e300
+# Characters of a wrong value that an error shows.
+MOST_SHOWN: Final = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +99,12 @@ def read(text: str) -> AdaptiveConfig | str:
 def parse(text: str) -> AdaptiveConfig:
     """The slots of a configuration text. Raises ConfigError naming the fault, the value and what is allowed."""
     try:
-        table = json.loads(text, object_pairs_hook=_once)
-    except json.JSONDecodeError as error:
+        table = parse_json(text, _once)
+    except ValueError as error:
         raise ConfigError(f"{SOURCE} is not JSON: {error}") from None
     if not isinstance(table, dict):
         raise ConfigError(f"{SOURCE} must be a JSON object, got {_shown(table)}")
-    sizes = [key for key in table if re.fullmatch(r"[+-]?\d+", key)]
+    sizes = [key for key in table if re.fullmatch(r"[+-]?[0-9]+", key)]
     shared = {key: value for key, value in table.items() if key not in sizes}
     _known(shared, "", "a batch size such as '8' or one of ")
     if not sizes:
@@ -124,9 +128,10 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _entry(key: str, value: object, shared: dict[str, Any]) -> AdaptiveSlot:
-    if not re.fullmatch(r"[1-9]\d*", key):
+    if not re.fullmatch(r"[1-9][0-9]{0,8}", key):
         raise ConfigError(
-            f"{SOURCE} has the batch size {key!r}; it must be an integer of at least 1 without sign or leading zeros"
+            f"{SOURCE} has the batch size {key!r:.80}; it must be an integer of 1 to 9 digits without sign or leading "
+            "zeros"
         )
     where = f"slot {key}: "
     if not isinstance(value, dict):
@@ -158,7 +163,8 @@ def _known(values: dict[str, Any], where: str, choices: str) -> None:
 
 
 def _shown(value: object) -> str:
-    return json.dumps(value)
+    text = json.dumps(value)
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
 
 
 def _depths(value: object) -> bool:
@@ -166,7 +172,7 @@ def _depths(value: object) -> bool:
 
 
 def _number(value: object) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]  # type checked above
+    return type(value) in (int, float) and abs(value) < LARGEST  # type: ignore[arg-type]  # type checked above
 
 
 def _share(value: object) -> bool:

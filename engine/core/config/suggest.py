@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Final
 
-# Minimum similarity of a suggestion: `bogus` and `out` have 0.5.
-ALIKE: Final = 0.6
+# Minimum similarity of a suggestion: one letter of four may differ. `nonsense` and `none` have 0.67.
+ALIKE: Final = 0.75
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -96,7 +96,11 @@ def _only(questions: list[str]) -> str:
         raise ConfigError("the question is empty; give it as an argument")
     if len(questions) > 1:
         raise ConfigError(f"unexpected argument {questions[1]!r}; give a single question, in quotes")
-    return questions[0]
+    try:
+        # Python escapes the bytes of an argument that the locale's encoding lacks.
+        return questions[0].encode("utf-8", "surrogateescape").decode("utf-8")
+    except UnicodeError:
+        raise ConfigError(f"the question {questions[0]!r} is not UTF-8 text") from None
 
 
 def configuration(flags: Mapping[str, str]) -> EngineConfig:

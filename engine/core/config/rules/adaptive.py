@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from specmatrix.engine.core.config.adaptive_file import SOURCE, dump, union
+from specmatrix.engine.core.config.adaptive_file import SOURCE, dump, inline, union
 from specmatrix.engine.core.config.asked import AUTO
 from specmatrix.engine.core.config.context import Rule, RuleContext
 
@@ -15,6 +15,12 @@ def _foreign(s: RuleContext) -> bool:
     """An explicit depth that is a candidate of no slot."""
     steps = s.asked.speculative_num_steps
     return s.adaptive is not None and steps != AUTO and steps not in _listed(s)
+
+
+def _wrong(s: RuleContext) -> str:
+    """What is wrong with the slots, with the name of their file."""
+    name = s.asked.speculative_adaptive_config or ""
+    return str(s.adaptive_asked) if inline(name) else str(s.adaptive_asked).replace(SOURCE, f"{SOURCE} {name}", 1)
 
 
 ADAPTING: Final[tuple[Rule, ...]] = (
@@ -45,7 +51,7 @@ ADAPTING: Final[tuple[Rule, ...]] = (
         field=SOURCE,
         why="an invalid slot would silently adapt differently",
         broken=lambda s: s.asked.speculative_adaptive and isinstance(s.adaptive_asked, str),
-        message=lambda s: str(s.adaptive_asked),
+        message=_wrong,
     ),
     Rule(
         name="steps-no-candidate",

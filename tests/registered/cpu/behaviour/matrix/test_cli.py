@@ -27,6 +27,12 @@ WRONG = {
     ("--loud",): "No such option: --loud; see `specmatrix --help`",
     ("walk",): "No such command 'walk'; see `specmatrix --help`",
     ("runn",): "No such command 'runn'; the closest is 'run'; see `specmatrix --help`",
+    ("ran",): "No such command 'ran'; see `specmatrix --help`",
+    ("zoo", "lst"): "No such command 'lst'; the closest is 'list'; see `specmatrix --help`",
+    ("explain", "nonsense"): (
+        "cell id 'nonsense' has an unknown part 'nonsense'; an id is an algorithm and values of other axes, as in "
+    ),
+    ("run", "--cells", "nonsense"): "axis 'nonsense' is unknown; it must be one of algorithm, model, ",
     ("run", "--cell", "x"): "No such option: --cell; the closest is --cells; see `specmatrix --help`",
     ("run", "--bogus"): "No such option: --bogus; see `specmatrix --help`",
     ("run", "--workers", "abc"): "--workers takes a whole number, not 'abc'; see `specmatrix --help`",

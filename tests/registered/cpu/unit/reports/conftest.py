@@ -7,7 +7,17 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from specmatrix.reports.schema import CellRecord, CellResult, GateResult, Header, Reason, Rewrite, Start, WaiverRule
+from specmatrix.reports.schema import (
+    GATE_STATES,
+    CellRecord,
+    CellResult,
+    GateResult,
+    Header,
+    Reason,
+    Rewrite,
+    Start,
+    WaiverRule,
+)
 from specmatrix.reports.store import ReportWriter
 
 TOPK_ON_V1 = "trees run on v1 until the tree gates are green on v2"
@@ -41,7 +51,8 @@ def changed(cell: CellResult, **changes: object) -> CellResult:
 
 
 def cell(name: str = "eagle3.k4", **changes: object) -> CellResult:
-    """A green cell with a little of everything; changes may also be those of its start."""
+    """A green cell with a little of everything; changes may also be those of its start. Its state follows from its
+    gates and its error; a red state that nothing explains makes its lossless gate red, or gives it an error."""
     start = Start(
         requested={"model_path": "llama-mini", "speculative_algorithm": "EAGLE3", "speculative_eagle_topk": 4},
         resolved={"algorithm": "EAGLE3", "topk": 4, "spec_version": "v2", "lag": 1, "page_size": 1},
@@ -58,6 +69,15 @@ def cell(name: str = "eagle3.k4", **changes: object) -> CellResult:
         gates=(GateResult("ledger", "PASS", {"verbs": 40}), GateResult("lossless", "PASS", {"tokens": 256})),
         seconds=0.25,
     )
+    found = {gate.state for gate in changes.get("gates", ())}
+    worst = next(
+        (state for state in ("FAIL", "NOT MEASURED") if state in found), "FAIL" if "error" in changes else "PASS"
+    )
+    state = changes.setdefault("state", worst)
+    if state != "PASS" and not {"gates", "error"} & changes.keys() and state in GATE_STATES:
+        changes["gates"] = (whole.gates[0], GateResult("lossless", state, {"tokens": 256}))
+    elif state != "PASS" and state not in found:
+        changes = {"gates": (), "error": f"a reason for {state}"} | changes
     return changed(whole, **changes)
 
 

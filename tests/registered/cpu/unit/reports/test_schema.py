@@ -1,9 +1,14 @@
+import json
+import re
 import subprocess
 import sys
 
 import pytest
+from msgspec import to_builtins
+from msgspec.structs import replace
 
-from specmatrix.reports.schema import GateResult, Waiver, is_waived
+from specmatrix.reports.schema import GateResult, ReportError, Waiver, WaiverRule, is_waived
+from specmatrix.reports.store import load
 
 pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
@@ -18,6 +23,101 @@ def test_gate_finds_by_name(make_cell):
 )
 def test_a_waiver_holds_until_the_end_of_its_day(make_cell, today, waived):
     assert is_waived(make_cell(waived=Waiver("known", "2026-12-31")), today) is waived
+
+
+@pytest.mark.parametrize(
+    ("parts", "sentence"),
+    [
+        ({"state": "PASS", "error": "no answer"}, "is PASS and has an error: no answer"),
+        ({"state": "PASS", "gates": ("FAIL",)}, "is PASS and its gate g0 is FAIL"),
+        ({"state": "PASS", "gates": ("PASS", "NOT MEASURED")}, "is PASS and its gate g1 is NOT MEASURED"),
+        ({"state": "PASS", "gates": ()}, "is PASS without any gate"),
+        ({"state": "FAIL", "gates": ("PASS",)}, "is FAIL without an error or a gate that is FAIL"),
+        ({"state": "FAIL", "gates": ("NOT MEASURED",)}, "is FAIL without an error or a gate that is FAIL"),
+        ({"state": "NOT MEASURED", "gates": ()}, "is NOT MEASURED without an error or a gate that is NOT MEASURED"),
+        ({"state": "NOT MEASURED", "gates": ("NOT MEASURED", "FAIL")}, "is NOT MEASURED and its gate g1 is FAIL"),
+        ({"state": "INFRA", "gates": ()}, "is INFRA without an error"),
+        ({"state": "INFRA", "error": "x", "gates": ("FAIL",)}, "is INFRA and its gate g0 is FAIL"),
+        ({"state": "UNSUPPORTED", "gates": ("PASS",)}, "is UNSUPPORTED without an error"),
+    ],
+)
+def test_a_cell_that_contradicts_itself_is_refused_when_it_is_made_and_when_it_is_read(
+    tmp_path, make_cell, write_report, parts, sentence
+):
+    if "gates" in parts:
+        parts = parts | {"gates": tuple(GateResult(f"g{i}", state) for i, state in enumerate(parts["gates"]))}
+    with pytest.raises(ValueError, match=f"^the cell {sentence}$"):
+        replace(make_cell("a"), **parts)
+    report = write_report(tmp_path, [make_cell("a")]) / "report.jsonl"
+    *head, line, end = report.read_text().splitlines()
+    row = (
+        json.loads(line) | parts | {"gates": to_builtins(parts["gates"])}
+        if "gates" in parts
+        else json.loads(line) | parts
+    )
+    report.write_text("\n".join((*head, json.dumps(row), end, "")))
+    with pytest.raises(ReportError, match=f"report.jsonl, line 3: the cell {sentence}$"):
+        load(tmp_path)
+
+
+def test_a_gate_judges_once(make_cell):
+    with pytest.raises(ValueError, match="the cell has a gate twice"):
+        make_cell(gates=(GateResult("ledger", "PASS"), GateResult("ledger", "PASS")))
+
+
+COUNT = "an integer from 0 to 1,000,000,000"
+SIZE = "a number above 0 and at most 1,000,000,000"
+
+
+@pytest.mark.parametrize(
+    ("gate", "name", "value", "allowed"),
+    [
+        ("acceptance", "length", -1, f"0 or {SIZE}"),
+        ("acceptance", "length", float("nan"), f"0 or {SIZE}"),
+        ("acceptance", "reference", 0, SIZE),
+        ("acceptance", "ratio", True, SIZE),
+        ("acceptance", "per_position", [0.5, 1.5], "a list of numbers from 0 to 1"),
+        ("acceptance", "emitted", [1, 0], f"a list with for each prompt {SIZE}"),
+        ("acceptance", "rounds", "40 31", f"an integer or a list with for each prompt {SIZE}"),
+        ("acceptance", "rounds", [1e12], f"an integer or a list with for each prompt {SIZE}"),
+        ("accuracy", "accuracy", "high", "a number from 0 to 1"),
+        ("accuracy", "baseline", 1.01, "a number from 0 to 1"),
+        ("accuracy", "n", 3.5, COUNT),
+        ("accuracy", "lost", -1, COUNT),
+        ("accuracy", "won", 10**400, COUNT),
+        ("accuracy", "outcomes", "10x", "a text of 0 and 1"),
+    ],
+)
+def test_a_number_of_the_wrong_kind_is_refused(gate, name, value, allowed):
+    with pytest.raises(
+        ValueError, match=f"^{name} of gate {gate} must be {allowed}, got {re.escape(repr(value)[:60])}$"
+    ):
+        GateResult(gate, "PASS", {name: value})
+
+
+def test_numbers_that_cannot_be_together_are_refused():
+    with pytest.raises(
+        ValueError, match=r"^lost and won of gate accuracy must be at most n together, got 2 \+ 2 of 3$"
+    ):
+        GateResult("accuracy", "PASS", {"lost": 2, "won": 2, "n": 3})
+    with pytest.raises(ValueError, match=r"^the interval of gate finish must rise, got \(1.0, 0.5\)$"):
+        GateResult("finish", "PASS", {}, (1.0, 0.5))
+
+
+@pytest.mark.parametrize("day", ["", "soon", "20261231", "2026-13-01", "2026-W53-4"])
+def test_a_day_that_does_not_compare_as_text_is_refused(make_header, day):
+    for name, make in (
+        ("expiry", lambda: Waiver("known", day)),
+        ("expiry", lambda: WaiverRule("topk=4", "known", day)),
+        ("created", lambda: make_header(created=day)),
+    ):
+        with pytest.raises(ValueError, match=f"^{name} must be a date such as 2026-12-31, got {day!r}$"):
+            make()
+
+
+def test_gpus_of_a_host_are_a_list(make_header):
+    with pytest.raises(ValueError, match=r"^gpus of host must be a list, got 8$"):
+        make_header(host={"gpus": 8})
 
 
 def test_a_cell_without_waiver_is_not_waived(make_cell):

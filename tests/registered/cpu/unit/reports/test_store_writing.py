@@ -185,13 +185,16 @@ def test_a_cell_travels_between_processes_with_its_start(make_cell):
 @pytest.mark.parametrize(
     ("bad", "sentence"),
     [
-        ({"gates": (GateResult("acceptance", "PASS", {"length": float("nan")}),)}, "Out of range float"),
-        ({"gates": (GateResult("acceptance", "PASS", {"length": float("inf")}),)}, "Out of range float"),
-        ({"gates": (GateResult("acceptance", "PASS", {"length": object()}),)}, "Encoding objects of type object"),
-        ({"gates": (GateResult("acceptance", "PASS", {"length": 10**6000}),)}, "Exceeds the limit"),
+        ({"gates": (GateResult("ledger", "PASS", {"pages": float("nan")}),)}, "Out of range float"),
+        ({"gates": (GateResult("ledger", "PASS", {"pages": float("inf")}),)}, "Out of range float"),
+        ({"gates": (GateResult("ledger", "PASS", {"pages": object()}),)}, "Encoding objects of type object"),
+        ({"gates": (GateResult("ledger", "PASS", {"pages": 10**6000}),)}, "Exceeds the limit"),
         ({"seconds": float("nan")}, "Out of range float"),
-        ({"state": "OK"}, r"Invalid enum value 'OK' - at `\$.state`"),
-        ({"gates": (GateResult("acceptance", "GREEN"),)}, r"Invalid enum value 'GREEN' - at `\$.gates\[0\].state`"),
+        ({"expect": "OK"}, r"Invalid enum value 'OK' - at `\$.expect`"),
+        (
+            {"state": "FAIL", "error": "x", "gates": (GateResult("acceptance", "GREEN"),)},
+            r"Invalid enum value 'GREEN' - at `\$.gates\[0\].state`",
+        ),
         ({"axes": {"topk": 4}}, r"Expected `str`, got `int` - at `\$.axes"),
         ({"requested": {"nested": [[[[...]]]]}}, "Encoding objects of type ellipsis"),
     ],

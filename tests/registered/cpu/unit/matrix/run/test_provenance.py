@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from specmatrix import __version__
 from specmatrix.matrix.gates.registry import GATES
+from specmatrix.matrix.run import provenance
 from specmatrix.matrix.run.provenance import files_hash, run_header
 from specmatrix.reports.store import ReportWriter, load
 
@@ -21,6 +23,13 @@ def test_header_is_complete_and_writable(tmp_path: Path):
     assert set(header.versions) == {"python", "torch", "transformers", "specmatrix"}
     assert set(header.thresholds) == {gate.name for gate in GATES}
     assert all(len(digest) == 12 for digest in (header.lock_hash, header.data_hash, header.zoo_hash))
+
+
+def test_a_release_is_named_by_its_version_and_a_copy_by_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(provenance, "ROOT", tmp_path)
+    assert run_header("cpu", "pr", 0, ()).commit == f"v{__version__}"
+    (tmp_path / "specmatrix").mkdir()
+    assert run_header("cpu", "pr", 0, ()).commit == "unknown"
 
 
 def test_hash_depends_on_names_and_contents_only(tmp_path: Path):

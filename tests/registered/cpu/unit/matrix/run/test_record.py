@@ -9,7 +9,7 @@ import specmatrix.matrix.run.record
 from specmatrix.errors import LedgerError
 from specmatrix.matrix.cells.cell import Cell, asked
 from specmatrix.matrix.run.prepared_cell import prepare
-from specmatrix.matrix.run.record import BaselineError, crashed, lost, record
+from specmatrix.matrix.run.record import BaselineError, crashed, judged, lost
 from specmatrix.matrix.run.waivers import waiver_for
 from specmatrix.reports.schema import Waiver, WaiverRule
 
@@ -20,11 +20,12 @@ def test_a_gpu_tier_asks_for_the_same_on_a_gpu_in_the_precision_of_a_cpu():
     cell = Cell.from_id("eagle3.s3.k4.n8.v2")
     assert asked(cell).device == asked(cell).dtype == "auto"
     assert asked(cell, 1) == replace(asked(cell), device="cuda", dtype="float32")
-    found = record(prepare(cell, "gpu1", 2), "NOT MEASURED")
+    found = judged(prepare(cell, "gpu1", 2), ())
     assert (found.state, found.expect) == ("NOT MEASURED", "runs")
     assert found.requested["device"] == "cuda"
-    assert found.repro == f"specmatrix run --tier gpu1 --cells '{cell.id}' --seed 2"
-    assert (found.resolved, found.start.resolved_hash, found.gates, found.error) == (None, None, (), None)
+    assert found.repro == f"specmatrix run --tier gpu1 --cells '{cell.id}' --seed 2 --out \"$(mktemp -d)\""
+    assert (found.resolved, found.start.resolved_hash, found.gates) == (None, None, ())
+    assert found.error == "no gate applied to this cell"
 
 
 @pytest.mark.parametrize(("text", "waived"), [("none.length", True), ("eagle3.k4", False)])
@@ -32,7 +33,7 @@ def test_a_cell_carries_its_waiver_whether_it_ran_or_was_lost(monkeypatch, text,
     rule = WaiverRule("algorithm=none", "the machines of June are slow", "2026-06-30")
     monkeypatch.setattr(specmatrix.matrix.run.record, "waiver_for", lambda cell: waiver_for(cell, (rule,)))
     cell = Cell.from_id(text)
-    for found in (record(prepare(cell), "PASS"), lost(prepare(cell), "the power went")):
+    for found in (judged(prepare(cell), ()), lost(prepare(cell), "the power went")):
         assert found.waived == (Waiver(rule.reason, rule.expiry) if waived else None)
 
 
@@ -71,5 +72,6 @@ def test_a_lost_cell_is_red_and_repeatable():
 def test_a_lost_cell_is_the_cell_before_it_ran():
     prepared = prepare(Cell.from_id("eagle3.k4"), "cpu", 4)
     found = lost(prepared, "the power went")
-    assert structs.replace(found, state="NOT MEASURED", error=None) == record(prepared, "NOT MEASURED")
+    other = judged(prepared, ())
+    assert structs.replace(found, state="NOT MEASURED", error=other.error) == other
     assert found.requested["speculative_eagle_topk"] == 4

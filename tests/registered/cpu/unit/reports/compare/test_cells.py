@@ -43,7 +43,10 @@ def test_the_bound_is_the_largest_loss_left(make_cell, context):
 
 
 def test_no_difference_in_words(make_cell, context):
-    assert compare_cell(make_cell("a"), make_cell("a"), (), context()).why == "no gate result and no number differs"
+    assert (
+        compare_cell(make_cell("a"), make_cell("a"), (), context()).why
+        == "no gate result and no compared number differs"
+    )
 
 
 def test_a_red_gate_that_is_gone_is_no_improvement(gates, context):

@@ -36,6 +36,37 @@ def test_identical_reports_are_the_same(against, make_cell):
     assert comparison.changes == ()
 
 
+@pytest.mark.parametrize("sides", [([], ["a"]), (["a"], []), ([], [])])
+def test_a_report_without_cells_is_not_compared(against, make_cell, sides):
+    base, head = ([make_cell(name) for name in names] for names in sides)
+    empty = "head" if base else "base"
+    with pytest.raises(ReportError, match=f"/{empty}/report.jsonl has no cells, so nothing was compared$"):
+        against(base, head)
+
+
+@pytest.mark.parametrize(("base", "head"), [("UNSUPPORTED", "PASS"), ("INFRA", "PASS"), ("UNSUPPORTED", "UNSUPPORTED")])
+def test_reports_without_a_verdict_in_both_are_not_compared(against, make_cell, base, head):
+    sentence = "no cell has a verdict in both .*/base/report.jsonl and .*/head/report.jsonl, so nothing was compared$"
+    with pytest.raises(ReportError, match=sentence):
+        against([make_cell("a", state=base)], [make_cell("a", state=head)])
+
+
+def test_other_cells_only_are_lost_and_not_green(against, make_cell):
+    assert against([make_cell("a")], [make_cell("b")]).reasons == ("1 cell lost without an acknowledgement",)
+    accepted = Acknowledgement("lost", "a", "was removed", "2026-12-31")
+    with pytest.raises(ReportError, match="no cell has a verdict in both"):
+        against([make_cell("a")], [make_cell("b")], [accepted])
+
+
+@pytest.mark.parametrize("commit", ["", "unknown"])
+def test_unknown_commits_are_no_news(against, make_cell, commit):
+    cells, header = [make_cell("a")], {"commit": commit}
+    text = "the commit of {} is unknown; run it in a git checkout or from an installed release"
+    both = against(cells, cells, base_header=header, head_header=header)
+    assert (both.verdict, both.reasons) == ("red", (text.format("base"), text.format("head")))
+    assert against(cells, cells, head_header=header).reasons == (text.format("head"),)
+
+
 @pytest.mark.parametrize("state", ["FAIL", "NOT MEASURED"])
 def test_a_gate_that_turns_red_is_regressed(against, gated, state):
     comparison = against([gated("lossless")], [gated("lossless", state, message="3 tokens differ")])
@@ -67,7 +98,7 @@ def test_a_gate_that_no_longer_runs_is_regressed(against, make_cell):
 
 
 def test_a_cell_that_fails_without_a_gate_is_regressed(against, make_cell):
-    change = only(against([make_cell("a")], [make_cell("a", state="FAIL", error="no answer")]))
+    change = only(against([make_cell("a")], [make_cell("a", state="FAIL", error="no answer", gates=make_cell().gates)]))
     assert (change.state, change.why) == (State.REGRESSED, "PASS before, FAIL now: no answer")
 
 
@@ -95,10 +126,10 @@ def test_red_on_one_side_is_not_still_red(against, gated):
 
 
 def test_what_is_red_comes_first(against, make_cell):
-    base = [make_cell("a"), make_cell("b"), make_cell("c", state="FAIL", gates=())]
-    head = [make_cell("0new"), make_cell("b", state="FAIL", error="x"), make_cell("c", gates=())]
+    base = [make_cell("a"), make_cell("b"), make_cell("c", state="FAIL")]
+    head = [make_cell("0new"), make_cell("b", state="FAIL"), make_cell("c")]
     changes = against(base, head).changes
-    assert [(change.id, change.red) for change in changes] == [("b", True), ("a", True), ("0new", False), ("c", False)]
+    assert [(change.id, change.red) for change in changes] == [("b", True), ("a", True), ("c", False), ("0new", False)]
 
 
 @pytest.mark.parametrize("state", ["FAIL", "NOT MEASURED"])
@@ -113,11 +144,11 @@ def test_infra_is_red_and_no_verdict_about_the_code(against, make_cell):
     assert only(comparison).state is State.INFRA
     assert only(comparison).why == "the machine failed: no space on the machine"
     assert comparison.reasons == ("1 cell not measured because the machine failed",)
-    assert only(against([], [head])).state is State.INFRA
+    assert only(against([make_cell("z")], [make_cell("z"), head])).state is State.INFRA
 
 
 def test_infra_in_base_is_unknown(against, make_cell):
-    comparison = against([make_cell("a", state="INFRA", gates=())], [make_cell("a")])
+    comparison = against([make_cell("a", state="INFRA"), make_cell("z")], [make_cell("a"), make_cell("z")])
     assert only(comparison).why == "the machine failed in base; the cell is PASS in head"
     assert (only(comparison).state, comparison.verdict) == (State.UNKNOWN, "green")
 
@@ -146,9 +177,9 @@ def test_acknowledgements_of_nothing_are_listed(against, make_cell):
 
 
 def test_new_cells_are_green_or_red_by_themselves(against, make_cell, gated):
-    green = against([], [make_cell("a")])
+    green = against([make_cell("z")], [make_cell("z"), make_cell("a")])
     assert (only(green).state, green.verdict) == (State.NEW, "green")
-    red = against([], [gated("lossless", "FAIL", message="x")])
+    red = against([make_cell("z")], [make_cell("z"), gated("lossless", "FAIL", message="x")])
     assert (only(red).state, red.reasons) == (State.NEW, ("1 cell new and red",))
 
 
@@ -201,7 +232,9 @@ def test_a_cell_that_asks_for_something_else_is_rewritten(against, make_cell):
 
 @pytest.mark.parametrize("backwards", [False, True])
 def test_refused_and_running_are_different_paths(against, make_cell, backwards):
-    pair = [make_cell("a")], [make_cell("a", resolved=None, error="topk 4 needs v1")]
+    refusal = GateResult("config", "PASS", {"predicted": "topk 4 needs v1"})
+    gates = make_cell().gates
+    pair = [make_cell("a", gates=gates)], [make_cell("a", resolved=None, gates=(*gates, refusal))]
     comparison = against(*reversed(pair)) if backwards else against(*pair)
     signature = "launch: refused -> runs" if backwards else "launch: runs -> refused"
     assert only(comparison).path[0].signature() == signature
@@ -281,7 +314,7 @@ def test_unchanged_cells_are_not_decoded(tmp_path, specimen, write_report, monke
     monkeypatch.setattr(specmatrix.reports.store, "EAGER_BYTES", 100)
     cells = specimen().cells()
     base = load(write_report(tmp_path / "base", cells))
-    head = load(write_report(tmp_path / "head", [replace(cells[0], error="x"), *cells[1:]]))
+    head = load(write_report(tmp_path / "head", [replace(cells[0], repro="x"), *cells[1:]]))
     assert compare(base, head).counts[State.SAME] == 80
     for report in (base, head):
         assert report._cells.keys() == {cells[0].id}

@@ -123,7 +123,7 @@ def test_cells_that_turned_red_cover_nothing(coverage, sized):
 
 
 def test_refused_cells_cover_nothing(coverage, sized, make_cell):
-    refused = make_cell("a", resolved=None, axes=dict(sized("a", 4, "v2").axes), error="no")
+    refused = make_cell("a", resolved=None, axes=dict(sized("a", 4, "v2").axes))
     assert coverage([sized("a", 4, "v2")], [refused]).lost[0].cause == "1 cell is refused in head"
     assert coverage([refused], [sized("a", 4, "v2")]).gained[0].cause == "1 cell is refused in base"
 

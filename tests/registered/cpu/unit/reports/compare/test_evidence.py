@@ -1,14 +1,15 @@
 """Effects of single cells, the edges of the rules that judge them, and the states that they give cells."""
 
-from functools import partial
+from dataclasses import replace as replace_fields
 
 import pytest
 from msgspec.structs import replace
 
 from specmatrix.reports.compare import State
 from specmatrix.reports.compare.cell_state import Effect
+from specmatrix.reports.compare.cells import effect_text
 from specmatrix.reports.compare.evidence import effects, is_bounded, mark_significant
-from specmatrix.reports.schema import GateResult, ReportError
+from specmatrix.reports.schema import GateResult
 
 pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
@@ -49,14 +50,12 @@ def test_an_interval_of_a_ratio_counts_in_units_of_its_reference(effect_of):
     assert effect_of("acceptance", base, head, *ratios).interval == pytest.approx(lengths.interval)
 
 
-def test_numbers_without_spread_are_certain(effect_of):
-    effect = effect_of("acceptance", {"length": 2.0}, {"length": 1.9}, (2.0, 2.0), (1.9, 1.9))
-    assert (effect.p_loss, effect.p_gain) == (0.0, 1.0)
-
-
-@pytest.mark.parametrize("intervals", [(None, (1.9, 2.0)), ((1.9, 2.0), None), (None, None)])
-def test_numbers_without_intervals_are_no_evidence(effect_of, intervals):
-    assert effect_of("acceptance", {"length": 2.0}, {"length": 1.5}, *intervals) is None
+@pytest.mark.parametrize("intervals", [(None, (1.9, 2.0)), ((1.9, 2.0), None), (None, None), ((2, 2), (1.5, 1.5))])
+def test_numbers_without_spread_are_told_and_prove_nothing(effect_of, intervals):
+    effect = effect_of("acceptance", {"length": 2.0}, {"length": 1.5}, *intervals)
+    assert effect_text(effect) == "acceptance 2.000 -> 1.500 (-25.0 %, no spread: no interval)"
+    assert (effect.interval, effect.p_loss, effect.p_gain) == (None, None, None)
+    assert effect_of("acceptance", {"length": 2.0}, {"length": 1.981}, *intervals) is None
 
 
 def test_equal_lengths_without_prompts_are_no_effect(effect_of):
@@ -68,9 +67,6 @@ def test_equal_lengths_without_prompts_are_no_effect(effect_of):
     [
         ([40.0, 31.0], "prompts"),
         ([40.0], "intervals"),
-        ([40.0, 0.0], "intervals"),
-        ([40.0, "31"], "intervals"),
-        ("40 31", "intervals"),
         ([40.0, 31.0, 22.0], "intervals"),
     ],
 )
@@ -93,9 +89,35 @@ def test_one_prompt_has_no_interval_and_proves_nothing(against, gated, interval)
 
 def test_one_prompt_is_not_a_sample(effect_of):
     one = {"length": 3.0, "emitted": [120.0], "rounds": [40.0]}
-    assert effect_of("acceptance", one, {**one, "length": 2.9, "rounds": [41.0]}, (2.9, 3.1), (2.8, 3.0)).pairing == (
-        "intervals"
+    effect = effect_of("acceptance", one, {**one, "length": 2.9, "rounds": [41.0]}, (2.9, 3.1), (2.8, 3.0))
+    assert (effect.pairing, effect.interval, effect.p_loss) == ("one prompt", None, None)
+
+
+def test_one_question_has_no_interval_and_proves_nothing(effect_of):
+    right, wrong = ({"accuracy": share, "n": 1, "outcomes": answer} for share, answer in ((1, "1"), (0, "0")))
+    assert effect_text(effect_of("accuracy", right, wrong)) == (
+        "accuracy 1.000 -> 0.000 (-100.0 pt, one question: no interval)"
     )
+    del right["outcomes"]
+    assert effect_text(effect_of("accuracy", wrong, right)).endswith(", one question: no interval)")
+
+
+def test_what_is_no_test_does_not_count_among_them():
+    """A p value of 0.03 is significant alone, and would not be among twenty."""
+    alone = made(-0.1, p_loss=0.03)
+    lone = replace_fields(alone, interval=None, p_loss=None, p_gain=None, pairing="one prompt")
+    found = mark_significant([lone, alone, *[lone] * 18])
+    assert [effect.significant for effect in found] == ["", "loss", *[""] * 18]
+
+
+def test_prompts_that_changed_alike_have_no_interval_but_count(against, gated):
+    slower = [rounds * 1.04 for rounds in ROUNDS]
+    (change,) = against([acceptance(gated, ROUNDS)], [acceptance(gated, slower)]).changes
+    assert change.state is State.REGRESSED
+    assert change.why.endswith("(-3.8 %, 24 prompts changed alike: no interval, p 0.0005)")
+    few = against([acceptance(gated, ROUNDS[:4])], [acceptance(gated, slower[:4])]).changes[0]
+    assert few.state is State.UNKNOWN
+    assert few.why.endswith("(-3.8 %, 4 prompts changed alike: no interval, p 0.062); more samples are needed")
 
 
 @pytest.mark.parametrize("states", [("NOT MEASURED", "PASS"), ("PASS", "NOT MEASURED")])
@@ -105,7 +127,7 @@ def test_what_was_not_measured_is_not_compared(effect_of, states):
 
 @pytest.mark.parametrize(
     ("base", "head", "pairing"),
-    [("1100", "1000", "prompts"), ("1100", "10001", "intervals"), ("", "", "intervals"), ("1", "0", "prompts")],
+    [("1100", "1000", "prompts"), ("1100", "10001", "intervals"), ("", "", "intervals")],
 )
 def test_outcomes_pair_only_if_they_are_of_the_same_questions(effect_of, base, head, pairing):
     effect = effect_of(
@@ -192,15 +214,15 @@ ROUNDS = [30.0 + index % 5 for index in range(24)]
 
 
 def test_a_significant_loss_of_acceptance_is_regressed(against, gated):
-    slower = [rounds * 1.04 for rounds in ROUNDS]
+    slower = [rounds * (1.03 + index % 3 / 100) for index, rounds in enumerate(ROUNDS)]
     change = against([acceptance(gated, ROUNDS)], [acceptance(gated, slower)]).changes[0]
     assert change.state is State.REGRESSED
     assert change.why.startswith("acceptance 3.")
-    assert change.effects[0].change == pytest.approx(1 / 1.04 - 1)
+    assert change.effects[0].change == pytest.approx(1 / 1.04 - 1, abs=1e-3)
 
 
 def test_a_loss_below_the_least_effect_is_the_same_with_a_bound(against, gated):
-    slower = [rounds * 1.005 for rounds in ROUNDS]
+    slower = [rounds * (1.004 + index % 2 / 1000) for index, rounds in enumerate(ROUNDS)]
     change = against([acceptance(gated, ROUNDS)], [acceptance(gated, slower)]).changes[0]
     assert (change.state, change.bound) == (State.SAME, "acceptance loss below 0.5 %")
 
@@ -240,21 +262,7 @@ def test_many_tests_are_judged_together(against, gated):
     assert crowd.counts[State.REGRESSED] == 0
 
 
-@pytest.mark.parametrize(
-    ("numbers", "sentence"),
-    [
-        ({"accuracy": "high", "n": 4}, "accuracy of gate accuracy in cell 'a' must be a number, got 'high'"),
-        ({"accuracy": 0.5}, "n of gate accuracy in cell 'a' must be a number, got None"),
-        ({"accuracy": 0.5, "n": 0}, "n of gate accuracy in cell 'a' must be above 0, got 0"),
-    ],
-)
-def test_numbers_of_the_wrong_kind_are_named(against, gated, numbers, sentence):
-    good = gated("accuracy", "PASS", {"accuracy": 0.25, "n": 4})
-    with pytest.raises(ReportError, match=sentence):
-        against([good], [gated("accuracy", "PASS", numbers)])
-
-
-def test_a_length_of_zero_is_named(against, gated):
-    length = partial(gated, "acceptance", "PASS")
-    with pytest.raises(ReportError, match="length of gate acceptance in cell 'a' must be above 0, got 0"):
-        against([length({"length": 2.0}, (1.9, 2.1))], [length({"length": 0}, (0, 1))])
+@pytest.mark.parametrize("numbers", [{"accuracy": 0.5}, {"n": 4}, {"accuracy": 0.5, "n": 0}])
+def test_a_number_that_is_missing_is_not_compared(effect_of, numbers):
+    good = {"accuracy": 0.25, "n": 4}
+    assert effect_of("accuracy", good, numbers) is effect_of("accuracy", numbers, good) is None

@@ -3,7 +3,7 @@ from msgspec.structs import replace
 
 from specmatrix.reports.compare.cell_state import PathChange
 from specmatrix.reports.compare.paths import PathChanges, explanation, path_changes
-from specmatrix.reports.schema import Reason
+from specmatrix.reports.schema import GateResult, Reason
 
 pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
@@ -50,7 +50,8 @@ def test_whatever_a_start_says_else_is_looked_through_again(make_cell, change_ce
         "reasons": (Reason("spec_version", "v1", "other words"),),
         "state": "INFRA",
     }
-    other = change_cell(head, **{what: changed[what]})
+    stopped = {"error": "no space on the machine"} if what == "state" else {}
+    other = change_cell(head, **{what: changed[what]}, **stopped)
     paths = PathChanges()
     paths.of(base, head)
     assert paths.of(base, other) == path_changes(base, other) != path_changes(base, head)
@@ -60,5 +61,6 @@ def test_a_refusal_is_told_with_the_words_of_its_own_cell(make_cell, change_cell
     base = make_cell("a")
     paths = PathChanges()
     for words in ("too many tokens", "no such page"):
-        refused = change_cell(base, resolved=None, error=words)
+        gate = GateResult("config", "PASS", {"predicted": words})
+        refused = change_cell(base, resolved=None, gates=(gate,))
         assert paths.of(base, refused) == (PathChange("launch", "runs", "refused", words),)

@@ -74,7 +74,8 @@ def test_a_cell_that_was_judged_and_is_no_longer_supported_is_lost(against, make
     assert (lost.verdict, change(lost).state, change(lost).red) == ("red", State.LOST, True)
     assert change(lost).why == f"the cell is not supported in head: {WHY}; it was {state} in base"
     accepted = [Acknowledgement("lost", "a", "trees come later", "2026-12-31")]
-    excused = against([make_cell("a", state=state)], [unsupported("a")], accepted)
+    both = make_cell("z")
+    excused = against([make_cell("a", state=state), both], [unsupported("a"), both], accepted)
     assert (excused.verdict, change(excused).excused, excused.unused) == ("green", "trees come later", ())
 
 
@@ -84,7 +85,7 @@ def test_its_pairs_are_no_longer_exercised(against, make_cell, unsupported):
 
 
 def test_a_cell_that_is_supported_now_is_new_and_red_only_if_it_is_red(against, make_cell, unsupported):
-    green = against([unsupported("a")], [make_cell("a")])
+    green = against([unsupported("a"), make_cell("z")], [make_cell("a"), make_cell("z")])
     assert (green.verdict, change(green).state) == ("green", State.NEW)
     assert change(green).why == "the cell is not supported in base; it is PASS in head"
     red = against([unsupported("a")], [make_cell("a", state="FAIL", gates=RED)])
@@ -93,10 +94,11 @@ def test_a_cell_that_is_supported_now_is_new_and_red_only_if_it_is_red(against, 
     assert (lost_machine.verdict, change(lost_machine).state) == ("red", State.INFRA)
 
 
-def test_what_neither_report_supports_is_the_same(against, unsupported):
+def test_what_neither_report_supports_is_the_same(against, make_cell, unsupported):
     rewrite = Rewrite("page_size", 3, 4, "pages are powers of two")
-    same = against([unsupported("a")], [unsupported("a", error="other words", requested={}, rewrites=(rewrite,))])
-    assert (same.verdict, same.counts[State.SAME], same.changes, same.still_red) == ("green", 1, (), ())
+    other = unsupported("a", error="other words", requested={}, rewrites=(rewrite,))
+    same = against([unsupported("a"), make_cell("z")], [other, make_cell("z")])
+    assert (same.verdict, same.counts[State.SAME], same.changes, same.still_red) == ("green", 2, (), ())
     assert same.rewrites == same.choices == ()
 
 

@@ -18,7 +18,7 @@ from specmatrix.reports.store import load
 
 pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
-EVIL = "</script><img src=x onerror=alert(2)>|`@everyone\n"
+EVIL = "</script><img src=x onerror=alert(2)>|`@everyone #1\\|\n"
 
 
 @pytest.fixture
@@ -68,6 +68,52 @@ def test_markdown_holds_every_part(eventful):
     assert re.search(r"\*\*red at .*page\\_size=64.*: 25 of 25 failing cells, 0 of \d+ passing\*\*", text)
 
 
+def places(text, *parts: str):
+    """Where the parts stand in a text, each once."""
+    assert {part: text.count(part) for part in parts} == dict.fromkeys(parts, 1)
+    return [text.index(part) for part in parts]
+
+
+def test_results_come_before_coverage_rewrites_and_rules(eventful):
+    titles = ("Changed cells", "Effective coverage", "Rewrites", "Changed thresholds", "Changed waivers", "Inputs that")
+    for text, mark in ((comparison_markdown(eventful), "### "), (comparison_page(eventful), "<h2>")):
+        found = places(text, *(mark + title for title in titles))
+        assert found == sorted(found)
+    said = printed(eventful)
+    parts = ("REGRESSED ", "pairs? (lost|gained), ", "moved rewrite ", "rule acceptance", "\nred: ")
+    found = [re.search(part, said).start() for part in parts]
+    assert found == sorted(found)
+
+
+def test_changed_cells_are_grouped_by_cause(eventful):
+    page = comparison_page(eventful)
+    causes = re.findall(r'class="cause">(\d+) cells? ([A-Z ]+): ([^<]*)<', page)
+    assert len({(state, cause) for _, state, cause in causes}) == len(causes)
+    counted = dict.fromkeys(State, 0)
+    for number, state, _ in causes:
+        counted[State(state)] += int(number)
+    assert counted == {state: sum(c.state is state for c in eventful.changes) for state in State}
+    assert ("8", "REWRITTEN", "spec_version: v2 -&gt; v1") in causes
+    assert ("1", "IMPROVED", "lossless FAIL -&gt; PASS") in causes
+    assert sum(state == "REGRESSED" for _, state, _ in causes) == 1
+
+
+def test_pairs_lost_with_red_cells_stand_behind_the_others(compared, make_cell):
+    def sized(name, topk, **changes: object):
+        return make_cell(name, axes={"algorithm": "eagle3", "topk": str(topk)}, resolved={"topk": topk}, **changes)
+
+    base = [sized("a", 1), sized("b", 2), sized("c", 4)]
+    comparison = compared(base, [sized("a", 1), sized("c", 4, state="FAIL")])
+    assert [(row.cause, row.explained) for row in comparison.coverage.lost] == [
+        ("1 cell is not in head", False), ("1 cell is FAIL in head", True),
+    ]  # fmt: skip
+    page = comparison_page(comparison)
+    gone, fold, red = places(
+        page, "1 cell is not in head", "<summary>Lost with the red cells above", "1 cell is FAIL in head"
+    )
+    assert gone < fold < red
+
+
 def test_every_changed_cell_has_one_repro_line(eventful):
     text, page = comparison_markdown(eventful), comparison_page(eventful)
     block = text.split("```sh\n")[1].split("\n```")[0].splitlines()
@@ -113,8 +159,9 @@ def test_hostile_text_stays_text(compared, make_cell, prose):
     comparison = compared([make_cell(EVIL)], [make_cell(EVIL, state="FAIL", gates=gate)], commit=EVIL)
     assert "<img" not in comparison_page(comparison)
     markdown = prose(comparison_markdown(comparison))
-    assert not {"img", "script"} & set(markdown.tags) and not re.search(r"@\w", markdown.text)
-    assert "@\u200beveryone" in markdown.text
+    assert not {"img", "script"} & set(markdown.tags) and not re.search(r"@\w|#\d", markdown.text)
+    assert "@\u200beveryone #\u200b1\\|" in markdown.text
+    assert markdown.rows == [4, 4]
     assert "<img src=x" in printed(comparison)
 
 

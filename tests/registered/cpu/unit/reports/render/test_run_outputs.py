@@ -28,7 +28,7 @@ pytestmark = pytest.mark.register(est_seconds=2, stage="pr")
 
 VOID = {"meta", "br", "wbr", "input", "circle", "line", "polyline", "rect"}
 FACTOR = "red at topk > 1 x spec_version=v2 x batch != single: 16 of 16 failing cells, 0 of 64 passing"
-EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)> \"'&|`@everyone {{ 7 * 7 }}"
+EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)> \"'&|`@everyone {{ 7 * 7 }} #1\\|"
 
 
 class Page(HTMLParser):
@@ -192,7 +192,7 @@ def test_hostile_text_stays_text(run_of, make_cell, prose):
     assert json.loads(page.data)["cells"][0]["id"] == EVIL
     assert EVIL in page.text
     markdown = prose(run_markdown(run))
-    assert not {"img", "script"} & set(markdown.tags) and not re.search(r"@\w", markdown.text)
+    assert not {"img", "script"} & set(markdown.tags) and not re.search(r"@\w|#\d", markdown.text)
     assert markdown.text.count("@\u200beveryone {{ 7 * 7 }}") == 7
     assert markdown.tags.count("td") == 4 + 2 * 4 + 4 + 4 * 2
     assert "alert(1)" in printed(run)
@@ -241,7 +241,7 @@ def test_accuracy_is_plotted_against_plain_decoding(make_cell):
     assert (point.value, point.tone) == (-10.0, "bad")
     assert point.low < -10 < point.high
     assert point.title == "eagle3.k4: 12 lost, 2 won of 100, accuracy 70.0 %"
-    for numbers in ({}, {"lost": "x", "won": 1, "n": 2}, {"lost": 1, "won": 1, "n": 0}):
+    for numbers in ({}, {"lost": 1, "won": 1}, {"lost": 0, "won": 0, "n": 0}):
         assert accuracy_point(make_cell(gates=(replace(gate, numbers=numbers),))) is None
     assert accuracy_point(make_cell()) is None
 

@@ -10,18 +10,24 @@ EMITTED = [64, 128, 100, 90, 110, 70, 128, 128, 96, 81]
 ROUNDS = [20, 41, 33, 30, 35, 25, 40, 44, 31, 29]
 
 
-def test_a_proportional_loss_is_certain_when_paired():
+def test_prompts_that_change_alike_have_no_interval_and_the_p_value_of_a_sign_test():
     slower = [rounds * 1.02 for rounds in ROUNDS]
-    change = ratio_change((EMITTED, ROUNDS), (EMITTED, slower))
-    assert change.change == pytest.approx(1 / 1.02 - 1)
-    assert change.interval == pytest.approx((1 / 1.02 - 1,) * 2)
-    assert change.p_loss == pytest.approx(1 / 2001)
-    assert change.p_gain == 1.0
+    for prompts, p in ((2, 0.25), (9, 0.5**9), (10, 0.5**10)):
+        change = ratio_change((EMITTED[:prompts], ROUNDS[:prompts]), (EMITTED[:prompts], slower[:prompts]))
+        assert change.change == pytest.approx(1 / 1.02 - 1)
+        assert (change.interval, change.p_loss, change.p_gain) == (None, p, 1.0)
+    many = ratio_change((EMITTED * 2, ROUNDS * 2), (EMITTED * 2, slower * 2))
+    assert (many.interval, many.p_loss) == (None, pytest.approx(1 / 2001))
+
+
+def test_only_the_prompts_that_changed_count():
+    change = ratio_change((EMITTED, ROUNDS), (EMITTED, [30, *ROUNDS[1:]]))
+    assert change.interval is not None and change.p_loss == 0.5
 
 
 def test_no_change_is_no_evidence():
     change = ratio_change((EMITTED, ROUNDS), (EMITTED, ROUNDS))
-    assert (change.change, change.p_loss, change.p_gain) == (0.0, 1.0, 1.0)
+    assert (change.change, change.interval, change.p_loss, change.p_gain) == (0.0, (0.0, 0.0), 1.0, 1.0)
 
 
 def test_long_prompts_weigh_more():

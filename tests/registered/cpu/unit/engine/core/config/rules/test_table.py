@@ -195,7 +195,7 @@ REFUSED = [
         "adaptive-config-wrong",
         eagle3(speculative_adaptive=True, speculative_adaptive_config="slots.json"),
         replace(facts(), adaptive_config="[]"),
-        "speculative_adaptive_config must be a JSON object, got []",
+        "speculative_adaptive_config slots.json must be a JSON object, got []",
     ),
     (
         "steps-no-candidate",

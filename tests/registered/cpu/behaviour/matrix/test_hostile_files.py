@@ -1,0 +1,90 @@
+"""Every file that a user names may hold anything: one sentence with its name, and exit status 2."""
+
+from pathlib import Path
+
+import pytest
+
+from specmatrix.cli import main
+
+pytestmark = pytest.mark.register(est_seconds=8, stage="pr")
+
+TEXTS = {
+    "deep": (b"[" * 100_000 + b"]" * 100_000, "it nests too deeply"),
+    "digits": (b"9" * 5_000, "it has a number of more than 4,300 digits"),
+    "surrogate": (rb'"\ud800"', "it has half of a surrogate pair, which is no character"),
+    "broken": (b'{"a": 1', "Expecting ',' delimiter at column 8"),
+    "empty": (b"\n", "Expecting value at column 1"),
+    "latin": (b'"\xe4"', ""),
+}
+NGRAM = ("--speculative-algorithm", "NGRAM", "--speculative-ngram-external-sam-budget", "4")
+# What reads a file, and its sentence about text that is no JSON and about bytes that are no text.
+READERS = {
+    ("accuracy", "--data", "FILE"): (
+        "FILE line 1 is not valid JSON (WHY)",
+        "FILE line 1 is not UTF-8; the file is damaged",
+    ),
+    ("zoo", "acceptance", "--data", "FILE"): (
+        "FILE line 1 is not valid JSON (WHY)",
+        "FILE line 1 is not UTF-8; the file is damaged",
+    ),
+    ("compare", "REPORT", "REPORT", "--acknowledge", "FILE"): (
+        "FILE is not JSON: WHY",
+        "FILE is not JSON: it is not UTF-8 text",
+    ),
+    ("generate", "Hi", "--speculative-adaptive", "--speculative-adaptive-config", "FILE"): (
+        "speculative_adaptive_config FILE is not JSON: WHY",
+        "speculative_adaptive_config FILE cannot be read (it is not UTF-8 text); pass a JSON file",
+    ),
+    ("generate", "Hi", *NGRAM, "--speculative-ngram-external-corpus-path", "FILE"): (
+        "FILE:1: not valid JSON (WHY)",
+        "corpus FILE is not UTF-8 text; pass a JSON Lines file",
+    ),
+}
+
+
+def refused(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> str:
+    """The sentence with which the command refuses its input."""
+    assert main(list(words)) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.startswith("specmatrix: ") and said.err.count("\n") == 1
+    return said.err.removeprefix("specmatrix: ").rstrip("\n")
+
+
+@pytest.mark.parametrize("kind", TEXTS)
+@pytest.mark.parametrize("words", READERS, ids=lambda words: " ".join(words[:4]))
+def test_a_file_is_named_with_what_is_wrong(words, kind, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    file, (text, why) = tmp_path / "file.json", TEXTS[kind]
+    file.write_bytes(text)
+    about_json, about_bytes = READERS[words]
+    expected = about_json.replace("WHY", why) if why else about_bytes
+    if kind == "empty" and "corpus" in expected + words[-2]:
+        expected = "corpus FILE is empty; it must hold at least one document"
+    assert refused(tuple(word.replace("FILE", str(file)) for word in words), capsys) == expected.replace(
+        "FILE", str(file)
+    )
+
+
+REPORTS = {
+    "deep": "line 1: the first line is not a report header: Expected `object`, got `array`",
+    "digits": "line 1: the first line is not a report header: Number out of range",
+    "latin": "line 1: the first line is not a report header: Expected `object`, got `str`",
+}
+
+
+@pytest.mark.parametrize("kind", REPORTS)
+def test_a_report_is_named_with_what_is_wrong(kind, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    file = tmp_path / "report.jsonl"
+    file.write_bytes(TEXTS[kind][0])
+    assert refused(("compare", str(file), str(file)), capsys) == f"{file}, {REPORTS[kind]}"
+
+
+@pytest.mark.parametrize("text", ["(" * 3_000 + "topk=4", "not " * 3_000 + "topk=4"])
+def test_a_selector_has_a_limit_of_depth(text, capsys: pytest.CaptureFixture[str]):
+    sentence = refused(("run", "--cells", text), capsys)
+    assert sentence == f"selector '{text[:79]}…' nests more than 100 levels deep"
+
+
+def test_a_name_too_long_for_a_file_is_one_sentence(capsys: pytest.CaptureFixture[str]):
+    name = "x" * 5_000
+    assert refused(("compare", name, name), capsys) == f"cannot read {name}: File name too long"
+    assert refused(("generate", "Hi", "--model-path", name), capsys) == f"cannot use {name}: File name too long"

@@ -1,0 +1,198 @@
+"""2,000 seeded mutations of a report of real cells: whatever reads a report shows what it says or refuses it in one
+sentence."""
+
+import json
+from collections.abc import Iterator
+from io import StringIO
+from pathlib import Path
+from random import Random
+
+import pytest
+from rich.console import Console
+
+import specmatrix.reports.store
+from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.gates.registry import GATES
+from specmatrix.matrix.run.provenance import run_header
+from specmatrix.matrix.run.runner import reference_runner
+from specmatrix.reports.compare import compare
+from specmatrix.reports.compare.compare import comparison_record
+from specmatrix.reports.frames import Runs
+from specmatrix.reports.render.comparison import comparison_markdown, comparison_page
+from specmatrix.reports.render.run import run_markdown, run_page, view
+from specmatrix.reports.render.terminal import print_comparison, print_run
+from specmatrix.reports.schema import GateResult, ReportError
+from specmatrix.reports.store import Report, ReportWriter, load
+
+pytestmark = pytest.mark.register(est_seconds=8, stage="pr")
+
+MUTATIONS = 2000
+# One in so many is tried with every change.
+SAMPLE = 5
+REAL = ("dflash", "eagle", "ngram", "standalone.pair", "eagle3.tiers.v2.waves.length", "none.v2.length")
+MOST = 500
+VALUES = (
+    None, True, False, 0, -1, 1, 2, 1.5, -0.0, 2**53, 2**63, -(2**63), 1e308, -1e308, 5e-324, "", "0", "PASS",
+    "FAIL", "INFRA", "refused", "unknown", "²", "1e999", "9" * 5000, "x" * 20_000, "\0", "\x1b[31m", "a\nb", "\u2028",
+    "é", "[/]", "| `x` <b>&amp;", "@everyone #1 ~a~ *b* _c_ [d](e)", [], {}, [[]], [None], [0, 0], [1e308, 1e308],
+    ["a", 1], {"a": None}, {"": {}}, {"0": [1]},
+)  # fmt: skip
+# What json.dumps does not write, in place of a text that stands for it.
+TOKENS = (
+    b"NaN", b"Infinity", b"-Infinity", b"1e999", b"-1e999", b"1" + b"0" * 400, b"9" * 5000, b"-", b"01", b"0x1",
+    b"tru", b"[" * 100_000 + b"]" * 100_000, b'{"a":' * 100_000, b'"\\ud800"', b'"\\udfff\\ud800"', b'"\xed\xa0\x80"',
+    b'"\xff"', b'"\\u0000"', b'"a\nb"', b'"', b"{", b"}", b",", b"",
+)  # fmt: skip
+MARK = "a token goes here"
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report of real cells, and of one that is as red as a cell can be."""
+    runner = reference_runner(0)
+    directory = tmp_path_factory.mktemp("whole")
+    with ReportWriter(directory, run_header("cpu", "smoke", 0, GATES)) as writer:
+        for name in REAL:
+            writer.write(record := runner.run_cell(Cell.from_id(name)))
+            assert record.state == "PASS", record
+        red = type(record)(
+            "red", "FAIL", record.start, record.axes, "specmatrix run --cells red", error="it broke",
+            waived=None, gates=(
+                GateResult("lossless", "FAIL", {"first_divergence": "q6, token 2"}, None, "4 of 5 differ"),
+                GateResult("accuracy", "FAIL", {"accuracy": 0.5, "baseline": 0.75, "n": 4, "lost": 2, "won": 1,
+                                                "outcomes": "1100"}, (0.1, 0.9), "worse"),
+            ),
+        )  # fmt: skip
+        writer.write(red)
+    runner.close()
+    return directory / "report.jsonl"
+
+
+def places(value: object, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """The path of every value inside a JSON value."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in items:
+        yield (*path, key)
+        yield from places(inner, (*path, key))
+
+
+def with_other_value(line: bytes, draw: Random) -> bytes:
+    """A line of which one value or key is another, a few times."""
+    record = json.loads(line)
+    token = b""
+    for _ in range(draw.choice((1, 1, 1, 2, 4))):
+        *path, last = draw.choice(list(places(record)) or [()])
+        holder = record
+        for key in path:
+            holder = holder[key]
+        kind = draw.randrange(10)
+        if kind == 0:
+            del holder[last]
+        elif kind == 1 and isinstance(holder, dict):
+            holder[str(draw.choice(VALUES))] = holder.pop(last)
+        elif kind == 2 and isinstance(holder, list):
+            holder.append(holder[last])
+        elif kind == 3:
+            holder[last] = MARK
+            token = draw.choice(TOKENS)
+        elif kind == 4:
+            holder[last] = [holder[last]]
+        elif kind == 5:
+            *others, name = draw.choice(list(places(record)))
+            source = record
+            for key in others:
+                source = source[key]
+            # A copy, so that no value holds itself.
+            holder[last] = json.loads(json.dumps(source[name]))
+        else:
+            alike = [value for value in VALUES if type(value) is type(holder[last])]
+            holder[last] = draw.choice(alike if kind < 8 and alike else VALUES)
+        if not record:
+            break
+    return json.dumps(record, separators=(",", ":")).encode().replace(b'"' + MARK.encode() + b'"', token)
+
+
+def mutated(whole: bytes, number: int) -> bytes:
+    """The report after mutation `number`: of bytes, of lines, or of values."""
+    draw = Random(number)
+    lines = whole.splitlines(keepends=True)
+    kind = draw.choice(("bytes", "lines", "values", "values", "values", "values"))
+    times = draw.choice((1, 1, 1, 3))
+    if kind == "values":
+        for at in draw.sample(range(len(lines)), times):
+            lines[at] = with_other_value(lines[at], draw) + b"\n"
+        return b"".join(lines)
+    for _ in range(times):
+        at, other = draw.randrange(len(lines)), draw.randrange(len(lines))
+        if kind == "lines":
+            change = draw.randrange(5)
+            if change == 0 and len(lines) > 2:
+                del lines[at]
+            elif change == 1:
+                lines.insert(other, lines[at])
+            elif change == 2:
+                lines[at], lines[other] = lines[other], lines[at]
+            elif change == 3:
+                lines[at] = lines[at].rstrip(b"\n")
+            else:
+                lines.insert(at, draw.choice((b"\n", b"{}\n", b"\xff\n", b"[" * 100_000 + b"\n", b"null\n")))
+        else:
+            text = b"".join(lines)
+            begin, length = draw.randrange(len(text)), draw.choice((0, 1, 1, 7, 300, len(text)))
+            # The newline leaves something for the next time.
+            lines = [text[:begin] + draw.choice((b"\n", draw.randbytes(3), *TOKENS[:-1])) + text[begin + length :]]
+    return b"".join(lines)
+
+
+def read(path: Path, base: Report) -> None:
+    """Show the report in every way, and compare it with `base` both ways."""
+    report = load(path)
+    console = Console(file=StringIO(), width=80)
+    run = view(report)
+    texts = [run_markdown(run), run_page(run), json.dumps(run.summary.to_json(), allow_nan=False)]
+    print_run(run, console)
+    for sides in ((base, report), (report, base)):
+        comparison = compare(*sides)
+        texts += [comparison_markdown(comparison), comparison_page(comparison)]
+        texts.append(json.dumps(comparison_record(comparison), allow_nan=False))
+        print_comparison(comparison, console)
+    frames = Runs({str(path): report}, {})
+    for make in (frames.headers, frames.cells, frames.gates, frames.evidence, frames.starts):
+        make()
+    for text in (*texts, console.file.getvalue()):
+        text.encode()
+
+
+def raw(path: Path, base: Report) -> str:
+    """What goes wrong beside a refusal in one sentence, "" if nothing."""
+    try:
+        read(path, base)
+    except ReportError as refusal:
+        text = str(refusal)
+        good = str(path) in text and "\n" not in text and len(text) < len(str(path)) + MOST
+        return "" if good else f"refused in the words {text[:200]!r}"
+    except Exception as error:
+        frame = error.__traceback__
+        while frame.tb_next:
+            frame = frame.tb_next
+        return f"{type(error).__name__}: {str(error)[:200]} in {frame.tb_frame.f_code.co_qualname}:{frame.tb_lineno}"
+    return ""
+
+
+EVERY = pytest.param(range(MUTATIONS), marks=pytest.mark.nightly, id="every")
+
+
+@pytest.mark.parametrize("numbers", [pytest.param(range(0, MUTATIONS, SAMPLE), id="sample"), EVERY])
+def test_a_mutated_report_is_read_or_refused_in_one_sentence(
+    whole: Path, tmp_path: Path, numbers: range, monkeypatch: pytest.MonkeyPatch
+):
+    base, text = load(whole), whole.read_bytes()
+    wrong = {}
+    for number in numbers:
+        path = tmp_path / "report.jsonl"
+        path.write_bytes(mutated(text, number))
+        # One in four is read as a large one, whose cells are decoded when they are used.
+        monkeypatch.setattr(specmatrix.reports.store, "EAGER_BYTES", 1 if number % 4 == 0 else 10**9)
+        if found := raw(path, base):
+            wrong[number] = found
+    assert not wrong, "\n".join(f"mutation {number}: {found}" for number, found in wrong.items())
