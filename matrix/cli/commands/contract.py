@@ -7,6 +7,7 @@ import math
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 from time import monotonic
@@ -80,6 +81,8 @@ def _parsed(words: list[str], timeout: float) -> tuple[str, dict[str, str]]:
         )
     if not 0 < timeout < math.inf:
         raise ConfigError(f"timeout must be a positive number of seconds, got {timeout:g}")
+    with suppress(FileNotFoundError, IsADirectoryError, NotADirectoryError):
+        Path(names[0]).open("rb").close()  # an unreadable file is the user's mistake, not a missing verdict
     return names[0], asked
 
 
