@@ -1,15 +1,16 @@
 """The local executor: one process per shard of a plan, records streamed back as cells finish.
 
 Workers are spawned with one compute thread each. If a worker dies or hangs, its current cell is recorded as INFRA and a
-new worker continues with the rest of the shard.
+new worker continues with the rest of the shard. If it has not started yet, a new worker takes its place once.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing import get_context, parent_process, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -19,6 +20,7 @@ from typing import Final
 
 from specmatrix.ci.planner import ShardPlan
 from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.cli.stopping import SIGNALS
 from specmatrix.matrix.run.prepared_cell import prepare
 from specmatrix.matrix.run.record import lost
 from specmatrix.matrix.run.tiers import VISIBLE
@@ -26,6 +28,10 @@ from specmatrix.reports.schema import CellResult
 
 # A cell takes seconds; a worker that sends nothing for this long hangs.
 LIMIT_SECONDS: Final = 180.0
+# Between two calls of `on_progress`, at most.
+TICK_SECONDS: Final = 1.0
+# A worker that closed its pipe may still be on its way out.
+EXIT_SECONDS: Final = 5.0
 THREADS: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -41,17 +47,19 @@ class ShardJob:
 
 @dataclass(slots=True)
 class Worker:
-    """One process and its remaining cells, in the order in which it runs them. ready: startup has finished.
+    """One process and its remaining cells, in the order in which it runs them.
 
-    gpus: indices of the devices that it may use. heard: time of its last message.
+    gpus: indices of the devices that it may use. second: it replaces a worker that did not start. heard: time of its
+    last message. ready: startup has finished.
     """
 
     process: BaseProcess
     connection: Connection
     remaining: list[Cell]
     gpus: tuple[int, ...]
+    second: bool
+    heard: float
     ready: bool = False
-    heard: float = field(default_factory=monotonic)
 
     @property
     def current(self) -> str:
@@ -64,14 +72,14 @@ def run_plan(
 ) -> Iterator[CellResult]:
     """The records of all cells of the plan, in the order in which they finish. The workers always end with it.
 
-    on_progress: called with the current cell of each worker whenever they may have changed.
+    on_progress: called with the current cell of each worker whenever they may have changed, and every TICK_SECONDS.
     """
     shards = [([cell for group in shard.groups for cell in group.cells], shard.gpus) for shard in plan.shards]
     workers: list[Worker] = []
     try:
         for cells, gpus in shards:
             if cells:
-                workers.append(_start(cells, job, gpus))
+                _start(workers, cells, job, gpus)
         while workers:
             on_progress([worker.current for worker in workers])
             yield from _receive(workers, job)
@@ -83,13 +91,15 @@ def run_plan(
 def _receive(workers: list[Worker], job: ShardJob) -> Iterator[CellResult]:
     """Wait for messages and receive them from every worker that sent one; replace workers that died or hang."""
     timeout = min(worker.heard for worker in workers) + job.limit - monotonic()
-    ready = wait([worker.connection for worker in workers], max(timeout, 0.0))
+    ready = wait([worker.connection for worker in workers], min(max(timeout, 0.0), TICK_SECONDS))
     for worker in [worker for worker in workers if worker.connection in ready]:
         try:
             message: CellResult | None = worker.connection.recv()
-        except (EOFError, ConnectionResetError):
-            worker.process.join()
-            yield from _replace(workers, worker, job, f"its worker died with exit code {worker.process.exitcode}")
+        except (EOFError, OSError):  # OSError: it died in the middle of a message
+            worker.process.join(EXIT_SECONDS)
+            code = worker.process.exitcode
+            what = "closed its pipe without ending" if code is None else f"died with exit code {code}"
+            yield from _replace(workers, worker, job, what)
             continue
         worker.heard = monotonic()
         if message is None:
@@ -101,37 +111,43 @@ def _receive(workers: list[Worker], job: ShardJob) -> Iterator[CellResult]:
             _stop(worker)
         yield message
     for worker in [worker for worker in workers if monotonic() - worker.heard > job.limit]:
-        yield from _replace(workers, worker, job, f"it took more than {job.limit:g} s")
+        yield from _replace(workers, worker, job, f"was silent for more than {job.limit:g} s")
 
 
 def _replace(workers: list[Worker], worker: Worker, job: ShardJob, what: str) -> Iterator[CellResult]:
     """Record a worker's current cell as INFRA and start another worker for its remaining cells.
 
-    If the worker never became ready, all its cells are recorded as INFRA: another worker would not start either.
+    A worker that never became ready loses no cell, unless it is the second: then a third would not start either, and
+    all its cells are recorded as INFRA.
     """
     _stop(worker)
     workers.remove(worker)
-    missing = worker.remaining[:1] if worker.ready else worker.remaining
+    missing = worker.remaining[:1] if worker.ready else worker.remaining if worker.second else []
     rest = worker.remaining[len(missing) :]
     if rest:
-        workers.append(_start(rest, job, worker.gpus))
-    yield from [lost(prepare(cell, job.tier, job.seed), what) for cell in missing]
+        _start(workers, rest, job, worker.gpus, second=not worker.ready)
+    reason = f"its worker {what}" if worker.ready else f"two workers in a row did not start; the second {what}"
+    yield from [lost(prepare(cell, job.tier, job.seed), reason) for cell in missing]
 
 
-def _start(cells: Sequence[Cell], job: ShardJob, gpus: tuple[int, ...]) -> Worker:
+def _start(
+    workers: list[Worker], cells: Sequence[Cell], job: ShardJob, gpus: tuple[int, ...], second: bool = False
+) -> None:
+    """Start a worker and add it to `workers`."""
     ours, theirs = get_context("spawn").Pipe(duplex=False)
     process = get_context("spawn").Process(target=work, args=(tuple(cells), job, gpus, theirs), daemon=True)
-    # Ctrl-C signals every process of the terminal; a worker inherits the blocked SIGINT, so it never handles it.
-    # The shared resource tracker unblocks signals when it starts, so it is started first.
+    # Ctrl-C signals every process of the terminal; a worker inherits the blocked SIGINT, so it never handles it. Nor
+    # can a signal leave a worker behind that is in no list. The shared resource tracker unblocks signals when it
+    # starts, so it is started first.
     resource_tracker.ensure_running()
-    signals = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    signals = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         process.start()
+        workers.append(Worker(process, ours, list(cells), gpus, second, monotonic()))
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, signals)
     # Otherwise the pipe would stay open in this process, and the worker's death would go unnoticed.
     theirs.close()
-    return Worker(process, ours, list(cells), gpus)
 
 
 def _stop(worker: Worker) -> None:
@@ -142,12 +158,7 @@ def _stop(worker: Worker) -> None:
 
 def work(cells: tuple[Cell, ...], job: ShardJob, gpus: tuple[int, ...], connection: Connection) -> None:
     """The main function of a worker: send None when ready, then each cell's record. The parent handles Ctrl-C."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    Thread(target=_end_with_parent, daemon=True).start()
-    for name in THREADS:
-        os.environ[name] = "1"
-    # A cell of the CPU tier must not see a GPU, and lanes of a GPU tier must not see each other's.
-    os.environ[VISIBLE] = visible(gpus, os.environ.get(VISIBLE))
+    become_worker(gpus)
     import torch
 
     from specmatrix.matrix.run.runner import reference_runner
@@ -158,6 +169,20 @@ def work(cells: tuple[Cell, ...], job: ShardJob, gpus: tuple[int, ...], connecti
     for cell in cells:
         connection.send(runner.run_cell(cell))
     connection.close()
+
+
+def become_worker(gpus: Sequence[int]) -> None:
+    """Set what belongs to the process: its end, signals, standard output, threads and visible GPUs."""
+    Thread(target=_end_with_parent, daemon=True).start()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    # The run's standard output is its result, which may be JSON.
+    if sys.stdout and sys.stderr:
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    for name in THREADS:
+        os.environ[name] = "1"
+    # A cell of the CPU tier must not see a GPU, and lanes of a GPU tier must not see each other's.
+    os.environ[VISIBLE] = visible(gpus, os.environ.get(VISIBLE))
 
 
 def visible(gpus: Sequence[int], inherited: str | None) -> str:

@@ -11,7 +11,8 @@ from typing import Final
 
 from specmatrix.engine.core.draft.algorithms import Traits, known_algorithms
 from specmatrix.engine.plugin import forget_algorithm
-from specmatrix.errors import ConfigError
+from specmatrix.engine.spec.torch_settings import read, restore
+from specmatrix.errors import ConfigError, described, is_interrupt
 
 # Prefix of the module name in sys.modules, so that a file named `torch.py` replaces no real module.
 PREFIX: Final = "specmatrix_algorithm_"
@@ -22,8 +23,8 @@ def load_algorithms(path: Path) -> tuple[Traits, ...]:
     """Run a Python file and return the traits of the algorithms that it registers, in registration order. Modules in
     the file's folder can be imported and take precedence over installed ones, as when Python runs a script.
 
-    Raises ConfigError with the file's name if it cannot be read, raises (with the line), or registers nothing. In these
-    cases none of its registrations remain.
+    Raises ConfigError with the file's name if it cannot be read, raises (with the line), changes torch's settings, or
+    registers nothing. In these cases none of its registrations remain.
     """
     if not path.is_file():
         raise ConfigError(f"algorithm file {path} does not exist; pass a Python file that must {HINT}")
@@ -35,13 +36,21 @@ def load_algorithms(path: Path) -> tuple[Traits, ...]:
     spec = spec_from_loader(name, SourceFileLoader(name, str(path)))
     assert spec is not None and spec.loader is not None
     module = sys.modules[name] = module_from_spec(spec)
+    settings = read()
     try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:  # user code may raise anything
+        try:
+            spec.loader.exec_module(module)
+        finally:
+            changed = restore(settings)
+        if changed is not None:
+            raise ConfigError(f"it {changed}; it must leave torch's settings alone")
+    except BaseException as error:  # user code may raise anything
         for traits in _since(before):
             forget_algorithm(traits.name)
         del sys.modules[name]
-        said = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {_message(error)}"
+        if is_interrupt(error):
+            raise
+        said = str(error) if isinstance(error, ConfigError) else _message(error)
         raise ConfigError(f"algorithm file {path}{_line(path, error)} cannot be loaded: {said}") from error
     found = _since(before)
     if not found:
@@ -54,7 +63,7 @@ def _since(before: tuple[Traits, ...]) -> tuple[Traits, ...]:
 
 
 def _message(error: BaseException) -> str:
-    return str(error.msg) if isinstance(error, SyntaxError) else str(error)
+    return f"{type(error).__name__}: {error.msg}" if isinstance(error, SyntaxError) else described(error)
 
 
 def _line(path: Path, error: BaseException) -> str:

@@ -152,7 +152,7 @@ class GuardedStep:
 
     def read(self, output: StepOutput) -> StepResult:
         assert output.codes is not None
-        return self._step.read(output)._replace(draft_errors=self._guard.read(output.codes.tolist()))
+        return self._step.read(output)._replace(draft_errors=[*map(self._guard.message, output.codes.tolist())])
 
 
 def _padded(tokens: tuple[int, ...], width: int) -> list[int]:

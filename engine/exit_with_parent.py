@@ -1,8 +1,9 @@
-"""Ends this process when its parent ends, even if the parent is killed."""
+"""Ends this process when its parent ends, even if the parent is killed, and with it the process group that it leads."""
 
 from __future__ import annotations
 
 import os
+import signal
 from threading import Thread
 from typing import Final
 
@@ -11,7 +12,7 @@ STATUS: Final = 1
 
 
 def exit_with_parent() -> None:
-    """From now on the end of standard input ends this process with status 1.
+    """From now on the end of standard input ends this process with status 1, or kills the group that it leads.
 
     Standard input must be a pipe whose write end only the parent holds and never writes to.
     """
@@ -21,4 +22,6 @@ def exit_with_parent() -> None:
 def _wait() -> None:
     while os.read(STDIN, 1):
         pass
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
     os._exit(STATUS)

@@ -22,8 +22,9 @@ Four things make an algorithm:
 
 Verification is exact whatever is proposed, and the tensors that a hook sees are copies: a drafter that keeps to what it
 is handed can only be slow, never wrong. One that breaks the protocol is caught: its request ends (a token outside the
-vocabulary, ...), or drafting does (a host read, an exception, a write into its inputs, ...), with a sentence. Host
-reads of shared memory (DLPack, a pointer) are not seen and cost speed alone.
+vocabulary, ...), or drafting does (a wrong shape, an exception, ...), with a sentence. `specmatrix contract` also finds
+host reads, writes into inputs, and changes of the process. Host reads of shared memory (DLPack, a pointer) are not seen
+and cost speed alone.
 """
 
 from __future__ import annotations

@@ -153,12 +153,15 @@ def contract(
         list[str] | None,
         typer.Argument(metavar="FILE", help="a Python file that registers algorithms, or an algorithm's name"),
     ] = None,
+    timeout: Annotated[
+        float, typer.Option(help="seconds for each engine start; one that takes longer fails the contract")
+    ] = 120.0,
     json_: Json = False,
 ) -> int:
     """Run the conformance suite for draft algorithms."""
-    from specmatrix.matrix.cli.commands.contract import contract as hold
+    from specmatrix.matrix.cli.commands.contract import contract as run_contract
 
-    return hold(algorithm or [], json_)
+    return run_contract(algorithm or [], timeout, json_)
 
 
 @app.command()

@@ -9,18 +9,36 @@ Exception
     └── KernelError        a device operation broke its contract
 """
 
+import signal
+from traceback import walk_tb
+from typing import Final
+
+LONGEST_TEXT: Final = 1000  # characters
+
 
 def text_of(error: BaseException) -> str:
-    """An exception's text on one line, even if its own `__str__` raises."""
+    """The start of an exception's text on one line, even if its own `__str__` fails."""
     try:
-        return " ".join(str(error).split())
-    except Exception:
+        text = str(error)
+        shown = " ".join(str.split(text[:LONGEST_TEXT])) + "..." * (len(text) > LONGEST_TEXT)
+        return shown.encode("utf-8", "backslashreplace").decode()
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # user code may raise anything
         return "its text is unavailable"
 
 
 def described(error: BaseException) -> str:
     """An exception's type and text on one line."""
     return ": ".join(filter(None, (type(error).__name__, text_of(error))))
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Whether an exception interrupted the code that it came from: Ctrl-C, or raised by a signal's Python handler."""
+    handlers = [getattr(signal.getsignal(number), "__code__", None) for number in signal.valid_signals()]
+    return isinstance(error, KeyboardInterrupt) or any(
+        frame.f_code in handlers for frame, _ in walk_tb(error.__traceback__)
+    )
 
 
 class EngineError(Exception):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Generator
+from contextlib import closing
 from pathlib import Path
 from typing import Final
 
@@ -42,8 +43,7 @@ def run(
     gpus = find_tier(tier).gpus
     work = plan(chosen, {}, [Host("local", gpus=visible_gpus(tier), workers=workers)], gpus)
     records = _shown(work, ShardJob(seed, tier, stage), len(chosen))
-    _write(out, run_header(tier, stage, seed, GATES), records, len(chosen))
-    view = write_run(load(out))
+    view = write_run(load(_write(out, run_header(tier, stage, seed, GATES), records, len(chosen))))
     if json_:
         print(json.dumps(view.summary.to_json(), indent=2))
     else:
@@ -69,31 +69,35 @@ def chosen_cells(tier: str, stage: str, cells: str | None, limit: int | None) ->
     return chosen
 
 
-def _write(out: Path, header: Header, records: Iterator[CellResult], total: int) -> None:
-    """Write the report. Stopped is raised again with a message on the partial output."""
+def _write(out: Path, header: Header, records: Generator[CellResult], total: int) -> Path:
+    """Write the report; its path. Stopped is raised again with a message on the partial output."""
     done = red = 0
     try:
-        with ReportWriter(out, header) as writer:
+        # Workers end before an error is told.
+        with ReportWriter(out, header) as writer, closing(records):
             for record in records:
                 writer.write(record)
                 done += 1
                 red += record.state in RED_STATES
     except Stopped as stop:
         report = out / REPORT_FILE
+        if done == total and not (out / PARTIAL_FILE).exists():
+            raise stop.saying(f"interrupted after {report} was written; its summary and pages were not") from None
         kept = f"; {report} is from an earlier run" if report.exists() else ""
         text = f"interrupted after {done:,} of {count(total, 'cell')}, {red:,} of them red"
         raise stop.saying(f"{text}; partial results are in {out / PARTIAL_FILE}, which is not a report{kept}") from None
+    return writer.path
 
 
-def _shown(work: ShardPlan, job: ShardJob, total: int) -> Iterator[CellResult]:
+def _shown(work: ShardPlan, job: ShardJob, total: int) -> Generator[CellResult]:
     """The records of a plan, with a progress bar that counts them and the red ones and shows each worker's cell."""
     red = 0
-    with counting(total) as update:
+    with counting(total, "cell") as update:
 
         def show(workers: list[str]) -> None:
-            update((f"[red]{red} red[/red] " if red else "") + " · ".join(shorten(at, SHOWN) for at in workers), 0)
+            update(" · ".join(shorten(at, SHOWN) for at in workers), 0, red)
 
         for record in run_plan(work, job, show):
             red += record.state in RED_STATES
-            update(None, 1)
+            update(None, 1, red)
             yield record

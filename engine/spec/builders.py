@@ -30,7 +30,8 @@ from specmatrix.engine.spec.drafter import Drafter
 from specmatrix.engine.spec.multilayer import MultiLayerDrafter
 from specmatrix.engine.spec.ngram import NgramDrafter
 from specmatrix.engine.spec.none import PlainDrafter
-from specmatrix.errors import ConfigError, EngineError
+from specmatrix.engine.spec.torch_settings import read, restore
+from specmatrix.errors import ConfigError, EngineError, described, is_interrupt
 
 Locate: TypeAlias = Callable[[str], Path]
 
@@ -239,14 +240,18 @@ def build_relay(traits: Traits, rows: int, drafter: Drafter, device: torch.devic
 
 @contextmanager
 def as_config_error(name: str, made: str) -> Iterator[None]:
-    """Turn an exception from a registered algorithm's code into a ConfigError, because its user must fix it."""
+    """Turn an exception from a registered algorithm's code into a ConfigError, because its user must fix it, and so a
+    changed setting of torch, which is restored."""
+    before = read()
     try:
         yield
-    except EngineError:
-        raise
-    except Exception as error:
-        if not is_registered(name):
+    except BaseException as error:  # user code may raise anything
+        if isinstance(error, EngineError) or not is_registered(name) or is_interrupt(error):
             raise
         *_, last = extract_tb(error.__traceback__)
         place = f"{Path(last.filename).name}, line {last.lineno}"
-        raise ConfigError(f"the {made} of {name} cannot be built ({place}): {type(error).__name__}: {error}") from error
+        raise ConfigError(f"the {made} of {name} cannot be built ({place}): {described(error)}") from error
+    finally:
+        changed = restore(before) if is_registered(name) else None
+    if changed is not None:
+        raise ConfigError(f"the {made} of {name} {changed} while it was built; it must leave torch's settings alone")

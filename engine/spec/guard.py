@@ -1,35 +1,35 @@
-"""Validates an untrusted drafter's output; an invalid proposal fails only its own request.
+"""Validates an untrusted drafter's output while it runs; an invalid proposal fails only its own request.
 
 An error in one row is reported with the step's results and ends that row's request. An error that concerns the whole
-batch (a shape, a host read, a missing state, an exception, a write into an input) puts the drafter in quarantine: it is
-not called again and rounds verify only their roots. Tokens stay exact in both cases: an invalid proposal is replaced by
+batch (a shape, a missing state, an exception, a changed setting of torch) puts the drafter in quarantine: it is not
+called again and rounds verify only their roots. Tokens stay exact in both cases: an invalid proposal is replaced by
 padding, and verification is exact for any proposal. The guard never waits for the device.
 
-The hooks receive copies (`engine.spec.input_copies`), and `aux`, which is not read after them. Not protected: what the
-drafter was built with, the target's weights and KV, and engine tables that the drafter imports. A host read that
-`engine.spec.sync_detector` cannot detect costs speed, not correctness.
+The hooks receive copies, and `aux`, which is not read after them; the engine uses a copy of their tree. So writes, also
+later ones from another thread, stay with the drafter. Not protected: what the drafter was built with, the target's
+weights and KV, and engine tables that the drafter imports. What costs speed at most, such as a host read, is found by
+the conformance suite (`specmatrix contract`).
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
-from functools import reduce
-from operator import or_
-from typing import Final
+from collections.abc import Callable, Mapping
+from copy import copy as shallow_copy
+from dataclasses import replace
+from typing import Final, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor
 
 from specmatrix.engine.device.batch import StepBatch, count
 from specmatrix.engine.device.relay import DraftState, Relay
+from specmatrix.engine.device.sampling import SamplingRows
 from specmatrix.engine.spec.drafter import Drafter, DraftTree, Verdict, chain
-from specmatrix.engine.spec.input_copies import NAMES, InputCopies
-from specmatrix.engine.spec.sync_detector import SyncDetector
-from specmatrix.errors import EngineBug, text_of
+from specmatrix.engine.spec.torch_settings import read, restore
+from specmatrix.errors import EngineBug, is_interrupt, text_of
 
-# Bit i of a row's code. The higher bits are input_copies.NAMES, the same in every row.
+# Bit i of a row's code.
 VIOLATIONS: Final = (
     "proposed a root other than the last known token",
     "proposed a token outside the vocabulary",
@@ -40,6 +40,14 @@ VIOLATIONS: Final = (
     "carried a value that is not finite",
 )
 ROOT, TOKEN, PARENT, DEPTH, DUPLICATE, ANCESTORS, FINITE = range(len(VIOLATIONS))
+# The tensors of a batch that a drafter gets copies of; its positions and write slots follow from them.
+BATCH: Final = ("rows", "start", "root", "slots", "lengths", "generations")
+
+Checked = TypeVar("Checked")
+
+
+class InvalidOutputError(Exception):
+    """What a hook returned cannot be used; the text says what it did."""
 
 
 class Guard:
@@ -55,34 +63,23 @@ class Guard:
         self.error: str | None = None
         self.drafter = drafter
         self._subject = f"the drafter of {drafter.traits.name}"
+        self._carries = drafter.carries
         self._vocab_size = vocab_size
         self.on_quarantine = quarantined
         self._catches = catches
-        self._wrote = False
+        self._inference = torch.inference_mode()
         self._codes: Tensor | None = None
-        self._copies: InputCopies | None = None
+        self._batch: StepBatch | None = None
 
     def begin(self, batch: StepBatch) -> None:
         """Call before a step; resets the codes."""
         self._codes = torch.zeros_like(batch.rows)
-        self._copies = None if self.error is not None else InputCopies(batch)
+        self._batch = None if self.error is not None else copied_batch(batch)
 
     def codes(self) -> Tensor:
-        """[B] int64, read after a step's last hook: bit i is set for VIOLATIONS[i], the higher bits for writes."""
+        """[B] int64, read after a step's last hook: bit i is set for VIOLATIONS[i]."""
         assert self._codes is not None
-        return self._codes if self._copies is None else self._codes | self._copies.written() << len(VIOLATIONS)
-
-    def read(self, codes: Sequence[int]) -> list[str | None]:
-        """The error that ends each request of a step with these codes, None for none.
-
-        A drafter that wrote into its inputs goes into quarantine here. Other violations may follow from that write, so
-        no request ends.
-        """
-        written = reduce(or_, codes, 0) >> len(VIOLATIONS)
-        if written:
-            self._wrote = True
-            self._quarantine(f"wrote into {' and '.join(name for bit, name in enumerate(NAMES) if written >> bit & 1)}")
-        return [None if self._wrote else self.message(code) for code in codes]
+        return self._codes
 
     def message(self, code: int) -> str | None:
         """The error message for a request whose row has this code; None for 0."""
@@ -94,46 +91,41 @@ class Guard:
     def prime(
         self, batch: StepBatch, tokens: Tensor, aux: Tensor | None, sampled: Tensor, following: Tensor
     ) -> DraftState | None:
-        if self.error is not None or self._copies is None:
-            return None
-        copy = self._copies.copy
-        given = copy("tokens", tokens), aux, copy("sampled", sampled), copy("following", following)
-        return self._checked_state(self._call("prime", self._copies.batch, *given), len(batch.rows))
+        return self._carried("prime", copied(tokens), aux, copied(sampled), copied(following))
 
     def absorb(self, batch: StepBatch, verdict: Verdict, aux: Tensor | None) -> DraftState | None:
-        if self.error is not None or self._copies is None:
-            return None
-        given = self._copies.batch, self._copies.verdict(verdict), aux
-        return self._checked_state(self._call("absorb", *given), len(batch.rows))
+        return self._carried("absorb", Verdict(*map(copied, verdict)), aux)
 
     def propose(self, batch: StepBatch, relay: Relay) -> DraftTree:
-        if self.error is None and self._copies is not None:
-            given = self._copies.batch
-            tree = self._call("propose", given, given.relay or relay)
-            wrong = self._misshapen(tree, batch)
-            if wrong is None and self.error is None:
-                assert isinstance(tree, DraftTree)
-                return self._checked_tree(tree, batch)
-            if wrong is not None:
-                self._quarantine(wrong)
-        return chain(torch.nn.functional.pad(batch.root, (0, batch.width - 1)))
+        own = relay if self._batch is None or self._batch.relay is None else self._batch.relay
+        tree = self._call("propose", lambda tree: _own_tree(tree, batch), own)
+        if tree is None:
+            return chain(torch.nn.functional.pad(batch.root, (0, batch.width - 1)))
+        return self._checked_tree(tree, batch)
 
-    def _call(self, hook: str, *given: object) -> object:
-        """The result of the drafter's hook, or None if it raises."""
-        detector = SyncDetector()
-        result: object = None
+    def _call(self, hook: str, check: Callable[[object], Checked], *given: object) -> Checked | None:
+        """The checked result of a hook; None if the drafter is in quarantine, perhaps because of this call.
+
+        KeyboardInterrupt and exceptions of signal handlers propagate: they are not the drafter's.
+        """
+        if self.error is not None or self._batch is None:
+            return None
+        checked, before = None, read()
         try:
-            with nullcontext() if self.drafter.traits.reads_host else detector:
-                result = getattr(self.drafter, hook)(*given)
-        except EngineBug:
-            raise
-        except Exception as error:
-            if not self._catches:
+            with self._inference:
+                result = getattr(self.drafter, hook)(self._batch, *given)
+            checked = check(result)
+        except InvalidOutputError as invalid:
+            self._quarantine(str(invalid))
+        except BaseException as error:  # a registered drafter may raise anything
+            if not self._catches or isinstance(error, EngineBug) or is_interrupt(error):
                 raise
             self._quarantine(f"raised {type(error).__name__} in {hook} ({text_of(error)})")
-        if detector.seen is not None:
-            self._quarantine(f"read a tensor on the host ({detector.seen}) without the trait reads_host")
-        return result
+        finally:
+            changed = restore(before)
+        if changed is not None:
+            self._quarantine(f"{changed} in {hook}")
+        return checked if self.error is None else None
 
     def _quarantine(self, fault: str) -> None:
         if self.error is None:
@@ -141,32 +133,36 @@ class Guard:
             warnings.warn(self.error, RuntimeWarning, stacklevel=2)
             self.on_quarantine()
 
-    def _misshapen(self, tree: object, batch: StepBatch) -> str | None:
-        if not isinstance(tree, DraftTree):
-            return f"proposed a {type(tree).__name__}, not a DraftTree"
-        rows, width = len(batch.rows), batch.width
-        shapes = {"tokens": tree.tokens, "parents": tree.parents, "depths": tree.depths}
-        for field, tensor in shapes.items():
-            if not isinstance(tensor, Tensor) or tensor.dtype is not torch.int64:
-                return f"proposed {field} that are not an int64 tensor"
-            if tensor.shape != (rows, width):
-                return f"proposed {field} of shape {tuple(tensor.shape)} in a round of {rows} x {width} nodes"
-            if tensor.device != batch.rows.device:
-                return f"proposed {field} on device {tensor.device} in a round on {batch.rows.device}"
-        if tree.ancestors is None:
-            pass
-        elif not isinstance(tree.ancestors, Tensor) or tree.ancestors.dtype is not torch.bool:
-            return "proposed ancestors that are not a bool tensor"
-        elif tree.ancestors.shape != (rows, width, width):
-            return f"proposed ancestors of shape {tuple(tree.ancestors.shape)} in a round of {rows} x {width} nodes"
-        elif tree.ancestors.device != batch.rows.device:
-            return f"proposed ancestors on device {tree.ancestors.device} in a round on {batch.rows.device}"
-        longest = width - 1
-        if not isinstance(tree.depth, int) or not (
-            tree.depth == longest if tree.ancestors is None else min(1, longest) <= tree.depth <= longest
-        ):
-            return f"proposed depth {tree.depth} in a round of {width} nodes"
-        return None
+    def _carried(self, hook: str, *given: object) -> DraftState | None:
+        """The state that a hook returns, with zeros in the place of non-finite values."""
+        state = self._call(hook, self._own_state, *given)
+        for name, _, dtype, _ in self._carries if state is not None else ():
+            if dtype.is_floating_point:
+                wrong = ~state[name].isfinite()
+                if self._note({FINITE: wrong.flatten(1)}) is not None:
+                    state[name] = state[name].masked_fill(wrong, 0)
+        return state
+
+    def _own_state(self, state: object) -> dict[str, Tensor] | None:
+        """A returned state, with the shapes and dtypes that the relay stores."""
+        if state is not None and not isinstance(state, Mapping):
+            raise InvalidOutputError(f"carried a {type(state).__name__}, not a mapping of tensors")
+        if state is None and not self._carries:
+            return None
+        rows = self.codes()
+        kept: dict[str, Tensor] = dict(state or {})
+        for name, shape, dtype, _ in self._carries:
+            tensor = kept.get(name)
+            if not _is_plain(tensor):
+                raise InvalidOutputError(f"did not return its carried tensor {name!r}")
+            if tensor.shape != (len(rows), *shape) or tensor.dtype is not dtype:
+                raise InvalidOutputError(
+                    f"carried {name!r} with shape {tuple(tensor.shape)} and {tensor.dtype}, expected "
+                    f"{(len(rows), *shape)} and {dtype}"
+                )
+            if tensor.device != rows.device:
+                raise InvalidOutputError(f"carried {name!r} on device {tensor.device} in a step on {rows.device}")
+        return kept
 
     def _checked_tree(self, tree: DraftTree, batch: StepBatch) -> DraftTree:
         tokens, parents, depths, ancestors, depth = tree
@@ -189,37 +185,6 @@ class Guard:
         bad = self._note(violations)
         return tree if bad is None else _padded(tree, bad, batch.root)
 
-    def _checked_state(self, state: object, rows: int) -> DraftState | None:
-        """The state with non-finite values replaced by zeros; None if it is unusable."""
-        if self.error is not None:
-            return None
-        if state is not None and not isinstance(state, Mapping):
-            self._quarantine(f"carried a {type(state).__name__}, not a mapping of tensors")
-            return None
-        if not self.drafter.carries:
-            return state
-        kept: dict[str, Tensor] = dict(state or {})
-        for name, shape, dtype, _ in self.drafter.carries:
-            tensor = kept.get(name)
-            if not isinstance(tensor, Tensor):
-                self._quarantine(f"did not return its carried tensor {name!r}")
-                return None
-            if tensor.shape != (rows, *shape) or tensor.dtype is not dtype:
-                self._quarantine(
-                    f"carried {name!r} with shape {tuple(tensor.shape)} and {tensor.dtype}, expected "
-                    f"{(rows, *shape)} and {dtype}"
-                )
-                return None
-            assert self._codes is not None
-            if tensor.device != self._codes.device:
-                self._quarantine(f"carried {name!r} on device {tensor.device} in a step on {self._codes.device}")
-                return None
-            if dtype.is_floating_point:
-                wrong = ~tensor.isfinite()
-                if self._note({FINITE: wrong.flatten(1)}) is not None:
-                    kept[name] = tensor.masked_fill(wrong, 0)
-        return kept
-
     def _note(self, violations: dict[int, Tensor]) -> Tensor | None:
         """Record each row's violations [B, *]. Returns the rows with any [B], None if there are known to be none."""
         assert self._codes is not None
@@ -229,6 +194,70 @@ class Guard:
         assert isinstance(codes, Tensor)
         self._codes = self._codes | codes
         return codes > 0
+
+
+def copied(tensor: Tensor) -> Tensor:
+    """A copy with memory of its own for each element, also of an expanded tensor."""
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def copied_batch(batch: StepBatch) -> StepBatch:
+    """A batch for the drafter, whose relay shares only the carried state with the engine's.
+
+    Without it a drafter that fills `batch.rows` would overwrite a tensor that rounds and engines share.
+    """
+    given = {name: getattr(batch, name) for name in BATCH}
+    copies = {name: copied(tensor) for name, tensor in given.items() if tensor is not None}
+    return replace(batch, relay=None if batch.relay is None else _copied_relay(batch.relay), **copies)
+
+
+def _copied_relay(relay: Relay) -> Relay:
+    """Writes the latest published values into the copy only: the engine's relay is not changed."""
+    own = shallow_copy(relay)
+    own.length, own.last = copied(relay.length), copied(relay.last)
+    own.settle()
+    own.sampling = SamplingRows(*map(copied, relay.sampling))
+    return own
+
+
+def _own_tree(tree: object, batch: StepBatch) -> DraftTree:
+    """A copy of a proposal, which has the shapes and dtypes of the round."""
+    if not isinstance(tree, DraftTree):
+        raise InvalidOutputError(f"proposed a {type(tree).__name__}, not a DraftTree")
+    tokens, parents, depths, ancestors, depth = tree
+    longest = batch.width - 1
+    own = DraftTree(
+        _own("tokens", tokens, batch),
+        _own("parents", parents, batch),
+        _own("depths", depths, batch),
+        None if ancestors is None else _own("ancestors", ancestors, batch),
+        depth,
+    )
+    if not isinstance(depth, int) or not (
+        depth == longest if ancestors is None else min(1, longest) <= depth <= longest
+    ):
+        raise InvalidOutputError(f"proposed depth {depth} in a round of {batch.width} nodes")
+    return own
+
+
+def _own(field: str, tensor: object, batch: StepBatch) -> Tensor:
+    rows, width = len(batch.rows), batch.width
+    shape, dtype = ((rows, width, width), torch.bool) if field == "ancestors" else ((rows, width), torch.int64)
+    if not _is_plain(tensor) or tensor.dtype is not dtype:
+        kind = "a bool" if dtype is torch.bool else "an int64"
+        raise InvalidOutputError(f"proposed {field} that are not {kind} tensor")
+    if tensor.shape != shape:
+        raise InvalidOutputError(
+            f"proposed {field} of shape {tuple(tensor.shape)} in a round of {rows} x {width} nodes"
+        )
+    if tensor.device != batch.rows.device:
+        raise InvalidOutputError(f"proposed {field} on device {tensor.device} in a round on {batch.rows.device}")
+    return copied(tensor)
+
+
+def _is_plain(tensor: object) -> TypeGuard[Tensor]:
+    """Whether it is a dense tensor, and not of a subclass with code of its own."""
+    return type(tensor) in (Tensor, torch.nn.Parameter) and tensor.layout is torch.strided and not tensor.is_nested
 
 
 def _padded(tree: DraftTree, bad: Tensor, root: Tensor) -> DraftTree:

@@ -1,15 +1,23 @@
-"""Progress display on stderr; nothing is shown if stderr is a file or a pipe."""
+"""Progress display on stderr; if that is a file or a pipe, a spinner shows nothing and a count an occasional line."""
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from time import monotonic
+from typing import Final
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, SpinnerColumn, TextColumn
 from rich.progress import TimeElapsedColumn as Elapsed
 from rich.table import Column
+
+from specmatrix.reports.wording import count, duration
+
+LINE_SECONDS: Final = 30.0
 
 
 @contextmanager
@@ -20,19 +28,48 @@ def waiting(text: str) -> Iterator[None]:
         yield
 
 
+class Counter:
+    """How many of `total` items are done: a bar on a terminal, elsewhere a line every LINE_SECONDS by `clock`.
+
+    noun: an item, in the singular.
+    """
+
+    def __init__(self, progress: Progress, total: int, noun: str, clock: Callable[[], float]) -> None:
+        self._progress = progress
+        self._task = progress.add_task("", total=total)
+        self._clock = clock
+        self._began = self._last = clock()
+        self._total = count(total, noun)
+        self._done = 0
+
+    def __call__(self, text: str | None, advance: int = 1, red: int | None = None) -> None:
+        """Show a text (rich markup; None keeps the last one) and advance the count. red: items that are red so far."""
+        shown = f"[red]{red} red[/red] {text}" if red and text is not None else text
+        self._progress.update(self._task, description=shown, advance=advance)
+        self._done += advance
+        now = self._clock()
+        if self._progress.disable and now - self._last >= LINE_SECONDS:
+            self._last = now
+            reds = "" if red is None else f", {red:,} red"
+            _print(f"{self._done:,} of {self._total}{reds}, after {duration(now - self._began)}")
+
+
+def _print(line: str) -> None:
+    """Print to stderr; if that cannot be written, the work goes on in silence."""
+    try:
+        print(line, file=sys.stderr)
+    except OSError:
+        # Python would write the rest of the buffer when it ends, and fail.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+
+
 @contextmanager
-def counting(total: int) -> Iterator[Callable[[str | None, int], None]]:
-    """A progress bar over `total` items; yields a function that shows a text (rich markup; None keeps the last one) and
-    advances the count."""
+def counting(total: int, noun: str, clock: Callable[[], float] = monotonic) -> Iterator[Counter]:
+    """A Counter of `total` items."""
     # Long texts are truncated, so that the bar stays on one line.
     text = TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1))
     with _progress(SpinnerColumn(), BarColumn(20), MofNCompleteColumn(), Elapsed(), text) as progress:
-        task = progress.add_task("", total=total)
-
-        def update(text: str | None, advance: int = 1) -> None:
-            progress.update(task, description=text, advance=advance)
-
-        yield update
+        yield Counter(progress, total, noun, clock)
 
 
 def _progress(*columns: ProgressColumn) -> Progress:

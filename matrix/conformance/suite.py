@@ -2,7 +2,8 @@
 
 Whatever the algorithm proposes, the engine's output equals that of plain decoding, at both timings, with pages, chunked
 prefill, retraction, cached prompts and sampling; the drafter matches its traits; and it is never disabled. With
-strict_memory the engine validates every proposal against the protocol (`engine.spec.drafter`).
+strict_memory the engine validates every proposal against the protocol (`engine.spec.drafter`); the suite inspects what
+the hooks do to their inputs, to the host and to the process.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from specmatrix.engine.build import Locate
 from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.draft.algorithms import Topology, Traits
 from specmatrix.engine.core.schedule.request import SamplingParams
+from specmatrix.matrix.conformance.inspector import inspect_drafter
+from specmatrix.matrix.conformance.process_state import restored_process_state
 
 PROMPTS: Final = (
     "Question: A garden is 19 feet long and 5 feet wide. What is its area in square feet?\nAnswer:",
@@ -43,15 +46,15 @@ STRICT: Final = {"strict_memory": 2, "kv_stamps": True}
 SHAPE: Final = {"speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens"}
 
 
-class Held(NamedTuple):
-    """The result of one engine start. broken: a message for each violation.
+class StartResult(NamedTuple):
+    """The result of one engine start. violations: a message for each.
 
     rounds: tokens of every verify round, by request, of the first pass over the prompts. retracted: number of
     retractions.
     """
 
     start: str
-    broken: tuple[str, ...]
+    violations: tuple[str, ...]
     rounds: tuple[tuple[int, ...], ...]
     retracted: int
 
@@ -61,19 +64,19 @@ class Held(NamedTuple):
         return sum(every) / len(every) if every else 0.0
 
 
-def hold(traits: Traits, asked: Mapping[str, Any], locate: Locate) -> Iterator[Held]:
+def run_suite(traits: Traits, asked: Mapping[str, Any], locate: Locate) -> Iterator[StartResult]:
     """Test an algorithm in a sequence of engine starts.
 
     asked: configuration fields shared by all starts, including the target. ConfigError or RequestError if they cannot
     run.
     """
     shared: dict[str, Any] = {**STRICT, **asked, "speculative_algorithm": traits.name}
-    truth = _answers(LLM(EngineConfig.from_flags(_without_draft(asked)), locate))
+    plain = _answers(LLM(EngineConfig.from_flags(_without_draft(asked)), locate))
     for shape, sizes in shapes(traits, asked).items():
         for name, start in STARTS.items():
-            config = EngineConfig.from_flags({**start, **sizes, **shared})
-            # No variable references the engine, as the next one needs its memory.
-            yield _held(f"{shape}, {name}", LLM(config, locate), traits, truth)
+            yield _result(
+                f"{shape}, {name}", traits, EngineConfig.from_flags({**start, **sizes, **shared}), locate, plain
+            )
 
 
 def shapes(traits: Traits, asked: Mapping[str, object]) -> dict[str, dict[str, object]]:
@@ -81,7 +84,7 @@ def shapes(traits: Traits, asked: Mapping[str, object]) -> dict[str, dict[str, o
     if not traits.drafts:
         return {"no drafts": {}}
     if SHAPE & asked.keys():
-        return {"as asked": {}}
+        return {"as requested": {}}
     if traits.block:
         return {"block": {}}
     known: dict[str, dict[str, object]] = {"chain": {"speculative_num_steps": 3, "speculative_eagle_topk": 1}}
@@ -100,27 +103,32 @@ def _answers(llm: LLM) -> list[Output]:
     return llm.generate(PROMPTS, PARAMS)
 
 
-def _held(start: str, llm: LLM, traits: Traits, truth: Sequence[Output]) -> Held:
+def _result(start: str, traits: Traits, config: EngineConfig, locate: Locate, plain: Sequence[Output]) -> StartResult:
     with warnings.catch_warnings():
         # The same message is among the violations.
         warnings.filterwarnings("ignore", message="the drafter of ", category=RuntimeWarning)
-        # In the second pass the prompts are cached.
-        first, second = _answers(llm), _answers(llm)
-    broken = [llm.drafter_error] if llm.drafter_error is not None else []
-    broken += [*_differences(first, truth), *_differences(second, truth)]
-    broken += [message for holds, message in _requirements(llm, traits) if not holds]
+        with restored_process_state() as changes:
+            llm = LLM(config, locate)
+            inspected = inspect_drafter(llm)
+            # In the second pass the prompts are cached.
+            first, second = _answers(llm), _answers(llm)
+    violations = [llm.drafter_error] if llm.drafter_error is not None else []
+    violations += inspected.violations if inspected is not None else ()
+    violations += [f"the drafter of {traits.name} {change}" for change in changes]
+    violations += [*_differences(first, plain), *_differences(second, plain)]
+    violations += [message for holds, message in _requirements(llm, traits) if not holds]
     rounds = tuple(output.accept_lengths for output in first)
-    return Held(start, tuple(dict.fromkeys(broken)), rounds, llm.probes["retract.done"])
+    return StartResult(start, tuple(dict.fromkeys(violations)), rounds, llm.probes["retract.done"])
 
 
-def _differences(outputs: Sequence[Output], truth: Sequence[Output]) -> Iterator[str]:
-    for number, (output, true) in enumerate(zip(outputs, truth, strict=True), start=1):
+def _differences(outputs: Sequence[Output], plain: Sequence[Output]) -> Iterator[str]:
+    for number, (output, expected) in enumerate(zip(outputs, plain, strict=True), start=1):
         if output.finish.message is not None:
             yield f"request {number}: {output.finish.message}"
-        elif output.output_ids != true.output_ids:
-            pairs = enumerate(zip_longest(output.output_ids, true.output_ids))
-            place, (said, right) = next((at, pair) for at, pair in pairs if pair[0] != pair[1])
-            yield f"request {number}: token {place} is {said}, with plain decoding {right}"
+        elif output.output_ids != expected.output_ids:
+            pairs = enumerate(zip_longest(output.output_ids, expected.output_ids))
+            index, (got, wanted) = next((at, pair) for at, pair in pairs if pair[0] != pair[1])
+            yield f"request {number}: token {index} is {got}, with plain decoding {wanted}"
 
 
 def _requirements(llm: LLM, traits: Traits) -> list[tuple[bool, str]]:
@@ -129,7 +137,7 @@ def _requirements(llm: LLM, traits: Traits) -> list[tuple[bool, str]]:
     ledger, resolved = llm.loop.scheduler.ledger, llm.resolved
     drafter, probes, lag = executor.drafter, llm.probes, llm.loop.lag
     names = [carry.name for carry in drafter.carries]
-    home = len(ledger.free) + ledger.cached
+    returned = len(ledger.free) + ledger.cached
     most, pools = resolved.max_draft_tokens, len(executor.pools) - 1
     idle = traits.drafts and not probes["spec.drafted"] and llm.drafter_error is None
     return [
@@ -144,5 +152,5 @@ def _requirements(llm: LLM, traits: Traits) -> list[tuple[bool, str]]:
         (len(set(names)) == len(names), f"the names of carries must be distinct, got {', '.join(names)}"),
         (lag <= traits.max_lag, f"lag must be at most max_lag {traits.max_lag}, got {lag}"),
         (probes["stamp.wrong"] == 0, "KV slots of the target hold positions other than the ledger records"),
-        (home == ledger.num_pages, f"{ledger.num_pages - home} pages were leaked"),
+        (returned == ledger.num_pages, f"{ledger.num_pages - returned} pages were leaked"),
     ]

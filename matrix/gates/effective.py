@@ -26,7 +26,7 @@ REQUIRED: Final = (
 
 @dataclass
 class EffectiveGate:
-    """The running values equal the resolved ones, no drafter was disabled, and all evidence that applies holds."""
+    """The running values equal the resolved ones, the drafter kept its protocol, all evidence that applies holds."""
 
     name: str = "effective"
     needs: frozenset[Capability] = frozenset({Capability.READBACK, Capability.COUNTERS})
@@ -59,7 +59,7 @@ class EffectiveGate:
             "unseen": len(unseen),
         }
         if error := run.readback.get("drafter_error"):
-            return Outcome(self.name, State.FAIL, numbers, message=f"the drafter was disabled: {error}")
+            return Outcome(self.name, State.FAIL, numbers, message=str(error))
         if differing:
             key = differing[0]
             text = f"{key} was resolved to {run.resolved[key]!r}, but the engine runs {run.readback[key]!r}"

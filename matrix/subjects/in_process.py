@@ -14,6 +14,7 @@ from specmatrix.engine.core.observe.rank_agreement import Agreement
 from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.engine.core.schedule.session import SessionParams
 from specmatrix.errors import RequestError
+from specmatrix.matrix.conformance.inspector import inspect_drafter
 from specmatrix.matrix.subjects.protocol import (
     Answer,
     Ask,
@@ -61,6 +62,7 @@ class ReferenceEngine:
     def __init__(self, llm: LLM, clock: ManualClock) -> None:
         self.llm = llm
         self.clock = clock
+        self._inspected = inspect_drafter(llm)
         self._journal: list[Entry] = []
         llm.subscribe_journal(self._journal.append)
 
@@ -77,7 +79,9 @@ class ReferenceEngine:
         return Conversation(self.llm, self.clock, asks).answers()
 
     def readback(self) -> Mapping[str, Any]:
-        return self.llm.readback()
+        """The engine's, where `drafter_error` may also be a violation of the drafter protocol."""
+        violations = () if self._inspected is None else self._inspected.violations
+        return {**({"drafter_error": violations[0]} if violations else {}), **self.llm.readback()}
 
     def counters(self) -> Mapping[str, int]:
         return self.llm.probes

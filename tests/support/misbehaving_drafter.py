@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from typing import Never
+
 import numpy as np
 import torch
 
@@ -248,28 +251,110 @@ class KeepsNumpy(Pretender):
         return super().propose(batch, relay)
 
 
+# What each writes into, and in which hook.
 WRITERS = {
-    writer("Root", lambda batch, relay: batch.root.fill_(3)): "batch.root",
-    writer("Start", lambda batch, relay: batch.start.sub_(1)): "batch.start",
-    writer("Rows", lambda batch, relay: batch.rows.fill_(1)): "batch.rows",
-    writer("Slots", lambda batch, relay: batch.slots.zero_()): "batch.slots",
+    writer("Root", lambda batch, relay: batch.root.fill_(3)): ("propose", "batch.root"),
+    writer("Start", lambda batch, relay: batch.start.sub_(1)): ("propose", "batch.start"),
+    writer("Rows", lambda batch, relay: batch.rows.fill_(1)): ("propose", "batch.rows"),
+    writer("Slots", lambda batch, relay: batch.slots.zero_()): ("propose", "batch.slots"),
     writer("Places", lambda batch, relay: [batch.positions.zero_(), batch.write.zero_()]): (
-        "batch.positions and batch.write"
+        "propose",
+        "batch.positions",
+        "batch.write",
     ),
-    writer("Shape", lambda batch, relay: relay.last.t_()): "relay.last",
-    writer("Lengths", lambda batch, relay: relay.length.zero_()): "relay.length",
-    writer("Last", lambda batch, relay: batch.relay.last.zero_()): "relay.last",
-    writer("Seeds", lambda batch, relay: relay.sampling.seed.zero_()): "relay.sampling.seed",
-    WritesVerdict: "verdict.tokens",
-    WritesCount: "verdict.path and verdict.count",
-    WritesPrompt: "tokens and sampled and following",
-    KeepsNumpy: "batch.rows",
+    writer("Shape", lambda batch, relay: relay.last.t_()): ("propose", "relay.last"),
+    writer("Lengths", lambda batch, relay: relay.length.zero_()): ("propose", "relay.length"),
+    writer("Last", lambda batch, relay: batch.relay.last.zero_()): ("propose", "relay.last"),
+    writer("Seeds", lambda batch, relay: relay.sampling.seed.fill_(7)): ("propose", "relay.sampling.seed"),
+    WritesVerdict: ("absorb", "verdict.tokens"),
+    WritesCount: ("absorb", "verdict.path", "verdict.count"),
+    WritesPrompt: ("prime", "tokens", "sampled", "following"),
+    KeepsNumpy: ("propose", "batch.rows"),
 }
+
+
+class WritesEverything(Pretender):
+    """Answers honestly, and then leaves zeros in all that it was handed."""
+
+    def _spoil(self, batch, *more: torch.Tensor) -> None:
+        relay = batch.relay
+        tensors = (batch.rows, batch.start, batch.root, batch.slots, batch.positions, batch.write, *more)
+        for tensor in (*tensors, relay.length, relay.last, *relay.sampling):
+            tensor.zero_()
+
+    def prime(self, batch, tokens, aux, sampled, following):
+        state = super().prime(batch, tokens, aux, sampled, following)
+        self._spoil(batch, tokens, sampled, following, batch.lengths)
+        return state
+
+    def propose(self, batch, relay):
+        tree = super().propose(batch, relay)
+        self._spoil(batch)
+        return tree
+
+    def absorb(self, batch, verdict, aux):
+        state = super().absorb(batch, verdict, aux)
+        self._spoil(batch, *verdict)
+        return state
 
 
 class Wordless(RuntimeError):
     def __str__(self) -> str:
         raise ValueError("no text")
+
+
+class ExitsInText(RuntimeError):
+    def __str__(self) -> str:
+        raise SystemExit
+
+
+class NumberForText(RuntimeError):
+    def __str__(self) -> str:
+        return 7  # type: ignore[return-value]
+
+
+class Own(BaseException):
+    """No Exception."""
+
+
+def too_deep(number: int) -> int:
+    return too_deep(number + 1) + 1
+
+
+class Recurses(Pretender):
+    def propose(self, batch, relay):
+        too_deep(0)
+
+
+class Exits(Pretender):
+    def absorb(self, batch, verdict, aux):
+        sys.exit(0)
+
+
+class SetsDtype(Pretender):
+    def propose(self, batch, relay):
+        torch.set_default_dtype(torch.float64)
+        return super().propose(batch, relay)
+
+
+class Subclass(torch.Tensor):
+    """A tensor with code of its own."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None) -> Never:
+        raise SystemExit
+
+
+class OwnTensors(Pretender):
+    def propose(self, batch, relay):
+        tree = super().propose(batch, relay)
+        return tree._replace(tokens=tree.tokens.as_subclass(Subclass))
+
+
+class SparseTokens(Pretender):
+    def propose(self, batch, relay):
+        tree = super().propose(batch, relay)
+        return tree._replace(tokens=tree.tokens.to_sparse())
 
 
 def raiser(hook, error):
@@ -278,18 +363,6 @@ def raiser(hook, error):
         raise type(error)(*error.args)
 
     return type(f"Raises{type(error).__name__}In{hook.title()}", (Pretender,), {hook: raises})
-
-
-class ReadsInAbsorb(Pretender):
-    def absorb(self, batch, verdict, aux):
-        verdict.count.tolist()
-        return super().absorb(batch, verdict, aux)
-
-
-class ReadsInPrime(Pretender):
-    def prime(self, batch, tokens, aux, sampled, following):
-        sampled.tolist()
-        return super().prime(batch, tokens, aux, sampled, following)
 
 
 # What each row liar is told to have done.
@@ -321,10 +394,16 @@ BATCH_LIES = {
     raiser("propose", ZeroDivisionError("division\nby zero")): "raised ZeroDivisionError in propose (division by zero)",
     raiser("absorb", ConfigError("no such table")): "raised ConfigError in absorb (no such table)",
     raiser("absorb", Wordless()): "raised Wordless in absorb (its text is unavailable)",
+    raiser("prime", ExitsInText()): "raised ExitsInText in prime (its text is unavailable)",
+    raiser("prime", NumberForText()): "raised NumberForText in prime (its text is unavailable)",
+    raiser("propose", RuntimeError("x" * 10**7)): f"raised RuntimeError in propose ({'x' * 1000}...)",
+    raiser("prime", SystemExit(0)): "raised SystemExit in prime (0)",
+    raiser("propose", GeneratorExit("end")): "raised GeneratorExit in propose (end)",
+    raiser("absorb", Own("mine")): "raised Own in absorb (mine)",
+    Exits: "raised SystemExit in absorb (0)",
+    Recurses: "raised RecursionError in propose (maximum recursion depth exceeded)",
+    SetsDtype: "changed the default dtype from torch.float32 to torch.float64 in propose",
+    OwnTensors: "proposed tokens that are not an int64 tensor",
+    SparseTokens: "proposed tokens that are not an int64 tensor",
     WideState: "carried 'score' with shape (3, 5) and torch.float32, expected (3, 3) and torch.float32",
-    ReadsInAbsorb: "read a tensor on the host (Tensor.tolist) without the trait reads_host",
-    ReadsInPrime: "read a tensor on the host (Tensor.tolist) without the trait reads_host",
-    **{
-        drafter: f"read a tensor on the host ({name}) without the trait reads_host" for name, drafter in READERS.items()
-    },
 }

@@ -11,7 +11,7 @@ from specmatrix.engine.core.config.rules.ngram import ngram_flags, ngram_options
 from specmatrix.engine.core.config.rules.table import CAPACITY, RULES
 from specmatrix.engine.core.draft.algorithms import own_check
 from specmatrix.engine.core.memory.window_ledger import pool_pages
-from specmatrix.errors import ConfigError
+from specmatrix.errors import ConfigError, EngineError, described, is_interrupt
 
 # In table order: a field is chosen after everything that its rows read.
 ORDER: Final = tuple(dict.fromkeys(row.field for row in DEFAULTS))
@@ -35,7 +35,12 @@ def resolve(config: EngineConfig, facts: Facts) -> Resolved:
 def _refuse(situation: RuleContext) -> None:
     check = own_check(situation.traits.name)
     if check is not None:
-        check(situation.asked, situation.facts)
+        try:
+            check(situation.asked, situation.facts)
+        except BaseException as error:  # user code may raise anything
+            if isinstance(error, EngineError) or is_interrupt(error):
+                raise
+            raise ConfigError(f"the check of {situation.traits.name} failed: {described(error)}") from error
     for rule in RULES:
         if rule.kind == "refused" and rule.broken(situation):
             raise ConfigError(rule.message(situation))

@@ -1,34 +1,75 @@
-"""`specmatrix contract`: the conformance suite for draft algorithms."""
+"""`specmatrix contract`: the conformance suite for draft algorithms, in a process that must hand back a verdict."""
 
 from __future__ import annotations
 
 import json
+import math
+import signal
+import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import groupby
 from pathlib import Path
+from time import monotonic
 from typing import Any, Final
 
-from specmatrix.engine.algorithm_file import load_algorithms
-from specmatrix.engine.core.draft.algorithms import Traits, algorithm, known_algorithms
+from specmatrix.engine.temp_dir import TempDir
 from specmatrix.errors import ConfigError
-from specmatrix.matrix.cells.cell import DRAFTS, MODELS
-from specmatrix.matrix.cells.model_facts import model_facts
 from specmatrix.matrix.cli.commands.flags import flags_of
 from specmatrix.matrix.cli.console import StdoutConsole
 from specmatrix.matrix.cli.progress import waiting
-from specmatrix.matrix.conformance.suite import Held, hold
-from specmatrix.matrix.zoo.registry import resolve_path, verify_models
+from specmatrix.matrix.run.child_process import ChildProcess
 from specmatrix.reports.wording import count
 
-SUFFIX: Final = ".py"
+CHILD: Final = "specmatrix.matrix.conformance.child"
+POLL_SECONDS: Final = 0.05
+OUTPUT_TAIL: Final = 2000  # characters
 
 
-def contract(words: list[str], json_: bool) -> int:
+class NoVerdictError(Exception):
+    """The process ended or hung before its verdict; the text says how."""
+
+
+def contract(words: list[str], timeout: float, json_: bool) -> int:
     """Run the suite for the algorithms of a file, or for one by name; 0 if every engine start conforms.
 
-    words: the file or the name, and engine flags as typed. ConfigError on an invalid one.
+    words: the file or the name, and engine flags as typed. timeout: seconds for each engine start. ConfigError on an
+    invalid one.
     """
-    import torch
+    word, asked = _parsed(words, timeout)
+    console = StdoutConsole(soft_wrap=True, highlight=False, quiet=json_)
+    algorithms: list[tuple[str, list[dict[str, Any]]]] = []
+    reason = None
+    with TempDir("contract") as folder:
+        file = folder / "results.jsonl"
+        file.touch()
+        # -P: a file of the current folder must not replace an installed module.
+        process = ChildProcess([sys.executable, "-P", "-u", "-m", CHILD, str(file), word, json.dumps(asked)])
+        try:
+            starts = _waited(results(process, file, timeout), f"testing {word}")
+            for name, group in groupby(starts, lambda result: str(result["algorithm"])):
+                done: list[dict[str, Any]] = []
+                algorithms.append((name, done))
+                for result in group:
+                    done.append(result)
+                    console.print(_line(result), markup=False)
+                console.print(_sum(name, done), markup=False)
+        except NoVerdictError as error:
+            reason = str(error)
+            console.print(f"NO VERDICT: {reason}", markup=False)
+        finally:
+            process.stop()
+    red = reason is not None or any(result["violations"] for _, done in algorithms for result in done)
+    output = _printable(process.output_end(OUTPUT_TAIL)) if red else ""
+    if output:
+        console.print("end of the output:", *output.splitlines(), sep="\n  ", markup=False)
+    if json_:
+        shown = [_record(name, done) for name, done in algorithms]
+        print(json.dumps({"schema": 2, "algorithms": shown, "no_verdict": reason, "output": output}, indent=2))
+    return int(red)
 
+
+def _parsed(words: list[str], timeout: float) -> tuple[str, dict[str, str]]:
     names, asked = flags_of(words)
     if len(names) != 1:
         given = count(len(names), "algorithm")
@@ -38,68 +79,71 @@ def contract(words: list[str], json_: bool) -> int:
             f"tp_size must be 1 for contract, got {asked['tp_size']}; tensor parallelism is tested by cells with tp=2, "
             "4 or 8"
         )
-    torch.set_num_threads(1)
-    console = StdoutConsole(soft_wrap=True, highlight=False)
-    found: list[tuple[Traits, list[Held]]] = []
-    for traits in _algorithms(names[0]):
-        done: list[Held] = []
-        found.append((traits, done))
-        models = with_models(traits, asked)
-        verify_models((models["model_path"], models.get("speculative_draft_model_path")))
-        starts = hold(traits, models, resolve_path)
-        while (held := _next(starts, traits.name)) is not None:
-            done.append(held)
-            if not json_:
-                console.print(_line(traits, held), markup=False)
-        if not json_:
-            console.print(_sum(traits, done), markup=False)
-    if json_:
-        print(json.dumps({"schema": 1, "algorithms": [_record(traits, done) for traits, done in found]}, indent=2))
-    return int(any(held.broken for _, done in found for held in done))
+    if not 0 < timeout < math.inf:
+        raise ConfigError(f"timeout must be a positive number of seconds, got {timeout:g}")
+    with suppress(FileNotFoundError, IsADirectoryError, NotADirectoryError):
+        Path(names[0]).open("rb").close()  # an unreadable file is the user's mistake, not a missing verdict
+    return names[0], asked
 
 
-def _algorithms(word: str) -> Sequence[Traits]:
-    path = Path(word)
-    if path.suffix == SUFFIX or path.is_file():
-        return load_algorithms(path)
-    names = [traits.name for traits in known_algorithms()]
-    if word.upper() not in names:
-        known = ", ".join(names)
-        raise ConfigError(f"{word!r} is neither a file nor an algorithm; give a Python file or one of {known}")
-    return (algorithm(word),)
+def results(process: ChildProcess, file: Path, timeout: float) -> Iterator[dict[str, Any]]:
+    """The results that the process appends to the file. ConfigError if it refuses the algorithm; NoVerdictError if it
+    ends without a verdict, or gives no result for `timeout` seconds."""
+    with file.open("rb") as lines:
+        unread, heard = b"", monotonic()
+        while True:
+            status = process.wait(POLL_SECONDS)
+            *whole, unread = (unread + lines.read()).split(b"\n")
+            for result in map(json.loads, whole):
+                if "refused" not in result:
+                    yield result
+                    heard = monotonic()
+                elif result["refused"] is None:
+                    return
+                else:
+                    raise ConfigError(result["refused"])
+            if status is not None:
+                raise NoVerdictError(_ended(status))
+            if monotonic() - heard > timeout:
+                raise NoVerdictError(f"the process gave no result for {timeout:g} s and was killed")
 
 
-def with_models(traits: Traits, asked: Mapping[str, str]) -> dict[str, str]:
-    """The given fields, with a zoo target and its draft for the algorithm as defaults."""
-    known = dict(asked)
-    bundled = [each for each in MODELS.values() if model_facts(each).bundled is not None]
-    target = known.setdefault("model_path", (bundled if traits.draft_weights == "bundled" else [*MODELS.values()])[0])
-    drafts = {(MODELS[model], name): draft for (model, name), draft in DRAFTS.items()}
-    if (target, traits.name.lower()) in drafts:
-        known.setdefault("speculative_draft_model_path", drafts[target, traits.name.lower()])
-    return known
+def _ended(status: int) -> str:
+    if status >= 0:
+        return f"the process ended with exit status {status} before the last result"
+    names = {number.value: number.name for number in signal.Signals}
+    return f"the process was killed by {names.get(-status, f'signal {-status}')} before the last result"
 
 
-def _next(starts: Iterator[Held], name: str) -> Held | None:
-    with waiting(f"testing {name}"):
-        return next(starts, None)
+def _waited(starts: Iterator[dict[str, Any]], text: str) -> Iterator[dict[str, Any]]:
+    """The same results, with a progress display while the next one is awaited."""
+    while True:
+        with waiting(text):
+            result = next(starts, None)
+        if result is None:
+            return
+        yield result
 
 
-def _line(traits: Traits, held: Held) -> str:
-    verdict = "kept" if not held.broken else "BROKEN"
-    speed = f"{held.tokens_per_round:5.2f} tokens per round" if traits.drafts else ""
-    return "\n".join([f"  {held.start:40} {verdict:6} {speed}".rstrip(), *(f"    {each}" for each in held.broken)])
+def _printable(text: str) -> str:
+    """The text without control characters, which a terminal would obey."""
+    return "".join(each if each.isprintable() or each == "\n" else "\ufffd" for each in text)
 
 
-def _sum(traits: Traits, done: Sequence[Held]) -> str:
-    broken = sum(bool(held.broken) for held in done)
-    if broken:
-        return f"{traits.name} VIOLATES the contract in {broken} of {count(len(done), 'engine start')}"
-    return f"{traits.name} satisfies the contract in {count(len(done), 'engine start')}"
+def _line(result: Mapping[str, Any]) -> str:
+    length, violations = result["tokens_per_round"], result["violations"]
+    speed = "" if length is None else f"{length:5.2f} tokens per round"
+    head = f"  {result['start']:40} {'FAIL' if violations else 'PASS'} {speed}".rstrip()
+    return "\n".join([head, *(f"    {each}" for each in violations)])
 
 
-def _record(traits: Traits, done: Sequence[Held]) -> dict[str, Any]:
-    starts = [
-        {"launch": each.start, "tokens_per_round": each.tokens_per_round, "broken": list(each.broken)} for each in done
-    ]
-    return {"name": traits.name, "kept": not any(each.broken for each in done), "launches": starts}
+def _sum(name: str, done: Sequence[Mapping[str, Any]]) -> str:
+    failed = sum(bool(result["violations"]) for result in done)
+    if failed:
+        return f"{name} VIOLATES the contract in {failed} of {count(len(done), 'engine start')}"
+    return f"{name} satisfies the contract in {count(len(done), 'engine start')}"
+
+
+def _record(name: str, done: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    starts = [{key: result[key] for key in ("start", "tokens_per_round", "violations")} for result in done]
+    return {"name": name, "passed": not any(result["violations"] for result in done), "starts": starts}

@@ -40,7 +40,7 @@ def acceptance(
     asked = [prompt_of(question.question) for question in read_questions(file)[:prompts]]
     torch.set_num_threads(1)
     rows: list[Length] = []
-    with TempDir("lengths") as scratch, counting(len(wanted)) as update:
+    with TempDir("lengths") as scratch, counting(len(wanted), "row") as update:
         for row in table(wanted, asked, tokens, scratch):
             rows.append(row)
             update(f"{row.target} {row.algorithm}", 1)

@@ -1,17 +1,34 @@
 """The local executor: every cell once, whatever happens to its worker."""
 
+import json
+import os
+import re
 import signal
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
+from io import StringIO
 from multiprocessing import active_children
+from multiprocessing.connection import wait
+from pathlib import Path
 
 import pytest
 
-from specmatrix.ci.local import ShardJob, run_plan, visible
+from specmatrix.ci import local
+from specmatrix.ci.commands import run
+from specmatrix.ci.local import ShardJob, Worker, run_plan, visible
 from specmatrix.ci.planner import Host, plan
+from specmatrix.cli import main
 from specmatrix.matrix.cells.cell import Cell
-from specmatrix.reports.schema import CellResult
+from specmatrix.matrix.cli import progress
+from specmatrix.matrix.cli.stopping import Stopped, stoppable
+from specmatrix.matrix.gates.registry import GATES
+from specmatrix.matrix.run.provenance import run_header
+from specmatrix.reports.schema import CellResult, ReportError
+from specmatrix.reports.store import ReportWriter, load
+from tests.support import scripted_workers
+from tests.support.scripted_workers import STARTS
 
-pytestmark = pytest.mark.register(est_seconds=25, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=12, stage="pr")
 
 JOB = ShardJob(seed=4, tier="cpu", stage="smoke")
 CELLS = [Cell.from_id(text) for text in ("none.length", "none.pair.length", "none.p4.length", "eagle3.k4")]
@@ -50,11 +67,95 @@ def test_worker_that_dies_costs_one_cell():
     )
 
 
-def test_cell_that_takes_too_long_is_lost():
+@pytest.fixture
+def scripted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., list[tuple[str, str | None]]]:
+    """State and error of every cell, run by one worker with a given main function, and those that replace it."""
+
+    def outcome(
+        work: Callable[..., None], on_progress: Callable[[list[str]], None] = lambda current: None
+    ) -> list[tuple[str, str | None]]:
+        monkeypatch.setattr(local, "work", work)
+        monkeypatch.setenv(STARTS, str(tmp_path))
+        records = list(run_plan(plan(CELLS, {}, [Host("here")]), JOB, on_progress))
+        assert sorted(record.id for record in records) == sorted(cell.id for cell in CELLS)
+        assert not active_children()
+        return [(record.state, record.error) for record in records]
+
+    return outcome
+
+
+PASSED = ("PASS", None)
+
+
+def test_a_worker_that_dies_while_it_starts_is_started_once_more(scripted, tmp_path):
+    assert scripted(scripted_workers.dies_at_its_first_start) == [PASSED] * len(CELLS)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_cells_whose_workers_do_not_start_are_lost(scripted, tmp_path):
+    error = "the cell has no result: two workers in a row did not start; the second died with exit code 3"
+    assert scripted(scripted_workers.never_starts) == [("INFRA", error)] * len(CELLS)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    ("work", "what"),
+    [
+        (scripted_workers.dies_in_a_message, "died with exit code -9"),
+        (scripted_workers.is_terminated, "died with exit code -15"),
+        (scripted_workers.closes_its_pipe, "closed its pipe without ending"),
+    ],
+)
+def test_a_worker_that_breaks_costs_its_current_cell(work, what, scripted, monkeypatch):
+    monkeypatch.setattr(local, "EXIT_SECONDS", 1 if "died" in what else 0.01)
+    lost = ("INFRA", f"the cell has no result: its worker {what}")
+    assert scripted(work) == [lost, *[PASSED] * (len(CELLS) - 1)]
+
+
+def test_a_worker_that_falls_silent_costs_its_current_cell(scripted, monkeypatch):
+    passed = []
+    monkeypatch.setattr(local, "monotonic", lambda: 1000.0 * len(passed))
+
+    def wait_long(current: list[str]) -> None:
+        if current != ["starting"] and not passed:
+            passed.append(current)
+
+    lost = ("INFRA", "the cell has no result: its worker was silent for more than 180 s")
+    assert scripted(scripted_workers.falls_silent, wait_long) == [lost, *[PASSED] * (len(CELLS) - 1)]
+
+
+def test_progress_is_told_while_workers_are_silent(scripted, monkeypatch):
+    waits: list[float] = []
+    monkeypatch.setattr(local, "wait", lambda on, seconds: (waits.append(seconds), wait(on, seconds))[1])
+    assert scripted(scripted_workers.passes) == [PASSED] * len(CELLS)
+    assert max(waits) == local.TICK_SECONDS
+
+
+def test_a_run_that_is_stopped_while_it_starts_a_worker_leaves_none(scripted, monkeypatch):
+    def started(*fields: object) -> Worker:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return Worker(*fields)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(local, "Worker", started)
+    with pytest.raises(Stopped), stoppable():
+        scripted(scripted_workers.passes)
+    assert not active_children()
+
+
+def test_what_workers_print_is_no_part_of_the_result(scripted, capfd):
+    assert scripted(scripted_workers.prints) == [PASSED] * len(CELLS)
+    said = capfd.readouterr()
+    assert said.out == "" and len(said.err) > 1_000_000
+
+
+def test_a_worker_that_takes_too_long_to_start_is_lost():
     records = list(started(1, ShardJob(seed=0, tier="cpu", stage="pr", limit=0.05)))
     assert len(records) == len(CELLS)
     assert {(record.state, record.error) for record in records} == {
-        ("INFRA", "the cell has no result: it took more than 0.05 s")
+        (
+            "INFRA",
+            "the cell has no result: two workers in a row did not start; the second was silent for more than 0.05 s",
+        )
     }
 
 
@@ -80,3 +181,73 @@ def test_leaving_early_ends_the_workers():
 )
 def test_a_worker_sees_its_own_gpus_among_those_of_the_run(gpus, inherited, shown):
     assert visible(gpus, inherited) == shown
+
+
+class Terminal(StringIO):
+    """Notes how many workers there are when something is printed."""
+
+    workers = -1
+
+    def write(self, text: str) -> int:
+        self.workers = len(active_children())
+        return super().write(text)
+
+
+def test_workers_have_ended_when_a_full_disk_is_told(monkeypatch, tmp_path):
+    def full(self: ReportWriter, cell: CellResult) -> None:
+        raise ReportError("the disk is full")
+
+    monkeypatch.setattr(local, "work", scripted_workers.passes)
+    monkeypatch.setattr(ReportWriter, "write", full)
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    assert main(["run", "--stage", "smoke", "--cells", "batch=pair", "--workers", "2", "--out", str(tmp_path)]) == 2
+    assert (terminal.getvalue(), terminal.workers) == ("specmatrix: the disk is full\n", 0)
+
+
+def test_two_runs_into_the_same_folder_do_not_disturb_each_other(monkeypatch, tmp_path, capsys):
+    words = ["run", "--stage", "smoke", "--cells", "none.length", "--workers", "1", "--out", str(tmp_path), "--json"]
+    monkeypatch.setattr(local, "work", scripted_workers.passes)
+    with ReportWriter(tmp_path, run_header("cpu", "smoke", 0, GATES)):
+        assert main(words) == 2
+        assert capsys.readouterr() == ("", f"specmatrix: another run is writing a report in {tmp_path}\n")
+        assert not active_children()
+
+    class Overtaken(ReportWriter):
+        """The next run begins as soon as this one has its report."""
+
+        def close(self) -> Path:
+            path = super().close()
+            self.partial.touch()
+            return path
+
+    monkeypatch.setattr(run, "ReportWriter", Overtaken)
+    assert main(words) == 0
+
+
+def test_a_run_that_is_stopped_behind_its_report_says_so(monkeypatch, tmp_path, capsys):
+    class StoppedAtTheEnd(ReportWriter):
+        def close(self) -> Path:
+            super().close()
+            raise Stopped(signal.SIGTERM)
+
+    monkeypatch.setattr(local, "work", scripted_workers.passes)
+    monkeypatch.setattr(run, "ReportWriter", StoppedAtTheEnd)
+    words = ["run", "--stage", "smoke", "--cells", "none.length", "--workers", "1", "--out", str(tmp_path)]
+    assert main(words) == 143
+    report = tmp_path / "report.jsonl"
+    said = f"interrupted after {report} was written; its summary and pages were not\n"
+    assert capsys.readouterr() == ("", said)
+    assert len(load(report)) == 1
+
+
+def test_where_there_is_no_terminal_lines_say_how_far_a_run_is(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(local, "work", scripted_workers.never_starts)
+    monkeypatch.setenv(STARTS, str(tmp_path))
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0)
+    words = ["run", "--stage", "smoke", "--cells", "batch=pair", "--workers", "1", "--out", str(tmp_path), "--json"]
+    assert main(words) == 1
+    said = capsys.readouterr()
+    lines = said.err.splitlines()
+    assert json.loads(said.out)["red"] == 3
+    assert re.fullmatch(r"0 of 3 cells, 0 red, after \d\.\d\d s", lines[0])
+    assert re.fullmatch(r"3 of 3 cells, 3 red, after \d\.\d\d s", lines[-1])

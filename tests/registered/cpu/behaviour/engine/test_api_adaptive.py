@@ -237,7 +237,10 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path, make, sentence):
 def test_a_wrong_file_is_refused_with_its_mistake(tmp_path):
     path = tmp_path / "slots.json"
     path.write_text('{"8": {"candidate_steps": [0]}}', encoding="utf-8")
-    wanted = "speculative_adaptive_config: slot 8: candidate_steps must be a list of one or more integers from 1 to 255"
+    wanted = (
+        f"speculative_adaptive_config {path}: slot 8: "
+        "candidate_steps must be a list of one or more integers from 1 to 255"
+    )
     with pytest.raises(ConfigError, match=re.escape(wanted)):
         launch(config=str(path))
 

@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from specmatrix.engine.api import LLM
 from specmatrix.engine.device import batch as batches
-from specmatrix.engine.spec.sync_detector import SyncDetector
+from specmatrix.matrix.conformance.sync_detector import SyncDetector
 from tests.support.engines import RUNS, answer, engine
 
 pytestmark = pytest.mark.register(est_seconds=4, stage="pr")

@@ -1,31 +1,38 @@
-"""A user's drafter on the command line: held to the contract, and drafting for an answer."""
+"""A user's drafter: held to the contract, and drafting for an answer."""
 
 from __future__ import annotations
 
-import json
-import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from specmatrix import HOME
 from specmatrix.cli import main
 from specmatrix.engine.core.draft.algorithms import ALGORITHMS, known_algorithms
 from specmatrix.engine.plugin import forget_algorithm
+from specmatrix.errors import ConfigError
+from specmatrix.matrix.conformance.child import results
+from specmatrix.matrix.conformance.suite import STARTS
 
-pytestmark = pytest.mark.register(est_seconds=12, stage="pr")
+pytestmark = pytest.mark.register(est_seconds=8, stage="pr")
 
 EXAMPLE = HOME / "examples" / "copy_the_prompt.py"
 DRAFTS = "return chain(torch.cat((batch.root, drafts), 1))"
-# What is changed in the example, and what is then told of each launch.
+# What is changed in the example, and what is then told of each engine start.
 BROKEN = {
     "token": (
         DRAFTS,
         DRAFTS.replace("drafts", "drafts + 9999"),
         "proposed a token outside the vocabulary; ",
     ),
-    "host read": (DRAFTS, f"batch.root.tolist(); {DRAFTS}", "is not called again, and rounds continue without drafts"),
-    "exception": (DRAFTS, "raise ValueError('my own')", "my own"),
+    "write": (DRAFTS, f"batch.start.add_(1); {DRAFTS}", "the drafter of COPY wrote into batch.start in propose"),
+    "process": (
+        DRAFTS,
+        f"torch.rand(1); {DRAFTS}",
+        "the drafter of COPY changed the random number generators of torch",
+    ),
+    "exit": (DRAFTS, "raise SystemExit('my own')", "raised SystemExit in propose (my own)"),
     "traits": ("max_lag=1,", "max_lag=1, own_kv=True,", "the drafter has 0 KV pools, but own_kv is True"),
     "width": (
         "resolved.num_draft_tokens\n",
@@ -50,44 +57,71 @@ def changed(folder: Path, old: str, new: str) -> str:
     return str(folder / "mine.py")
 
 
-def test_the_example_keeps_the_contract(capsys):
-    assert main(["contract", str(EXAMPLE)]) == 0
-    *launches, last = capsys.readouterr().out.splitlines()
-    assert last == "COPY satisfies the contract in 3 engine starts" and len(launches) == 3
-    assert all(re.fullmatch(r"  chain, .* kept +1\.\d\d tokens per round", line) for line in launches)
+def test_the_example_keeps_the_contract():
+    found = [*results(str(EXAMPLE), {})]
+    assert [each["start"] for each in found] == [f"chain, {start}" for start in STARTS]
+    assert all(each["tokens_per_round"] > 1.1 and each["violations"] == () for each in found)
 
 
 @pytest.mark.parametrize(("old", "new", "told"), BROKEN.values(), ids=BROKEN)
-def test_a_broken_promise_is_told_and_red(tmp_path, capsys, old, new, told):
-    assert main(["contract", changed(tmp_path, old, new), "--json", "--speculative-num-steps", "3"]) == 1
-    (found,) = json.loads(capsys.readouterr().out)["algorithms"]
-    assert (found["name"], found["kept"]) == ("COPY", False)
-    assert all(any(told in sentence for sentence in each["broken"]) for each in found["launches"]), found
+def test_a_violation_is_told(tmp_path, old, new, told):
+    found = next(results(changed(tmp_path, old, new), {"speculative_num_steps": "3"}))
+    assert (found["algorithm"], found["start"]) == ("COPY", "as requested, v2")
+    assert any(told in violation for violation in found["violations"]), found
 
 
-def test_a_broken_launch_prints_its_sentences(tmp_path, capsys):
-    assert main(["contract", changed(tmp_path, *BROKEN["traits"][:2])]) == 1
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split()[-5:] == ["BROKEN", "1.16", "tokens", "per", "round"]
-    assert lines[1] == "    the drafter has 0 KV pools, but own_kv is True"
-    assert lines[-1] == "COPY VIOLATES the contract in 3 of 3 engine starts"
+def test_a_violation_is_told_of_every_start(tmp_path):
+    old, new, told = BROKEN["traits"]
+    found = [*results(changed(tmp_path, old, new), {})]
+    assert [each["start"] for each in found] == [f"chain, {start}" for start in STARTS]
+    assert all(told in each["violations"] for each in found)
+
+
+def test_a_word_that_is_neither_a_file_nor_an_algorithm_is_refused():
+    with pytest.raises(ConfigError) as caught:
+        next(results("nothing", {}))
+    assert str(caught.value) == (
+        "'nothing' is neither a file nor an algorithm; give a Python file or one of NONE, EAGLE, EAGLE3, NEXTN, "
+        "STANDALONE, NGRAM, DFLASH"
+    )
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "sentence"),
     [
         (
             "self.traits = context.traits",
             "self.traits = context.nothing",
-            "drafter of COPY cannot be built (mine.py, line ",
+            "the drafter of COPY cannot be built (mine.py, line {line}): AttributeError: 'BuildContext' object has no "
+            "attribute 'nothing'",
         ),
-        ("check=check)", "relay=lambda *all: 1 // 0)", "relay of COPY cannot be built (mine.py, line "),
+        (
+            "self.traits = context.traits",
+            "raise SystemExit(0)",
+            "the drafter of COPY cannot be built (mine.py, line {line}): SystemExit: 0",
+        ),
+        (
+            "self.traits = context.traits",
+            "torch.set_default_dtype(torch.float64); self.traits = context.traits",
+            "the drafter of COPY changed the default dtype from torch.float32 to torch.float64 while it was built; it "
+            "must leave torch's settings alone",
+        ),
+        (
+            "check=check)",
+            "relay=lambda *all: [][0])",
+            "the relay of COPY cannot be built (mine.py, line {line}): IndexError: list index out of range",
+        ),
+        ("check=check)", "check=lambda *all: exit(0))", "the check of COPY failed: SystemExit: 0"),
     ],
+    ids=["drafter", "exit", "dtype", "relay", "check"],
 )
-def test_a_drafter_that_cannot_be_made_is_one_sentence(tmp_path, capsys, old, new, said):
-    assert main(["contract", changed(tmp_path, old, new)]) == 2
-    told = capsys.readouterr().err
-    assert f"specmatrix: the {said}" in told and told.count("\n") == 1
+def test_an_algorithm_that_cannot_be_made_is_refused_in_one_sentence(tmp_path, old, new, sentence):
+    file = changed(tmp_path, old, new)
+    line = 1 + next(i for i, text in enumerate(Path(file).read_text().splitlines()) if new in text)
+    with pytest.raises(ConfigError) as caught:
+        [*results(file, {})]
+    assert str(caught.value) == sentence.format(line=line)
+    assert torch.get_default_dtype() is torch.float32
 
 
 def test_a_file_drafts_for_an_answer(tmp_path, capsys):
@@ -96,7 +130,7 @@ def test_a_file_drafts_for_an_answer(tmp_path, capsys):
     said = capsys.readouterr().err
     assert said.startswith("COPY accepts 1.") and said.endswith("(same tokens)\n")
     forget_algorithm("COPY")
-    assert main(["generate", *words, "--speculative-algorithm-file", changed(tmp_path, *BROKEN["exception"][:2])]) == 1
+    assert main(["generate", *words, "--speculative-algorithm-file", changed(tmp_path, *BROKEN["exit"][:2])]) == 1
     *_, last = capsys.readouterr().err.splitlines()
     assert "my own" in last and last.endswith("is not called again, and rounds continue without drafts")
     again = ["--speculative-algorithm-file", str(EXAMPLE)]

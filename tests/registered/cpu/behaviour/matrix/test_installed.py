@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from specmatrix import HOME
+from specmatrix import HOME, __version__
 
 pytestmark = pytest.mark.register(est_seconds=70, stage="pr")
 
@@ -205,7 +205,7 @@ def test_nothing_says_a_commit_that_is_not_ours(installed: Path, python: Run, tm
     shutil.copytree(installed, tmp_path / "site")
     code = "from specmatrix.matrix.run.provenance import run_header; print(run_header('cpu', 'pr', 0, ()).commit)"
     done = python(tmp_path / "site", "-c", code)
-    assert done.stdout == "unknown\n", done.stderr
+    assert done.stdout == f"v{__version__}\n", done.stderr
 
 
 FOREIGN = {

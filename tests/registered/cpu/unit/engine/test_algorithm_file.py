@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from specmatrix.engine.algorithm_file import load_algorithms
 from specmatrix.engine.core.draft.algorithms import known_algorithms
@@ -63,6 +64,16 @@ def test_a_file_may_import_what_lies_beside_it(tmp_path: Path, monkeypatch):
         ("def f(:", "{file}, line 1 cannot be loaded: SyntaxError: invalid syntax"),
         (GOOD + "\n1 / 0\n", "{file}, line 15 cannot be loaded: ZeroDivisionError: division by zero"),
         ("import sys\nsys.exit(3)", "{file}, line 2 cannot be loaded: SystemExit: 3"),
+        ("raise GeneratorExit", "{file}, line 1 cannot be loaded: GeneratorExit"),
+        (
+            "class E(Exception):\n    def __str__(self): raise SystemExit\nraise E",
+            "{file}, line 3 cannot be loaded: E: its text is unavailable",
+        ),
+        (
+            GOOD + "\nimport torch\ntorch.set_default_dtype(torch.float64)",
+            "{file} cannot be loaded: it changed the default dtype from torch.float32 to torch.float64; it must leave "
+            "torch's settings alone",
+        ),
         (
             GOOD.replace("def absorb", "def absord"),
             "{file}, line 13 cannot be loaded: algorithm FIRST: Whole has no hook absorb; it needs prime, propose, "
@@ -77,6 +88,14 @@ def test_a_file_that_cannot_be_loaded_is_one_sentence_and_leaves_nothing(tmp_pat
     with pytest.raises(ConfigError) as caught:
         load_algorithms(file)
     assert str(caught.value) == f"algorithm file {sentence.format(file=file)}"
+    assert known_algorithms() == before and torch.get_default_dtype() is torch.float32
+
+
+def test_an_interrupt_while_a_file_is_loaded_stays_one(tmp_path: Path):
+    file, before = tmp_path / "mine.py", known_algorithms()
+    file.write_text(GOOD + "\nraise KeyboardInterrupt")
+    with pytest.raises(KeyboardInterrupt):
+        load_algorithms(file)
     assert known_algorithms() == before
 
 

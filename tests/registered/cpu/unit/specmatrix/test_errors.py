@@ -1,6 +1,19 @@
+import signal
+
 import pytest
 
-from specmatrix.errors import ConfigError, EngineBug, EngineError, KernelError, LedgerError, RequestError
+from specmatrix.errors import (
+    ConfigError,
+    EngineBug,
+    EngineError,
+    KernelError,
+    LedgerError,
+    RequestError,
+    described,
+    is_interrupt,
+    text_of,
+)
+from tests.support.misbehaving_drafter import ExitsInText, NumberForText, Wordless
 
 pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
 
@@ -13,3 +26,48 @@ def test_user_errors_can_be_caught_together(error):
 @pytest.mark.parametrize("error", [LedgerError, KernelError])
 def test_bugs_escape_a_handler_for_user_errors(error):
     assert issubclass(error, EngineBug) and not issubclass(error, EngineError)
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (ValueError("two\n  lines"), "two lines"),
+        (ValueError(), ""),
+        (ValueError("x" * 1000), "x" * 1000),
+        (ValueError("x" * 10**7), "x" * 1000 + "..."),
+        (ValueError("half \udc80 of a pair"), "half \\udc80 of a pair"),
+        (Wordless(), "its text is unavailable"),
+        (ExitsInText(), "its text is unavailable"),
+        (NumberForText(), "its text is unavailable"),
+    ],
+)
+def test_an_errors_text_is_one_short_line_whatever_it_is(error, text):
+    assert text_of(error) == text
+    assert described(error) == (f"{type(error).__name__}: {text}" if text else type(error).__name__)
+
+
+def test_an_interrupt_while_a_text_is_made_stays_one():
+    class Slow(Exception):
+        def __str__(self) -> str:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        text_of(Slow())
+
+
+class Handler:
+    def raises(self, number: int, frame: object) -> None:
+        raise TimeoutError
+
+
+def test_what_a_signals_handler_raises_interrupts():
+    before = signal.signal(signal.SIGUSR1, Handler().raises)
+    try:
+        with pytest.raises(TimeoutError) as caught:
+            signal.raise_signal(signal.SIGUSR1)
+        with pytest.raises(TimeoutError) as own:
+            raise TimeoutError
+        assert is_interrupt(caught.value) and not is_interrupt(own.value)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert is_interrupt(KeyboardInterrupt()) and not is_interrupt(SystemExit())

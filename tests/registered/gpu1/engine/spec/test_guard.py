@@ -12,6 +12,7 @@ from specmatrix.engine.api import LLM
 from specmatrix.engine.core.config.asked import EngineConfig
 from specmatrix.engine.core.schedule.request import SamplingParams
 from specmatrix.engine.plugin import forget_algorithm, register_algorithm
+from specmatrix.matrix.conformance.inspector import inspect_drafter
 from tests.support.misbehaving_drafter import (
     BATCH_LIES,
     READERS,
@@ -21,6 +22,7 @@ from tests.support.misbehaving_drafter import (
     WRITERS,
     KeepsNumpy,
     Pretender,
+    WritesEverything,
     reader,
 )
 
@@ -40,23 +42,17 @@ PARAMS = [
     SamplingParams(max_new_tokens=20, temperature=0.9, seed=3, ignore_eos=True),
     SamplingParams(max_new_tokens=17, temperature=0.6, top_k=20, seed=4, return_logprob=True),
 ]
-# What only tensors of a device can do, and what they cannot: these raise before anything is read.
+# What only tensors of a device can do.
 COPIES = {
-    reader("ToDevice", lambda t: t.to(torch.device("cpu"))): "read a tensor on the host (a copy to the CPU)",
-    reader(
-        "Copy", lambda t: torch.zeros_like(t, device="cpu").copy_(t)
-    ): "read a tensor on the host (a copy to the CPU)",
-    reader("Unseen", lambda t: t.numpy()): "raised TypeError in propose",
-    KeepsNumpy: "raised ",
+    reader("ToDevice", lambda t: t.to(torch.device("cpu"))): "a copy to the CPU",
+    reader("Copy", lambda t: torch.zeros_like(t, device="cpu").copy_(t)): "a copy to the CPU",
 }
+SEEN = {liar: name for name, liar in READERS.items() if name != "Tensor.numpy"} | COPIES
 WRONG = {
-    **{
-        liar: lie.replace("on cpu", "on cuda:0")
-        for liar, lie in BATCH_LIES.items()
-        if liar is not READERS["Tensor.numpy"]
-    },
-    **{liar: f"wrote into {names}" for liar, names in WRITERS.items() if liar is not KeepsNumpy},
-    **COPIES,
+    **{liar: lie.replace("on cpu", "on cuda:0") for liar, lie in BATCH_LIES.items()},
+    # These raise before anything is read.
+    READERS["Tensor.numpy"]: "raised TypeError in propose",
+    KeepsNumpy: "raised ",
 }
 
 
@@ -120,8 +116,8 @@ def test_a_lie_about_a_row_costs_its_request_alone(pretending, liar, lie):
 
 
 @pytest.mark.parametrize(("liar", "lie"), WRONG.items(), ids=lambda value: getattr(value, "__name__", ""))
-def test_whoever_lies_of_the_batch_reads_writes_or_raises_is_put_aside(pretending, liar, lie):
-    """At lag 1: a round of the old width is in flight when the host learns of a write."""
+def test_whoever_lies_of_the_batch_reads_or_raises_is_put_aside(pretending, liar, lie):
+    """At lag 1: a round of the old width may still be in flight."""
     llm = pretending(liar, spec_version="v2")
     with pytest.warns(RuntimeWarning) as caught:
         outputs = llm.generate(PROMPTS, PARAMS)
@@ -131,3 +127,75 @@ def test_whoever_lies_of_the_batch_reads_writes_or_raises_is_put_aside(pretendin
     assert [output.output_ids for output in outputs] == plain()
     assert llm.drafter_error == llm.readback()["drafter_error"] == told
     at_rest(llm)
+
+
+def test_what_a_drafter_writes_into_its_inputs_reaches_nobody(pretending):
+    llm = pretending(WritesEverything, spec_version="v2")
+    for _ in range(3):
+        assert [output.output_ids for output in llm.generate(PROMPTS, PARAMS)] == plain()
+    assert llm.drafter_error is None and llm.probes["spec.drafted"] > 0
+    at_rest(llm)
+
+
+def test_a_host_read_costs_no_tokens(pretending):
+    llm = pretending(READERS["Tensor.tolist"], spec_version="v2")
+    assert [output.output_ids for output in llm.generate(PROMPTS, PARAMS)] == plain()
+    assert llm.drafter_error is None and llm.probes["spec.drafted"] > 0
+
+
+@pytest.mark.parametrize(
+    ("writer", "told"),
+    [each for each in WRITERS.items() if each[0] is not KeepsNumpy],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_an_inspected_write_is_told(pretending, writer, told):
+    llm = pretending(writer, spec_version="v2")
+    inspected = inspect_drafter(llm)
+    assert inspected is not None
+    llm.generate(PROMPTS, PARAMS)
+    hook, *names = told
+    assert inspected.violations == tuple(f"the drafter of PRETENDER wrote into {name} in {hook}" for name in names)
+
+
+@pytest.mark.parametrize(("liar", "name"), SEEN.items(), ids=lambda value: getattr(value, "__name__", ""))
+def test_an_inspected_host_read_is_told(pretending, liar, name):
+    llm = pretending(liar, spec_version="v2")
+    inspected = inspect_drafter(llm)
+    assert inspected is not None
+    llm.generate(PROMPTS, PARAMS)
+    assert inspected.violations == (
+        f"the drafter of PRETENDER read a tensor on the host ({name}) in propose without the trait reads_host",
+    )
+
+
+def test_an_inspected_round_is_replayed_without_a_violation():
+    llm = launch("EAGLE3", speculative_draft_model_path="llama-mini-eagle3", strict_memory=2)
+    inspected = inspect_drafter(llm)
+    assert inspected is not None
+    for _ in range(3):
+        assert [output.output_ids for output in llm.generate(PROMPTS, PARAMS)] == plain()
+    assert llm.probes["graph.replayed"] > 0 and llm.probes["graph.waited"] == 0
+    assert llm.drafter_error is None and inspected.violations == ()
+
+
+def test_a_write_in_a_replayed_round_is_told(monkeypatch):
+    llm = launch("EAGLE3", speculative_draft_model_path="llama-mini-eagle3", strict_memory=2)
+    inspected, drafter = inspect_drafter(llm), llm.loop.executor.drafter
+    propose = drafter.propose
+    # Adds nothing until a replay finds a 1 there.
+    more = torch.zeros((), dtype=torch.int64, device="cuda")
+
+    def writes(batch, relay):
+        tree = propose(batch, relay)
+        batch.start.add_(more)
+        return tree
+
+    monkeypatch.setattr(drafter, "propose", writes)
+    llm.generate(PROMPTS, PARAMS)
+    llm.generate(PROMPTS, PARAMS)
+    assert inspected is not None and inspected.violations == () and llm.probes["graph.replayed"] > 0
+    eager = llm.probes["graph.eager"]
+    more.fill_(1)
+    llm.generate(PROMPTS, PARAMS)
+    assert llm.probes["graph.eager"] == eager
+    assert inspected.violations == ("the drafter of EAGLE3 wrote into batch.start in propose",)

@@ -1,7 +1,9 @@
-"""The guard alone: what it tells, what it puts in a bad row's place, and that it asks nobody in quarantine."""
+"""The guard alone: what it tells, puts in a bad row's place, lends and keeps; in quarantine it asks nobody."""
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,8 +11,10 @@ import pytest
 import torch
 
 from specmatrix.engine.device.batch import StepBatch
-from specmatrix.engine.spec.drafter import DraftTree, chain
-from specmatrix.engine.spec.guard import VIOLATIONS, Guard
+from specmatrix.engine.device.relay import Carry, Relay
+from specmatrix.engine.spec.drafter import DraftTree, Verdict, chain
+from specmatrix.engine.spec.guard import BATCH, VIOLATIONS, Guard, copied_batch
+from specmatrix.engine.spec.torch_settings import TORCH_SETTINGS, read
 from specmatrix.engine.spec.verify import verify
 from specmatrix.kernels.tree_layout import tree_layout
 
@@ -32,9 +36,12 @@ def tree_of(batch) -> DraftTree:
     return DraftTree(tokens, PARENTS, depths, ancestors, 4)
 
 
-def guard_of(tree, carries=(), calls: list[str] | None = None) -> Guard:
+def guard_of(tree, carries=(), calls: list[str] | None = None, act: Callable[[], object] = lambda: None) -> Guard:
+    """tree: what `propose` returns after it called `act`."""
+
     def propose(batch, relay):
         (calls if calls is not None else []).append("propose")
+        act()
         return tree
 
     drafter: Any = SimpleNamespace(
@@ -56,7 +63,8 @@ def test_an_honest_tree_passes_as_it_is():
     batch = batch_of(3, 5)
     tree = tree_of(batch)
     guard = guard_of(tree)
-    assert asked(guard, batch) is tree
+    given = asked(guard, batch)
+    assert all(torch.equal(own, proposed) for own, proposed in zip(given[:4], tree[:4], strict=True))
     assert guard.codes().tolist() == [0, 0, 0] and guard.message(0) is None and guard.error is None
 
 
@@ -119,6 +127,119 @@ def test_in_quarantine_nobody_is_asked_and_rounds_of_any_width_go_on():
         first = asked(guard, batch)
     assert first.tokens.tolist() == [[7, 0, 0], [8, 0, 0]]
     assert asked(guard, batch_of(2, 1)).tokens.tolist() == [[7], [8]]
-    verdict: Any = None
+    verdict = Verdict(torch.zeros(2, 3).long(), torch.ones(2).long(), torch.zeros(2, 3).long())
     assert guard.absorb(batch, verdict, None) is None
     assert calls == ["propose"] and told == [1]
+
+
+def test_a_tree_that_changes_after_it_was_returned_is_not_the_engines():
+    batch = batch_of(3, 5)
+    tree = tree_of(batch)
+    given = asked(guard_of(tree), batch)
+    for tensor in tree[:4]:
+        tensor.zero_()
+    assert given.tokens[:, 1:].tolist() == [[20, 21, 22, 23]] * 3 and given.ancestors[:, 0, 0].all()
+    assert torch.equal(given.parents, torch.tensor([[-1, 0, 0, 1, 3], [-1, 0, 1, 2, 3], [-1, 0, 0, 0, 1]]))
+
+
+CHANGES = {
+    "the default dtype from torch.float32 to torch.float64": lambda: torch.set_default_dtype(torch.float64),
+    "the default device from cpu to meta": lambda: torch.set_default_device("meta"),
+    "the number of threads from 1 to 2": lambda: torch.set_num_threads(2),
+    "the deterministic debug mode from 0 to 2": lambda: torch.use_deterministic_algorithms(True),
+    "the float32 matmul precision from highest to medium": lambda: torch.set_float32_matmul_precision("medium"),
+}
+
+
+def test_every_setting_is_changed():
+    assert [setting.name for setting in TORCH_SETTINGS] == [change.partition(" from ")[0] for change in CHANGES]
+
+
+@pytest.mark.parametrize(("change", "act"), CHANGES.items(), ids=CHANGES)
+def test_a_setting_that_a_hook_changes_is_restored_and_told(change, act):
+    torch.set_num_threads(1)
+    before, batch = read(), batch_of(3, 5)
+    guard = guard_of(tree_of(batch), act=act)
+    with pytest.warns(RuntimeWarning, match="rounds continue without drafts"):
+        asked(guard, batch)
+    assert guard.error == (
+        f"the drafter of ODD changed {change} in propose; it is not called again, and rounds continue without drafts"
+    )
+    assert read() == before
+
+
+def test_a_setting_is_restored_when_an_interrupt_comes():
+    def act() -> None:
+        torch.set_default_dtype(torch.float64)
+        raise KeyboardInterrupt
+
+    batch = batch_of(3, 5)
+    guard = guard_of(tree_of(batch), act=act)
+    with pytest.raises(KeyboardInterrupt):
+        asked(guard, batch)
+    assert torch.get_default_dtype() is torch.float32
+
+
+def test_the_modes_of_autograd_are_restored():
+    kept = []
+
+    def act() -> None:
+        torch.set_grad_enabled(True)
+        kept.append(torch.inference_mode(False))
+        kept[0].__enter__()
+
+    batch = batch_of(3, 5)
+    guard = guard_of(tree_of(batch), act=act)
+    with torch.inference_mode():
+        asked(guard, batch)
+        assert torch.is_inference_mode_enabled() and not torch.is_grad_enabled()
+    assert guard.error is None
+
+
+@pytest.mark.parametrize("error", [TimeoutError, SystemExit])
+def test_what_a_signals_handler_raises_is_not_the_drafters(error):
+    def handle(number: int, frame: object) -> None:
+        raise error
+
+    batch = batch_of(3, 5)
+    guard = guard_of(tree_of(batch), act=lambda: signal.raise_signal(signal.SIGUSR1))
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        with pytest.raises(error):
+            asked(guard, batch)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert guard.error is None
+
+
+def relayed(width: int) -> StepBatch:
+    """Rows 1 and 2, of which a round has just published lengths and bonus tokens."""
+    relay = Relay(4, (Carry("score", (), torch.float32),), torch.device("cpu"))
+    rows = torch.tensor([1, 2])
+    relay.publish(rows, torch.tensor([5, 6]), torch.tensor([[7], [8]]))
+    start, root = relay.lengths_and_roots(rows)
+    slots = torch.arange(40).view(2, 20)
+    return StepBatch(rows, start, root, width, 20, slots, torch.tensor([3, 3]), relay=relay, generations=rows + 5)
+
+
+@pytest.mark.parametrize("width", [1, 3])
+def test_the_batch_that_is_lent_is_alike_and_shares_no_memory(width):
+    batch = relayed(width)
+    lent = copied_batch(batch)
+    for name in (*BATCH, "positions", "write"):
+        own, copied = getattr(batch, name), getattr(lent, name)
+        assert torch.equal(own, copied)
+        assert own.untyped_storage().data_ptr() != copied.untyped_storage().data_ptr()
+
+
+def test_the_relay_that_is_lent_is_a_settled_copy_that_shares_what_is_carried():
+    batch = relayed(1)
+    own, lent = batch.relay, copied_batch(batch).relay
+    assert own is not None and lent is not None
+    assert lent.length.tolist() == [0, 5, 6, 0] and lent.last.flatten().tolist() == [0, 7, 8, 0]
+    assert own.length.tolist() == [0, 0, 0, 0]  # the engine's is not settled behind its back
+    assert lent.carried is own.carried
+    lent.last.zero_()
+    lent.sampling.top_p.zero_()
+    assert own.sampling.top_p.tolist() == [1, 1, 1, 1]
+    assert own.lengths_and_roots(batch.rows)[1].tolist() == [[7], [8]]

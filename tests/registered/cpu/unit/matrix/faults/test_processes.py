@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from specmatrix.matrix.faults.processes import STDERR_TAIL, STOPPED, Processes
+from specmatrix.matrix.faults.processes import OUTPUT_TAIL, STOPPED, Processes
 
 pytestmark = pytest.mark.register(est_seconds=3, stage="pr")
 
@@ -25,7 +25,7 @@ def test_a_process_that_ends_well_says_nothing(tmp_path: Path):
 def test_the_last_words_of_another_one(tmp_path: Path):
     words = run(Processes(), tmp_path, "import sys; sys.exit('é' * 5000 + 'gone')")
     assert words is not None and words.startswith("exit status 1: é") and words.endswith("gone")
-    assert len(words) == STDERR_TAIL + len("exit status 1: ")
+    assert len(words) == OUTPUT_TAIL + len("exit status 1: ")
 
 
 def test_one_that_takes_too_long_is_killed(tmp_path: Path):

@@ -65,7 +65,7 @@ def test_a_crash_is_told_by_its_exception_and_not_by_the_names_of_its_frames():
 def test_a_lost_cell_is_red_and_repeatable():
     found = lost(prepare(Cell.from_id("none.length"), "cpu", 4), "the power went")
     assert (found.state, found.gates, found.expect) == ("INFRA", (), "runs")
-    assert found.repro == "specmatrix run --cells 'none.length' --seed 4"
+    assert found.repro == "specmatrix run --cells 'none.length' --seed 4 --out \"$(mktemp -d)\""
     assert found.error == "the cell has no result: the power went"
 
 

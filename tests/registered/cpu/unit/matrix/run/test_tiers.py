@@ -12,8 +12,9 @@ def test_the_folder_is_the_price():
 
 
 def test_a_repro_line_names_the_tier_unless_it_is_the_default():
-    assert repro("none.pair", "cpu", 3) == "specmatrix run --cells 'none.pair' --seed 3"
-    assert repro("none.pair", "gpu1", 3) == "specmatrix run --tier gpu1 --cells 'none.pair' --seed 3"
+    assert repro("none.pair", "cpu", 3) == "specmatrix run --cells 'none.pair' --seed 3 --out \"$(mktemp -d)\""
+    line = repro("none.pair", "gpu1", 3)
+    assert line == "specmatrix run --tier gpu1 --cells 'none.pair' --seed 3 --out \"$(mktemp -d)\""
 
 
 def test_a_tier_is_shown_the_gpus_of_the_machine(monkeypatch):

@@ -43,6 +43,18 @@ def test_a_request_that_the_engine_stopped_answers_with_the_cause(monkeypatch):
     assert answer.finish == "error" and "made the engine raise IndexError: list index out of range" in answer.matched
 
 
+def test_a_drafter_that_breaks_its_protocol_is_read_back():
+    engine = ReferenceSubject().start(asked(Cell.from_id("eagle3.s3.k4.n8")))
+    assert "drafter_error" not in engine.readback()
+    drafter = engine.llm.loop.executor.drafter
+    propose = drafter.propose
+    drafter.propose = lambda batch, relay: (batch.root.tolist(), propose(batch, relay))[1]
+    engine.generate([Ask("q", PROMPT, 4)])
+    assert engine.readback()["drafter_error"] == (
+        "the drafter of EAGLE3 read a tensor on the host (Tensor.tolist) in propose without the trait reads_host"
+    )
+
+
 def test_abort_while_queued():
     engine = ReferenceSubject().start(asked(Cell.from_id("none.m4")))
     answers = engine.generate([Ask(f"q{i}", PROMPT, 8, abort_after=0 if i == 4 else None) for i in range(5)])

@@ -1,8 +1,8 @@
 """Detects drafters that read tensors on the host, which would make every launch wait for the device.
 
-Two mechanisms, both only while a detector is entered. Methods that may bypass torch's dispatcher (`tolist` of a CPU
-tensor dispatches no operation) are patched. All other reads are operations, recognised by name: a dispatch mode sees
-each one, at 3 microseconds apiece.
+Two modes of torch, both only while a detector is entered: a function mode sees the methods that may bypass torch's
+dispatcher (`tolist` of a CPU tensor dispatches no operation), a dispatch mode all other reads, which are operations,
+recognised by name.
 
 Not detected: memory shared with the host (DLPack, a storage, a pointer) and read there, a tensor within the list given
 to `torch.tensor`, a wait of `torch.cuda`, and on a CPU a copy to `torch.device("cpu")`, where the tensor already is.
@@ -12,11 +12,13 @@ Iterating over a tensor is not a read: the items are tensors.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 # Methods whose result is on the host, whatever the tensor's device.
@@ -34,6 +36,7 @@ READS: Final = (
     "__index__",
     "__array__",
 )
+METHODS: Final = {getattr(Tensor, name): name for name in READS}
 # Operations whose result, or its shape, is on the host: aten's name and the users' name.
 OPERATIONS: Final = {
     "_local_scalar_dense": "Tensor.item",
@@ -52,7 +55,6 @@ OPERATIONS: Final = {
     "bincount": "torch.bincount",
 }
 COPIES: Final = ("to", "_to_copy", "copy_")
-_watching: list[SyncDetector] = []
 
 
 class SyncDetector:
@@ -60,33 +62,40 @@ class SyncDetector:
 
     def __init__(self) -> None:
         self.seen: str | None = None
-        self._operations = _Operations(self)
+        self._modes = ExitStack()
 
     def __enter__(self) -> SyncDetector:
-        _watching.append(self)
-        for name, spy in SPIES.items():
-            setattr(Tensor, name, spy)
-        self._operations.__enter__()
+        self._modes.enter_context(_Methods(self))
+        self._modes.enter_context(_Operations(self))
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._operations.__exit__(None, None, None)
-        _watching.remove(self)
-        if _watching:
-            return
-        for name in READS:
-            if name in OWN:
-                setattr(Tensor, name, OWN[name])
-            else:
-                delattr(Tensor, name)
+        self._modes.close()
 
 
-class _Operations(TorchDispatchMode):
+class _Methods(TorchFunctionMode):
+    """Reports which method of a tensor was a read."""
+
+    def __init__(self, detector: SyncDetector) -> None:
+        super().__init__()
+        self._detector = detector
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> object:
+        more = kwargs or {}
+        name = METHODS.get(func)
+        if name is not None and (name != "to" or "cpu" in (*args[1:2], more.get("device"))):
+            self._detector.seen = self._detector.seen or f"Tensor.{name}"
+        return func(*args, **more)
+
+
+class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's class is not annotated
     """Reports which operation was a read."""
 
-    def __init__(self, watch: SyncDetector) -> None:
-        super().__init__()
-        self._watch = watch
+    def __init__(self, detector: SyncDetector) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # as above
+        self._detector = detector
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -102,7 +111,7 @@ class _Operations(TorchDispatchMode):
     ) -> object:
         more = kwargs or {}
         result = func(*args, **more)
-        self._watch.seen = self._watch.seen or read_of(func, args, more, result)
+        self._detector.seen = self._detector.seen or read_of(func, args, more, result)
         return result
 
 
@@ -133,20 +142,3 @@ def read_of(func: OpOverload[..., Any], args: Sequence[Any], more: Mapping[str, 
 
 def _masked(indices: Sequence[Tensor | None]) -> bool:
     return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices)
-
-
-def _spy(name: str) -> Callable[..., Any]:
-    read = getattr(Tensor, name)
-
-    def spy(tensor: Tensor, *args: object, **more: object) -> object:
-        if name != "to" or "cpu" in (*args[:1], more.get("device")):
-            for watch in _watching:
-                watch.seen = watch.seen or f"Tensor.{name}"
-        return read(tensor, *args, **more)
-
-    return spy
-
-
-# Methods that Tensor defines itself and does not inherit.
-OWN: Final = {name: vars(Tensor)[name] for name in READS if name in vars(Tensor)}
-SPIES: Final = {name: _spy(name) for name in READS}

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from specmatrix.engine.spec.sync_detector import OPERATIONS, READS, SyncDetector, read_of
+from specmatrix.matrix.conformance.sync_detector import OPERATIONS, READS, SyncDetector, read_of
 
 pytestmark = pytest.mark.register(est_seconds=3, stage="pr")
 
 WATCHED = """
 import sys
 import torch
-from specmatrix.engine.spec.sync_detector import SyncDetector
+from specmatrix.matrix.conformance.sync_detector import SyncDetector
 with SyncDetector():
     torch.ones(2) + 1
 print("torch._dynamo" in sys.modules)

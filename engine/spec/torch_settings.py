@@ -1,0 +1,57 @@
+"""torch's process-wide settings that a drafter's code must leave as they are, because they change other results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import torch
+
+
+class Setting(NamedTuple):
+    """One piece of process-wide state: how to read it, and how to write a value that was read."""
+
+    name: str
+    read: Callable[[], Any]
+    write: Callable[[Any], object]
+
+
+def _set_default_device(device: torch.device) -> None:
+    # The CPU is the default without a device context, which would slow every call of torch down.
+    torch.set_default_device(None if device == torch.device("cpu") else device)
+
+
+# The grad and inference modes are restored by the context that the hooks run in.
+TORCH_SETTINGS: Final = (
+    Setting("the default dtype", torch.get_default_dtype, torch.set_default_dtype),
+    Setting("the default device", torch.get_default_device, _set_default_device),
+    Setting("the number of threads", torch.get_num_threads, torch.set_num_threads),
+    Setting("the deterministic debug mode", torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+    Setting("the float32 matmul precision", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+)
+
+
+def read(settings: Sequence[Setting] = TORCH_SETTINGS) -> list[Any]:
+    """The values of the settings, for `restore`."""
+    return [setting.read() for setting in settings]
+
+
+def restore(before: Sequence[Any], settings: Sequence[Setting] = TORCH_SETTINGS) -> str | None:
+    """Restore the settings that changed since they were read; which ones, None if there are none.
+
+    Of a mapping the changed keys are named; the values of a list are not shown.
+    """
+    after = read(settings)
+    if after == [*before]:
+        return None
+    rows = [row for row in zip(settings, before, after, strict=True) if row[1] != row[2]]
+    for setting, old, _ in rows:
+        setting.write(old)
+    return "changed " + " and ".join(_difference(setting.name, old, new) for setting, old, new in rows)
+
+
+def _difference(name: str, old: Any, new: Any) -> str:  # noqa: ANN401 - values of any setting
+    if isinstance(old, Mapping):
+        changed = [str(getattr(key, "name", key)) for key in {**old, **new} if old.get(key) != new.get(key)]
+        return f"{name} {', '.join(sorted(changed))}"
+    return name if isinstance(old, list) else f"{name} from {old} to {new}"

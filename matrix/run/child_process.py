@@ -1,0 +1,66 @@
+"""A process that runs code that may do anything; nothing of it outlives this process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from threading import Thread
+from typing import IO, Final
+
+OUTPUT_TAIL: Final = 16384  # bytes
+READER_SECONDS: Final = 1.0
+
+
+class ChildProcess:
+    """A command as the leader of a process group of its own, which `stop` kills as a whole.
+
+    Its standard input is a pipe that only this process holds, for `engine.exit_with_parent`. Its stdout and stderr are
+    read all the time, whatever their size, and only their end is kept.
+    """
+
+    def __init__(
+        self, command: Sequence[str], folder: Path | None = None, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self._process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C in the terminal reaches this process alone
+        )
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._stdin, self._tail = self._process.stdin, b""
+        self._reader = Thread(target=self._read, args=(self._process.stdout,), daemon=True)
+        self._reader.start()
+
+    def wait(self, seconds: float) -> int | None:
+        """Its exit status, -N if signal N killed it; None if it still runs after this time."""
+        try:
+            return self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def stop(self) -> None:
+        """Kill what still runs of its group, and wait for its end."""
+        # Nothing runs any more; PermissionError is how macOS says it.
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._stdin.close()
+        # A process that left the group may still hold the pipe.
+        self._reader.join(READER_SECONDS)
+
+    def output_end(self, characters: int) -> str:
+        """The end of its output, complete after `stop`."""
+        return self._tail.decode(errors="replace").strip()[-characters:]
+
+    def _read(self, output: IO[bytes]) -> None:
+        with output:
+            while chunk := os.read(output.fileno(), 65536):
+                self._tail = (self._tail + chunk)[-OUTPUT_TAIL:]

@@ -1,0 +1,164 @@
+"""`specmatrix run` while it and its workers are killed at random moments."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from select import select
+from typing import NamedTuple
+
+import pytest
+
+from specmatrix.reports.schema import ReportError
+from specmatrix.reports.store import PARTIAL_FILE, load
+
+pytestmark = pytest.mark.register(est_seconds=5, stage="pr")
+
+RUN = "import sys; from specmatrix.cli import main; sys.exit(main())"
+SCRIPTED = f"""
+from specmatrix.ci import local
+from tests.support import scripted_workers
+local.work = scripted_workers.passes
+{RUN}
+"""
+SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
+
+
+class Kill(NamedTuple):
+    """A signal to the run or to one of its workers, some seconds after the report was begun."""
+
+    number: signal.Signals
+    victim: str
+    seconds: float
+
+
+class Ended(NamedTuple):
+    """How a run ended. hit: a process got the signal."""
+
+    hit: bool
+    status: int
+    out: str
+    said: str
+
+
+def draw(rng: random.Random, most: float) -> Kill:
+    return Kill(rng.choice(SIGNALS), rng.choice(("run", "worker")), round(rng.random() * most, 3))
+
+
+def run(code: str, out: Path, kill: Kill | None = None) -> Ended:
+    """Run smoke cells over two workers, and kill what `kill` says if it is still there. No process outlives the run."""
+    words = ["run", "--stage", "smoke", "--cells", "algorithm=none", "--workers", "2", "--out", str(out), "--json"]
+    pipe, hit, before = subprocess.PIPE, False, written(out)
+    command = [sys.executable, "-c", code, *words]
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as process:
+        if kill is not None:
+            while process.poll() is None and written(out) == before:
+                _pause(process, 0.002)
+            _pause(process, kill.seconds)
+            victims = [process.pid] if kill.victim == "run" else workers(process.pid)
+            with suppress(IndexError, ProcessLookupError):
+                os.kill(victims[-1], kill.number)
+                hit = True
+        try:
+            # Workers hold the pipes too, so this also waits for them.
+            told = process.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            left = members(process.pid)
+            os.killpg(process.pid, signal.SIGKILL)
+            raise AssertionError(f"{kill} left processes {left} behind") from None
+    for pid in members(process.pid):
+        with suppress(ProcessLookupError):
+            descriptor = os.pidfd_open(pid)
+            ends, _, _ = select([descriptor], [], [], 10)
+            os.close(descriptor)
+            assert ends, Path(f"/proc/{pid}/cmdline").read_bytes()
+    return Ended(hit, process.returncode, *told)
+
+
+def written(out: Path) -> int:
+    """When the unfinished report was last written, in nanoseconds; 0 if there is none."""
+    with suppress(FileNotFoundError):
+        return (out / PARTIAL_FILE).stat().st_mtime_ns
+    return 0
+
+
+def _pause(process: subprocess.Popen[str], seconds: float) -> None:
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(seconds)
+
+
+def members(session: int) -> list[int]:
+    """The living processes of a session, by id."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            # The command's name, in parentheses, may hold anything.
+            state, _, _, own = path.read_text().rpartition(")")[2].split()[:4]
+            if int(own) == session and state not in "ZX":
+                found.append(int(path.parent.name))
+    return sorted(found)
+
+
+def workers(session: int) -> list[int]:
+    found = []
+    for pid in members(session):
+        with suppress(OSError):
+            if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(pid)
+    return found
+
+
+def judge(kill: Kill, ended: Ended, out: Path, cells: set[str]) -> None:
+    """What must hold after a kill: a report is whole or refused in one sentence, and only a whole one is green."""
+    status, said = ended.status, ended.said
+    if (out / "report.jsonl").exists():  # this run's, or that of the one before
+        assert set(load(out / "report.jsonl").ids()) == cells
+    try:
+        report = load(out)
+    except ReportError as refusal:
+        assert "did not finish" in str(refusal) and "\n" not in str(refusal)
+        assert (kill.victim, ended.hit, ended.out) == ("run", True, "")
+        assert status == (-kill.number if kill.number == signal.SIGKILL else 128 + kill.number)
+        # A worker that has read nothing yet when the run dies says so.
+        assert kill.number == signal.SIGKILL or (said.startswith("interrupted after ") and said.count("\n") == 1), said
+        return
+    lost = [cell for cell in report if cell.state == "INFRA"]
+    assert len(lost) <= 1 and all(cell.state == "PASS" for cell in report if cell not in lost)
+    if kill.victim == "worker":
+        assert "Traceback" not in said, said
+        assert status == json.loads(ended.out)["red"] == len(lost)
+        assert not lost or lost[0].error == f"the cell has no result: its worker died with exit code -{kill.number:d}"
+        assert not lost or kill.number != signal.SIGINT
+    else:  # The report was there already.
+        assert status in (0, -kill.number, 128 + kill.number)
+
+
+@pytest.mark.usefixtures("interruptible")
+@pytest.mark.parametrize(
+    ("code", "kills", "most"),
+    [
+        pytest.param(SCRIPTED, 4, 0.3, id="workers that answer at once"),
+        pytest.param(SCRIPTED, 200, 0.3, id="many times", marks=pytest.mark.nightly),
+        pytest.param(RUN, 40, 6, id="real workers", marks=pytest.mark.nightly),
+    ],
+)
+def test_whatever_is_killed_the_report_is_whole_or_refused_and_the_next_run_works(code, kills, most, tmp_path):
+    first = run(code, tmp_path)
+    assert first.status == 0, first.said
+    chosen = set(load(tmp_path).ids())
+    assert len(chosen) > 5
+    rng = random.Random(7)
+    for number in range(kills):
+        kill = draw(rng, most)
+        ended = run(code, tmp_path, kill)
+        try:
+            judge(kill, ended, tmp_path, chosen)
+        except AssertionError as error:
+            raise AssertionError(f"kill {number}, {kill}: {ended}") from error
+    last = run(code, tmp_path)
+    assert (last.status, json.loads(last.out)["pass"]) == (0, len(chosen)), last.said
+    assert set(load(tmp_path).ids()) == chosen

@@ -1,0 +1,149 @@
+"""What a drafter does to its inputs, its results and the host is found, whatever hook does it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from threading import Thread
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from specmatrix.engine.device.batch import StepBatch
+from specmatrix.engine.device.relay import Carry, Relay
+from specmatrix.engine.spec.drafter import Verdict
+from specmatrix.matrix.conformance.inspector import InspectedDrafter
+from tests.support.misbehaving_drafter import READERS, TRAITS, WRITERS, Pretender
+
+pytestmark = pytest.mark.register(est_seconds=1, stage="pr")
+
+SUBJECT = "the drafter of PRETENDER"
+
+
+def batch_of(width: int) -> StepBatch:
+    relay = Relay(4, (Carry("score", (3,), torch.float32),), torch.device("cpu"))
+    relay.last += 3
+    relay.length += 3
+    rows, root = torch.tensor([1, 2]), torch.tensor([[7], [8]])
+    slots = torch.arange(40).view(2, 20)
+    return StepBatch(rows, torch.tensor([5, 6]), root, width, 20, slots, torch.tensor([3, 3]), relay=relay)
+
+
+def inspected(drafter: type[Pretender], **traits: object) -> InspectedDrafter:
+    context: Any = SimpleNamespace(
+        traits=replace(TRAITS, **traits),
+        target=SimpleNamespace(vocab_size=50),
+        resolved=SimpleNamespace(device="cpu"),
+    )
+    return InspectedDrafter(drafter(context))
+
+
+@torch.inference_mode()
+def run(drafter: InspectedDrafter) -> tuple[str, ...]:
+    """A prefill step and a round, as the engine runs them; the violations."""
+    tokens = torch.arange(6).view(2, 3)
+    drafter.prime(batch_of(3), tokens, None, torch.tensor([1, 2]), torch.tensor([-1, 4]))
+    batch = batch_of(4)
+    assert batch.relay is not None
+    tree = drafter.propose(batch, batch.relay)
+    drafter.absorb(
+        batch_of(4), Verdict(tree.depths[:, :3].clone(), torch.tensor([1, 2]), tree.tokens[:, :3].clone()), None
+    )
+    return drafter.violations
+
+
+def test_an_honest_drafter_has_no_violation_and_keeps_its_attributes():
+    drafter = inspected(Pretender)
+    assert run(drafter) == () and drafter.nodes == 4 and drafter.traits.name == "PRETENDER"
+
+
+@pytest.mark.parametrize(("name", "reader"), READERS.items(), ids=READERS)
+def test_a_host_read_is_told(name, reader):
+    assert run(inspected(reader)) == (
+        f"{SUBJECT} read a tensor on the host ({name}) in propose without the trait reads_host",
+    )
+
+
+def test_whoever_says_that_it_reads_the_host_may():
+    assert run(inspected(READERS["Tensor.tolist"], reads_host=True, max_lag=0)) == ()
+
+
+@pytest.mark.parametrize(("writer", "told"), WRITERS.items(), ids=lambda value: getattr(value, "__name__", ""))
+def test_a_write_into_an_input_is_told(writer, told):
+    hook, *names = told
+    assert run(inspected(writer)) == tuple(f"{SUBJECT} wrote into {name} in {hook}" for name in names)
+
+
+def test_a_write_before_an_exception_is_told():
+    class Raises(Pretender):
+        def propose(self, batch, relay):
+            batch.root.zero_()
+            raise ValueError("no")
+
+    drafter = inspected(Raises)
+    with pytest.raises(ValueError, match="no"):
+        run(drafter)
+    assert drafter.violations == (f"{SUBJECT} wrote into batch.root in propose",)
+
+
+def test_another_dtype_is_a_write():
+    class Widens(Pretender):
+        def absorb(self, batch, verdict, aux):
+            verdict.tokens.data = verdict.tokens.float()
+            return super().absorb(batch, verdict, aux)
+
+    assert run(inspected(Widens)) == (f"{SUBJECT} wrote into verdict.tokens in absorb",)
+
+
+class ChangesLater(Pretender):
+    """A thread of its own goes on with what a hook returned: here it ends before the next hook runs."""
+
+    def change(self, result, *tensors: torch.Tensor):
+        self.thread = Thread(target=lambda: [tensor.add_(1) for tensor in tensors])
+        return result
+
+    def propose(self, batch, relay):
+        tree = super().propose(batch, relay)
+        return self.change(tree, tree.tokens, tree.parents)
+
+
+@pytest.mark.parametrize("reused", [False, True])
+def test_a_returned_tensor_that_a_thread_changes_before_the_next_hook_is_told(reused):
+    drafter, batch = inspected(ChangesLater), batch_of(4)
+    assert batch.relay is not None
+    drafter.propose(batch, batch.relay)
+    assert drafter.violations == ()
+    drafter.thread.start()
+    drafter.thread.join()
+    if reused:
+        drafter.prime(batch_of(3), torch.arange(6).view(2, 3), None, torch.tensor([1, 2]), torch.tensor([-1, 4]))
+    told = "after propose had returned it"
+    assert drafter.violations == (f"{SUBJECT} changed 'tokens' {told}", f"{SUBJECT} changed 'parents' {told}")
+
+
+def test_a_tensor_that_a_hook_fills_anew_is_no_violation():
+    class Reuses(Pretender):
+        score = torch.zeros(2, 3)
+
+        def absorb(self, batch, verdict, aux):
+            return {"score": self.score.add_(1)}
+
+    drafter = inspected(Reuses)
+    assert run(drafter) == run(drafter) == ()
+
+
+def test_a_hook_that_raises_may_have_filled_what_the_one_before_it_returned():
+    class Refills(Pretender):
+        def propose(self, batch, relay):
+            self.tree = super().propose(batch, relay)
+            return self.tree
+
+        def absorb(self, batch, verdict, aux):
+            self.tree.tokens.zero_()
+            raise ValueError("no")
+
+    drafter = inspected(Refills)
+    with pytest.raises(ValueError, match="no"):
+        run(drafter)
+    assert drafter.violations == ()

@@ -1,0 +1,107 @@
+"""A child process may do what it wants: it ends when it should, and nothing of it is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from specmatrix.matrix.run.child_process import OUTPUT_TAIL, ChildProcess
+
+pytestmark = pytest.mark.register(est_seconds=2, stage="pr")
+
+# A process that is alive holds the FIFO's write end open.
+HOLDS = "import os, sys; held = open(sys.argv[1], 'w'); held.write('up\\n'); held.flush()\n"
+FOREVER = "while True: pass\n"
+GRANDCHILDREN = HOLDS + "for _ in range(3): os.fork()\n"
+STARTER = """
+import sys
+from specmatrix.matrix.run.child_process import ChildProcess
+ChildProcess([sys.executable, "-c", *sys.argv[1:]]).wait(600)
+"""
+WITH_PARENT = "from specmatrix.engine.exit_with_parent import exit_with_parent\nexit_with_parent()\n"
+
+
+@pytest.fixture
+def fifo(tmp_path: Path) -> Path:
+    path = tmp_path / "fifo"
+    os.mkfifo(path)
+    return path
+
+
+def start(code: str, *arguments: object) -> ChildProcess:
+    return ChildProcess([sys.executable, "-c", code, *map(str, arguments)])
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        ("", 0),
+        ("import os; os._exit(0)", 0),
+        ("raise SystemExit(3)", 3),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
+        ("import os; os.abort()", -signal.SIGABRT),
+    ],
+)
+def test_how_it_ended_is_told(code: str, status: int):
+    process = start(code)
+    assert process.wait(60) == status
+    process.stop()
+
+
+def test_one_that_loops_for_ever_is_killed(fifo: Path):
+    process = start(HOLDS + FOREVER, fifo)
+    with fifo.open() as reader:
+        assert reader.readline() == "up\n"
+        assert process.wait(0) is None
+        process.stop()
+        assert reader.read() == ""
+    assert process.wait(0) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("code", [GRANDCHILDREN + FOREVER, GRANDCHILDREN + "if os.fork(): os._exit(0)\n" + FOREVER])
+def test_what_it_started_ends_with_it(fifo: Path, code: str):
+    """Whether it runs itself or has left them behind."""
+    process = start(code, fifo)
+    with fifo.open() as reader:
+        assert reader.readline() == "up\n"
+        process.wait(0.2)
+        process.stop()
+        assert reader.read() == "", "the end of the text is the end of every process"
+
+
+def test_a_flood_of_output_is_read_and_its_end_is_kept():
+    process = start("import sys\nfor _ in range(100): sys.stdout.write('x' * 2**20)\nsys.stderr.write('é!\\n')")
+    assert process.wait(60) == 0
+    process.stop()
+    text = process.output_end(OUTPUT_TAIL)
+    assert text.endswith("xxé!") and OUTPUT_TAIL - 9 < len(text) <= OUTPUT_TAIL and process.output_end(2) == "é!"
+
+
+def test_a_process_that_left_the_group_does_not_keep_stop_waiting(fifo: Path):
+    code = (
+        HOLDS
+        + "if not os.fork():\n    os.setsid()\n    held.write(f'{os.getpid()}\\n'); held.flush()\n"
+        + "    "
+        + FOREVER
+    )
+    process = start(code, fifo)
+    with fifo.open() as reader:
+        assert reader.readline() == "up\n"
+        left = int(reader.readline())
+        process.wait(60)
+        process.stop()
+        os.kill(left, signal.SIGKILL)
+
+
+def test_a_killed_parent_ends_the_process_and_what_it_started(fifo: Path):
+    starter = subprocess.Popen([sys.executable, "-c", STARTER, WITH_PARENT + GRANDCHILDREN + FOREVER, str(fifo)])
+    with fifo.open() as reader:
+        assert reader.readline() == "up\n"
+        starter.kill()
+        assert reader.read() == ""
+    starter.wait()

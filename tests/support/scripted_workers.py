@@ -1,0 +1,95 @@
+"""Main functions of workers that start quickly, pass every cell, and break in one way. They replace `ci.local.work`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import struct
+import sys
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from specmatrix.ci.local import ShardJob, become_worker
+from specmatrix.matrix.cells.cell import Cell
+from specmatrix.matrix.gates.gate import Outcome, State
+from specmatrix.matrix.run.prepared_cell import prepare
+from specmatrix.matrix.run.record import record
+
+# Names a folder in which each worker leaves a file, so that it knows how many came before it.
+STARTS = "SCRIPTED_WORKER_STARTS"
+
+
+def passes(cells: Sequence[Cell], job: ShardJob, gpus: Sequence[int], connection: Connection) -> None:
+    """A worker without a defect. It does not end by itself."""
+    become_worker(gpus)
+    connection.send(None)
+    for cell in cells:
+        green = Outcome("ledger", State.PASS)
+        connection.send(record(prepare(cell, job.tier, job.seed), "PASS", outcomes=(green,)))
+    signal.pause()
+
+
+def dies_at_its_first_start(cells: Sequence[Cell], job: ShardJob, gpus: Sequence[int], connection: Connection) -> None:
+    """SIGKILL before it is ready; the second worker passes."""
+    if first():
+        os.kill(os.getpid(), signal.SIGKILL)
+    passes(cells, job, gpus, connection)
+
+
+def never_starts(cells: Sequence[Cell], job: ShardJob, gpus: Sequence[int], connection: Connection) -> None:
+    """Exit status 3 before it is ready."""
+    first()
+    os._exit(3)
+
+
+def dies_in_a_message(cells: Sequence[Cell], job: ShardJob, gpus: Sequence[int], connection: Connection) -> None:
+    """SIGKILL after a part of its first record; the second worker passes."""
+    if first():
+        connection.send(None)
+        os.write(connection.fileno(), struct.pack("!i", 1000) + b"half a record")
+        os.kill(os.getpid(), signal.SIGKILL)
+    passes(cells, job, gpus, connection)
+
+
+def is_terminated(cells: Sequence[Cell], job: ShardJob, gpus: Sequence[int], connection: Connection) -> None:
+    """SIGTERM when it is ready; the second worker passes."""
+    if first():
+        become_worker(gpus)
+        connection.send(None)
+        os.kill(os.getpid(), signal.SIGTERM)
+    passes(cells, job, gpus, connection)
+
+
+def closes_its_pipe(cells: Sequence[Cell], job: ShardJob, gpus: Sequence[int], connection: Connection) -> None:
+    """The pipe is closed and the process stays; the second worker passes."""
+    if first():
+        connection.send(None)
+        connection.close()
+        signal.pause()
+    passes(cells, job, gpus, connection)
+
+
+def falls_silent(cells: Sequence[Cell], job: ShardJob, gpus: Sequence[int], connection: Connection) -> None:
+    """Nothing comes after it was ready; the second worker passes."""
+    if first():
+        connection.send(None)
+        signal.pause()
+    passes(cells, job, gpus, connection)
+
+
+def prints(cells: Sequence[Cell], job: ShardJob, gpus: Sequence[int], connection: Connection) -> None:
+    """Half a megabyte on each standard stream and on descriptor 1."""
+    become_worker(gpus)
+    for _ in range(1000):
+        os.write(1, b"noise" * 100 + b"\n")
+        print("noise" * 100, flush=True)
+        print("noise" * 100, file=sys.stderr, flush=True)
+    passes(cells, job, gpus, connection)
+
+
+def first() -> bool:
+    """Whether no worker was started before this one."""
+    folder = Path(os.environ[STARTS])
+    (folder / str(os.getpid())).touch()
+    return len(list(folder.iterdir())) == 1
